@@ -1,0 +1,57 @@
+# The same verbs everywhere: make help lists them.
+# Every target bootstraps .venv by itself; the only things a machine needs are Python 3.11+ and make.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help install check test demo bench fault proto docs clean
+
+help: ## list the targets
+	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# uv comes from the machine when it has one, else from PyPI into the virtual environment itself.
+$(READY): pyproject.toml uv.lock
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@if command -v uv >/dev/null 2>&1; then \
+		VIRTUAL_ENV=$(CURDIR)/$(VENV) uv sync --frozen --active --quiet --inexact; \
+	else \
+		test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet --disable-pip-version-check uv; \
+		VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/uv sync --frozen --active --quiet --inexact; \
+	fi
+	@touch $@
+
+install: $(READY) ## set up .venv with everything
+
+check: $(READY) ## lint, types, import direction, generated files current
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m zufluss.config.docs --check docs/configuration.md
+	$(BIN)/python scripts/proto.py --check
+
+test: $(READY) ## all tests, with a sample of each fault count
+	$(BIN)/pytest -n 2 --dist worksteal
+
+demo: $(READY) ## a server, a table, a million rows in and out again
+	$(BIN)/python examples/demo.py
+
+bench: $(READY) ## measured ratios to the machine's own limits and to pyfluss
+	$(BIN)/python -m bench
+
+fault: $(READY) ## the full fault counts: crashes, power loss, fuzzing (long)
+	VIRTUAL_ENV=$(CURDIR)/$(VENV) $$(command -v uv || echo $(BIN)/uv) sync --frozen --active --quiet --inexact --group fuzz
+	ZUFLUSS_FAULT=full $(BIN)/pytest tests/fault tests/fuzz -n 2 --timeout 3600
+	$(BIN)/python -m tests.fuzz.run
+
+proto: $(READY) ## regenerate the protobuf messages
+	$(BIN)/python scripts/proto.py
+
+docs: $(READY) ## regenerate docs/configuration.md
+	$(BIN)/python -m zufluss.config.docs docs/configuration.md
+
+clean: ## remove the virtual environment and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .demo

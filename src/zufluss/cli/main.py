@@ -1,0 +1,80 @@
+"""The `zufluss` command: its sub-commands and its exit codes.
+
+| code | meaning                                                                    |
+|------|----------------------------------------------------------------------------|
+| 0    | done                                                                       |
+| 1    | the server refused: its message is on stderr                               |
+| 2    | usage: an option, a configuration value or an input file is wrong          |
+| 3    | no server: cannot connect, or no answer in time                            |
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from zufluss import __version__
+from zufluss.cli import data, database, partition, servers, table
+from zufluss.errors import NetworkError, RequestTimeoutError, ZuflussError
+
+REFUSED = 1
+UNREACHABLE = 3
+
+app = typer.Typer(
+    name="zufluss",
+    help="Streaming storage for lakehouses: run a server, manage tables, move rows.",
+    epilog="Exit codes: 0 done, 1 the server refused, 2 usage, 3 no server.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+_RUN = "Run"
+_CATALOG = "Catalog"
+_DATA = "Data"
+
+app.command(rich_help_panel=_RUN)(servers.dev)
+app.command(rich_help_panel=_RUN)(servers.server)
+app.command(rich_help_panel=_RUN)(servers.config)
+app.add_typer(database.app, name="db", rich_help_panel=_CATALOG)
+app.add_typer(table.app, name="table", rich_help_panel=_CATALOG)
+app.add_typer(partition.app, name="partition", rich_help_panel=_CATALOG)
+app.command(rich_help_panel=_DATA)(data.append)
+app.command(rich_help_panel=_DATA)(data.scan)
+app.command(rich_help_panel=_DATA)(data.offsets)
+
+
+@app.callback()
+def _global(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", is_eager=True)
+    ] = False,
+) -> None:
+    if version:
+        typer.echo(f"zufluss {__version__}")
+        raise typer.Exit
+
+
+def main() -> None:
+    """Run the command line; ends the process with one of the codes above."""
+    try:
+        app()
+    except ZuflussError as problem:
+        typer.echo(f"error: {problem}", err=True)
+        sys.exit(exit_code(problem))
+    except (ConnectionError, TimeoutError) as problem:
+        typer.echo(f"error: {problem}", err=True)
+        sys.exit(UNREACHABLE)
+
+
+def exit_code(problem: ZuflussError) -> int:
+    """The exit code of an error that reached the top."""
+    if isinstance(problem, (NetworkError, RequestTimeoutError)):
+        return UNREACHABLE
+    return REFUSED
+
+
+if __name__ == "__main__":
+    main()

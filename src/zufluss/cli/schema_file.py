@@ -1,0 +1,136 @@
+"""A table descriptor from what a user has at hand.
+
+| source                    | meaning                                                       |
+|---------------------------|---------------------------------------------------------------|
+| text                      | a column list: `id BIGINT, name STRING, PRIMARY KEY (id)`     |
+| `.json`                   | a table descriptor as the protocol has it, as                 |
+|                           | `zufluss table describe --output json` prints it, or as below |
+| `.yaml`, `.yml`           | the short form below                                          |
+| `.parquet`                | the columns of the file                                       |
+| `.arrow`, `.feather`, `.ipc` | the columns of the Arrow file or stream                    |
+
+The short form:
+
+    columns:                      # or one text: "id BIGINT, name STRING"
+      - id BIGINT
+      - name STRING COMMENT 'as shown'
+    primary_key: [id]
+    partition_by: [day]
+    bucket_key: [id]
+    buckets: 4
+    comment: what it is for
+    properties: {table.log.ttl: 1d}
+    custom_properties: {owner: me}
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from zufluss.errors import InvalidTableError
+from zufluss.model.schema import Schema
+from zufluss.model.table import TableDescriptor
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+SHORT_FORM_KEYS = (
+    "columns",
+    "primary_key",
+    "partition_by",
+    "bucket_key",
+    "buckets",
+    "comment",
+    "properties",
+    "custom_properties",
+)
+ARROW_SUFFIXES = (".arrow", ".feather", ".ipc")
+
+
+def descriptor_of_text(columns: str) -> TableDescriptor:
+    """The descriptor of a column list."""
+    return TableDescriptor(Schema.of(columns))
+
+
+def descriptor_of_file(path: Path) -> TableDescriptor:
+    """The descriptor of a schema file; which kind its suffix says."""
+    suffix = path.suffix.lower()
+    if suffix in (".json", ".yaml", ".yml"):
+        return _of_document(_document(path), path)
+    if suffix == ".parquet":
+        import pyarrow.parquet as pq
+
+        return TableDescriptor(Schema.of(pq.read_schema(path)))
+    if suffix in ARROW_SUFFIXES:
+        return TableDescriptor(Schema.of(_arrow_schema(path)))
+    raise InvalidTableError(
+        f"{path} is no schema file; allowed: .json, .yaml, .parquet, {', '.join(ARROW_SUFFIXES)}"
+    )
+
+
+def _document(path: Path) -> Any:
+    import yaml
+
+    text = path.read_text(encoding="utf-8")
+    try:
+        return json.loads(text) if path.suffix.lower() == ".json" else yaml.safe_load(text)
+    except (ValueError, yaml.YAMLError) as problem:
+        raise InvalidTableError(f"{path} cannot be read: {problem}") from None
+
+
+def _of_document(document: Any, path: Path) -> TableDescriptor:
+    if not isinstance(document, Mapping):
+        raise InvalidTableError(f"{path} must hold a map with 'columns' or 'schema'")
+    if isinstance(document.get("descriptor"), Mapping):
+        document = document["descriptor"]
+    if "schema" in document:
+        return TableDescriptor.from_json(json.dumps(document))
+    unknown = sorted(set(map(str, document)) - set(SHORT_FORM_KEYS))
+    if unknown or not document.get("columns"):
+        problem = f"unknown {', '.join(unknown)}" if unknown else "no 'columns'"
+        raise InvalidTableError(f"{path} has {problem}; allowed: {', '.join(SHORT_FORM_KEYS)}")
+    return _of_short_form(document)
+
+
+def _of_short_form(document: Mapping[str, Any]) -> TableDescriptor:
+    columns = document["columns"]
+    text = columns if isinstance(columns, str) else ", ".join(map(str, columns))
+    buckets = document.get("buckets")
+    return TableDescriptor(
+        schema=Schema.of(text, primary_key=_names(document, "primary_key")),
+        comment=document.get("comment"),
+        partition_keys=_names(document, "partition_by"),
+        bucket_keys=_names(document, "bucket_key"),
+        bucket_count=None if buckets is None else int(buckets),
+        properties=_texts(document, "properties"),
+        custom_properties=_texts(document, "custom_properties"),
+    )
+
+
+def _names(document: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    found = document.get(key) or ()
+    return (found,) if isinstance(found, str) else tuple(map(str, found))
+
+
+def _texts(document: Mapping[str, Any], key: str) -> dict[str, str]:
+    found = document.get(key) or {}
+    if not isinstance(found, Mapping):
+        raise InvalidTableError(f"'{key}' must be a map of keys and values, not {found!r:.80}")
+    return {
+        str(name): str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in found.items()
+    }
+
+
+def _arrow_schema(path: Path) -> pa.Schema:
+    import pyarrow as pa
+
+    with pa.memory_map(str(path)) as source:
+        try:
+            return pa.ipc.open_file(source).schema
+        except pa.ArrowInvalid:
+            source.seek(0)
+            return pa.ipc.open_stream(source).schema

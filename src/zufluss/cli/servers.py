@@ -1,0 +1,131 @@
+"""`zufluss dev`, `zufluss server`, `zufluss config`: commands that need no server to talk to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from zufluss.cli.output import Output, print_rows
+from zufluss.cli.session import ConfigFile, OutputOption, Settings, configuration, usage
+
+if TYPE_CHECKING:
+    from zufluss.config import Configuration
+
+
+class Role(StrEnum):
+    """What a server process does."""
+
+    COORDINATOR = "coordinator"
+    TABLET = "tablet"
+
+
+def dev(
+    data_dir: Annotated[
+        Path | None, typer.Option("--data-dir", metavar="DIR", help="Where the data lives.")
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option("--port", min=0, max=65535, help="TCP port, 9123; 0 takes a free one."),
+    ] = None,
+    host: Annotated[
+        str | None, typer.Option("--host", help="Address to listen on, localhost.")
+    ] = None,
+    config_file: ConfigFile = None,
+    settings: Settings = None,
+) -> None:
+    """Run a whole cluster in one process: both roles, one port, one data directory.
+
+    Prints one line when ready. SIGTERM or Ctrl-C stops it cleanly; the data stays.
+
+    Examples:
+
+      zufluss dev
+
+      zufluss dev --data-dir /var/lib/zufluss --port 9200
+
+      zufluss dev -D zufluss.log.flush=os -D log.segment.file-size=256mb
+    """
+    conf = _dev_configuration(configuration(config_file, settings), data_dir, host, port)
+    _log_to_stderr(conf)
+    from zufluss.server import run_dev
+
+    _run(lambda: run_dev(conf))
+
+
+def server(
+    role: Annotated[Role, typer.Option("--role", help="Which part this process is.")],
+    config_file: ConfigFile = None,
+    settings: Settings = None,
+) -> None:
+    """Run one role of a cluster.
+
+    Examples:
+
+      zufluss server --role coordinator --config server.yaml
+
+      zufluss server --role tablet --config server.yaml -D tablet-server.id=3
+    """
+    conf = configuration(config_file, settings)
+    _log_to_stderr(conf)
+    from zufluss.server import run_role
+
+    _run(lambda: run_role(role.value, conf))
+
+
+def config(
+    config_file: ConfigFile = None, settings: Settings = None, output: OutputOption = Output.TABLE
+) -> None:
+    """Print the configuration that is in effect, where each value comes from, secrets hidden.
+
+    Examples:
+
+      zufluss config --config server.yaml
+
+      ZUFLUSS_LOG_FLUSH=os zufluss config -D data.dir=/data --output json
+    """
+    from zufluss.cli.session import log_warnings
+
+    log_warnings()
+    rows = configuration(config_file, settings).effective()
+    print_rows(output, ["key", "value", "origin"], [(r.key, r.value, r.origin) for r in rows])
+
+
+def _dev_configuration(
+    conf: Configuration, data_dir: Path | None, host: str | None, port: int | None
+) -> Configuration:
+    """The configuration with what the options of `dev` say in place of their keys."""
+    from zufluss.config.options import BIND_LISTENERS, DATA_DIR
+
+    overrides: dict[str, str] = {}
+    if data_dir is not None:
+        overrides[DATA_DIR.key] = str(data_dir)
+    if host is not None or port is not None:
+        first = conf[BIND_LISTENERS][0]
+        address = host if host is not None else first.host
+        address = f"[{address}]" if ":" in address else address
+        number = port if port is not None else first.port
+        overrides[BIND_LISTENERS.key] = f"{first.listener}://{address}:{number}"
+    with usage():
+        return conf.with_overrides(overrides, origin="command line")
+
+
+def _run(serve: Callable[[], int]) -> None:
+    """Serve until stopped; a configuration that shows only now to be wrong is a usage error."""
+    from zufluss.errors import ConfigError
+
+    try:
+        code = serve()
+    except ConfigError as problem:
+        raise typer.BadParameter(problem.message) from problem
+    raise typer.Exit(code)
+
+
+def _log_to_stderr(conf: Configuration) -> None:
+    from zufluss.config.options import ZUFLUSS_LOGGING_FORMAT, ZUFLUSS_LOGGING_LEVEL
+    from zufluss.obs.logging import configure
+
+    configure(conf[ZUFLUSS_LOGGING_LEVEL], conf[ZUFLUSS_LOGGING_FORMAT])

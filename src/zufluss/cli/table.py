@@ -1,0 +1,250 @@
+"""`zufluss table …`: tables."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from zufluss.cli.output import Output, print_document, print_fields, print_rows, print_table
+from zufluss.cli.session import (
+    DEFAULT_BOOTSTRAP,
+    DEFAULT_DATABASE,
+    Bootstrap,
+    OutputOption,
+    Settings,
+    TableArgument,
+    connected,
+    names,
+    pairs,
+    say,
+    table_path,
+    usage,
+)
+from zufluss.cli.times import iso_time
+
+if TYPE_CHECKING:
+    from zufluss.model.table import TableDescriptor, TableInfo
+
+app = typer.Typer(no_args_is_help=True, help="Tables: list, create, describe, alter, drop.")
+
+
+@app.command("list")
+def list_(
+    database: Annotated[
+        str, typer.Argument(metavar="DATABASE", help="The database.")
+    ] = DEFAULT_DATABASE,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    settings: Settings = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """List the tables of a database.
+
+    Example:
+
+      zufluss table list shop
+    """
+    with connected(bootstrap, settings) as connection:
+        found = connection.admin.list_tables(database)
+    print_rows(output, ["table"], [(name,) for name in found])
+
+
+@app.command()
+def create(
+    table: TableArgument,
+    columns: Annotated[
+        str | None,
+        typer.Argument(metavar="COLUMNS", help="A column list as in SQL; or use --schema."),
+    ] = None,
+    schema: Annotated[
+        Path | None,
+        typer.Option(
+            "--schema", metavar="FILE", help="A .json, .yaml, .parquet or .arrow file instead."
+        ),
+    ] = None,
+    primary_key: Annotated[str | None, typer.Option(metavar="A,B", help="The primary key.")] = None,
+    partition_by: Annotated[
+        str | None, typer.Option(metavar="A,B", help="The partition keys.")
+    ] = None,
+    buckets: Annotated[int | None, typer.Option(min=1, help="The number of buckets.")] = None,
+    bucket_key: Annotated[str | None, typer.Option(metavar="A,B", help="The bucket key.")] = None,
+    properties: Annotated[
+        list[str] | None,
+        typer.Option("--property", metavar="KEY=VALUE", help="A `table.…` property."),
+    ] = None,
+    custom: Annotated[
+        list[str] | None,
+        typer.Option("--custom-property", metavar="KEY=VALUE", help="A property of your own."),
+    ] = None,
+    comment: Annotated[str | None, typer.Option(help="A comment.")] = None,
+    if_not_exists: Annotated[
+        bool, typer.Option("--if-not-exists", help="Succeed when it exists.")
+    ] = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    settings: Settings = None,
+) -> None:
+    """Create a table from a column list or a schema file.
+
+    An option given beside a file wins over what the file says.
+
+    Examples:
+
+      zufluss table create events "id BIGINT, name STRING, at TIMESTAMP(3)"
+
+      zufluss table create shop.users "id INT, name STRING, PRIMARY KEY (id)" --buckets 4
+
+      zufluss table create logs "day STRING, line STRING" --partition-by day
+
+      zufluss table create trips --schema trips.parquet --property table.log.ttl=1d
+    """
+    changes: dict[str, Any] = {
+        "primary_key": names(primary_key),
+        "partition_keys": names(partition_by),
+        "bucket_keys": names(bucket_key),
+        "bucket_count": buckets,
+        "comment": comment,
+        "properties": pairs(properties, "--property"),
+        "custom_properties": pairs(custom, "--custom-property"),
+    }
+    with usage(str(schema) if schema else ""):
+        descriptor = _with_options(_descriptor(columns, schema), changes)
+    path = table_path(table)
+    with connected(bootstrap, settings) as connection:
+        connection.admin.create_table(str(path), descriptor, ignore_if_exists=if_not_exists)
+    say(f"table {path} is there")
+
+
+@app.command()
+def describe(
+    table: TableArgument,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    settings: Settings = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Show columns, keys, buckets and properties of a table.
+
+    The JSON is a schema file: `zufluss table create copy --schema that.json` makes a twin.
+
+    Examples:
+
+      zufluss table describe shop.users
+
+      zufluss table describe shop.users --output json > users.json
+    """
+    with connected(bootstrap, settings) as connection:
+        info: TableInfo = connection.admin.table_info(str(table_path(table)))
+    if output is Output.JSON:
+        print_document(_facts(info) | {"descriptor": json.loads(info.descriptor.to_json())})
+        return
+    descriptor = info.descriptor
+    print_fields(
+        _facts(info)
+        | {
+            "primary key": descriptor.schema.primary_key,
+            "partition by": descriptor.partition_keys,
+            "bucket key": descriptor.bucket_keys,
+            "buckets": descriptor.bucket_count,
+            "comment": descriptor.comment,
+        }
+        | dict(descriptor.properties)
+        | dict(descriptor.custom_properties)
+    )
+    print()
+    print_table(
+        ["column", "type", "comment"],
+        [(c.name, str(c.data_type), c.comment or "") for c in descriptor.schema.columns],
+    )
+
+
+@app.command()
+def alter(
+    table: TableArgument,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Set a property, `table.…` or your own."),
+    ] = None,
+    reset: Annotated[
+        str | None, typer.Option(metavar="KEY,…", help="Set properties back to their default.")
+    ] = None,
+    add_column: Annotated[
+        list[str] | None,
+        typer.Option(metavar="'NAME TYPE'", help="Add a column at the end; it must be nullable."),
+    ] = None,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    settings: Settings = None,
+) -> None:
+    """Change properties of a table, or add columns; not both in one call.
+
+    Examples:
+
+      zufluss table alter events --set table.log.ttl=3d --reset table.statistics.columns
+
+      zufluss table alter events --add-column "country STRING COMMENT 'ISO code'"
+    """
+    changes = pairs(set_, "--set")
+    if not changes and not reset and not add_column:
+        raise typer.BadParameter("nothing to alter; give --set, --reset or --add-column")
+    from zufluss.model.schema import Schema
+
+    with usage():
+        added = [column for text in add_column or () for column in Schema.of(text).columns]
+    path = table_path(table)
+    with connected(bootstrap, settings) as connection:
+        connection.admin.alter_table(str(path), set=changes, reset=names(reset), add_columns=added)
+    say(f"table {path} is altered")
+
+
+@app.command()
+def drop(
+    table: TableArgument,
+    if_exists: Annotated[
+        bool, typer.Option("--if-exists", help="Succeed when there is none.")
+    ] = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    settings: Settings = None,
+) -> None:
+    """Drop a table and its data.
+
+    Example:
+
+      zufluss table drop shop.users --if-exists
+    """
+    path = table_path(table)
+    with connected(bootstrap, settings) as connection:
+        connection.admin.drop_table(str(path), ignore_if_not_exists=if_exists)
+    say(f"table {path} is gone")
+
+
+def _descriptor(columns: str | None, schema: Path | None) -> TableDescriptor:
+    from zufluss.cli.schema_file import descriptor_of_file, descriptor_of_text
+
+    if columns is not None and schema is None:
+        return descriptor_of_text(columns)
+    if columns is None and schema is not None:
+        return descriptor_of_file(schema)
+    raise ValueError("give either a column list or --schema FILE")
+
+
+def _with_options(descriptor: TableDescriptor, changes: dict[str, Any]) -> TableDescriptor:
+    """The descriptor with what the options say; properties are merged key by key."""
+    given = {name: value for name, value in changes.items() if value}
+    primary_key = given.pop("primary_key", None)
+    if primary_key:
+        given["schema"] = replace(descriptor.schema, primary_key=primary_key)
+    for name in ("properties", "custom_properties"):
+        given[name] = {**getattr(descriptor, name), **changes[name]}
+    return replace(descriptor, **given)
+
+
+def _facts(info: TableInfo) -> dict[str, Any]:
+    return {
+        "table": str(info.path),
+        "kind": "primary-key table" if info.has_primary_key else "log table",
+        "id": info.table_id,
+        "schema": info.schema_id,
+        "created": iso_time(info.created_time),
+        "modified": iso_time(info.modified_time),
+    }

@@ -1,0 +1,37 @@
+"""Points in time and in a log, as users write and read them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import typer
+
+EARLIEST = "earliest"
+LATEST = "latest"
+
+
+def iso_time(epoch_ms: int) -> str:
+    """Epoch milliseconds as ISO 8601 in UTC."""
+    moment = datetime.fromtimestamp(epoch_ms / 1000, UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def parse_time_ms(text: str) -> int:
+    """Epoch milliseconds of an ISO 8601 time (UTC unless it says otherwise) or of a number."""
+    if text.isdecimal():
+        return int(text)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise typer.BadParameter(
+            f"{text!r} is no point in time; allowed: earliest, latest, epoch milliseconds, "
+            "or ISO 8601 such as 2026-01-31T08:00:00Z"
+        ) from None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return round(moment.timestamp() * 1000)
+
+
+def parse_position(text: str) -> str | int:
+    """`earliest`, `latest`, or epoch milliseconds: what list offsets and scans take."""
+    return text if text in (EARLIEST, LATEST) else parse_time_ms(text)

@@ -1,0 +1,359 @@
+"""Databases, tables, partitions and offsets: everything that is no data.
+
+Paths are `"database.table"` or a `TablePath`; a bare table name means database `fluss`. Reading
+calls are tried again when a server is away for a moment; calls that change something are not,
+unless they certainly had no effect (see `connection.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from zufluss.client.connection import AsyncConnection, as_path, table_path
+from zufluss.client.metadata import ServerNode
+from zufluss.client.offsets import Position, list_offsets, places_of
+from zufluss.errors import InvalidPartitionError, TableNotPartitionedError
+from zufluss.model.partition import partition_name, spec_of
+from zufluss.model.schema import Column, Schema, dump_object
+from zufluss.model.table import DatabaseDescriptor, TableDescriptor, TableInfo, TablePath
+from zufluss.wire import messages as m
+from zufluss.wire.api import ApiKey
+
+_SET: Final = 0
+_DELETE: Final = 1
+_LAST: Final = 0
+
+Path = str | TablePath
+Partition = str | Mapping[str, str]
+"""A partition by its name (`2024-01-15$EMEA`) or its spec (`{"day": "2024-01-15", …}`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseInfo:
+    """A database that exists."""
+
+    name: str
+    """Its name."""
+    descriptor: DatabaseDescriptor
+    """Comment and properties."""
+    created_time: int
+    """Epoch milliseconds."""
+    modified_time: int
+    """Epoch milliseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionInfo:
+    """A partition that exists."""
+
+    partition_id: int
+    """Its id, never used again after a drop."""
+    name: str
+    """Its values joined with `$`."""
+    spec: Mapping[str, str]
+    """Its values by partition key."""
+
+
+class AsyncAdmin:
+    """The administrative calls; get it from `connection.admin`.
+
+    >>> await connection.admin.create_table(  # doctest: +SKIP
+    ...     "fluss.events", "id BIGINT, name STRING", bucket_count=4
+    ... )
+    """
+
+    def __init__(self, connection: AsyncConnection) -> None:
+        self._connection = connection
+
+    # -- databases -----------------------------------------------------------------------------
+
+    async def create_database(
+        self,
+        name: str,
+        *,
+        comment: str | None = None,
+        custom_properties: Mapping[str, str] | None = None,
+        ignore_if_exists: bool = False,
+    ) -> None:
+        """Create a database."""
+        request = m.CreateDatabaseRequest(database_name=name, ignore_if_exists=ignore_if_exists)
+        if comment is not None or custom_properties:
+            descriptor = DatabaseDescriptor(comment, dict(custom_properties or {}))
+            request.database_json = descriptor.to_json()
+        await self._change(ApiKey.CREATE_DATABASE, request)
+
+    async def drop_database(
+        self, name: str, *, cascade: bool = False, ignore_if_not_exists: bool = False
+    ) -> None:
+        """Drop a database; `cascade` drops its tables too."""
+        request = m.DropDatabaseRequest(
+            database_name=name, cascade=cascade, ignore_if_not_exists=ignore_if_not_exists
+        )
+        await self._change(ApiKey.DROP_DATABASE, request)
+
+    async def list_databases(self) -> list[str]:
+        """The names of all databases."""
+        response = await self._ask(ApiKey.LIST_DATABASES, m.ListDatabasesRequest())
+        return list(response.database_name)
+
+    async def database_exists(self, name: str) -> bool:
+        """Whether there is such a database."""
+        request = m.DatabaseExistsRequest(database_name=name)
+        return bool((await self._ask(ApiKey.DATABASE_EXISTS, request)).exists)
+
+    async def database_info(self, name: str) -> DatabaseInfo:
+        """Comment, properties and times of a database."""
+        request = m.GetDatabaseInfoRequest(database_name=name)
+        r: m.GetDatabaseInfoResponse = await self._ask(ApiKey.GET_DATABASE_INFO, request)
+        descriptor = DatabaseDescriptor.from_json(r.database_json)
+        return DatabaseInfo(name, descriptor, r.created_time, r.modified_time)
+
+    async def alter_database(
+        self,
+        name: str,
+        *,
+        set: Mapping[str, str] | None = None,
+        reset: Iterable[str] = (),
+        comment: str | None = None,
+        ignore_if_not_exists: bool = False,
+    ) -> None:
+        """Set and remove custom properties, change the comment."""
+        request = m.AlterDatabaseRequest(
+            database_name=name,
+            ignore_if_not_exists=ignore_if_not_exists,
+            config_changes=_config_changes(set, reset),
+            comment=comment,
+        )
+        await self._change(ApiKey.ALTER_DATABASE, request)
+
+    # -- tables --------------------------------------------------------------------------------
+
+    async def create_table(
+        self,
+        path: Path,
+        schema: TableDescriptor | Schema | str | Any,
+        *,
+        primary_key: Sequence[str] = (),
+        partition_keys: Sequence[str] = (),
+        bucket_keys: Sequence[str] = (),
+        bucket_count: int | None = None,
+        comment: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        custom_properties: Mapping[str, str] | None = None,
+        ignore_if_exists: bool = False,
+    ) -> None:
+        """Create a table.
+
+        `schema` is a whole `TableDescriptor` (the other arguments are then not used), or a schema:
+        a pyarrow schema, a column list such as `"id BIGINT NOT NULL, name STRING"`, a `Schema`.
+        """
+        if isinstance(schema, TableDescriptor):
+            descriptor = schema
+        else:
+            descriptor = TableDescriptor(
+                schema=Schema.of(schema, primary_key=primary_key),
+                comment=comment,
+                partition_keys=tuple(partition_keys),
+                bucket_keys=tuple(bucket_keys),
+                bucket_count=bucket_count,
+                properties=dict(properties or {}),
+                custom_properties=dict(custom_properties or {}),
+            )
+        request = m.CreateTableRequest(
+            table_path=table_path(as_path(path)),
+            table_json=descriptor.to_json(),
+            ignore_if_exists=ignore_if_exists,
+        )
+        await self._change(ApiKey.CREATE_TABLE, request)
+
+    async def drop_table(self, path: Path, *, ignore_if_not_exists: bool = False) -> None:
+        """Drop a table and its data."""
+        name = as_path(path)
+        request = m.DropTableRequest(
+            table_path=table_path(name), ignore_if_not_exists=ignore_if_not_exists
+        )
+        await self._change(ApiKey.DROP_TABLE, request)
+        self._connection.metadata.forget_table(name)
+
+    async def list_tables(self, database: str) -> list[str]:
+        """The names of the tables of a database."""
+        request = m.ListTablesRequest(database_name=database)
+        return list((await self._ask(ApiKey.LIST_TABLES, request)).table_name)
+
+    async def table_exists(self, path: Path) -> bool:
+        """Whether there is such a table."""
+        request = m.TableExistsRequest(table_path=table_path(as_path(path)))
+        return bool((await self._ask(ApiKey.TABLE_EXISTS, request)).exists)
+
+    async def table_info(self, path: Path) -> TableInfo:
+        """The table: ids, schema, keys, buckets, properties, times."""
+        name = as_path(path)
+        request = m.GetTableInfoRequest(table_path=table_path(name))
+        r: m.GetTableInfoResponse = await self._ask(ApiKey.GET_TABLE_INFO, request)
+        descriptor = TableDescriptor.from_json(r.table_json)
+        times = (r.created_time, r.modified_time)
+        return TableInfo(name, r.table_id, r.schema_id, descriptor, *times)
+
+    async def table_schema(self, path: Path, schema_id: int | None = None) -> Schema:
+        """A schema the table has or had; the current one without an id."""
+        request = m.GetTableSchemaRequest(
+            table_path=table_path(as_path(path)), schema_id=schema_id
+        )
+        response: m.GetTableSchemaResponse = await self._ask(ApiKey.GET_TABLE_SCHEMA, request)
+        return Schema.from_json(response.schema_json)
+
+    async def alter_table(
+        self,
+        path: Path,
+        *,
+        set: Mapping[str, str] | None = None,
+        reset: Iterable[str] = (),
+        add_columns: Sequence[Column] = (),
+        ignore_if_not_exists: bool = False,
+    ) -> None:
+        """Set properties, set some back to their default, or add nullable columns at the end."""
+        request = m.AlterTableRequest(
+            table_path=table_path(as_path(path)),
+            ignore_if_not_exists=ignore_if_not_exists,
+            config_changes=_config_changes(set, reset),
+            add_columns=[_add_column(column) for column in add_columns],
+        )
+        await self._change(ApiKey.ALTER_TABLE, request)
+
+    # -- partitions ----------------------------------------------------------------------------
+
+    async def create_partition(
+        self, path: Path, partition: Partition, *, ignore_if_exists: bool = False
+    ) -> None:
+        """Create a partition.
+
+        >>> await admin.create_partition("fluss.events", {"day": "2024-01-15"})  # doctest: +SKIP
+        """
+        request = m.CreatePartitionRequest(
+            table_path=table_path(as_path(path)),
+            partition_spec=await self._spec(path, partition),
+            ignore_if_not_exists=ignore_if_exists,  # the protocol's name for it
+        )
+        await self._change(ApiKey.CREATE_PARTITION, request)
+
+    async def drop_partition(
+        self, path: Path, partition: Partition, *, ignore_if_not_exists: bool = False
+    ) -> None:
+        """Drop a partition and its data."""
+        name = as_path(path)
+        spec = await self._spec(path, partition)
+        request = m.DropPartitionRequest(
+            table_path=table_path(name),
+            partition_spec=spec,
+            ignore_if_not_exists=ignore_if_not_exists,
+        )
+        await self._change(ApiKey.DROP_PARTITION, request)
+        info = self._connection.metadata.tables.get(name)
+        if info is not None:
+            values = {pair.key: pair.value for pair in spec.partition_key_values}
+            dropped = partition_name(info.partition_keys, values)
+            self._connection.metadata.forget_partition(info.table_id, dropped)
+
+    async def list_partitions(
+        self, path: Path, partial: Mapping[str, str] | None = None
+    ) -> list[PartitionInfo]:
+        """The partitions of a table, or those with the given values."""
+        request = m.ListPartitionInfosRequest(table_path=table_path(as_path(path)))
+        if partial:
+            request.partial_partition_spec.CopyFrom(_spec_message(partial))
+        response: m.ListPartitionInfosResponse = await self._ask(
+            ApiKey.LIST_PARTITION_INFOS, request
+        )
+        return [_partition_info(found) for found in response.partitions_info]
+
+    async def _spec(self, path: Path, partition: Partition) -> m.PbPartitionSpec:
+        if not isinstance(partition, str):
+            return _spec_message(partition)
+        info = await self._connection.table_info(as_path(path))
+        return _spec_message(spec_of(info.partition_keys, partition))
+
+    # -- offsets and servers -------------------------------------------------------------------
+
+    async def list_offsets(
+        self,
+        path: Path,
+        at: Position = "latest",
+        *,
+        partition: Partition | None = None,
+        buckets: Iterable[int] | None = None,
+    ) -> dict[int, int]:
+        """The offset of each bucket at `"earliest"`, `"latest"`, or a time.
+
+        >>> await admin.list_offsets("fluss.events", "latest")  # doctest: +SKIP
+        {0: 17, 1: 0}
+        """
+        info = await self._connection.table_info(as_path(path), refresh=True)
+        name = _partition_name(info, partition)
+        places = await places_of(self._connection, info, [name])
+        wanted = None if buckets is None else {*buckets}
+        chosen = [p for p in places if wanted is None or p.bucket.bucket_id in wanted]
+        found = await list_offsets(self._connection, info, chosen, at)
+        return {bucket.bucket_id: offset for bucket, offset in sorted(found.items())}
+
+    async def server_nodes(self) -> list[ServerNode]:
+        """The servers of the cluster, as they are reached from here."""
+        await self._connection.refresh()
+        metadata = self._connection.metadata
+        coordinator = [metadata.coordinator] if metadata.coordinator else []
+        return [*coordinator, *metadata.tablets.values()]
+
+    # -- calls ---------------------------------------------------------------------------------
+
+    async def _ask(self, api_key: ApiKey, request: Any) -> Any:
+        return await self._connection.call_coordinator(api_key, request)
+
+    async def _change(self, api_key: ApiKey, request: Any) -> None:
+        await self._connection.call_coordinator(api_key, request, repeatable=False)
+
+
+def _partition_name(info: TableInfo, partition: Partition | None) -> str | None:
+    if partition is None:
+        if info.is_partitioned:
+            raise InvalidPartitionError(f"table {info.path} is partitioned; name the partition")
+        return None
+    if not info.is_partitioned:
+        raise TableNotPartitionedError(f"table {info.path} is not partitioned; name no partition")
+    if isinstance(partition, str):
+        return partition
+    return partition_name(info.partition_keys, partition)
+
+
+def _config_changes(
+    changed: Mapping[str, str] | None, removed: Iterable[str]
+) -> list[m.PbAlterConfig]:
+    changes = [
+        m.PbAlterConfig(config_key=key, config_value=str(value), op_type=_SET)
+        for key, value in (changed or {}).items()
+    ]
+    return changes + [m.PbAlterConfig(config_key=key, op_type=_DELETE) for key in removed]
+
+
+def _add_column(column: Column) -> m.PbAddColumn:
+    added = m.PbAddColumn(
+        column_name=column.name,
+        data_type_json=dump_object(column.data_type.to_json()),
+        comment=column.comment,
+        column_position_type=_LAST,
+    )
+    if column.agg_function is not None:
+        added.agg_function_type = column.agg_function.type
+        for key, value in column.agg_function.parameters:
+            added.agg_function_params.add(key=key, value=value)
+    return added
+
+
+def _spec_message(spec: Mapping[str, str]) -> m.PbPartitionSpec:
+    pairs = [m.PbKeyValue(key=key, value=value) for key, value in spec.items()]
+    return m.PbPartitionSpec(partition_key_values=pairs)
+
+
+def _partition_info(found: m.PbPartitionInfo) -> PartitionInfo:
+    spec = {pair.key: pair.value for pair in found.partition_spec.partition_key_values}
+    return PartitionInfo(found.partition_id, partition_name(list(spec), spec), spec)

@@ -1,0 +1,117 @@
+"""Which bucket rows go to.
+
+With a bucket key the bucket follows from the key's hash, the same in every client of the table:
+keys are encoded and hashed for a whole batch at once. Without one the writer is free: `sticky`
+fills a batch for one bucket before it moves to the next, which gives large batches; `round_robin`
+takes the next bucket with every write, which spreads small writes evenly.
+
+`split` cuts a batch by an array of numbers (bucket ids, partition indexes) with one stable sort and
+one `take`, so the order of the rows within a group is that of the input.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from zufluss.record.keys import KeyEncoder
+
+from zufluss.client.options import ClientOptions
+from zufluss.model.table import TableInfo
+from zufluss.record.hash import HashKind
+
+
+class BucketAssigner(Protocol):
+    """Gives rows their bucket."""
+
+    def assign(self, batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Yield the batch in parts, each with its bucket."""
+        ...
+
+    def batch_full(self, bucket: int) -> None:
+        """A batch of this bucket was closed."""
+        ...
+
+
+class HashAssigner:
+    """The bucket of a row's key."""
+
+    def __init__(self, info: TableInfo, hash: HashKind) -> None:
+        self._encoder = KeyEncoder.of_bucket_key(info)
+        self._buckets = info.bucket_count
+        self._hash: HashKind = hash
+
+    def assign(self, batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Yield the rows of each bucket."""
+        return split(batch, self._encoder.bucket_ids(batch, self._buckets, self._hash))
+
+    def batch_full(self, bucket: int) -> None:
+        """The hash decides; nothing to do."""
+
+
+class StickyAssigner:
+    """One bucket until its batch is full, then the next; starts anywhere."""
+
+    def __init__(self, buckets: int) -> None:
+        self._buckets = buckets
+        self._current = random.randrange(buckets)
+
+    def assign(self, batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Yield the whole batch with the current bucket."""
+        yield self._current, batch
+
+    def batch_full(self, bucket: int) -> None:
+        """Move on."""
+        if bucket == self._current:
+            self._current = (bucket + 1) % self._buckets
+
+
+class RoundRobinAssigner:
+    """The next bucket with every part that is written; starts anywhere."""
+
+    def __init__(self, buckets: int) -> None:
+        self._buckets = buckets
+        self._next = random.randrange(buckets)
+
+    def assign(self, batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Yield the whole batch with the next bucket."""
+        bucket, self._next = self._next, (self._next + 1) % self._buckets
+        yield bucket, batch
+
+    def batch_full(self, bucket: int) -> None:
+        """Every write moves on anyway; nothing to do."""
+
+
+def assigner_of(info: TableInfo, options: ClientOptions) -> BucketAssigner:
+    """The assigner for a table, or for one partition of it."""
+    if info.bucket_keys:
+        return HashAssigner(info, options.bucket_hash)
+    if options.assigner == "round_robin":
+        return RoundRobinAssigner(info.bucket_count)
+    return StickyAssigner(info.bucket_count)
+
+
+def split(
+    batch: pa.RecordBatch, groups: npt.NDArray[np.signedinteger[Any]]
+) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Yield each group's rows, in the order of the groups.
+
+    >>> batch = pa.record_batch({"a": [1, 2, 3]})
+    >>> [(g, rows["a"].to_pylist()) for g, rows in split(batch, np.array([1, 0, 1]))]
+    [(0, [2]), (1, [1, 3])]
+    """
+    first = int(groups[0]) if len(groups) else 0
+    if (groups == first).all():
+        if len(groups):
+            yield first, batch
+        return
+    order = np.argsort(groups, kind="stable")
+    sorted_groups = groups[order]
+    starts = np.flatnonzero(np.diff(sorted_groups, prepend=sorted_groups[0] - 1))
+    rows = batch.take(pa.array(order))
+    for start, end in zip(starts, [*starts[1:], len(groups)], strict=True):
+        yield int(sorted_groups[start]), rows.slice(int(start), int(end - start))

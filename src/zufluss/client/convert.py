@@ -1,0 +1,212 @@
+"""Whatever the user has, as Arrow record batches of the table's schema.
+
+A writer takes Arrow tables, batches and readers, everything that speaks the Arrow C data interface
+(`__arrow_c_stream__`, `__arrow_c_array__`: DuckDB relations, PyIceberg scans, …), pandas and polars
+frames, a dict of columns, a dict that is one row, and a list of such rows. They all become record
+batches here, with the columns in table order and of the table's types.
+
+Columns are matched by name. A column the input lacks is filled with nulls when the table allows
+null. A column the table lacks, a value that does not fit the column's type and a null where none is
+allowed are `ColumnMismatchError`s that name the column and both types. Casts are safe ones: a value
+is never changed silently (no overflow, no cut fraction, no invalid text).
+
+Nothing here works row by row unless the input is Python rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from zufluss.errors import InvalidTargetColumnError
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+class ColumnMismatchError(InvalidTargetColumnError, TypeError):
+    """A column of the input does not fit the column of the table."""
+
+
+def to_batches(data: Any, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Yield `data` as record batches of `schema`; empty batches are left out.
+
+    >>> schema = pa.schema([("id", pa.int64()), ("name", pa.string())])
+    >>> [b.num_rows for b in to_batches({"id": [1, 2], "name": ["a", None]}, schema)]
+    [2]
+    >>> [b.to_pylist() for b in to_batches([{"id": 1}], schema)]
+    [[{'id': 1, 'name': None}]]
+    """
+    for batch in _source_batches(data, schema):
+        if batch.num_rows:
+            yield conform(batch, schema)
+
+
+def is_row(data: Any, schema: pa.Schema) -> bool:
+    """Whether `data` is one row: a mapping whose values are not columns."""
+    return isinstance(data, Mapping) and not _holds_columns(data, schema)
+
+
+def rows_to_batch(rows: Rows, schema: pa.Schema) -> pa.RecordBatch:
+    """Python rows as one record batch."""
+    _refuse_unknown({name for row in rows for name in row}, schema)
+    columns = [
+        _column(field, [row.get(field.name) for row in rows], field.type) for field in schema
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """`batch` with the columns, order and types of `schema`; the same object where it fits."""
+    if batch.schema.equals(schema) and not _has_forbidden_null(batch, schema):
+        return batch
+    _refuse_unknown(batch.schema.names, schema)
+    columns = [_conform_column(batch, field) for field in schema]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _source_batches(data: Any, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    if isinstance(data, pa.RecordBatch):
+        yield data
+    elif isinstance(data, pa.Table):
+        yield from data.to_batches()
+    elif isinstance(data, pa.RecordBatchReader):
+        yield from data
+    elif isinstance(data, Mapping):
+        yield _mapping_batch(data, schema)
+    elif _is_frame_of(data, "pandas"):
+        yield from _pandas_table(data, schema).to_batches()
+    elif _is_frame_of(data, "polars"):
+        yield from _polars_table(data).to_batches()
+    elif hasattr(data, "__arrow_c_stream__"):
+        yield from pa.RecordBatchReader.from_stream(data)
+    elif hasattr(data, "__arrow_c_array__"):
+        yield pa.record_batch(data)
+    elif isinstance(data, Sequence) and all(isinstance(row, Mapping) for row in data):
+        yield rows_to_batch(data, schema)
+    else:
+        raise TypeError(
+            f"cannot write a {type(data).__module__}.{type(data).__qualname__}; give an Arrow "
+            "table, batch, reader or anything with __arrow_c_stream__, a pandas or polars "
+            "DataFrame, a dict of columns, a dict that is one row, or a list of such rows"
+        )
+
+
+def _is_frame_of(data: Any, package: str) -> bool:
+    kind = type(data)
+    return kind.__name__ == "DataFrame" and kind.__module__.split(".")[0] == package
+
+
+def _pandas_table(frame: Any, schema: pa.Schema) -> pa.Table:
+    """A pandas frame; object columns are read as the table's type, the others as their own."""
+    _refuse_unknown([str(name) for name in frame.columns], schema)
+    columns: dict[str, Any] = {}
+    for name in frame.columns:
+        series, field = frame[name], schema.field(str(name))
+        wanted = field.type if series.dtype == object else None
+        columns[field.name] = _column(field, series, wanted)
+    return pa.table(columns)
+
+
+def _polars_table(frame: Any) -> pa.Table:
+    """A polars frame without view types, which older Arrow releases cannot cast."""
+    compat = getattr(__import__("polars"), "CompatLevel", None)
+    return frame.to_arrow(compat_level=compat.oldest()) if compat else frame.to_arrow()
+
+
+def _mapping_batch(data: Mapping[str, Any], schema: pa.Schema) -> pa.RecordBatch:
+    if not _holds_columns(data, schema):
+        return rows_to_batch([data], schema)
+    _refuse_unknown(data, schema)
+    columns = {}
+    for name, values in data.items():
+        wanted = schema.field(name).type if isinstance(values, list | tuple) else None
+        column = _column(schema.field(name), values, wanted)
+        columns[name] = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    sizes = {len(column) for column in columns.values()}
+    if len(sizes) > 1:
+        raise ColumnMismatchError(
+            "the columns differ in length: "
+            + ", ".join(f"{name!r} {len(column)}" for name, column in columns.items())
+        )
+    return pa.record_batch(columns)
+
+
+def _holds_columns(data: Mapping[str, Any], schema: pa.Schema) -> bool:
+    """Whether a dict is columns; lists are values where the column itself is a list or a map."""
+    verdicts = {_is_column(values, _type_of(name, schema)) for name, values in data.items()}
+    verdicts.discard(None)
+    if verdicts == {True, False}:
+        columns = [n for n, v in data.items() if _is_column(v, _type_of(n, schema))]
+        raise ColumnMismatchError(
+            f"the dict mixes columns ({', '.join(columns)}) with single values; give either one "
+            "value per column (a row) or one list per column"
+        )
+    return True in verdicts
+
+
+def _is_column(values: Any, wanted: pa.DataType | None) -> bool | None:
+    if isinstance(values, pa.Array | pa.ChunkedArray) or hasattr(values, "__array__"):
+        return not isinstance(values, pa.Scalar) and getattr(values, "ndim", 1) > 0
+    if not isinstance(values, list | tuple):
+        return None if values is None else False
+    if wanted is None or not pa.types.is_nested(wanted) or pa.types.is_struct(wanted):
+        return True
+    first = next((v for v in values if v is not None), None)
+    if pa.types.is_map(wanted):
+        return None if first is None else isinstance(first, list | dict)
+    return None if first is None else isinstance(first, list | tuple)
+
+
+def _type_of(name: str, schema: pa.Schema) -> pa.DataType | None:
+    position = schema.get_field_index(name)
+    return schema.field(position).type if position >= 0 else None
+
+
+def _column(field: pa.Field, values: Any, wanted: pa.DataType | None) -> Any:
+    if isinstance(values, pa.Array | pa.ChunkedArray):
+        return values
+    try:
+        return pa.array(values, type=wanted, from_pandas=True)
+    except (pa.ArrowException, ValueError, TypeError, OverflowError) as e:
+        raise ColumnMismatchError(f"column {field.name!r} ({field.type}): {e}") from e
+
+
+def _conform_column(batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
+    position = batch.schema.get_field_index(field.name)
+    if position < 0:
+        column = pa.nulls(batch.num_rows, field.type)
+    else:
+        column = _cast(batch.column(position), field)
+    if not field.nullable and column.null_count:
+        what = "is missing" if position < 0 else f"has {column.null_count} nulls"
+        raise ColumnMismatchError(f"column {field.name!r} {what}, but the table says NOT NULL")
+    return column
+
+
+def _cast(column: pa.Array, field: pa.Field) -> pa.Array:
+    if column.type.equals(field.type):
+        return column
+    try:
+        return column.cast(field.type, safe=True)
+    except pa.ArrowException as e:
+        raise ColumnMismatchError(
+            f"column {field.name!r}: the input has {column.type}, the table {field.type}: {e}"
+        ) from e
+
+
+def _has_forbidden_null(batch: pa.RecordBatch, schema: pa.Schema) -> bool:
+    return any(not field.nullable and batch.column(i).null_count for i, field in enumerate(schema))
+
+
+def _refuse_unknown(names: Any, schema: pa.Schema) -> None:
+    known = set(schema.names)
+    unknown = [str(name) for name in names if name not in known]
+    if unknown:
+        raise ColumnMismatchError(
+            f"the table has no column {', '.join(map(repr, sorted(unknown)))}; its columns are "
+            f"{', '.join(schema.names)}"
+        )
+    if len(set(names)) != len(list(names)):
+        raise ColumnMismatchError("a column name occurs twice in the input")

@@ -1,0 +1,151 @@
+"""Arrow batches into log batches, for the threads of a writer.
+
+One call turns the rows of one bucket into the bytes that travel: the chunks are joined, serialised
+as an Arrow message without schema, compressed as the table says, given their statistics when the
+table wants them, and wrapped in a batch header with writer id, sequence and CRC. Arrow releases the
+GIL in the costly part, so several of these run beside each other and beside the sending.
+
+Arrow writes a stream: first the schema, then the batch. The schema does not travel, so its place
+is used for what stands before the message on the wire, and nothing is copied afterwards:
+
+    Arrow writes   [ room ][ schema message     ][ record batch message            ]
+    we send                    [ header ][ statistics ][ record batch message      ]
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from zufluss.config import table_options as t
+from zufluss.errors import RecordTooLargeError
+from zufluss.model.table import TableInfo
+from zufluss.record.batch import HEADER_SIZES, LENGTH_OVERHEAD, build_batch, seal
+from zufluss.record.rows import encode_body
+from zufluss.record.stats import build_statistics, parse_statistics_columns
+
+BATCH_BYTES_MAX: Final = 64 * 1024 * 1024
+"""A larger batch would not fit into a request with room to spare (servers take 100 MiB)."""
+BUFFER_SLACK_BYTES: Final = 192
+"""What compression and padding may add to one Arrow buffer that does not compress."""
+
+_LENGTH: Final = struct.Struct("<i")
+_LENGTH_AT: Final = 8
+
+
+class EncodedBatch:
+    """A log batch as it is sent; writer id and sequence can be set again."""
+
+    __slots__ = ("_magic", "_rows", "_schema_id", "_stamped", "_statistics_bytes", "view")
+
+    def __init__(
+        self, view: memoryview, schema_id: int, rows: int, magic: int, statistics_bytes: int
+    ) -> None:
+        self.view = view
+        """The bytes of the whole batch."""
+        self._schema_id = schema_id
+        self._rows = rows
+        self._magic = magic
+        self._statistics_bytes = statistics_bytes
+        self._stamped: tuple[int, int] | None = None
+
+    def __len__(self) -> int:
+        return len(self.view)
+
+    def stamp(self, writer_id: int, sequence: int) -> None:
+        """Write the header with this writer id and sequence, unless it has them already."""
+        if self._stamped == (writer_id, sequence):
+            return
+        header = build_batch(
+            self._schema_id,
+            b"",
+            self._rows,
+            magic=self._magic,
+            writer_id=writer_id,
+            sequence=sequence,
+        )
+        _LENGTH.pack_into(header, _LENGTH_AT, len(self.view) - LENGTH_OVERHEAD)
+        if self._magic:
+            _LENGTH.pack_into(header, len(header) - _LENGTH.size, self._statistics_bytes)
+        self.view[: len(header)] = header
+        seal(self.view, 0)
+        self._stamped = (writer_id, sequence)
+
+
+class BatchEncoder:
+    """Encodes for one table; safe to use from several threads."""
+
+    def __init__(self, info: TableInfo) -> None:
+        self._path = info.path
+        self._schema = info.schema
+        self._schema_id = info.schema_id
+        self._log_format = info.log_format
+        wanted = info.property(t.TABLE_STATISTICS_COLUMNS)
+        self._statistics = parse_statistics_columns(wanted, info.schema)
+        self._options = pa.ipc.IpcWriteOptions(compression=_codec(info), use_threads=False)
+        schema = info.schema.arrow
+        self._schema_bytes = schema.serialize().size
+        self._slack = BUFFER_SLACK_BYTES * (1 + 3 * sum(_nodes(field.type) for field in schema))
+
+    def encode(
+        self, chunks: Sequence[pa.RecordBatch], writer_id: int, sequence: int
+    ) -> EncodedBatch:
+        """The log batch of the chunks' rows, in order."""
+        rows = chunks[0] if len(chunks) == 1 else _join(chunks)
+        statistics = build_statistics(rows, self._schema, self._statistics)
+        magic = 1 if statistics else 0
+        before = HEADER_SIZES[magic] + len(statistics)
+        serialize = self._serialize if self._log_format == "ARROW" else self._serialize_rows
+        view = serialize(rows, before)
+        view[HEADER_SIZES[magic] : before] = statistics
+        encoded = EncodedBatch(view, self._schema_id, rows.num_rows, magic, len(statistics))
+        encoded.stamp(writer_id, sequence)
+        return encoded
+
+    def _serialize_rows(self, rows: pa.RecordBatch, before: int) -> memoryview:
+        """The INDEXED or COMPACTED records of the rows, with `before` bytes left free."""
+        body = encode_body(rows, self._schema, self._log_format)
+        return memoryview(bytearray(before) + body)
+
+    def _serialize(self, rows: pa.RecordBatch, before: int) -> memoryview:
+        """The Arrow message of the rows, with `before` bytes left free in front of it."""
+        room = max(0, before - self._schema_bytes)
+        size = pa.ipc.get_record_batch_size(rows)
+        if size > BATCH_BYTES_MAX:
+            raise RecordTooLargeError(
+                f"{rows.num_rows} rows for table {self._path} take {size} bytes; one batch holds "
+                f"at most {BATCH_BYTES_MAX}. Lower client.writer.batch-size or write smaller rows"
+            )
+        total = room + self._schema_bytes + size + size // 128 + self._slack
+        memory = np.empty(total, dtype=np.uint8)
+        sink = pa.FixedSizeBufferWriter(pa.py_buffer(memory[room:]))
+        with sink:
+            writer = pa.ipc.new_stream(sink, rows.schema, options=self._options)
+            writer.write_batch(rows)
+            end = room + sink.tell()
+        return memoryview(memory)[room + self._schema_bytes - before : end]
+
+
+def _codec(info: TableInfo) -> pa.Codec | None:
+    kind = info.property(t.TABLE_LOG_ARROW_COMPRESSION_TYPE)
+    if kind == "NONE":
+        return None
+    if kind == "LZ4_FRAME":
+        return pa.Codec("lz4")
+    return pa.Codec("zstd", info.property(t.TABLE_LOG_ARROW_COMPRESSION_ZSTD_LEVEL))
+
+
+def _nodes(data_type: pa.DataType) -> int:
+    """Fields of a type, itself included: each has at most three buffers."""
+    return 1 + sum(
+        _nodes(data_type.field(i).type)
+        for i in range(data_type.num_fields if pa.types.is_nested(data_type) else 0)
+    )
+
+
+def _join(chunks: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    return pa.Table.from_batches(chunks).combine_chunks().to_batches()[0]

@@ -1,0 +1,157 @@
+"""The hot messages by hand, from the client's side: PRODUCE_LOG out, FETCH_LOG answers in.
+
+The mirror image of `zufluss.wire.scan`: records are the payload of both messages, and protobuf
+would copy them. A produce request is a list of buffers with the encoded batches in it as they are;
+a fetch answer is taken apart into views of the received frame. Everything else goes through
+protobuf.
+
+| FetchLogResponse            | field | PbFetchLogRespForBucket          | field |
+|-----------------------------|-------|----------------------------------|-------|
+| tables_resp repeated        | 1     | partition_id int64               | 1     |
+|                             |       | bucket_id int32                  | 2     |
+| PbFetchLogRespForTable      |       | error_code int32                 | 3     |
+| table_id int64              | 1     | error_message string             | 4     |
+| buckets_resp repeated       | 2     | high_watermark int64             | 5     |
+|                             |       | log_start_offset int64           | 6     |
+|                             |       | remote_log_fetch_info message    | 7     |
+|                             |       | records bytes                    | 8     |
+|                             |       | filtered_end_offset int64        | 9     |
+
+The layout of the request stands in `zufluss.wire.scan`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from zufluss.errors import CorruptMessageError
+from zufluss.model.table import TableBucket
+from zufluss.wire.frame import Buffer
+from zufluss.wire.scan import varint
+
+_VARINT: Final = 0
+_FIXED_SIZES: Final = {1: 8, 5: 4}
+_BYTES: Final = 2
+
+
+def produce_request(
+    acks: int, table_id: int, timeout_ms: int, batches: Sequence[tuple[TableBucket, Buffer]]
+) -> list[Buffer]:
+    """The body of a PRODUCE_LOG request as buffers to send in turn.
+
+    >>> [bytes(b) for b in produce_request(1, 7, 30, [(TableBucket(7, None, 2), b"abc")])]
+    [b'\\x08\\x01\\x10\\x07\\x18\\x1e"\\x07\\x10\\x02\\x1a\\x03', b'abc']
+    """
+    pieces: list[Buffer] = []
+    prefix = b"\x08" + varint(acks) + b"\x10" + varint(table_id) + b"\x18" + varint(timeout_ms)
+    for bucket, records in batches:
+        entry = b"\x10" + varint(bucket.bucket_id) + b"\x1a" + varint(len(records))
+        if bucket.partition_id is not None:
+            entry = b"\x08" + varint(bucket.partition_id) + entry
+        pieces += (prefix + b"\x22" + varint(len(entry) + len(records)) + entry, records)
+        prefix = b""
+    return pieces
+
+
+@dataclass(slots=True)
+class FetchedBucket:
+    """What a fetch found in one bucket."""
+
+    bucket: TableBucket
+    """Which one."""
+    error_code: int = 0
+    """0 when it could be read."""
+    error_message: str = ""
+    """Why it could not."""
+    high_watermark: int | None = None
+    """Records below it are committed."""
+    log_start_offset: int | None = None
+    """The first offset that is still there."""
+    records: memoryview = memoryview(b"")
+    """Batches, the last one perhaps cut; a view of the frame."""
+    filtered_end_offset: int | None = None
+    """Where to go on when the batches up to there were pruned."""
+    remote: bool = False
+    """The records are in remote storage."""
+
+
+def fetch_answer(body: memoryview) -> list[FetchedBucket]:
+    """Take the body of a FETCH_LOG answer apart; `CorruptMessageError` if it is none."""
+    buckets = []
+    for field, value in _fields(body):
+        if field == 1 and isinstance(value, memoryview):
+            buckets += _table(value)
+    return buckets
+
+
+def _table(view: memoryview) -> list[FetchedBucket]:
+    table_id, entries = None, []
+    for field, value in _fields(view):
+        if field == 1 and isinstance(value, int):
+            table_id = value
+        elif field == 2 and isinstance(value, memoryview):
+            entries.append(value)
+    if table_id is None:
+        raise CorruptMessageError("a table of a fetch answer has no table_id")
+    return [_bucket(table_id, entry) for entry in entries]
+
+
+def _bucket(table_id: int, view: memoryview) -> FetchedBucket:
+    found = dict(_fields(view))
+    bucket_id, partition_id = found.get(2), found.get(1)
+    if not isinstance(bucket_id, int) or not isinstance(partition_id, int | None):
+        raise CorruptMessageError("a bucket of a fetch answer has no bucket_id")
+    return FetchedBucket(
+        TableBucket(table_id, partition_id, bucket_id),
+        _int(found.get(3)) or 0,
+        bytes(_view(found.get(4))).decode("utf-8", "replace"),
+        _int(found.get(5)),
+        _int(found.get(6)),
+        _view(found.get(8)),
+        _int(found.get(9)),
+        7 in found,
+    )
+
+
+def _int(value: int | memoryview | None) -> int | None:
+    if isinstance(value, memoryview):
+        raise CorruptMessageError("a fetch answer has bytes where a number belongs")
+    return value
+
+
+def _view(value: int | memoryview | None) -> memoryview:
+    if isinstance(value, int):
+        raise CorruptMessageError("a fetch answer has a number where bytes belong")
+    return memoryview(b"") if value is None else value
+
+
+def _fields(view: memoryview) -> Iterator[tuple[int, int | memoryview]]:
+    """Every field of a message: its number, and its value as a number or as a view."""
+    position, end = 0, len(view)
+    while position < end:
+        tag, position = _varint(view, position)
+        field, wire_type = tag >> 3, tag & 7
+        if wire_type == _VARINT:
+            number, position = _varint(view, position)
+            yield field, number - (1 << 64) if number >> 63 else number
+            continue
+        size = _FIXED_SIZES.get(wire_type)
+        if wire_type == _BYTES:
+            size, position = _varint(view, position)
+        if size is None or size > end - position:
+            raise CorruptMessageError(f"field {field} of a fetch answer leaves its message")
+        yield field, view[position : position + size]
+        position += size
+
+
+def _varint(view: memoryview, position: int) -> tuple[int, int]:
+    value = shift = 0
+    for byte in view[position : position + 10]:
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value & 0xFFFF_FFFF_FFFF_FFFF, position
+        shift += 7
+    raise CorruptMessageError(f"a fetch answer ends within the integer before byte {position}")

@@ -1,0 +1,121 @@
+"""What a client knows of the cluster: servers, tables, partitions, who leads which bucket.
+
+`Metadata` is a cache without I/O. An answer to GET_METADATA replaces the servers and is merged into
+tables and partitions; `forget` drops what turned out stale. Asking the cluster is the business of
+`connection.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from zufluss.model.table import TableBucket, TableDescriptor, TableInfo, TablePath
+from zufluss.wire import messages as m
+
+
+@dataclass(frozen=True, slots=True)
+class ServerNode:
+    """A server of the cluster, at the listener we came through."""
+
+    id: int
+    """Its id, unique among the servers of its role."""
+    host: str
+    """Where to connect to."""
+    port: int
+    """Where to connect to."""
+    role: str
+    """`coordinator` or `tablet`."""
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port."""
+        return self.host, self.port
+
+    def __str__(self) -> str:
+        return f"{self.role} {self.id} at {self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionMetadata:
+    """A partition, and the server that leads each of its buckets."""
+
+    table_id: int
+    """The table it belongs to."""
+    name: str
+    """Its values joined with `$`."""
+    partition_id: int
+    """Its id."""
+
+
+class Metadata:
+    """The client's picture of the cluster."""
+
+    def __init__(self) -> None:
+        self.coordinator: ServerNode | None = None
+        self.tablets: dict[int, ServerNode] = {}
+        self.tables: dict[TablePath, TableInfo] = {}
+        self.partitions: dict[tuple[int, str], PartitionMetadata] = {}
+        self._leaders: dict[TableBucket, int] = {}
+
+    def merge(self, response: m.MetadataResponse) -> None:
+        """Take in an answer to GET_METADATA."""
+        if response.HasField("coordinator_server"):
+            self.coordinator = _node(response.coordinator_server, "coordinator")
+        self.tablets = {n.node_id: _node(n, "tablet") for n in response.tablet_servers}
+        for table in response.table_metadata:
+            info = table_info(table)
+            self.tables[info.path] = info
+            self._set_leaders(info.table_id, None, table.bucket_metadata)
+        for part in response.partition_metadata:
+            known = PartitionMetadata(part.table_id, part.partition_name, part.partition_id)
+            self.partitions[part.table_id, part.partition_name] = known
+            self._set_leaders(part.table_id, part.partition_id, part.bucket_metadata)
+
+    def leader(self, bucket: TableBucket) -> ServerNode | None:
+        """The server that leads a bucket, None while nobody known does."""
+        return self.tablets.get(self._leaders.get(bucket, -1))
+
+    def forget_leader(self, bucket: TableBucket) -> None:
+        """The leader we knew is none any more."""
+        self._leaders.pop(bucket, None)
+
+    def forget_table(self, path: TablePath) -> None:
+        """The table may be gone or another one by now."""
+        info = self.tables.pop(path, None)
+        if info is None:
+            return
+        for key in [k for k in self.partitions if k[0] == info.table_id]:
+            del self.partitions[key]
+        for bucket in [b for b in self._leaders if b.table_id == info.table_id]:
+            del self._leaders[bucket]
+
+    def forget_partition(self, table_id: int, name: str) -> None:
+        """The partition may be gone or another one by now."""
+        self.partitions.pop((table_id, name), None)
+
+    def _set_leaders(
+        self, table_id: int, partition_id: int | None, buckets: Iterable[m.PbBucketMetadata]
+    ) -> None:
+        for bucket in buckets:
+            key = TableBucket(table_id, partition_id, bucket.bucket_id)
+            if bucket.HasField("leader_id") and bucket.leader_id >= 0:
+                self._leaders[key] = bucket.leader_id
+            else:
+                self._leaders.pop(key, None)
+
+
+def table_info(table: m.PbTableMetadata) -> TableInfo:
+    """The table of a metadata answer."""
+    return TableInfo(
+        TablePath(table.table_path.database_name, table.table_path.table_name),
+        table.table_id,
+        table.schema_id,
+        TableDescriptor.from_json(table.table_json),
+        table.created_time,
+        table.modified_time,
+    )
+
+
+def _node(node: m.PbServerNode, role: str) -> ServerNode:
+    return ServerNode(node.node_id, node.host, node.port, role)

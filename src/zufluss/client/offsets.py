@@ -1,0 +1,151 @@
+"""Where the buckets of a table begin, end, or stood at a time.
+
+A position is `"earliest"`, `"latest"`, or a time: epoch milliseconds or a `datetime` (without time
+zone taken as UTC). `latest` is the high watermark: the offset the next committed record will have.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+from collections.abc import Iterable
+from typing import Literal, NamedTuple
+
+from zufluss.client.connection import AsyncConnection
+from zufluss.client.metadata import ServerNode
+from zufluss.client.retry import PASSING, Backoff
+from zufluss.errors import InvalidTimestampError, LeaderNotAvailableError, ZuflussError, error
+from zufluss.model.table import TableBucket, TableInfo
+from zufluss.wire import messages as m
+from zufluss.wire.api import ApiKey
+
+Position = Literal["earliest", "latest"] | int | dt.datetime
+"""A place in a log that the server translates into offsets."""
+
+_EARLIEST, _LATEST, _TIMESTAMP = 0, 1, 2
+_NO_FOLLOWER = -1
+
+
+class BucketPlace(NamedTuple):
+    """A bucket, and the partition's name by which the cluster is asked for its leader."""
+
+    bucket: TableBucket
+    """The bucket."""
+    partition: str | None
+    """The name of its partition, None for a table without."""
+
+
+async def list_offsets(
+    connection: AsyncConnection, info: TableInfo, places: Iterable[BucketPlace], at: Position
+) -> dict[TableBucket, int]:
+    """The offset of each bucket at a position; servers that fail are asked again."""
+    open_places = {place.bucket: place for place in places}
+    found: dict[TableBucket, int] = {}
+    backoff = Backoff(connection.options.request_timeout_ms)
+    while open_places:
+        answers, failure = await _ask_leaders(connection, open_places, at)
+        found |= answers
+        for bucket in answers:
+            del open_places[bucket]
+        if open_places:
+            assert failure is not None
+            await backoff.pause(failure)
+            names = {place.partition for place in open_places.values()}
+            await connection.refresh_table(info.path, filter(None, names))
+    return found
+
+
+async def _ask_leaders(
+    connection: AsyncConnection, places: dict[TableBucket, BucketPlace], at: Position
+) -> tuple[dict[TableBucket, int], ZuflussError | None]:
+    """Ask every leader once; what was found, and the last error that may pass."""
+    groups: dict[tuple[ServerNode, int | None], list[TableBucket]] = {}
+    failure: ZuflussError | None = None
+    for bucket in places:
+        leader = connection.metadata.leader(bucket)
+        if leader is None:
+            failure = LeaderNotAvailableError(f"{bucket} has no leader at the moment")
+        else:
+            groups.setdefault((leader, bucket.partition_id), []).append(bucket)
+    results = await asyncio.gather(
+        *(_ask(connection, server, buckets, at) for (server, _), buckets in groups.items())
+    )
+    found: dict[TableBucket, int] = {}
+    for answers, problem in results:
+        found |= answers
+        failure = problem or failure
+    return found, failure
+
+
+async def _ask(
+    connection: AsyncConnection, server: ServerNode, buckets: list[TableBucket], at: Position
+) -> tuple[dict[TableBucket, int], ZuflussError | None]:
+    request = _request(buckets, at)
+    by_id = {bucket.bucket_id: bucket for bucket in buckets}
+    found: dict[TableBucket, int] = {}
+    failure: ZuflussError | None = ZuflussError("a bucket is missing in the server's answer")
+    try:
+        socket = await connection.socket(server.address)
+        timeout_ms = connection.options.request_timeout_ms
+        response: m.ListOffsetsResponse = await socket.call(
+            ApiKey.LIST_OFFSETS, request, timeout_ms=timeout_ms
+        )
+    except ZuflussError as e:
+        if e.code not in PASSING:
+            raise
+        return found, e
+    for result in response.buckets_resp:
+        if result.error_code:
+            failure = error(result.error_code, result.error_message)
+            if failure.code not in PASSING:
+                raise failure
+        elif result.bucket_id in by_id:
+            found[by_id[result.bucket_id]] = result.offset
+    return found, None if len(found) == len(buckets) else failure
+
+
+def _request(buckets: list[TableBucket], at: Position) -> m.ListOffsetsRequest:
+    kind, timestamp = _kind(at)
+    return m.ListOffsetsRequest(
+        follower_server_id=_NO_FOLLOWER,
+        offset_type=kind,
+        table_id=buckets[0].table_id,
+        partition_id=buckets[0].partition_id,
+        bucket_id=[bucket.bucket_id for bucket in buckets],
+        startTimestamp=timestamp,
+    )
+
+
+def _kind(at: Position) -> tuple[int, int | None]:
+    if at == "earliest":
+        return _EARLIEST, None
+    if at == "latest":
+        return _LATEST, None
+    if isinstance(at, dt.datetime):
+        aware = at if at.tzinfo else at.replace(tzinfo=dt.UTC)
+        return _TIMESTAMP, int(aware.timestamp() * 1000)
+    if isinstance(at, int) and not isinstance(at, bool):
+        return _TIMESTAMP, at
+    raise InvalidTimestampError(
+        f"position {at!r} is none of 'earliest', 'latest', epoch milliseconds, a datetime"
+    )
+
+
+async def places_of(
+    connection: AsyncConnection, info: TableInfo, partitions: Iterable[str | None]
+) -> list[BucketPlace]:
+    """The buckets of a table, or of some of its partitions; their leaders are known afterwards."""
+    names = list(partitions)
+    parts = [n for n in names if n is not None]
+    if parts and any((info.table_id, n) not in connection.metadata.partitions for n in parts):
+        await connection.refresh_table(info.path, parts)
+    places = []
+    for name in names:
+        partition_id = None
+        if name is not None:
+            partition_id = (await connection.partition(info, name)).partition_id
+        places += [
+            BucketPlace(TableBucket(info.table_id, partition_id, bucket), name)
+            for bucket in range(info.bucket_count)
+        ]
+    return places

@@ -1,0 +1,229 @@
+"""The configuration of a process: `server.yaml`, environment, `-D key=value`, in this order.
+
+A later source wins. Every value is parsed when it is loaded, so a bad one stops the start with
+its key, the value and what is allowed; an unknown key is a warning with the nearest known one,
+since a `server.yaml` made for Fluss has keys we do not need. Each value keeps its origin for
+`zufluss config`.
+
+A key's environment variable is `env_name(key)`: `ZUFLUSS_` and the key in capitals with `_` for
+`.` and `-`; the prefix of our own keys is not said twice (`zufluss.log.flush` is
+`ZUFLUSS_LOG_FLUSH`). In YAML, nested maps are the same as dotted keys.
+
+A `Configuration` is immutable; `with_overrides` gives a new one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import structlog
+import yaml
+
+from zufluss.config.nearest import nearest
+from zufluss.config.option import Kind, Option
+from zufluss.config.options import OPTIONS, is_client_option
+from zufluss.errors import ConfigError
+
+T = TypeVar("T")
+
+DEFAULT_ORIGIN = "default"
+OVERRIDE_ORIGIN = "-D"
+
+OTHER_VARIABLES = frozenset({"ZUFLUSS_BOOTSTRAP", "ZUFLUSS_CONFIG", "ZUFLUSS_FAULT"})
+"""Environment variables with our prefix that are not options: read by the CLI and the tests."""
+
+_log = structlog.get_logger("zufluss.config")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One configured value."""
+
+    value: Any
+    """The parsed value."""
+    origin: str
+    """Where it came from: a file name, an environment variable, `-D`, or the caller's word."""
+
+
+@dataclass(frozen=True, slots=True)
+class EffectiveRow:
+    """One line of `zufluss config`."""
+
+    key: str
+    """The option's key."""
+    value: str
+    """The effective value as text, a secret hidden."""
+    origin: str
+    """Where the value comes from; `default` when nobody set it."""
+
+
+class Configuration:
+    """An immutable set of option values with their origins."""
+
+    __slots__ = ("_settings",)
+
+    def __init__(self, settings: Mapping[str, Setting]) -> None:
+        self._settings = dict(settings)
+
+    @classmethod
+    def load(
+        cls,
+        yaml_path: str | Path | None = None,
+        environ: Mapping[str, str] | None = None,
+        overrides: Mapping[str, str] | Sequence[str] = (),
+    ) -> Configuration:
+        """Read all sources; without `environ`, the environment of this process is used."""
+        settings: dict[str, Setting] = {}
+        if yaml_path is not None:
+            settings |= _settings(read_yaml(yaml_path), str(yaml_path))
+        settings |= _from_environment(os.environ if environ is None else environ)
+        settings |= _settings(split_overrides(overrides), OVERRIDE_ORIGIN)
+        return cls(settings)
+
+    @classmethod
+    def of(cls, pairs: Mapping[str, Any], origin: str = "code") -> Configuration:
+        """A configuration of nothing but these keys; values as text or as YAML would give them."""
+        return cls(_settings(_flatten(pairs), origin))
+
+    def get(self, option: Option[T]) -> T:
+        """The effective value."""
+        setting = self._settings.get(option.key)
+        return option.default if setting is None else setting.value
+
+    def __getitem__(self, option: Option[T]) -> T:
+        return self.get(option)
+
+    def is_set(self, option: Option[Any]) -> bool:
+        """Whether somebody set it, be it to its default."""
+        return option.key in self._settings
+
+    def origin(self, option: Option[Any]) -> str:
+        """Where the effective value comes from."""
+        setting = self._settings.get(option.key)
+        return DEFAULT_ORIGIN if setting is None else setting.origin
+
+    def with_overrides(
+        self, overrides: Mapping[str, str] | Sequence[str], origin: str = OVERRIDE_ORIGIN
+    ) -> Configuration:
+        """A copy in which these keys are replaced."""
+        return Configuration(self._settings | _settings(split_overrides(overrides), origin))
+
+    def client_settings(self) -> dict[str, str]:
+        """The client keys that somebody set, as text: what `zufluss.connect` takes."""
+        return {
+            key: OPTIONS[key].format(setting.value)
+            for key, setting in self._settings.items()
+            if is_client_option(key)
+        }
+
+    def effective(self) -> list[EffectiveRow]:
+        """Every option with its value and origin, secrets hidden, in the order declared."""
+        return [
+            EffectiveRow(option.key, option.show(self.get(option)), self.origin(option))
+            for option in OPTIONS.values()
+        ]
+
+    def __repr__(self) -> str:
+        shown = {key: OPTIONS[key].show(s.value) for key, s in self._settings.items()}
+        return f"Configuration({shown})"
+
+
+def env_name(key: str) -> str:
+    """The environment variable of a key."""
+    return "ZUFLUSS_" + key.removeprefix("zufluss.").upper().replace(".", "_").replace("-", "_")
+
+
+def read_yaml(path: str | Path) -> dict[str, str]:
+    """The flat `key: text` pairs of a YAML file."""
+    try:
+        document = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as problem:
+        raise ConfigError(
+            f"cannot read the configuration file {path}: {problem.strerror}"
+        ) from None
+    except (yaml.YAMLError, UnicodeDecodeError) as problem:
+        raise ConfigError(f"{path} is no valid YAML: {problem}") from None
+    if document is None:
+        return {}
+    if not isinstance(document, dict):
+        raise ConfigError(f"{path} holds a {type(document).__name__}; allowed: a map of keys")
+    return _flatten(document)
+
+
+def split_overrides(overrides: Mapping[str, str] | Sequence[str]) -> dict[str, str]:
+    """The pairs of `key=value` items, or of a mapping."""
+    if isinstance(overrides, Mapping):
+        return _flatten(overrides)
+    pairs: dict[str, str] = {}
+    for item in overrides:
+        key, equals, value = item.partition("=")
+        if not equals or not key.strip():
+            raise ConfigError(f"{item!r} is no setting; allowed: key=value")
+        pairs[key.strip()] = value
+    return pairs
+
+
+def _flatten(document: Mapping[Any, Any]) -> dict[str, str]:
+    return {key: text for key, value in document.items() for key, text in _leaves(str(key), value)}
+
+
+def _leaves(key: str, value: Any) -> Iterator[tuple[str, str]]:
+    """The dotted keys below `key`; nothing for an empty value, which means unset."""
+    option = OPTIONS.get(key)
+    if isinstance(value, Mapping) and not (option and option.kind is Kind.MAP):
+        for name, child in value.items():
+            yield from _leaves(f"{key}.{name}", child)
+    elif value is not None:
+        yield key, _text(value)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, Mapping):
+        return ",".join(f"{key}:{item}" for key, item in value.items())
+    if isinstance(value, (list, tuple)):
+        return ",".join(map(str, value))
+    return str(value)
+
+
+def _settings(pairs: Mapping[str, str], origin: str) -> dict[str, Setting]:
+    """The known pairs, parsed; unknown ones are warned of and left out."""
+    known: dict[str, Setting] = {}
+    for key, text in pairs.items():
+        option = OPTIONS.get(key)
+        if option is None:
+            _warn_unknown(key, origin, nearest(key, OPTIONS))
+        else:
+            known[key] = Setting(_parsed(option, text, origin), origin)
+    return known
+
+
+def _parsed(option: Option[Any], text: str, origin: str) -> Any:
+    try:
+        return option.parse(text)
+    except ConfigError as problem:
+        raise ConfigError(f"{problem.message} (from {origin})") from None
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, Setting]:
+    by_name = {env_name(key): option for key, option in OPTIONS.items()}
+    found: dict[str, Setting] = {}
+    for name, text in environ.items():
+        if not name.startswith("ZUFLUSS_") or name in OTHER_VARIABLES:
+            continue
+        option = by_name.get(name)
+        if option is None:
+            _warn_unknown(name, "environment", nearest(name, by_name))
+        else:
+            found[option.key] = Setting(_parsed(option, text, name), name)
+    return found
+
+
+def _warn_unknown(key: str, origin: str, match: str | None) -> None:
+    hint = {"nearest": match} if match else {}
+    _log.warning("config_key_unknown", key=key, origin=origin, **hint)

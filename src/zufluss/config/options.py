@@ -1,0 +1,543 @@
+"""Every server and client option, declared once.
+
+A key that Fluss has keeps its name, its value form and, unless the help says otherwise, its
+default; `netty.*` keys keep their names although no netty is here, so that an existing
+`server.yaml` works. Our own keys start with `zufluss.`. Only keys that the code reads are
+declared; an unknown key in a configuration is a warning (see `load.py`).
+
+The constant of a key is the key in capitals: `log.segment.file-size` is `LOG_SEGMENT_FILE_SIZE`.
+Table properties are in `table_options.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from zufluss.config.option import Kind
+from zufluss.config.option import Option as Option
+from zufluss.config.values import DAY_MS, GIB, KIB, MIB, MINUTE_MS, SECOND_MS, Endpoint
+
+INT32_MAX = 2**31 - 1
+LAKE_FORMATS = ("paimon", "iceberg", "lance", "hudi")
+
+# ---------------------------------------------------------------------------------------------
+# Listeners and security
+# ---------------------------------------------------------------------------------------------
+
+BIND_LISTENERS: Option[tuple[Endpoint, ...]] = Option(
+    "bind.listeners",
+    Kind.ENDPOINTS,
+    (Endpoint("FLUSS", "localhost", 9123),),
+    "The addresses the server listens on, one named listener each. An empty host binds every "
+    "interface, port 0 takes a free one.",
+)
+ADVERTISED_LISTENERS: Option[tuple[Endpoint, ...]] = Option(
+    "advertised.listeners",
+    Kind.ENDPOINTS,
+    (),
+    "The addresses told to clients, by listener name, where they differ from `bind.listeners` "
+    "(NAT, containers). A client is told the address of the listener it came through.",
+    default_text="as bound",
+)
+INTERNAL_LISTENER_NAME = Option(
+    "internal.listener.name",
+    Kind.STRING,
+    "FLUSS",
+    "The listener that servers use among themselves.",
+)
+SECURITY_PROTOCOL_MAP: Option[dict[str, str]] = Option(
+    "security.protocol.map",
+    Kind.MAP,
+    {},
+    "The security protocol of each listener, such as `CLIENT:sasl,INTERNAL:plaintext`. "
+    "A listener that is not named is plaintext.",
+    allowed=("plaintext", "sasl"),
+    default_text="all plaintext",
+)
+SECURITY_SASL_ENABLED_MECHANISMS: Option[tuple[str, ...]] = Option(
+    "security.sasl.enabled.mechanisms",
+    Kind.LIST,
+    ("PLAIN",),
+    "The SASL mechanisms a client may choose on a sasl listener.",
+    allowed=("PLAIN",),
+)
+SECURITY_SASL_PLAIN_JAAS_CONFIG: Option[str | None] = Option(
+    "security.sasl.plain.jaas.config",
+    Kind.STRING,
+    None,
+    "The users of SASL/PLAIN in Fluss's form: "
+    "`org.apache.fluss.security.auth.sasl.plain.PlainLoginModule required "
+    'user_NAME="PASSWORD" …;`',
+    secret=True,
+)
+
+# ---------------------------------------------------------------------------------------------
+# Roles and directories
+# ---------------------------------------------------------------------------------------------
+
+ZUFLUSS_COORDINATOR_ID = Option(
+    "zufluss.coordinator.id",
+    Kind.INT,
+    0,
+    "The id under which the coordinator appears in cluster metadata.",
+    minimum=0,
+    maximum=INT32_MAX,
+)
+ZUFLUSS_COORDINATOR_ADDRESS: Option[str | None] = Option(
+    "zufluss.coordinator.address",
+    Kind.STRING,
+    None,
+    "`host:port` of the coordinator's internal listener; a tablet server started on its own "
+    "(`zufluss server --role tablet`) registers there.",
+)
+TABLET_SERVER_ID = Option(
+    "tablet-server.id",
+    Kind.INT,
+    1,
+    "The id of this tablet server, unique in the cluster and kept over restarts.",
+    minimum=0,
+    maximum=INT32_MAX,
+)
+DATA_DIR = Option(
+    "data.dir",
+    Kind.STRING,
+    "zufluss-data",
+    "The directory for metadata and logs; relative to where the server is started.",
+)
+REMOTE_DATA_DIR: Option[str | None] = Option(
+    "remote.data.dir",
+    Kind.STRING,
+    None,
+    "The directory or object-store URL for remote log segments and snapshots.",
+)
+
+# ---------------------------------------------------------------------------------------------
+# Catalog
+# ---------------------------------------------------------------------------------------------
+
+DEFAULT_BUCKET_NUMBER = Option(
+    "default.bucket.number",
+    Kind.INT,
+    1,
+    "The number of buckets of a table that names none.",
+    minimum=1,
+)
+DEFAULT_REPLICATION_FACTOR = Option(
+    "default.replication.factor",
+    Kind.INT,
+    1,
+    "The replication factor of a table that names none.",
+    minimum=1,
+)
+MAX_BUCKET_NUM = Option(
+    "max.bucket.num",
+    Kind.INT,
+    4096,
+    "The largest number of buckets of a table, or of each partition of a partitioned one.",
+    minimum=1,
+)
+MAX_PARTITION_NUM = Option(
+    "max.partition.num",
+    Kind.INT,
+    1000,
+    "The largest number of partitions a table may have.",
+    minimum=1,
+)
+AUTO_PARTITION_CHECK_INTERVAL = Option(
+    "auto-partition.check.interval",
+    Kind.DURATION,
+    10 * MINUTE_MS,
+    "How often partitions are created ahead and expired ones dropped.",
+    minimum=1,
+)
+DATALAKE_FORMAT: Option[str | None] = Option(
+    "datalake.format",
+    Kind.ENUM,
+    None,
+    "The lake format that new tables get when they name none.",
+    allowed=LAKE_FORMATS,
+)
+
+# ---------------------------------------------------------------------------------------------
+# Log
+# ---------------------------------------------------------------------------------------------
+
+LOG_SEGMENT_FILE_SIZE = Option(
+    "log.segment.file-size",
+    Kind.MEMORY,
+    GIB,
+    "A log segment is closed and a new one begun before it would pass this size.",
+    minimum=KIB,
+    maximum=2 * GIB - 1,
+)
+LOG_INDEX_FILE_SIZE = Option(
+    "log.index.file-size",
+    Kind.MEMORY,
+    10 * MIB,
+    "The largest size of a segment's offset index and of its time index; a full index closes "
+    "the segment.",
+    minimum=KIB,
+    maximum=GIB,
+)
+LOG_INDEX_INTERVAL_SIZE = Option(
+    "log.index.interval-size",
+    Kind.MEMORY,
+    4 * KIB,
+    "One index entry per this many bytes of log. Larger means smaller indexes and longer searches.",
+    minimum=0,
+    maximum=INT32_MAX,
+)
+LOG_FLUSH_OFFSET_CHECKPOINT_INTERVAL = Option(
+    "log.flush.offset.checkpoint-interval",
+    Kind.DURATION,
+    MINUTE_MS,
+    "How often the recovery points are written; recovery after a crash starts there.",
+    minimum=1,
+)
+LOG_RETENTION_CHECK_INTERVAL = Option(
+    "log.retention.check-interval",
+    Kind.DURATION,
+    5 * MINUTE_MS,
+    "How often logs are searched for segments older than the table's `table.log.ttl`.",
+    minimum=1,
+)
+LOG_RETENTION_ROLL_ACTIVE_SEGMENT_ENABLED = Option(
+    "log.retention.roll-active-segment.enabled",
+    Kind.BOOL,
+    False,
+    "Let retention also close and delete the segment being written once all of it has expired.",
+)
+LOG_REPLICA_HIGH_WATERMARK_CHECKPOINT_INTERVAL = Option(
+    "log.replica.high-watermark.checkpoint-interval",
+    Kind.DURATION,
+    5 * SECOND_MS,
+    "How often the high watermarks are written to disk.",
+    minimum=1,
+)
+LOG_REPLICA_MIN_IN_SYNC_REPLICAS_NUMBER = Option(
+    "log.replica.min-in-sync-replicas-number",
+    Kind.INT,
+    1,
+    "With acks=all, the number of replicas that must have a batch before it is acknowledged.",
+    minimum=1,
+)
+SERVER_WRITER_ID_EXPIRATION_TIME = Option(
+    "server.writer-id.expiration-time",
+    Kind.DURATION,
+    7 * DAY_MS,
+    "An idempotent writer that has written nothing for this long is forgotten.",
+    minimum=1,
+)
+SERVER_WRITER_ID_EXPIRATION_CHECK_INTERVAL = Option(
+    "server.writer-id.expiration-check-interval",
+    Kind.DURATION,
+    10 * MINUTE_MS,
+    "How often expired writers are looked for.",
+    minimum=1,
+)
+ZUFLUSS_LOG_FLUSH = Option(
+    "zufluss.log.flush",
+    Kind.ENUM,
+    "ack",
+    "When appended bytes reach stable storage. `ack`: before they are acknowledged, one sync for "
+    "all writers that wait. `interval`: every `zufluss.log.flush-interval`. `os`: when the "
+    "operating system sees fit; a power failure can lose acknowledged data of an unreplicated "
+    "table.",
+    allowed=("ack", "interval", "os"),
+)
+ZUFLUSS_LOG_FLUSH_INTERVAL = Option(
+    "zufluss.log.flush-interval",
+    Kind.DURATION,
+    100,
+    "The time between syncs with `zufluss.log.flush = interval`: what a power failure can cost.",
+    minimum=1,
+)
+
+# ---------------------------------------------------------------------------------------------
+# Network
+# ---------------------------------------------------------------------------------------------
+
+NETTY_SERVER_MAX_REQUEST_SIZE = Option(
+    "netty.server.max-request-size",
+    Kind.MEMORY,
+    100 * MIB,
+    "The largest request; a longer one closes its connection.",
+    minimum=KIB,
+    maximum=INT32_MAX,
+)
+NETTY_SERVER_MAX_QUEUED_REQUESTS = Option(
+    "netty.server.max-queued-requests",
+    Kind.INT,
+    500,
+    "The requests of all connections that may be in work at once; beyond it the server stops "
+    "reading until some are answered.",
+    minimum=1,
+)
+NETTY_CONNECTION_MAX_IDLE_TIME = Option(
+    "netty.connection.max-idle-time",
+    Kind.DURATION,
+    10 * MINUTE_MS,
+    "A connection on which nothing was sent or received for this long is closed.",
+    minimum=1,
+)
+ZUFLUSS_NET_MAX_CONNECTIONS = Option(
+    "zufluss.net.max-connections",
+    Kind.INT,
+    10_000,
+    "The most connections open at once; further ones are closed as they come.",
+    minimum=1,
+)
+ZUFLUSS_NET_MAX_INFLIGHT_REQUESTS = Option(
+    "zufluss.net.max-inflight-requests",
+    Kind.INT,
+    128,
+    "The unanswered requests of one connection; beyond it the server stops reading from it.",
+    minimum=1,
+)
+ZUFLUSS_NET_RECEIVE_MEMORY = Option(
+    "zufluss.net.receive-memory",
+    Kind.MEMORY,
+    512 * MIB,
+    "The memory for requests that are still arriving, over all connections. A declared length "
+    "reserves nothing; only bytes that arrived count.",
+    minimum=64 * KIB,
+)
+ZUFLUSS_NET_FRAME_TIMEOUT = Option(
+    "zufluss.net.frame-timeout",
+    Kind.DURATION,
+    30 * SECOND_MS,
+    "A request whose first byte has arrived must be complete within this time.",
+    minimum=1,
+)
+ZUFLUSS_SHUTDOWN_TIMEOUT = Option(
+    "zufluss.shutdown-timeout",
+    Kind.DURATION,
+    30 * SECOND_MS,
+    "How long a stopping server waits for requests in work before it closes their connections.",
+    minimum=0,
+)
+
+# ---------------------------------------------------------------------------------------------
+# Log output
+# ---------------------------------------------------------------------------------------------
+
+ZUFLUSS_LOGGING_LEVEL = Option(
+    "zufluss.logging.level",
+    Kind.ENUM,
+    "info",
+    "The least severe events that are logged.",
+    allowed=("debug", "info", "warning", "error"),
+)
+ZUFLUSS_LOGGING_FORMAT = Option(
+    "zufluss.logging.format",
+    Kind.ENUM,
+    "console",
+    "`console` for people, `json` for machines: one object per line.",
+    allowed=("console", "json"),
+)
+
+# ---------------------------------------------------------------------------------------------
+# Client
+# ---------------------------------------------------------------------------------------------
+
+BOOTSTRAP_SERVERS: Option[tuple[str, ...]] = Option(
+    "bootstrap.servers",
+    Kind.LIST,
+    ("localhost:9123",),
+    "`host:port` of one or more servers; the rest of the cluster is learnt from them.",
+)
+CLIENT_ID = Option(
+    "client.id",
+    Kind.STRING,
+    "",
+    "A name for the client in server logs.",
+)
+CLIENT_CONNECT_TIMEOUT = Option(
+    "client.connect-timeout",
+    Kind.DURATION,
+    15 * SECOND_MS,
+    "How long opening a connection may take, handshake included. Fluss's Java client waits 120 s.",
+    minimum=1,
+)
+CLIENT_REQUEST_TIMEOUT = Option(
+    "client.request-timeout",
+    Kind.DURATION,
+    30 * SECOND_MS,
+    "How long the client waits for an answer before it fails or retries the request.",
+    minimum=1,
+)
+CLIENT_SECURITY_PROTOCOL = Option(
+    "client.security.protocol",
+    Kind.ENUM,
+    "plaintext",
+    "How the client identifies itself to the server.",
+    allowed=("plaintext", "sasl"),
+)
+CLIENT_SECURITY_SASL_MECHANISM = Option(
+    "client.security.sasl.mechanism",
+    Kind.ENUM,
+    "PLAIN",
+    "The SASL mechanism.",
+    allowed=("PLAIN",),
+)
+CLIENT_SECURITY_SASL_USERNAME: Option[str | None] = Option(
+    "client.security.sasl.username",
+    Kind.STRING,
+    None,
+    "The user of SASL/PLAIN.",
+)
+CLIENT_SECURITY_SASL_PASSWORD: Option[str | None] = Option(
+    "client.security.sasl.password",
+    Kind.STRING,
+    None,
+    "The password of SASL/PLAIN.",
+    secret=True,
+)
+CLIENT_SECURITY_SASL_JAAS_CONFIG: Option[str | None] = Option(
+    "client.security.sasl.jaas.config",
+    Kind.STRING,
+    None,
+    "User and password in Fluss's form, instead of the two keys above: "
+    "`org.apache.fluss.security.auth.sasl.plain.PlainLoginModule required "
+    'username="NAME" password="PASSWORD";`',
+    secret=True,
+)
+CLIENT_WRITER_ACKS = Option(
+    "client.writer.acks",
+    Kind.ENUM,
+    "all",
+    "What an acknowledgement means: `all` (or -1) stable on the in-sync replicas, `1` written by "
+    "the leader, `0` nothing is waited for.",
+    allowed=("all", "-1", "1", "0"),
+)
+CLIENT_WRITER_BATCH_SIZE = Option(
+    "client.writer.batch-size",
+    Kind.MEMORY,
+    2 * MIB,
+    "A batch of one bucket is sent when it reaches this size.",
+    minimum=KIB,
+    maximum=INT32_MAX,
+)
+CLIENT_WRITER_BATCH_TIMEOUT = Option(
+    "client.writer.batch-timeout",
+    Kind.DURATION,
+    100,
+    "A batch is sent at the latest this long after its first row.",
+    minimum=0,
+)
+CLIENT_WRITER_BUFFER_MEMORY_SIZE = Option(
+    "client.writer.buffer.memory-size",
+    Kind.MEMORY,
+    64 * MIB,
+    "The memory for rows not acknowledged yet; a writer waits when it is full.",
+    minimum=KIB,
+)
+CLIENT_WRITER_REQUEST_MAX_SIZE = Option(
+    "client.writer.request-max-size",
+    Kind.MEMORY,
+    10 * MIB,
+    "The size one write request aims at; it always carries at least one batch.",
+    minimum=KIB,
+    maximum=INT32_MAX,
+)
+CLIENT_WRITER_RETRIES = Option(
+    "client.writer.retries",
+    Kind.INT,
+    INT32_MAX,
+    "How often a write is tried again after an error that may pass.",
+    minimum=0,
+    maximum=INT32_MAX,
+    default_text="2147483647, in effect without end",
+)
+CLIENT_WRITER_ENABLE_IDEMPOTENCE = Option(
+    "client.writer.enable-idempotence",
+    Kind.BOOL,
+    True,
+    "Number the batches so that the server writes each once, in order, retries included.",
+)
+CLIENT_WRITER_MAX_INFLIGHT_REQUESTS_PER_BUCKET = Option(
+    "client.writer.max-inflight-requests-per-bucket",
+    Kind.INT,
+    5,
+    "The unacknowledged batches of one bucket. The server remembers five per idempotent writer.",
+    minimum=1,
+    maximum=5,
+)
+CLIENT_WRITER_DYNAMIC_CREATE_PARTITION_ENABLED = Option(
+    "client.writer.dynamic-create-partition.enabled",
+    Kind.BOOL,
+    True,
+    "Create a partition that does not exist when a row for it is written.",
+)
+CLIENT_WRITER_BUCKET_NO_KEY_ASSIGNER = Option(
+    "client.writer.bucket.no-key-assigner",
+    Kind.ENUM,
+    "sticky",
+    "How rows of a table without bucket key find their bucket: `sticky` fills a batch before it "
+    "moves on, `round_robin` spreads evenly.",
+    allowed=("sticky", "round_robin"),
+)
+CLIENT_BUCKET_HASH = Option(
+    "client.bucket.hash",
+    Kind.ENUM,
+    "pyfluss",
+    "The bucket hash of rows with a bucket key: that of pyfluss, or `java` for tables that Java "
+    "clients write too. The two differ for some keys; one table needs one of them.",
+    allowed=("pyfluss", "java"),
+)
+CLIENT_SCANNER_LOG_CHECK_CRC = Option(
+    "client.scanner.log.check-crc",
+    Kind.BOOL,
+    True,
+    "Verify the checksum of every batch that is read.",
+)
+CLIENT_SCANNER_LOG_MAX_POLL_RECORDS = Option(
+    "client.scanner.log.max-poll-records",
+    Kind.INT,
+    500,
+    "The most rows one poll returns, for scanners that poll.",
+    minimum=1,
+)
+CLIENT_SCANNER_LOG_FETCH_MAX_BYTES = Option(
+    "client.scanner.log.fetch.max-bytes",
+    Kind.MEMORY,
+    16 * MIB,
+    "The size one fetch answer aims at; a larger first batch still comes.",
+    minimum=1,
+    maximum=INT32_MAX,
+)
+CLIENT_SCANNER_LOG_FETCH_MAX_BYTES_FOR_BUCKET = Option(
+    "client.scanner.log.fetch.max-bytes-for-bucket",
+    Kind.MEMORY,
+    MIB,
+    "As `client.scanner.log.fetch.max-bytes`, for each bucket.",
+    minimum=1,
+    maximum=INT32_MAX,
+)
+CLIENT_SCANNER_LOG_FETCH_MIN_BYTES = Option(
+    "client.scanner.log.fetch.min-bytes",
+    Kind.MEMORY,
+    1,
+    "A fetch waits until this much is there, at most `client.scanner.log.fetch.wait-max-time`.",
+    minimum=1,
+    maximum=INT32_MAX,
+)
+CLIENT_SCANNER_LOG_FETCH_WAIT_MAX_TIME = Option(
+    "client.scanner.log.fetch.wait-max-time",
+    Kind.DURATION,
+    500,
+    "How long the server may hold a fetch that finds nothing new.",
+    minimum=0,
+    maximum=INT32_MAX,
+)
+
+OPTIONS: Mapping[str, Option[Any]] = {
+    value.key: value for value in list(globals().values()) if isinstance(value, Option)
+}
+"""Every server and client option by key, in the order declared."""
+
+
+def is_client_option(key: str) -> bool:
+    """Whether the key configures a client rather than a server."""
+    return key.startswith("client.") or key == BOOTSTRAP_SERVERS.key

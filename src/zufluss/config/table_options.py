@@ -1,0 +1,263 @@
+"""Every `table.*` property, declared once, with the same `Option` as the configuration.
+
+Properties are stored in the table descriptor as given and read through `parse_table_property`.
+Enum values match in any case; the parsed value is the canonical spelling. `alterable` is what
+ALTER TABLE may change. Rules that need more than one property or the schema (a merge engine
+needs a primary key, …) live in `model/validation.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from zufluss.config.nearest import suggestion
+from zufluss.config.option import Kind, Option
+from zufluss.config.options import INT32_MAX, LAKE_FORMATS
+from zufluss.config.values import DAY_MS, INT64_MAX, MINUTE_MS
+from zufluss.errors import ConfigError
+
+TABLE_REPLICATION_FACTOR: Option[int | None] = Option(
+    "table.replication.factor",
+    Kind.INT,
+    None,
+    "The number of replicas of each bucket; not more than there are tablet servers.",
+    minimum=1,
+    maximum=INT32_MAX,
+    default_text="`default.replication.factor`",
+)
+TABLE_LOG_FORMAT = Option(
+    "table.log.format",
+    Kind.ENUM,
+    "ARROW",
+    "The format of log records. pyfluss reads and writes ARROW only.",
+    allowed=("ARROW", "INDEXED", "COMPACTED"),
+)
+TABLE_LOG_ARROW_COMPRESSION_TYPE = Option(
+    "table.log.arrow.compression.type",
+    Kind.ENUM,
+    "ZSTD",
+    "How clients compress ARROW log records. pyfluss wants it in capitals.",
+    allowed=("NONE", "LZ4_FRAME", "ZSTD"),
+)
+TABLE_LOG_ARROW_COMPRESSION_ZSTD_LEVEL = Option(
+    "table.log.arrow.compression.zstd.level",
+    Kind.INT,
+    3,
+    "The level of ZSTD compression. pyfluss accepts 3 only.",
+    minimum=1,
+    maximum=22,
+)
+TABLE_LOG_TTL = Option(
+    "table.log.ttl",
+    Kind.DURATION,
+    7 * DAY_MS,
+    "How long log records are kept; a segment goes when its newest record is older. 0 keeps all.",
+    alterable=True,
+)
+TABLE_LOG_LOCAL_TTL: Option[int | None] = Option(
+    "table.log.local-ttl",
+    Kind.DURATION,
+    None,
+    "How long a segment that is in remote storage too stays on the server; not longer than "
+    "`table.log.ttl`.",
+    alterable=True,
+    default_text="`table.log.ttl`",
+)
+TABLE_LOG_TIERED_LOCAL_SEGMENTS = Option(
+    "table.log.tiered.local-segments",
+    Kind.INT,
+    2,
+    "The number of segments that stay on the server when older ones are in remote storage.",
+    alterable=True,
+    minimum=1,
+    maximum=INT32_MAX,
+)
+TABLE_KV_FORMAT = Option(
+    "table.kv.format",
+    Kind.ENUM,
+    "COMPACTED",
+    "The row format of a primary-key table. pyfluss writes COMPACTED only.",
+    allowed=("COMPACTED", "INDEXED"),
+)
+TABLE_KV_FORMAT_VERSION: Option[int | None] = Option(
+    "table.kv.format-version",
+    Kind.INT,
+    None,
+    "The version of the key encoding. The server sets 2 when a primary-key table is created; "
+    "a table without it is version 1.",
+    minimum=1,
+    maximum=2,
+    default_text="set by the server",
+)
+TABLE_KV_STANDBY_REPLICA_ENABLED: Option[bool | None] = Option(
+    "table.kv.standby-replica.enabled",
+    Kind.BOOL,
+    None,
+    "Keep a standby replica of a primary-key table warm for a quick change of leader. "
+    "The server sets true when the table is created.",
+    alterable=True,
+    default_text="set by the server",
+)
+TABLE_AUTO_PARTITION_ENABLED = Option(
+    "table.auto-partition.enabled",
+    Kind.BOOL,
+    False,
+    "Create partitions by time ahead and drop old ones.",
+    alterable=True,
+)
+TABLE_AUTO_PARTITION_KEY: Option[str | None] = Option(
+    "table.auto-partition.key",
+    Kind.STRING,
+    None,
+    "The partition key that holds the time; needed when there is more than one.",
+    default_text="the only partition key",
+)
+TABLE_AUTO_PARTITION_TIME_UNIT = Option(
+    "table.auto-partition.time-unit",
+    Kind.ENUM,
+    "DAY",
+    "The time one partition covers.",
+    allowed=("HOUR", "DAY", "MONTH", "QUARTER", "YEAR"),
+)
+TABLE_AUTO_PARTITION_TIME_FORMAT: Option[str | None] = Option(
+    "table.auto-partition.time-format",
+    Kind.STRING,
+    None,
+    "The pattern of the partition value, largest unit first and of fixed width, such as "
+    "`yyyy-MM-dd`.",
+    default_text="by unit: yyyyMMddHH, yyyyMMdd, yyyyMM, yyyyQ, yyyy",
+)
+TABLE_AUTO_PARTITION_TIME_ZONE: Option[str | None] = Option(
+    "table.auto-partition.time-zone",
+    Kind.STRING,
+    None,
+    "The time zone in which partitions begin, such as `Europe/Berlin`.",
+    default_text="the server's time zone",
+)
+TABLE_AUTO_PARTITION_NUM_PRECREATE = Option(
+    "table.auto-partition.num-precreate",
+    Kind.INT,
+    2,
+    "The number of partitions that exist from the current one on. With several partition keys "
+    "it is 0.",
+    alterable=True,
+    maximum=INT32_MAX,
+)
+TABLE_AUTO_PARTITION_NUM_RETENTION = Option(
+    "table.auto-partition.num-retention",
+    Kind.INT,
+    7,
+    "The number of partitions kept before the current one; 0 or less keeps all.",
+    alterable=True,
+    maximum=INT32_MAX,
+)
+TABLE_DATALAKE_ENABLED = Option(
+    "table.datalake.enabled",
+    Kind.BOOL,
+    False,
+    "Move the table's data to the lake.",
+    alterable=True,
+)
+TABLE_DATALAKE_FORMAT: Option[str | None] = Option(
+    "table.datalake.format",
+    Kind.ENUM,
+    None,
+    "The lake format. It also decides how keys are encoded and hashed to buckets.",
+    allowed=LAKE_FORMATS,
+    default_text="`datalake.format`",
+)
+TABLE_DATALAKE_FRESHNESS = Option(
+    "table.datalake.freshness",
+    Kind.DURATION,
+    3 * MINUTE_MS,
+    "How far the lake may lag behind the table.",
+    alterable=True,
+)
+TABLE_DATALAKE_AUTO_COMPACTION = Option(
+    "table.datalake.auto-compaction",
+    Kind.BOOL,
+    False,
+    "Compact the lake table while tiering writes to it.",
+    alterable=True,
+)
+TABLE_DATALAKE_AUTO_EXPIRE_SNAPSHOT = Option(
+    "table.datalake.auto-expire-snapshot",
+    Kind.BOOL,
+    False,
+    "Expire old snapshots of the lake table when tiering commits.",
+)
+TABLE_DATALAKE_HISTORICAL_PARTITION_ENABLED = Option(
+    "table.datalake.historical-partition.enabled",
+    Kind.BOOL,
+    False,
+    "Answer lookups of partitions that have expired from the lake.",
+    alterable=True,
+)
+TABLE_MERGE_ENGINE: Option[str | None] = Option(
+    "table.merge-engine",
+    Kind.ENUM,
+    None,
+    "What happens to a second row of a primary key: the first stays, the higher version wins, or "
+    "the columns are aggregated. Without it the last row wins.",
+    allowed=("first_row", "versioned", "aggregation"),
+)
+TABLE_MERGE_ENGINE_VERSIONED_VER_COLUMN: Option[str | None] = Option(
+    "table.merge-engine.versioned.ver-column",
+    Kind.STRING,
+    None,
+    "The version column of the `versioned` engine: INT, BIGINT, TIMESTAMP or TIMESTAMP_LTZ.",
+)
+TABLE_DELETE_BEHAVIOR = Option(
+    "table.delete.behavior",
+    Kind.ENUM,
+    "ALLOW",
+    "What a delete does on a primary-key table: it deletes, is ignored, or is refused.",
+    allowed=("ALLOW", "IGNORE", "DISABLE"),
+    default_text="ALLOW; IGNORE with a merge engine",
+)
+TABLE_CHANGELOG_IMAGE = Option(
+    "table.changelog.image",
+    Kind.ENUM,
+    "FULL",
+    "Whether the changelog of a primary-key table carries the row before an update (FULL) or "
+    "only the row after it (WAL).",
+    allowed=("FULL", "WAL"),
+)
+TABLE_AUTO_INCREMENT_CACHE_SIZE = Option(
+    "table.auto-increment.cache-size",
+    Kind.INT,
+    100_000,
+    "The number of ids of an auto-increment column that a server reserves at once.",
+    minimum=1,
+    maximum=INT64_MAX,
+)
+TABLE_STATISTICS_COLUMNS: Option[str | None] = Option(
+    "table.statistics.columns",
+    Kind.STRING,
+    None,
+    "The columns whose minimum, maximum and null count writers put into each batch of a log "
+    "table, so that filters skip batches: `*`, or names separated by commas.",
+    alterable=True,
+)
+
+TABLE_OPTIONS: Mapping[str, Option[Any]] = {
+    value.key: value for value in list(globals().values()) if isinstance(value, Option)
+}
+"""Every table property by key, in the order declared."""
+
+
+def table_option(key: str) -> Option[Any]:
+    """The property of that key; an unknown key is refused with the nearest one."""
+    option = TABLE_OPTIONS.get(key)
+    if option is None:
+        raise ConfigError(
+            f"{key!r} is no table property{suggestion(key, TABLE_OPTIONS)}; "
+            "a property of your own belongs into the custom properties"
+        )
+    return option
+
+
+def parse_table_property(key: str, value: str) -> Any:
+    """The parsed value of a table property; `ConfigError` for an unknown key or a bad value."""
+    return table_option(key).parse(value)

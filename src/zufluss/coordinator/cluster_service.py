@@ -1,0 +1,81 @@
+"""Answers about the cluster as a whole, in either role: health, configuration, file tokens.
+
+Like `metadata_service.py`, from memory and without waiting.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+from zufluss.config.load import DEFAULT_ORIGIN, Configuration
+from zufluss.coordinator.image import ClusterImage
+from zufluss.wire import messages as m
+from zufluss.wire.api import ApiKey
+
+if TYPE_CHECKING:
+    from zufluss.net.services import RequestContext, Services
+
+CONFIG_SOURCE = "INITIAL_SERVER_CONFIG"
+"""How the protocol calls a value that was there when the server started."""
+
+
+class Health(IntEnum):
+    """The state of the cluster, numbered as on the wire."""
+
+    GREEN = 0
+    YELLOW = 1
+    RED = 2
+
+
+class ClusterService:
+    """Handlers of the cluster-wide read-only APIs."""
+
+    def __init__(self, conf: Configuration, image: ClusterImage) -> None:
+        self._conf = conf
+        self._image = image
+
+    def register(self, services: Services) -> None:
+        """Attach every handler to its API key."""
+        services.register(ApiKey.GET_CLUSTER_HEALTH, self.get_cluster_health)
+        services.register(ApiKey.DESCRIBE_CLUSTER_CONFIGS, self.describe_cluster_configs)
+        services.register(ApiKey.GET_FILESYSTEM_SECURITY_TOKEN, self.get_security_token)
+
+    async def get_cluster_health(
+        self, request: m.GetClusterHealthRequest, ctx: RequestContext
+    ) -> m.GetClusterHealthResponse:
+        """GET_CLUSTER_HEALTH (1062): red without a leader, yellow without a replica."""
+        states = [state for _, _, state in self._image.buckets()]
+        replicas = sum(len(state.replicas) for state in states)
+        in_sync = sum(len(state.isr) for state in states)
+        active = sum(state.leader in self._image.tablets for state in states)
+        if active < len(states):
+            status = Health.RED
+        else:
+            status = Health.YELLOW if in_sync < replicas else Health.GREEN
+        return m.GetClusterHealthResponse(
+            num_replicas=replicas,
+            in_sync_replicas=in_sync,
+            num_leader_replicas=len(states),
+            active_leader_replicas=active,
+            status=status,
+        )
+
+    async def describe_cluster_configs(
+        self, request: m.DescribeClusterConfigsRequest, ctx: RequestContext
+    ) -> m.DescribeClusterConfigsResponse:
+        """DESCRIBE_CLUSTER_CONFIGS (1045): what was configured, secrets hidden."""
+        rows = [
+            m.PbDescribeConfig(
+                config_key=row.key, config_value=row.value, config_source=CONFIG_SOURCE
+            )
+            for row in self._conf.effective()
+            if row.origin != DEFAULT_ORIGIN
+        ]
+        return m.DescribeClusterConfigsResponse(configs=rows)
+
+    async def get_security_token(
+        self, request: m.GetFileSystemSecurityTokenRequest, ctx: RequestContext
+    ) -> m.GetFileSystemSecurityTokenResponse:
+        """GET_FILESYSTEM_SECURITY_TOKEN (1025): local files need no token."""
+        return m.GetFileSystemSecurityTokenResponse(schema="file", token=b"")

@@ -1,0 +1,166 @@
+"""Answers about the catalog, from the image, in either role.
+
+Nothing here waits or changes anything. A coordinator answers from its own image, a tablet server
+from the copy the coordinator keeps fresh; the code is the same. Errors that Fluss gives for the
+same question keep their code, except where `docs/compatibility.md` says why not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from zufluss.coordinator import codec
+from zufluss.coordinator.image import ClusterImage, PartitionEntry, ServerNode
+from zufluss.errors import PartitionNotExistError
+from zufluss.model.partition import check_partial_spec
+from zufluss.wire import messages as m
+from zufluss.wire.api import ApiKey
+
+if TYPE_CHECKING:
+    from zufluss.net.services import RequestContext, Services
+
+
+class MetadataService:
+    """Handlers of the read-only metadata APIs."""
+
+    def __init__(self, image: ClusterImage) -> None:
+        self._image = image
+
+    def register(self, services: Services) -> None:
+        """Attach every handler to its API key."""
+        services.register(ApiKey.LIST_DATABASES, self.list_databases)
+        services.register(ApiKey.DATABASE_EXISTS, self.database_exists)
+        services.register(ApiKey.GET_DATABASE_INFO, self.get_database_info)
+        services.register(ApiKey.LIST_TABLES, self.list_tables)
+        services.register(ApiKey.TABLE_EXISTS, self.table_exists)
+        services.register(ApiKey.GET_TABLE_INFO, self.get_table_info)
+        services.register(ApiKey.GET_TABLE_SCHEMA, self.get_table_schema)
+        services.register(ApiKey.LIST_PARTITION_INFOS, self.list_partition_infos)
+        services.register(ApiKey.GET_METADATA, self.get_metadata)
+
+    async def list_databases(
+        self, request: m.ListDatabasesRequest, ctx: RequestContext
+    ) -> m.ListDatabasesResponse:
+        """LIST_DATABASES (1003): names, or summaries instead of them."""
+        entries = sorted(self._image.databases.values(), key=lambda entry: entry.name)
+        if not request.include_summary:
+            return m.ListDatabasesResponse(database_name=[entry.name for entry in entries])
+        summaries = [
+            m.PbDatabaseSummary(
+                database_name=entry.name,
+                created_time=entry.created_time,
+                table_count=len(self._image.table_names(entry.name)),
+            )
+            for entry in entries
+        ]
+        return m.ListDatabasesResponse(database_summary=summaries)
+
+    async def database_exists(
+        self, request: m.DatabaseExistsRequest, ctx: RequestContext
+    ) -> m.DatabaseExistsResponse:
+        """DATABASE_EXISTS (1004)."""
+        return m.DatabaseExistsResponse(exists=request.database_name in self._image.databases)
+
+    async def get_database_info(
+        self, request: m.GetDatabaseInfoRequest, ctx: RequestContext
+    ) -> m.GetDatabaseInfoResponse:
+        """GET_DATABASE_INFO (1035)."""
+        entry = self._image.database(request.database_name)
+        return m.GetDatabaseInfoResponse(
+            database_json=entry.descriptor.to_json(),
+            created_time=entry.created_time,
+            modified_time=entry.modified_time,
+        )
+
+    async def list_tables(
+        self, request: m.ListTablesRequest, ctx: RequestContext
+    ) -> m.ListTablesResponse:
+        """LIST_TABLES (1008)."""
+        database = self._image.database(request.database_name)
+        return m.ListTablesResponse(table_name=self._image.table_names(database.name))
+
+    async def table_exists(
+        self, request: m.TableExistsRequest, ctx: RequestContext
+    ) -> m.TableExistsResponse:
+        """TABLE_EXISTS (1010)."""
+        path = codec.path_from_proto(request.table_path)
+        return m.TableExistsResponse(exists=self._image.find_table(path) is not None)
+
+    async def get_table_info(
+        self, request: m.GetTableInfoRequest, ctx: RequestContext
+    ) -> m.GetTableInfoResponse:
+        """GET_TABLE_INFO (1007)."""
+        entry = self._image.table(codec.path_from_proto(request.table_path))
+        return m.GetTableInfoResponse(
+            table_id=entry.info.table_id,
+            schema_id=entry.info.schema_id,
+            table_json=entry.table_json,
+            created_time=entry.info.created_time,
+            modified_time=entry.info.modified_time,
+        )
+
+    async def get_table_schema(
+        self, request: m.GetTableSchemaRequest, ctx: RequestContext
+    ) -> m.GetTableSchemaResponse:
+        """GET_TABLE_SCHEMA (1011): one by id, or the current one."""
+        wanted = request.schema_id if request.HasField("schema_id") else None
+        path = codec.path_from_proto(request.table_path)
+        schema_id, schema = self._image.schema(path, wanted)
+        return m.GetTableSchemaResponse(schema_id=schema_id, schema_json=schema.to_json_bytes())
+
+    async def list_partition_infos(
+        self, request: m.ListPartitionInfosRequest, ctx: RequestContext
+    ) -> m.ListPartitionInfosResponse:
+        """LIST_PARTITION_INFOS (1009): all, or those with the given values."""
+        path = codec.path_from_proto(request.table_path)
+        info = self._image.partitioned_table(path).info
+        partial = codec.spec_from_proto(request.partial_partition_spec)
+        check_partial_spec(info, partial)
+        found = [
+            m.PbPartitionInfo(
+                partition_id=entry.partition_id, partition_spec=codec.spec_to_proto(entry.spec)
+            )
+            for name, entry in sorted(self._image.partitions(info.table_id).items())
+            if partial.items() <= entry.spec.items()
+        ]
+        return m.ListPartitionInfosResponse(partitions_info=found)
+
+    async def get_metadata(
+        self, request: m.MetadataRequest, ctx: RequestContext
+    ) -> m.MetadataResponse:
+        """GET_METADATA (1012): servers on the caller's own listener, tables, partitions."""
+        image = self._image
+        tables = [image.table(codec.path_from_proto(path)) for path in request.table_path]
+        partitions = self._partitions(request)
+        response = m.MetadataResponse(
+            tablet_servers=_visible(image.tablets.values(), ctx.listener),
+            table_metadata=map(codec.table_to_proto, tables),
+            partition_metadata=map(codec.partition_to_proto, partitions),
+        )
+        for node in _visible(filter(None, [image.coordinator]), ctx.listener):
+            response.coordinator_server.CopyFrom(node)
+        return response
+
+    def _partitions(self, request: m.MetadataRequest) -> Iterable[PartitionEntry]:
+        """The partitions a request names, each once."""
+        found: dict[int, PartitionEntry] = {}
+        for each in request.partitions_path:
+            path = codec.physical_path_from_proto(each)
+            entry = self._image.partition(path.path, path.partition or "")
+            found[entry.partition_id] = entry
+        for partition_id in request.partitions_id:
+            by_id = self._image.partition_by_id(partition_id)
+            if by_id is None:
+                raise PartitionNotExistError(f"partition with id {partition_id} does not exist")
+            found[partition_id] = by_id
+        return found.values()
+
+
+def _visible(nodes: Iterable[ServerNode], listener: str) -> list[m.PbServerNode]:
+    """The servers that can be reached on a listener, by id."""
+    return [
+        codec.node_to_proto(node, endpoint)
+        for node in sorted(nodes, key=lambda node: node.node_id)
+        if (endpoint := node.endpoint(listener)) is not None
+    ]

@@ -1,0 +1,252 @@
+"""The catalog in the metadata store: every path, and what lies there.
+
+The only code that knows the layout. Values are UTF-8 JSON objects unless the table says number
+(decimal text). Everything about a table lies below its id, so that a name can be used again while
+the old table is being deleted, and dropping a table is deleting one subtree.
+
+| path | value |
+|---|---|
+| `/catalog/format` | number: version of this layout, 1 |
+| `/coordinator/epoch` | number: grows with each start of a coordinator; every change checks it |
+| `/counters/table` `/counters/partition` `/counters/writer` `/counters/server-epoch` | number: the next id, never given twice |
+| `/databases/NAME` | `descriptor` (as on the wire), `created_time`, `modified_time` |
+| `/tables/ID` | `database`, `table`, `schema_id`, `descriptor` (as on the wire), `created_time`, `modified_time` |
+| `/tables/ID/schemas/SCHEMA_ID` | the schema, as on the wire |
+| `/tables/ID/buckets` | `buckets`: a list by bucket number of `[replicas, leader, leader_epoch, isr, bucket_epoch]`; absent for a partitioned table |
+| `/tables/ID/partitions/PARTITION_ID` | `name`, `created_time` |
+| `/tables/ID/partitions/PARTITION_ID/buckets` | as `/tables/ID/buckets` |
+
+Times are epoch milliseconds. `buckets` is a path of its own because leaders change on their own.
+"""  # noqa: E501 - a table row does not wrap
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from zufluss.coordinator.image import (
+    BucketState,
+    DatabaseEntry,
+    DatabasePut,
+    ImageChange,
+    PartitionEntry,
+    PartitionPut,
+    TableEntry,
+    TablePut,
+)
+from zufluss.errors import ErrorCode, ZuflussError
+from zufluss.meta.api import Create, Delete, Entry, Op, Put
+from zufluss.model.partition import spec_of
+from zufluss.model.schema import Schema, dump_object
+from zufluss.model.table import DatabaseDescriptor, TableDescriptor, TableInfo, TablePath
+
+FORMAT = 1
+FORMAT_PATH = "/catalog/format"
+EPOCH_PATH = "/coordinator/epoch"
+TABLE_COUNTER = "/counters/table"
+PARTITION_COUNTER = "/counters/partition"
+WRITER_COUNTER = "/counters/writer"
+SERVER_EPOCH_COUNTER = "/counters/server-epoch"
+
+
+class CatalogDamagedError(ZuflussError):
+    """The metadata store holds something that is no catalog."""
+
+    code = ErrorCode.STORAGE_EXCEPTION
+
+
+def number(value: int) -> bytes:
+    """A number as it is stored."""
+    return b"%d" % value
+
+
+# Writing
+
+
+def put_database(entry: DatabaseEntry, *, new: bool) -> Op:
+    """Create a database, or replace it."""
+    value = dump_object(
+        {
+            "descriptor": json.loads(entry.descriptor.to_json()),
+            "created_time": entry.created_time,
+            "modified_time": entry.modified_time,
+        }
+    )
+    path = f"/databases/{entry.name}"
+    return Create(path, value) if new else Put(path, value)
+
+
+def drop_database(name: str) -> Op:
+    """Delete a database."""
+    return Delete(f"/databases/{name}")
+
+
+def create_table(entry: TableEntry) -> list[Op]:
+    """Create a table with its schemas and buckets."""
+    base = _table_path(entry.info.table_id)
+    ops: list[Op] = [Create(base, _table_value(entry.info))]
+    ops += [_create_schema(base, i, schema) for i, schema in entry.schemas.items()]
+    if not entry.info.is_partitioned:
+        ops.append(Create(f"{base}/buckets", _buckets_value(entry.buckets)))
+    return ops
+
+
+def alter_table(before: TableEntry, after: TableEntry) -> list[Op]:
+    """Replace a table, adding the schemas it did not have."""
+    base = _table_path(after.info.table_id)
+    ops: list[Op] = [Put(base, _table_value(after.info))]
+    ops += [
+        _create_schema(base, i, schema)
+        for i, schema in after.schemas.items()
+        if i not in before.schemas
+    ]
+    return ops
+
+
+def drop_table(entry: TableEntry, partitions: Iterable[PartitionEntry]) -> list[Op]:
+    """Delete a table with everything below it."""
+    base = _table_path(entry.info.table_id)
+    ops: list[Op] = [Delete(base)]
+    ops += [Delete(f"{base}/schemas/{i}") for i in entry.schemas]
+    if not entry.info.is_partitioned:
+        ops.append(Delete(f"{base}/buckets"))
+    for partition in partitions:
+        ops += drop_partition(partition)
+    return ops
+
+
+def create_partition(entry: PartitionEntry) -> list[Op]:
+    """Create a partition with its buckets."""
+    path = _partition_path(entry)
+    value = dump_object({"name": entry.name, "created_time": entry.created_time})
+    return [Create(path, value), Create(f"{path}/buckets", _buckets_value(entry.buckets))]
+
+
+def drop_partition(entry: PartitionEntry) -> list[Op]:
+    """Delete a partition with its buckets."""
+    path = _partition_path(entry)
+    return [Delete(path), Delete(f"{path}/buckets")]
+
+
+def _table_path(table_id: int) -> str:
+    return f"/tables/{table_id}"
+
+
+def _partition_path(entry: PartitionEntry) -> str:
+    return f"/tables/{entry.table_id}/partitions/{entry.partition_id}"
+
+
+def _create_schema(base: str, schema_id: int, schema: Schema) -> Op:
+    return Create(f"{base}/schemas/{schema_id}", schema.to_json_bytes())
+
+
+def _table_value(info: TableInfo) -> bytes:
+    return dump_object(
+        {
+            "database": info.path.database,
+            "table": info.path.table,
+            "schema_id": info.schema_id,
+            "descriptor": json.loads(info.descriptor.to_json()),
+            "created_time": info.created_time,
+            "modified_time": info.modified_time,
+        }
+    )
+
+
+def _buckets_value(states: Sequence[BucketState]) -> bytes:
+    rows = [[s.replicas, s.leader, s.leader_epoch, s.isr, s.bucket_epoch] for s in states]
+    return dump_object({"buckets": rows})
+
+
+# Reading
+
+
+def load(entries: Iterable[Entry]) -> Iterator[ImageChange]:
+    """The catalog in the values of a store, tables before their partitions."""
+    values = {entry.path: entry.value for entry in entries}
+    tree = _Tree(values)
+    for name in tree.names("/databases"):
+        yield DatabasePut(_guarded(f"/databases/{name}", lambda n=name: _database(tree, n)))
+    for table_id in tree.names("/tables"):
+        base = f"/tables/{table_id}"
+        table = _guarded(base, lambda b=base: _table(tree, b))
+        yield TablePut(table)
+        for partition_id in tree.names(f"{base}/partitions"):
+            path = f"{base}/partitions/{partition_id}"
+            yield PartitionPut(_guarded(path, lambda p=path, t=table: _partition(tree, p, t)))
+
+
+class _Tree:
+    """The values of a store, with the names below a path found without a search."""
+
+    def __init__(self, values: Mapping[str, bytes]) -> None:
+        self.values = values
+        self._names: dict[str, dict[str, None]] = {}
+        for path in values:
+            parts = path.split("/")
+            for depth in range(2, len(parts) + 1):
+                parent = "/".join(parts[: depth - 1])
+                self._names.setdefault(parent, {})[parts[depth - 1]] = None
+
+    def names(self, path: str) -> list[str]:
+        return list(self._names.get(path, ()))
+
+    def object(self, path: str) -> Any:
+        return json.loads(self.values[path])
+
+
+def _guarded(path: str, read: Any) -> Any:
+    try:
+        return read()
+    except (KeyError, ValueError, TypeError, ZuflussError) as problem:
+        raise CatalogDamagedError(
+            f"the metadata at {path} cannot be read: {problem!r}; "
+            f"restore the metadata store from a backup"
+        ) from problem
+
+
+def _database(tree: _Tree, name: str) -> DatabaseEntry:
+    value = tree.object(f"/databases/{name}")
+    descriptor = DatabaseDescriptor.from_json(dump_object(value["descriptor"]))
+    return DatabaseEntry(name, descriptor, value["created_time"], value["modified_time"])
+
+
+def _table(tree: _Tree, base: str) -> TableEntry:
+    value = tree.object(base)
+    info = TableInfo(
+        path=TablePath(value["database"], value["table"]),
+        table_id=int(base.rsplit("/", 1)[1]),
+        schema_id=value["schema_id"],
+        descriptor=TableDescriptor.from_json(dump_object(value["descriptor"])),
+        created_time=value["created_time"],
+        modified_time=value["modified_time"],
+    )
+    schemas = {
+        schema_id: Schema.from_json(tree.values[f"{base}/schemas/{schema_id}"])
+        for schema_id in sorted(map(int, tree.names(f"{base}/schemas")))
+    }
+    if list(schemas) != list(range(1, info.schema_id + 1)):
+        raise ValueError(f"schemas {list(schemas)}, expected 1 to {info.schema_id}")
+    buckets = () if info.is_partitioned else _bucket_states(tree, base)
+    return TableEntry(info, schemas, buckets)
+
+
+def _partition(tree: _Tree, path: str, table: TableEntry) -> PartitionEntry:
+    value = tree.object(path)
+    return PartitionEntry(
+        partition_id=int(path.rsplit("/", 1)[1]),
+        table_id=table.info.table_id,
+        name=value["name"],
+        spec=spec_of(table.info.partition_keys, value["name"]),
+        created_time=value["created_time"],
+        buckets=_bucket_states(tree, path),
+    )
+
+
+def _bucket_states(tree: _Tree, path: str) -> tuple[BucketState, ...]:
+    rows = tree.object(f"{path}/buckets")["buckets"]
+    return tuple(
+        BucketState(tuple(replicas), leader, leader_epoch, tuple(isr), bucket_epoch)
+        for replicas, leader, leader_epoch, isr, bucket_epoch in rows
+    )

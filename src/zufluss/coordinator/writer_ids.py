@@ -1,0 +1,53 @@
+"""Writer ids, handed out one by one from durable ranges.
+
+An idempotent writer asks for an id before its first write (INIT_WRITER). Two writers with one id
+would destroy each other's sequence numbers, so an id must never be given twice, not even after a
+crash. Taking a range from the store once per `RANGE` writers makes that cheap: what is left of a
+range when the process dies is lost, and that is all. Where ranges come from is the caller's
+choice: the catalog when both roles are one process, ALLOCATE_WRITER_IDS when they are apart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from typing import TYPE_CHECKING
+
+from zufluss.wire import messages as m
+from zufluss.wire.api import ApiKey
+
+if TYPE_CHECKING:
+    from zufluss.net.services import RequestContext, Services
+
+RANGE = 1000
+"""Ids taken from the store at once."""
+
+
+class WriterIds:
+    """Hands out writer ids; takes a new range when the last one is used up."""
+
+    def __init__(self, allocate: Callable[[int], Awaitable[range]]) -> None:
+        self._allocate = allocate
+        self._ids: Iterator[int] = iter(())
+        self._lock = asyncio.Lock()
+
+    async def next(self) -> int:
+        """An id that no writer has or had."""
+        found = next(self._ids, None)
+        while found is None:
+            async with self._lock:
+                found = next(self._ids, None)
+                if found is None:
+                    self._ids = iter(await self._allocate(RANGE))
+                    found = next(self._ids, None)
+        return found
+
+    def register(self, services: Services) -> None:
+        """Answer INIT_WRITER."""
+        services.register(ApiKey.INIT_WRITER, self.init_writer)
+
+    async def init_writer(
+        self, request: m.InitWriterRequest, ctx: RequestContext
+    ) -> m.InitWriterResponse:
+        """INIT_WRITER (1026): the tables in the request only matter to access control."""
+        return m.InitWriterResponse(writer_id=await self.next())

@@ -1,0 +1,97 @@
+"""The recovery point of one log, kept in a file of two slots.
+
+A checkpoint says: everything below `recovery_point` is durable in the segment files themselves, and
+the recovery point lies at `position` of the segment that starts at `segment_base`. Recovery trusts
+what lies below and verifies what lies above. A clean stop leaves a checkpoint at the log end beside
+a writer snapshot of the same offset; a log whose last segment ends exactly there needs no scan.
+
+The file `log.checkpoint` has two slots of 512 bytes that are written in turn and in place: a torn
+write can only hurt the slot that was being written, and one fdatasync of a file that never grows
+makes it durable. Little-endian:
+
+| field          | type | at |                                                                   |
+|----------------|------|----|-------------------------------------------------------------------|
+| magic          | u32  | 0  | `ZCP1`                                                            |
+| crc32c         | u32  | 4  | of bytes 8 to 56                                                  |
+| counter        | i64  | 8  | the higher of two valid slots is the checkpoint                   |
+| recovery point | i64  | 16 | offset                                                            |
+| segment base   | i64  | 24 | offset the segment of the recovery point starts at                |
+| position       | i64  | 32 | byte of the recovery point in that segment                        |
+| last timestamp | i64  | 40 | commit timestamp of the last batch below the recovery point, or 0 |
+| incarnation    | i64  | 48 | raised by every truncation; the commit log is matched against it  |
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from pathlib import Path
+from typing import NamedTuple
+
+from crc32c import crc32c
+
+from zufluss.log.files import Files
+
+FILE_NAME = "log.checkpoint"
+"""Name of the file in the log's directory."""
+
+_SLOT_BYTES = 512
+_MAGIC = 0x3150435A
+_PREFIX = struct.Struct("<II")
+_FIELDS = struct.Struct("<qqqqqq")
+
+
+class Checkpoint(NamedTuple):
+    """What is known to be durable in the segment files of a log."""
+
+    counter: int
+    """How many checkpoints were written before, in the life of the log."""
+    recovery_point: int
+    """Everything below this offset is durable."""
+    segment_base: int
+    """Base offset of the segment the recovery point lies in."""
+    position: int
+    """Byte of the recovery point in that segment."""
+    last_timestamp: int
+    """Commit timestamp of the last batch below the recovery point, 0 if there is none."""
+    incarnation: int
+    """Number of truncations so far."""
+
+
+def write_checkpoint(files: Files, directory: Path, checkpoint: Checkpoint) -> None:
+    """Write the checkpoint into its slot and make it durable."""
+    fields = _FIELDS.pack(*checkpoint)
+    slot = _PREFIX.pack(_MAGIC, crc32c(fields)) + fields
+    path = directory / FILE_NAME
+    created = not path.exists()
+    file = files.open(path, create=True)
+    position = (checkpoint.counter & 1) * _SLOT_BYTES
+    files.write_all(file.fd, slot.ljust(_SLOT_BYTES, b"\0"), position)
+    files.fdatasync(file.fd)
+    if created:
+        files.sync_directory(directory)
+
+
+def read_checkpoint(directory: Path) -> Checkpoint | None:
+    """The newest valid checkpoint, or None if there is none."""
+    try:
+        fd = os.open(directory / FILE_NAME, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        data = os.pread(fd, 2 * _SLOT_BYTES, 0)
+    finally:
+        os.close(fd)
+    slots = (_read_slot(data, 0), _read_slot(data, _SLOT_BYTES))
+    return max((slot for slot in slots if slot is not None), default=None)
+
+
+def _read_slot(data: bytes, at: int) -> Checkpoint | None:
+    slot = data[at : at + _PREFIX.size + _FIELDS.size]
+    if len(slot) < _PREFIX.size + _FIELDS.size:
+        return None
+    magic, crc = _PREFIX.unpack_from(slot)
+    fields = slot[_PREFIX.size :]
+    if magic != _MAGIC or crc != crc32c(fields):
+        return None
+    return Checkpoint(*_FIELDS.unpack(fields))

@@ -1,0 +1,240 @@
+"""The file layer: the only code of the package that changes the file system.
+
+Every write, truncation, sync, rename, creation and removal of the log goes through one `Files`
+object that is handed in. That gives three things: a test can record all operations and build the
+disk as a power failure would leave it (`zufluss.testing.files`), a crash test can kill the process
+at the n-th operation of a kind, and a reader finds the durability rules in one place. Reading is
+not wrapped; it changes nothing.
+
+Nothing here is durable until it was synced: data with `fdatasync`, the names of created, renamed
+and removed files with `sync_directory`. `ZUFLUSS_KILL_AT=<operation>#<n>` makes the process kill
+itself with SIGKILL right before the n-th operation of that name, counted over all threads; the
+operations are `open`, `write`, `truncate`, `fdatasync`, `dirsync`, `rename`, `unlink`, `rmdir` and
+`mkdir`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+from collections import OrderedDict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from zufluss.errors import ConfigError
+
+KILL_AT_VARIABLE = "ZUFLUSS_KILL_AT"
+"""Environment variable that names the operation to die at."""
+
+OPERATIONS = (
+    "open", "write", "truncate", "fdatasync", "dirsync", "rename", "unlink", "rmdir", "mkdir",
+)  # fmt: skip
+"""Names of the operations that can be a kill point."""
+
+OPEN_FILES_MAX = 256
+"""Files kept open for reading old segments and indexes; the least recently used is closed."""
+
+
+class OpenFile:
+    """A file descriptor that is closed with its last reference.
+
+    A slice handed to a reader thread, a sync in flight and the log itself may all hold the same
+    file; whoever lets go last closes it, so a segment may be deleted while it is read.
+    """
+
+    __slots__ = ("_close", "fd")
+
+    def __init__(self, fd: int, close: Any = os.close) -> None:
+        self.fd = fd
+        self._close = close
+
+    def __del__(self) -> None:
+        self._close(self.fd)
+
+    def __repr__(self) -> str:
+        return f"OpenFile(fd={self.fd})"
+
+
+class Files:
+    """The operations on files, straight through to the operating system."""
+
+    def __init__(self, open_files_max: int = OPEN_FILES_MAX) -> None:
+        self._open_files_max = open_files_max
+        self._cached: OrderedDict[str, OpenFile] = OrderedDict()
+
+    pwrite = staticmethod(os.pwrite)
+    """Write bytes at a position, return how many were written. The hot one: no wrapper at all."""
+
+    fdatasync = staticmethod(os.fdatasync)
+    """Make the data of a file durable."""
+
+    truncate = staticmethod(os.ftruncate)
+    """Cut or extend an open file."""
+
+    def open(self, path: Path, *, create: bool = False) -> OpenFile:
+        """Open for reading and writing; with `create` the file is made if it is missing."""
+        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        return OpenFile(os.open(path, flags, 0o644))
+
+    def mkdir(self, path: Path) -> None:
+        """Make one directory."""
+        path.mkdir()
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Give a file or directory another name, replacing what had it."""
+        source.replace(target)
+
+    def unlink(self, path: Path) -> None:
+        """Remove a file."""
+        path.unlink()
+
+    def rmdir(self, path: Path) -> None:
+        """Remove an empty directory."""
+        path.rmdir()
+
+    def sync_directory(self, path: Path) -> None:
+        """Make the names in a directory durable."""
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def make_directories(self, path: Path) -> list[Path]:
+        """Make a directory with its parents; return the directories whose names changed."""
+        missing = list(itertools.takewhile(lambda p: not p.exists(), (path, *path.parents)))
+        for directory in reversed(missing):
+            self.mkdir(directory)
+        return [directory.parent for directory in missing]
+
+    def write_all(self, fd: int, data: Any, position: int) -> None:
+        """Write all of `data`; a write cut short is continued until it is done or fails."""
+        view = memoryview(data)
+        while view.nbytes:
+            written = self.pwrite(fd, view, position)
+            view = view[written:]
+            position += written
+
+    def put(self, path: Path, data: bytes, *, sync: bool = False) -> None:
+        """Make `path` a file of exactly these bytes."""
+        file = self.open(path, create=True)
+        self.truncate(file.fd, 0)
+        self.write_all(file.fd, data, 0)
+        if sync:
+            self.fdatasync(file.fd)
+
+    def sync_file(self, path: Path) -> None:
+        """Make the data of a closed file durable; a file that is gone needs none."""
+        try:
+            file = self.open(path)
+        except FileNotFoundError:
+            return
+        self.fdatasync(file.fd)
+
+    def unlink_if_there(self, path: Path) -> None:
+        """Remove a file that may be missing."""
+        self.forget(path)
+        try:
+            self.unlink(path)
+        except FileNotFoundError:
+            return
+
+    def remove_tree(self, path: Path) -> None:
+        """Remove a directory and everything in it."""
+        for entry in sorted(path.iterdir()):
+            if entry.is_dir() and not entry.is_symlink():
+                self.remove_tree(entry)
+            else:
+                self.unlink(entry)
+        self.rmdir(path)
+
+    def cached(self, path: Path) -> OpenFile:
+        """An open file for reading, from a bounded pool. For the event-loop thread only."""
+        key = str(path)
+        file = self._cached.get(key)
+        if file is None:
+            file = self._cached[key] = self.open(path)
+            if len(self._cached) > self._open_files_max:
+                self._cached.popitem(last=False)
+        else:
+            self._cached.move_to_end(key)
+        return file
+
+    def forget(self, path: Path) -> None:
+        """Drop a file from the pool; for files about to be removed or replaced."""
+        self._cached.pop(str(path), None)
+
+
+class KillingFiles(Files):
+    """Files that kill the process right before the n-th operation of one name."""
+
+    def __init__(self, operation: str, hit: int) -> None:
+        super().__init__()
+        self._operation = operation
+        self._hit = hit
+        self._count = itertools.count(1)
+
+    def _pass(self, operation: str) -> None:
+        if operation == self._operation and next(self._count) == self._hit:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def pwrite(self, fd: int, data: Any, position: int) -> int:  # type: ignore[override]
+        """Write, or die."""
+        self._pass("write")
+        return os.pwrite(fd, data, position)
+
+    def fdatasync(self, fd: int) -> None:  # type: ignore[override]
+        """Sync, or die."""
+        self._pass("fdatasync")
+        os.fdatasync(fd)
+
+    def truncate(self, fd: int, size: int) -> None:  # type: ignore[override]
+        """Cut, or die."""
+        self._pass("truncate")
+        os.ftruncate(fd, size)
+
+    def open(self, path: Path, *, create: bool = False) -> OpenFile:
+        """Open, or die."""
+        self._pass("open")
+        return super().open(path, create=create)
+
+    def mkdir(self, path: Path) -> None:
+        """Make a directory, or die."""
+        self._pass("mkdir")
+        super().mkdir(path)
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Rename, or die."""
+        self._pass("rename")
+        super().rename(source, target)
+
+    def unlink(self, path: Path) -> None:
+        """Remove a file, or die."""
+        self._pass("unlink")
+        super().unlink(path)
+
+    def rmdir(self, path: Path) -> None:
+        """Remove a directory, or die."""
+        self._pass("rmdir")
+        super().rmdir(path)
+
+    def sync_directory(self, path: Path) -> None:
+        """Sync a directory, or die."""
+        self._pass("dirsync")
+        super().sync_directory(path)
+
+
+def files_from_environment(environ: Mapping[str, str] = os.environ) -> Files:
+    """The file layer of a server: plain, or with the kill point the environment names."""
+    point = environ.get(KILL_AT_VARIABLE)
+    if not point:
+        return Files()
+    operation, _, hit = point.partition("#")
+    if operation not in OPERATIONS or not hit.isdecimal() or int(hit) < 1:
+        raise ConfigError(
+            f"{KILL_AT_VARIABLE}={point!r} is not of the form <operation>#<n> with n from 1 and an "
+            f"operation of {', '.join(OPERATIONS)}; unset it for normal service"
+        )
+    return KillingFiles(operation, int(hit))

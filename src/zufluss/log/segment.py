@@ -1,0 +1,277 @@
+"""One segment of a log: a file of batches with its two indexes.
+
+A segment knows its bytes, not who may read them: bounds (high watermark, log start) are the log's
+business. All searches start at an index entry, check the entry against the batch header it points
+to, and walk headers from there; an entry that does not fit its batch makes the index be rebuilt.
+Only the last segment of a log grows. Files: `<base offset, 20 digits>.log`, `.index`, `.timeindex`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import structlog
+
+from zufluss.errors import CorruptRecordError
+from zufluss.log.files import Files, OpenFile
+from zufluss.log.index import SegmentIndex
+from zufluss.record.batch import HEADER_SIZES, BatchHeader, read_header
+
+LOG_SUFFIX = ".log"
+INDEX_SUFFIX = ".index"
+TIME_INDEX_SUFFIX = ".timeindex"
+SNAPSHOT_SUFFIX = ".writer_snapshot"
+DELETED_SUFFIX = ".deleted"
+
+_WINDOW_MIN = 4096
+_WINDOW_MAX = 1 << 20
+_UNKNOWN = -1
+_INDEX_DAMAGE = (CorruptRecordError, FileNotFoundError, struct.error)
+
+_logger = structlog.get_logger(__name__)
+
+
+class Slice(NamedTuple):
+    """Bytes of one segment that hold whole batches."""
+
+    file: OpenFile
+    """The open file; holding it keeps the descriptor valid, also for another thread."""
+    position: int
+    """First byte."""
+    length: int
+    """Number of bytes, 0 if there is nothing to read."""
+    end_offset: int
+    """Offset after the last batch of the slice: where the next read starts."""
+
+    @property
+    def fd(self) -> int:
+        """The descriptor, valid as long as the slice is held."""
+        return self.file.fd
+
+
+class Segment:
+    """A file of batches with consecutive offsets."""
+
+    __slots__ = (
+        "base_offset", "directory", "file", "index", "interval_bytes", "max_timestamp",
+        "max_timestamp_offset", "size", "synced",
+    )  # fmt: skip
+
+    def __init__(
+        self, directory: Path, base_offset: int, size: int = 0, interval_bytes: int = 4096
+    ) -> None:
+        self.directory = directory
+        self.base_offset = base_offset
+        self.size = size
+        self.interval_bytes = interval_bytes
+        """More bytes than this since the last index entry make the next one due."""
+        self.synced = 0
+        """Bytes known to be durable in this file."""
+        self.file: OpenFile | None = None
+        """Held open while the segment is written or not yet synced."""
+        self.index: SegmentIndex | None = None
+        self.max_timestamp = _UNKNOWN
+        self.max_timestamp_offset = 0
+        """Relative base offset of the first batch with the newest timestamp."""
+
+    @property
+    def path(self) -> Path:
+        """The file of batches."""
+        return self.directory / f"{self.base_offset:020d}{LOG_SUFFIX}"
+
+    @property
+    def paths(self) -> tuple[Path, Path, Path]:
+        """All files of the segment, the batches first."""
+        stem = f"{self.base_offset:020d}"
+        return (
+            self.directory / f"{stem}{LOG_SUFFIX}",
+            self.directory / f"{stem}{INDEX_SUFFIX}",
+            self.directory / f"{stem}{TIME_INDEX_SUFFIX}",
+        )
+
+    def reader(self, files: Files) -> OpenFile:
+        """An open file to read from."""
+        return self.file if self.file is not None else files.cached(self.path)
+
+    def loaded_index(self) -> SegmentIndex:
+        """The indexes, looked up on disk at first use."""
+        if self.index is None:
+            self.index = SegmentIndex.load(self.directory, self.base_offset)
+        return self.index
+
+    def note(self, header: BatchHeader, position: int) -> None:
+        """Take a batch of this segment into the indexes, if its entry is due."""
+        index = self.loaded_index()
+        relative = header.base_offset - self.base_offset
+        if header.timestamp > self.max_timestamp:
+            self.max_timestamp = header.timestamp
+            self.max_timestamp_offset = relative
+        if index.unindexed > self.interval_bytes:
+            index.add(relative + header.last_offset_delta, position)
+            index.add_time(self.max_timestamp, self.max_timestamp_offset)
+            index.unindexed = 0
+        index.unindexed += header.size
+
+    def complete_index(self, files: Files) -> None:
+        """Write all index entries, with the newest timestamp as the last time entry."""
+        index = self.loaded_index()
+        if self.size:
+            index.add_time(self.max_timestamp, self.max_timestamp_offset)
+        index.flush(files, all_entries=True)
+
+    def newest_timestamp(self, files: Files) -> int:
+        """The commit timestamp of the last batch; the segment must not be empty."""
+        if self.max_timestamp == _UNKNOWN:
+            start = self._anchor(files, lambda index: index.entry_before(files, self.size))
+            for _, header in headers(self.reader(files).fd, start, self.size):
+                self.max_timestamp = header.timestamp
+        return self.max_timestamp
+
+    def position_of(self, files: Files, offset: int, *, nowait: bool = False) -> int:
+        """Position of the batch that contains `offset`."""
+        relative = offset - self.base_offset
+        start = self._anchor(files, lambda i: i.entry_at_or_below(files, relative), nowait=nowait)
+        for position, header in headers(self.reader(files).fd, start, self.size, nowait=nowait):
+            if header.next_offset > offset:
+                return position
+        raise CorruptRecordError(
+            f"{self.path}: no batch contains offset {offset} although the segment should; "
+            "the file was damaged, restore it from a replica or from remote storage"
+        )
+
+    def boundary(
+        self, files: Files, start: int, limit: int, *, nowait: bool = False
+    ) -> tuple[int, int, int]:
+        """Where the batch that crosses byte `limit` starts, its base offset, and where it ends.
+
+        `start` is the start of some batch, `start <= limit < size`.
+        """
+        anchor = self._anchor(files, lambda index: index.entry_before(files, limit), nowait=nowait)
+        fd = self.reader(files).fd
+        for position, header in headers(fd, max(anchor, start), self.size, nowait=nowait):
+            if position + header.size > limit:
+                return position, header.base_offset, position + header.size
+        raise CorruptRecordError(f"{self.path}: the batches end before byte {limit}")
+
+    def first_at_or_after(self, files: Files, timestamp: int) -> int | None:
+        """Base offset of the first batch with a commit timestamp at or after `timestamp`."""
+        start = self._time_anchor(files, timestamp)
+        for _, header in headers(self.reader(files).fd, start, self.size):
+            if header.timestamp >= timestamp:
+                return header.base_offset
+        return None
+
+    def _anchor(
+        self,
+        files: Files,
+        look_up: Callable[[SegmentIndex], tuple[int, int] | None],
+        *,
+        nowait: bool = False,
+    ) -> int:
+        """The start of a batch from which to walk, by an index entry that its header proves."""
+        try:
+            entry = look_up(self.loaded_index())
+            if entry is None:
+                return 0
+            if self._header_at(files, entry[1], nowait).last_offset == self.base_offset + entry[0]:
+                return entry[1]
+        except _INDEX_DAMAGE as e:
+            _logger.warning("log_index_damaged", segment=str(self.path), reason=str(e))
+        self.rebuild_index(files)
+        return 0
+
+    def _time_anchor(self, files: Files, timestamp: int) -> int:
+        try:
+            entry = self.loaded_index().time_before(files, timestamp)
+            if entry is None:
+                return 0
+            position = self.position_of(files, self.base_offset + entry[1])
+            header = self._header_at(files, position, False)
+            if (header.timestamp, header.base_offset - self.base_offset) == entry:
+                return position
+        except _INDEX_DAMAGE as e:
+            _logger.warning("log_index_damaged", segment=str(self.path), reason=str(e))
+        self.rebuild_index(files)
+        return 0
+
+    def _header_at(self, files: Files, position: int, nowait: bool) -> BatchHeader:
+        if not 0 <= position < self.size:
+            raise CorruptRecordError(f"index entry for byte {position} of {self.size}")
+        _, header = next(headers(self.reader(files).fd, position, self.size, nowait=nowait))
+        return header
+
+    def rebuild_index(self, files: Files) -> None:
+        """Make the indexes anew from the batches."""
+        for path in self.paths[1:]:
+            files.unlink_if_there(path)
+        self.index = SegmentIndex.load(self.directory, self.base_offset)
+        self.max_timestamp = _UNKNOWN
+        for position, header in headers(self.reader(files).fd, 0, self.size):
+            self.note(header, position)
+        try:
+            self.complete_index(files)
+        except OSError as e:
+            _logger.warning("log_index_not_written", segment=str(self.path), reason=str(e))
+
+    def __repr__(self) -> str:
+        return f"Segment({self.base_offset}, size={self.size}, synced={self.synced})"
+
+
+def headers(
+    fd: int, position: int, end: int, *, nowait: bool = False
+) -> Iterator[tuple[int, BatchHeader]]:
+    """Yield position and header of each batch in [position, end) of a file.
+
+    `CorruptRecordError` at the first header that cannot be one, or that reaches past `end`;
+    `BlockingIOError` with `nowait` when a header is not in the page cache.
+    """
+    window = _WINDOW_MIN
+    while position < end:
+        chunk = pread(fd, min(window, end - position), position, nowait=nowait)
+        at, usable = 0, len(chunk)
+        if position + usable < end:
+            usable -= HEADER_SIZES[-1] - 1
+        while at < usable:
+            header = read_header(chunk, at)
+            following = at + header.size
+            if position + following > end:
+                raise CorruptRecordError(
+                    f"batch at byte {position + at} has {header.size} bytes, past the end at {end}"
+                )
+            yield position + at, header
+            at = following
+        if at == 0:
+            raise CorruptRecordError(f"the file ends at byte {position}, expected {end}")
+        window = min(window * 2, _WINDOW_MAX) if at <= len(chunk) else _WINDOW_MIN
+        position += at
+
+
+def pread(fd: int, length: int, position: int, *, nowait: bool) -> bytes | bytearray:
+    """Read up to `length` bytes; with `nowait` only what the page cache has, at least a header."""
+    if not nowait:
+        return os.pread(fd, length, position)
+    buffer = bytearray(length)
+    count = read_into(fd, buffer, position, nowait=True)
+    if count < min(length, HEADER_SIZES[-1]):
+        raise BlockingIOError(errno.EAGAIN, "not in the page cache")
+    del buffer[count:]
+    return buffer
+
+
+def read_into(fd: int, buffer: bytearray | memoryview, position: int, *, nowait: bool) -> int:
+    """Read into a buffer; with `nowait` never wait for the disk, which may cut the read short.
+
+    A file system that cannot promise not to wait is read as usual.
+    """
+    if nowait:
+        try:
+            return os.preadv(fd, [buffer], position, os.RWF_NOWAIT)
+        except OSError as e:
+            if e.errno != errno.EOPNOTSUPP:
+                raise
+    return os.preadv(fd, [buffer], position)

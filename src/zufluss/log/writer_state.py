@@ -1,0 +1,230 @@
+"""What a log remembers of its idempotent writers.
+
+A writer numbers its batches per bucket: 0, 1, 2 … 2^31−1, 0 … For each writer the log keeps the
+last five batches. A batch whose number is among them is a retry whose answer was lost: it gets the
+original offsets and nothing is written. A batch with the next number is appended. Anything else is
+a gap, and accepting it would hide a loss. The batches of one bucket entry stand or fall together.
+
+A writer that wrote nothing for the expiry time may come back with any number. It is remembered as
+expired for one more such period, so that coming back works, and forgotten after that; a writer
+nobody remembers must start at 0.
+
+Snapshot file `<offset, 20 digits>.writer_snapshot`: the state right before that offset, as JSON
+`{version: 1, writer_id_entries: [{writer_id, last_batch_sequence, last_batch_base_offset,
+offset_delta, last_batch_timestamp}]}`, where "last_batch_base_offset" is really the *last* offset.
+Two keys of our own that other readers ignore: `zufluss_recent` in an entry holds the up to four
+batches before the last as `[sequence, last offset, delta, timestamp]`, oldest first, so that a
+retry is still known after a restart; `zufluss_crc32c` covers the text without itself.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from crc32c import crc32c
+
+from zufluss.errors import OutOfOrderSequenceError
+
+if TYPE_CHECKING:
+    from zufluss.record.check import CheckedBatch
+
+RETAINED_BATCHES = 5
+"""Batches remembered per writer; a client has at most this many in flight per bucket."""
+
+SEQUENCE_MAX = (1 << 31) - 1
+"""The number after which a writer starts again at 0."""
+
+SNAPSHOT_VERSION = 1
+_CRC_KEY = "zufluss_crc32c"
+_RECENT_KEY = "zufluss_recent"
+
+
+class WriterBatch(NamedTuple):
+    """A batch that was appended."""
+
+    sequence: int
+    """Its number."""
+    base_offset: int
+    """Offset of its first record."""
+    end_offset: int
+    """Offset after its last record."""
+    timestamp: int
+    """Its commit timestamp."""
+
+
+class WriterState:
+    """The last batches of every writer of one log."""
+
+    __slots__ = ("_writers", "expiry_ms")
+
+    def __init__(self, expiry_ms: int) -> None:
+        self.expiry_ms = expiry_ms
+        self._writers: dict[int, list[WriterBatch]] = {}
+
+    def __len__(self) -> int:
+        return len(self._writers)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, WriterState) and self._writers == other._writers
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def retained(self, writer_id: int) -> tuple[WriterBatch, ...]:
+        """The remembered batches of a writer, oldest first."""
+        return tuple(self._writers.get(writer_id, ()))
+
+    def check(self, batches: Sequence[CheckedBatch], now_ms: int) -> tuple[int, int] | None:
+        """Decide about a bucket entry: None to append it, or the offsets of its first copy.
+
+        Raises `OutOfOrderSequenceError` when a number is neither known nor next.
+        """
+        if len(batches) == 1:
+            batch = batches[0]
+            writer_id = batch.writer_id
+            if writer_id < 0:
+                return None
+            retained = self._writers.get(writer_id)
+            if retained is not None and batch.batch_sequence == retained[-1][0] + 1:
+                return None
+        return self._decide(batches, now_ms)
+
+    def _decide(self, batches: Sequence[CheckedBatch], now_ms: int) -> tuple[int, int] | None:
+        copies: list[WriterBatch] = []
+        last: dict[int, int] = {}
+        for batch in batches:
+            writer_id, sequence = batch.writer_id, batch.batch_sequence
+            if writer_id < 0:
+                continue
+            if writer_id in last:
+                self._require(sequence == _next(last[writer_id]), writer_id, sequence, now_ms)
+            else:
+                copy = self._copy_of(writer_id, sequence)
+                if copy is not None:
+                    copies.append(copy)
+                    continue
+                allowed = self._may_follow(writer_id, sequence, now_ms)
+                self._require(allowed, writer_id, sequence, now_ms)
+            last[writer_id] = sequence
+        if not copies:
+            return None
+        if len(copies) != len(batches):
+            raise OutOfOrderSequenceError(
+                f"{len(copies)} of the {len(batches)} batches of the entry were appended before; "
+                "a retry must hold exactly the batches of the first attempt"
+            )
+        return copies[0].base_offset, copies[-1].end_offset
+
+    def _copy_of(self, writer_id: int, sequence: int) -> WriterBatch | None:
+        for batch in self._writers.get(writer_id, ()):
+            if batch.sequence == sequence:
+                return batch
+        return None
+
+    def _may_follow(self, writer_id: int, sequence: int, now_ms: int) -> bool:
+        retained = self._writers.get(writer_id)
+        if retained is None:
+            return sequence == 0
+        last = retained[-1]
+        return sequence == _next(last.sequence) or now_ms - last.timestamp > self.expiry_ms
+
+    def _require(self, allowed: bool, writer_id: int, sequence: int, now_ms: int) -> None:
+        if allowed:
+            return
+        retained = self._writers.get(writer_id)
+        if retained is None:
+            known = "the log does not know this writer, which must start at 0"
+        else:
+            known = (
+                f"its last batch here is {retained[-1].sequence}, so {_next(retained[-1].sequence)}"
+                " is next"
+            )
+        raise OutOfOrderSequenceError(
+            f"batch sequence {sequence} of writer {writer_id}: {known}; "
+            "batches between were lost, get a new writer id to go on"
+        )
+
+    def record(
+        self, writer_id: int, sequence: int, base_offset: int, end_offset: int, timestamp: int
+    ) -> None:
+        """Remember an appended batch."""
+        batch = WriterBatch(sequence, base_offset, end_offset, timestamp)
+        retained = self._writers.get(writer_id)
+        if retained is None or sequence != _next(retained[-1][0]):
+            self._writers[writer_id] = [batch]
+            return
+        retained.append(batch)
+        if len(retained) > RETAINED_BATCHES:
+            del retained[0]
+
+    def forget_expired(self, now_ms: int) -> int:
+        """Drop writers that have been expired for a whole further period; return how many."""
+        before = now_ms - 2 * self.expiry_ms
+        gone = [w for w, retained in self._writers.items() if retained[-1].timestamp < before]
+        for writer_id in gone:
+            del self._writers[writer_id]
+        return len(gone)
+
+    def to_json(self) -> bytes:
+        """The snapshot text."""
+        entries = [_entry_json(w, retained) for w, retained in sorted(self._writers.items())]
+        document = {"version": SNAPSHOT_VERSION, "writer_id_entries": entries}
+        text = _dump(document)
+        return text[:-1] + f',"{_CRC_KEY}":{crc32c(text)}}}'.encode()
+
+    @classmethod
+    def from_json(cls, data: bytes, expiry_ms: int) -> WriterState:
+        """Read a snapshot; `ValueError` if it is damaged."""
+        document = json.loads(data)
+        if not isinstance(document, dict) or document.get("version") != SNAPSHOT_VERSION:
+            raise ValueError("not a writer snapshot of version 1")
+        crc = document.pop(_CRC_KEY, None)
+        if crc is not None and crc != crc32c(_dump(document)):
+            raise ValueError("the checksum of the writer snapshot does not fit")
+        state = cls(expiry_ms)
+        try:
+            for entry in document["writer_id_entries"]:
+                state._writers[entry["writer_id"]] = _entry_batches(entry)
+        except (KeyError, TypeError) as e:
+            raise ValueError(f"writer snapshot: {e!r}") from e
+        return state
+
+
+def _next(sequence: int) -> int:
+    return 0 if sequence == SEQUENCE_MAX else sequence + 1
+
+
+def _dump(document: dict[str, Any]) -> bytes:
+    return json.dumps(document, separators=(",", ":")).encode()
+
+
+def _entry_json(writer_id: int, retained: list[WriterBatch]) -> dict[str, Any]:
+    rows = [
+        [b.sequence, b.end_offset - 1, b.end_offset - 1 - b.base_offset, b.timestamp]
+        for b in retained
+    ]
+    sequence, last_offset, delta, timestamp = rows[-1]
+    entry: dict[str, Any] = {
+        "writer_id": writer_id,
+        "last_batch_sequence": sequence,
+        "last_batch_base_offset": last_offset,
+        "offset_delta": delta,
+        "last_batch_timestamp": timestamp,
+    }
+    if len(rows) > 1:
+        entry[_RECENT_KEY] = rows[:-1]
+    return entry
+
+
+def _entry_batches(entry: dict[str, Any]) -> list[WriterBatch]:
+    last = [
+        entry["last_batch_sequence"],
+        entry["last_batch_base_offset"],
+        entry["offset_delta"],
+        entry["last_batch_timestamp"],
+    ]
+    return [
+        WriterBatch(sequence, last_offset - delta, last_offset + 1, timestamp)
+        for sequence, last_offset, delta, timestamp in [*entry.get(_RECENT_KEY, ()), last]
+    ]

@@ -1,0 +1,4 @@
+"""The metadata store: what the cluster must remember, behind one small protocol.
+
+`zufluss.meta.api` declares the protocol, `zufluss.meta.embedded` is the backend for one process.
+"""

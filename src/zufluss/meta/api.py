@@ -1,0 +1,270 @@
+"""The protocol of a metadata store, small enough for SQLite and for ZooKeeper.
+
+The catalog, the epochs and the id counters of a cluster live in a metadata store: versioned byte
+values under slash paths. Everything the coordinator does durably is one `transact`, so this file
+is the whole list of what a backend must promise. `zufluss.testing.metastore` turns the list into
+tests that a backend runs by subclassing.
+
+| promise | meaning |
+|---|---|
+| durable | when `transact` returned, the change survives a crash of the process |
+| atomic | either every operation of a transaction is applied or none is |
+| conditional | `Put`, `Delete` and `Check` with a version fail when the path has another one |
+| versions | opaque integers, compared for equality only; every `Put` gives the path a new one |
+| independent paths | a path needs no parent, and deleting it leaves what lies below it |
+| watch | no change committed after `watch` returned goes unnoticed |
+
+A watch reports *that* a path changed, in commit order; several changes of one path may arrive as
+one event that carries the last of them. So a watcher always reads the path again and never
+replays events as a history. ZooKeeper's one-shot watches can fulfil that; a log of all changes
+they could not.
+
+What a store does not promise: reads over several paths as one snapshot (`tree` included), values
+above `VALUE_BYTES_MAX`, or a known outcome when the caller of `transact` is cancelled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from types import TracebackType
+from typing import Protocol, Self
+
+from zufluss.errors import ErrorCode, ZuflussError
+
+VALUE_BYTES_MAX = 1_000_000
+"""Largest value of one path: what ZooKeeper takes in one request, less room for the path."""
+
+PATH_BYTES_MAX = 4096
+"""Longest path, in UTF-8 bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Versioned:
+    """A value with the version that a conditional operation has to name."""
+
+    value: bytes
+    """The bytes as they were put."""
+    version: int
+    """Opaque: equal versions of one path mean that it was not put in between."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One path of a `tree`."""
+
+    path: str
+    """The full path."""
+    value: bytes
+    """Its bytes."""
+    version: int
+    """Its version."""
+
+
+@dataclass(frozen=True, slots=True)
+class Create:
+    """Give a path its first value; a conflict when it has one."""
+
+    path: str
+    """The path, which must have no value."""
+    value: bytes
+    """Its value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """Replace the value of a path; a conflict when it has none, or another version."""
+
+    path: str
+    """The path, which must have a value."""
+    value: bytes
+    """The new value."""
+    version: int | None = None
+    """The version the path must have; None takes any."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Remove the value of a path; a conflict when it has none, or another version."""
+
+    path: str
+    """The path, which must have a value."""
+    version: int | None = None
+    """The version the path must have; None takes any."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Change nothing, but let the transaction fail when the path has another version."""
+
+    path: str
+    """The path, which must have a value."""
+    version: int
+    """The version the path must have."""
+
+
+Op = Create | Put | Delete | Check
+
+
+class ChangeKind(Enum):
+    """What happened to a path."""
+
+    CREATED = "created"
+    PUT = "put"
+    DELETED = "deleted"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A path changed: read it again. Several changes of one path may arrive as the last one."""
+
+    path: str
+    """The path that changed."""
+    kind: ChangeKind
+    """The last thing that happened to it."""
+    version: int
+    """The version it has now; of a deleted path the version it had."""
+
+
+class MetaStoreError(ZuflussError):
+    """The metadata store cannot be read or written."""
+
+    code = ErrorCode.STORAGE_EXCEPTION
+
+
+class StoreClosedError(MetaStoreError):
+    """The store was closed."""
+
+
+class StoreOwnedError(MetaStoreError):
+    """Another process has this store open."""
+
+
+class ConflictError(MetaStoreError):
+    """A transaction was refused, because the path of one operation is not as that one expects.
+
+    `index` and `op` say which operation of the transaction, `actual` which version its path has
+    (None: no value).
+    """
+
+    code = ErrorCode.INVALID_UPDATE_VERSION_EXCEPTION
+
+    def __init__(self, index: int, op: Op, actual: int | None) -> None:
+        self.index = index
+        self.op = op
+        self.actual = actual
+        super().__init__(
+            f"operation {index} of the transaction, {type(op).__name__.lower()} {op.path}, "
+            f"expects {_expectation(op)} but {_finding(actual)}; nothing was changed, "
+            f"read the path again and retry"
+        )
+
+
+def _expectation(op: Op) -> str:
+    if isinstance(op, Create):
+        return "no value there"
+    return "a value there" if op.version is None else f"version {op.version}"
+
+
+def _finding(actual: int | None) -> str:
+    return "the path has no value" if actual is None else f"the path has version {actual}"
+
+
+class Watch(Protocol):
+    """Changes at or below a prefix, as an async iterator that ends when the store closes."""
+
+    def __aiter__(self) -> AsyncIterator[Change]:
+        """The changes, in commit order."""
+        ...
+
+    async def __anext__(self) -> Change:
+        """The next change; waits for one."""
+        ...
+
+    def close(self) -> None:
+        """Stop watching; a waiting iteration ends."""
+        ...
+
+    def __enter__(self) -> Self:
+        """The watch itself, closed at the end of the block."""
+        ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close it."""
+        ...
+
+
+class MetaStore(Protocol):
+    """Versioned values under slash paths; the promises are in the module's docstring."""
+
+    async def read(self, path: str) -> Versioned | None:
+        """The value of a path, or None."""
+        ...
+
+    async def children(self, path: str) -> list[str]:
+        """The names one level below a path that have a value or something below them, sorted."""
+        ...
+
+    async def tree(self, path: str) -> list[Entry]:
+        """Every value at or below a path, sorted by path."""
+        ...
+
+    async def transact(self, ops: Sequence[Op]) -> None:
+        """Apply all operations or none; ConflictError names the first that does not fit.
+
+        A path may occur once in a transaction.
+        """
+        ...
+
+    async def compare_and_set(self, path: str, value: bytes, version: int | None) -> int:
+        """Put a value when the path has this version (None: has no value); its new version."""
+        ...
+
+    async def watch(self, prefix: str) -> Watch:
+        """Watch every path at or below a prefix ("/" for all), from now on."""
+        ...
+
+    async def close(self) -> None:
+        """Finish what was asked for, end the watches, release the store."""
+        ...
+
+
+def check_path(path: str, *, root: bool = False) -> str:
+    """The path itself; ValueError when it is not absolute, clean and short enough."""
+    if root and path == "/":
+        return path
+    parts = path.split("/")
+    clean = parts[0] == "" and len(parts) > 1 and all(p and p not in (".", "..") for p in parts[1:])
+    if not clean or not path.isprintable():
+        raise ValueError(
+            f"{path!r} is not a metadata path: it starts with '/', and its parts are not empty, "
+            f"not '.' or '..', and printable"
+        )
+    if len(path.encode()) > PATH_BYTES_MAX:
+        raise ValueError(f"metadata path of {len(path.encode())} bytes, at most {PATH_BYTES_MAX}")
+    return path
+
+
+def check_ops(ops: Sequence[Op]) -> None:
+    """ValueError when a transaction is malformed: bad or repeated paths, values too large."""
+    seen: set[str] = set()
+    for op in ops:
+        if check_path(op.path) in seen:
+            raise ValueError(f"{op.path} occurs twice in one transaction, a path may occur once")
+        seen.add(op.path)
+        if isinstance(op, Create | Put) and len(op.value) > VALUE_BYTES_MAX:
+            raise ValueError(
+                f"the value of {op.path} has {len(op.value)} bytes, at most {VALUE_BYTES_MAX}: "
+                f"split it over several paths"
+            )
+
+
+def covers(prefix: str, path: str) -> bool:
+    """Whether a path lies at or below a prefix."""
+    return prefix == "/" or path == prefix or path.startswith(prefix + "/")

@@ -1,0 +1,32 @@
+"""Nouns without I/O: types, schemas, tables, partitions, predicates.
+
+Everything here is a frozen value or a pure function over such values, so that the server, the
+client and the tests share one meaning of a table. Import from the modules; the most used names
+are re-exported here.
+"""
+
+from zufluss.model.schema import AggFunction, Column, Schema
+from zufluss.model.table import (
+    DatabaseDescriptor,
+    PhysicalTablePath,
+    TableBucket,
+    TableDescriptor,
+    TableInfo,
+    TablePath,
+)
+from zufluss.model.types import DataType, Root, parse_type
+
+__all__ = [
+    "AggFunction",
+    "Column",
+    "DataType",
+    "DatabaseDescriptor",
+    "PhysicalTablePath",
+    "Root",
+    "Schema",
+    "TableBucket",
+    "TableDescriptor",
+    "TableInfo",
+    "TablePath",
+    "parse_type",
+]

@@ -1,0 +1,212 @@
+"""ALTER TABLE as pure functions: a descriptor in, the changed descriptor out, or a refusal.
+
+Properties of the table change by SET and DELETE, and only those declared alterable; custom
+properties are free. The schema changes by adding columns at the end that may be NULL: old batches
+have no value for them, and readers fill in NULL. All else is refused with 56 and the reason. The
+result is checked by the rules of CREATE TABLE, whose codes (15, 39) then apply.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from typing import Self
+
+from zufluss.config import Configuration
+from zufluss.config import options as server
+from zufluss.config import table_options as o
+from zufluss.config.nearest import suggestion
+from zufluss.errors import InvalidAlterTableError, InvalidTableError
+from zufluss.model.merge import check_agg_functions, merge_engine
+from zufluss.model.schema import AggFunction
+from zufluss.model.table import TableDescriptor
+from zufluss.model.types import DataType
+from zufluss.model.validation import check_columns, check_table
+
+TABLE_PREFIX = "table."
+LAST = 0
+"""The only position a column can be added at."""
+
+
+class AlterOp(IntEnum):
+    """What happens to a property, numbered as on the wire."""
+
+    SET = 0
+    DELETE = 1
+    APPEND = 2
+    SUBTRACT = 3
+
+
+@dataclass(frozen=True, slots=True)
+class PropertyChange:
+    """One property to set or delete."""
+
+    key: str
+    """The property's key."""
+    value: str | None
+    """The new value; none to delete."""
+    op: int = AlterOp.SET
+    """What happens to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewColumn:
+    """One column to add."""
+
+    name: str
+    """Its name."""
+    data_type: DataType
+    """Its type."""
+    comment: str | None = None
+    """A comment."""
+    position: int = LAST
+    """Where it goes: 0 last, 1 first, 3 after another column."""
+    agg_function: AggFunction | None = None
+    """How an aggregation table merges it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableChanges:
+    """Everything one ALTER TABLE asks for."""
+
+    properties: Sequence[PropertyChange] = ()
+    """Properties to change."""
+    add_columns: Sequence[NewColumn] = ()
+    """Columns to add."""
+    refused: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Columns to drop, rename or modify, by that verb."""
+
+    @classmethod
+    def of_columns(
+        cls,
+        properties: Sequence[PropertyChange],
+        add: Sequence[NewColumn],
+        drop: Sequence[str],
+        rename: Sequence[str],
+        modify: Sequence[str],
+    ) -> Self:
+        """The changes of a request, with the columns it wants to drop, rename and modify."""
+        verbs = {"drop": drop, "rename": rename, "modify": modify}
+        return cls(properties, add, {verb: names for verb, names in verbs.items() if names})
+
+
+def alter_table(
+    descriptor: TableDescriptor, changes: TableChanges, conf: Configuration
+) -> TableDescriptor:
+    """The altered descriptor; the same object if nothing changes."""
+    for verb, names in changes.refused.items():
+        raise InvalidAlterTableError(
+            f"cannot {verb} column {', '.join(names)}: a table only takes new columns at the end; "
+            "create a new table and copy the data"
+        )
+    if changes.properties and changes.add_columns:
+        raise InvalidAlterTableError(
+            "properties and columns cannot change in one request; send two"
+        )
+    if changes.add_columns:
+        return add_columns(descriptor, changes.add_columns)
+    return alter_properties(descriptor, changes.properties, conf)
+
+
+def alter_properties(
+    descriptor: TableDescriptor, changes: Sequence[PropertyChange], conf: Configuration
+) -> TableDescriptor:
+    """The descriptor with changed properties; the same object if they are as they were."""
+    properties = dict(descriptor.properties)
+    custom = dict(descriptor.custom_properties)
+    for change in changes:
+        ours = change.key.startswith(TABLE_PREFIX)
+        if ours:
+            _check_alterable(change.key, descriptor)
+        _apply(properties if ours else custom, change)
+    _fill_lake_format(descriptor, properties, conf)
+    if properties == descriptor.properties and custom == descriptor.custom_properties:
+        return descriptor
+    changed = replace(descriptor, properties=properties, custom_properties=custom)
+    check_table(changed, conf, live_servers=None)
+    return changed
+
+
+def _apply(target: dict[str, str], change: PropertyChange) -> None:
+    if change.op == AlterOp.DELETE:
+        target.pop(change.key, None)
+    elif change.op == AlterOp.SET and change.value is not None:
+        target[change.key] = change.value
+    elif change.op == AlterOp.SET:
+        raise InvalidAlterTableError(f"SET of {change.key!r:.80} has no value; give one")
+    else:
+        raise InvalidAlterTableError(
+            f"operation {change.op} on {change.key!r:.80} is not supported for tables; "
+            "allowed: SET (0), DELETE (1)"
+        )
+
+
+def _check_alterable(key: str, descriptor: TableDescriptor) -> None:
+    option = o.TABLE_OPTIONS.get(key)
+    if option is None or not option.alterable:
+        alterable = [known.key for known in o.TABLE_OPTIONS.values() if known.alterable]
+        why = "cannot be altered" if option else f"is unknown{suggestion(key, o.TABLE_OPTIONS)}"
+        raise InvalidAlterTableError(
+            f"table property {key!r:.80} {why}; alterable: {', '.join(alterable)}"
+        )
+    if key == o.TABLE_KV_STANDBY_REPLICA_ENABLED.key and not descriptor.has_primary_key:
+        raise InvalidAlterTableError(f"{key} is for primary-key tables; this is a log table")
+    if key.startswith("table.datalake.") and not _may_change_lake(key, descriptor):
+        raise InvalidAlterTableError(
+            f"{key} cannot be altered: the table was created when the cluster had no lake, so its "
+            f"keys are not encoded for one; create a new table"
+        )
+
+
+def _may_change_lake(key: str, descriptor: TableDescriptor) -> bool:
+    """Keys are encoded for the lake at create; only a table without keys can join one later."""
+    if o.TABLE_DATALAKE_FORMAT.key in descriptor.properties:
+        return True
+    keyless = not descriptor.has_primary_key and not descriptor.bucket_keys
+    return keyless and key == o.TABLE_DATALAKE_ENABLED.key
+
+
+def _fill_lake_format(
+    descriptor: TableDescriptor, properties: dict[str, str], conf: Configuration
+) -> None:
+    """A table without keys that joins the lake gets the cluster's format."""
+    key = o.TABLE_DATALAKE_ENABLED.key
+    if key not in properties or properties.get(key) == descriptor.properties.get(key):
+        return
+    cluster = conf.get(server.DATALAKE_FORMAT)
+    if o.TABLE_DATALAKE_ENABLED.parse(properties[key]):
+        if cluster is None:
+            raise InvalidAlterTableError(
+                f"{key} = true, but the cluster has no lake; set {server.DATALAKE_FORMAT.key} on "
+                "the servers"
+            )
+        properties.setdefault(o.TABLE_DATALAKE_FORMAT.key, cluster)
+
+
+def add_columns(descriptor: TableDescriptor, columns: Sequence[NewColumn]) -> TableDescriptor:
+    """The descriptor with columns added at the end; raises 56 for those that cannot be."""
+    schema = descriptor.schema
+    for column in columns:
+        if column.name in schema:
+            raise InvalidAlterTableError(
+                f"column {column.name!r:.80} exists already; choose another name"
+            )
+        if column.position != LAST:
+            raise InvalidAlterTableError(
+                f"column {column.name!r:.80} can be added at the end only; use position LAST (0)"
+            )
+        if not column.data_type.nullable:
+            raise InvalidAlterTableError(
+                f"column {column.name!r:.80} is NOT NULL, but rows written before have no value; "
+                "add it as nullable"
+            )
+        try:
+            schema = schema.add_column(
+                column.name, column.data_type, column.comment, column.agg_function
+            )
+        except InvalidTableError as e:
+            raise InvalidAlterTableError(e.message) from None
+    check_columns(schema)
+    check_agg_functions(schema, merge_engine(descriptor.properties))
+    return replace(descriptor, schema=schema)

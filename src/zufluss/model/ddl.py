@@ -1,0 +1,223 @@
+"""Types and column lists as text: `id BIGINT NOT NULL, tags ARRAY<STRING>, PRIMARY KEY (id)`.
+
+The grammar is the part of SQL that people write in a column list, no more. It is read by
+`parse_type` and by `Schema.of("…")`, so by the command line and by the client. `str()` of a type
+or column gives text that parses back to the same thing (ids aside).
+
+    columns := item ("," item)*
+    item    := name type ["COMMENT" 'text'] | "PRIMARY" "KEY" "(" name ("," name)* ")"
+    type    := word ["(" number ["," number] ")"] ["NOT" "NULL" | "NULL"]
+             | "ARRAY" "<" type ">" | "MAP" "<" type "," type ">"
+             | "ROW" "<" name type ["COMMENT" 'text'] ("," …)* ">"
+
+Words are case-insensitive; names keep their case and stand in back-quotes when they are no plain
+word. A mistake raises `InvalidTableError` that shows where the text stopped making sense.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from zufluss.errors import InvalidTableError
+from zufluss.model import types as t
+
+T = TypeVar("T")
+
+_TOKEN = re.compile(r"\s*(?:(`(?:[^`]|``)+`)|('(?:[^']|'')*')|([^\W\d]\w*)|(\d+)|([<>(),])|(\S))")
+_SCALARS = {
+    "BOOLEAN": t.BOOLEAN,
+    "BOOL": t.BOOLEAN,
+    "TINYINT": t.TINYINT,
+    "SMALLINT": t.SMALLINT,
+    "INT": t.INTEGER,
+    "INTEGER": t.INTEGER,
+    "BIGINT": t.BIGINT,
+    "FLOAT": t.FLOAT,
+    "DOUBLE": t.DOUBLE,
+    "STRING": t.STRING,
+    "BYTES": t.BYTES,
+    "DATE": t.DATE,
+}
+_LENGTH = {"CHAR": t.Root.CHAR, "BINARY": t.Root.BINARY}
+_TEMPORAL = {
+    "TIME": t.Root.TIME,
+    "TIMESTAMP": t.Root.TIMESTAMP,
+    "TIMESTAMP_LTZ": t.Root.TIMESTAMP_LTZ,
+}
+_KNOWN = (*_SCALARS, *_LENGTH, *_TEMPORAL, "DECIMAL", "ARRAY", "MAP", "ROW")
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnText:
+    """A column as written: name, type and comment."""
+
+    name: str
+    """The column's name."""
+    data_type: t.DataType
+    """Its type."""
+    comment: str | None
+    """Its comment."""
+
+
+def parse_type(text: str) -> t.DataType:
+    """The type of a text such as `DECIMAL(10, 2) NOT NULL`."""
+    parser = _Parser(text)
+    data_type = parser.data_type(0)
+    parser.end()
+    return data_type
+
+
+def parse_columns(text: str) -> tuple[tuple[ColumnText, ...], tuple[str, ...]]:
+    """Columns and primary key of a column list."""
+    parser = _Parser(text)
+    columns: list[ColumnText] = []
+    primary_key: list[str] = []
+    for column, key in parser.items(parser.column_or_key):
+        columns.extend(column)
+        if key and primary_key:
+            raise InvalidTableError("the column list has two PRIMARY KEY clauses; keep one")
+        primary_key.extend(key)
+    parser.end()
+    return tuple(columns), tuple(primary_key)
+
+
+class _Parser:
+    """Recursive descent over the tokens of one text."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.tokens = [
+            (m.lastindex or 6, m.group(m.lastindex or 6), m.end()) for m in _TOKEN.finditer(text)
+        ]
+        self.at = 0
+
+    def fail(self, wanted: str) -> InvalidTableError:
+        found = repr(self.tokens[self.at][1]) if self.at < len(self.tokens) else "the end"
+        before = self.text[: self.tokens[self.at - 1][2]] if self.at else ""
+        return InvalidTableError(
+            f"expected {wanted} but found {found} after {before[-60:]!r} in {self.text!r:.200}"
+        )
+
+    def peek(self, *words: str) -> bool:
+        """Whether the next tokens are these words or signs."""
+        ahead = self.tokens[self.at : self.at + len(words)]
+        return len(ahead) == len(words) and all(
+            kind in (3, 5) and value.upper() == word
+            for (kind, value, _), word in zip(ahead, words, strict=True)
+        )
+
+    def take(self, *words: str) -> bool:
+        """Skip these words if they come next."""
+        if not self.peek(*words):
+            return False
+        self.at += len(words)
+        return True
+
+    def expect(self, sign: str) -> None:
+        if not self.take(sign):
+            raise self.fail(repr(sign))
+
+    def end(self) -> None:
+        if self.at < len(self.tokens):
+            raise self.fail("the end")
+
+    def items(self, one: Callable[[], T]) -> list[T]:
+        """A comma-separated list of at least one thing."""
+        found = [one()]
+        while self.take(","):
+            found.append(one())
+        return found
+
+    def name(self) -> str:
+        if self.at < len(self.tokens):
+            kind, value, _ = self.tokens[self.at]
+            if kind in (1, 3):
+                self.at += 1
+                return value[1:-1].replace("``", "`") if kind == 1 else value
+        raise self.fail("a name")
+
+    def number(self) -> int:
+        if self.at < len(self.tokens) and self.tokens[self.at][0] == 4:
+            self.at += 1
+            return int(self.tokens[self.at - 1][1][:18])
+        raise self.fail("a number")
+
+    def comment(self) -> str | None:
+        if not self.take("COMMENT"):
+            return None
+        if self.at < len(self.tokens) and self.tokens[self.at][0] == 2:
+            self.at += 1
+            return self.tokens[self.at - 1][1][1:-1].replace("''", "'")
+        raise self.fail("a text in single quotes")
+
+    def column_or_key(self) -> tuple[list[ColumnText], list[str]]:
+        if not self.take("PRIMARY", "KEY"):
+            return [self.column(0)], []
+        self.expect("(")
+        key = self.items(self.name)
+        self.expect(")")
+        return [], key
+
+    def column(self, depth: int) -> ColumnText:
+        return ColumnText(self.name(), self.data_type(depth), self.comment())
+
+    def data_type(self, depth: int) -> t.DataType:
+        if depth > t.NESTING_MAX:
+            raise InvalidTableError(f"a type is nested deeper than {t.NESTING_MAX} levels")
+        kind = self.tokens[self.at][0] if self.at < len(self.tokens) else 0
+        if kind != 3:
+            raise self.fail("a type")
+        word = self.tokens[self.at][1].upper()
+        self.at += 1
+        data_type = self.nested(word, depth + 1) or self.plain(word)
+        if self.take("NOT", "NULL"):
+            return data_type.as_nullable(False)
+        self.take("NULL")
+        return data_type
+
+    def nested(self, word: str, depth: int) -> t.DataType | None:
+        if word not in ("ARRAY", "MAP", "ROW"):
+            return None
+        self.expect("<")
+        made: t.DataType
+        if word == "ARRAY":
+            made = t.ArrayType(element=self.data_type(depth))
+        elif word == "MAP":
+            key = self.data_type(depth).as_nullable(False)
+            self.expect(",")
+            made = t.MapType(key=key, value=self.data_type(depth))
+        else:
+            fields = self.items(lambda: self.column(depth))
+            made = t.RowType(
+                fields=tuple(t.RowField(f.name, f.data_type, f.comment) for f in fields)
+            )
+        self.expect(">")
+        return made
+
+    def plain(self, word: str) -> t.DataType:
+        if word in _SCALARS:
+            return _SCALARS[word]
+        if word not in _KNOWN:
+            self.at -= 1
+            raise self.fail(f"a type ({', '.join(_KNOWN)})")
+        arguments = self.arguments(2 if word == "DECIMAL" else 1)
+        if word == "DECIMAL":
+            precision, scale = (*arguments, *(10, 0)[len(arguments) :])
+            return t.DecimalType(precision=precision, scale=scale)
+        if word in _LENGTH:
+            return t.LengthType(root=_LENGTH[word], length=arguments[0] if arguments else 1)
+        root = _TEMPORAL[word]
+        default = 0 if root is t.Root.TIME else 6
+        return t.TemporalType(root=root, precision=arguments[0] if arguments else default)
+
+    def arguments(self, at_most: int) -> list[int]:
+        if not self.take("("):
+            return []
+        found = self.items(self.number)
+        if len(found) > at_most:
+            raise self.fail(f"at most {at_most} number(s) in parentheses")
+        self.expect(")")
+        return found

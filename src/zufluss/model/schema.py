@@ -1,0 +1,397 @@
+"""The columns of a table: names, types, ids, primary key.
+
+A schema is immutable and always consistent: building one checks names, keys and ids, makes
+primary-key columns NOT NULL and gives ids where there are none. Column ids survive every change
+of the table; readers align an old batch with a new schema by them, and predicates name columns by
+them. Numbering is depth-first (a ROW column takes an id, its fields the following ones, then the
+next column), as the clients do it.
+
+JSON form (`GetTableSchema.schema_json`, and inside the table descriptor):
+
+| key                   | value                                                              |
+|-----------------------|--------------------------------------------------------------------|
+| version               | 1                                                                  |
+| columns               | [{name, data_type, comment?, agg_function?, id}]                   |
+| primary_key           | [name], absent if there is none                                    |
+| auto_increment_column | [name], absent if there is none; at most one                       |
+| highest_field_id      | the largest id ever given, also to columns that are gone           |
+
+Unknown keys and unknown aggregation functions are ignored when reading.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Self
+
+from zufluss.errors import InvalidTableError
+from zufluss.model import types as t
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+AGG_FUNCTIONS = frozenset(
+    {"sum", "product", "max", "min", "bool_and", "bool_or", "listagg", "string_agg"}
+    | {"first_value", "first_value_ignore_nulls", "last_value", "last_value_ignore_nulls"}
+    | {"rbm32", "rbm64"}
+)
+"""Aggregation functions a column may name."""
+
+
+@dataclass(frozen=True, slots=True)
+class AggFunction:
+    """How an aggregation table merges a column."""
+
+    type: str
+    """The function's name, lower case with underscores."""
+    parameters: tuple[tuple[str, str], ...] = ()
+    """Parameters, such as the delimiter of `listagg`."""
+
+    @classmethod
+    def named(cls, name: str, parameters: Mapping[str, str] | None = None) -> Self | None:
+        """The function of a name in any spelling (`LAST-VALUE`), None if it is unknown."""
+        canonical = name.lower().replace("-", "_")
+        if canonical not in AGG_FUNCTIONS:
+            return None
+        return cls(canonical, tuple((str(k), str(v)) for k, v in (parameters or {}).items()))
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON object of the function."""
+        out: dict[str, Any] = {"type": self.type}
+        if self.parameters:
+            out["parameters"] = dict(self.parameters)
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of a table."""
+
+    name: str
+    """The column's name, unique in the table."""
+    data_type: t.DataType
+    """Its type; `data_type.nullable` says whether it may hold NULL."""
+    comment: str | None = None
+    """A comment."""
+    id: int = t.UNKNOWN_ID
+    """The id that outlives renames and moves; −1 until the schema gives one."""
+    agg_function: AggFunction | None = None
+    """How an aggregation table merges the column."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON object of the column."""
+        out: dict[str, Any] = {"name": self.name, "data_type": self.data_type.to_json()}
+        if self.comment is not None:
+            out["comment"] = self.comment
+        if self.agg_function is not None:
+            out["agg_function"] = self.agg_function.to_json()
+        out["id"] = self.id
+        return out
+
+    @classmethod
+    def from_json(cls, obj: object) -> Self:
+        """The column of a JSON object."""
+        if not isinstance(obj, Mapping) or not isinstance(obj.get("name"), str):
+            raise InvalidTableError(f"a column must be an object with a 'name', not {obj!r:.80}")
+        comment, column_id = obj.get("comment"), obj.get("id", t.UNKNOWN_ID)
+        if isinstance(column_id, bool) or not isinstance(column_id, int):
+            raise InvalidTableError(f"id {column_id!r:.40} of column {obj['name']!r} is no number")
+        return cls(
+            name=obj["name"],
+            data_type=t.from_json(obj.get("data_type")),
+            comment=None if comment is None else str(comment),
+            id=column_id,
+            agg_function=_agg_from_json(obj.get("agg_function")),
+        )
+
+    def __str__(self) -> str:
+        return f"{t.quote_name(self.name)} {self.data_type}{t.comment_clause(self.comment)}"
+
+
+def _agg_from_json(obj: object) -> AggFunction | None:
+    if not isinstance(obj, Mapping) or not isinstance(obj.get("type"), str):
+        return None
+    parameters = obj.get("parameters")
+    return AggFunction.named(obj["type"], parameters if isinstance(parameters, Mapping) else None)
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """The columns of a table and its primary key; see the module for what building one does."""
+
+    columns: tuple[Column, ...]
+    """The columns in order."""
+    primary_key: tuple[str, ...] = ()
+    """Names of the primary-key columns, empty for a log table."""
+    auto_increment_column: tuple[str, ...] = ()
+    """The column the server fills, none or one."""
+    highest_field_id: int = t.UNKNOWN_ID
+    """The largest id ever given; −1 stands for the largest in use."""
+    _positions: dict[str, int] = field(init=False, repr=False, compare=False)
+    _arrow: Any = field(init=False, repr=False, compare=False, default=None)
+
+    def __post_init__(self) -> None:
+        columns = _with_ids(tuple(self.columns), self.highest_field_id)
+        _check_names(columns, self.primary_key, self.auto_increment_column)
+        columns = tuple(
+            replace(column, data_type=column.data_type.as_nullable(False))
+            if column.name in self.primary_key
+            else column
+            for column in columns
+        )
+        highest = max(_ids(columns), default=t.UNKNOWN_ID)
+        if t.UNKNOWN_ID < self.highest_field_id < highest:
+            raise InvalidTableError(
+                f"highest_field_id {self.highest_field_id} is below the id {highest} of a column; "
+                f"give {highest} or more, or leave it out"
+            )
+        set_ = object.__setattr__  # the one place that may: the value is not built yet
+        set_(self, "columns", columns)
+        set_(self, "primary_key", tuple(self.primary_key))
+        set_(self, "auto_increment_column", tuple(self.auto_increment_column))
+        set_(self, "highest_field_id", max(highest, self.highest_field_id))
+        set_(self, "_positions", {column.name: i for i, column in enumerate(columns)})
+
+    @classmethod
+    def of(
+        cls,
+        source: Schema | pa.Schema | str | Iterable[Column],
+        primary_key: Sequence[str] = (),
+        auto_increment_column: Sequence[str] = (),
+    ) -> Schema:
+        """A schema from a pyarrow schema, a column list as text, columns, or another schema.
+
+        Text may carry its own `PRIMARY KEY (…)`; an argument here wins.
+        """
+        if isinstance(source, Schema):
+            return source if not primary_key else replace(source, primary_key=tuple(primary_key))
+        if isinstance(source, str):
+            from zufluss.model.ddl import parse_columns
+
+            found, key = parse_columns(source)
+            columns = [Column(c.name, c.data_type, c.comment) for c in found]
+            primary_key = primary_key or key
+        else:
+            columns = [_column_of(item) for item in source]
+        return cls(tuple(columns), tuple(primary_key), tuple(auto_increment_column))
+
+    @classmethod
+    def from_json(cls, source: bytes | str | Mapping[str, Any]) -> Self:
+        """The schema of its JSON, as an object or as text."""
+        obj = parse_object(source, "a schema") if isinstance(source, (bytes, str)) else source
+        columns = obj.get("columns") if isinstance(obj, Mapping) else None
+        if not isinstance(columns, list):
+            raise InvalidTableError(f"a schema needs a list of 'columns', not {columns!r:.80}")
+        highest = obj.get("highest_field_id", t.UNKNOWN_ID)
+        if isinstance(highest, bool) or not isinstance(highest, int):
+            raise InvalidTableError(f"highest_field_id {highest!r:.40} is no number")
+        return cls(
+            columns=tuple(Column.from_json(column) for column in columns),
+            primary_key=name_list(obj, "primary_key"),
+            auto_increment_column=name_list(obj, "auto_increment_column"),
+            highest_field_id=highest,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON object of the schema."""
+        out: dict[str, Any] = {"version": 1, "columns": [c.to_json() for c in self.columns]}
+        if self.primary_key:
+            out["primary_key"] = list(self.primary_key)
+        if self.auto_increment_column:
+            out["auto_increment_column"] = list(self.auto_increment_column)
+        out["highest_field_id"] = self.highest_field_id
+        return out
+
+    def to_json_bytes(self) -> bytes:
+        """The JSON as it travels and is stored."""
+        return dump_object(self.to_json())
+
+    @property
+    def arrow(self) -> pa.Schema:
+        """The Arrow schema of a batch with all columns, in order; made once."""
+        if self._arrow is None:
+            import pyarrow as pa
+
+            fields = [t.arrow_field(column.name, column.data_type) for column in self.columns]
+            object.__setattr__(self, "_arrow", pa.schema(fields))
+        return self._arrow
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The column names in order."""
+        return tuple(column.name for column in self.columns)
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """The column ids in order."""
+        return tuple(column.id for column in self.columns)
+
+    def index_of(self, name: str) -> int:
+        """The position of a column; raises `InvalidTableError` naming the columns there are."""
+        at = self._positions.get(name)
+        if at is None:
+            raise InvalidTableError(
+                f"column {name!r:.80} does not exist; the columns are {', '.join(self.names)}"
+            )
+        return at
+
+    def column(self, name: str) -> Column:
+        """The column of a name."""
+        return self.columns[self.index_of(name)]
+
+    def column_of_id(self, column_id: int) -> Column | None:
+        """The top-level column of an id, None if there is none."""
+        return next((column for column in self.columns if column.id == column_id), None)
+
+    def indexes_of(self, names: Iterable[str]) -> tuple[int, ...]:
+        """The positions of several columns."""
+        return tuple(self.index_of(name) for name in names)
+
+    def add_column(
+        self,
+        name: str,
+        data_type: t.DataType,
+        comment: str | None = None,
+        agg_function: AggFunction | None = None,
+    ) -> Schema:
+        """The schema with one more column at the end, its ids the next free ones."""
+        counter = itertools.count(self.highest_field_id + 1)
+        column_id = next(counter)
+        numbered = t.assign_field_ids(data_type, counter.__next__, keep=False)
+        column = Column(name, numbered, comment, column_id, agg_function)
+        highest = max(_ids((column,)))
+        return replace(self, columns=(*self.columns, column), highest_field_id=highest)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._positions
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+    def __str__(self) -> str:
+        items = [str(column) for column in self.columns]
+        if self.primary_key:
+            items.append(f"PRIMARY KEY ({', '.join(map(t.quote_name, self.primary_key))})")
+        return ", ".join(items)
+
+
+def _column_of(item: Any) -> Column:
+    """A column as it is, or the column of an Arrow field."""
+    if isinstance(item, Column):
+        return item
+    return Column(item.name, t.from_arrow(item.type, item.nullable))
+
+
+def _field_ids(data_type: t.DataType) -> Iterable[int]:
+    for inner in t.walk(data_type):
+        if isinstance(inner, t.RowType):
+            yield from (row_field.field_id for row_field in inner.fields)
+
+
+def _ids(columns: Iterable[Column]) -> list[int]:
+    """Every id in the columns and the ROW fields inside them."""
+    return [i for c in columns for i in (c.id, *_field_ids(c.data_type))]
+
+
+def _with_ids(columns: tuple[Column, ...], highest: int) -> tuple[Column, ...]:
+    """All or none of the columns have ids; none means depth-first numbering from zero."""
+    given = [column.id != t.UNKNOWN_ID for column in columns]
+    if any(given) and not all(given):
+        without = columns[given.index(False)].name
+        raise InvalidTableError(
+            f"column {without!r} has no id while others have one; give all columns an id or none"
+        )
+    keep = any(given)
+    start = max([highest, *_ids(columns)], default=t.UNKNOWN_ID) + 1 if keep else 0
+    counter = itertools.count(start)
+    numbered = []
+    for column in columns:
+        column_id = column.id if keep else next(counter)
+        data_type = t.assign_field_ids(column.data_type, counter.__next__, keep)
+        numbered.append(replace(column, id=column_id, data_type=data_type))
+    ids = _ids(numbered)
+    if any(i < 0 for i in ids):
+        raise InvalidTableError(f"column ids {sorted(i for i in ids if i < 0)} are negative")
+    doubles = sorted({i for i in ids if ids.count(i) > 1}) if len(set(ids)) < len(ids) else []
+    if doubles:
+        raise InvalidTableError(f"the ids {doubles} are given twice; each column has its own id")
+    return tuple(numbered)
+
+
+def check_unique(names: Sequence[str], what: str) -> None:
+    """Raise if a name occurs twice."""
+    if len(set(names)) < len(names):
+        doubles = sorted({name for name in names if list(names).count(name) > 1})
+        raise InvalidTableError(f"{what} {', '.join(doubles)} is given twice; keep one of each")
+
+
+def _check_names(
+    columns: tuple[Column, ...], primary_key: Sequence[str], auto_increment: Sequence[str]
+) -> None:
+    names = [column.name for column in columns]
+    if not all(names):
+        raise InvalidTableError("a column has an empty name; give it one")
+    check_unique(names, "column")
+    check_unique(primary_key, "primary key column")
+    for name in (*primary_key, *auto_increment):
+        if name not in names:
+            what = "primary key" if name in primary_key else "auto-increment"
+            raise InvalidTableError(
+                f"{what} column {name!r:.80} does not exist; the columns are {', '.join(names)}"
+            )
+    for column in columns:
+        if column.agg_function is not None and column.name in primary_key:
+            raise InvalidTableError(
+                f"primary key column {column.name!r} cannot have an aggregation function; remove it"
+            )
+    _check_auto_increment(columns, primary_key, auto_increment)
+
+
+def _check_auto_increment(
+    columns: tuple[Column, ...], primary_key: Sequence[str], auto_increment: Sequence[str]
+) -> None:
+    if not auto_increment:
+        return
+    if len(auto_increment) > 1:
+        raise InvalidTableError(
+            f"columns {', '.join(auto_increment)} are auto-increment; at most one column may be"
+        )
+    if not primary_key:
+        raise InvalidTableError("an auto-increment column needs a primary key; define one")
+    name = auto_increment[0]
+    if name in primary_key:
+        raise InvalidTableError(f"auto-increment column {name!r} cannot be in the primary key")
+    data_type = next(column.data_type for column in columns if column.name == name)
+    if data_type.root not in (t.Root.INTEGER, t.Root.BIGINT):
+        raise InvalidTableError(
+            f"auto-increment column {name!r} is {data_type}; it must be INT or BIGINT"
+        )
+
+
+def parse_object(source: bytes | str, what: str) -> dict[str, Any]:
+    """A JSON object from its text; raises `InvalidTableError` if it is anything else."""
+    try:
+        obj = json.loads(source)
+    except (ValueError, RecursionError) as e:
+        raise InvalidTableError(f"{what} is not valid JSON: {e}") from None
+    if not isinstance(obj, dict):
+        raise InvalidTableError(f"{what} must be a JSON object, not {obj!r:.80}")
+    return obj
+
+
+def dump_object(obj: Mapping[str, Any]) -> bytes:
+    """A JSON object as the bytes that travel and are stored: compact UTF-8."""
+    return json.dumps(obj, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def name_list(obj: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    """The list of names under a key, empty if the key is absent."""
+    found = obj.get(key)
+    if found is None:
+        return ()
+    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+        raise InvalidTableError(f"'{key}' must be a list of column names, not {found!r:.80}")
+    return tuple(found)

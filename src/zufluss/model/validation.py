@@ -1,0 +1,373 @@
+"""What makes a table: the server's defaults and every rule a descriptor must keep.
+
+CREATE TABLE goes through here in this order: `check_table_path`, parse (`TableDescriptor`),
+`complete` (defaults are filled in, stored and returned), `check_table`. ALTER TABLE goes through
+`alter.py`, which ends in the same `check_table`. All functions are pure; what they need to know
+of the cluster is its configuration and the number of live servers.
+
+| broken rule                                                            | error code       |
+|------------------------------------------------------------------------|------------------|
+| name of a database / of a table                                        | 16 / 15          |
+| keys, buckets, columns, partition keys, time format                    | 15               |
+| property: unknown, bad value, does not fit the table                   | 39               |
+| more replicas than live tablet servers                                 | 17               |
+| more than `max.bucket.num` buckets                                     | 49               |
+
+A message says what was wrong, what is allowed and what to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from zufluss.config import Configuration
+from zufluss.config import options as server
+from zufluss.config import table_options as o
+from zufluss.config.option import Option
+from zufluss.errors import (
+    BucketMaxNumError,
+    ConfigError,
+    InvalidDatabaseError,
+    InvalidReplicationFactorError,
+    InvalidTableError,
+)
+from zufluss.model.auto_partition import AutoPartition, time_format, time_zone
+from zufluss.model.merge import check_merge_engine, merge_engine
+from zufluss.model.partition import PARTITION_KEY_ROOTS, name_problem
+from zufluss.model.schema import Schema, check_unique
+from zufluss.model.table import TableDescriptor, TablePath
+from zufluss.model.types import NESTED, Root
+
+KV_FORMAT_VERSION = "2"
+"""The newest version of the key encoding, given to new primary-key tables."""
+RESERVED_COLUMNS = frozenset(
+    {"__offset", "__timestamp", "__bucket", "_change_type", "_log_offset", "_commit_timestamp"}
+)
+"""Names the system uses beside the columns of a table."""
+STATISTICS_ROOTS = frozenset(Root) - NESTED - {Root.BYTES, Root.BINARY}
+"""Types a column with statistics may have."""
+LAKE_KEY_REFUSED = {
+    "iceberg": frozenset({Root.BOOLEAN, Root.TINYINT, Root.SMALLINT, Root.TIMESTAMP_LTZ}),
+    "hudi": frozenset({Root.BYTES, Root.BINARY}),
+}
+"""Key types the encoder of a lake format does not know."""
+
+
+def check_database_name(name: str) -> None:
+    """Raise 16 for a database name that is not allowed."""
+    problem = name_problem(name)
+    if problem is not None:
+        raise InvalidDatabaseError(f"database name {name!r:.220} is not allowed: {problem}")
+
+
+def check_table_name(name: str) -> None:
+    """Raise 15 for a table name that is not allowed."""
+    problem = name_problem(name)
+    if problem is not None:
+        raise InvalidTableError(f"table name {name!r:.220} is not allowed: {problem}")
+
+
+def check_table_path(path: TablePath) -> None:
+    """Raise 16 or 15 for a path with a name that is not allowed."""
+    check_database_name(path.database)
+    check_table_name(path.table)
+
+
+def complete(descriptor: TableDescriptor, conf: Configuration) -> TableDescriptor:
+    """The descriptor with every default of the server filled in, as it is stored."""
+    check_keys(descriptor)
+    properties = dict(descriptor.properties)
+    factor = conf.get(server.DEFAULT_REPLICATION_FACTOR)
+    properties.setdefault(o.TABLE_REPLICATION_FACTOR.key, str(factor))
+    if len(descriptor.partition_keys) > 1 and _is_true(properties, o.TABLE_AUTO_PARTITION_ENABLED):
+        properties.setdefault(o.TABLE_AUTO_PARTITION_NUM_PRECREATE.key, "0")
+    lake_format = conf.get(server.DATALAKE_FORMAT)
+    if lake_format is not None:
+        properties.setdefault(o.TABLE_DATALAKE_FORMAT.key, lake_format)
+    if descriptor.has_primary_key:
+        if merge_engine(properties) is not None:
+            properties.setdefault(o.TABLE_DELETE_BEHAVIOR.key, "IGNORE")
+        properties.setdefault(o.TABLE_KV_FORMAT_VERSION.key, KV_FORMAT_VERSION)
+        properties.setdefault(o.TABLE_KV_STANDBY_REPLICA_ENABLED.key, "true")
+    count = descriptor.bucket_count
+    return replace(
+        descriptor,
+        bucket_count=conf.get(server.DEFAULT_BUCKET_NUMBER) if count is None else count,
+        bucket_keys=descriptor.bucket_keys or descriptor.physical_primary_key,
+        properties=properties,
+    )
+
+
+def check_table(descriptor: TableDescriptor, conf: Configuration, live_servers: int | None) -> None:
+    """Raise unless a completed descriptor keeps every rule.
+
+    `live_servers` bounds the replication factor; None leaves that out, for a table that exists.
+    """
+    for key, text in descriptor.properties.items():
+        o.parse_table_property(key, text)
+    check_keys(descriptor)
+    _check_buckets(descriptor, conf)
+    check_columns(descriptor.schema)
+    for check in _PROPERTY_CHECKS:
+        check(descriptor)
+    _check_partitions(descriptor, conf)
+    _check_lake(descriptor, conf)
+    _check_replication(descriptor, live_servers)
+
+
+def check_columns(schema: Schema) -> None:
+    """Raise 15 for a schema without columns or with a name the system uses."""
+    if not schema.columns:
+        raise InvalidTableError("the table has no columns; give it at least one")
+    taken = [name for name in schema.names if name in RESERVED_COLUMNS]
+    if taken:
+        raise InvalidTableError(
+            f"column name {', '.join(taken)} is reserved for the system "
+            f"({', '.join(sorted(RESERVED_COLUMNS))}); choose another name"
+        )
+
+
+def check_keys(descriptor: TableDescriptor) -> None:
+    """Raise 15 unless partition and bucket keys fit the columns and the primary key."""
+    schema, partition_keys = descriptor.schema, descriptor.partition_keys
+    check_unique(partition_keys, "partition key")
+    check_unique(descriptor.bucket_keys, "bucket key")
+    for name in (*partition_keys, *descriptor.bucket_keys):
+        schema.index_of(name)
+    both = [key for key in descriptor.bucket_keys if key in partition_keys]
+    if both:
+        raise InvalidTableError(
+            f"bucket key {', '.join(both)} is a partition key too; leave it out of the bucket key"
+        )
+    if schema.primary_key:
+        _check_primary_key(descriptor)
+    for what, names in (
+        ("primary key", schema.primary_key),
+        ("bucket key", descriptor.bucket_keys),
+    ):
+        for name in names:
+            data_type = schema.column(name).data_type
+            if data_type.root in NESTED:
+                raise InvalidTableError(
+                    f"{what} column {name!r} is {data_type}; ARRAY, MAP and ROW cannot be keys"
+                )
+    for name in partition_keys:
+        data_type = schema.column(name).data_type
+        if data_type.root not in PARTITION_KEY_ROOTS:
+            raise InvalidTableError(
+                f"partition key {name!r} is {data_type}; DECIMAL, ARRAY, MAP and ROW cannot be "
+                "partition keys, take another column"
+            )
+
+
+def _check_primary_key(descriptor: TableDescriptor) -> None:
+    key = descriptor.schema.primary_key
+    outside = [name for name in descriptor.partition_keys if name not in key]
+    if outside:
+        raise InvalidTableError(
+            f"partition key {', '.join(outside)} is not in the primary key ({', '.join(key)}); "
+            "add it to the primary key"
+        )
+    if not descriptor.physical_primary_key:
+        raise InvalidTableError(
+            f"the primary key ({', '.join(key)}) consists of partition keys only; "
+            "add a column that tells rows of a partition apart"
+        )
+    outside = [name for name in descriptor.bucket_keys if name not in key]
+    if outside:
+        raise InvalidTableError(
+            f"bucket key {', '.join(outside)} is not in the primary key ({', '.join(key)}); "
+            f"the bucket key may have {', '.join(descriptor.physical_primary_key)}"
+        )
+
+
+def _check_buckets(descriptor: TableDescriptor, conf: Configuration) -> None:
+    count, limit = descriptor.bucket_count, conf.get(server.MAX_BUCKET_NUM)
+    if count is None or count < 1:
+        raise InvalidTableError(f"bucket_count {count} is not allowed; give 1 to {limit}")
+    if count > limit:
+        raise BucketMaxNumError(
+            f"bucket_count {count} is more than {limit} ({server.MAX_BUCKET_NUM.key}); "
+            "take fewer buckets or raise the limit"
+        )
+
+
+def table_property(properties: Mapping[str, str], option: Option[Any]) -> Any:
+    """The parsed value of a property, its default if it is not set."""
+    text = properties.get(option.key)
+    return option.default if text is None else option.parse(text)
+
+
+def _is_true(properties: Mapping[str, str], option: Option[Any]) -> bool:
+    """Whether a flag is set, for use before properties are checked."""
+    return properties.get(option.key, "").strip().lower() == "true"
+
+
+def _check_formats(descriptor: TableDescriptor) -> None:
+    """A changelog in INDEXED rows fails at the first write, whatever the row format."""
+    log = table_property(descriptor.properties, o.TABLE_LOG_FORMAT)
+    if descriptor.has_primary_key and log == "INDEXED":
+        raise ConfigError(
+            f"{o.TABLE_LOG_FORMAT.key} = {log} does not go with a primary key; "
+            "allowed: ARROW, COMPACTED"
+        )
+
+
+def _check_log_ttl(descriptor: TableDescriptor) -> None:
+    local = table_property(descriptor.properties, o.TABLE_LOG_LOCAL_TTL)
+    total = table_property(descriptor.properties, o.TABLE_LOG_TTL)
+    if local is not None and 0 < total < local:
+        raise ConfigError(
+            f"{o.TABLE_LOG_LOCAL_TTL.key} = {local} ms is longer than {o.TABLE_LOG_TTL.key} = "
+            f"{total} ms; a segment cannot stay on the server longer than it exists"
+        )
+
+
+def _check_statistics(descriptor: TableDescriptor) -> None:
+    key = o.TABLE_STATISTICS_COLUMNS.key
+    text = descriptor.properties.get(key)
+    if text is None:
+        return
+    if descriptor.has_primary_key:
+        raise ConfigError(f"{key} is for log tables; remove it from this primary-key table")
+    if text.strip() == "*":
+        return
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise ConfigError(f"{key} = {text!r} names no column; allowed: *, or names with commas")
+    for name in names:
+        if name not in descriptor.schema:
+            raise ConfigError(
+                f"{key} names {name!r:.80}, which is no column; "
+                f"the columns are {', '.join(descriptor.schema.names)}"
+            )
+        data_type = descriptor.schema.column(name).data_type
+        if data_type.root not in STATISTICS_ROOTS:
+            raise ConfigError(
+                f"{key} names {name!r} of type {data_type}; there are no statistics of BYTES, "
+                "BINARY, ARRAY, MAP and ROW, leave it out"
+            )
+
+
+_PROPERTY_CHECKS: tuple[Callable[[TableDescriptor], None], ...] = (
+    _check_formats,
+    check_merge_engine,
+    _check_log_ttl,
+    _check_statistics,
+)
+
+
+def _check_partitions(descriptor: TableDescriptor, conf: Configuration) -> None:
+    enabled = table_property(descriptor.properties, o.TABLE_AUTO_PARTITION_ENABLED)
+    if not descriptor.is_partitioned:
+        time_zone(table_property(descriptor.properties, o.TABLE_AUTO_PARTITION_TIME_ZONE))
+        if enabled:
+            raise ConfigError(
+                f"{o.TABLE_AUTO_PARTITION_ENABLED.key} = true needs a partition key; "
+                "give the table one or remove the property"
+            )
+        return
+    auto = AutoPartition.of(descriptor)
+    if not enabled:
+        return
+    given = table_property(descriptor.properties, o.TABLE_AUTO_PARTITION_KEY)
+    keys = descriptor.partition_keys
+    if auto.key not in keys or (given is None and len(keys) > 1):
+        raise InvalidTableError(
+            f"{o.TABLE_AUTO_PARTITION_KEY.key} = {given or 'nothing'} is not allowed; "
+            f"set it to one of the partition keys {', '.join(keys)}"
+        )
+    most = 0 if len(keys) > 1 else conf.get(server.MAX_PARTITION_NUM)
+    if auto.precreate > most:
+        raise InvalidTableError(
+            f"{o.TABLE_AUTO_PARTITION_NUM_PRECREATE.key} = {auto.precreate} is more than {most}"
+            + (": with several partition keys none is created ahead" if most == 0 else "")
+        )
+    if descriptor.schema.column(auto.key).data_type.root is Root.DATE:
+        _check_date_key(auto)
+
+
+def _check_date_key(auto: AutoPartition) -> None:
+    if auto.unit != "DAY" or auto.format != time_format("yyyy-MM-dd", "DAY"):
+        raise InvalidTableError(
+            f"auto-partition key {auto.key!r} is a DATE; set "
+            f"{o.TABLE_AUTO_PARTITION_TIME_UNIT.key} = DAY and "
+            f"{o.TABLE_AUTO_PARTITION_TIME_FORMAT.key} = yyyy-MM-dd"
+        )
+
+
+def _check_lake(descriptor: TableDescriptor, conf: Configuration) -> None:
+    properties = descriptor.properties
+    cluster = conf.get(server.DATALAKE_FORMAT)
+    lake = table_property(properties, o.TABLE_DATALAKE_FORMAT)
+    if table_property(properties, o.TABLE_DATALAKE_ENABLED):
+        if cluster is None:
+            raise InvalidTableError(
+                f"{o.TABLE_DATALAKE_ENABLED.key} = true, but the cluster has no lake; "
+                f"set {server.DATALAKE_FORMAT.key} on the servers"
+            )
+        if lake is not None and lake != cluster:
+            raise ConfigError(
+                f"{o.TABLE_DATALAKE_FORMAT.key} = {lake} is not the lake of the cluster; "
+                f"allowed: {cluster}"
+            )
+    _check_historical(descriptor, lake)
+    _check_lake_keys(descriptor, lake)
+
+
+def _check_historical(descriptor: TableDescriptor, lake: str | None) -> None:
+    option = o.TABLE_DATALAKE_HISTORICAL_PARTITION_ENABLED
+    properties = descriptor.properties
+    if not table_property(properties, option):
+        return
+    wanted = {
+        f"{o.TABLE_AUTO_PARTITION_ENABLED.key} = true": table_property(
+            properties, o.TABLE_AUTO_PARTITION_ENABLED
+        ),
+        f"{o.TABLE_DATALAKE_ENABLED.key} = true": table_property(
+            properties, o.TABLE_DATALAKE_ENABLED
+        ),
+        f"{o.TABLE_DATALAKE_FORMAT.key} = paimon": lake == "paimon",
+        "a primary key": descriptor.has_primary_key,
+        "exactly one partition key": len(descriptor.partition_keys) == 1,
+    }
+    missing = [what for what, there in wanted.items() if not there]
+    if missing:
+        raise ConfigError(f"{option.key} = true needs {', '.join(missing)}")
+
+
+def _check_lake_keys(descriptor: TableDescriptor, lake: str | None) -> None:
+    """Keys that the lake's encoder cannot write are refused here, not at the first write."""
+    if lake is None:
+        return
+    keys = [descriptor.bucket_keys]
+    if table_property(descriptor.properties, o.TABLE_KV_FORMAT_VERSION) in (None, 1):
+        keys.append(descriptor.physical_primary_key)
+    for names in keys:
+        if lake == "iceberg" and len(names) > 1:
+            raise InvalidTableError(
+                f"key ({', '.join(names)}) has {len(names)} columns; with "
+                f"{o.TABLE_DATALAKE_FORMAT.key} = iceberg the bucket key is one column"
+            )
+        for name in names:
+            data_type = descriptor.schema.column(name).data_type
+            if data_type.root in LAKE_KEY_REFUSED.get(lake, ()):
+                refused = ", ".join(sorted(root.name for root in LAKE_KEY_REFUSED[lake]))
+                raise InvalidTableError(
+                    f"key column {name!r} is {data_type}; with {o.TABLE_DATALAKE_FORMAT.key} = "
+                    f"{lake} keys cannot be {refused}, take another column or lake"
+                )
+
+
+def _check_replication(descriptor: TableDescriptor, live_servers: int | None) -> None:
+    key = o.TABLE_REPLICATION_FACTOR.key
+    factor = table_property(descriptor.properties, o.TABLE_REPLICATION_FACTOR)
+    if factor is None:
+        raise ConfigError(f"{key} is missing; set it to 1 or more")
+    if live_servers is not None and factor > live_servers:
+        raise InvalidReplicationFactorError(
+            f"{key} = {factor} is more than the {live_servers} live tablet servers; "
+            "lower it or start more servers"
+        )

@@ -1,0 +1,1 @@
+"""Sockets: the only package that opens them. `server` listens, `client` connects."""

@@ -1,0 +1,433 @@
+"""One client connection: frames in, answers out.
+
+Every connection is an asyncio `BufferedProtocol` on one event loop. All of them receive into one
+shared scratch buffer: asyncio and uvloop fill it and call us in one go, so a frame that arrived
+whole is handled where it lies, and an idle connection owns no buffer at all. A frame that did not
+arrive whole gets memory of its own that grows with the bytes that really came (its declared
+length reserves nothing); the sum over all connections is bounded by `ReceiveMemory`.
+
+Answers of one loop turn are gathered and sent with one write per connection. They may leave in
+another order than the requests came; clients match them by request id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from zufluss.errors import (
+    AuthenticationError,
+    AuthorizationError,
+    ErrorCode,
+    RecordTooLargeError,
+    ZuflussError,
+)
+from zufluss.net.listeners import Listener
+from zufluss.net.memory import new_buffer
+from zufluss.net.services import Handler, RequestContext
+from zufluss.wire import messages as m
+from zufluss.wire.api import Api, ApiKey
+from zufluss.wire.codec import decode
+from zufluss.wire.frame import pack_error, pack_response, response_header
+
+if TYPE_CHECKING:
+    from zufluss.net.server import NetServer
+
+    Buffer = bytes | bytearray | memoryview
+
+log = structlog.get_logger(__name__)
+
+CARRY_BYTES_MAX = 32 * 1024
+"""A half-received frame up to this size is kept as bytes and completed in the scratch buffer."""
+WRITE_BUFFER_HIGH = 8 * 1024 * 1024
+"""Unsent answers of one connection beyond which we stop reading its requests."""
+CONTROL_BYTES_MAX = 8 * 1024 * 1024
+"""Longest body of a client's request that carries no records: decoding multiplies its size."""
+JOIN_BYTES_MAX = 64 * 1024
+"""Answers of a turn up to this size are joined into one write."""
+
+_unpack_length = struct.Struct(">i").unpack_from
+_unpack_header = struct.Struct(">hhi").unpack_from
+
+
+class Connection(asyncio.BufferedProtocol):
+    """One client connection."""
+
+    __slots__ = (
+        "_array",
+        "_buffer",
+        "_carry",
+        "_filled",
+        "_frame_since",
+        "_out",
+        "_paused",
+        "_served",
+        "_total",
+        "closing",
+        "inflight",
+        "last_activity",
+        "listener",
+        "peer",
+        "principal",
+        "server",
+        "transport",
+    )
+
+    def __init__(self, server: NetServer, listener: Listener) -> None:
+        self.server = server
+        self.listener = listener
+        self.transport: Any = None
+        self.peer = "?"
+        self.principal: str | None = None
+        self.inflight = 0
+        self.closing = False
+        self.last_activity = server.loop.time()
+        self._served = listener.protocol == "plaintext"
+        self._carry = b""
+        self._array: Any = None
+        self._buffer: memoryview | None = None
+        self._filled = 0
+        self._total = 0
+        self._frame_since = 0.0
+        self._out: list[Buffer] = []
+        self._paused = 0
+
+    # -- life -------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """A client came."""
+        self.transport = transport
+        peer = transport.get_extra_info("peername")
+        self.peer = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer)
+        self.transport.set_write_buffer_limits(high=WRITE_BUFFER_HIGH)
+        if not self.server.admit(self):
+            self.closing = True
+            transport.abort()  # type: ignore[attr-defined]
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """The client went, or we closed."""
+        self.closing = True
+        self._out.clear()
+        self._release()
+        self.server.dismiss(self)
+
+    def close(self) -> None:
+        """Send what is queued, then close."""
+        if not self.closing:
+            self.closing = True
+            self.flush()
+            self.transport.close()
+
+    # -- bytes in ---------------------------------------------------------------------------
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Where the next bytes go: the frame's own memory, or the shared scratch buffer."""
+        if self._buffer is not None:
+            return self._buffer[self._filled : min(len(self._buffer), self._total)]
+        carried = len(self._carry)
+        scratch = self.server.scratch_view
+        if carried:
+            scratch[:carried] = self._carry
+            return scratch[carried:]
+        return scratch
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Bytes arrived."""
+        self.last_activity = self.server.loop.time()
+        if self._buffer is not None:
+            self._filled += nbytes
+            if self._filled >= self._total:
+                self._own_frame_complete()
+            elif self._filled == len(self._buffer):
+                self._grow()
+            return
+        end = len(self._carry) + nbytes
+        self._carry = b""
+        self._frames_in_scratch(end)
+
+    def _frames_in_scratch(self, end: int) -> None:
+        server = self.server
+        view, array = server.scratch_view, server.scratch
+        frame_max = server.limits.frame_bytes_max
+        pos = 0
+        while end - pos >= 4:
+            (length,) = _unpack_length(view, pos)
+            if not 8 <= length <= frame_max:
+                self._refuse_length(length, view[pos + 4 : end])
+                return
+            stop = pos + 4 + length
+            if stop > end:
+                break
+            self._request(array, view, pos + 4, stop)
+            if self.closing:
+                return
+            pos = stop
+        if pos < end:
+            self._keep_rest(view, pos, end)
+
+    def _keep_rest(self, view: memoryview, pos: int, end: int) -> None:
+        """Keep the head of a frame that has not arrived whole."""
+        arrived = end - pos
+        total = 4 + _unpack_length(view, pos)[0] if arrived >= 4 else 4
+        self._frame_since = self.last_activity
+        if total <= CARRY_BYTES_MAX:
+            self._carry = bytes(view[pos:end])
+            return
+        self._carry = bytes(view[pos:end])  # until memory is granted
+        self._total = total
+        self._begin_own_frame()
+
+    def _begin_own_frame(self) -> None:
+        size = self._capacity(len(self._carry))
+        if not self.server.memory.take(self, size):
+            self._pause()
+            return
+        self._array, self._buffer = new_buffer(size)
+        self._filled = len(self._carry)
+        self._buffer[: self._filled] = self._carry
+        self._carry = b""
+
+    def _capacity(self, arrived: int) -> int:
+        """Memory for a frame of which `arrived` bytes are here: never far ahead of them."""
+        if self._total <= 8 * arrived + 64 * 1024:
+            return self._total
+        return max(64 * 1024, 4 * arrived)
+
+    def _grow(self) -> None:
+        assert self._buffer is not None
+        size = self._capacity(self._filled)
+        if not self.server.memory.take(self, size - len(self._buffer)):
+            self._pause()
+            return
+        array, view = new_buffer(size)
+        view[: self._filled] = self._buffer[: self._filled]
+        self._array, self._buffer = array, view
+
+    def resume_receive(self) -> None:
+        """Receive memory was freed: try again what waited for it."""
+        if self.closing:
+            return
+        self._resume()
+        if self._buffer is None:
+            self._begin_own_frame()
+        else:
+            self._grow()
+
+    def _own_frame_complete(self) -> None:
+        array, view, total = self._array, self._buffer, self._total
+        assert view is not None
+        self._array = self._buffer = None
+        try:
+            self._request(array, view, 4, total)
+        finally:
+            self.server.memory.give(self, len(view))
+
+    def _release(self) -> None:
+        if self._buffer is not None:
+            size = len(self._buffer)
+            self._array = self._buffer = None
+            self.server.memory.give(self, size)
+        self.server.memory.forget(self)
+
+    def _refuse_length(self, length: int, rest: memoryview) -> None:
+        limit = self.server.limits.frame_bytes_max
+        log.warning("frame_refused", peer=self.peer, length=length, limit=limit)
+        if length >= 8 and len(rest) >= 8:
+            (_, _, request_id) = _unpack_header(rest, 0)
+            self.respond_error(
+                request_id,
+                ErrorCode.RECORD_TOO_LARGE_EXCEPTION,
+                f"request frame of {length} bytes is over the limit of {limit} bytes "
+                "(netty.server.max-request-size); send smaller batches",
+            )
+        self.close()
+
+    # -- flow control -----------------------------------------------------------------------
+
+    def _pause(self) -> None:
+        self._paused += 1
+        if self._paused == 1 and not self.transport.is_closing():
+            self.transport.pause_reading()
+
+    def _resume(self) -> None:
+        self._paused -= 1
+        if self._paused == 0 and not self.transport.is_closing():
+            self.transport.resume_reading()
+
+    def pause_writing(self) -> None:
+        """The client does not read its answers: take no more of its requests."""
+        self._pause()
+
+    def resume_writing(self) -> None:
+        """The client caught up."""
+        self._resume()
+
+    def overdue(self, now: float) -> str | None:
+        """Why this connection should be closed now, if it should."""
+        limits = self.server.limits
+        begun = self._buffer is not None or self._carry
+        if begun and not self._paused and now - self._frame_since > limits.frame_seconds:
+            return "a begun frame did not complete in time"
+        if not self.inflight and now - self.last_activity > limits.idle_seconds:
+            return "idle"
+        return None
+
+    # -- requests ---------------------------------------------------------------------------
+
+    def _request(self, array: Any, view: memoryview, start: int, end: int) -> None:
+        key, version, request_id = _unpack_header(view, start)
+        server = self.server
+        raw = server.services.raw.get(key)
+        try:
+            if raw is not None and self._served:
+                api, raw_handler = raw
+                if not api.min_version <= version <= api.max_version:
+                    self.respond_error(request_id, *_unsupported(key, version, api))
+                    return
+                self._begin()
+                raw_handler(self, request_id, version, array, view, start + 8, end)
+                return
+            self._ordinary_request(key, version, request_id, view[start + 8 : end])
+        except ZuflussError as e:
+            self.respond_error(request_id, e.code, e.message)
+            self._end(raw)
+        except Exception:
+            log.exception("request_failed", api=key, peer=self.peer)
+            self.respond_error(request_id, ErrorCode.UNKNOWN_SERVER_ERROR, "internal server error")
+            self._end(raw)
+
+    def _ordinary_request(self, key: int, version: int, request_id: int, body: memoryview) -> None:
+        if key == ApiKey.API_VERSIONS:
+            entry: tuple[Api, Handler] | None = self.server.api_versions
+        elif key == ApiKey.AUTHENTICATE:
+            self._authenticate(request_id, body)
+            return
+        elif not self._served:
+            raise AuthenticationError(
+                f"listener {self.listener.name} requires SASL: authenticate before API {key}"
+            )
+        else:
+            entry = self.server.services.handlers.get(key)
+        if entry is None:
+            self.respond_error(request_id, *_unsupported(key, version, None))
+            return
+        api, handler = entry
+        if not api.public and self.listener.name != self.server.internal_listener:
+            raise AuthorizationError(
+                f"{api.name} is for servers only, through listener "
+                f"{self.server.internal_listener or '(none: one process serves both roles)'}"
+            )
+        if not api.min_version <= version <= api.max_version:
+            self.respond_error(request_id, *_unsupported(key, version, api))
+            return
+        if api.public:
+            check_control_size(api, len(body))
+        request = decode(api.request, body)
+        self._begin()
+        context = RequestContext(self.principal, self.listener.name, version, self.peer)
+        self.server.spawn(self._answer(handler, request, context, request_id))
+
+    async def _answer(
+        self, handler: Handler, request: Any, context: RequestContext, request_id: int
+    ) -> None:
+        try:
+            response = await handler(request, context)
+            self.respond_small(request_id, response.SerializeToString())
+        except ZuflussError as e:
+            self.respond_error(request_id, e.code, e.message)
+        except Exception:
+            log.exception("request_failed", handler=getattr(handler, "__name__", "?"))
+            self.respond_error(request_id, ErrorCode.UNKNOWN_SERVER_ERROR, "internal server error")
+        finally:
+            self.done()
+
+    def _authenticate(self, request_id: int, body: memoryview) -> None:
+        request = decode(m.AuthenticateRequest, body)
+        authenticator = self.server.authenticator
+        if self.listener.protocol != "sasl" or authenticator is None:
+            raise AuthenticationError(
+                f"listener {self.listener.name} is plaintext and takes no authentication; "
+                "set client.security.protocol=plaintext or use a sasl listener"
+            )
+        self._served, self.principal = False, None
+        if request.protocol != "PLAIN":
+            raise AuthenticationError(
+                f"SASL mechanism {request.protocol[:32]!r} is not enabled; use PLAIN"
+            )
+        self.principal = authenticator.authenticate(request.token)
+        self._served = True
+        self.respond_small(request_id, m.AuthenticateResponse().SerializeToString())
+
+    # -- answers ----------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        self.inflight += 1
+        if self.inflight == self.server.limits.inflight_max:
+            self._pause()
+
+    def _end(self, raw: Any) -> None:
+        if raw is not None and self._served:
+            self.done()
+
+    def done(self) -> None:
+        """One request is answered: a raw handler calls this once per request."""
+        if self.inflight == self.server.limits.inflight_max:
+            self._resume()
+        self.inflight -= 1
+
+    def respond(self, request_id: int, buffers: Sequence[Buffer], size: int) -> None:
+        """Queue an answer whose body is `buffers`; it leaves at the end of this loop turn."""
+        out = self._out
+        if not out:
+            self.server.has_answers(self)
+        out.append(response_header(request_id, size))
+        out.extend(buffers)
+
+    def respond_small(self, request_id: int, body: bytes) -> None:
+        """`respond` for one short body."""
+        out = self._out
+        if not out:
+            self.server.has_answers(self)
+        out.append(pack_response(request_id, body))
+
+    def respond_error(self, request_id: int, code: int, message: str) -> None:
+        """Queue an error frame."""
+        if not self._out:
+            self.server.has_answers(self)
+        self._out.append(pack_error(request_id, code, message))
+
+    def flush(self) -> None:
+        """Send what this turn gathered."""
+        out, self._out = self._out, []
+        if not out or self.transport.is_closing():
+            return
+        if len(out) == 1:
+            self.transport.write(out[0])
+        elif sum(map(len, out)) <= JOIN_BYTES_MAX:
+            self.transport.write(b"".join(out))
+        else:
+            self.transport.writelines(out)
+
+
+def check_control_size(api: Api, size: int) -> None:
+    """Refuse a request without records whose body is absurdly long."""
+    if size > CONTROL_BYTES_MAX:
+        raise RecordTooLargeError(
+            f"a {api.name} request of {size} bytes is over the limit of {CONTROL_BYTES_MAX}; "
+            "ask for less at a time"
+        )
+
+
+def _unsupported(key: int, version: int, api: Api | None) -> tuple[int, str]:
+    if api is None:
+        text = f"API {key} is not served here; ask API_VERSIONS what is"
+    else:
+        text = (
+            f"version {version} of {api.name} is not supported; "
+            f"allowed is {api.min_version} to {api.max_version}"
+        )
+    return ErrorCode.UNSUPPORTED_VERSION, text

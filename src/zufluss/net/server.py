@@ -1,0 +1,147 @@
+"""The listening side: all listeners and connections of one process, and their orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import structlog
+
+from zufluss.net.connection import Connection
+from zufluss.net.listeners import Listener
+from zufluss.net.memory import Limits, ReceiveMemory, new_buffer
+from zufluss.net.services import Handler, RequestContext, Services
+from zufluss.wire import messages as m
+from zufluss.wire.api import APIS, Api, ApiKey
+from zufluss.wire.sasl import PlainAuthenticator
+
+log = structlog.get_logger(__name__)
+
+SCRATCH_BYTES = 256 * 1024
+"""Size of the shared receive buffer."""
+
+
+class NetServer:
+    """All listeners and connections of one process."""
+
+    def __init__(
+        self,
+        services: Services,
+        listeners: Sequence[Listener],
+        *,
+        limits: Limits | None = None,
+        authenticator: PlainAuthenticator | None = None,
+        server_type: int | None = None,
+        internal_listener: str | None = None,
+    ) -> None:
+        self.services = services
+        self.internal_listener = internal_listener
+        self.listeners = tuple(listeners)
+        self.limits = limits or Limits()
+        self.authenticator = authenticator
+        self.memory = ReceiveMemory(self.limits.receive_bytes_max)
+        self.connections: set[Connection] = set()
+        self.loop = asyncio.get_running_loop()
+        self.scratch, self.scratch_view = new_buffer(SCRATCH_BYTES)
+        self.on_drain: Callable[[], None] = lambda: None
+        """Called when the server begins to drain: answer long polls now."""
+        self.api_versions = _api_versions(services, server_type)
+        self._servers: list[asyncio.Server] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._with_answers: list[Connection] = []
+        self._sweeper: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Listen on every listener; `listeners` then holds the real ports."""
+        bound = []
+        for listener in self.listeners:
+            server = await self.loop.create_server(
+                lambda listener=listener: Connection(self, listener),
+                listener.bind.host or None,
+                listener.bind.port,
+                backlog=1024,
+            )
+            self._servers.append(server)
+            bound.append(listener.bound_to(server.sockets[0].getsockname()[1]))
+        self.listeners = tuple(bound)
+        self._sweeper = asyncio.create_task(self._sweep())
+
+    async def stop(self, timeout: float) -> None:
+        """Stop listening, let requests in flight finish for `timeout` seconds, close."""
+        for server in self._servers:
+            server.close()
+        self.on_drain()
+        for connection in self.connections:
+            connection._pause()
+        deadline = self.loop.time() + timeout
+        while self._busy() and self.loop.time() < deadline:
+            await asyncio.sleep(0.01)
+        if self._busy():
+            log.warning("drain_timed_out", requests=sum(c.inflight for c in self.connections))
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        for connection in list(self.connections):
+            connection.close()
+        for task in list(self._tasks):
+            task.cancel()
+
+    def _busy(self) -> bool:
+        return any(c.inflight or c._out for c in self.connections)
+
+    def spawn(self, coroutine: Any) -> None:
+        """Run a handler beside the connection."""
+        task = self.loop.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def admit(self, connection: Connection) -> bool:
+        """Count a new connection, or refuse it at the limit."""
+        if len(self.connections) >= self.limits.connections_max:
+            log.warning("connection_refused", peer=connection.peer, open=len(self.connections))
+            return False
+        self.connections.add(connection)
+        return True
+
+    def dismiss(self, connection: Connection) -> None:
+        """A connection ended."""
+        self.connections.discard(connection)
+
+    def has_answers(self, connection: Connection) -> None:
+        """Have `connection` flushed once, at the end of this loop turn."""
+        if not self._with_answers:
+            self.loop.call_soon(self._flush_turn)
+        self._with_answers.append(connection)
+
+    def _flush_turn(self) -> None:
+        ready, self._with_answers = self._with_answers, []
+        for connection in ready:
+            connection.flush()
+
+    async def _sweep(self) -> None:
+        """Close what is idle or stuck."""
+        while True:
+            await asyncio.sleep(min(1.0, self.limits.frame_seconds, self.limits.idle_seconds))
+            now = self.loop.time()
+            for connection in list(self.connections):
+                reason = connection.overdue(now)
+                if reason is not None:
+                    log.info("connection_closed", peer=connection.peer, reason=reason)
+                    connection.close()
+
+
+def _api_versions(services: Services, server_type: int | None) -> tuple[Api, Handler]:
+    """The handler of API_VERSIONS, answering from what is registered at the time of the call."""
+    always = [APIS[ApiKey.API_VERSIONS], APIS[ApiKey.AUTHENTICATE]]
+
+    async def api_versions(request: Any, context: RequestContext) -> Any:
+        response = m.ApiVersionsResponse()
+        for api in sorted([*always, *services.advertised()], key=lambda a: a.key):
+            response.api_versions.add(
+                api_key=api.key, min_version=api.min_version, max_version=api.max_version
+            )
+        if server_type is not None:
+            response.server_type = server_type
+        return response
+
+    return always[0], api_versions

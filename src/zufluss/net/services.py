@@ -1,0 +1,77 @@
+"""What a server can answer: handlers by API key.
+
+Two kinds of handler exist. An ordinary one is a coroutine from request message to response
+message; most APIs are that. A raw one, for the hot path, gets the bytes of the frame where they
+lie in the receive buffer and answers through the connection by itself. What is registered is
+what the server advertises; everything else is answered with UNSUPPORTED_VERSION.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from zufluss.wire.api import APIS, Api
+
+if TYPE_CHECKING:
+    from zufluss.net.connection import Connection
+
+
+@dataclass(frozen=True, slots=True)
+class RequestContext:
+    """Who asks, and through which door."""
+
+    principal: str | None
+    """Authenticated user, or None on a plaintext listener."""
+    listener: str
+    """Name of the listener the request arrived on."""
+    api_version: int
+    """Version of the API the client chose."""
+    peer: str
+    """Address of the client, for logs."""
+
+
+Handler = Callable[[Any, RequestContext], Awaitable[Any]]
+
+
+class RawHandler(Protocol):
+    """A hot-path handler, called with the body where it lies: `view[start:end]`.
+
+    `array` and `view` are the same memory, valid during the call only: the handler copies what it
+    keeps. It answers with `connection.respond`, now or later, and then calls `connection.done`.
+    """
+
+    def __call__(
+        self,
+        connection: Connection,
+        request_id: int,
+        version: int,
+        array: Any,
+        view: memoryview,
+        start: int,
+        end: int,
+    ) -> None:
+        """Handle one request."""
+        ...
+
+
+class Services:
+    """The handlers of one server process."""
+
+    def __init__(self) -> None:
+        self.handlers: dict[int, tuple[Api, Handler]] = {}
+        self.raw: dict[int, tuple[Api, RawHandler]] = {}
+
+    def register(self, key: int, handler: Handler) -> None:
+        """Answer API `key` with a coroutine."""
+        self.handlers[int(key)] = (APIS[int(key)], handler)
+
+    def register_raw(self, key: int, handler: RawHandler) -> None:
+        """Answer API `key` from the receive buffer."""
+        self.raw[int(key)] = (APIS[int(key)], handler)
+
+    def advertised(self) -> list[Api]:
+        """The APIs this server answers, by key."""
+        known = [api for api, _ in self.handlers.values()] + [api for api, _ in self.raw.values()]
+        return sorted(known, key=lambda api: api.key)

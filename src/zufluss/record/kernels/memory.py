@@ -1,0 +1,63 @@
+"""Loads for kernels: little-endian integers at any byte position of a uint8 array.
+
+numpy views demand alignment, and assembling integers from bytes keeps LLVM from vectorising, so
+each load is one unaligned machine load. **They do not check bounds**; the caller has compared the
+position with the end before, and tests run every kernel over mutated and truncated input.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numba
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba import extending
+
+types: Any = numba.types
+intrinsic: Any = extending.intrinsic
+
+BYTES = types.Array(types.uint8, 1, "C", readonly=True)
+"""Argument type of every kernel that only reads: writable arrays are accepted as well."""
+
+if sys.byteorder != "little":
+    raise ImportError(
+        "the kernels read little-endian integers in place; this machine is big-endian"
+    )
+
+
+def _load(bits: int, signed: bool) -> Any:
+    """Make an intrinsic `load(array, position) -> int64` of an integer with `bits` bits."""
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def load(_context: Any, array: Any, _position: Any) -> Any:
+        def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+            data = context.make_array(array)(context, builder, arguments[0]).data
+            address = builder.gep(data, [arguments[1]])
+            address = builder.bitcast(address, ir.IntType(bits).as_pointer())
+            value = builder.load(address, align=1)
+            if bits == 64:
+                return value
+            return (builder.sext if signed else builder.zext)(value, ir.IntType(64))
+
+        return types.int64(array, types.int64), generate
+
+    return load
+
+
+load_u8 = _load(8, signed=False)
+load_u16 = _load(16, signed=False)
+load_i16 = _load(16, signed=True)
+load_i32 = _load(32, signed=True)
+load_u32 = _load(32, signed=False)
+load_i64 = _load(64, signed=True)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def popcount(_context: Any, value: Any) -> Any:
+    """Number of one bits of an int64."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.ctpop(arguments[0])
+
+    return types.int64(types.int64), generate

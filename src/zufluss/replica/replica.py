@@ -1,0 +1,102 @@
+"""One bucket on this server: its log, its leader epoch, and those who wait on it.
+
+Writers wait until their batch is acknowledged (the high watermark has passed it); readers wait
+until there is something new below the high watermark. Both are woken by `advance`, the single
+place where the high watermark moves. With one replica the high watermark is what is durable under
+the flush policy; with more it will be what enough replicas have.
+
+Everything here runs on the event-loop thread.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Protocol
+
+from zufluss.errors import LogStorageError
+from zufluss.model.table import PhysicalTablePath, TableBucket
+
+if TYPE_CHECKING:
+    from zufluss.log.log import Log
+
+
+class AppendWaiter(Protocol):
+    """A produce request that waits for the high watermark."""
+
+    def acknowledged(self) -> None:
+        """The high watermark passed the batch."""
+
+    def failed(self, error: LogStorageError) -> None:
+        """The batch will never be acknowledged."""
+
+
+class FetchWaiter(Protocol):
+    """A parked fetch."""
+
+    def wake(self) -> None:
+        """There may be something to read."""
+
+
+class Replica:
+    """A bucket replica that leads (the only kind while there is one tablet server)."""
+
+    __slots__ = (
+        "append_waiters",
+        "bucket",
+        "failure",
+        "fetch_waiters",
+        "leader_epoch",
+        "log",
+        "path",
+    )
+
+    def __init__(
+        self, bucket: TableBucket, path: PhysicalTablePath, log: Log, leader_epoch: int
+    ) -> None:
+        self.bucket = bucket
+        self.path = path
+        self.log = log
+        self.leader_epoch = leader_epoch
+        self.append_waiters: deque[tuple[int, AppendWaiter]] = deque()
+        self.fetch_waiters: set[FetchWaiter] = set()
+        self.failure: LogStorageError | None = None
+        """Set when the disk failed under this bucket: it takes no more writes."""
+
+    def __repr__(self) -> str:
+        log = self.log
+        return (
+            f"Replica({self.path} bucket {self.bucket.bucket_id}, leader epoch "
+            f"{self.leader_epoch}, offsets {log.log_start_offset}..{log.log_end_offset}, "
+            f"high watermark {log.high_watermark})"
+        )
+
+    def advance(self, offset: int) -> None:
+        """Move the high watermark to `offset` and wake whom that concerns."""
+        self.log.advance_high_watermark(offset)
+        waiters = self.append_waiters
+        while waiters and waiters[0][0] <= offset:
+            waiters.popleft()[1].acknowledged()
+        if self.fetch_waiters:
+            for fetch in tuple(self.fetch_waiters):
+                fetch.wake()
+
+    def await_append(self, end_offset: int, waiter: AppendWaiter) -> None:
+        """Tell `waiter` when the high watermark reaches `end_offset`; ends never go back."""
+        self.append_waiters.append((end_offset, waiter))
+
+    def fail(self, reason: str) -> None:
+        """The storage under this bucket failed: refuse writes from now on, fail those waiting."""
+        self.failure = LogStorageError(f"{self.path} bucket {self.bucket.bucket_id}: {reason}")
+        self.release()
+
+    def release(self) -> None:
+        """Answer everybody who waits; the bucket stops or failed."""
+        error = self.failure or LogStorageError(
+            f"{self.path} bucket {self.bucket.bucket_id} stopped before the write was durable; "
+            "send it again"
+        )
+        waiters, self.append_waiters = self.append_waiters, deque()
+        for _, waiter in waiters:
+            waiter.failed(error)
+        for fetch in tuple(self.fetch_waiters):
+            fetch.wake()

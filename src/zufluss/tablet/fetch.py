@@ -1,0 +1,375 @@
+"""FETCH_LOG, the read path, and the long poll that never blocks a socket.
+
+A fetch names tables, buckets and offsets. `FetchReader.read` takes whole batches below the high
+watermark from the page cache on the event loop; when a page is not cached, the range is read once
+in a thread (which brings it into the cache) and the fetch starts over, so a cold reader never
+stalls its neighbours. When there is less than `min_bytes`, the fetch parks on its buckets and is
+answered when one of them moves or `max_wait_ms` is over.
+
+Errors a client retries without any back-off (`HELD`) are treated like "nothing yet": held until
+`max_wait_ms`, unless another bucket has data. Other errors are answered at once.
+
+Projection and filters work on whole batches: a projection rewrites the Arrow message to the chosen
+columns, a filter drops batches whose statistics prove that no row matches and reports how far it
+looked (`filtered_end_offset`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from zufluss.errors import ErrorCode, InvalidColumnProjectionError, ZuflussError
+from zufluss.model.predicate import Predicate
+from zufluss.net.connection import Connection, check_control_size
+from zufluss.record.batch import iter_headers
+from zufluss.record.stats import may_match, read_statistics
+from zufluss.wire import messages as m
+from zufluss.wire.api import APIS, ApiKey
+from zufluss.wire.codec import decode
+from zufluss.wire.predicates import predicate_from_proto
+from zufluss.wire.scan import FetchedBucket, FetchedTable, fetch_response
+
+if TYPE_CHECKING:
+    from zufluss.replica.replica import Replica
+    from zufluss.tablet.server import TabletServer
+
+EARLIEST_OFFSET = -2
+"""A fetch offset that means: from the start of the log."""
+MAX_WAIT_MS = 60_000
+"""Longest long poll; a client that asks for more is answered after this."""
+COLD_READ_ATTEMPTS = 8
+"""A fetch whose pages are evicted again and again is served blocking after this many tries."""
+
+HELD = frozenset(
+    {
+        ErrorCode.UNKNOWN_SERVER_ERROR,
+        ErrorCode.LOG_STORAGE_EXCEPTION,
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.UNKNOWN_TABLE_OR_BUCKET_EXCEPTION,
+        ErrorCode.FENCED_LEADER_EPOCH_EXCEPTION,
+        ErrorCode.STORAGE_EXCEPTION,
+        ErrorCode.LEADER_NOT_AVAILABLE_EXCEPTION,
+    }
+)
+"""Errors that pyfluss retries at once, thousands of times a second: held until `max_wait_ms`."""
+
+Buffers = list[Any]
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class BucketFetch:
+    """What a request wants of one bucket."""
+
+    partition_id: int | None
+    """Partition id, absent for plain tables."""
+    bucket_id: int
+    """Bucket."""
+    offset: int
+    """First offset wanted, or EARLIEST_OFFSET."""
+    bytes_max: int
+    """Limit for this bucket; the first bucket with data may pass it by one batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableFetch:
+    """What a request wants of one table."""
+
+    table_id: int
+    """Table."""
+    columns: tuple[int, ...] | None
+    """Projected column indexes, ascending, or None for all."""
+    predicate: Predicate | None
+    """Filter for pruning batches."""
+    buckets: tuple[BucketFetch, ...]
+    """Its buckets in request order."""
+
+
+class ColdRead(Exception):
+    """Some pages are on disk only: `replica` at `offset`."""
+
+    def __init__(self, replica: Replica, offset: int, bytes_max: int) -> None:
+        super().__init__()
+        self.replica = replica
+        self.offset = offset
+        self.bytes_max = bytes_max
+
+
+class FetchReader:
+    """Reads one fetch request from the replicas of a server."""
+
+    def __init__(self, server: TabletServer, request: m.FetchLogRequest) -> None:
+        self.server = server
+        self.bytes_max = request.max_bytes
+        self.tables = tuple(_table_fetch(server, t) for t in request.tables_req)
+        self.bytes_read = 0
+        self.answer_now = False
+        """A bucket has something a client must learn at once."""
+
+    def replicas(self) -> list[Replica]:
+        """The replicas this fetch can wait on."""
+        found = []
+        for table in self.tables:
+            for wanted in table.buckets:
+                replica = self.server.find_replica(
+                    table.table_id, wanted.partition_id, wanted.bucket_id
+                )
+                if replica is not None:
+                    found.append(replica)
+        return found
+
+    def read(self, *, nowait: bool) -> list[FetchedTable]:
+        """Read every bucket within the limits; raises ColdRead when `nowait` cannot be kept."""
+        self.bytes_read = 0
+        self.answer_now = False
+        return [
+            FetchedTable(
+                table.table_id, [self._bucket(table, wanted, nowait) for wanted in table.buckets]
+            )
+            for table in self.tables
+        ]
+
+    def _bucket(self, table: TableFetch, wanted: BucketFetch, nowait: bool) -> FetchedBucket:
+        try:
+            replica = self.server.replica(table.table_id, wanted.partition_id, wanted.bucket_id)
+            return self._read_bucket(table, wanted, replica, nowait)
+        except ZuflussError as e:
+            if e.code not in HELD:
+                self.answer_now = True
+            return FetchedBucket(wanted.partition_id, wanted.bucket_id, e.code, e.message)
+
+    def _read_bucket(
+        self, table: TableFetch, wanted: BucketFetch, replica: Replica, nowait: bool
+    ) -> FetchedBucket:
+        log = replica.log
+        offset = log.log_start_offset if wanted.offset == EARLIEST_OFFSET else wanted.offset
+        room = min(wanted.bytes_max, self.bytes_max - self.bytes_read)
+        records: Buffers = []
+        filtered_end: int | None = None
+        log.check_offset(offset)
+        if offset < log.high_watermark and (room > 0 or not self.bytes_read):
+            first = not self.bytes_read
+            try:
+                read = log.read(offset, max(room, 0), at_least_one=first, nowait=nowait)
+            except BlockingIOError:
+                raise ColdRead(replica, offset, max(room, 1)) from None
+            if table.columns is None and table.predicate is None:
+                records = [read.records]
+            else:
+                records, filtered_end = self._rewrite(table, read.records)
+            self.bytes_read += sum(map(len, records))
+            if filtered_end is not None:
+                self.answer_now = True
+        return FetchedBucket(
+            wanted.partition_id,
+            wanted.bucket_id,
+            0,
+            None,
+            log.high_watermark,
+            log.log_start_offset,
+            records,
+            filtered_end,
+        )
+
+    def _rewrite(self, table: TableFetch, records: memoryview) -> tuple[Buffers, int | None]:
+        """Prune and project the batches of one bucket."""
+        state = self.server.tables[table.table_id]
+        out: Buffers = []
+        filtered_end: int | None = None
+        pos = 0
+        for header in iter_headers(records):
+            size = header.size
+            schema = state.schema(header.schema_id)
+            if table.predicate is not None and _pruned(
+                table.predicate, records, pos, header, schema
+            ):
+                filtered_end = header.next_offset
+            else:
+                filtered_end = None
+                if table.columns is None:
+                    out.append(records[pos : pos + size])
+                else:
+                    out += state.project(records, pos, header, schema, table.columns)
+            pos += size
+        return out, filtered_end
+
+
+def _pruned(predicate: Predicate, records: memoryview, pos: int, header: Any, schema: Any) -> bool:
+    if header.statistics_length <= 0:
+        return False
+    statistics = read_statistics(
+        records, pos + header.header_size, header.statistics_length, schema
+    )
+    return not may_match(predicate, statistics, header.record_count)
+
+
+def _table_fetch(server: TabletServer, request: m.PbFetchLogReqForTable) -> TableFetch:
+    columns: tuple[int, ...] | None = None
+    if request.projection_pushdown_enabled:
+        columns = tuple(request.projected_fields)
+        _check_projection(server, request.table_id, columns)
+    predicate = None
+    if request.HasField("filter_predicate"):
+        predicate = predicate_from_proto(request.filter_predicate)
+    buckets = tuple(
+        BucketFetch(
+            b.partition_id if b.HasField("partition_id") else None,
+            b.bucket_id,
+            b.fetch_offset,
+            b.max_fetch_bytes,
+        )
+        for b in request.buckets_req
+    )
+    return TableFetch(request.table_id, columns, predicate, buckets)
+
+
+def _check_projection(server: TabletServer, table_id: int, columns: Sequence[int]) -> None:
+    state = server.tables.get(table_id)
+    if state is None:
+        return  # each bucket says so
+    count = len(state.info.schema.columns)
+    ascending = all(a < b for a, b in zip(columns, columns[1:], strict=False))
+    if not columns or not ascending or columns[0] < 0 or columns[-1] >= count:
+        raise InvalidColumnProjectionError(
+            f"projected_fields {list(columns)[:20]} of {state.info.path} must be ascending column "
+            f"indexes from 0 to {count - 1} without repetition, at least one"
+        )
+
+
+class Fetch:
+    """One request on its way to an answer: read, or park and be read later."""
+
+    __slots__ = (
+        "bytes_min",
+        "cold_reads",
+        "connection",
+        "deadline",
+        "fetcher",
+        "reader",
+        "replicas",
+        "request_id",
+        "scheduled",
+        "timer",
+    )
+
+    def __init__(
+        self,
+        fetcher: Fetcher,
+        connection: Connection,
+        request_id: int,
+        reader: FetchReader,
+        bytes_min: int,
+        wait_seconds: float,
+    ) -> None:
+        self.fetcher = fetcher
+        self.connection = connection
+        self.request_id = request_id
+        self.reader = reader
+        self.bytes_min = bytes_min
+        self.deadline = fetcher.server.loop.time() + wait_seconds
+        self.replicas: list[Replica] = []
+        self.timer: asyncio.TimerHandle | None = None
+        self.scheduled = False
+        self.cold_reads = 0
+
+    def serve(self, *, final: bool) -> None:
+        """Answer if there is enough, or if this is the `final` chance; park otherwise."""
+        try:
+            tables = self.reader.read(nowait=self.cold_reads < COLD_READ_ATTEMPTS)
+        except ColdRead as cold:
+            self.cold_reads += 1
+            self._unpark()
+            self.fetcher.server.spawn(self._read_ahead(cold, final))
+            return
+        if not final and not self.reader.answer_now and self.reader.bytes_read < self.bytes_min:
+            self._park()
+            return
+        self._unpark()
+        self.connection.respond(self.request_id, *fetch_response(tables))
+        self.connection.done()
+
+    async def _read_ahead(self, cold: ColdRead, final: bool) -> None:
+        """Bring the pages of a cold read into the page cache in a thread, then start over."""
+        server = self.fetcher.server
+        try:
+            part = cold.replica.log.locate(cold.offset, cold.bytes_max)
+            await server.loop.run_in_executor(server.readers, part.read_ahead)
+        except (ZuflussError, OSError) as e:
+            log.warning("read_ahead_failed", replica=repr(cold.replica), error=str(e))
+            self.cold_reads = COLD_READ_ATTEMPTS
+        self.serve(final=final)
+
+    def _park(self) -> None:
+        if self.timer is not None:
+            return
+        loop = self.fetcher.server.loop
+        self.replicas = self.reader.replicas()
+        for replica in self.replicas:
+            replica.fetch_waiters.add(self)
+        self.timer = loop.call_at(self.deadline, self.expire)
+        self.fetcher.parked.add(self)
+
+    def _unpark(self) -> None:
+        if self.timer is None:
+            return
+        self.timer.cancel()
+        self.timer = None
+        for replica in self.replicas:
+            replica.fetch_waiters.discard(self)
+        self.fetcher.parked.discard(self)
+
+    def wake(self) -> None:
+        """A bucket moved: look again at the end of this loop turn."""
+        if not self.scheduled:
+            self.scheduled = True
+            self.fetcher.server.loop.call_soon(self._look)
+
+    def _look(self) -> None:
+        self.scheduled = False
+        if self.timer is not None:
+            self.serve(final=False)
+
+    def expire(self) -> None:
+        """The time limit: answer with what there is."""
+        if self.timer is not None:
+            self.serve(final=True)
+
+
+class Fetcher:
+    """The handler of FETCH_LOG."""
+
+    def __init__(self, server: TabletServer) -> None:
+        self.server = server
+        self.parked: set[Fetch] = set()
+        self.draining = False
+
+    def handle(
+        self,
+        connection: Connection,
+        request_id: int,
+        version: int,
+        array: Any,
+        view: memoryview,
+        start: int,
+        end: int,
+    ) -> None:
+        """Answer one request now, or park it."""
+        check_control_size(APIS[ApiKey.FETCH_LOG], end - start)
+        request = decode(m.FetchLogRequest, view[start:end])
+        reader = FetchReader(self.server, request)
+        wait_ms = min(request.max_wait_ms, MAX_WAIT_MS)
+        bytes_min = request.min_bytes if request.HasField("min_bytes") else 1
+        fetch = Fetch(self, connection, request_id, reader, bytes_min, wait_ms / 1000)
+        fetch.serve(final=wait_ms <= 0 or self.draining)
+
+    def drain(self) -> None:
+        """Answer every parked fetch with what there is; the server stops."""
+        self.draining = True
+        for fetch in tuple(self.parked):
+            fetch.expire()

@@ -1,0 +1,105 @@
+"""Thin handlers of the tablet role: what a client asks of bucket leaders besides the hot paths."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from zufluss.errors import ErrorCode, InvalidTimestampError, ZuflussError
+from zufluss.net.services import RequestContext, Services
+from zufluss.wire import messages as m
+from zufluss.wire.api import ApiKey
+
+if TYPE_CHECKING:
+    from zufluss.replica.replica import Replica
+    from zufluss.tablet.server import TabletServer
+
+EARLIEST, LATEST, TIMESTAMP = 0, 1, 2
+LIMIT_SCAN_BYTES_MAX = 64 * 1024 * 1024
+"""A limit scan returns whole batches up to this size; beyond it the request is refused."""
+
+
+class TabletService:
+    """Handlers of one tablet server."""
+
+    def __init__(self, server: TabletServer) -> None:
+        self.server = server
+
+    def register(self, services: Services) -> None:
+        """Attach every handler of this role."""
+        services.register_raw(ApiKey.PRODUCE_LOG, self.server.producer.handle)
+        services.register_raw(ApiKey.FETCH_LOG, self.server.fetcher.handle)
+        services.register(ApiKey.LIST_OFFSETS, self.list_offsets)
+        services.register(ApiKey.LIMIT_SCAN, self.limit_scan)
+
+    async def list_offsets(
+        self, request: m.ListOffsetsRequest, context: RequestContext
+    ) -> m.ListOffsetsResponse:
+        """Earliest, latest, or by-timestamp offsets of some buckets of a table or partition."""
+        find = self._offset_finder(request)
+        partition_id = request.partition_id if request.HasField("partition_id") else None
+        response = m.ListOffsetsResponse()
+        for bucket_id in request.bucket_id:
+            entry = response.buckets_resp.add(bucket_id=bucket_id)
+            try:
+                entry.offset = find(self.server.replica(request.table_id, partition_id, bucket_id))
+            except ZuflussError as e:
+                entry.error_code, entry.error_message = e.code, e.message
+        return response
+
+    def _offset_finder(self, request: m.ListOffsetsRequest) -> Callable[[Replica], int]:
+        if request.offset_type == EARLIEST:
+            return lambda replica: replica.log.log_start_offset
+        if request.offset_type == LATEST:
+            return lambda replica: replica.log.high_watermark
+        if request.offset_type != TIMESTAMP:
+            raise ZuflussError(
+                f"offset_type {request.offset_type} is not known; "
+                "use 0 (earliest), 1 (latest) or 2 (timestamp)"
+            )
+        if not request.HasField("startTimestamp"):
+            raise ZuflussError("offset_type 2 (timestamp) needs startTimestamp, in epoch millis")
+        timestamp, now = request.startTimestamp, self.server.clock_ms()
+
+        def by_timestamp(replica: Replica) -> int:
+            if timestamp > max(now, replica.log.max_timestamp):
+                raise InvalidTimestampError(
+                    f"timestamp {timestamp} lies in the future of this server (now {now}); "
+                    "use latest instead"
+                )
+            return replica.log.offset_for_timestamp(timestamp)
+
+        return by_timestamp
+
+    async def limit_scan(
+        self, request: m.LimitScanRequest, context: RequestContext
+    ) -> m.LimitScanResponse:
+        """The batches that hold the last `limit` rows of a bucket."""
+        partition_id = request.partition_id if request.HasField("partition_id") else None
+        response = m.LimitScanResponse(is_log_table=True)
+        try:
+            replica = self.server.log_replica(request.table_id, partition_id, request.bucket_id)
+            response.records = self._last_rows(replica, request.limit)
+        except ZuflussError as e:
+            response.error_code, response.error_message = e.code, e.message
+        return response
+
+    def _last_rows(self, replica: Replica, limit: int) -> bytes:
+        log = replica.log
+        if limit <= 0:
+            return b""
+        offset = max(log.log_start_offset, log.high_watermark - limit)
+        parts: list[memoryview] = []
+        size = 0
+        while offset < log.high_watermark:
+            read = log.read(offset, LIMIT_SCAN_BYTES_MAX - size, at_least_one=True, nowait=False)
+            parts.append(read.records)
+            size += len(read.records)
+            offset = read.end_offset
+            if size > LIMIT_SCAN_BYTES_MAX:
+                raise ZuflussError(
+                    f"the last {limit} rows take more than {LIMIT_SCAN_BYTES_MAX} bytes; "
+                    "ask for fewer rows or use a log scan",
+                    code=ErrorCode.RECORD_TOO_LARGE_EXCEPTION,
+                )
+        return b"".join(parts)

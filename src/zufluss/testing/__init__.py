@@ -1,0 +1,5 @@
+"""Test kits that ship with zufluss: conformance suites for whoever writes a backend.
+
+They need pytest and pytest-asyncio, which zufluss itself does not install. Nothing in zufluss
+imports this package.
+"""

@@ -1,0 +1,324 @@
+"""The network layer over real sockets: framing, limits, authentication, draining."""
+
+import asyncio
+import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from zufluss.config.load import Configuration
+from zufluss.errors import ErrorCode
+from zufluss.net.listeners import resolve_listeners
+from zufluss.net.memory import Limits
+from zufluss.net.server import NetServer
+from zufluss.net.services import Services
+from zufluss.wire import messages as m
+from zufluss.wire.api import ApiKey
+from zufluss.wire.frame import pack_request, unpack_response
+from zufluss.wire.sasl import PlainAuthenticator
+
+JAAS = (
+    "org.apache.fluss.security.auth.sasl.plain.PlainLoginModule required "
+    'user_admin="admin-secret" user_alice="alice-secret";'
+)
+
+
+class Peer:
+    """A bare socket that speaks frames."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+        self.next_id = 0
+
+    def send(self, key: int, message: object, version: int = 0) -> int:
+        self.next_id += 1
+        body = message if isinstance(message, bytes) else message.SerializeToString()
+        self.writer.write(pack_request(key, version, self.next_id, body))
+        return self.next_id
+
+    async def receive(self):
+        (length,) = struct.unpack(">i", await self.reader.readexactly(4))
+        return unpack_response(memoryview(await self.reader.readexactly(length)))
+
+    async def call(self, key: int, message: object, version: int = 0):
+        request_id = self.send(key, message, version)
+        frame = await self.receive()
+        assert frame.request_id == request_id
+        return frame
+
+    async def closed(self) -> bool:
+        return await self.reader.read(1) == b""
+
+
+@asynccontextmanager
+async def serving(services: Services, conf: dict[str, str] | None = None, **kw) -> AsyncIterator:
+    listeners = resolve_listeners(
+        Configuration.of({"bind.listeners": "A://127.0.0.1:0", **(conf or {})})
+    )
+    server = NetServer(services, listeners, **kw)
+    await server.start()
+    peers: list[Peer] = []
+
+    async def connect(index: int = 0) -> Peer:
+        port = server.listeners[index].bind.port
+        peers.append(Peer(*await asyncio.open_connection("127.0.0.1", port)))
+        return peers[-1]
+
+    try:
+        yield server, connect
+    finally:
+        await server.stop(1)
+        for p in peers:
+            p.writer.close()
+
+
+def exists_service(gate: asyncio.Event | None = None) -> Services:
+    """DATABASE_EXISTS answers whether the name is 'yes'; 'slow' waits for the gate."""
+    services = Services()
+
+    async def database_exists(request, context):
+        if request.database_name == "slow":
+            assert gate is not None
+            await gate.wait()
+        return m.DatabaseExistsResponse(exists=request.database_name == "yes")
+
+    services.register(ApiKey.DATABASE_EXISTS, database_exists)
+    return services
+
+
+def ask(name: str) -> m.DatabaseExistsRequest:
+    return m.DatabaseExistsRequest(database_name=name)
+
+
+async def test_frames_are_answered_however_the_bytes_are_cut():
+    async with serving(exists_service()) as (_, connect):
+        peer = await connect()
+        frames = b"".join(
+            pack_request(ApiKey.DATABASE_EXISTS, 0, i, ask("yes").SerializeToString())
+            for i in range(20)
+        )
+        for i in range(0, len(frames), 7):
+            peer.writer.write(frames[i : i + 7])
+            await peer.writer.drain()
+            await asyncio.sleep(0)
+        answered = [(await peer.receive()).request_id for _ in range(20)]
+        assert sorted(answered) == list(range(20))
+
+
+@pytest.mark.parametrize("size", [10, 40_000, 300_000, 5_000_000])
+async def test_a_request_of_any_size_arrives_whole(size):
+    async with serving(exists_service()) as (server, connect):
+        peer = await connect()
+        frame = await peer.call(ApiKey.DATABASE_EXISTS, ask("x" * size))
+        assert frame.error is None
+        assert server.memory.used == 0
+
+
+async def test_answers_leave_in_the_order_they_are_ready_not_the_order_asked():
+    gate = asyncio.Event()
+    async with serving(exists_service(gate)) as (_, connect):
+        peer = await connect()
+        slow = peer.send(ApiKey.DATABASE_EXISTS, ask("slow"))
+        fast = peer.send(ApiKey.DATABASE_EXISTS, ask("yes"))
+        assert (await peer.receive()).request_id == fast
+        gate.set()
+        assert (await peer.receive()).request_id == slow
+
+
+async def test_an_unknown_api_and_a_version_out_of_range_get_error_2_and_the_connection_lives():
+    async with serving(exists_service()) as (_, connect):
+        peer = await connect()
+        for key, version in ((4242, 0), (ApiKey.CREATE_TABLE, 0), (ApiKey.DATABASE_EXISTS, 1)):
+            frame = await peer.call(key, ask("yes"), version)
+            assert frame.error.code is ErrorCode.UNSUPPORTED_VERSION
+        assert (await peer.call(ApiKey.DATABASE_EXISTS, ask("yes"))).error is None
+
+
+async def test_a_body_that_is_no_message_gets_error_3_and_the_connection_lives():
+    async with serving(exists_service()) as (_, connect):
+        peer = await connect()
+        frame = await peer.call(ApiKey.DATABASE_EXISTS, b"\xff\xff\xff\xff\xff")
+        assert frame.error.code is ErrorCode.CORRUPT_MESSAGE
+        assert (await peer.call(ApiKey.DATABASE_EXISTS, ask("yes"))).error is None
+
+
+async def test_only_registered_apis_are_advertised():
+    async with serving(exists_service()) as (_, connect):
+        peer = await connect()
+        frame = await peer.call(
+            ApiKey.API_VERSIONS,
+            m.ApiVersionsRequest(client_software_name="t", client_software_version="1"),
+        )
+        response = m.ApiVersionsResponse.FromString(bytes(frame.body))
+        assert [v.api_key for v in response.api_versions] == [1000, 1004, 1038]
+        assert not response.HasField("server_type")
+
+
+async def test_an_oversized_frame_is_answered_and_closed_while_others_go_on():
+    async with serving(exists_service(), limits=Limits(frame_bytes_max=1000)) as (_, connect):
+        bad, good = await connect(), await connect()
+        bad.writer.write(struct.pack(">ihhi", 1001, ApiKey.DATABASE_EXISTS, 0, 77))
+        frame = await bad.receive()
+        assert frame.request_id == 77
+        assert frame.error.code is ErrorCode.RECORD_TOO_LARGE_EXCEPTION
+        assert await bad.closed()
+        assert (await good.call(ApiKey.DATABASE_EXISTS, ask("yes"))).error is None
+
+
+@pytest.mark.parametrize("length", [-1, 0, 7, -(2**31)])
+async def test_a_length_no_frame_can_have_closes_the_connection(length):
+    async with serving(exists_service()) as (_, connect):
+        peer = await connect()
+        peer.writer.write(struct.pack(">ihhi", length, ApiKey.DATABASE_EXISTS, 0, 1))
+        assert await peer.closed()
+
+
+async def test_a_declared_length_reserves_no_memory_before_its_bytes_arrive():
+    async with serving(exists_service()) as (server, connect):
+        peers = [await connect() for _ in range(50)]
+        for peer in peers:
+            peer.writer.write(struct.pack(">ihhi", 90_000_000, ApiKey.DATABASE_EXISTS, 0, 1))
+            peer.writer.write(b"\x0a" + b"x" * 1000)
+            await peer.writer.drain()
+        while sum(c._buffer is not None for c in server.connections) < 50:
+            await asyncio.sleep(0)
+        assert server.memory.used <= 50 * 64 * 1024
+
+
+async def test_half_received_frames_share_a_bound_and_still_all_arrive():
+    limits = Limits(receive_bytes_max=1_000_000)
+    async with serving(exists_service(), limits=limits) as (server, connect):
+        peers = [await connect() for _ in range(8)]
+        ids = [p.send(ApiKey.DATABASE_EXISTS, ask("x" * 2_000_000)) for p in peers]
+        frames = await asyncio.gather(*(p.receive() for p in peers))
+        assert [f.request_id for f in frames] == ids
+        assert server.memory.used == 0
+
+
+async def test_a_frame_that_never_completes_is_closed():
+    async with serving(exists_service(), limits=Limits(frame_seconds=0.05)) as (_, connect):
+        slow, good = await connect(), await connect()
+        slow.writer.write(struct.pack(">ih", 500, 1004))
+        assert await slow.closed()
+        assert (await good.call(ApiKey.DATABASE_EXISTS, ask("yes"))).error is None
+
+
+async def test_an_idle_connection_is_closed():
+    async with serving(exists_service(), limits=Limits(idle_seconds=0.05)) as (_, connect):
+        assert await (await connect()).closed()
+
+
+async def test_a_connection_over_the_limit_is_closed_and_the_others_stay():
+    async with serving(exists_service(), limits=Limits(connections_max=2)) as (_, connect):
+        peers = [await connect() for _ in range(2)]
+        for p in peers:
+            assert (await p.call(ApiKey.DATABASE_EXISTS, ask("yes"))).error is None
+        extra = await connect()
+        assert await extra.closed()
+        assert (await peers[0].call(ApiKey.DATABASE_EXISTS, ask("yes"))).error is None
+
+
+async def test_requests_in_flight_are_bounded_and_none_is_lost():
+    gate = asyncio.Event()
+    async with serving(exists_service(gate), limits=Limits(inflight_max=4)) as (server, connect):
+        peer = await connect()
+        for _ in range(4):
+            peer.send(ApiKey.DATABASE_EXISTS, ask("slow"))
+        await peer.writer.drain()
+        while max(c.inflight for c in server.connections) < 4:
+            await asyncio.sleep(0)
+        for _ in range(30):
+            peer.send(ApiKey.DATABASE_EXISTS, ask("yes"))
+        await peer.writer.drain()
+        gate.set()
+        answered = {(await peer.receive()).request_id for _ in range(34)}
+        assert answered == set(range(1, 35))
+
+
+async def test_stop_lets_requests_in_flight_finish():
+    gate = asyncio.Event()
+    services = exists_service(gate)
+    async with serving(services) as (server, connect):
+        peer = await connect()
+        peer.send(ApiKey.DATABASE_EXISTS, ask("slow"))
+        while not any(c.inflight for c in server.connections):
+            await asyncio.sleep(0)
+        stopping = asyncio.create_task(server.stop(10))
+        await asyncio.sleep(0)
+        gate.set()
+        assert (await peer.receive()).error is None
+        await stopping
+        assert await peer.closed()
+
+
+# -- authentication ---------------------------------------------------------------------------
+
+SASL = {"security.protocol.map": "A:sasl"}
+
+
+def token(user: str, password: str, authorize: str = "") -> m.AuthenticateRequest:
+    return m.AuthenticateRequest(
+        protocol="PLAIN", token=f"{authorize}\0{user}\0{password}".encode()
+    )
+
+
+@pytest.fixture
+def authenticator():
+    return PlainAuthenticator.from_jaas(JAAS)
+
+
+async def test_before_authentication_everything_but_the_handshake_is_refused(authenticator):
+    async with serving(exists_service(), SASL, authenticator=authenticator) as (_, connect):
+        peer = await connect()
+        for key in (*range(1001, 1038), *range(1039, 1065), 4242):
+            frame = await peer.call(key, ask("yes"))
+            assert frame.error.code is ErrorCode.AUTHENTICATE_EXCEPTION
+        hello = m.ApiVersionsRequest(client_software_name="t", client_software_version="1")
+        assert (await peer.call(ApiKey.API_VERSIONS, hello)).error is None
+        assert (await peer.call(ApiKey.AUTHENTICATE, token("alice", "alice-secret"))).error is None
+        assert (await peer.call(ApiKey.DATABASE_EXISTS, ask("yes"))).error is None
+
+
+async def test_a_failed_login_can_be_tried_again_and_takes_back_an_earlier_one(authenticator):
+    async with serving(exists_service(), SASL, authenticator=authenticator) as (_, connect):
+        peer = await connect()
+        for bad in (
+            token("alice", "wrong"),
+            token("nobody", "x"),
+            token("alice", "alice-secret", "admin"),
+            m.AuthenticateRequest(protocol="GSSAPI", token=b"x"),
+            m.AuthenticateRequest(protocol="PLAIN", token=b"no separators"),
+        ):
+            frame = await peer.call(ApiKey.AUTHENTICATE, bad)
+            assert frame.error.code is ErrorCode.AUTHENTICATE_EXCEPTION
+            assert "secret" not in frame.error.message
+        assert (await peer.call(ApiKey.AUTHENTICATE, token("admin", "admin-secret"))).error is None
+        assert (await peer.call(ApiKey.DATABASE_EXISTS, ask("yes"))).error is None
+        assert (await peer.call(ApiKey.AUTHENTICATE, token("admin", "wrong"))).error is not None
+        assert (await peer.call(ApiKey.DATABASE_EXISTS, ask("yes"))).error is not None
+
+
+async def test_authenticating_on_a_plaintext_listener_is_an_error_and_it_stays_usable(
+    authenticator,
+):
+    async with serving(exists_service(), authenticator=authenticator) as (_, connect):
+        peer = await connect()
+        frame = await peer.call(ApiKey.AUTHENTICATE, token("alice", "alice-secret"))
+        assert frame.error.code is ErrorCode.AUTHENTICATE_EXCEPTION
+        assert (await peer.call(ApiKey.DATABASE_EXISTS, ask("yes"))).error is None
+
+
+async def test_apis_between_servers_are_refused_outside_the_internal_listener():
+    services = exists_service()
+
+    async def stop_replica(request, context):
+        return m.StopReplicaResponse()
+
+    services.register(ApiKey.STOP_REPLICA, stop_replica)
+    conf = {"bind.listeners": "A://127.0.0.1:0,INTERNAL://127.0.0.1:0"}
+    async with serving(services, conf, internal_listener="INTERNAL") as (_, connect):
+        request = m.StopReplicaRequest(coordinator_epoch=0)
+        outside = await (await connect(0)).call(ApiKey.STOP_REPLICA, request)
+        assert outside.error.code is ErrorCode.AUTHORIZATION_EXCEPTION
+        assert (await (await connect(1)).call(ApiKey.STOP_REPLICA, request)).error is None
