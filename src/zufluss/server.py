@@ -13,6 +13,7 @@ import ctypes
 import fcntl
 import os
 import signal
+import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -20,15 +21,33 @@ from pathlib import Path
 
 import structlog
 
+from zufluss.cluster.cluster_service import ClusterService
+from zufluss.cluster.image import ServerNode
+from zufluss.cluster.metadata_service import MetadataService
+from zufluss.cluster.writer_ids import WriterIds
 from zufluss.config import options
 from zufluss.config.load import Configuration
-from zufluss.errors import ConfigError
+from zufluss.coordinator.server import Coordinator
+from zufluss.errors import ConfigError, NetworkError
+from zufluss.log.files import files_from_environment
+from zufluss.meta.embedded import EmbeddedStore
+from zufluss.net.client import RpcConnection, open_connection
+from zufluss.net.listeners import resolve_listeners
+from zufluss.net.memory import Limits
+from zufluss.net.server import NetServer
+from zufluss.net.services import Services
+from zufluss.tablet.link import CoordinatorLink
+from zufluss.tablet.server import TabletServer
+from zufluss.tablet.service import TabletService
+from zufluss.wire.sasl import PlainAuthenticator
 
 log = structlog.get_logger(__name__)
 
 MALLOC_TRIM_THRESHOLD = -1
 MALLOC_MMAP_THRESHOLD = -3
 SLOW_WARM_UP_SECONDS = 2.0
+CONNECT_TIMEOUT_MS = 10_000
+"""How long one server waits for another to accept a connection."""
 
 
 def clock_ms() -> int:
@@ -74,7 +93,8 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
         import uvloop
     except ImportError:  # uvloop is not made for every platform; asyncio's own loop serves as well
         return None
-    return uvloop.new_event_loop  # type: ignore[no-any-return]
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
 
 
 def _keep_freed_memory() -> None:
@@ -110,3 +130,203 @@ def _owned(data_dir: Path) -> Iterator[None]:
         yield
     finally:
         os.close(lock)
+
+
+# -- sockets ----------------------------------------------------------------------------------
+
+
+def _limits(conf: Configuration) -> Limits:
+    return Limits(
+        connections_max=conf.get(options.ZUFLUSS_NET_MAX_CONNECTIONS),
+        frame_bytes_max=conf.get(options.NETTY_SERVER_MAX_REQUEST_SIZE),
+        inflight_max=conf.get(options.ZUFLUSS_NET_MAX_INFLIGHT_REQUESTS),
+        receive_bytes_max=conf.get(options.ZUFLUSS_NET_RECEIVE_MEMORY),
+        idle_seconds=conf.get(options.NETTY_CONNECTION_MAX_IDLE_TIME) / 1000,
+        frame_seconds=conf.get(options.ZUFLUSS_NET_FRAME_TIMEOUT) / 1000,
+    )
+
+
+def _authenticator(conf: Configuration, needed: bool) -> PlainAuthenticator | None:
+    jaas = conf.get(options.SECURITY_SASL_PLAIN_JAAS_CONFIG)
+    if jaas is not None:
+        return PlainAuthenticator.from_jaas(jaas)
+    if needed:
+        raise ConfigError(
+            "security.protocol.map asks for sasl, but security.sasl.plain.jaas.config names no "
+            "users; set it, or make the listener plaintext"
+        )
+    return None
+
+
+async def _bound(
+    conf: Configuration, services: Services, server_type: int | None = None
+) -> NetServer:
+    """A network server with its ports taken, which does not accept yet."""
+    listeners = resolve_listeners(conf)
+    needed = any(listener.protocol == "sasl" for listener in listeners)
+    apart = server_type is not None
+    server = NetServer(
+        services,
+        listeners,
+        limits=_limits(conf),
+        authenticator=_authenticator(conf, needed),
+        server_type=server_type,
+        internal_listener=conf.get(options.INTERNAL_LISTENER_NAME) if apart else None,
+    )
+    try:
+        await server.bind()
+    except OSError as e:
+        raise ConfigError(
+            f"bind.listeners: cannot listen on {', '.join(str(x.bind) for x in listeners)}: {e}"
+        ) from None
+    return server
+
+
+def _node(node_id: int, server: NetServer) -> ServerNode:
+    return ServerNode(node_id, tuple(listener.advertised for listener in server.listeners))
+
+
+def _ready(server: NetServer, role: str, began: float) -> None:
+    where = server.listeners[0].bind
+    rest = "".join(f", {listener.bind}" for listener in server.listeners[1:])
+    seconds = time.monotonic() - began
+    sys.stdout.write(
+        f"zufluss ready on {where.host}:{where.port}{rest} ({role}, {seconds:.1f} s)\n"
+    )
+    sys.stdout.flush()
+
+
+# -- roles ------------------------------------------------------------------------------------
+
+
+async def _serve_dev(conf: Configuration, stop: asyncio.Event) -> None:
+    """Both roles in one process, on the same ports."""
+    began = time.monotonic()
+    services = Services()
+    net = await _bound(conf, services)
+    store = await EmbeddedStore.open(Path(conf.get(options.DATA_DIR)) / "meta")
+    coordinator = Coordinator(conf, store, clock_ms)
+    tablet = TabletServer(conf, files_from_environment(), clock_ms)
+    try:
+        await coordinator.start(_node(conf.get(options.ZUFLUSS_COORDINATOR_ID), net))
+        tablet.claim(coordinator.catalog.cluster_id)
+        await coordinator.attach(_node(tablet.server_id, net), tablet)
+        coordinator.register(services)
+        coordinator.writer_ids.register(services)
+        TabletService(tablet).register(services)
+        net.on_drain = tablet.fetcher.drain
+        await _accept(net, conf, stop, "coordinator and tablet server", began)
+    finally:
+        await coordinator.stop()
+        await tablet.close()
+        await store.close()
+
+
+async def _serve_coordinator(conf: Configuration, stop: asyncio.Event) -> None:
+    began = time.monotonic()
+    services = Services()
+    net = await _bound(conf, services, server_type=1)
+    store = await EmbeddedStore.open(Path(conf.get(options.DATA_DIR)) / "meta")
+    tablets = ServerConnections()
+    internal = conf.get(options.INTERNAL_LISTENER_NAME)
+
+    async def connect(node: ServerNode) -> RpcConnection:
+        endpoint = node.endpoint(internal)
+        if endpoint is None:
+            raise NetworkError(
+                f"tablet server {node.node_id} has no listener {internal} (internal.listener.name)"
+            )
+        return await tablets.connect(endpoint.host, endpoint.port)
+
+    coordinator = Coordinator(conf, store, clock_ms, connect)
+    try:
+        await coordinator.start(_node(conf.get(options.ZUFLUSS_COORDINATOR_ID), net))
+        coordinator.register(services)
+        await _accept(net, conf, stop, "coordinator", began)
+    finally:
+        await coordinator.stop()
+        tablets.close()
+        await store.close()
+
+
+async def _serve_tablet(conf: Configuration, stop: asyncio.Event) -> None:
+    began = time.monotonic()
+    host, port = _coordinator_address(conf)
+    services = Services()
+    net = await _bound(conf, services, server_type=2)
+    coordinator = ServerConnections()
+    tablet = TabletServer(conf, files_from_environment(), clock_ms)
+    link = CoordinatorLink(
+        _node(tablet.server_id, net),
+        tablet.image,
+        tablet,
+        lambda: coordinator.connect(host, port),
+        tablet.claim,
+    )
+    link.register(services)
+    MetadataService(tablet.image).register(services)
+    ClusterService(conf, tablet.image).register(services)
+    WriterIds(link.allocate_writer_ids).register(services)
+    TabletService(tablet).register(services)
+    net.on_drain = tablet.fetcher.drain
+    try:
+        await net.start()  # first: the coordinator calls back as soon as it knows us
+        joining = asyncio.create_task(link.start())
+        await _first(joining, stop.wait())
+        if joining.done():
+            joining.result()
+            await _accept(net, conf, stop, "tablet server", began)
+    finally:
+        await link.stop()
+        await tablet.close()
+        coordinator.close()
+
+
+def _coordinator_address(conf: Configuration) -> tuple[str, int]:
+    address = conf.get(options.ZUFLUSS_COORDINATOR_ADDRESS) or ""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        raise ConfigError(
+            f"zufluss.coordinator.address {address!r} is not host:port; a tablet server of its own "
+            "needs the address of the coordinator's internal listener"
+        )
+    return host.strip("[]"), int(port)
+
+
+async def _accept(
+    net: NetServer, conf: Configuration, stop: asyncio.Event, role: str, began: float
+) -> None:
+    """Serve until `stop`, then drain."""
+    await net.start()
+    _ready(net, role, began)
+    await stop.wait()
+    log.info("stopping", role=role)
+    await net.stop(conf.get(options.ZUFLUSS_SHUTDOWN_TIMEOUT) / 1000)
+
+
+async def _first(*waits: Awaitable[object]) -> None:
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        if not task.done():
+            task.cancel()
+
+
+class ServerConnections:
+    """Connections to other servers of the cluster, one per address, opened when needed."""
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[str, int], RpcConnection] = {}
+
+    async def connect(self, host: str, port: int) -> RpcConnection:
+        """A live connection to an internal listener."""
+        known = self._open.get((host, port))
+        if known is None or known.closed:
+            known = await open_connection(host, port, connect_timeout_ms=CONNECT_TIMEOUT_MS)
+            self._open[host, port] = known
+        return known
+
+    def close(self) -> None:
+        """Close them all."""
+        for connection in self._open.values():
+            connection.close()

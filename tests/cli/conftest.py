@@ -1,7 +1,9 @@
-"""Runs the real command in a process of its own, and a real server for it."""
+"""Runs the real command, and a real server process for it."""
 
 from __future__ import annotations
 
+import io
+import logging
 import os
 import signal
 import subprocess
@@ -11,6 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import structlog
+
+from zufluss.cli.main import main
 
 COMMAND = [sys.executable, "-m", "zufluss.cli.main"]
 READY = "zufluss ready on "
@@ -25,28 +30,33 @@ class Result:
     err: str
 
 
-def environment(**extra: str) -> dict[str, str]:
-    """The environment without our variables, wide enough that help is not wrapped."""
-    kept = {key: value for key, value in os.environ.items() if not key.startswith("ZUFLUSS_")}
-    return kept | {"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"} | extra
+def environment() -> dict[str, str]:
+    """The environment of this process without our own variables."""
+    return {key: value for key, value in os.environ.items() if not key.startswith("ZUFLUSS_")}
 
 
 @pytest.fixture
-def run() -> Callable[..., Result]:
-    """Runs `zufluss` with arguments, optionally with text on stdin and more environment."""
+def run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Callable[..., Result]]:
+    """Runs the command in this process, optionally with text on stdin."""
+    for name in os.environ.keys() - environment().keys():
+        monkeypatch.delenv(name)
+    for name, value in {"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}.items():
+        monkeypatch.setenv(name, value)
 
-    def run_command(*arguments: str, stdin: str | None = None, **extra: str) -> Result:
-        done = subprocess.run(
-            [*COMMAND, *arguments],
-            input=stdin or "",
-            env=environment(**extra),
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-        return Result(done.returncode, done.stdout, done.stderr)
+    def run_command(*arguments: str, stdin: str = "") -> Result:
+        monkeypatch.setattr(sys, "argv", ["zufluss", *arguments])
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
+        with pytest.raises(SystemExit) as end:
+            main()
+        out, err = capsys.readouterr()
+        return Result(int(end.value.code or 0), out, err)
 
-    return run_command
+    handlers, level = logging.root.handlers[:], logging.root.level
+    yield run_command
+    logging.root.handlers[:], logging.root.level = handlers, level
+    structlog.reset_defaults()
 
 
 @pytest.fixture(scope="session")

@@ -48,8 +48,11 @@ def test_help_loads_nothing_heavy() -> None:
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
-def test_the_version_is_printed(run: Run) -> None:
-    assert run("--version").out.startswith("zufluss 0.")
+def test_the_module_is_the_command_and_prints_its_version() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "zufluss", "--version"], check=True, capture_output=True, text=True
+    )
+    assert done.stdout.startswith("zufluss 0.")
 
 
 def test_config_shows_values_with_origin_and_hides_secrets(run: Run) -> None:

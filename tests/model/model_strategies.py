@@ -25,8 +25,18 @@ SCALARS = st.one_of(
     st.builds(
         lambda base, nullable: base.as_nullable(nullable),
         st.sampled_from(
-            [t.BOOLEAN, t.TINYINT, t.SMALLINT, t.INTEGER, t.BIGINT]
-            + [t.FLOAT, t.DOUBLE, t.STRING, t.BYTES, t.DATE]
+            [
+                t.BOOLEAN,
+                t.TINYINT,
+                t.SMALLINT,
+                t.INTEGER,
+                t.BIGINT,
+                t.FLOAT,
+                t.DOUBLE,
+                t.STRING,
+                t.BYTES,
+                t.DATE,
+            ]
         ),
         NULLABLE,
     ),

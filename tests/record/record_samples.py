@@ -1,4 +1,4 @@
-"""Fixtures, JSON forms and hypothesis strategies that the tests of rows, keys and statistics share."""
+"""Fixtures, JSON forms and strategies that the tests of rows, keys and statistics share."""
 
 from __future__ import annotations
 
@@ -61,7 +61,34 @@ def types_of(schema: Schema) -> list[t.DataType]:
 
 SCALARS = [
     t.parse_type(text)
-    for text in ["BOOLEAN", "TINYINT", "SMALLINT", "INT", "BIGINT", "FLOAT", "DOUBLE", "CHAR(12)", "STRING", "BYTES", "BINARY(3)", "DATE", "DECIMAL(9,2)", "DECIMAL(18,18)", "DECIMAL(19,0)", "DECIMAL(38,5)", "TIME(0)", "TIME(3)", "TIME(6)", "TIME(9)", "TIMESTAMP(0)", "TIMESTAMP(3)", "TIMESTAMP(6)", "TIMESTAMP(9)", "TIMESTAMP_LTZ(3)", "TIMESTAMP_LTZ(9)"]
+    for text in [
+        "BOOLEAN",
+        "TINYINT",
+        "SMALLINT",
+        "INT",
+        "BIGINT",
+        "FLOAT",
+        "DOUBLE",
+        "CHAR(12)",
+        "STRING",
+        "BYTES",
+        "BINARY(3)",
+        "DATE",
+        "DECIMAL(9,2)",
+        "DECIMAL(18,18)",
+        "DECIMAL(19,0)",
+        "DECIMAL(38,5)",
+        "TIME(0)",
+        "TIME(3)",
+        "TIME(6)",
+        "TIME(9)",
+        "TIMESTAMP(0)",
+        "TIMESTAMP(3)",
+        "TIMESTAMP(6)",
+        "TIMESTAMP(9)",
+        "TIMESTAMP_LTZ(3)",
+        "TIMESTAMP_LTZ(9)",
+    ]
 ]
 """Every scalar type, at each edge of its precision."""
 

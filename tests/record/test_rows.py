@@ -104,7 +104,10 @@ def test_captured_lookup_values_decode_as_their_json_says(name: str) -> None:
 def test_the_measured_row_of_23_fields_reads_back() -> None:
     # bytes that pyfluss wrote, with every nested shape
     types = [
-        *map(parse_type, ["INT", "BOOLEAN", "TINYINT", "SMALLINT", "INT", "BIGINT", "FLOAT", "DOUBLE", "STRING"]),
+        *map(
+            parse_type,
+            ["INT", "BOOLEAN", "TINYINT", "SMALLINT", "INT", "BIGINT", "FLOAT", "DOUBLE", "STRING"],
+        ),
         *map(parse_type, ["DECIMAL(10,2)", "DECIMAL(22,5)", "DATE", "TIME(0)", "TIMESTAMP(3)"]),
         *map(parse_type, ["TIMESTAMP(6)", "BYTES", "BINARY(4)", "ARRAY<INT>", "ARRAY<STRING>"]),
         *map(parse_type, ["MAP<STRING, INT>", "ROW<a INT, b INT>", "ARRAY<TIMESTAMP(6)>", "INT"]),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,7 +25,7 @@ from zufluss.cli.session import (
     table_path,
     usage,
 )
-from zufluss.cli.times import EARLIEST, LATEST, parse_position
+from zufluss.cli.times import EARLIEST, LATEST, Position, parse_position
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -75,7 +75,8 @@ def append(
         batches = _local_errors(read_batches(path, chosen, target.schema.arrow), file)
         with _progress(f"append {name}") as advance, target.append() as writer:
             for batch, fraction in batches:
-                writer.write(batch)
+                with _fitting(file):
+                    writer.write(batch)
                 rows += batch.num_rows
                 advance(rows, fraction)
     seconds = time.monotonic() - started
@@ -130,7 +131,7 @@ def scan(
             stop=None if follow else LATEST,
             limit=limit,
         )
-        show = _json_printer() if output is Output.JSON else _table_printer()
+        show = _print_json if output is Output.JSON else _table_printer(batches.schema.names)
         with batches, _until_interrupt():
             for batch in batches:
                 show(batch)
@@ -164,7 +165,9 @@ def offsets(
 
       zufluss offsets events --at latest --output json
     """
-    positions = {at: parse_position(at)} if at else {EARLIEST: EARLIEST, LATEST: LATEST}
+    positions: dict[str, Position] = {EARLIEST: EARLIEST, LATEST: LATEST}
+    if at:
+        positions = {"offset": parse_position(at)}
     name = str(table_path(table))
     rows: list[list[Any]] = []
     with connected(bootstrap, settings) as connection:
@@ -175,7 +178,7 @@ def offsets(
                 admin.list_offsets(name, where, partition=part) for where in positions.values()
             ]
             rows += [[part, b, *(offset[b] for offset in found)] for b in sorted(found[0])]
-    headings = ["partition", "bucket", *("offset" if at else key for key in positions)]
+    headings = ["partition", "bucket", *positions]
     skip = 0 if partitioned else 1
     print_rows(output, headings[skip:], [row[skip:] for row in rows])
 
@@ -186,7 +189,7 @@ def _partitions(admin: Any, name: str, chosen: str | None, partitioned: bool) ->
     return [item.name for item in admin.list_partitions(name)] if partitioned else [None]
 
 
-def _start(text: str, bucket_count: int) -> str | int | dict[int, int]:
+def _start(text: str, bucket_count: int) -> Position | dict[int, int]:
     """What `--from` says, in the client's terms."""
     if not text.startswith("offset:"):
         return parse_position(text)
@@ -201,12 +204,10 @@ def _start(text: str, bucket_count: int) -> str | int | dict[int, int]:
         ) from None
 
 
-def _table_printer() -> Callable[[pa.RecordBatch], None]:
-    printer: TablePrinter | None = None
+def _table_printer(columns: Sequence[str]) -> Callable[[pa.RecordBatch], None]:
+    printer = TablePrinter(columns)
 
     def show(batch: pa.RecordBatch) -> None:
-        nonlocal printer
-        printer = printer or TablePrinter(batch.schema.names)
         for piece in _printable(batch):
             rows = zip(*(column.to_pylist() for column in piece.columns), strict=True)
             printer.print([[cell(value) for value in row] for row in rows])
@@ -214,13 +215,10 @@ def _table_printer() -> Callable[[pa.RecordBatch], None]:
     return show
 
 
-def _json_printer() -> Callable[[pa.RecordBatch], None]:
-    def show(batch: pa.RecordBatch) -> None:
-        for piece in _printable(batch):
-            sys.stdout.write("".join(json_line(row) + "\n" for row in piece.to_pylist()))
-        sys.stdout.flush()
-
-    return show
+def _print_json(batch: pa.RecordBatch) -> None:
+    for piece in _printable(batch):
+        sys.stdout.write("".join(json_line(row) + "\n" for row in piece.to_pylist()))
+    sys.stdout.flush()
 
 
 def _printable(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -238,6 +236,17 @@ def _local_errors(batches: Iterator[Any], file: str) -> Iterator[Any]:
         if item is None:
             return
         yield item
+
+
+@contextmanager
+def _fitting(file: str) -> Iterator[None]:
+    """Rows that do not fit the table's columns are the user's to mend as well."""
+    from zufluss.client.convert import ColumnMismatchError
+
+    try:
+        yield
+    except ColumnMismatchError as problem:
+        raise typer.BadParameter(f"{file}: {problem.message}") from problem
 
 
 @contextmanager

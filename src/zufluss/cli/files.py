@@ -43,8 +43,11 @@ def read_batches(
         readers: dict[Format, Callable[[BinaryIO, pa.Schema], Iterator[pa.RecordBatch]]]
         readers = {Format.PARQUET: _parquet, Format.CSV: _csv, Format.NDJSON: _ndjson}
         size = path.stat().st_size if path and form is not Format.PARQUET else 0
-        for batch in readers[form](source, schema):
-            yield batch, source.tell() / size if size and not source.closed else None
+        try:
+            for batch in readers[form](source, schema):
+                yield batch, source.tell() / size if size and not source.closed else None
+        except pa.ArrowException as problem:
+            raise ValueError(str(problem)) from None
 
 
 def _parquet(source: BinaryIO, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -106,11 +109,16 @@ def _parse_any(lines: bytes, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     rows = [json.loads(line, parse_float=Decimal) for line in lines.splitlines() if line.strip()]
     for row in rows:
         _check_row(row, schema)
-    columns = [
-        pa.array([jsonvalues.value(row.get(f.name), f.type, f.name) for row in rows], f.type)
-        for f in schema
-    ]
+    columns = [_column(rows, field) for field in schema]
     yield pa.RecordBatch.from_arrays(columns, names=schema.names)
+
+
+def _column(rows: list[dict[str, Any]], field: pa.Field) -> pa.Array:
+    values = [jsonvalues.value(row.get(field.name), field.type, field.name) for row in rows]
+    try:
+        return pa.array(values, field.type)
+    except (pa.ArrowException, OverflowError) as problem:
+        raise ValueError(f"column {field.name} is {field.type}: {problem}") from None
 
 
 def _check_row(row: Any, schema: pa.Schema) -> None:

@@ -46,15 +46,22 @@ app.command(rich_help_panel=_DATA)(data.scan)
 app.command(rich_help_panel=_DATA)(data.offsets)
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"zufluss {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
 def _global(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", is_eager=True)
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", is_eager=True, callback=_print_version
+        ),
     ] = False,
 ) -> None:
-    if version:
-        typer.echo(f"zufluss {__version__}")
-        raise typer.Exit
+    """What stands before the command; `--version` has ended the process by now."""
 
 
 def main() -> None:

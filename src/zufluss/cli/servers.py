@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
@@ -14,6 +15,12 @@ from zufluss.cli.session import ConfigFile, OutputOption, Settings, configuratio
 
 if TYPE_CHECKING:
     from zufluss.config import Configuration
+
+
+CONFIGURABLE_ERRORS = frozenset(
+    {errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES, errno.EPERM, errno.EROFS}
+)
+"""What another address, port or directory would mend."""
 
 
 class Role(StrEnum):
@@ -121,6 +128,10 @@ def _run(serve: Callable[[], int]) -> None:
         code = serve()
     except ConfigError as problem:
         raise typer.BadParameter(problem.message) from problem
+    except OSError as problem:
+        if problem.errno not in CONFIGURABLE_ERRORS:
+            raise
+        raise typer.BadParameter(f"cannot serve: {problem}") from problem
     raise typer.Exit(code)
 
 

@@ -10,13 +10,14 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from zufluss.cli.output import Output
 
 if TYPE_CHECKING:
+    from zufluss.client.sync import Connection
     from zufluss.config import Configuration
     from zufluss.model.table import TablePath
 
@@ -87,7 +88,7 @@ def log_warnings() -> None:
 
 
 @contextmanager
-def connected(bootstrap: str, settings: Sequence[str] | None) -> Iterator[Any]:
+def connected(bootstrap: str, settings: Sequence[str] | None) -> Iterator[Connection]:
     """A connection to the cluster, closed at the end."""
     import zufluss
     from zufluss.errors import ConfigError

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Final, Literal
 
 import typer
 
-EARLIEST = "earliest"
-LATEST = "latest"
+EARLIEST: Final = "earliest"
+LATEST: Final = "latest"
+
+Position = Literal["earliest", "latest"] | int
+"""The beginning or end of a log, or epoch milliseconds."""
 
 
 def iso_time(epoch_ms: int) -> str:
@@ -32,6 +36,8 @@ def parse_time_ms(text: str) -> int:
     return round(moment.timestamp() * 1000)
 
 
-def parse_position(text: str) -> str | int:
+def parse_position(text: str) -> Position:
     """`earliest`, `latest`, or epoch milliseconds: what list offsets and scans take."""
-    return text if text in (EARLIEST, LATEST) else parse_time_ms(text)
+    if text == EARLIEST:
+        return EARLIEST
+    return LATEST if text == LATEST else parse_time_ms(text)

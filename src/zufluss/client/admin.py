@@ -198,9 +198,7 @@ class AsyncAdmin:
 
     async def table_schema(self, path: Path, schema_id: int | None = None) -> Schema:
         """A schema the table has or had; the current one without an id."""
-        request = m.GetTableSchemaRequest(
-            table_path=table_path(as_path(path)), schema_id=schema_id
-        )
+        request = m.GetTableSchemaRequest(table_path=table_path(as_path(path)), schema_id=schema_id)
         response: m.GetTableSchemaResponse = await self._ask(ApiKey.GET_TABLE_SCHEMA, request)
         return Schema.from_json(response.schema_json)
 

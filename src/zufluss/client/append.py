@@ -1,6 +1,6 @@
 """The append writer: rows of any shape in, acknowledged batches out.
 
-    write → convert to Arrow → partition → bucket → open batch ─ full or old → encode in a thread → send
+    write → convert to Arrow → partition → bucket → open batch → encode in a thread → send
 
 `AsyncAppendWriter` does the steps up to the sealed batch; encoding is `encode.py`, sending, retries
 and idempotence are `sender.py`. Input that is larger than `client.writer.batch-size` is cut into
@@ -38,6 +38,11 @@ from zufluss.wire.api import ApiKey
 
 ROWS_GATHERED_MAX: Final = 2_000
 """Single rows that wait to be converted together."""
+
+FULL: Final = 0.75
+"""An open batch with this part of `client.writer.batch-size` is full: more would overshoot it."""
+THREAD_ROWS_MIN: Final = 4_096
+"""Batches of fewer rows are hashed and split where they are."""
 
 
 class MemoryBudget:
@@ -271,9 +276,18 @@ class AsyncAppendWriter:
             if assigner is None:
                 assigner = self._assigners[partition] = assigner_of(self.info, self._options)
             for piece in _slices(rows, self._options.batch_bytes * self._fan_out):
-                for bucket, part in assigner.assign(piece):
+                for bucket, part in await self._assign(assigner, piece):
                     queue = self._queue(partition, partition_id, bucket)
                     await self._append(queue, part, assigner)
+
+    async def _assign(
+        self, assigner: BucketAssigner, rows: pa.RecordBatch
+    ) -> Iterable[tuple[int, pa.RecordBatch]]:
+        """Hash large batches in a thread, so that sending goes on meanwhile."""
+        if not self.info.bucket_keys or rows.num_rows < THREAD_ROWS_MIN:
+            return assigner.assign(rows)
+        executor = self._connection.executor
+        return await self._loop.run_in_executor(executor, lambda: list(assigner.assign(rows)))
 
     @property
     def _fan_out(self) -> int:
@@ -336,7 +350,7 @@ class AsyncAppendWriter:
             self._start_timer(self._options.batch_timeout_ms / 1000)
         batch.chunks.append(rows)
         batch.memory += memory
-        if batch.memory >= self._options.batch_bytes:
+        if batch.memory >= FULL * self._options.batch_bytes:
             self._seal(queue)
             assigner.batch_full(queue.bucket.bucket_id)
 

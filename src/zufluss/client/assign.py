@@ -13,16 +13,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any, Final, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from zufluss.record.keys import KeyEncoder
 
 from zufluss.client.options import ClientOptions
 from zufluss.model.table import TableInfo
-from zufluss.record.hash import HashKind
+
+_RADIX_MAX: Final = 1 << 16  # numpy sorts 16-bit numbers by radix
 
 
 class BucketAssigner(Protocol):
@@ -40,14 +40,16 @@ class BucketAssigner(Protocol):
 class HashAssigner:
     """The bucket of a row's key."""
 
-    def __init__(self, info: TableInfo, hash: HashKind) -> None:
-        self._encoder = KeyEncoder.of_bucket_key(info)
-        self._buckets = info.bucket_count
-        self._hash: HashKind = hash
+    def __init__(self, info: TableInfo, hash: Literal["pyfluss", "java"]) -> None:
+        from zufluss.record.keys import bucket_assign  # loads the compiled kernels
+
+        self._assign = bucket_assign
+        self._info = info
+        self._hash = hash
 
     def assign(self, batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Yield the rows of each bucket."""
-        return split(batch, self._encoder.bucket_ids(batch, self._buckets, self._hash))
+        return split(batch, self._assign(batch, self._info, self._hash))
 
     def batch_full(self, bucket: int) -> None:
         """The hash decides; nothing to do."""
@@ -109,9 +111,11 @@ def split(
         if len(groups):
             yield first, batch
         return
+    if groups.min() >= 0 and groups.max() < _RADIX_MAX:
+        groups = groups.astype(np.uint16)
     order = np.argsort(groups, kind="stable")
     sorted_groups = groups[order]
-    starts = np.flatnonzero(np.diff(sorted_groups, prepend=sorted_groups[0] - 1))
+    starts = np.flatnonzero(np.r_[True, sorted_groups[1:] != sorted_groups[:-1]])
     rows = batch.take(pa.array(order))
     for start, end in zip(starts, [*starts[1:], len(groups)], strict=True):
         yield int(sorted_groups[start]), rows.slice(int(start), int(end - start))

@@ -269,6 +269,20 @@ class AsyncConnection:
         if path not in self.metadata.tables:
             raise TableNotExistError(f"table {path} does not exist")
 
+    async def refresh_leaders(self, info: TableInfo, partitions: Iterable[str]) -> None:
+        """Refresh a table that is in use; raise if it, or one of the partitions, is gone."""
+        names = list(partitions)
+        try:
+            await self.refresh_table(info.path, names)
+        except PartitionNotExistError:
+            for name in names:
+                self.metadata.forget_partition(info.table_id, name)
+            raise
+        if self.metadata.tables[info.path].table_id != info.table_id:
+            raise TableNotExistError(
+                f"table {info.path} was dropped and created again; open it anew"
+            )
+
     async def table_exists(self, path: TablePath) -> bool:
         """Whether there is such a table."""
         request = m.TableExistsRequest(table_path=table_path(path))

@@ -8,7 +8,7 @@ batches here, with the columns in table order and of the table's types.
 Columns are matched by name. A column the input lacks is filled with nulls when the table allows
 null. A column the table lacks, a value that does not fit the column's type and a null where none is
 allowed are `ColumnMismatchError`s that name the column and both types. Casts are safe ones: a value
-is never changed silently (no overflow, no cut fraction, no invalid text).
+is never changed silently (no overflow, no cut fraction, no invalid text, no number as text).
 
 Nothing here works row by row unless the input is Python rows.
 """
@@ -111,8 +111,9 @@ def _pandas_table(frame: Any, schema: pa.Schema) -> pa.Table:
 
 def _polars_table(frame: Any) -> pa.Table:
     """A polars frame without view types, which older Arrow releases cannot cast."""
-    compat = getattr(__import__("polars"), "CompatLevel", None)
-    return frame.to_arrow(compat_level=compat.oldest()) if compat else frame.to_arrow()
+    import polars
+
+    return frame.to_arrow(compat_level=polars.CompatLevel.oldest())
 
 
 def _mapping_batch(data: Mapping[str, Any], schema: pa.Schema) -> pa.RecordBatch:
@@ -148,7 +149,7 @@ def _holds_columns(data: Mapping[str, Any], schema: pa.Schema) -> bool:
 
 def _is_column(values: Any, wanted: pa.DataType | None) -> bool | None:
     if isinstance(values, pa.Array | pa.ChunkedArray) or hasattr(values, "__array__"):
-        return not isinstance(values, pa.Scalar) and getattr(values, "ndim", 1) > 0
+        return bool(getattr(values, "ndim", 1) > 0)
     if not isinstance(values, list | tuple):
         return None if values is None else False
     if wanted is None or not pa.types.is_nested(wanted) or pa.types.is_struct(wanted):
@@ -188,12 +189,23 @@ def _conform_column(batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
 def _cast(column: pa.Array, field: pa.Field) -> pa.Array:
     if column.type.equals(field.type):
         return column
+    if pa.types.is_string(field.type) and not _is_text(column.type):
+        raise ColumnMismatchError(
+            f"column {field.name!r}: the input has {column.type}, the table text; convert it "
+            "yourself, so that the form is yours"
+        )
     try:
         return column.cast(field.type, safe=True)
     except pa.ArrowException as e:
         raise ColumnMismatchError(
             f"column {field.name!r}: the input has {column.type}, the table {field.type}: {e}"
         ) from e
+
+
+def _is_text(data_type: pa.DataType) -> bool:
+    kind = data_type.value_type if pa.types.is_dictionary(data_type) else data_type
+    text = ("string", "large_string", "string_view", "binary", "large_binary", "binary_view")
+    return pa.types.is_null(kind) or str(kind) in text
 
 
 def _has_forbidden_null(batch: pa.RecordBatch, schema: pa.Schema) -> bool:

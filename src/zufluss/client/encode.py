@@ -127,7 +127,7 @@ class BatchEncoder:
             writer = pa.ipc.new_stream(sink, rows.schema, options=self._options)
             writer.write_batch(rows)
             end = room + sink.tell()
-        return memoryview(memory)[room + self._schema_bytes - before : end]
+        return memory.data[room + self._schema_bytes - before : end]
 
 
 def _codec(info: TableInfo) -> pa.Codec | None:

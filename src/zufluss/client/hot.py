@@ -34,6 +34,7 @@ from zufluss.wire.scan import varint
 _VARINT: Final = 0
 _FIXED_SIZES: Final = {1: 8, 5: 4}
 _BYTES: Final = 2
+_NOTHING: Final = memoryview(b"")
 
 
 def produce_request(
@@ -69,7 +70,7 @@ class FetchedBucket:
     """Records below it are committed."""
     log_start_offset: int | None = None
     """The first offset that is still there."""
-    records: memoryview = memoryview(b"")
+    records: memoryview = _NOTHING
     """Batches, the last one perhaps cut; a view of the frame."""
     filtered_end_offset: int | None = None
     """Where to go on when the batches up to there were pruned."""
@@ -124,7 +125,7 @@ def _int(value: int | memoryview | None) -> int | None:
 def _view(value: int | memoryview | None) -> memoryview:
     if isinstance(value, int):
         raise CorruptMessageError("a fetch answer has a number where bytes belong")
-    return memoryview(b"") if value is None else value
+    return _NOTHING if value is None else value
 
 
 def _fields(view: memoryview) -> Iterator[tuple[int, int | memoryview]]:

@@ -51,7 +51,7 @@ async def list_offsets(
             assert failure is not None
             await backoff.pause(failure)
             names = {place.partition for place in open_places.values()}
-            await connection.refresh_table(info.path, filter(None, names))
+            await connection.refresh_leaders(info, filter(None, names))
     return found
 
 
@@ -138,7 +138,7 @@ async def places_of(
     names = list(partitions)
     parts = [n for n in names if n is not None]
     if parts and any((info.table_id, n) not in connection.metadata.partitions for n in parts):
-        await connection.refresh_table(info.path, parts)
+        await connection.refresh_leaders(info, parts)
     places = []
     for name in names:
         partition_id = None

@@ -15,8 +15,8 @@ answers. What it promises, per bucket:
 |---|---|
 | ok, 32 (seen before) | done |
 | 31 (gap) behind an unfinished batch | sent again when its turn comes |
-| 31 at the front, or 33 (writer forgotten) | new writer id, sequences from 0, sent again; a batch of which an earlier attempt got no answer fails, since it may be there already |
-| an error that may pass, no answer | growing pauses, metadata refreshed, sent again until the delivery deadline |
+| 31 at the front, 33 (writer forgotten) | sent again under a new id, unless it may be there |
+| an error that may pass, no answer | pause, new metadata, sent again until the deadline |
 | 3, 14 (corrupt) | sent again `CORRUPT_RETRIES_MAX` times |
 | bucket missing in the answer, any other error | the batch fails |
 """
@@ -41,7 +41,6 @@ from zufluss.errors import (
     LeaderNotAvailableError,
     NetworkError,
     OutOfOrderSequenceError,
-    TableNotExistError,
     ZuflussError,
     error,
 )
@@ -55,7 +54,7 @@ from zufluss.wire.codec import decode
 log = structlog.get_logger(__name__)
 
 CORRUPT_RETRIES_MAX: Final = 2
-"""A batch the server finds corrupt is sent again this often: bytes may have been hurt on the way."""
+"""A batch the server finds corrupt is sent again this often; it may have been hurt on the way."""
 _CORRUPT: Final = frozenset({ErrorCode.CORRUPT_MESSAGE, ErrorCode.CORRUPT_RECORD_EXCEPTION})
 _UNANSWERED: Final = (NetworkError, TimeoutError)
 _SEQUENCE_MASK: Final = 0x7FFF_FFFF
@@ -356,11 +355,7 @@ class Sender:
         metadata = self._connection.metadata
         if metadata.leader(queue.bucket) is None:
             names = [] if queue.partition is None else [queue.partition]
-            await self._connection.refresh_table(self._info.path, names)
-            if metadata.tables[self._info.path].table_id != self._info.table_id:
-                raise TableNotExistError(
-                    f"table {self._info.path} was dropped and created again; open it anew"
-                )
+            await self._connection.refresh_leaders(self._info, names)
         leader = metadata.leader(queue.bucket)
         if leader is None:
             raise LeaderNotAvailableError(f"{queue.bucket} has no leader at the moment")

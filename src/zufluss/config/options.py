@@ -341,12 +341,6 @@ ZUFLUSS_LOGGING_FORMAT = Option(
 # Client
 # ---------------------------------------------------------------------------------------------
 
-BOOTSTRAP_SERVERS: Option[tuple[str, ...]] = Option(
-    "bootstrap.servers",
-    Kind.LIST,
-    ("localhost:9123",),
-    "`host:port` of one or more servers; the rest of the cluster is learnt from them.",
-)
 CLIENT_ID = Option(
     "client.id",
     Kind.STRING,
@@ -492,13 +486,6 @@ CLIENT_SCANNER_LOG_CHECK_CRC = Option(
     True,
     "Verify the checksum of every batch that is read.",
 )
-CLIENT_SCANNER_LOG_MAX_POLL_RECORDS = Option(
-    "client.scanner.log.max-poll-records",
-    Kind.INT,
-    500,
-    "The most rows one poll returns, for scanners that poll.",
-    minimum=1,
-)
 CLIENT_SCANNER_LOG_FETCH_MAX_BYTES = Option(
     "client.scanner.log.fetch.max-bytes",
     Kind.MEMORY,
@@ -540,4 +527,4 @@ OPTIONS: Mapping[str, Option[Any]] = {
 
 def is_client_option(key: str) -> bool:
     """Whether the key configures a client rather than a server."""
-    return key.startswith("client.") or key == BOOTSTRAP_SERVERS.key
+    return key.startswith("client.")

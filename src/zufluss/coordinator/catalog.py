@@ -17,8 +17,8 @@ What happens when a step fails:
 | the caller goes away | the change is finished regardless |
 
 Ids come from counters in the same transactions and are never given twice, not after a drop and
-not after a crash. Every transaction checks the coordinator epoch that this catalog took when it
-opened, so of two coordinators on one store only the later one can change anything.
+not after a crash. Of two coordinators on one store only the later one can change anything
+(`ledger.py`).
 """  # noqa: E501 - a table row does not wrap
 
 from __future__ import annotations
@@ -30,11 +30,7 @@ from typing import TypeVar
 
 import structlog
 
-from zufluss.config import options
-from zufluss.config.load import Configuration
-from zufluss.config.table_options import TABLE_REPLICATION_FACTOR
-from zufluss.coordinator import records
-from zufluss.coordinator.image import (
+from zufluss.cluster.image import (
     BucketState,
     ClusterImage,
     DatabaseEntry,
@@ -49,21 +45,25 @@ from zufluss.coordinator.image import (
     TablePut,
     partition_buckets,
 )
+from zufluss.cluster.replicas import ReplicaAssignment, ReplicaStop
+from zufluss.config import options
+from zufluss.config.load import Configuration
+from zufluss.config.table_options import TABLE_REPLICATION_FACTOR
+from zufluss.coordinator import records
+from zufluss.coordinator.ledger import Ledger
 from zufluss.coordinator.placement import place
-from zufluss.coordinator.tablets import ReplicaAssignment, ReplicaStop, Tablets
+from zufluss.coordinator.tablets import Tablets
 from zufluss.errors import (
     DatabaseAlreadyExistError,
     DatabaseNotEmptyError,
-    ErrorCode,
     InvalidDatabaseError,
     InvalidTableError,
     PartitionAlreadyExistError,
     PartitionMaxNumError,
     TableAlreadyExistError,
     TableNotExistError,
-    error,
 )
-from zufluss.meta.api import VALUE_BYTES_MAX, Check, ConflictError, Create, MetaStore, Op, Put
+from zufluss.meta.api import VALUE_BYTES_MAX, MetaStore, Op
 from zufluss.model import validation
 from zufluss.model.auto_partition import check_create_partition
 from zufluss.model.partition import check_spec, spec_of
@@ -90,22 +90,22 @@ class Catalog:
 
     def __init__(
         self,
-        store: MetaStore,
+        ledger: Ledger,
         conf: Configuration,
         image: ClusterImage,
         tablets: Tablets,
         clock_ms: Callable[[], int],
     ) -> None:
         self.image = image
-        self.epoch = 0
+        self.cluster_id = ledger.cluster_id
+        """The id of the cluster, made with its store."""
+        self.epoch = ledger.epoch
         """The coordinator epoch of this catalog."""
-        self._store = store
+        self._ledger = ledger
         self._conf = conf
         self._tablets = tablets
         self._clock_ms = clock_ms
-        self._epoch_version = 0
         self._lock = asyncio.Lock()
-        self._counter_lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[object]] = set()
 
     @classmethod
@@ -118,9 +118,7 @@ class Catalog:
         clock_ms: Callable[[], int],
     ) -> Catalog:
         """Take over the catalog of a store: a new epoch, the image loaded, the first database."""
-        catalog = cls(store, conf, image, tablets, clock_ms)
-        await catalog._check_format()
-        await catalog._take_epoch()
+        catalog = cls(await Ledger.open(store), conf, image, tablets, clock_ms)
         image.apply(records.load(await store.tree("/")))
         await catalog.create_database(DEFAULT_DATABASE, DatabaseDescriptor(), ignore_if_exists=True)
         log.info("catalog_opened", epoch=catalog.epoch, image=repr(image))
@@ -150,7 +148,7 @@ class Catalog:
                 raise DatabaseAlreadyExistError(f"database {name!r} exists already")
             now = self._clock_ms()
             entry = DatabaseEntry(name, descriptor, now, now)
-            await self._commit([records.put_database(entry, new=True)])
+            await self._ledger.commit([records.put_database(entry, new=True)])
             await self._publish([DatabasePut(entry)])
 
         await self._mutate(change)
@@ -179,7 +177,7 @@ class Catalog:
                 return
             _check_database_size(name, descriptor)
             entry = replace(before, descriptor=descriptor, modified_time=self._clock_ms())
-            await self._commit([records.put_database(entry, new=False)])
+            await self._ledger.commit([records.put_database(entry, new=False)])
             await self._publish([DatabasePut(entry)])
 
         await self._mutate(change)
@@ -205,7 +203,7 @@ class Catalog:
             ops = [op for table in tables for op in self._drop_table_ops(table)]
             stops = [stop for table in tables for stop in self._stops(table)]
             changes: list[ImageChange] = [TableGone(table.info.table_id) for table in tables]
-            await self._commit([*ops, records.drop_database(name)])
+            await self._ledger.commit([*ops, records.drop_database(name)])
             await self._publish([*changes, DatabaseGone(name)])
             await self._tablets.stop_replicas(stops)
 
@@ -234,12 +232,12 @@ class Catalog:
         return await self._mutate(change)
 
     async def _create_table(self, path: TablePath, descriptor: TableDescriptor) -> TableEntry:
-        table_id, take_id = await self._next_id(records.TABLE_COUNTER)
+        table_id, take_id = await self._ledger.next_id(records.TABLE_COUNTER)
         now = self._clock_ms()
         info = TableInfo(path, table_id, 1, descriptor, now, now)
         buckets = () if info.is_partitioned else self._place(info, start=table_id)
         entry = TableEntry(info, {1: descriptor.schema}, buckets)
-        await self._commit([take_id, *records.create_table(entry)])
+        await self._ledger.commit([take_id, *records.create_table(entry)])
         await self._publish([TablePut(entry)])
         replicas = [
             ReplicaAssignment(TableBucket(table_id, None, i), entry.physical_path, state)
@@ -261,7 +259,7 @@ class Catalog:
 
     async def _drop_table(self, entry: TableEntry) -> None:
         stops = self._stops(entry)
-        await self._commit(self._drop_table_ops(entry))
+        await self._ledger.commit(self._drop_table_ops(entry))
         await self._publish([TableGone(entry.info.table_id)])
         await self._tablets.stop_replicas(stops)
         log.info("table_dropped", table=str(entry.info.path), table_id=entry.info.table_id)
@@ -287,7 +285,7 @@ class Catalog:
                 return before
             _check_size(path, descriptor)
             after = self._altered(before, descriptor)
-            await self._commit(records.alter_table(before, after))
+            await self._ledger.commit(records.alter_table(before, after))
             await self._publish([TablePut(after)])
             log.info("table_altered", table=str(path), schema_id=after.info.schema_id)
             return after
@@ -343,7 +341,7 @@ class Catalog:
         return await self._mutate(change)
 
     async def _create_partition(self, table: TableEntry, name: str) -> PartitionEntry:
-        partition_id, take_id = await self._next_id(records.PARTITION_COUNTER)
+        partition_id, take_id = await self._ledger.next_id(records.PARTITION_COUNTER)
         entry = PartitionEntry(
             partition_id=partition_id,
             table_id=table.info.table_id,
@@ -352,7 +350,7 @@ class Catalog:
             created_time=self._clock_ms(),
             buckets=self._place(table.info, start=partition_id),
         )
-        await self._commit([take_id, *records.create_partition(entry)])
+        await self._ledger.commit([take_id, *records.create_partition(entry)])
         await self._publish([PartitionPut(entry)])
         replicas = [
             ReplicaAssignment(bucket, path, state)
@@ -385,13 +383,10 @@ class Catalog:
         await self._mutate(change)
 
     async def _drop_partition(self, table: TableEntry, entry: PartitionEntry) -> None:
-        await self._commit(records.drop_partition(entry))
+        await self._ledger.commit(records.drop_partition(entry))
         await self._publish([PartitionGone(entry.partition_id)])
         await self._tablets.stop_replicas(
-            [
-                ReplicaStop(bucket, state, True)
-                for _, bucket, state in partition_buckets(table, entry)
-            ]
+            [_stop(bucket, state) for _, bucket, state in partition_buckets(table, entry)]
         )
         log.info("partition_dropped", table=str(table.info.path), partition=entry.name)
 
@@ -399,25 +394,14 @@ class Catalog:
 
     async def allocate_writer_ids(self, count: int) -> range:
         """Writer ids that nobody got before and nobody will get again."""
-        return await self._take(records.WRITER_COUNTER, count)
+        return await self._ledger.take(records.WRITER_COUNTER, count)
 
     async def next_server_epoch(self) -> int:
-        """An epoch for the registration of a tablet server, larger than every one before."""
-        return (await self._take(records.SERVER_EPOCH_COUNTER, 1))[0]
+        """An epoch for the registration of a tablet server, larger than every one before.
 
-    async def _take(self, counter: str, count: int) -> range:
-        async with self._counter_lock:
-            first, take = await self._next_id(counter, count)
-            await self._commit([take])
-        return range(first, first + count)
-
-    async def _next_id(self, counter: str, count: int = 1) -> tuple[int, Op]:
-        """The next number of a counter, and the operation that takes it."""
-        found = await self._store.read(counter)
-        if found is None:
-            return 0, Create(counter, records.number(count))
-        first = int(found.value)
-        return first, Put(counter, records.number(first + count), found.version)
+        The first is 1: an order without an epoch reads as 0 and belongs to none.
+        """
+        return (await self._ledger.take(records.SERVER_EPOCH_COUNTER, 1))[0] + 1
 
     # How a change is made
 
@@ -436,18 +420,6 @@ class Catalog:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return await asyncio.shield(task)
-
-    async def _commit(self, ops: Sequence[Op]) -> None:
-        try:
-            await self._store.transact([Check(records.EPOCH_PATH, self._epoch_version), *ops])
-        except ConflictError as conflict:
-            if conflict.op.path != records.EPOCH_PATH:
-                raise
-            raise error(
-                ErrorCode.NOT_COORDINATOR_LEADER_EXCEPTION,
-                f"coordinator epoch {self.epoch} is over: another coordinator has taken this "
-                f"metadata store; ask that one",
-            ) from conflict
 
     async def _publish(self, changes: Sequence[ImageChange]) -> None:
         self.image.apply(changes)
@@ -473,11 +445,10 @@ class Catalog:
         """Stops for all buckets of a table and its partitions, while they are in the image."""
         table_id = entry.info.table_id
         stops = [
-            ReplicaStop(TableBucket(table_id, None, i), state, True)
-            for i, state in enumerate(entry.buckets)
+            _stop(TableBucket(table_id, None, i), state) for i, state in enumerate(entry.buckets)
         ]
         for partition in self.image.partitions(table_id).values():
-            stops += [ReplicaStop(b, s, True) for _, b, s in partition_buckets(entry, partition)]
+            stops += [_stop(b, state) for _, b, state in partition_buckets(entry, partition)]
         return stops
 
     def _table_still(self, path: TablePath, table_id: int | None) -> TableEntry:
@@ -486,25 +457,9 @@ class Catalog:
             raise TableNotExistError(f"table '{path}' with id {table_id} does not exist any more")
         return table
 
-    async def _check_format(self) -> None:
-        found = await self._store.read(records.FORMAT_PATH)
-        if found is None:
-            value = records.number(records.FORMAT)
-            await self._store.transact([Create(records.FORMAT_PATH, value)])
-        elif found.value != records.number(records.FORMAT):
-            raise records.CatalogDamagedError(
-                f"the catalog has format {found.value!r}, this zufluss reads format "
-                f"{records.FORMAT}: use the zufluss that wrote it"
-            )
 
-    async def _take_epoch(self) -> None:
-        found = await self._store.read(records.EPOCH_PATH)
-        self.epoch = 1 if found is None else int(found.value) + 1
-        self._epoch_version = await self._store.compare_and_set(
-            records.EPOCH_PATH,
-            records.number(self.epoch),
-            None if found is None else found.version,
-        )
+def _stop(bucket: TableBucket, state: BucketState) -> ReplicaStop:
+    return ReplicaStop(bucket, state.leader_epoch, True, state.replicas)
 
 
 def _check_size(path: TablePath, descriptor: TableDescriptor) -> None:

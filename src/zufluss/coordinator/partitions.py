@@ -18,10 +18,10 @@ from dataclasses import dataclass
 
 import structlog
 
+from zufluss.cluster.image import ClusterImage, TableEntry
 from zufluss.config import options
 from zufluss.config.load import Configuration
 from zufluss.coordinator.catalog import Catalog
-from zufluss.coordinator.image import ClusterImage, TableEntry
 from zufluss.errors import ZuflussError
 from zufluss.model.auto_partition import auto_partitions, expired_partitions
 from zufluss.model.partition import spec_of
@@ -80,7 +80,9 @@ class AutoPartitions:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Check now and every interval from now on."""
+        """Check now and every interval from now on; nothing when it was started before."""
+        if self._task is not None:
+            return
         self._task = asyncio.create_task(self._loop(), name="auto-partitions")
 
     async def stop(self) -> None:

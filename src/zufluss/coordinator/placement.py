@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from zufluss.coordinator.image import BucketState
+from zufluss.cluster.image import BucketState
 from zufluss.errors import InvalidReplicationFactorError
 
 

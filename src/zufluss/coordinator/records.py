@@ -7,6 +7,7 @@ the old table is being deleted, and dropping a table is deleting one subtree.
 | path | value |
 |---|---|
 | `/catalog/format` | number: version of this layout, 1 |
+| `/catalog/cluster` | text: the cluster's id, 32 hex digits, made once |
 | `/coordinator/epoch` | number: grows with each start of a coordinator; every change checks it |
 | `/counters/table` `/counters/partition` `/counters/writer` `/counters/server-epoch` | number: the next id, never given twice |
 | `/databases/NAME` | `descriptor` (as on the wire), `created_time`, `modified_time` |
@@ -22,10 +23,11 @@ Times are epoch milliseconds. `buckets` is a path of its own because leaders cha
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
-from zufluss.coordinator.image import (
+from zufluss.cluster.image import (
     BucketState,
     DatabaseEntry,
     DatabasePut,
@@ -43,11 +45,14 @@ from zufluss.model.table import DatabaseDescriptor, TableDescriptor, TableInfo, 
 
 FORMAT = 1
 FORMAT_PATH = "/catalog/format"
+CLUSTER_PATH = "/catalog/cluster"
 EPOCH_PATH = "/coordinator/epoch"
 TABLE_COUNTER = "/counters/table"
 PARTITION_COUNTER = "/counters/partition"
 WRITER_COUNTER = "/counters/writer"
 SERVER_EPOCH_COUNTER = "/counters/server-epoch"
+
+T = TypeVar("T")
 
 
 class CatalogDamagedError(ZuflussError):
@@ -164,17 +169,21 @@ def _buckets_value(states: Sequence[BucketState]) -> bytes:
 
 def load(entries: Iterable[Entry]) -> Iterator[ImageChange]:
     """The catalog in the values of a store, tables before their partitions."""
-    values = {entry.path: entry.value for entry in entries}
-    tree = _Tree(values)
-    for name in tree.names("/databases"):
-        yield DatabasePut(_guarded(f"/databases/{name}", lambda n=name: _database(tree, n)))
+    tree = _Tree({entry.path: entry.value for entry in entries})
+    databases = tree.names("/databases")
+    for name in databases:
+        yield DatabasePut(_guarded(f"/databases/{name}", partial(_database, tree, name)))
+    taken: set[TablePath] = set()
     for table_id in tree.names("/tables"):
         base = f"/tables/{table_id}"
-        table = _guarded(base, lambda b=base: _table(tree, b))
+        table = _guarded(base, partial(_table, tree, base))
+        if table.info.path in taken or table.info.path.database not in databases:
+            raise _damaged(base, f"table '{table.info.path}' is there twice or has no database")
+        taken.add(table.info.path)
         yield TablePut(table)
         for partition_id in tree.names(f"{base}/partitions"):
             path = f"{base}/partitions/{partition_id}"
-            yield PartitionPut(_guarded(path, lambda p=path, t=table: _partition(tree, p, t)))
+            yield PartitionPut(_guarded(path, partial(_partition, tree, path, table)))
 
 
 class _Tree:
@@ -196,14 +205,17 @@ class _Tree:
         return json.loads(self.values[path])
 
 
-def _guarded(path: str, read: Any) -> Any:
+def _guarded(path: str, read: Callable[[], T]) -> T:
     try:
         return read()
     except (KeyError, ValueError, TypeError, ZuflussError) as problem:
-        raise CatalogDamagedError(
-            f"the metadata at {path} cannot be read: {problem!r}; "
-            f"restore the metadata store from a backup"
-        ) from problem
+        raise _damaged(path, repr(problem)) from problem
+
+
+def _damaged(path: str, why: str) -> CatalogDamagedError:
+    return CatalogDamagedError(
+        f"the metadata at {path} cannot be read: {why}; restore the metadata store from a backup"
+    )
 
 
 def _database(tree: _Tree, name: str) -> DatabaseEntry:

@@ -11,10 +11,10 @@ import json
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from zufluss.cluster import codec
+from zufluss.cluster.image import TableEntry
 from zufluss.config.load import Configuration
-from zufluss.coordinator import codec
 from zufluss.coordinator.catalog import Catalog
-from zufluss.coordinator.image import TableEntry
 from zufluss.errors import ConfigError, InvalidAlterTableError, InvalidDatabaseError
 from zufluss.model import types
 from zufluss.model.alter import AlterOp, NewColumn, PropertyChange, TableChanges, alter_table

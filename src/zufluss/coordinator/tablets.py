@@ -14,9 +14,9 @@ hold it.
 
 `assign` carries everything: the whole picture and all replicas of that server. What the server
 has on its disk beyond them belongs to tables that were dropped while it was away, and is deleted.
-That is how a drop is finished after a crash. A remote tablet server must hold back the other three
-calls from the moment it asks to register until it has applied the answer, because they travel on
-another connection and may overtake it.
+That is how a drop is finished after a crash. The other three calls travel on another connection
+and may overtake the answer of a registration, so a remote tablet server holds them back while it
+registers, and refuses those whose server epoch is not the one it got (`tablet/link.py`).
 
 A server that cannot be told is not retried: it is told everything when it registers again.
 """
@@ -25,15 +25,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import structlog
 
-from zufluss.coordinator import codec
-from zufluss.coordinator.image import BucketState, ClusterImage, ImageChange
-from zufluss.errors import LeaderNotAvailableError, ZuflussError, error
-from zufluss.model.table import PhysicalTablePath, TableBucket
+from zufluss.cluster import codec
+from zufluss.cluster.image import ImageChange
+from zufluss.cluster.replicas import (
+    ReplicaAssignment,
+    ReplicaStop,
+    RpcCaller,
+    TabletGateway,
+    replica_to_proto,
+    stop_to_proto,
+)
+from zufluss.errors import LeaderNotAvailableError, NetworkError, ZuflussError, error
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
 
@@ -43,68 +49,6 @@ R = TypeVar("R", "ReplicaAssignment", "ReplicaStop")
 
 BUCKETS_PER_REQUEST_MAX = 10_000
 """Buckets in one request to a tablet server; more are sent in several."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaAssignment:
-    """A bucket that a tablet server has to hold."""
-
-    table_bucket: TableBucket
-    """The bucket."""
-    physical_path: PhysicalTablePath
-    """The table or partition it belongs to."""
-    state: BucketState
-    """Who holds it and who leads it."""
-
-    @property
-    def leader_epoch(self) -> int:
-        """The epoch of its leader."""
-        return self.state.leader_epoch
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaStop:
-    """A bucket that a tablet server has to give up."""
-
-    table_bucket: TableBucket
-    """The bucket."""
-    state: BucketState
-    """Who held it until now."""
-    delete: bool
-    """Its files go as well."""
-
-
-class TabletGateway(Protocol):
-    """One tablet server, told what to do by the coordinator."""
-
-    async def update_metadata(self, changes: Sequence[ImageChange]) -> None:
-        """Apply these changes to its picture of the cluster."""
-        ...
-
-    async def start_replicas(self, replicas: Sequence[ReplicaAssignment]) -> None:
-        """Hold these buckets; return when each of them serves, raise when one cannot."""
-        ...
-
-    async def stop_replicas(self, replicas: Sequence[ReplicaStop]) -> None:
-        """Give these buckets up, and free their disk where it says delete."""
-        ...
-
-
-class LocalTablet(TabletGateway, Protocol):
-    """A tablet server in the coordinator's process: it is told everything at once at start."""
-
-    async def assign(self, image: ClusterImage, replicas: Sequence[ReplicaAssignment]) -> None:
-        """Take over this picture, hold exactly these buckets, delete every other on the disk."""
-        ...
-
-
-def assignments(image: ClusterImage, server_id: int) -> list[ReplicaAssignment]:
-    """Every bucket that one tablet server has to hold."""
-    return [
-        ReplicaAssignment(bucket, path, state)
-        for path, bucket, state in image.buckets()
-        if server_id in state.replicas
-    ]
 
 
 class Tablets:
@@ -167,38 +111,39 @@ class Tablets:
                 raise outcome
 
 
-class RpcCaller(Protocol):
-    """What a `RemoteTablet` needs of a connection."""
-
-    async def call(self, api_key: ApiKey, request: Any, *, timeout_ms: int) -> Any:
-        """The answer to a request; raises the error it carries."""
-        ...
-
-
 class RemoteTablet:
-    """A tablet server in another process. `connect` gives a live connection to it."""
+    """One registration of a tablet server in another process.
+
+    `connect` gives a live connection to it. Every request carries the epochs, so that a server
+    that has registered again since refuses what belongs to the past.
+    """
 
     def __init__(
         self,
         server_id: int,
         coordinator_epoch: int,
+        server_epoch: int,
         connect: Callable[[], Awaitable[RpcCaller]],
         timeout_ms: int,
     ) -> None:
         self.server_id = server_id
+        self.server_epoch = server_epoch
         self._epoch = coordinator_epoch
         self._connect = connect
         self._timeout_ms = timeout_ms
+        self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def update_metadata(self, changes: Sequence[ImageChange]) -> None:
         """Send UPDATE_METADATA."""
-        await self._call(ApiKey.UPDATE_METADATA, codec.update_request(changes, self._epoch))
+        request = codec.update_request(changes, self._epoch, self.server_epoch)
+        await self._call(ApiKey.UPDATE_METADATA, request)
 
     async def start_replicas(self, replicas: Sequence[ReplicaAssignment]) -> None:
         """Send NOTIFY_LEADER_AND_ISR; raise what one of the buckets answered."""
         for some in _portions(replicas):
             request = m.NotifyLeaderAndIsrRequest(
                 coordinator_epoch=self._epoch,
+                server_epoch=self.server_epoch,
                 notify_buckets_leader_req=[replica_to_proto(r) for r in some],
             )
             response = await self._call(ApiKey.NOTIFY_LEADER_AND_ISR, request)
@@ -208,55 +153,40 @@ class RemoteTablet:
         """Send STOP_REPLICA; raise what one of the buckets answered."""
         for some in _portions(replicas):
             request = m.StopReplicaRequest(
-                coordinator_epoch=self._epoch, stop_replicas_req=[_stop_to_proto(s) for s in some]
+                coordinator_epoch=self._epoch,
+                server_epoch=self.server_epoch,
+                stop_replicas_req=[stop_to_proto(s) for s in some],
             )
             response = await self._call(ApiKey.STOP_REPLICA, request)
             _check_buckets(self.server_id, response.stop_replicas_resp)
 
+    def end(self) -> None:
+        """The registration is over: calls under way fail now, and every later one."""
+        if not self._over.done():
+            self._over.set_result(None)
+
     async def _call(self, api_key: ApiKey, request: Any) -> Any:
+        call = asyncio.ensure_future(self._send(api_key, request))
+        try:
+            await asyncio.wait({call, self._over}, return_when=asyncio.FIRST_COMPLETED)
+            if call.done():
+                return call.result()
+            raise NetworkError(
+                f"tablet server {self.server_id} left, or registered again after epoch "
+                f"{self.server_epoch}; try again"
+            )
+        finally:
+            call.cancel()
+
+    async def _send(self, api_key: ApiKey, request: Any) -> Any:
         connection = await self._connect()
         return await connection.call(api_key, request, timeout_ms=self._timeout_ms)
 
     def __repr__(self) -> str:
-        return f"RemoteTablet(server_id={self.server_id}, coordinator_epoch={self._epoch})"
-
-
-def replica_to_proto(replica: ReplicaAssignment) -> m.PbNotifyLeaderAndIsrReqForBucket:
-    """An assignment as it travels."""
-    state = replica.state
-    return m.PbNotifyLeaderAndIsrReqForBucket(
-        physical_table_path=codec.physical_path_to_proto(replica.physical_path),
-        table_bucket=codec.bucket_to_proto(replica.table_bucket),
-        leader=state.leader,
-        leader_epoch=state.leader_epoch,
-        replicas=state.replicas,
-        isr=state.isr,
-        bucket_epoch=state.bucket_epoch,
-    )
-
-
-def replica_from_proto(message: m.PbNotifyLeaderAndIsrReqForBucket) -> ReplicaAssignment:
-    """An assignment as it arrived."""
-    state = BucketState(
-        replicas=tuple(message.replicas),
-        leader=message.leader,
-        leader_epoch=message.leader_epoch,
-        isr=tuple(message.isr),
-        bucket_epoch=message.bucket_epoch,
-    )
-    return ReplicaAssignment(
-        codec.bucket_from_proto(message.table_bucket),
-        codec.physical_path_from_proto(message.physical_table_path),
-        state,
-    )
-
-
-def _stop_to_proto(stop: ReplicaStop) -> m.PbStopReplicaReqForBucket:
-    return m.PbStopReplicaReqForBucket(
-        table_bucket=codec.bucket_to_proto(stop.table_bucket),
-        leader_epoch=stop.state.leader_epoch,
-        delete=stop.delete,
-    )
+        return (
+            f"RemoteTablet(server_id={self.server_id}, server_epoch={self.server_epoch}, "
+            f"coordinator_epoch={self._epoch})"
+        )
 
 
 def _check_buckets(server_id: int, answers: Iterable[Any]) -> None:
@@ -271,7 +201,7 @@ def _check_buckets(server_id: int, answers: Iterable[Any]) -> None:
 def _by_server(replicas: Sequence[R]) -> dict[int, list[R]]:
     by_server: dict[int, list[R]] = {}
     for replica in replicas:
-        for server_id in replica.state.replicas:
+        for server_id in replica.replicas:
             by_server.setdefault(server_id, []).append(replica)
     return by_server
 

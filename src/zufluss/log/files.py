@@ -180,7 +180,7 @@ class KillingFiles(Files):
         if operation == self._operation and next(self._count) == self._hit:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def pwrite(self, fd: int, data: Any, position: int) -> int:  # type: ignore[override]
+    def pwrite(self, fd: int, data: Any, position: int) -> int:
         """Write, or die."""
         self._pass("write")
         return os.pwrite(fd, data, position)
@@ -190,7 +190,7 @@ class KillingFiles(Files):
         self._pass("fdatasync")
         os.fdatasync(fd)
 
-    def truncate(self, fd: int, size: int) -> None:  # type: ignore[override]
+    def truncate(self, fd: int, size: int) -> None:
         """Cut, or die."""
         self._pass("truncate")
         os.ftruncate(fd, size)

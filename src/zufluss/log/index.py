@@ -4,11 +4,11 @@ An index only shortens a search. Every entry is checked against the batch header
 before it is used (`segment.py`), so a lost, stale or damaged index costs time, never a wrong
 answer, and it is rebuilt from the batches.
 
-| file                | entry, big-endian                     | meaning                                 |
-|---------------------|---------------------------------------|-----------------------------------------|
-| `<base>.index`      | relative offset i32, position i32     | *last* offset of the batch at position  |
-| `<base>.timeindex`  | timestamp i64, relative offset i32    | *base* offset of the first batch of the |
-|                     |                                       | segment with that commit timestamp      |
+| file               | entry, big-endian                  | meaning                                |
+|--------------------|------------------------------------|----------------------------------------|
+| `<base>.index`     | relative offset i32, position i32  | *last* offset of the batch at position |
+| `<base>.timeindex` | timestamp i64, relative offset i32 | *base* offset of the segment's first   |
+|                    |                                    | batch with that commit timestamp       |
 
 The entry of a batch is due when more than `index_interval_bytes` were appended since the last one;
 the time entry of the newest timestamp so far joins it unless that timestamp has one already. Remote
@@ -27,6 +27,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from pathlib import Path
 
+import structlog
+
 from zufluss.log.files import Files
 
 OFFSET_ENTRY = struct.Struct(">ii")
@@ -38,6 +40,8 @@ TIME_ENTRY = struct.Struct(">qi")
 _PENDING_BYTES = 100 * OFFSET_ENTRY.size
 _PENDING_BYTES_MAX = 100 * _PENDING_BYTES
 _NEVER = -(1 << 63)
+
+_logger = structlog.get_logger(__name__)
 
 
 class EntryFile:
@@ -140,10 +144,13 @@ class SegmentIndex:
             self.last_time = timestamp
 
     def flush(self, files: Files, *, all_entries: bool = False) -> None:
-        """Write what gathered in memory, if it is enough to be worth it."""
+        """Write what gathered in memory, if it is enough to be worth it; never fails."""
         if all_entries or len(self.offsets.pending) >= _PENDING_BYTES:
-            self.offsets.flush(files)
-            self.times.flush(files)
+            try:
+                self.offsets.flush(files)
+                self.times.flush(files)
+            except OSError as e:
+                _logger.warning("log_index_not_written", path=str(e.filename), reason=str(e))
 
     def entry_at_or_below(self, files: Files, offset: int) -> tuple[int, int] | None:
         """The entry with the greatest last offset not above `offset`."""

@@ -15,12 +15,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import structlog
 
 from zufluss.errors import CorruptRecordError
 from zufluss.log.files import Files, OpenFile
 from zufluss.log.index import SegmentIndex
-from zufluss.record.batch import HEADER_SIZES, BatchHeader, read_header
+from zufluss.record.batch import HEADER_SIZES, BatchHeader, read_header, verify_crc
 
 LOG_SUFFIX = ".log"
 INDEX_SUFFIX = ".index"
@@ -39,8 +40,8 @@ _logger = structlog.get_logger(__name__)
 class Slice(NamedTuple):
     """Bytes of one segment that hold whole batches."""
 
-    file: OpenFile
-    """The open file; holding it keeps the descriptor valid, also for another thread."""
+    file: OpenFile | None
+    """The open file, None if there is nothing to read; holding it keeps the descriptor valid."""
     position: int
     """First byte."""
     length: int
@@ -50,7 +51,9 @@ class Slice(NamedTuple):
 
     @property
     def fd(self) -> int:
-        """The descriptor, valid as long as the slice is held."""
+        """The descriptor, valid as long as the slice is held, in any thread."""
+        if self.file is None:
+            raise ValueError("an empty slice has no file")
         return self.file.fd
 
 
@@ -104,18 +107,43 @@ class Segment:
             self.index = SegmentIndex.load(self.directory, self.base_offset)
         return self.index
 
+    def empty_index(self, files: Files) -> SegmentIndex:
+        """Start the indexes over."""
+        for path in self.paths[1:]:
+            files.unlink_if_there(path)
+        self.max_timestamp = _UNKNOWN
+        self.index = SegmentIndex.load(self.directory, self.base_offset)
+        return self.index
+
     def note(self, header: BatchHeader, position: int) -> None:
         """Take a batch of this segment into the indexes, if its entry is due."""
         index = self.loaded_index()
-        relative = header.base_offset - self.base_offset
-        if header.timestamp > self.max_timestamp:
-            self.max_timestamp = header.timestamp
-            self.max_timestamp_offset = relative
+        self._note_time(header)
         if index.unindexed > self.interval_bytes:
-            index.add(relative + header.last_offset_delta, position)
+            index.add(header.last_offset - self.base_offset, position)
             index.add_time(self.max_timestamp, self.max_timestamp_offset)
             index.unindexed = 0
         index.unindexed += header.size
+
+    def _note_time(self, header: BatchHeader) -> None:
+        if header.timestamp > self.max_timestamp:
+            self.max_timestamp = header.timestamp
+            self.max_timestamp_offset = header.base_offset - self.base_offset
+
+    def resume_index(self, files: Files) -> SegmentIndex:
+        """The indexes, ready to be continued where an earlier process left off."""
+        index = self.loaded_index()
+        try:
+            entry = index.entry_before(files, self.size)
+            time_entry = index.last_time_entry(files)
+        except _INDEX_DAMAGE as e:
+            _logger.warning("log_index_damaged", segment=str(self.path), reason=str(e))
+            self.rebuild_index(files)
+            return self.loaded_index()
+        index.unindexed = self.size - (entry[1] if entry else 0)
+        if time_entry is not None:
+            index.last_time = time_entry[0]
+        return index
 
     def complete_index(self, files: Files) -> None:
         """Write all index entries, with the newest timestamp as the last time entry."""
@@ -128,15 +156,15 @@ class Segment:
         """The commit timestamp of the last batch; the segment must not be empty."""
         if self.max_timestamp == _UNKNOWN:
             start = self._anchor(files, lambda index: index.entry_before(files, self.size))
-            for _, header in headers(self.reader(files).fd, start, self.size):
-                self.max_timestamp = header.timestamp
+            for _, header in headers(self.reader(files), start, self.size):
+                self._note_time(header)
         return self.max_timestamp
 
     def position_of(self, files: Files, offset: int, *, nowait: bool = False) -> int:
         """Position of the batch that contains `offset`."""
         relative = offset - self.base_offset
         start = self._anchor(files, lambda i: i.entry_at_or_below(files, relative), nowait=nowait)
-        for position, header in headers(self.reader(files).fd, start, self.size, nowait=nowait):
+        for position, header in headers(self.reader(files), start, self.size, nowait=nowait):
             if header.next_offset > offset:
                 return position
         raise CorruptRecordError(
@@ -152,8 +180,8 @@ class Segment:
         `start` is the start of some batch, `start <= limit < size`.
         """
         anchor = self._anchor(files, lambda index: index.entry_before(files, limit), nowait=nowait)
-        fd = self.reader(files).fd
-        for position, header in headers(fd, max(anchor, start), self.size, nowait=nowait):
+        file = self.reader(files)
+        for position, header in headers(file, max(anchor, start), self.size, nowait=nowait):
             if position + header.size > limit:
                 return position, header.base_offset, position + header.size
         raise CorruptRecordError(f"{self.path}: the batches end before byte {limit}")
@@ -161,7 +189,7 @@ class Segment:
     def first_at_or_after(self, files: Files, timestamp: int) -> int | None:
         """Base offset of the first batch with a commit timestamp at or after `timestamp`."""
         start = self._time_anchor(files, timestamp)
-        for _, header in headers(self.reader(files).fd, start, self.size):
+        for _, header in headers(self.reader(files), start, self.size):
             if header.timestamp >= timestamp:
                 return header.base_offset
         return None
@@ -202,28 +230,23 @@ class Segment:
     def _header_at(self, files: Files, position: int, nowait: bool) -> BatchHeader:
         if not 0 <= position < self.size:
             raise CorruptRecordError(f"index entry for byte {position} of {self.size}")
-        _, header = next(headers(self.reader(files).fd, position, self.size, nowait=nowait))
+        _, header = next(headers(self.reader(files), position, self.size, nowait=nowait))
         return header
 
     def rebuild_index(self, files: Files) -> None:
         """Make the indexes anew from the batches."""
-        for path in self.paths[1:]:
-            files.unlink_if_there(path)
-        self.index = SegmentIndex.load(self.directory, self.base_offset)
-        self.max_timestamp = _UNKNOWN
-        for position, header in headers(self.reader(files).fd, 0, self.size):
+        self.index = self.empty_index(files)
+        for position, header in headers(self.reader(files), 0, self.size):
             self.note(header, position)
-        try:
-            self.complete_index(files)
-        except OSError as e:
-            _logger.warning("log_index_not_written", segment=str(self.path), reason=str(e))
+            self.index.flush(files)
+        self.complete_index(files)
 
     def __repr__(self) -> str:
         return f"Segment({self.base_offset}, size={self.size}, synced={self.synced})"
 
 
 def headers(
-    fd: int, position: int, end: int, *, nowait: bool = False
+    file: OpenFile, position: int, end: int, *, nowait: bool = False
 ) -> Iterator[tuple[int, BatchHeader]]:
     """Yield position and header of each batch in [position, end) of a file.
 
@@ -232,7 +255,7 @@ def headers(
     """
     window = _WINDOW_MIN
     while position < end:
-        chunk = pread(fd, min(window, end - position), position, nowait=nowait)
+        chunk = pread(file, min(window, end - position), position, nowait=nowait)
         at, usable = 0, len(chunk)
         if position + usable < end:
             usable -= HEADER_SIZES[-1] - 1
@@ -251,16 +274,69 @@ def headers(
         position += at
 
 
-def pread(fd: int, length: int, position: int, *, nowait: bool) -> bytes | bytearray:
+class PagesNotCachedError(BlockingIOError):
+    """A read that would have to wait for the disk.
+
+    Call `load` in a thread, then try again.
+    """
+
+    def __init__(self, file: OpenFile, position: int, length: int, *, batches: bool) -> None:
+        super().__init__(errno.EAGAIN, "not in the page cache")
+        self._file = file
+        self._position = position
+        self._length = length
+        self._batches = batches
+
+    def load(self) -> None:
+        """Bring the bytes into the page cache; whole batches are verified on the way."""
+        if self._batches:
+            verify_batches(os.pread(self._file.fd, self._length, self._position), self._position)
+        else:
+            os.pread(self._file.fd, self._length, self._position)
+
+
+def verify_batches(data: bytes | memoryview, position: int) -> None:
+    """Check header and CRC of every batch; `CorruptRecordError` names the first bad one."""
+    at = 0
+    while at < len(data):
+        header = read_header(data, at)
+        if not verify_crc(data, at, header):
+            raise CorruptRecordError(
+                f"the CRC of the batch at offset {header.base_offset}, byte {position + at} of its "
+                "segment, does not fit: the file was damaged, restore it from a replica"
+            )
+        at += header.size
+
+
+def pread(file: OpenFile, length: int, position: int, *, nowait: bool) -> bytes | bytearray:
     """Read up to `length` bytes; with `nowait` only what the page cache has, at least a header."""
     if not nowait:
-        return os.pread(fd, length, position)
+        return os.pread(file.fd, length, position)
     buffer = bytearray(length)
-    count = read_into(fd, buffer, position, nowait=True)
+    try:
+        count = read_into(file.fd, buffer, position, nowait=True)
+    except BlockingIOError:
+        count = 0
     if count < min(length, HEADER_SIZES[-1]):
-        raise BlockingIOError(errno.EAGAIN, "not in the page cache")
+        raise PagesNotCachedError(file, position, length, batches=False)
     del buffer[count:]
     return buffer
+
+
+def read_slice(part: Slice, *, nowait: bool) -> memoryview:
+    """The bytes of a slice. Safe in a thread with `nowait=False`, which also verifies them."""
+    if part.file is None:
+        return memoryview(b"")
+    buffer = np.empty(part.length, np.uint8).data
+    try:
+        count = read_into(part.fd, buffer, part.position, nowait=nowait)
+    except BlockingIOError:
+        count = 0
+    if count < part.length and nowait:
+        raise PagesNotCachedError(part.file, part.position, part.length, batches=True)
+    if not nowait:
+        verify_batches(buffer[:count], part.position)
+    return buffer[:count]
 
 
 def read_into(fd: int, buffer: bytearray | memoryview, position: int, *, nowait: bool) -> int:

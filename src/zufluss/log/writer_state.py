@@ -98,14 +98,14 @@ class WriterState:
             if writer_id < 0:
                 continue
             if writer_id in last:
-                self._require(sequence == _next(last[writer_id]), writer_id, sequence, now_ms)
+                self._require(sequence == _next(last[writer_id]), writer_id, sequence)
             else:
                 copy = self._copy_of(writer_id, sequence)
                 if copy is not None:
                     copies.append(copy)
                     continue
                 allowed = self._may_follow(writer_id, sequence, now_ms)
-                self._require(allowed, writer_id, sequence, now_ms)
+                self._require(allowed, writer_id, sequence)
             last[writer_id] = sequence
         if not copies:
             return None
@@ -129,7 +129,7 @@ class WriterState:
         last = retained[-1]
         return sequence == _next(last.sequence) or now_ms - last.timestamp > self.expiry_ms
 
-    def _require(self, allowed: bool, writer_id: int, sequence: int, now_ms: int) -> None:
+    def _require(self, allowed: bool, writer_id: int, sequence: int) -> None:
         if allowed:
             return
         retained = self._writers.get(writer_id)

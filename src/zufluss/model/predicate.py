@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 Value = bool | int | float | str | bytes | Decimal
 """A literal in canonical form."""
 
-DEPTH_MAX = 64
-"""Predicates nested deeper than this are refused."""
+DEPTH_MAX = 40
+"""Predicates nested deeper than this are refused; protobuf itself ends soon after."""
 LITERALS_MAX = 10_000
 """A predicate with more literals than this is refused."""
 

@@ -142,12 +142,13 @@ class Schema:
             else column
             for column in columns
         )
-        highest = max(_ids(columns), default=t.UNKNOWN_ID)
-        if t.UNKNOWN_ID < self.highest_field_id < highest:
+        given = max(_ids(self.columns), default=t.UNKNOWN_ID)
+        if t.UNKNOWN_ID < self.highest_field_id < given:
             raise InvalidTableError(
-                f"highest_field_id {self.highest_field_id} is below the id {highest} of a column; "
-                f"give {highest} or more, or leave it out"
+                f"highest_field_id {self.highest_field_id} is below the id {given} of a column; "
+                f"give {given} or more, or leave it out"
             )
+        highest = max(_ids(columns), default=t.UNKNOWN_ID)
         set_ = object.__setattr__  # the one place that may: the value is not built yet
         set_(self, "columns", columns)
         set_(self, "primary_key", tuple(self.primary_key))

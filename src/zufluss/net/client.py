@@ -291,7 +291,7 @@ class RpcConnection(asyncio.BufferedProtocol):
     def _begin_frame(self, size: int, start: int) -> None:
         """Give a frame that is larger than the scratch memory of its own."""
         have = self._filled - start
-        frame = memoryview(np.empty(size, dtype=np.uint8))
+        frame = np.empty(size, dtype=np.uint8).data
         frame[:have] = self._scratch[start : self._filled]
         self._frame, self._frame_filled, self._filled = frame, have, 0
 

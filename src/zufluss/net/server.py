@@ -46,14 +46,14 @@ class NetServer:
         self.scratch, self.scratch_view = new_buffer(SCRATCH_BYTES)
         self.on_drain: Callable[[], None] = lambda: None
         """Called when the server begins to drain: answer long polls now."""
-        self.api_versions = _api_versions(services, server_type)
+        self.api_versions = _api_versions(services, server_type, internal_listener)
         self._servers: list[asyncio.Server] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._with_answers: list[Connection] = []
         self._sweeper: asyncio.Task[None] | None = None
 
-    async def start(self) -> None:
-        """Listen on every listener; `listeners` then holds the real ports."""
+    async def bind(self) -> None:
+        """Take the ports, without listening yet; `listeners` then holds the real ones."""
         bound = []
         for listener in self.listeners:
             server = await self.loop.create_server(
@@ -61,10 +61,20 @@ class NetServer:
                 listener.bind.host or None,
                 listener.bind.port,
                 backlog=1024,
+                start_serving=False,
             )
             self._servers.append(server)
             bound.append(listener.bound_to(server.sockets[0].getsockname()[1]))
         self.listeners = tuple(bound)
+
+    async def start(self) -> None:
+        """Accept connections; starting twice is fine."""
+        if self._sweeper is not None:
+            return
+        if not self._servers:
+            await self.bind()
+        for server in self._servers:
+            await server.start_serving()
         self._sweeper = asyncio.create_task(self._sweep())
 
     async def stop(self, timeout: float) -> None:
@@ -130,13 +140,18 @@ class NetServer:
                     connection.close()
 
 
-def _api_versions(services: Services, server_type: int | None) -> tuple[Api, Handler]:
+def _api_versions(
+    services: Services, server_type: int | None, internal_listener: str | None
+) -> tuple[Api, Handler]:
     """The handler of API_VERSIONS, answering from what is registered at the time of the call."""
     always = [APIS[ApiKey.API_VERSIONS], APIS[ApiKey.AUTHENTICATE]]
 
     async def api_versions(request: Any, context: RequestContext) -> Any:
         response = m.ApiVersionsResponse()
+        internal = context.listener == internal_listener
         for api in sorted([*always, *services.advertised()], key=lambda a: a.key):
+            if not api.public and not internal:
+                continue
             response.api_versions.add(
                 api_key=api.key, min_version=api.min_version, max_version=api.max_version
             )

@@ -35,7 +35,6 @@ def configure(level: str = "info", output: str = "console", stream: TextIO | Non
         ],
         logger_factory=structlog.stdlib.LoggerFactory(),
         wrapper_class=structlog.stdlib.BoundLogger,
-        cache_logger_on_first_use=True,
     )
     handler = logging.StreamHandler(target)
     handler.setFormatter(

@@ -33,6 +33,10 @@ from zufluss.record.rows import check_body
 ByteArray: TypeAlias = Any
 """A numpy array of uint8, writable or not."""
 
+INLINE_BYTES_MAX = 64 * 1024
+"""Compressed messages up to this size are decompressed without pyarrow's threads."""
+
+_ONE_THREAD = pa.ipc.IpcReadOptions(use_threads=False)
 _COVERED = tuple(offset + 4 for offset in CRC_OFFSETS)
 _FRAMELESS = (Fault.HEADER_CUT, Fault.MAGIC, Fault.LENGTH_TOO_SMALL, Fault.LENGTH_TOO_LARGE)
 _NO_PROGRAM = np.full(8, -(2**31), dtype=np.int64)
@@ -178,10 +182,18 @@ def _check_crc(buf: ByteArray, start: int, result: tuple[int, ...], where: str) 
         raise RefusedBatchError(where, Fault.CRC, result[4], found)
 
 
+def _decompress(message: ByteArray, layout: Layout) -> pa.RecordBatch:
+    """Let pyarrow read a message: small ones here, as its threads cost more than they save."""
+    if len(message) > INLINE_BYTES_MAX:
+        return pa.ipc.read_record_batch(pa.py_buffer(message), layout.schema)
+    stream = pa.py_buffer(layout.schema_message + message.tobytes())
+    return pa.ipc.open_stream(stream, options=_ONE_THREAD).read_next_batch()
+
+
 def _check_content(message: ByteArray, layout: Layout, where: str) -> None:
     """Decompress an Arrow message whose claimed sizes have been checked, and validate it."""
     try:
-        batch = pa.ipc.read_record_batch(pa.py_buffer(message), layout.schema)
+        batch = _decompress(message, layout)
         batch.validate(full=True)
     except (pa.ArrowException, OSError) as error:
         raise CorruptRecordError(f"{where}: its compressed Arrow body is bad: {error}") from error

@@ -13,7 +13,7 @@ All arithmetic is 32-bit and wraps.
 | k(x) | rotl(x * 0xCC9E2D51, 15) * 0x1B873593 |
 | m(h, k) | rotl(h ^ k, 13) * 5 + 0xE6546B64 |
 | f | the final mix of murmur3 |
-| H(bytes) | h = 42; m over every 4-byte word (little-endian), then over every tail byte; f(h ^ length) |
+| H(bytes) | h = 42; m over each little-endian 4-byte word, then each tail byte; f(h ^ length) |
 | G(i) | abs(f(m(0, k(i)) ^ 4)), the most negative number becoming 0 |
 
 | lake | bucket of n |

@@ -162,6 +162,11 @@ class Layout:
         return tuple(spans)
 
     @cached_property
+    def schema_message(self) -> bytes:
+        """The schema as Arrow's stream format begins with it."""
+        return bytes(self.schema.serialize())
+
+    @cached_property
     def slots(self) -> tuple[int, ...]:
         """By top-level column: how it stands in a statistics row."""
         return tuple(_statistics_slot(field.type) for field in self.schema)

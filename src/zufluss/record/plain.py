@@ -51,7 +51,7 @@ class _Check:
         self.view, self.layout, self.where = memoryview(view), layout, where
         self.cursor = self.total = 0
         self.needs: dict[int, int] = {}
-        self.valid: list[list[bool]] = []
+        self.valid: list[list[bool] | None] = []
 
     def refuse(self, fault: Fault, a: int = 0, b: int = 0, node: Node | None = None) -> Exception:
         name = "" if node is None else node.path
@@ -187,9 +187,9 @@ class _Check:
     ) -> None:
         valid = self.validity(message, node, index, n, nulls)
         self.valid.append(valid)
-        if node.nulls == MASKED:
-            masked = zip(valid, self.valid[node.parent], strict=True)
-            if any(above and not here for here, above in masked):
+        if node.nulls == MASKED and valid is not None:
+            above = self.valid[node.parent] or [True] * n
+            if any(there and not here for here, there in zip(valid, above, strict=True)):
                 raise self.refuse(Fault.NULL_FORBIDDEN, nulls, 0, node)
         if node.kind == STRUCT:
             self.needs[i] = n
@@ -232,23 +232,23 @@ class _Check:
 
     def validity(
         self, message: ArrowMessage, node: Node, index: int, n: int, nulls: int
-    ) -> list[bool]:
-        """Which values are valid, all if nothing is null."""
+    ) -> list[bool] | None:
+        """Which values are valid; None if all are, or while compressed."""
         needed = (n + 7) // 8
         size, bits = self.buffer(message, node, index, _round64(needed))
         if n == 0:
-            return []
+            return None
         if size < needed and (size or nulls):
             raise self.refuse(Fault.VALIDITY_SIZE, size, needed, node)
         if size == 0 or bits is None:
-            return [True] * n
+            return None
         valid = [bool(bits[i // 8] >> (i % 8) & 1) for i in range(n)]
         if valid.count(False) != nulls:
             raise self.refuse(Fault.VALIDITY_BITS, valid.count(False), nulls, node)
         return valid
 
     def fixed(
-        self, message: ArrowMessage, node: Node, index: int, n: int, valid: list[bool]
+        self, message: ArrowMessage, node: Node, index: int, n: int, valid: list[bool] | None
     ) -> None:
         needed = (n + 7) // 8 if node.kind == BOOL else n * node.width
         size, data = self.buffer(message, node, index + 1, _round64(needed))
@@ -260,11 +260,17 @@ class _Check:
             raw = data[i * node.width : (i + 1) * node.width]
             value = int.from_bytes(raw, "little", signed=True)
             lowest = 0 if node.kind == TIME else 1 - node.limit
-            if valid[i] and not lowest <= value < node.limit:
+            if (valid is None or valid[i]) and not lowest <= value < node.limit:
                 raise self.refuse(Fault.VALUE_RANGE, i, 0, node)
 
     def variable(
-        self, message: ArrowMessage, i: int, node: Node, index: int, n: int, valid: list[bool]
+        self,
+        message: ArrowMessage,
+        i: int,
+        node: Node,
+        index: int,
+        n: int,
+        valid: list[bool] | None,
     ) -> None:
         needed = 4 * (n + 1)
         size, raw = self.buffer(message, node, index + 1, _round64(needed))
@@ -286,11 +292,13 @@ class _Check:
             self.strings(node, data, offsets, valid)
 
     def strings(
-        self, node: Node, data: memoryview, offsets: tuple[int, ...], valid: list[bool]
+        self, node: Node, data: memoryview, offsets: tuple[int, ...], valid: list[bool] | None
     ) -> None:
-        for i, ok in enumerate(valid):
+        for i in range(len(offsets) - 1):
+            if valid is not None and not valid[i]:
+                continue
             try:
-                str(data[offsets[i] : offsets[i + 1]] if ok else b"", "utf-8")
+                str(data[offsets[i] : offsets[i + 1]], "utf-8")
             except UnicodeDecodeError as error:
                 raise self.refuse(Fault.UTF8, i, offsets[i] + error.start, node) from None
 

@@ -1,11 +1,11 @@
 """Compacted and indexed rows, and log bodies made of them.
 
 A log table's format is ARROW unless its owner chose INDEXED or COMPACTED; then a body is rows, one
-after the other. Primary-key tables keep their values as compacted (rarely indexed) rows in any case.
-This is the plain-Python codec: it checks every bound and every value, so that nothing a reader could
-stumble over gets into a log, and it is the oracle for compiled kernels. Values have the Python forms
-of `binary`; arrays and maps stand in `slots`. Everything is little-endian; a varint is unsigned
-LEB128 of the bit pattern.
+after the other. Primary-key tables keep their values as compacted (rarely indexed) rows anyway.
+This is the plain-Python codec: it checks every bound and every value, so that nothing a reader
+could stumble over gets into a log, and it is the oracle for compiled kernels. Values have the
+Python forms of `binary`; arrays and maps stand in `slots`. Everything is little-endian; a varint is
+unsigned LEB128 of the bit pattern.
 
 | record of a body | bytes |
 |---|---|
@@ -13,9 +13,9 @@ LEB128 of the bit pattern.
 | attributes: the change type 0 +A, 1 +I, 2 -U, 3 +U, 4 -D | u8 |
 | row | length − 1 |
 
-Both rows start with null bits, ceil(n / 8) bytes, bit i % 8 of byte i / 8 = field i is NULL; a NULL
-takes no further bytes. An indexed row goes on with an i32 length for every field of variable length
-that is not NULL, in an area of 4 bytes × the number of such columns (what is not needed stays zero).
+Both rows start with null bits, ceil(n / 8) bytes, bit i % 8 of byte i / 8 = field i is NULL; a
+NULL takes no further bytes. An indexed row goes on with an i32 length for every field of variable
+length that is not NULL, in an area of 4 bytes × the number of such columns (the rest stays zero).
 
 | type | compacted | indexed |
 |---|---|---|

@@ -9,13 +9,13 @@ little-endian.
 |---|---|
 | count | i32 |
 | null bits | 4 × ceil(count / 32), bit i of it = element i is NULL |
-| elements | count × stride (BOOLEAN, TINYINT 1; SMALLINT 2; INTEGER, DATE, TIME, FLOAT 4; others 8) |
+| elements | count × stride: BOOLEAN, TINYINT 1; SMALLINT 2; INTEGER, DATE, TIME, FLOAT 4; else 8 |
 | padding | zeros up to a multiple of 8 |
 | variable part | each value padded to 8 |
 
 | aligned row of n fields | bytes |
 |---|---|
-| header, null bits | ((n + 63 + 8) / 64) × 8; byte 0 is the header (zero), bit i + 8 = field i is NULL |
+| header, null bits | ((n + 63 + 8) / 64) × 8; byte 0 is zero, bit i + 8 = field i is NULL |
 | slots | n × 8 |
 | variable part | as above |
 
@@ -31,8 +31,8 @@ little-endian.
 A map is `size of the key array i32`, key array, value array.
 
 A reader insists that variable parts come in slot order and never overlap, so the work is bounded by
-the bytes. What a ROW looks like depends on the row around it, so the caller hands in how to read and
-write one.
+the bytes. What a ROW looks like depends on the row around it, so the caller hands in how to read
+and write one.
 """
 
 from __future__ import annotations

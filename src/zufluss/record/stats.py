@@ -169,10 +169,8 @@ def _leaf_may_match(leaf: Leaf, column: ColumnStatistics, record_count: int) -> 
         return True
     if not all(_comparable(literal, low) for literal in (*leaf.literals, low, high)):
         return True
-    function = leaf.function
-    if column.data_type.root in _FLOATS:
-        function = _LOOSE.get(function, function)
-    return _in_range(function, low, high, leaf.literals)
+    loose = _LOOSE if column.data_type.root in _FLOATS else {}
+    return _in_range(loose.get(leaf.function, leaf.function), low, high, leaf.literals)
 
 
 _LOOSE = {

@@ -1,9 +1,9 @@
 """Row values (the Python forms of `binary`) to Arrow columns and back.
 
 The row codecs work on one value at a time, everything else in zufluss on Arrow batches; this is the
-bridge. Row forms keep what the wire keeps: a TIME in milliseconds, a TIMESTAMP in nanoseconds. Arrow
-columns have the unit of the type's precision, so a value is rounded down to it, as other clients do
-when they write Arrow.
+bridge. Row forms keep what the wire keeps: a TIME in milliseconds, a TIMESTAMP in nanoseconds.
+Arrow columns have the unit of the type's precision, so a value is rounded down to it, as other
+clients do when they write Arrow.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def batch_of_rows(rows: Sequence[Sequence[Value]], schema: Schema) -> pa.RecordB
             arrays.append(pa.array(values, column.data_type.to_arrow()))
         except (pa.ArrowException, OverflowError) as e:
             raise CorruptRecordError(
-                f"column {column.name!r} ({column.data_type}) has a value beyond its Arrow type: {e}"
+                f"column {column.name!r} ({column.data_type}) has a value beyond Arrow: {e}"
             ) from None
     return pa.RecordBatch.from_arrays(arrays, schema=schema.arrow)
 

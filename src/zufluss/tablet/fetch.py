@@ -19,11 +19,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import structlog
 
 from zufluss.errors import ErrorCode, InvalidColumnProjectionError, ZuflussError
+from zufluss.log.segment import PagesNotCachedError
 from zufluss.model.predicate import Predicate
 from zufluss.net.connection import Connection, check_control_size
 from zufluss.record.batch import iter_headers
@@ -91,16 +93,6 @@ class TableFetch:
     """Its buckets in request order."""
 
 
-class ColdRead(Exception):
-    """Some pages are on disk only: `replica` at `offset`."""
-
-    def __init__(self, replica: Replica, offset: int, bytes_max: int) -> None:
-        super().__init__()
-        self.replica = replica
-        self.offset = offset
-        self.bytes_max = bytes_max
-
-
 class FetchReader:
     """Reads one fetch request from the replicas of a server."""
 
@@ -125,7 +117,7 @@ class FetchReader:
         return found
 
     def read(self, *, nowait: bool) -> list[FetchedTable]:
-        """Read every bucket within the limits; raises ColdRead when `nowait` cannot be kept."""
+        """Read every bucket within the limits; PagesNotCachedError if that means to wait."""
         self.bytes_read = 0
         self.answer_now = False
         return [
@@ -150,22 +142,20 @@ class FetchReader:
         log = replica.log
         offset = log.log_start_offset if wanted.offset == EARLIEST_OFFSET else wanted.offset
         room = min(wanted.bytes_max, self.bytes_max - self.bytes_read)
+        first = not self.bytes_read
         records: Buffers = []
         filtered_end: int | None = None
-        log.check_offset(offset)
-        if offset < log.high_watermark and (room > 0 or not self.bytes_read):
-            first = not self.bytes_read
-            try:
-                read = log.read(offset, max(room, 0), at_least_one=first, nowait=nowait)
-            except BlockingIOError:
-                raise ColdRead(replica, offset, max(room, 1)) from None
-            if table.columns is None and table.predicate is None:
-                records = [read.records]
-            else:
-                records, filtered_end = self._rewrite(table, read.records)
-            self.bytes_read += sum(map(len, records))
-            if filtered_end is not None:
-                self.answer_now = True
+        if room > 0 or first:
+            read = log.read(offset, max(room, 0), at_least_one=first, nowait=nowait)
+            records = [read.records] if len(read.records) else []
+        if records and table.predicate is not None:
+            records, filtered_end = self._prune(table, table.predicate, records[0])
+        if records and table.columns is not None:
+            projector = self.server.tables[table.table_id].projector
+            records = [p for r in records for p in projector.project_all(r, table.columns)]
+        self.bytes_read += sum(map(len, records))
+        if filtered_end is not None:
+            self.answer_now = True
         return FetchedBucket(
             wanted.partition_id,
             wanted.bucket_id,
@@ -177,27 +167,25 @@ class FetchReader:
             filtered_end,
         )
 
-    def _rewrite(self, table: TableFetch, records: memoryview) -> tuple[Buffers, int | None]:
-        """Prune and project the batches of one bucket."""
+    def _prune(
+        self, table: TableFetch, predicate: Predicate, records: memoryview
+    ) -> tuple[Buffers, int | None]:
+        """Leave out batches that cannot match; also how far that went, if at the end."""
         state = self.server.tables[table.table_id]
-        out: Buffers = []
+        kept: Buffers = []
+        begin = end = 0
         filtered_end: int | None = None
-        pos = 0
-        for header in iter_headers(records):
-            size = header.size
-            schema = state.schema(header.schema_id)
-            if table.predicate is not None and _pruned(
-                table.predicate, records, pos, header, schema
-            ):
-                filtered_end = header.next_offset
+        for pos, header in iter_headers(records):
+            end = pos + header.size
+            if _pruned(predicate, records, pos, header, state.schema(header.schema_id)):
+                if begin < pos:
+                    kept.append(records[begin:pos])
+                begin, filtered_end = end, header.next_offset
             else:
                 filtered_end = None
-                if table.columns is None:
-                    out.append(records[pos : pos + size])
-                else:
-                    out += state.project(records, pos, header, schema, table.columns)
-            pos += size
-        return out, filtered_end
+        if begin < end:
+            kept.append(records[begin:end])
+        return kept, filtered_end
 
 
 def _pruned(predicate: Predicate, records: memoryview, pos: int, header: Any, schema: Any) -> bool:
@@ -214,9 +202,11 @@ def _table_fetch(server: TabletServer, request: m.PbFetchLogReqForTable) -> Tabl
     if request.projection_pushdown_enabled:
         columns = tuple(request.projected_fields)
         _check_projection(server, request.table_id, columns)
+    state = server.tables.get(request.table_id)
     predicate = None
-    if request.HasField("filter_predicate"):
-        predicate = predicate_from_proto(request.filter_predicate)
+    if request.HasField("filter_predicate") and state is not None:
+        schema_id = request.filter_schema_id if request.HasField("filter_schema_id") else None
+        predicate = predicate_from_proto(request.filter_predicate, state.schema(schema_id))
     buckets = tuple(
         BucketFetch(
             b.partition_id if b.HasField("partition_id") else None,
@@ -234,7 +224,7 @@ def _check_projection(server: TabletServer, table_id: int, columns: Sequence[int
     if state is None:
         return  # each bucket says so
     count = len(state.info.schema.columns)
-    ascending = all(a < b for a, b in zip(columns, columns[1:], strict=False))
+    ascending = all(a < b for a, b in pairwise(columns))
     if not columns or not ascending or columns[0] < 0 or columns[-1] >= count:
         raise InvalidColumnProjectionError(
             f"projected_fields {list(columns)[:20]} of {state.info.path} must be ascending column "
@@ -282,7 +272,7 @@ class Fetch:
         """Answer if there is enough, or if this is the `final` chance; park otherwise."""
         try:
             tables = self.reader.read(nowait=self.cold_reads < COLD_READ_ATTEMPTS)
-        except ColdRead as cold:
+        except PagesNotCachedError as cold:
             self.cold_reads += 1
             self._unpark()
             self.fetcher.server.spawn(self._read_ahead(cold, final))
@@ -294,15 +284,14 @@ class Fetch:
         self.connection.respond(self.request_id, *fetch_response(tables))
         self.connection.done()
 
-    async def _read_ahead(self, cold: ColdRead, final: bool) -> None:
+    async def _read_ahead(self, cold: PagesNotCachedError, final: bool) -> None:
         """Bring the pages of a cold read into the page cache in a thread, then start over."""
         server = self.fetcher.server
         try:
-            part = cold.replica.log.locate(cold.offset, cold.bytes_max)
-            await server.loop.run_in_executor(server.readers, part.read_ahead)
+            await server.loop.run_in_executor(server.readers, cold.load)
         except (ZuflussError, OSError) as e:
-            log.warning("read_ahead_failed", replica=repr(cold.replica), error=str(e))
-            self.cold_reads = COLD_READ_ATTEMPTS
+            log.error("cold_read_failed", error=str(e))
+            self.cold_reads = COLD_READ_ATTEMPTS  # the blocking read meets the error, and answers
         self.serve(final=final)
 
     def _park(self) -> None:

@@ -180,7 +180,7 @@ class Producer:
         batches = self.server.tables[table_id].checker.check(array, start, end)
         appended = replica.log.append(view, batches, _now_ns() // 1_000_000)
         if not appended.duplicate:
-            self.server.durability.appended(replica, appended, view, start, end)
+            self.server.appended(replica, appended, view[start:end])
         return appended
 
     def _await(self, connection: Connection, request_id: int, timeout_ms: int) -> PendingProduce:

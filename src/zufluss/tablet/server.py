@@ -3,62 +3,82 @@
 The coordinator tells it which tables exist (`update_metadata`), which buckets to serve
 (`start_replicas`) and which to stop (`stop_replicas`); clients read and write through the
 handlers in `service.py`. In one process with the coordinator these are plain calls; apart they
-arrive as RPCs. Either way they run on the event-loop thread, which owns every log.
+arrive as RPCs (`member.py`). Either way they run on the event-loop thread, which owns every log.
 
-On disk: `<data.dir>/<database>/<table>-<table id>[/<partition>-p<partition id>]/log-<bucket>`.
-What is on disk but not assigned at start belongs to dropped tables and is removed.
+A bucket whose durable data is damaged is refused, and only that bucket: its requests are answered
+with the reason, everything else is served (A7).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import structlog
 
-from zufluss.config import options
+from zufluss.cluster.image import ClusterImage, ImageChange, TableEntry, TablePut
+from zufluss.cluster.replicas import ReplicaAssignment, ReplicaStop
+from zufluss.config import options, table_options
 from zufluss.config.load import Configuration
+from zufluss.errors import CorruptRecordError, LogStorageError, SchemaNotExistError, ZuflussError
+from zufluss.log.config import FlushMode, LogConfig
 from zufluss.log.files import Files
-from zufluss.log.log import Log
+from zufluss.log.log import Appended, Log
+from zufluss.log.manager import LogManager, log_directory
 from zufluss.model.schema import Schema
 from zufluss.model.table import TableInfo
 from zufluss.record.check import BatchChecker
 from zufluss.record.project import Projector
 from zufluss.replica.replica import Replica
-from zufluss.tablet.durability import Durability
 from zufluss.tablet.fetch import Fetcher
+from zufluss.tablet.identity import claim
 from zufluss.tablet.produce import Producer, not_a_log_table, unknown_bucket
-
-if TYPE_CHECKING:
-    from zufluss.coordinator.image import ClusterImage
-    from zufluss.coordinator.tablets import ReplicaAssignment
 
 log = structlog.get_logger(__name__)
 
 READER_THREADS = 4
 """Threads that bring cold pages into the page cache."""
-SWEEP_SECONDS = 0.25
+TIMEOUT_CHECK_SECONDS = 0.25
 """How often produce timeouts are looked at."""
+
+BucketKey = tuple[int | None, int]
+"""Partition id and bucket id inside a table."""
 
 
 class TableState:
-    """What the hot paths need to know of a table: its schemas compiled, its replicas by bucket."""
+    """What the hot paths need to know of a table."""
 
-    def __init__(self, info: TableInfo, schemas: dict[int, Schema]) -> None:
-        self.info = info
-        self.schemas = schemas
-        self.replicas: dict[tuple[int | None, int], Replica] = {}
-        self.checker = BatchChecker(self.schemas.get, info.log_format)
-        self.projector = Projector(self.schemas.get, info.schema)
+    def __init__(self, entry: TableEntry) -> None:
+        self.info: TableInfo
+        self.schemas: Mapping[int, Schema]
+        self.projector: Projector
+        self.replicas: dict[BucketKey, Replica] = {}
+        self.refused: dict[BucketKey, ZuflussError] = {}
+        """Buckets whose data is damaged, with the reason."""
+        self.update(entry)
+        self.has_primary_key = self.info.has_primary_key
+        self.checker = BatchChecker(self.find_schema, self.info.log_format)
 
-    def update(self, info: TableInfo, schemas: dict[int, Schema]) -> None:
-        """The table was altered."""
-        self.info = info
-        self.schemas.update(schemas)
-        self.projector = Projector(self.schemas.get, info.schema)
+    def update(self, entry: TableEntry) -> None:
+        """The table is new, or was altered."""
+        self.info, self.schemas = entry.info, entry.schemas
+        self.projector = Projector(self.find_schema, self.info.schema)
+
+    def find_schema(self, schema_id: int) -> Schema | None:
+        """A schema of the table, or None."""
+        return self.schemas.get(schema_id)
+
+    def schema(self, schema_id: int | None) -> Schema:
+        """A schema of the table, the current one for None; SchemaNotExistError."""
+        found = self.schemas.get(self.info.schema_id if schema_id is None else schema_id)
+        if found is None:
+            raise SchemaNotExistError(
+                f"{self.info.path} has no schema {schema_id}; it has 1 to {self.info.schema_id}"
+            )
+        return found
 
 
 class TabletServer:
@@ -73,21 +93,48 @@ class TabletServer:
         self.data_dir = Path(conf.get(options.DATA_DIR))
         self.image = ClusterImage()
         self.tables: dict[int, TableState] = {}
-        self.readers = ThreadPoolExecutor(READER_THREADS, thread_name_prefix="reader")
+        self.readers = ThreadPoolExecutor(READER_THREADS, thread_name_prefix="zufluss-read")
         self.producer = Producer(self)
         self.fetcher = Fetcher(self)
-        self.durability: Durability = self._durability()
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self.logs = LogManager(
+            self.data_dir,
+            files=files,
+            flush=FlushMode(conf.get(options.ZUFLUSS_LOG_FLUSH)),
+            on_durable=self._durable,
+            on_failure=self._failed,
+            flush_interval_ms=conf.get(options.ZUFLUSS_LOG_FLUSH_INTERVAL),
+            checkpoint_interval_ms=conf.get(options.LOG_FLUSH_OFFSET_CHECKPOINT_INTERVAL),
+        )
+        self._replica_of: dict[Log, Replica] = {}
+        self._commit_scheduled = False
+        self._started = False
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def claim(self, cluster_id: str) -> None:
+        """Refuse a data directory that belongs to another server or cluster."""
+        claim(self.files, self.data_dir, cluster_id, self.server_id)
 
     # -- what the coordinator says ----------------------------------------------------------
 
     async def assign(self, image: ClusterImage, replicas: Sequence[ReplicaAssignment]) -> None:
         """Take over this picture, hold exactly these buckets, delete every other on the disk."""
         self.image = image
-        wanted = {self._directory(r.physical_path, r.table_bucket) for r in replicas}
-        remove_unknown(self.data_dir, wanted, self.files)
-        await self.start_replicas(replicas)
-        self.durability.recovered()
+        wanted = {r.table_bucket for r in replicas}
+        for replica in [*self._replica_of.values()]:
+            if replica.bucket not in wanted:
+                self._stop(replica, delete=True)
+        self._remove_others(replicas)
+        for entry in image.tables():
+            state = self.tables.get(entry.info.table_id)
+            if state is not None:
+                self._alter(state, entry)
+        for assignment in replicas:
+            self._start(assignment)
+        if not self._started:
+            self._started = True
+            self.logs.started()
+            self.spawn(self._expire_requests())
+            self.spawn(self._expire_segments())
 
     async def update_metadata(self, changes: Sequence[ImageChange]) -> None:
         """Apply these changes to the picture of the cluster and to the tables served here."""
@@ -96,45 +143,94 @@ class TabletServer:
             if isinstance(change, TablePut):
                 state = self.tables.get(change.entry.info.table_id)
                 if state is not None:
-                    state.update(change.entry)
-                    for replica in state.replicas.values():
-                        replica.log.config = self._log_config(state.info)
+                    self._alter(state, change.entry)
 
     async def start_replicas(self, replicas: Sequence[ReplicaAssignment]) -> None:
-        """Open the logs of these buckets and lead them."""
+        """Hold these buckets; raises the reason when one of them cannot be served."""
         for assignment in replicas:
-            self._start(assignment)
-
-    def _start(self, assignment: ReplicaAssignment) -> None:
-        bucket = assignment.table_bucket
-        state = self._table_state(bucket.table_id)
-        key = (bucket.partition_id, bucket.bucket_id)
-        running = state.replicas.get(key)
-        if running is not None:
-            running.leader_epoch = assignment.leader_epoch
-            return
-        opened = Log.open(
-            self._directory(assignment.physical_path, bucket),
-            self._log_config(state.info),
-            files=self.files,
-            now_ms=self.clock_ms(),
-        )
-        replica = Replica(bucket, assignment.physical_path, opened, assignment.leader_epoch)
-        state.replicas[key] = replica
-        self.durability.replicas[opened] = replica
+            refused = self._start(assignment)
+            if refused is not None:
+                raise refused
 
     async def stop_replicas(self, replicas: Sequence[ReplicaStop]) -> None:
         """Give these buckets up, and free their disk where it says delete."""
         for stop in replicas:
-            bucket = stop.table_bucket
-            state = self.tables.get(bucket.table_id)
-            if state is None:
-                continue
-            replica = state.replicas.pop((bucket.partition_id, bucket.bucket_id), None)
-            if not state.replicas:
-                del self.tables[bucket.table_id]
+            replica = self.find_replica(*stop.table_bucket)
             if replica is not None:
                 self._stop(replica, delete=stop.delete)
+
+    def _start(self, assignment: ReplicaAssignment) -> ZuflussError | None:
+        """Open the log of a bucket and lead it, or note why its data cannot be served."""
+        bucket = assignment.table_bucket
+        state = self._state(bucket.table_id)
+        key = (bucket.partition_id, bucket.bucket_id)
+        replica = state.replicas.get(key)
+        if replica is None:
+            try:
+                opened = self.logs.open_log(
+                    assignment.physical_path, bucket, self._log_config(state.info), self.clock_ms()
+                )
+            except (CorruptRecordError, OSError) as e:
+                log.error("bucket_refused", bucket=str(bucket), reason=str(e))
+                state.refused[key] = LogStorageError(f"{assignment.physical_path} {bucket}: {e}")
+                return state.refused[key]
+            replica = Replica(bucket, assignment.physical_path, opened, assignment.leader_epoch)
+            state.replicas[key] = replica
+            self._replica_of[opened] = replica
+        replica.leader_epoch = replica.log.leader_epoch = assignment.leader_epoch
+        return None
+
+    def _state(self, table_id: int) -> TableState:
+        state = self.tables.get(table_id)
+        if state is None:
+            entry = self.image.table_by_id(table_id)
+            if entry is None:
+                raise unknown_bucket(table_id, None, 0)
+            state = self.tables[table_id] = TableState(entry)
+        return state
+
+    def _alter(self, state: TableState, entry: TableEntry) -> None:
+        state.update(entry)
+        config = self._log_config(entry.info)
+        for replica in state.replicas.values():
+            replica.log.config = config
+
+    def _stop(self, replica: Replica, *, delete: bool) -> None:
+        bucket = replica.bucket
+        state = self.tables[bucket.table_id]
+        del state.replicas[bucket.partition_id, bucket.bucket_id]
+        if not state.replicas:
+            del self.tables[bucket.table_id]
+        del self._replica_of[replica.log]
+        if delete:
+            self.logs.drop(replica.log)
+        replica.release()
+
+    def _remove_others(self, replicas: Sequence[ReplicaAssignment]) -> None:
+        """Remove the logs of buckets that were dropped while this server was away."""
+        data_dir = self.data_dir
+        wanted = {log_directory(data_dir, r.physical_path, r.table_bucket) for r in replicas}
+        for depth in ("*/*/log-*", "*/*/*/log-*"):
+            for directory in data_dir.glob(depth):
+                if directory not in wanted:
+                    log.info("dropped_log_removed", directory=str(directory))
+                    self.files.remove_tree(directory)
+                    self._remove_empty(directory.parent)
+
+    def _remove_empty(self, directory: Path) -> None:
+        while directory != self.data_dir and not any(directory.iterdir()):
+            self.files.rmdir(directory)
+            directory = directory.parent
+
+    def _log_config(self, info: TableInfo) -> LogConfig:
+        conf = self.conf
+        return LogConfig(
+            segment_bytes_max=conf.get(options.LOG_SEGMENT_FILE_SIZE),
+            index_interval_bytes=conf.get(options.LOG_INDEX_INTERVAL_SIZE),
+            index_bytes_max=conf.get(options.LOG_INDEX_FILE_SIZE),
+            ttl_ms=info.property(table_options.TABLE_LOG_TTL),
+            writer_expiry_ms=conf.get(options.SERVER_WRITER_ID_EXPIRATION_TIME),
+        )
 
     # -- finding buckets --------------------------------------------------------------------
 
@@ -146,20 +242,71 @@ class TabletServer:
         return None if state is None else state.replicas.get((partition_id, bucket_id))
 
     def replica(self, table_id: int, partition_id: int | None, bucket_id: int) -> Replica:
-        """The replica of a bucket, or UnknownTableOrBucketError."""
-        found = self.find_replica(table_id, partition_id, bucket_id)
+        """The replica of a bucket, or why there is none."""
+        state = self.tables.get(table_id)
+        key = (partition_id, bucket_id)
+        found = None if state is None else state.replicas.get(key)
         if found is None:
-            raise unknown_bucket(table_id, partition_id, bucket_id)
+            refused = None if state is None else state.refused.get(key)
+            raise refused or unknown_bucket(table_id, partition_id, bucket_id)
         return found
 
     def log_replica(self, table_id: int, partition_id: int | None, bucket_id: int) -> Replica:
         """The replica of a bucket of a log table; a primary-key table is refused."""
         state = self.tables.get(table_id)
-        if state is None:
-            raise unknown_bucket(table_id, partition_id, bucket_id)
-        if state.has_primary_key:
+        if state is not None and state.has_primary_key:
             raise not_a_log_table(state.info.path)
-        found = state.replicas.get((partition_id, bucket_id))
-        if found is None:
-            raise unknown_bucket(table_id, partition_id, bucket_id)
-        return found
+        return self.replica(table_id, partition_id, bucket_id)
+
+    # -- durability -------------------------------------------------------------------------
+
+    def appended(self, replica: Replica, appended: Appended, entry: memoryview) -> None:
+        """`entry` was written to the replica's log: acknowledge it when the flush mode says so."""
+        if self.logs.commit(replica.log, appended.end_offset, entry):
+            replica.advance(appended.end_offset)
+        elif not self._commit_scheduled:
+            self._commit_scheduled = True
+            self.loop.call_soon(self._end_of_turn)
+
+    def _end_of_turn(self) -> None:
+        self._commit_scheduled = False
+        self.logs.schedule()
+
+    def _durable(self, done: list[tuple[Log, int]]) -> None:
+        for synced, end_offset in done:
+            replica = self._replica_of.get(synced)
+            if replica is not None:
+                replica.advance(end_offset)
+
+    def _failed(self, broken: Log, error: Exception) -> None:
+        replica = self._replica_of.get(broken)
+        if replica is not None:
+            replica.fail(
+                f"the disk refused a sync ({error}); the bucket takes no more writes until the "
+                "server is restarted"
+            )
+
+    # -- life -------------------------------------------------------------------------------
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run something beside the requests."""
+        task = self.loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _expire_requests(self) -> None:
+        while True:
+            await asyncio.sleep(TIMEOUT_CHECK_SECONDS)
+            self.producer.expire(self.loop.time())
+
+    async def _expire_segments(self) -> None:
+        while True:
+            await asyncio.sleep(self.conf.get(options.LOG_RETENTION_CHECK_INTERVAL) / 1000)
+            self.logs.expire(self.clock_ms())
+
+    async def close(self) -> None:
+        """Sync and close every log; the next start needs no recovery."""
+        for task in tuple(self._tasks):
+            task.cancel()
+        await self.logs.close()
+        self.readers.shutdown(wait=False)

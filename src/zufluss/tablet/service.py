@@ -62,7 +62,7 @@ class TabletService:
         timestamp, now = request.startTimestamp, self.server.clock_ms()
 
         def by_timestamp(replica: Replica) -> int:
-            if timestamp > max(now, replica.log.max_timestamp):
+            if timestamp > max(now, replica.log.last_timestamp):
                 raise InvalidTimestampError(
                     f"timestamp {timestamp} lies in the future of this server (now {now}); "
                     "use latest instead"

@@ -98,16 +98,31 @@ E = TypeVar("E", bound=IntEnum)
 
 def predicate_to_proto(predicate: Predicate, schema: Schema) -> m.PbPredicate:
     """The message of a predicate over columns of the schema."""
+    out = m.PbPredicate()
+    _write(predicate, schema, out, 0)
+    return out
+
+
+def _write(predicate: Predicate, schema: Schema, out: m.PbPredicate, depth: int) -> None:
+    _check_depth(depth)
     if isinstance(predicate, Compound):
-        children = [predicate_to_proto(child, schema) for child in predicate.children]
-        compound = m.PbCompoundPredicate(function=predicate.function, children=children)
-        return m.PbPredicate(type=COMPOUND, compound=compound)
+        out.type = COMPOUND
+        out.compound.function = predicate.function
+        for child in predicate.children:
+            _write(child, schema, out.compound.children.add(), depth + 1)
+        return
     column = _column(predicate.field_id, schema)
-    literals = [_literal_to_proto(value, column.data_type) for value in predicate.literals]
-    leaf = m.PbLeafPredicate(
-        function=predicate.function, field_id=predicate.field_id, literals=literals
-    )
-    return m.PbPredicate(type=LEAF, leaf=leaf)
+    out.type = LEAF
+    out.leaf.function = predicate.function
+    out.leaf.field_id = predicate.field_id
+    out.leaf.literals.extend(_literal_to_proto(v, column.data_type) for v in predicate.literals)
+
+
+def _check_depth(depth: int) -> None:
+    if depth > DEPTH_MAX:
+        raise InvalidPredicateError(
+            f"the filter is nested deeper than {DEPTH_MAX} levels; join it in one AND or OR"
+        )
 
 
 def predicate_from_proto(message: m.PbPredicate, schema: Schema) -> Predicate:
@@ -123,10 +138,7 @@ def predicate_from_proto(message: m.PbPredicate, schema: Schema) -> Predicate:
 
 
 def _from_proto(message: m.PbPredicate, schema: Schema, depth: int) -> Predicate:
-    if depth > DEPTH_MAX:
-        raise InvalidPredicateError(
-            f"the filter is nested deeper than {DEPTH_MAX} levels; join it in one AND or OR"
-        )
+    _check_depth(depth)
     if message.type == LEAF and message.HasField("leaf"):
         return _leaf(message.leaf, schema)
     if message.type == COMPOUND and message.HasField("compound"):

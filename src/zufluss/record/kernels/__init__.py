@@ -9,15 +9,13 @@ servers call `warm()` once at start and everybody else pays when a kernel is fir
 from __future__ import annotations
 
 import importlib
+import pkgutil
 import time
-
-KERNEL_MODULES = ("arrow", "project", "walk", "hash", "rows")
-"""Modules of this package that compile on import."""
 
 
 def warm() -> float:
     """Load (or, the first time, compile) every kernel; return the seconds it took."""
     begin = time.perf_counter()
-    for name in KERNEL_MODULES:
-        importlib.import_module(f"{__name__}.{name}")
+    for module in pkgutil.iter_modules(__path__):
+        importlib.import_module(f"{__name__}.{module.name}")
     return time.perf_counter() - begin

@@ -4,7 +4,7 @@ numba caches machine code beside the source, else in the user's cache directory,
 in a container with a read-only install and no home every start would compile for seconds. And it
 looks only at the file of the cached function, so a change in a function that it calls from
 another file goes unnoticed. Hence a directory of our own, named after the content of every file
-that kernels may take constants and functions from (this package and `fault.py`): under
+that kernels may take constants and functions from (this package, `fault.py`, `batch.py`): under
 `NUMBA_CACHE_DIR` if set, beside the source if that is writable, in the user's cache directory, or
 in a private directory under the temporary one. The cache is loaded as code, so a directory that
 others can write to is never used.
@@ -23,6 +23,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+SOURCES_OUTSIDE = ("fault.py", "batch.py")
+"""Files of `zufluss.record` that kernel modules import from, besides their own package."""
 
 KEPT_GENERATIONS = 4
 """How many versions of the compiled kernels stay on disk."""
@@ -51,7 +54,8 @@ def source_digest() -> str:
     """Digest of every source file that a kernel can depend on."""
     digest = hashlib.sha256()
     here = Path(__file__).parent
-    for path in (here.parent / "fault.py", *sorted(here.glob("*.py"))):
+    outside = (here.parent / name for name in SOURCES_OUTSIDE)
+    for path in (*outside, *sorted(here.glob("*.py"))):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]
 

@@ -42,11 +42,14 @@ class UpdateMetadataRequest(_message.Message):
     DROPPED_PARTITIONS_FIELD_NUMBER: _builtins.int
     FULL_FIELD_NUMBER: _builtins.int
     NODES_FIELD_NUMBER: _builtins.int
+    SERVER_EPOCH_FIELD_NUMBER: _builtins.int
     coordinator_epoch: _builtins.int
     full: _builtins.bool
     """what this message does not name is gone"""
     nodes: _builtins.bool
     """the two server fields say who is there now"""
+    server_epoch: _builtins.int
+    """of the registration this belongs to"""
     @_builtins.property
     def coordinator_server(self) -> _meta_pb2.PbServerNode: ...
     @_builtins.property
@@ -79,10 +82,11 @@ class UpdateMetadataRequest(_message.Message):
         dropped_partitions: _abc.Iterable[_builtins.int] | None = ...,
         full: _builtins.bool | None = ...,
         nodes: _builtins.bool | None = ...,
+        server_epoch: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["coordinator_epoch", b"coordinator_epoch", "coordinator_server", b"coordinator_server", "full", b"full", "nodes", b"nodes"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["coordinator_epoch", b"coordinator_epoch", "coordinator_server", b"coordinator_server", "full", b"full", "nodes", b"nodes", "server_epoch", b"server_epoch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator_epoch", b"coordinator_epoch", "coordinator_server", b"coordinator_server", "database_metadata", b"database_metadata", "dropped_databases", b"dropped_databases", "dropped_partitions", b"dropped_partitions", "dropped_tables", b"dropped_tables", "full", b"full", "nodes", b"nodes", "partition_metadata", b"partition_metadata", "table_metadata", b"table_metadata", "tablet_servers", b"tablet_servers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator_epoch", b"coordinator_epoch", "coordinator_server", b"coordinator_server", "database_metadata", b"database_metadata", "dropped_databases", b"dropped_databases", "dropped_partitions", b"dropped_partitions", "dropped_tables", b"dropped_tables", "full", b"full", "nodes", b"nodes", "partition_metadata", b"partition_metadata", "server_epoch", b"server_epoch", "table_metadata", b"table_metadata", "tablet_servers", b"tablet_servers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -141,7 +145,10 @@ class NotifyLeaderAndIsrRequest(_message.Message):
 
     COORDINATOR_EPOCH_FIELD_NUMBER: _builtins.int
     NOTIFY_BUCKETS_LEADER_REQ_FIELD_NUMBER: _builtins.int
+    SERVER_EPOCH_FIELD_NUMBER: _builtins.int
     coordinator_epoch: _builtins.int
+    server_epoch: _builtins.int
+    """ours: of the registration this belongs to"""
     @_builtins.property
     def notify_buckets_leader_req(self) -> _containers.RepeatedCompositeFieldContainer[Global___PbNotifyLeaderAndIsrReqForBucket]: ...
     def __init__(
@@ -149,10 +156,11 @@ class NotifyLeaderAndIsrRequest(_message.Message):
         *,
         coordinator_epoch: _builtins.int | None = ...,
         notify_buckets_leader_req: _abc.Iterable[Global___PbNotifyLeaderAndIsrReqForBucket] | None = ...,
+        server_epoch: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["coordinator_epoch", b"coordinator_epoch"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["coordinator_epoch", b"coordinator_epoch", "server_epoch", b"server_epoch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator_epoch", b"coordinator_epoch", "notify_buckets_leader_req", b"notify_buckets_leader_req"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator_epoch", b"coordinator_epoch", "notify_buckets_leader_req", b"notify_buckets_leader_req", "server_epoch", b"server_epoch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -257,7 +265,10 @@ class StopReplicaRequest(_message.Message):
 
     COORDINATOR_EPOCH_FIELD_NUMBER: _builtins.int
     STOP_REPLICAS_REQ_FIELD_NUMBER: _builtins.int
+    SERVER_EPOCH_FIELD_NUMBER: _builtins.int
     coordinator_epoch: _builtins.int
+    server_epoch: _builtins.int
+    """ours: of the registration this belongs to"""
     @_builtins.property
     def stop_replicas_req(self) -> _containers.RepeatedCompositeFieldContainer[Global___PbStopReplicaReqForBucket]: ...
     def __init__(
@@ -265,10 +276,11 @@ class StopReplicaRequest(_message.Message):
         *,
         coordinator_epoch: _builtins.int | None = ...,
         stop_replicas_req: _abc.Iterable[Global___PbStopReplicaReqForBucket] | None = ...,
+        server_epoch: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["coordinator_epoch", b"coordinator_epoch"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["coordinator_epoch", b"coordinator_epoch", "server_epoch", b"server_epoch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator_epoch", b"coordinator_epoch", "stop_replicas_req", b"stop_replicas_req"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator_epoch", b"coordinator_epoch", "server_epoch", b"server_epoch", "stop_replicas_req", b"stop_replicas_req"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

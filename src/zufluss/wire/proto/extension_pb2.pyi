@@ -57,9 +57,12 @@ class RegisterTabletServerResponse(_message.Message):
     COORDINATOR_EPOCH_FIELD_NUMBER: _builtins.int
     METADATA_FIELD_NUMBER: _builtins.int
     REPLICAS_FIELD_NUMBER: _builtins.int
+    CLUSTER_ID_FIELD_NUMBER: _builtins.int
     server_epoch: _builtins.int
     """grows with every registration of this server"""
     coordinator_epoch: _builtins.int
+    cluster_id: _builtins.str
+    """data of another cluster is never dropped"""
     @_builtins.property
     def metadata(self) -> _cluster_pb2.UpdateMetadataRequest:
         """the whole catalog"""
@@ -75,10 +78,11 @@ class RegisterTabletServerResponse(_message.Message):
         coordinator_epoch: _builtins.int | None = ...,
         metadata: _cluster_pb2.UpdateMetadataRequest | None = ...,
         replicas: _abc.Iterable[_cluster_pb2.PbNotifyLeaderAndIsrReqForBucket] | None = ...,
+        cluster_id: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["coordinator_epoch", b"coordinator_epoch", "metadata", b"metadata", "server_epoch", b"server_epoch"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "coordinator_epoch", b"coordinator_epoch", "metadata", b"metadata", "server_epoch", b"server_epoch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator_epoch", b"coordinator_epoch", "metadata", b"metadata", "replicas", b"replicas", "server_epoch", b"server_epoch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "coordinator_epoch", b"coordinator_epoch", "metadata", b"metadata", "replicas", b"replicas", "server_epoch", b"server_epoch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from zufluss.coordinator import codec
-from zufluss.coordinator.image import ClusterImage, PartitionEntry, ServerNode
+from zufluss.cluster import codec
+from zufluss.cluster.image import ClusterImage, PartitionEntry, ServerNode
 from zufluss.errors import PartitionNotExistError
 from zufluss.model.partition import check_partial_spec
 from zufluss.wire import messages as m

@@ -8,8 +8,8 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
+from zufluss.cluster.image import ClusterImage
 from zufluss.config.load import DEFAULT_ORIGIN, Configuration
-from zufluss.coordinator.image import ClusterImage
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
 

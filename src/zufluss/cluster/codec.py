@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from zufluss.config.values import Endpoint, parse_endpoints
-from zufluss.coordinator.image import (
+from zufluss.cluster.image import (
     BucketState,
     Cleared,
     DatabaseEntry,
@@ -26,6 +25,7 @@ from zufluss.coordinator.image import (
     TableGone,
     TablePut,
 )
+from zufluss.config.values import Endpoint, parse_endpoints
 from zufluss.errors import InvalidPartitionError
 from zufluss.model.schema import Schema
 from zufluss.model.table import (
@@ -191,10 +191,12 @@ def _partition_from(message: m.PbPartitionMetadata) -> PartitionEntry:
 
 
 def update_request(
-    changes: Sequence[ImageChange], coordinator_epoch: int
+    changes: Sequence[ImageChange], coordinator_epoch: int, server_epoch: int
 ) -> m.UpdateMetadataRequest:
     """Changes of the picture as UPDATE_METADATA; `Cleared` may only stand first."""
-    request = m.UpdateMetadataRequest(coordinator_epoch=coordinator_epoch)
+    request = m.UpdateMetadataRequest(
+        coordinator_epoch=coordinator_epoch, server_epoch=server_epoch
+    )
     for at, change in enumerate(changes):
         match change:
             case Cleared():

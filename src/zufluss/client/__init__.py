@@ -1,0 +1,13 @@
+"""The client: connect, administer, append, scan; Arrow from end to end.
+
+`connect` is for synchronous code (notebooks included), `connect_async` for asyncio. The async
+classes are the truth; `sync.py` is a thin façade over them.
+"""
+
+from __future__ import annotations
+
+from zufluss.client.connection import AsyncConnection, connect_async
+from zufluss.client.convert import ColumnMismatchError
+from zufluss.client.sync import Connection, connect
+
+__all__ = ["AsyncConnection", "ColumnMismatchError", "Connection", "connect", "connect_async"]

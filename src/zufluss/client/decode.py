@@ -1,0 +1,219 @@
+"""Fetched log batches into Arrow batches of what the scan asked for, for the threads of a scan.
+
+A scan reads columns of the table's current schema. Batches may have been written under an older one
+(or a newer one, if the table was altered meanwhile), so columns are matched by their id and one
+that a batch lacks is null. With projection pushed down the server sends only columns at the given
+positions; positions are the same in every schema of a table, because columns are only ever added
+at the end.
+
+`LogDecoder.decode` takes what a fetch returned for one bucket: it drops records outside the wanted
+range, applies the filter exactly, puts the columns in the order asked for, adds `__offset`,
+`__timestamp` and `__bucket` when wanted, and joins batches that are too small to be handed out one
+by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from zufluss.config import table_options as t
+from zufluss.errors import CorruptRecordError, InvalidColumnProjectionError
+from zufluss.model.expression import Expression
+from zufluss.model.schema import Schema
+from zufluss.model.table import TableBucket, TableInfo
+from zufluss.record.arrow import decode
+from zufluss.record.batch import BatchHeader, verify_crc
+from zufluss.record.rows import decode_body
+
+JOIN_ROWS: Final = 8_192
+"""Batches of a fetch with fewer rows than this on average are joined into one."""
+
+OFFSET: Final = "__offset"
+TIMESTAMP: Final = "__timestamp"
+BUCKET: Final = "__bucket"
+_METADATA_FIELDS: Final = (
+    pa.field(OFFSET, pa.int64(), nullable=False),
+    pa.field(TIMESTAMP, pa.timestamp("ms", tz="UTC"), nullable=False),
+    pa.field(BUCKET, pa.int32(), nullable=False),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Whole log batches of one bucket, as fetched."""
+
+    bucket: TableBucket
+    """Where they come from."""
+    records: memoryview
+    """The bytes they lie in."""
+    batches: Sequence[tuple[int, BatchHeader]]
+    """Position and header of each."""
+    start: int
+    """Records before this offset are not wanted."""
+    stop: int | None
+    """Nor are records from this offset on."""
+    projected: bool
+    """The server was asked to project."""
+
+
+class Decoded(NamedTuple):
+    """Rows to hand out, and where to go on after them."""
+
+    rows: pa.RecordBatch
+    """In the scan's schema."""
+    next_offset: int
+    """The offset after the last record these rows come from."""
+    offsets: pa.Array | None
+    """The offset of each row, None unless the scan may cut the rows."""
+
+
+class LogDecoder:
+    """What a scan reads, and how; `decode` may run in several threads at a time."""
+
+    def __init__(
+        self,
+        info: TableInfo,
+        columns: Sequence[str] | None,
+        filter: Expression | None,
+        *,
+        with_offsets: bool = False,
+        with_cuts: bool = False,
+        check_crc: bool = True,
+    ) -> None:
+        schema = info.schema
+        self._info = info
+        self._names = list(schema.names) if columns is None else list(columns)
+        _check_columns(self._names, schema)
+        self._metadata = _METADATA_FIELDS if with_offsets or with_cuts else ()
+        self._with_offsets = with_offsets
+        self._with_cuts = with_cuts
+        self._check_crc = check_crc
+        self._schemas: dict[int, Schema] = {info.schema_id: schema}
+        needed = set(self._names) | (filter.columns if filter is not None else frozenset())
+        self.projection = sorted(schema.indexes_of(needed))
+        """Positions of the columns that are read, ascending."""
+        self._read = pa.schema([schema.arrow.field(i) for i in self.projection])
+        self._filter = None if filter is None else filter.to_arrow(schema)
+        fields = [schema.arrow.field(name) for name in self._names]
+        self.schema = pa.schema([*fields, *_METADATA_FIELDS] if with_offsets else fields)
+        """The Arrow schema of the rows."""
+        self._copy = info.property(t.TABLE_LOG_ARROW_COMPRESSION_TYPE) == "NONE"
+
+    @property
+    def reads_all(self) -> bool:
+        """Every column is read, so that a projection would change nothing."""
+        return len(self.projection) == len(self._info.schema.columns)
+
+    def add_schema(self, schema_id: int, schema: Schema) -> None:
+        """Make another schema of the table known."""
+        self._schemas[schema_id] = schema
+
+    def unknown_schemas(self, batches: Sequence[tuple[int, BatchHeader]]) -> set[int]:
+        """Schema ids that must be made known before these batches can be decoded."""
+        return {header.schema_id for _, header in batches} - self._schemas.keys()
+
+    def decode(self, chunk: Chunk) -> list[Decoded]:
+        """The rows of a chunk, in order; the last `next_offset` is the end of the chunk."""
+        if self._copy:
+            chunk = replace(chunk, records=_aligned(chunk.records))
+        parts = []
+        for position, header in chunk.batches:
+            rows = self._rows(chunk, position, header)
+            parts.append((self._clip(chunk, header, rows), header.next_offset))
+        if len(parts) > 1 and sum(rows.num_rows for rows, _ in parts) < JOIN_ROWS * len(parts):
+            joined = pa.Table.from_batches([rows for rows, _ in parts]).combine_chunks()
+            parts = [(_single(joined), parts[-1][1])]
+        return [self._finish(rows, next_offset) for rows, next_offset in parts]
+
+    def _rows(self, chunk: Chunk, position: int, header: BatchHeader) -> pa.RecordBatch:
+        """The columns that are read, of all records of one batch."""
+        check = self._check_crc and not chunk.projected
+        if check and not verify_crc(chunk.records, position, header):
+            raise CorruptRecordError(
+                f"{chunk.bucket}: the batch at offset {header.base_offset} fails its checksum"
+            )
+        if header.record_count == 0:
+            return pa.RecordBatch.from_pylist([], schema=self._read)
+        if self._info.log_format != "ARROW":
+            return self._align(self._decode_rows(chunk, position, header), header.schema_id)
+        if chunk.projected:
+            return decode(chunk.records, position, header, self._read)[0]
+        schema = self._schemas[header.schema_id].arrow
+        return self._align(decode(chunk.records, position, header, schema)[0], header.schema_id)
+
+    def _decode_rows(self, chunk: Chunk, position: int, header: BatchHeader) -> pa.RecordBatch:
+        start, end = position + header.body_offset, position + header.size
+        schema = self._schemas[header.schema_id]
+        log_format = self._info.log_format
+        count = header.record_count
+        return decode_body(chunk.records, start, end, count, schema, log_format)[0]
+
+    def _align(self, batch: pa.RecordBatch, schema_id: int) -> pa.RecordBatch:
+        """The columns that are read, by id, null where the batch's schema has none."""
+        if schema_id == self._info.schema_id:
+            return batch if self.reads_all else batch.select(self.projection)
+        positions = {c.id: i for i, c in enumerate(self._schemas[schema_id].columns)}
+        columns = []
+        for index, field in zip(self.projection, self._read, strict=True):
+            at = positions.get(self._info.schema.columns[index].id)
+            columns.append(pa.nulls(batch.num_rows, field.type) if at is None else batch.column(at))
+        return pa.RecordBatch.from_arrays(columns, schema=self._read)
+
+    def _clip(self, chunk: Chunk, header: BatchHeader, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """The rows within the wanted range, with their metadata columns where needed."""
+        first = max(chunk.start - header.base_offset, 0)
+        stop = header.next_offset if chunk.stop is None else chunk.stop
+        last = max(min(rows.num_rows, stop - header.base_offset), first)
+        if first or last < rows.num_rows:
+            rows = rows.slice(first, last - first)
+        if not self._metadata:
+            return rows
+        base = header.base_offset + first
+        arrays = (
+            pa.array(np.arange(base, base + rows.num_rows, dtype=np.int64)),
+            pa.array(np.full(rows.num_rows, header.timestamp, dtype=np.int64)).cast(
+                self._metadata[1].type
+            ),
+            pa.array(np.full(rows.num_rows, chunk.bucket.bucket_id, dtype=np.int32)),
+        )
+        return pa.RecordBatch.from_arrays(
+            [*rows.columns, *arrays], schema=pa.schema([*self._read, *self._metadata])
+        )
+
+    def _finish(self, rows: pa.RecordBatch, next_offset: int) -> Decoded:
+        if self._filter is not None and rows.num_rows:
+            rows = _single(pa.Table.from_batches([rows]).filter(self._filter))
+        offsets = rows.column(OFFSET) if self._with_cuts else None
+        if rows.schema.names != self.schema.names:
+            rows = rows.select(self.schema.names)
+        return Decoded(rows, next_offset, offsets)
+
+
+def _single(table: pa.Table) -> pa.RecordBatch:
+    """The one batch of a table whose chunks are joined."""
+    batches = table.combine_chunks().to_batches()
+    return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=table.schema)
+
+
+def _aligned(records: memoryview) -> memoryview:
+    """The records at an address that Arrow's consumers like; uncompressed columns point there."""
+    array = np.frombuffer(records, dtype=np.uint8)
+    if array.ctypes.data % 8 == 0:
+        return records
+    return array.copy().data
+
+
+def _check_columns(names: Sequence[str], schema: Schema) -> None:
+    if not names:
+        raise InvalidColumnProjectionError("a scan reads at least one column; none is given")
+    unknown = [name for name in names if name not in schema]
+    if unknown or len(set(names)) < len(names):
+        raise InvalidColumnProjectionError(
+            f"columns {', '.join(names)} must be different columns of the table; it has "
+            f"{', '.join(schema.names)}"
+        )

@@ -1,0 +1,402 @@
+"""The fetching half of a log scan: keeps decoded rows ahead of the consumer.
+
+Each tablet server that leads buckets of the scan has one task that fetches from it, one request at
+a time, and the next one goes out as soon as an answer is taken apart, while its batches are decoded
+in threads and the consumer works. When more than `buffer_bytes` of fetched records wait for the
+consumer, fetching pauses.
+
+What a bucket's answer means:
+
+| answer | what happens |
+|---|---|
+| records | decoded in order; the position moves past the last whole batch; a cut one is left |
+| filtered_end_offset | the position moves there |
+| an error that may pass, no answer | paused, leaders asked for, tried again until the deadline |
+| 34 on a table that was altered | from then on the client projects, not the server |
+| 19 and every other error | the scan fails |
+
+A server that answers at once although there is nothing new is asked at most every `IDLE_MS`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Collection, Coroutine
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import structlog
+
+from zufluss.client.connection import AsyncConnection
+from zufluss.client.decode import Chunk, Decoded, LogDecoder
+from zufluss.client.hot import FetchedBucket, fetch_answer
+from zufluss.client.metadata import ServerNode
+from zufluss.client.offsets import BucketPlace
+from zufluss.client.retry import PASSING, Backoff
+from zufluss.errors import (
+    CorruptRecordError,
+    ErrorCode,
+    LeaderNotAvailableError,
+    OffsetOutOfRangeError,
+    PartitionNotExistError,
+    UnsupportedVersionError,
+    ZuflussError,
+    error,
+)
+from zufluss.model.schema import Schema
+from zufluss.model.table import TableBucket, TableInfo
+from zufluss.record.batch import LENGTH_OVERHEAD, iter_headers
+from zufluss.wire import messages as m
+from zufluss.wire.api import ApiKey
+
+log = structlog.get_logger(__name__)
+
+IDLE_MS: Final = 50
+"""The shortest time between two fetches that brought nothing."""
+BUFFERED_FETCHES: Final = 2
+"""How many fetches' worth of bytes may wait for the consumer."""
+_NO_FOLLOWER: Final = -1
+_PASSING: Final = PASSING | {
+    ErrorCode.UNKNOWN_SERVER_ERROR,
+    ErrorCode.FENCED_LEADER_EPOCH_EXCEPTION,
+}
+
+
+@dataclass(slots=True, eq=False)
+class BucketState:
+    """How far the scan is in one bucket."""
+
+    place: BucketPlace
+    """The bucket and its partition's name."""
+    position: int
+    """The offset to fetch next."""
+    stop: int | None
+    """The scan ends before this offset; None follows."""
+    fetch_bytes: int
+    """What one fetch of it aims at."""
+    paused: bool = False
+    """Waiting for a leader."""
+    backoff: Backoff | None = None
+    """Set from the first failure to the next success."""
+    failing_since: float = 0.0
+    """Loop time of that failure."""
+
+    @property
+    def finished(self) -> bool:
+        """Everything up to the stop was fetched."""
+        return self.stop is not None and self.position >= self.stop
+
+
+class Ready(NamedTuple):
+    """A chunk on its way to the consumer."""
+
+    bucket: TableBucket
+    """Where it comes from."""
+    rows: asyncio.Future[list[Decoded]]
+    """What a thread makes of it."""
+    size: int
+    """Bytes of the buffer it holds."""
+    end: int
+    """The offset after it."""
+
+
+@dataclass(slots=True)
+class FetchPlan:
+    """What is asked for; the same in every fetch of a scan."""
+
+    info: TableInfo
+    """The table."""
+    decoder: LogDecoder
+    """How answers are read."""
+    predicate: m.PbPredicate | None
+    """The filter as the server prunes by it."""
+    push_projection: bool
+    """The server is asked to project."""
+    partitions_may_go: bool
+    """A partition that is dropped is read no more, rather than an error."""
+    schema_of: Callable[[int], Coroutine[Any, Any, Schema]]
+    """Asks the cluster for another schema of the table."""
+
+
+class Fetcher:
+    """Fetches the buckets of one scan and keeps the answers in order of arrival."""
+
+    def __init__(self, connection: AsyncConnection, plan: FetchPlan) -> None:
+        self.ready: deque[Ready] = deque()
+        """What the consumer takes next."""
+        self.arrived = asyncio.Event()
+        """Set when there is something to take, or the fetcher has failed or is done."""
+        self.failure: Exception | None = None
+        """Why it stopped; what arrived before is still good."""
+        self._connection = connection
+        self._options = connection.options
+        self._plan = plan
+        self._loop = asyncio.get_running_loop()
+        self._states: dict[TableBucket, BucketState] = {}
+        self._servers: dict[ServerNode, asyncio.Task[None]] = {}
+        self._recoveries: set[asyncio.Task[None]] = set()
+        self._buffered = 0
+        self._room = asyncio.Event()
+        self._room.set()
+        self._turn = 0
+
+    # -- what the scanner calls ----------------------------------------------------------------
+
+    def add(self, place: BucketPlace, start: int, stop: int | None) -> None:
+        """Fetch a bucket, too."""
+        self._states[place.bucket] = BucketState(
+            place, start, stop, self._options.fetch_bucket_bytes
+        )
+
+    def remove_partitions(self, names: Collection[str | None]) -> None:
+        """Fetch the buckets of these partitions no more."""
+        for bucket, state in list(self._states.items()):
+            if state.place.partition in names:
+                del self._states[bucket]
+
+    @property
+    def partitions(self) -> set[str | None]:
+        """The names of the partitions that are fetched."""
+        return {state.place.partition for state in self._states.values()}
+
+    @property
+    def done(self) -> bool:
+        """Nothing more will arrive."""
+        return self.failure is not None or all(s.finished for s in self._states.values())
+
+    def start(self) -> None:
+        """Start a task for every server that leads an unfinished bucket, if it has none."""
+        homeless = []
+        for state in self._states.values():
+            if state.finished or state.paused:
+                continue
+            leader = self._connection.metadata.leader(state.place.bucket)
+            if leader is None:
+                homeless.append(state)
+            elif leader not in self._servers:
+                task = self._loop.create_task(self._fetch_from(leader))
+                self._servers[leader] = task
+                task.add_done_callback(lambda t, s=leader: self._stopped(s, t))  # type: ignore[misc]
+        if homeless:
+            self._recover(homeless, LeaderNotAvailableError("a bucket has no leader"))
+        if self.done:
+            self.arrived.set()
+
+    def release(self, size: int) -> None:
+        """The consumer is done with a chunk."""
+        self._buffered -= size
+        if self._buffered < BUFFERED_FETCHES * self._options.fetch_bytes:
+            self._room.set()
+
+    async def close(self) -> None:
+        """Stop fetching and wait for what is under way to end."""
+        tasks = [*self._servers.values(), *self._recoveries]
+        for task in tasks:
+            task.cancel()
+        pending = [item.rows for item in self.ready]
+        self.ready.clear()
+        await asyncio.gather(*tasks, *pending, return_exceptions=True)
+
+    def fail(self, reason: Exception) -> None:
+        """Stop; the consumer gets the reason after everything that arrived before."""
+        if self.failure is None:
+            self.failure = reason
+        self.arrived.set()
+
+    # -- one server ----------------------------------------------------------------------------
+
+    def _stopped(self, server: ServerNode, task: asyncio.Task[None]) -> None:
+        self._servers.pop(server, None)
+        failure = None if task.cancelled() else task.exception()
+        if isinstance(failure, Exception):
+            self.fail(failure)
+        elif not task.cancelled() and self.failure is None:
+            self.start()
+
+    async def _fetch_from(self, server: ServerNode) -> None:
+        """Fetch from one server as long as it leads something we want."""
+        while self.failure is None:
+            await self._room.wait()
+            states = self._states_of(server)
+            if not states:
+                return
+            began = self._loop.time()
+            try:
+                body = await self._fetch(server, states)
+                progress = await self._take_apart(body)
+            except ZuflussError as e:
+                if e.code not in _PASSING:
+                    raise
+                self._recover(states, e)
+                return
+            if not progress:
+                await asyncio.sleep(max(0.0, began + IDLE_MS / 1000 - self._loop.time()))
+
+    def _states_of(self, server: ServerNode) -> list[BucketState]:
+        """The unfinished buckets of a server, each time starting with another one."""
+        leader = self._connection.metadata.leader
+        states = [
+            state
+            for bucket, state in self._states.items()
+            if not state.paused and not state.finished and leader(bucket) == server
+        ]
+        self._turn += 1
+        first = self._turn % len(states) if states else 0
+        return states[first:] + states[:first]
+
+    async def _fetch(self, server: ServerNode, states: list[BucketState]) -> memoryview:
+        socket = await self._connection.socket(server.address)
+        timeout_ms = self._options.request_timeout_ms + self._options.fetch_wait_ms
+        request = self._request(states).SerializeToString()
+        return await socket.send(ApiKey.FETCH_LOG, [request], timeout_ms=timeout_ms)
+
+    def _request(self, states: list[BucketState]) -> m.FetchLogRequest:
+        plan = self._plan
+        table = m.PbFetchLogReqForTable(
+            table_id=plan.info.table_id,
+            projection_pushdown_enabled=plan.push_projection,
+            projected_fields=plan.decoder.projection if plan.push_projection else (),
+            filter_predicate=plan.predicate,
+            filter_schema_id=None if plan.predicate is None else plan.info.schema_id,
+            buckets_req=[
+                m.PbFetchLogReqForBucket(
+                    partition_id=state.place.bucket.partition_id,
+                    bucket_id=state.place.bucket.bucket_id,
+                    fetch_offset=state.position,
+                    max_fetch_bytes=state.fetch_bytes,
+                )
+                for state in states
+            ],
+        )
+        return m.FetchLogRequest(
+            follower_server_id=_NO_FOLLOWER,
+            max_bytes=self._options.fetch_bytes,
+            min_bytes=self._options.fetch_bytes_min,
+            max_wait_ms=self._options.fetch_wait_ms,
+            tables_req=[table],
+        )
+
+    # -- answers -------------------------------------------------------------------------------
+
+    async def _take_apart(self, body: memoryview) -> bool:
+        """Deal with every bucket of an answer; whether any of them moved."""
+        progress = False
+        projected = self._plan.push_projection
+        for found in fetch_answer(body):
+            state = self._states.get(found.bucket)
+            if state is None or state.paused:
+                continue
+            if found.error_code:
+                self._refused(state, found)
+                continue
+            state.backoff = None
+            before = state.position
+            if found.remote:
+                raise UnsupportedVersionError(
+                    f"{found.bucket}: offset {state.position} lies in remote storage, which this "
+                    "client does not read"
+                )
+            if len(found.records):
+                await self._take_records(state, found.records, projected)
+            if found.filtered_end_offset is not None:
+                state.position = max(state.position, found.filtered_end_offset)
+            progress = progress or state.position > before
+        if all(state.finished for state in self._states.values()):
+            self.arrived.set()
+        return progress
+
+    async def _take_records(self, state: BucketState, records: memoryview, projected: bool) -> None:
+        batches = [b for b in iter_headers(records) if b[1].next_offset > state.position]
+        if not batches:
+            self._want_more(state, records)
+            return
+        for schema_id in self._plan.decoder.unknown_schemas(batches):
+            self._plan.decoder.add_schema(schema_id, await self._plan.schema_of(schema_id))
+        chunk = Chunk(state.place.bucket, records, batches, state.position, state.stop, projected)
+        state.position = batches[-1][1].next_offset
+        rows = self._loop.run_in_executor(
+            self._connection.executor, self._plan.decoder.decode, chunk
+        )
+        self._buffered += len(records)
+        if self._buffered >= BUFFERED_FETCHES * self._options.fetch_bytes:
+            self._room.clear()
+        self.ready.append(Ready(state.place.bucket, rows, len(records), state.position))
+        self.arrived.set()
+
+    def _want_more(self, state: BucketState, records: memoryview) -> None:
+        """The first batch was cut at the byte limit: ask for as much as it needs."""
+        if len(records) < LENGTH_OVERHEAD:
+            return
+        size = int.from_bytes(records[8:12], "little") + LENGTH_OVERHEAD
+        if size <= len(records):
+            raise CorruptRecordError(
+                f"{state.place.bucket}: a fetch from offset {state.position} returned only "
+                "records before it"
+            )
+        state.fetch_bytes = max(state.fetch_bytes, size)
+
+    def _refused(self, state: BucketState, found: FetchedBucket) -> None:
+        reason = error(found.error_code, f"{found.bucket}: {found.error_message}")
+        if reason.code in _PASSING:
+            self._recover([state], reason)
+            return
+        altered = self._plan.push_projection and self._plan.info.schema_id > 1
+        if reason.code is ErrorCode.INVALID_COLUMN_PROJECTION and altered:
+            log.debug("scan.projection_refused", bucket=str(found.bucket))
+            self._plan.push_projection = False
+            return
+        if isinstance(reason, OffsetOutOfRangeError):
+            raise OffsetOutOfRangeError(
+                f"{found.bucket}: offset {state.position} is outside the log; it may have been "
+                "removed by table.log.ttl. Start at 'earliest', or at an offset that exists"
+            )
+        raise reason
+
+    # -- recovery ------------------------------------------------------------------------------
+
+    def _recover(self, states: list[BucketState], reason: ZuflussError) -> None:
+        """Pause buckets, find their leaders again, go on."""
+        for state in states:
+            state.paused = True
+            if state.backoff is None:
+                state.backoff = Backoff(self._options.delivery_timeout_ms)
+                state.failing_since = self._loop.time()
+            if reason.refresh_metadata or reason.code is ErrorCode.REQUEST_TIME_OUT:
+                self._connection.metadata.forget_leader(state.place.bucket)
+        task = self._loop.create_task(self._recover_later(states, reason))
+        self._recoveries.add(task)
+        task.add_done_callback(self._recovered)
+
+    def _recovered(self, task: asyncio.Task[None]) -> None:
+        self._recoveries.discard(task)
+        failure = None if task.cancelled() else task.exception()
+        if isinstance(failure, Exception):
+            self.fail(failure)
+        elif not task.cancelled() and self.failure is None:
+            self.start()
+
+    async def _recover_later(self, states: list[BucketState], reason: ZuflussError) -> None:
+        log.debug("scan.recover", buckets=len(states), error=str(reason))
+        timeout = self._options.delivery_timeout_ms / 1000
+        if self._loop.time() - min(s.failing_since for s in states) > timeout:
+            raise reason
+        pauses = [state.backoff.pause_seconds() for state in states if state.backoff]
+        await asyncio.sleep(max(pauses))
+        for name in {state.place.partition for state in states}:
+            await self._refresh(name)
+        for state in states:
+            state.paused = False
+
+    async def _refresh(self, partition: str | None) -> None:
+        """Ask for the leaders of the table, or of a partition, which may be gone."""
+        names = [] if partition is None else [partition]
+        try:
+            await self._connection.refresh_leaders(self._plan.info, names)
+        except PartitionNotExistError:
+            if not self._plan.partitions_may_go:
+                raise
+            self.remove_partitions(names)
+        except ZuflussError as e:
+            if e.code not in PASSING:
+                raise

@@ -1,0 +1,414 @@
+"""The client for synchronous code: a thin façade over the async one.
+
+Each `Connection` has one background thread with an event loop on which everything happens; a call
+hands a coroutine to it and waits. So it works in scripts, threads and notebooks (which have a loop
+of their own running), and Ctrl-C cancels the call that is waiting. Input is converted to Arrow in
+the caller's thread, so reading one table while writing another needs no care.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import threading
+import weakref
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
+
+import pyarrow as pa
+
+from zufluss.client.admin import AsyncAdmin, Partition
+from zufluss.client.append import AsyncAppendWriter
+from zufluss.client.connection import AsyncConnection, connect_async
+from zufluss.client.convert import is_row, to_batches
+from zufluss.client.logscan import (
+    AsyncLogScan,
+    AsyncLogScanner,
+    Start,
+    Stop,
+    duckdb_relation,
+    polars_frame,
+)
+from zufluss.client.table import AsyncTable
+from zufluss.errors import NetworkError
+from zufluss.model.expression import Expression
+from zufluss.model.schema import Schema
+from zufluss.model.table import TableBucket, TableInfo, TablePath
+
+if TYPE_CHECKING:
+    import duckdb
+    import pandas as pd
+    import polars as pl
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class LoopThread:
+    """An event loop in a thread of its own."""
+
+    def __init__(self) -> None:
+        self._loop = _new_loop()
+        self._thread = threading.Thread(target=self._run, name="zufluss-client", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+        self._loop.close()
+
+    def run(self, work: Coroutine[Any, Any, R]) -> R:
+        """Run a coroutine on the loop and wait for its result; an interrupt cancels it."""
+        if not self._thread.is_alive() or threading.current_thread() is self._thread:
+            work.close()
+            raise NetworkError("the connection is closed, or used from its own event loop")
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def call(self, function: Callable[[], R]) -> R:
+        """Run a function on the loop's thread and wait for its result."""
+
+        async def work() -> R:
+            return function()
+
+        return self.run(work())
+
+    def close(self) -> None:
+        """Stop the loop and wait for the thread."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop
+
+
+def connect(bootstrap: str, **options: Any) -> Connection:
+    """Connect to a cluster.
+
+    `bootstrap` is `host:port`, several separated by commas; options have the keys of
+    `docs/configuration.md`.
+
+    >>> with connect("localhost:9123", **{"client.request-timeout": "10s"}) as connection:
+    ...     connection.admin.list_databases()  # doctest: +SKIP
+    """
+    thread = LoopThread()
+    try:
+        return Connection(thread, thread.run(connect_async(bootstrap, **options)))
+    except BaseException:
+        thread.close()
+        raise
+
+
+class Connection:
+    """A connection to a cluster; `zufluss.connect` makes it."""
+
+    def __init__(self, thread: LoopThread, connection: AsyncConnection) -> None:
+        self._thread = thread
+        self._connection = connection
+        self._closed = False
+
+    @property
+    def admin(self) -> Admin:
+        """Databases, tables, partitions, offsets."""
+        return Admin(self._thread, self._connection.admin)
+
+    def table(self, path: str | TablePath) -> Table:
+        """Open a table to write to it or read it.
+
+        >>> connection.table("fluss.events")  # doctest: +SKIP
+        """
+        return Table(self._thread, self._thread.run(self._connection.table(path)))
+
+    def close(self) -> None:
+        """Close the connection; writers and scanners must be closed before."""
+        if not self._closed:
+            self._closed = True
+            self._thread.run(self._connection.close())
+            self._thread.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return repr(self._connection).replace("AsyncConnection", "Connection")
+
+
+def _admin_call(
+    method: Callable[Concatenate[AsyncAdmin, P], Coroutine[Any, Any, R]],
+) -> Callable[Concatenate[Admin, P], R]:
+    @functools.wraps(method)
+    def call(self: Admin, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self._thread.run(method(self._admin, *args, **kwargs))
+
+    return call
+
+
+class Admin:
+    """The administrative calls; get it from `connection.admin`.
+
+    Each method does what the method of the same name of `AsyncAdmin` does, and waits for it.
+
+    >>> connection.admin.create_table("fluss.events", "id BIGINT, name STRING")  # doctest: +SKIP
+    """
+
+    def __init__(self, thread: LoopThread, admin: AsyncAdmin) -> None:
+        self._thread = thread
+        self._admin = admin
+
+    create_database = _admin_call(AsyncAdmin.create_database)
+    drop_database = _admin_call(AsyncAdmin.drop_database)
+    list_databases = _admin_call(AsyncAdmin.list_databases)
+    database_exists = _admin_call(AsyncAdmin.database_exists)
+    database_info = _admin_call(AsyncAdmin.database_info)
+    alter_database = _admin_call(AsyncAdmin.alter_database)
+    create_table = _admin_call(AsyncAdmin.create_table)
+    drop_table = _admin_call(AsyncAdmin.drop_table)
+    list_tables = _admin_call(AsyncAdmin.list_tables)
+    table_exists = _admin_call(AsyncAdmin.table_exists)
+    table_info = _admin_call(AsyncAdmin.table_info)
+    table_schema = _admin_call(AsyncAdmin.table_schema)
+    alter_table = _admin_call(AsyncAdmin.alter_table)
+    create_partition = _admin_call(AsyncAdmin.create_partition)
+    drop_partition = _admin_call(AsyncAdmin.drop_partition)
+    list_partitions = _admin_call(AsyncAdmin.list_partitions)
+    list_offsets = _admin_call(AsyncAdmin.list_offsets)
+    server_nodes = _admin_call(AsyncAdmin.server_nodes)
+
+
+class Table:
+    """A table as it was when it was opened; open it again to see later changes of its schema."""
+
+    def __init__(self, thread: LoopThread, table: AsyncTable) -> None:
+        self._thread = thread
+        self._table = table
+
+    @property
+    def info(self) -> TableInfo:
+        """Ids, schema, keys, buckets, properties."""
+        return self._table.info
+
+    @property
+    def path(self) -> TablePath:
+        """Its name."""
+        return self._table.path
+
+    @property
+    def schema(self) -> Schema:
+        """Its columns; `schema.arrow` is the Arrow schema."""
+        return self._table.schema
+
+    def append(self) -> AppendWriter:
+        """A writer that appends to a log table.
+
+        >>> with table.append() as writer:  # doctest: +SKIP
+        ...     writer.write({"id": [1, 2], "name": ["a", "b"]})
+        """
+        return AppendWriter(self._thread, self._thread.call(self._table.append))
+
+    def scan(
+        self,
+        columns: Sequence[str] | None = None,
+        filter: Expression | None = None,
+        *,
+        start: Start = "earliest",
+        stop: Stop = "latest",
+        limit: int | None = None,
+        partitions: Iterable[Partition] | None = None,
+        buckets: Iterable[int] | None = None,
+        with_offsets: bool = False,
+    ) -> LogScan:
+        """What to read of a log table; nothing is read until the scan is used.
+
+        `columns` and `filter` are pushed to the server, and the filter is applied exactly here.
+        `stop=None` follows the log. `with_offsets` adds `__offset`, `__timestamp`, `__bucket`.
+
+        >>> table.scan(["id"], col("id") > 5).to_pandas()  # doctest: +SKIP
+        """
+        scan = self._table.scan(
+            columns,
+            filter,
+            start=start,
+            stop=stop,
+            limit=limit,
+            partitions=partitions,
+            buckets=buckets,
+            with_offsets=with_offsets,
+        )
+        return LogScan(self._thread, scan)
+
+    def __repr__(self) -> str:
+        return repr(self._table).replace("AsyncTable", "Table")
+
+
+class AppendWriter:
+    """Appends to a log table; `table.append()` makes it."""
+
+    def __init__(self, thread: LoopThread, writer: AsyncAppendWriter) -> None:
+        self._thread = thread
+        self._writer = writer
+
+    def write(self, data: Any) -> None:
+        """Take over rows: Arrow, pandas, polars, a dict of columns, a dict row, a list of rows.
+
+        >>> writer.write(pandas_frame)  # doctest: +SKIP
+        """
+        schema = self._writer.info.schema.arrow
+        if is_row(data, schema):
+            if self._writer.add_row(data):
+                self._thread.run(self._writer.take_rows())
+            return
+        for batch in to_batches(data, schema):
+            self._thread.run(self._writer.write_batches([batch]))
+
+    def flush(self) -> None:
+        """Wait until everything written before is acknowledged; raise the first failure."""
+        self._thread.run(self._writer.flush())
+
+    def close(self) -> None:
+        """Flush, then let nothing more be written."""
+        self._thread.run(self._writer.close())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._thread.run(self._writer.__aexit__(kind, exc, trace))
+
+    def __repr__(self) -> str:
+        return repr(self._writer).replace("AsyncAppendWriter", "AppendWriter")
+
+
+class LogScan:
+    """What to read of a log table; `table.scan(…)` makes it. Iterate it for Arrow batches.
+
+    As a context manager it closes the runs that were begun and not finished.
+
+    >>> table.scan(limit=10).to_polars()  # doctest: +SKIP
+    >>> for batch in table.scan(start="latest", stop=None):  # doctest: +SKIP
+    ...     print(batch.num_rows)
+    """
+
+    def __init__(self, thread: LoopThread, scan: AsyncLogScan) -> None:
+        self._thread = thread
+        self._scan = scan
+        self._runs: weakref.WeakSet[LogScanner] = weakref.WeakSet()
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The Arrow schema of the rows."""
+        return self._scan.schema
+
+    def open(self) -> LogScanner:
+        """Start a run that can be polled and asked for its positions."""
+        scanner = LogScanner(self._thread, self._thread.run(self._scan.open()))
+        self._runs.add(scanner)
+        return scanner
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        with self.open() as scanner:
+            yield from scanner
+
+    def to_arrow(self) -> pa.Table:
+        """All rows as an Arrow table; the scan must be bounded."""
+        return self._thread.run(self._scan.to_arrow())
+
+    def to_pandas(self) -> pd.DataFrame:
+        """All rows as a pandas frame."""
+        return self.to_arrow().to_pandas()
+
+    def to_polars(self) -> pl.DataFrame:
+        """All rows as a polars frame."""
+        return polars_frame(self.to_arrow())
+
+    def to_duckdb(
+        self, connection: duckdb.DuckDBPyConnection | None = None
+    ) -> duckdb.DuckDBPyRelation:
+        """All rows as a DuckDB relation, in a database of its own or in `connection`."""
+        return duckdb_relation(self.to_arrow(), connection)
+
+    def to_reader(self) -> pa.RecordBatchReader:
+        """The rows as a stream of Arrow batches."""
+        return pa.RecordBatchReader.from_batches(self.schema, iter(self))
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        return self.to_reader().__arrow_c_stream__(requested_schema)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for scanner in list(self._runs):
+            scanner.close()
+
+    def __repr__(self) -> str:
+        return f"<LogScan {self._scan.info.path}, start {self._scan.start!r}>"
+
+
+class LogScanner:
+    """A run of a scan: iterate it, or `poll` it; `positions` says where it is.
+
+    >>> with table.scan(stop=None).open() as scanner:  # doctest: +SKIP
+    ...     batch = scanner.poll(timeout_ms=1000)
+    ...     resume = scanner.positions()
+    """
+
+    def __init__(self, thread: LoopThread, scanner: AsyncLogScanner) -> None:
+        self._thread = thread
+        self._scanner = scanner
+        self.schema: pa.Schema = scanner.schema
+        """The Arrow schema of the rows."""
+
+    @property
+    def finished(self) -> bool:
+        """A bounded scan has handed out everything."""
+        return self._scanner.finished
+
+    def positions(self) -> dict[TableBucket, int]:
+        """The offset after what was handed out, by bucket: a `start` to go on from."""
+        return self._scanner.positions()
+
+    def poll(self, timeout_ms: int = 1_000) -> pa.RecordBatch | None:
+        """The next rows, None if there are none within the time or the scan is finished."""
+        return self._thread.run(self._scanner.poll(timeout_ms))
+
+    def close(self) -> None:
+        """Stop fetching. Closing twice is fine."""
+        self._thread.run(self._scanner.close())
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        return self
+
+    def __next__(self) -> pa.RecordBatch:
+        batch = self._thread.run(self._scanner.next_batch())
+        if batch is None:
+            raise StopIteration
+        return batch
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return repr(self._scanner).replace("AsyncLogScanner", "LogScanner")

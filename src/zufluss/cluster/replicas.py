@@ -1,0 +1,138 @@
+"""Orders to a tablet server: which buckets to hold, which to give up, and their form on the wire.
+
+`TabletGateway` is a tablet server as the coordinator sees it, `coordinator/tablets.py` sends to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from zufluss.cluster import codec
+from zufluss.cluster.image import BucketState, ClusterImage, ImageChange
+from zufluss.model.table import PhysicalTablePath, TableBucket
+from zufluss.wire import messages as m
+from zufluss.wire.api import ApiKey
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaAssignment:
+    """A bucket that a tablet server has to hold."""
+
+    table_bucket: TableBucket
+    """The bucket."""
+    physical_path: PhysicalTablePath
+    """The table or partition it belongs to."""
+    state: BucketState
+    """Who holds it and who leads it."""
+
+    @property
+    def leader_epoch(self) -> int:
+        """The epoch of its leader."""
+        return self.state.leader_epoch
+
+    @property
+    def replicas(self) -> tuple[int, ...]:
+        """Ids of the tablet servers that hold it."""
+        return self.state.replicas
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaStop:
+    """A bucket that a tablet server has to give up."""
+
+    table_bucket: TableBucket
+    """The bucket."""
+    leader_epoch: int
+    """The epoch of its last leader."""
+    delete: bool
+    """Its files go as well."""
+    replicas: tuple[int, ...] = ()
+    """Ids of the tablet servers that hold it; does not travel."""
+
+
+class TabletGateway(Protocol):
+    """One tablet server, told what to do by the coordinator."""
+
+    async def update_metadata(self, changes: Sequence[ImageChange]) -> None:
+        """Apply these changes to its picture of the cluster."""
+        ...
+
+    async def start_replicas(self, replicas: Sequence[ReplicaAssignment]) -> None:
+        """Hold these buckets; return when each of them serves, raise when one cannot."""
+        ...
+
+    async def stop_replicas(self, replicas: Sequence[ReplicaStop]) -> None:
+        """Give these buckets up, and free their disk where it says delete."""
+        ...
+
+
+class LocalTablet(TabletGateway, Protocol):
+    """A tablet server in the coordinator's process: it is told everything at once at start."""
+
+    async def assign(self, image: ClusterImage, replicas: Sequence[ReplicaAssignment]) -> None:
+        """Take over this picture, hold exactly these buckets, delete every other on the disk."""
+        ...
+
+
+class RpcCaller(Protocol):
+    """What speaking to another server needs of a connection."""
+
+    async def call(self, api_key: ApiKey, request: Any, *, timeout_ms: int) -> Any:
+        """The answer to a request; raises the error it carries."""
+        ...
+
+
+def assignments(image: ClusterImage, server_id: int) -> list[ReplicaAssignment]:
+    """Every bucket that one tablet server has to hold."""
+    return [
+        ReplicaAssignment(bucket, path, state)
+        for path, bucket, state in image.buckets()
+        if server_id in state.replicas
+    ]
+
+
+def replica_to_proto(replica: ReplicaAssignment) -> m.PbNotifyLeaderAndIsrReqForBucket:
+    """An assignment as it travels."""
+    state = replica.state
+    return m.PbNotifyLeaderAndIsrReqForBucket(
+        physical_table_path=codec.physical_path_to_proto(replica.physical_path),
+        table_bucket=codec.bucket_to_proto(replica.table_bucket),
+        leader=state.leader,
+        leader_epoch=state.leader_epoch,
+        replicas=state.replicas,
+        isr=state.isr,
+        bucket_epoch=state.bucket_epoch,
+    )
+
+
+def replica_from_proto(message: m.PbNotifyLeaderAndIsrReqForBucket) -> ReplicaAssignment:
+    """An assignment as it arrived."""
+    state = BucketState(
+        replicas=tuple(message.replicas),
+        leader=message.leader,
+        leader_epoch=message.leader_epoch,
+        isr=tuple(message.isr),
+        bucket_epoch=message.bucket_epoch,
+    )
+    return ReplicaAssignment(
+        codec.bucket_from_proto(message.table_bucket),
+        codec.physical_path_from_proto(message.physical_table_path),
+        state,
+    )
+
+
+def stop_to_proto(stop: ReplicaStop) -> m.PbStopReplicaReqForBucket:
+    """A stop as it travels; who held the bucket stays behind."""
+    return m.PbStopReplicaReqForBucket(
+        table_bucket=codec.bucket_to_proto(stop.table_bucket),
+        leader_epoch=stop.leader_epoch,
+        delete=stop.delete,
+    )
+
+
+def stop_from_proto(message: m.PbStopReplicaReqForBucket) -> ReplicaStop:
+    """A stop as it arrived, at a server that held the bucket."""
+    bucket = codec.bucket_from_proto(message.table_bucket)
+    return ReplicaStop(bucket, message.leader_epoch, message.delete)

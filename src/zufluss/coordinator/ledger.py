@@ -1,0 +1,94 @@
+"""Fenced transactions and counters: the part of the store that no coordinator may get wrong.
+
+Opening the ledger takes the next coordinator epoch. From then on every transaction checks that the
+epoch is still that one, so of two coordinators on one store only the later one can change anything;
+the earlier one learns it at its next change (error 65) and changes nothing.
+
+Numbers come from counters and are never given twice: the operation that takes them is part of the
+transaction that uses them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Sequence
+
+from zufluss.coordinator import records
+from zufluss.errors import ErrorCode, error
+from zufluss.meta.api import Check, ConflictError, Create, MetaStore, Op, Put
+
+
+class Ledger:
+    """The metadata store in the hands of one coordinator. Open it with `Ledger.open`."""
+
+    def __init__(self, store: MetaStore, cluster_id: str, epoch: int, version: int) -> None:
+        self.cluster_id = cluster_id
+        """The id of the cluster, made with its store."""
+        self.epoch = epoch
+        """The coordinator epoch, larger than that of every coordinator before."""
+        self._store = store
+        self._epoch_version = version
+        self._counter_lock = asyncio.Lock()
+
+    @classmethod
+    async def open(cls, store: MetaStore) -> Ledger:
+        """Take over a store, and fence off whoever had it before."""
+        cluster_id = await _cluster_id(store)
+        found = await store.read(records.EPOCH_PATH)
+        epoch = 1 if found is None else int(found.value) + 1
+        before = None if found is None else found.version
+        version = await store.compare_and_set(records.EPOCH_PATH, records.number(epoch), before)
+        return cls(store, cluster_id, epoch, version)
+
+    async def commit(self, ops: Sequence[Op]) -> None:
+        """Apply all operations or none; error 65 when another coordinator has taken over."""
+        try:
+            await self._store.transact([Check(records.EPOCH_PATH, self._epoch_version), *ops])
+        except ConflictError as conflict:
+            if conflict.op.path != records.EPOCH_PATH:
+                raise
+            raise error(
+                ErrorCode.NOT_COORDINATOR_LEADER_EXCEPTION,
+                f"coordinator epoch {self.epoch} is over: another coordinator has taken this "
+                f"metadata store; ask that one",
+            ) from conflict
+
+    async def next_id(self, counter: str, count: int = 1) -> tuple[int, Op]:
+        """The next number of a counter, and the operation that takes it and `count - 1` more."""
+        found = await self._store.read(counter)
+        if found is None:
+            return 0, Create(counter, records.number(count))
+        first = int(found.value)
+        return first, Put(counter, records.number(first + count), found.version)
+
+    async def take(self, counter: str, count: int) -> range:
+        """The next numbers of a counter, in a transaction of their own."""
+        async with self._counter_lock:
+            first, op = await self.next_id(counter, count)
+            await self.commit([op])
+        return range(first, first + count)
+
+    def __repr__(self) -> str:
+        return f"Ledger(cluster_id={self.cluster_id!r}, epoch={self.epoch})"
+
+
+async def _cluster_id(store: MetaStore) -> str:
+    """The identity of the cluster; a new store gets one."""
+    form = await store.read(records.FORMAT_PATH)
+    if form is None:
+        made = uuid.uuid4().hex
+        await store.transact(
+            [
+                Create(records.FORMAT_PATH, records.number(records.FORMAT)),
+                Create(records.CLUSTER_PATH, made.encode()),
+            ]
+        )
+        return made
+    cluster = await store.read(records.CLUSTER_PATH)
+    if form.value != records.number(records.FORMAT) or cluster is None:
+        raise records.CatalogDamagedError(
+            f"the catalog has format {form.value!r}, this zufluss reads format "
+            f"{records.FORMAT}: use the zufluss that wrote it"
+        )
+    return cluster.value.decode()

@@ -1,0 +1,192 @@
+"""Tablet servers in other processes: they join, prove that they live, and leave by silence.
+
+A registration has a server epoch, taken from a durable counter, and ends when the server
+registers again or is silent for `SESSION_MS`. Joining happens between two changes of the catalog:
+the answer carries the picture at that point, and every later change goes to the new registration.
+A server that has left is not in the metadata; its buckets have no leader until it is back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import structlog
+
+from zufluss.cluster import codec
+from zufluss.cluster.image import NodesPut, ServerNode
+from zufluss.cluster.replicas import RpcCaller, assignments, replica_to_proto
+from zufluss.config.values import parse_endpoints
+from zufluss.coordinator.catalog import Catalog
+from zufluss.coordinator.tablets import RemoteTablet, Tablets
+from zufluss.errors import ConfigError, ErrorCode, error
+from zufluss.wire import messages as m
+from zufluss.wire.api import ApiKey
+
+if TYPE_CHECKING:
+    from zufluss.net.services import RequestContext, Services
+
+log = structlog.get_logger(__name__)
+
+SESSION_MS = 15_000
+"""A tablet server that is silent for so long is taken for dead."""
+CHECK_SECONDS = 1.0
+"""How often silence is looked for."""
+TABLET_TIMEOUT_MS = 30_000
+"""How long a tablet server may take for one request of the coordinator."""
+WRITER_IDS_MAX = 1_000_000
+"""Most writer ids a tablet server may take at once."""
+
+Connect = Callable[[ServerNode], Awaitable[RpcCaller]]
+"""Gives a connection to a tablet server, an open one if there is one."""
+
+
+@dataclass(slots=True)
+class Session:
+    """A registered tablet server."""
+
+    tablet: RemoteTablet
+    """How it is told."""
+    seen_ms: int
+    """When it was last heard of."""
+
+
+class Registrations:
+    """The tablet servers that registered with this coordinator."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        tablets: Tablets,
+        connect: Connect,
+        clock_ms: Callable[[], int],
+        on_join: Callable[[], None],
+    ) -> None:
+        self._catalog = catalog
+        self._image = catalog.image
+        self._tablets = tablets
+        self._connect = connect
+        self._clock_ms = clock_ms
+        self._on_join = on_join
+        self._sessions: dict[int, Session] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    def register(self, services: Services) -> None:
+        """Attach every handler to its API key."""
+        services.register(ApiKey.REGISTER_TABLET_SERVER, self.register_tablet_server)
+        services.register(ApiKey.TABLET_HEARTBEAT, self.tablet_heartbeat)
+        services.register(ApiKey.ALLOCATE_WRITER_IDS, self.allocate_writer_ids)
+
+    def start(self) -> None:
+        """Begin to look for silent servers."""
+        self._task = asyncio.create_task(self._loop(), name="tablet-sessions")
+
+    async def stop(self) -> None:
+        """End every registration; what was under way to a server fails."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+            self._task = None
+        for session in self._sessions.values():
+            session.tablet.end()
+
+    async def register_tablet_server(
+        self, request: m.RegisterTabletServerRequest, ctx: RequestContext
+    ) -> m.RegisterTabletServerResponse:
+        """REGISTER_TABLET_SERVER (30000): join, and learn everything."""
+        node = _node_of(request)
+        before = self._sessions.get(node.node_id)
+        if before is not None:
+            # At once, not in turn: a change that waits for the old process must not hold us up.
+            before.tablet.end()
+        response = await self._catalog.exclusive(partial(self._join, node))
+        log.info("tablet_registered", server_id=node.node_id, epoch=response.server_epoch)
+        self._on_join()
+        return response
+
+    async def tablet_heartbeat(
+        self, request: m.TabletHeartbeatRequest, ctx: RequestContext
+    ) -> m.TabletHeartbeatResponse:
+        """TABLET_HEARTBEAT (30001): it lives; error 58 tells it to register again."""
+        session = self._sessions.get(request.server_id)
+        if session is None or session.tablet.server_epoch != request.server_epoch:
+            raise error(
+                ErrorCode.SERVER_NOT_EXIST_EXCEPTION,
+                f"tablet server {request.server_id} with epoch {request.server_epoch} is not "
+                f"registered; register again",
+            )
+        session.seen_ms = self._clock_ms()
+        return m.TabletHeartbeatResponse(coordinator_epoch=self._catalog.epoch)
+
+    async def allocate_writer_ids(
+        self, request: m.AllocateWriterIdsRequest, ctx: RequestContext
+    ) -> m.AllocateWriterIdsResponse:
+        """ALLOCATE_WRITER_IDS (30002): a range for a tablet server to hand out."""
+        if not 1 <= request.count <= WRITER_IDS_MAX:
+            raise ConfigError(f"count {request.count} is not allowed; give 1 to {WRITER_IDS_MAX}")
+        ids = await self._catalog.allocate_writer_ids(request.count)
+        return m.AllocateWriterIdsResponse(first_writer_id=ids.start, count=len(ids))
+
+    async def expire(self) -> None:
+        """Take out the servers that have been silent for too long."""
+        for server_id, session in tuple(self._sessions.items()):
+            if self._silent(session):
+                await self._catalog.exclusive(partial(self._leave, server_id))
+
+    async def _join(self, node: ServerNode) -> m.RegisterTabletServerResponse:
+        epoch, server_epoch = self._catalog.epoch, await self._catalog.next_server_epoch()
+        connect = partial(self._connect, node)
+        tablet = RemoteTablet(node.node_id, epoch, server_epoch, connect, TABLET_TIMEOUT_MS)
+        self._tablets.detach(node.node_id)
+        await self._announce(node.node_id, (node,))
+        self._sessions[node.node_id] = Session(tablet, self._clock_ms())
+        self._tablets.attach(node.node_id, tablet)
+        return m.RegisterTabletServerResponse(
+            server_epoch=server_epoch,
+            coordinator_epoch=epoch,
+            cluster_id=self._catalog.cluster_id,
+            metadata=codec.update_request(self._image.snapshot(), epoch, server_epoch),
+            replicas=map(replica_to_proto, assignments(self._image, node.node_id)),
+        )
+
+    async def _leave(self, server_id: int) -> None:
+        session = self._sessions.get(server_id)
+        if session is None or not self._silent(session):
+            return
+        log.warning("tablet_silent", server_id=server_id, session=repr(session.tablet))
+        del self._sessions[server_id]
+        session.tablet.end()
+        self._tablets.detach(server_id)
+        await self._announce(server_id, ())
+
+    async def _announce(self, server_id: int, now: tuple[ServerNode, ...]) -> None:
+        """Replace one server in the picture, here and at the servers that are told."""
+        others = tuple(n for n in self._image.tablets.values() if n.node_id != server_id)
+        nodes = NodesPut(self._image.coordinator, (*others, *now))
+        self._image.apply([nodes])
+        await self._tablets.update_metadata([nodes])
+
+    def _silent(self, session: Session) -> bool:
+        return self._clock_ms() - session.seen_ms > SESSION_MS
+
+    async def _loop(self) -> None:
+        while True:
+            await asyncio.sleep(CHECK_SECONDS)
+            try:
+                await self.expire()
+            except Exception:
+                log.exception("tablet_session_check_failed")
+
+
+def _node_of(request: m.RegisterTabletServerRequest) -> ServerNode:
+    try:
+        endpoints = parse_endpoints(request.listeners)
+    except ValueError as problem:
+        raise ConfigError(f"listeners {request.listeners!r:.200}: {problem}") from None
+    if not endpoints:
+        raise ConfigError("listeners is empty; give NAME://host:port of every listener")
+    rack = request.rack if request.HasField("rack") else None
+    return ServerNode(request.server_id, endpoints, rack)

@@ -1,0 +1,45 @@
+"""Settings of one log, and the commit modes; filled from the server's and the table's options."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+INT32_MAX = (1 << 31) - 1
+
+
+class FlushMode(StrEnum):
+    """When appended bytes are durable (`zufluss.log.flush`)."""
+
+    ACK = "ack"
+    """Before they are acknowledged, by group commit."""
+    INTERVAL = "interval"
+    """Some time after, by a sync in the background."""
+    OS = "os"
+    """When the operating system writes them; segments are synced when they are closed."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogConfig:
+    """Settings of one log."""
+
+    segment_bytes_max: int = 1 << 30
+    """A segment is closed before an entry would make it larger; index positions are 32 bits wide,
+    so less than 2 GiB."""
+    index_interval_bytes: int = 4096
+    """More bytes than this since the last index entry make the next one due."""
+    index_bytes_max: int = 10 << 20
+    """A segment is closed when one of its indexes would pass this size."""
+    ttl_ms: int = 7 * 24 * 3600 * 1000
+    """A segment whose newest batch is older is deleted; 0 keeps everything."""
+    retention_rolls_active: bool = True
+    """Close the segment being written when all of it has expired, so that it can go too."""
+    writer_expiry_ms: int = 7 * 24 * 3600 * 1000
+    """A writer silent for longer may come back with any sequence number."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.segment_bytes_max <= INT32_MAX:
+            raise ValueError(
+                f"segment_bytes_max={self.segment_bytes_max} is not in 1..{INT32_MAX}: positions "
+                "in the index are 32 bits wide"
+            )

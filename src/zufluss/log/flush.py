@@ -1,0 +1,91 @@
+"""Syncing logs in the background and recording their recovery points.
+
+Used when a commit file is full (its entries must be durable in the segments before it is used
+again), when a segment was closed, in flush mode `interval`, and now and then to keep recovery
+short. It has a worker of its own, because syncing many segment files takes long and group commit
+must not wait for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from zufluss.log.files import Files
+from zufluss.log.log import Log
+from zufluss.log.sync import SyncPlan
+from zufluss.log.worker import Done, Job, Worker
+
+OnFailure = Callable[[Log, Exception], None]
+"""Told about a log that had to be closed for writes."""
+
+
+class Flusher:
+    """Carries out sync plans with checkpoints."""
+
+    def __init__(self, files: Files, worker: Worker, on_failure: OnFailure) -> None:
+        self._files = files
+        self._worker = worker
+        self._on_failure = on_failure
+        self._queued: dict[Log, None] = {}
+        self._waiting: list[tuple[list[Log], Callable[[bool], None]]] = []
+        self._busy = False
+
+    def flush(self, logs: Iterable[Log], done: Callable[[bool], None] | None = None) -> None:
+        """Make logs durable as they are now; `done` learns whether all of them are.
+
+        A log that cannot be synced is failed. A log asked for again while it waits is synced once.
+        """
+        wanted = list(logs)
+        self._queued.update(dict.fromkeys(wanted))
+        if done is not None:
+            self._waiting.append((wanted, done))
+        self._start()
+
+    def submit(self, job: Job, done: Done) -> None:
+        """Run another slow job in the same thread."""
+        self._worker.submit(job, done)
+
+    def _start(self) -> None:
+        if self._busy or not (self._queued or self._waiting):
+            return
+        logs, self._queued = self._queued, {}
+        waiting, self._waiting = self._waiting, []
+        plans = [log.plan_sync(checkpoint=True) for log in logs if log.failure is None]
+        self._busy = True
+
+        def job() -> list[tuple[SyncPlan, Exception | None]]:
+            return [(plan, run_plan(plan, self._files)) for plan in plans]
+
+        def finished(outcome: object) -> None:
+            self._busy = False
+            if isinstance(outcome, Exception):
+                raise outcome
+            self._finish(outcome)  # type: ignore[arg-type]
+            for wanted, done in waiting:
+                done(all(log.failure is None or log.deleted for log in wanted))
+            self._start()
+
+        self._worker.submit(job, finished)
+
+    def _finish(self, outcome: list[tuple[SyncPlan, Exception | None]]) -> None:
+        for plan, error in outcome:
+            if error is None:
+                plan.log.synced(plan)
+            else:
+                fail_log(plan.log, error, self._on_failure)
+
+
+def run_plan(plan: SyncPlan, files: Files) -> Exception | None:
+    """Carry out a plan in a thread; return what went wrong."""
+    try:
+        plan.run(files)
+    except OSError as e:
+        return e
+    return None
+
+
+def fail_log(log: Log, error: Exception, on_failure: OnFailure) -> None:
+    """Close a log for writes and report it; a deleted log has nothing left to lose."""
+    if not log.deleted:
+        log.fail(error)
+        on_failure(log, error)

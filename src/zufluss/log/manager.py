@@ -1,0 +1,255 @@
+"""All logs of a server: where they live, in which order they come up, how they become durable.
+
+The order of a start matters. The commit log is read first; then every log is opened with the
+entries the commit log has for it, and is durable in its own files when `open_log` returns; when all
+logs the catalog knows are open, `started` lets the commit log be used again. Entries of tables that
+were dropped find no taker and vanish with that. If a log refused to open, the commit files are set
+aside: they may hold the tail of that log, and the next start reads them again.
+
+`commit` is the one place that knows the flush mode. The owner appends, calls `commit` with the
+outcome, and `schedule` once per turn of the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import structlog
+
+from zufluss.errors import CorruptRecordError, LogStorageError
+from zufluss.log.commit import FILE_BYTES, GroupCommit, OnDurable
+from zufluss.log.commit_log import EntryKey, keep, key_of, paths_in, read_commit_log
+from zufluss.log.config import FlushMode, LogConfig
+from zufluss.log.files import Files
+from zufluss.log.flush import Flusher, OnFailure
+from zufluss.log.log import Log
+from zufluss.log.recovery import ReplayEntry
+from zufluss.log.retention import remove, remove_deleted
+from zufluss.log.segment import DELETED_SUFFIX
+from zufluss.log.worker import ThreadWorker, Worker
+from zufluss.model.table import PhysicalTablePath, TableBucket
+
+COMMIT_DIRECTORY = ".commit-log"
+"""Where the commit files are; no database can have this name."""
+
+COPY_BYTES_MAX = 64 << 10
+"""Larger entries are synced in their segment file instead of being copied to the commit log."""
+
+_logger = structlog.get_logger(__name__)
+
+
+def log_directory(data_dir: Path, path: PhysicalTablePath, bucket: TableBucket) -> Path:
+    """`<data dir>/<database>/<table>-<id>[/<partition>-p<id>]/log-<bucket>`."""
+    directory = data_dir / path.database / f"{path.table}-{bucket.table_id}"
+    if bucket.partition_id is not None:
+        directory /= f"{path.partition}-p{bucket.partition_id}"
+    return directory / f"log-{bucket.bucket_id}"
+
+
+class LogManager:
+    """Opens, commits, expires and closes the logs of a server. Belongs to the event loop."""
+
+    def __init__(
+        self,
+        data_dir: Path,
+        *,
+        files: Files,
+        flush: FlushMode,
+        on_durable: OnDurable,
+        on_failure: OnFailure,
+        flush_interval_ms: int = 100,
+        checkpoint_interval_ms: int = 60_000,
+        commit_file_bytes: int = FILE_BYTES,
+        make_worker: Callable[[str], Worker] | None = None,
+    ) -> None:
+        self._data_dir = data_dir
+        self._files = files
+        self._flush = flush
+        self._on_failure = on_failure
+        self._interval_ms = (
+            flush_interval_ms if flush is FlushMode.INTERVAL else checkpoint_interval_ms
+        )
+        self._logs: dict[TableBucket, Log] = {}
+        self._refused: dict[TableBucket, CorruptRecordError] = {}
+        self._dirty: dict[Log, None] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._commit_dir = data_dir / COMMIT_DIRECTORY
+        files.make_directories(self._commit_dir)
+        self._replay: dict[EntryKey, list[ReplayEntry]]
+        self._replay, self._generation = read_commit_log(self._commit_dir)
+        make_worker = make_worker or _thread_worker
+        self._workers = (make_worker("zufluss-flush"), make_worker("zufluss-commit"))
+        self._flusher = Flusher(files, self._workers[0], on_failure)
+        self._group = GroupCommit(
+            self._commit_dir,
+            files=files,
+            worker=self._workers[1],
+            flusher=self._flusher,
+            on_durable=on_durable,
+            on_failure=on_failure,
+            generation=self._generation,
+            file_bytes=commit_file_bytes,
+        )
+        self._remove_leftovers()
+
+    def _remove_leftovers(self) -> None:
+        """Remove logs whose deletion a crash interrupted."""
+        for depth in ("*/*", "*/*/*"):
+            for directory in self._data_dir.glob(f"{depth}/log-*{DELETED_SUFFIX}"):
+                self._files.remove_tree(directory)
+
+    # -------------------------------------------------------------------------------------- logs
+
+    def open_log(
+        self, path: PhysicalTablePath, bucket: TableBucket, config: LogConfig, now_ms: int
+    ) -> Log:
+        """Open or make the log of a bucket.
+
+        `CorruptRecordError` if its durable data is missing or damaged: serve the other buckets.
+        """
+        directory = log_directory(self._data_dir, path, bucket)
+        try:
+            log = Log.open(
+                directory,
+                config,
+                files=self._files,
+                now_ms=now_ms,
+                bucket=bucket,
+                replay=self._replay.get(key_of(bucket), ()),
+            )
+        except CorruptRecordError as e:
+            self._refused[bucket] = e
+            raise
+        log.on_roll = self._rolled
+        self._logs[bucket] = log
+        return log
+
+    def started(self) -> None:
+        """All logs of the catalog are open, or were refused: begin to use the commit log."""
+        self._replay = {}
+        if self._refused:
+            _logger.error("commit_log_kept", refused=[str(bucket) for bucket in self._refused])
+            keep(self._files, self._commit_dir, self._generation)
+        else:
+            self._drop_old_commit_files()
+        if self._flush is FlushMode.ACK:
+            self._group.start()
+        if self._flush is not FlushMode.OS:
+            self._start_timer()
+
+    def _drop_old_commit_files(self) -> None:
+        """Every entry is durable in its log: only files that will be reused need to stay."""
+        for path in paths_in(self._commit_dir):
+            if self._flush is not FlushMode.ACK or path.suffix != ".log":
+                self._files.unlink(path)
+
+    @property
+    def logs(self) -> Iterable[Log]:
+        """The open logs."""
+        return self._logs.values()
+
+    def log(self, bucket: TableBucket) -> Log | None:
+        """The open log of a bucket."""
+        return self._logs.get(bucket)
+
+    def drop(self, log: Log) -> None:
+        """Delete a log; its disk space is freed in the background."""
+        assert log.bucket is not None
+        del self._logs[log.bucket]
+        self._dirty.pop(log, None)
+        self._group.forget(log)
+        deleted = log.delete()
+        self._in_background(lambda: self._remove_deleted(deleted))
+
+    def _remove_deleted(self, directory: Path) -> None:
+        remove_deleted(self._files, directory)
+        for parent in (directory.parent, directory.parent.parent):
+            if parent == self._data_dir or any(parent.iterdir()):
+                return
+            self._files.rmdir(parent)
+
+    def expire(self, now_ms: int) -> int:
+        """Delete the segments older than their table's time to live; return how many files go."""
+        count = 0
+        for log in self._logs.values():
+            try:
+                paths = log.expire(now_ms)
+            except OSError as e:
+                _logger.error("log_retention_failed", log=str(log), reason=str(e))
+                continue
+            log.writers.forget_expired(now_ms)
+            if paths:
+                count += len(paths)
+                self._remove_paths(log.directory, paths)
+        return count
+
+    def _remove_paths(self, directory: Path, paths: list[Path]) -> None:
+        self._in_background(lambda: remove(self._files, directory, paths))
+
+    def _in_background(self, job: Callable[[], None]) -> None:
+        def done(outcome: object) -> None:
+            if isinstance(outcome, Exception):
+                _logger.error("log_removal_failed", reason=str(outcome))
+
+        self._flusher.submit(job, done)
+
+    # -------------------------------------------------------------------------------- durability
+
+    def commit(self, log: Log, end_offset: int, view: memoryview) -> bool:
+        """See to the durability of an appended entry.
+
+        True: it may be acknowledged now, advance the high watermark to `end_offset`. False: wait
+        for `on_durable`. `view` are the entry's stamped batches; they are copied if needed.
+        """
+        if self._flush is FlushMode.ACK:
+            self._group.add(log, end_offset, view if len(view) <= COPY_BYTES_MAX else None)
+            return False
+        if self._flush is FlushMode.INTERVAL:
+            self._dirty[log] = None
+        return True
+
+    def schedule(self) -> None:
+        """Call once per turn of the event loop after commits."""
+        self._group.schedule()
+
+    def _rolled(self, log: Log) -> None:
+        self._flusher.flush([log])
+
+    def _start_timer(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self._interval_ms / 1000, self._on_timer)
+
+    def _on_timer(self) -> None:
+        if self._flush is FlushMode.INTERVAL:
+            dirty, self._dirty = self._dirty, {}
+        else:
+            logs = self._logs.values()
+            dirty = {log: None for log in logs if log.log_end_offset > log.recovery_point}
+        if dirty:
+            self._flusher.flush(dirty)
+        self._start_timer()
+
+    async def close(self, *, clean: bool = True) -> None:
+        """Finish what is under way, then close every log."""
+        if self._timer is not None:
+            self._timer.cancel()
+        loop = asyncio.get_running_loop()
+        self._group.schedule()
+        for worker in reversed(self._workers):
+            await loop.run_in_executor(None, worker.stop)
+        await asyncio.sleep(0)
+        await loop.run_in_executor(None, self._close_logs, clean)
+
+    def _close_logs(self, clean: bool) -> None:
+        for log in self._logs.values():
+            try:
+                log.close(clean=clean)
+            except (OSError, LogStorageError) as e:
+                _logger.error("log_close_failed", log=str(log), reason=str(e))
+        self._logs = {}
+
+
+def _thread_worker(name: str) -> Worker:
+    return ThreadWorker(name, asyncio.get_running_loop())

@@ -1,0 +1,53 @@
+"""Making a log durable in its own files, and saying so in its checkpoint.
+
+The event loop owns a log; only the syncing itself runs in a thread. So it goes in three steps: the
+loop makes a `SyncPlan` (which open files, up to which size, which directories, which checkpoint),
+a thread carries it out, and the loop tells the log that the plan was done. Between the first and
+the last step the log may grow, roll, be cut or be deleted: a plan holds its files open, says up to
+where it is valid, and carries the incarnation it was made for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from zufluss.log.checkpoint import Checkpoint
+from zufluss.log.files import Files, OpenFile
+from zufluss.log.segment import Segment
+
+if TYPE_CHECKING:
+    from zufluss.log.log import Log
+
+
+@dataclass(slots=True)
+class SyncPlan:
+    """What has to be synced for a log to be durable up to `end_offset`."""
+
+    log: Log
+    """The log."""
+    end_offset: int
+    """Its end when the plan was made."""
+    incarnation: int
+    """Its number of truncations then."""
+    segments: list[tuple[Segment, OpenFile, int]]
+    """Segments with bytes not yet durable, oldest first, and their size then."""
+    directories: dict[Path, int]
+    """Directories with new names, each with the number of the change."""
+    checkpoint: Checkpoint | None = None
+    """To be written afterwards, if at all."""
+    side_files: list[Path] = field(default_factory=list)
+    """Indexes and snapshots that go with the checkpoint."""
+
+    def run(self, files: Files) -> None:
+        """Carry the plan out; `OSError` if anything could not be made durable. For any thread."""
+        for _, file, _ in self.segments:
+            files.fdatasync(file.fd)
+        if self.checkpoint is not None:
+            for path in self.side_files:
+                files.sync_file(path)
+        for directory in self.directories:
+            files.sync_directory(directory)
+        if self.checkpoint is not None:
+            self.log.write_checkpoint(self.checkpoint)

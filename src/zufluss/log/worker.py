@@ -1,0 +1,61 @@
+"""A thread for syncs: jobs in, outcomes back on the event loop, in order.
+
+Syncing blocks, so it runs beside the loop; everything else of a log runs on the loop. A job is a
+function without arguments; `done` is called on the loop with its result, or with the exception it
+raised. One worker runs one job at a time, which is what group commit wants: while one sync is under
+way the next group gathers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any, Protocol
+
+Job = Callable[[], Any]
+"""Runs in the thread."""
+
+Done = Callable[[Any], None]
+"""Runs on the loop, with the job's result or its exception."""
+
+
+class Worker(Protocol):
+    """Runs jobs one after the other."""
+
+    def submit(self, job: Job, done: Done) -> None:
+        """Run `job`, then `done` on the event loop."""
+
+    def stop(self) -> None:
+        """Finish the jobs submitted so far and take no more. Blocks."""
+
+
+class ThreadWorker:
+    """A worker with a thread of its own."""
+
+    def __init__(self, name: str, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._jobs: SimpleQueue[tuple[Job, Done] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, job: Job, done: Done) -> None:
+        """Run `job` in the thread, then `done` on the event loop."""
+        self._jobs.put((job, done))
+
+    def stop(self) -> None:
+        """Finish the jobs submitted so far and end the thread. Blocks; not for the loop thread."""
+        self._jobs.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        call_soon = self._loop.call_soon_threadsafe
+        while (item := self._jobs.get()) is not None:
+            job, done = item
+            try:
+                outcome = job()
+            except Exception as e:
+                outcome = e
+            call_soon(done, outcome)
+            del item, job, done, outcome

@@ -1,0 +1,39 @@
+"""Whose data a directory holds: one tablet server of one cluster.
+
+What the coordinator does not assign is deleted from the disk, since it belongs to dropped tables.
+So a server that met another cluster's coordinator, or started under another id, would delete
+everything it has. `identity.json` in the data directory remembers both, and a mismatch is refused
+before anything is touched.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from zufluss.errors import ConfigError
+from zufluss.log.files import Files
+
+FILE = "identity.json"
+
+
+def claim(files: Files, data_dir: Path, cluster_id: str, server_id: int) -> None:
+    """Bind the directory to a server of a cluster, or refuse when it belongs to another."""
+    path = data_dir / FILE
+    ours = {"cluster_id": cluster_id, "server_id": server_id}
+    if not path.exists():
+        if any(data_dir.glob("*/*/log-*")):
+            raise ConfigError(
+                f"data.dir {data_dir} holds logs but no {FILE} that says whose they are; "
+                "restore the file, or use an empty directory"
+            )
+        files.put(path, json.dumps(ours).encode(), sync=True)
+        files.sync_directory(data_dir)
+        return
+    known = json.loads(path.read_bytes())
+    if known != ours:
+        raise ConfigError(
+            f"data.dir {data_dir} belongs to tablet server {known.get('server_id')} of cluster "
+            f"{known.get('cluster_id')}, this is server {server_id} of cluster {cluster_id}; "
+            "correct data.dir, tablet-server.id or zufluss.coordinator.address"
+        )

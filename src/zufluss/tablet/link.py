@@ -1,0 +1,182 @@
+"""The other end of a registration: a tablet server's link to its coordinator.
+
+Used by a tablet server that runs on its own. It registers, applies the picture and the replicas in
+the answer, sends heartbeats, and registers again when the coordinator does not know it any more or
+cannot be reached for a while. It also answers what the coordinator sends: UPDATE_METADATA,
+NOTIFY_LEADER_AND_ISR, STOP_REPLICA. These wait while a registration is under way, and are refused
+when they belong to another registration than the present one: an order from before would undo what
+the answer said.
+
+The image is changed in place and never replaced, so whoever holds it sees the present.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from zufluss.cluster import codec
+from zufluss.cluster.image import ClusterImage, ServerNode
+from zufluss.cluster.replicas import LocalTablet, RpcCaller, replica_from_proto, stop_from_proto
+from zufluss.errors import ErrorCode, ZuflussError, error
+from zufluss.wire import messages as m
+from zufluss.wire.api import ApiKey
+
+if TYPE_CHECKING:
+    from zufluss.net.services import RequestContext, Services
+
+log = structlog.get_logger(__name__)
+
+HEARTBEAT_SECONDS = 3.0
+"""Time between heartbeats; five of them fit into a session."""
+CALL_TIMEOUT_MS = 30_000
+"""How long the coordinator may take for an answer."""
+NOT_REGISTERED = -1
+
+
+class CoordinatorLink:
+    """A tablet server's registration with its coordinator, kept alive."""
+
+    def __init__(
+        self,
+        node: ServerNode,
+        image: ClusterImage,
+        tablet: LocalTablet,
+        connect: Callable[[], Awaitable[RpcCaller]],
+        check_cluster: Callable[[str], None],
+    ) -> None:
+        """`check_cluster` gets the cluster's id before anything is deleted, and may refuse."""
+        self.server_epoch = NOT_REGISTERED
+        self._node = node
+        self._image = image
+        self._tablet = tablet
+        self._connect = connect
+        self._check_cluster = check_cluster
+        self._turn = asyncio.Lock()
+        self._task: asyncio.Task[None] | None = None
+
+    def register(self, services: Services) -> None:
+        """Attach the handlers of what the coordinator sends."""
+        services.register(ApiKey.UPDATE_METADATA, self.update_metadata)
+        services.register(ApiKey.NOTIFY_LEADER_AND_ISR, self.notify_leader_and_isr)
+        services.register(ApiKey.STOP_REPLICA, self.stop_replica)
+
+    async def start(self) -> None:
+        """Register, waiting for the coordinator as long as it takes; then stay registered."""
+        await self._join()
+        self._task = asyncio.create_task(self._loop(), name="coordinator-link")
+
+    async def stop(self) -> None:
+        """Send no more heartbeats."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+            self._task = None
+
+    async def allocate_writer_ids(self, count: int) -> range:
+        """A range of writer ids from the coordinator."""
+        answer = await self._call(
+            ApiKey.ALLOCATE_WRITER_IDS, m.AllocateWriterIdsRequest(count=count)
+        )
+        return range(answer.first_writer_id, answer.first_writer_id + answer.count)
+
+    async def join(self) -> None:
+        """Register once, and become what the coordinator says."""
+        request = m.RegisterTabletServerRequest(
+            server_id=self._node.node_id,
+            listeners=codec.listeners_to_text(self._node.endpoints),
+            rack=self._node.rack,
+        )
+        async with self._turn:
+            self.server_epoch = NOT_REGISTERED
+            answer = await self._call(ApiKey.REGISTER_TABLET_SERVER, request)
+            self._check_cluster(answer.cluster_id)
+            self._image.apply(codec.changes_of(answer.metadata))
+            await self._tablet.assign(self._image, list(map(replica_from_proto, answer.replicas)))
+            self.server_epoch = answer.server_epoch
+        log.info("registered", server_id=self._node.node_id, epoch=self.server_epoch)
+
+    async def heartbeat(self) -> None:
+        """Say that we live; register again when the coordinator does not know us."""
+        request = m.TabletHeartbeatRequest(
+            server_id=self._node.node_id, server_epoch=self.server_epoch
+        )
+        try:
+            await self._call(ApiKey.TABLET_HEARTBEAT, request)
+        except ZuflussError as problem:
+            if problem.code is not ErrorCode.SERVER_NOT_EXIST_EXCEPTION:
+                raise
+            await self.join()
+
+    async def update_metadata(
+        self, request: m.UpdateMetadataRequest, ctx: RequestContext
+    ) -> m.UpdateMetadataResponse:
+        """UPDATE_METADATA (1013)."""
+        async with self._turn:
+            self._check_epoch(request.server_epoch)
+            await self._tablet.update_metadata(codec.changes_of(request))
+        return m.UpdateMetadataResponse()
+
+    async def notify_leader_and_isr(
+        self, request: m.NotifyLeaderAndIsrRequest, ctx: RequestContext
+    ) -> m.NotifyLeaderAndIsrResponse:
+        """NOTIFY_LEADER_AND_ISR (1018): all buckets or none, so one answer for all."""
+        replicas = list(map(replica_from_proto, request.notify_buckets_leader_req))
+        async with self._turn:
+            self._check_epoch(request.server_epoch)
+            await self._tablet.start_replicas(replicas)
+        done = [
+            m.PbNotifyLeaderAndIsrRespForBucket(table_bucket=each.table_bucket)
+            for each in request.notify_buckets_leader_req
+        ]
+        return m.NotifyLeaderAndIsrResponse(notify_buckets_leader_resp=done)
+
+    async def stop_replica(
+        self, request: m.StopReplicaRequest, ctx: RequestContext
+    ) -> m.StopReplicaResponse:
+        """STOP_REPLICA (1019)."""
+        stops = list(map(stop_from_proto, request.stop_replicas_req))
+        async with self._turn:
+            self._check_epoch(request.server_epoch)
+            await self._tablet.stop_replicas(stops)
+        done = [
+            m.PbStopReplicaRespForBucket(table_bucket=each.table_bucket)
+            for each in request.stop_replicas_req
+        ]
+        return m.StopReplicaResponse(stop_replicas_resp=done)
+
+    def _check_epoch(self, server_epoch: int) -> None:
+        if server_epoch != self.server_epoch:
+            raise error(
+                ErrorCode.INVALID_COORDINATOR_EXCEPTION,
+                f"the order belongs to server epoch {server_epoch}, tablet server "
+                f"{self._node.node_id} is registered with {self.server_epoch}",
+            )
+
+    async def _join(self) -> None:
+        """Register, again and again until the coordinator is there."""
+        while True:
+            try:
+                return await self.join()
+            except ZuflussError as problem:
+                if not problem.retriable:
+                    raise
+                log.warning("coordinator_unreachable", error=str(problem))
+            await asyncio.sleep(HEARTBEAT_SECONDS)
+
+    async def _loop(self) -> None:
+        while True:
+            await asyncio.sleep(HEARTBEAT_SECONDS)
+            try:
+                await self.heartbeat()
+            except ZuflussError as problem:
+                log.warning("heartbeat_failed", error=str(problem))
+            except Exception:
+                log.exception("heartbeat_failed")
+
+    async def _call(self, api_key: ApiKey, request: Any) -> Any:
+        connection = await self._connect()
+        return await connection.call(api_key, request, timeout_ms=CALL_TIMEOUT_MS)

@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import zufluss
+from tests.client.fake import FakeCluster
+from zufluss.client.connection import AsyncConnection, connect_async
+
+FAST: dict[str, Any] = {
+    "client.request-timeout": "500ms",
+    "client.connect-timeout": "2s",
+    "client.writer.batch-timeout": "5ms",
+    "client.scanner.log.fetch.wait-max-time": "20ms",
+}
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[FakeCluster]:
+    async with FakeCluster() as fake:
+        yield fake
+
+
+@pytest.fixture
+async def connection(cluster: FakeCluster) -> AsyncIterator[AsyncConnection]:
+    async with await connect_async(cluster.bootstrap, **FAST) as connection:
+        yield connection

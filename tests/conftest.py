@@ -1,0 +1,65 @@
+"""Fixtures every part of the test suite may use: one real server per worker, shared.
+
+Starting a server costs a second or two; almost no test needs one of its own. Tests keep out of
+each other's way by their table names, and a test that stops, kills or reconfigures a server takes
+`new_server`. When a test fails, what its servers printed stands in the report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from zufluss.testing.server import DevServer
+
+SERVERS = pytest.StashKey[list[DevServer]]()
+"""Servers whose output belongs into the report of a failing test."""
+
+BUCKETS_MAX = 128
+"""`max.bucket.num` of the shared server: low, so that fuzzed requests cannot cost much."""
+
+
+@pytest.fixture(scope="session")
+def dev_server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[DevServer]:
+    """The worker's server; nobody stops it."""
+    properties = {"max.bucket.num": str(BUCKETS_MAX)}
+    server = DevServer(tmp_path_factory.mktemp("server"), properties)
+    request.config.stash.setdefault(SERVERS, []).append(server)
+    with server:
+        yield server
+
+
+@pytest.fixture
+def new_server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., DevServer]]:
+    """Starts servers that belong to one test: `new_server({"key": "value"})`."""
+    known = request.config.stash.setdefault(SERVERS, [])
+    with ExitStack() as stack:
+
+        def start(
+            properties: Mapping[str, str] | None = None, data_dir: Path | None = None
+        ) -> DevServer:
+            server = DevServer(data_dir or tmp_path_factory.mktemp("server"), properties)
+            known.append(server)
+            stack.callback(known.remove, server)
+            return stack.enter_context(server)
+
+        yield start
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show what the servers of a failed test printed."""
+    report = yield
+    if report.failed:
+        for server in item.config.stash.get(SERVERS, []):
+            report.sections.append((f"server {server.bootstrap}", server.log()[-20_000:]))
+    return report

@@ -1,0 +1,36 @@
+"""A process that creates and drops tables, and prints what was acknowledged; to be killed.
+
+Lines: `table NAME ID`, `dropping NAME`, `gone NAME`, `writer ID`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+from tests.coordinator.support import Cluster, table_json
+from zufluss.model.table import TablePath
+from zufluss.obs import logging
+from zufluss.wire.api import ApiKey
+
+
+async def main(directory: Path, run: str) -> None:
+    logging.configure("error")
+    cluster = await Cluster(directory).start()
+    number = 0
+    while True:
+        path = TablePath("fluss", f"t_{run}_{number}")
+        entry = await cluster.catalog.create_table(path, table_json(buckets=number % 3 + 1))
+        print("table", path.table, entry.info.table_id, flush=True)
+        if number % 3 == 2:
+            print("dropping", path.table, flush=True)
+            await cluster.catalog.drop_table(path)
+            print("gone", path.table, flush=True)
+        writer = await cluster.call(ApiKey.INIT_WRITER)
+        print("writer", writer.writer_id, flush=True)
+        number += 1
+
+
+if __name__ == "__main__":
+    asyncio.run(main(Path(sys.argv[1]), sys.argv[2]))

@@ -1,0 +1,150 @@
+"""A coordinator with a real store and a tablet server that remembers what it was told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from zufluss.cluster.image import ClusterImage, ImageChange, ServerNode
+from zufluss.cluster.replicas import ReplicaAssignment, ReplicaStop
+from zufluss.config.load import Configuration
+from zufluss.config.values import Endpoint
+from zufluss.coordinator.server import Coordinator
+from zufluss.meta.embedded import EmbeddedStore
+from zufluss.model.schema import Schema
+from zufluss.model.table import TableBucket, TableDescriptor, TablePath
+from zufluss.net.services import RequestContext, Services
+from zufluss.wire.api import APIS, ApiKey
+
+DAY_MS = 86_400_000
+NOON = 1_717_243_200_000  # 2024-06-01 12:00 UTC
+COORDINATOR = ServerNode(0, (Endpoint("CLIENT", "co", 1), Endpoint("INTERNAL", "co-in", 2)))
+TABLET = ServerNode(1, (Endpoint("CLIENT", "ts", 3), Endpoint("INTERNAL", "ts-in", 4)), "r1")
+EVENTS = TablePath("fluss", "events")
+
+
+class Clock:
+    """A clock that stands still until it is told."""
+
+    def __init__(self, now_ms: int = NOON) -> None:
+        self.now_ms = now_ms
+
+    def __call__(self) -> int:
+        return self.now_ms
+
+
+class RecordingTablet:
+    """Holds buckets as a tablet server does, without any log; `failure` makes starts fail."""
+
+    def __init__(self) -> None:
+        self.image = ClusterImage()
+        self.buckets: dict[TableBucket, ReplicaAssignment] = {}
+        self.failure: Exception | None = None
+        self.stop_failure: Exception | None = None
+        self.gate: asyncio.Event | None = None
+        self.waiting = asyncio.Event()
+        self.started: asyncio.Queue[str | None] = asyncio.Queue()
+        self.assigned = 0
+
+    async def assign(self, image: ClusterImage, replicas: Sequence[ReplicaAssignment]) -> None:
+        self.image = image
+        self.buckets = {r.table_bucket: r for r in replicas}
+        self.assigned += 1
+
+    async def update_metadata(self, changes: Sequence[ImageChange]) -> None:
+        self.image.apply(changes)
+
+    async def start_replicas(self, replicas: Sequence[ReplicaAssignment]) -> None:
+        for replica in replicas:
+            assert self.image.table_by_id(replica.table_bucket.table_id), "metadata comes first"
+        if self.gate is not None:
+            self.waiting.set()
+            await self.gate.wait()
+        if self.failure is not None:
+            raise self.failure
+        self.buckets |= {r.table_bucket: r for r in replicas}
+        for replica in replicas:
+            self.started.put_nowait(replica.physical_path.partition)
+
+    async def stop_replicas(self, replicas: Sequence[ReplicaStop]) -> None:
+        if self.stop_failure is not None:
+            raise self.stop_failure
+        for stop in replicas:
+            if stop.delete:
+                self.buckets.pop(stop.table_bucket, None)
+
+
+class Cluster:
+    """Both roles in one process, over a store in a directory."""
+
+    def __init__(self, directory: Path, conf: Mapping[str, str] | None = None) -> None:
+        self.directory = directory
+        self.conf = Configuration.of(dict(conf or {}))
+        self.clock = Clock()
+        self.tablet = RecordingTablet()
+        self.services = Services()
+
+    async def start(self) -> Cluster:
+        self.store = await EmbeddedStore.open(self.directory)
+        self.coordinator = Coordinator(self.conf, self.store, self.clock)
+        await self.coordinator.start(COORDINATOR)
+        await self.coordinator.attach(TABLET, self.tablet)
+        self.catalog = self.coordinator.catalog
+        self.image = self.coordinator.image
+        self.coordinator.register(self.services)
+        self.coordinator.writer_ids.register(self.services)
+        return self
+
+    async def stop(self) -> None:
+        await self.coordinator.stop()
+        await self.store.close()
+
+    async def restart(self) -> Cluster:
+        await self.stop()
+        again = Cluster(self.directory)
+        again.conf, again.clock = self.conf, self.clock
+        return await again.start()
+
+    async def call(self, key: ApiKey, listener: str = "CLIENT", **fields: Any) -> Any:
+        """Ask an API as the network would: through its message, both ways."""
+        return await call(self.services, key, APIS[key].request(**fields), listener)
+
+
+async def call(services: Services, key: ApiKey, request: Any, listener: str = "CLIENT") -> Any:
+    api, handler = services.handlers[key]
+    request = api.request.FromString(request.SerializeToString())
+    response = await handler(request, RequestContext(None, listener, 0, "test"))
+    assert isinstance(response, api.response)
+    return api.response.FromString(response.SerializeToString())
+
+
+def table_json(
+    columns: str = "a INT, b STRING",
+    *,
+    partitions: tuple[str, ...] = (),
+    buckets: int | None = 1,
+    properties: Mapping[str, str] | None = None,
+) -> bytes:
+    return TableDescriptor(
+        schema=Schema.of(columns),
+        partition_keys=partitions,
+        bucket_count=buckets,
+        properties=dict(properties or {}),
+    ).to_json()
+
+
+def auto_partitioned(**properties: str) -> bytes:
+    """A table by day `d`, with auto-partition properties given with `_` for `-`."""
+    given = {f"table.auto-partition.{k.replace('_', '-')}": v for k, v in properties.items()}
+    defaults = {
+        "table.auto-partition.enabled": "true",
+        "table.auto-partition.time-zone": "UTC",
+    }
+    return table_json("a INT, d STRING", partitions=("d",), properties={**defaults, **given})
+
+
+def picture(image: ClusterImage) -> list[ImageChange]:
+    """Everything in an image, in an order of its own, to compare two of them."""
+    return sorted(image.snapshot(), key=repr)

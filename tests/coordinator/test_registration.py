@@ -1,0 +1,300 @@
+"""The roles apart: a tablet server registers, follows, is replaced, falls silent, comes back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from tests.coordinator.support import (
+    COORDINATOR,
+    EVENTS,
+    TABLET,
+    Clock,
+    RecordingTablet,
+    call,
+    picture,
+    table_json,
+)
+from zufluss.cluster.image import ClusterImage, ServerNode
+from zufluss.cluster.writer_ids import WriterIds
+from zufluss.config.load import Configuration
+from zufluss.coordinator.registration import SESSION_MS
+from zufluss.coordinator.server import Coordinator
+from zufluss.errors import (
+    ConfigError,
+    ErrorCode,
+    InvalidReplicationFactorError,
+    LogStorageError,
+    NetworkError,
+    ZuflussError,
+)
+from zufluss.meta.embedded import EmbeddedStore
+from zufluss.net.services import Services
+from zufluss.tablet.link import NOT_REGISTERED, CoordinatorLink
+from zufluss.wire import messages as m
+from zufluss.wire.api import ApiKey
+
+
+class Loopback:
+    """A connection to a server in this process; closed when it is told so."""
+
+    def __init__(self, services: Services) -> None:
+        self.services = services
+        self.down = False
+        self.hold: dict[ApiKey, asyncio.Event] = {}
+        self.held = asyncio.Event()
+        self.asked = asyncio.Event()
+
+    async def call(self, api_key: ApiKey, request: Any, *, timeout_ms: int) -> Any:
+        self.asked.set()
+        if self.down:
+            raise NetworkError("the server is down")
+        answer = await call(self.services, api_key, request, "INTERNAL")
+        if api_key in self.hold:
+            self.held.set()
+            await self.hold[api_key].wait()
+        return answer
+
+
+class Apart:
+    """A coordinator and a tablet server that only know each other by messages."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.clock = Clock()
+        self.tablet = RecordingTablet()
+        self.tablet_services = Services()
+        self.to_tablet = Loopback(self.tablet_services)
+        self.to_coordinator = Loopback(Services())
+        self.cluster_ids: list[str] = []
+        self.link = self.new_link()
+
+    def new_link(self) -> CoordinatorLink:
+        self.image = ClusterImage()
+        link = CoordinatorLink(
+            TABLET, self.image, self.tablet, self._coordinator, self.cluster_ids.append
+        )
+        link.register(self.tablet_services)
+        return link
+
+    async def start_coordinator(self) -> None:
+        self.store = await EmbeddedStore.open(self.directory)
+        self.coordinator = Coordinator(
+            Configuration.of({}), self.store, self.clock, connect=self._tablet
+        )
+        await self.coordinator.start(COORDINATOR)
+        services = Services()
+        self.coordinator.register(services)
+        self.to_coordinator.services = services
+
+    async def stop_coordinator(self) -> None:
+        await self.coordinator.stop()
+        await self.store.close()
+
+    async def _tablet(self, node: ServerNode) -> Loopback:
+        assert node == TABLET
+        return self.to_tablet
+
+    async def _coordinator(self) -> Loopback:
+        return self.to_coordinator
+
+    async def create_table(self, name: str = "events") -> None:
+        await call(
+            self.to_coordinator.services,
+            ApiKey.CREATE_TABLE,
+            m.CreateTableRequest(
+                table_path={"database_name": "fluss", "table_name": name},
+                table_json=table_json(buckets=2),
+                ignore_if_exists=False,
+            ),
+        )
+
+    def in_step(self) -> bool:
+        """The tablet server has the coordinator's picture."""
+        return picture(self.image) == picture(self.coordinator.image)
+
+
+@pytest_asyncio.fixture
+async def apart(tmp_path: Path) -> AsyncIterator[Apart]:
+    apart = Apart(tmp_path / "meta")
+    await apart.start_coordinator()
+    yield apart
+    await apart.stop_coordinator()
+
+
+async def test_a_registered_server_follows_every_change(apart: Apart) -> None:
+    await apart.link.join()
+    await apart.create_table()
+    assert apart.in_step()
+    assert len(apart.tablet.buckets) == 2
+    await apart.coordinator.catalog.drop_table(EVENTS)
+    assert apart.in_step()
+    assert apart.tablet.buckets == {}
+
+
+async def test_without_a_tablet_server_no_table_can_be_created(apart: Apart) -> None:
+    with pytest.raises(InvalidReplicationFactorError):
+        await apart.create_table()
+
+
+async def test_a_restarted_tablet_server_learns_everything_and_forgets_the_rest(
+    apart: Apart,
+) -> None:
+    """A table dropped while the server was away is gone from its disk after it registers."""
+    await apart.link.join()
+    await apart.create_table("events")
+    await apart.create_table("stays")
+    apart.to_tablet.down = True
+    await apart.coordinator.catalog.drop_table(EVENTS)
+    assert len(apart.tablet.buckets) == 4
+    apart.to_tablet.down = False
+    apart.link = apart.new_link()
+    await apart.link.join()
+    assert apart.in_step()
+    paths = {str(r.physical_path) for r in apart.tablet.buckets.values()}
+    assert paths == {"fluss.stays"}
+
+
+async def test_a_restarted_coordinator_asks_its_servers_to_register_again(apart: Apart) -> None:
+    """The heartbeat finds out, and the tables are all there."""
+    await apart.link.join()
+    await apart.create_table()
+    epoch = apart.link.server_epoch
+    await apart.stop_coordinator()
+    await apart.start_coordinator()
+    assert apart.coordinator.image.tablets == {}
+    await apart.link.heartbeat()
+    assert apart.link.server_epoch > epoch
+    assert apart.in_step()
+    assert len(apart.tablet.buckets) == 2
+    assert len(set(apart.cluster_ids)) == 1
+    await apart.create_table("more")
+    assert apart.in_step()
+
+
+async def test_a_heartbeat_keeps_a_server_and_silence_removes_it(apart: Apart) -> None:
+    """A silent server is in nobody's metadata; it is back as soon as it speaks."""
+    await apart.link.join()
+    await apart.create_table()
+    registrations = apart.coordinator.registrations
+    assert registrations is not None
+    apart.clock.now_ms += SESSION_MS
+    await apart.link.heartbeat()
+    apart.clock.now_ms += SESSION_MS
+    await registrations.expire()
+    assert set(apart.coordinator.image.tablets) == {1}
+    apart.clock.now_ms += 1
+    await registrations.expire()
+    assert apart.coordinator.image.tablets == {}
+    with pytest.raises(InvalidReplicationFactorError):
+        await apart.create_table("more")
+    await apart.link.heartbeat()
+    assert set(apart.coordinator.image.tablets) == {1}
+    assert apart.in_step()
+
+
+async def test_a_change_that_overtakes_the_answer_of_a_registration_waits_for_it(
+    apart: Apart,
+) -> None:
+    """Otherwise the answer, made before the change, would delete the new table again."""
+    apart.to_coordinator.hold[ApiKey.REGISTER_TABLET_SERVER] = gate = asyncio.Event()
+    join = asyncio.create_task(apart.link.join())
+    await apart.to_coordinator.held.wait()
+    create = asyncio.create_task(apart.create_table())
+    await apart.to_tablet.asked.wait()
+    gate.set()
+    await join
+    await create
+    assert apart.in_step()
+    assert len(apart.tablet.buckets) == 2
+
+
+async def test_a_change_that_waits_for_the_old_process_does_not_hold_up_the_new_one(
+    apart: Apart,
+) -> None:
+    """The table is withdrawn with an error, the server joins at once."""
+    await apart.link.join()
+    apart.tablet.gate = asyncio.Event()
+    create = asyncio.create_task(apart.create_table())
+    await apart.tablet.waiting.wait()
+    apart.tablet.gate, apart.link = None, apart.new_link()
+    await apart.link.join()
+    with pytest.raises(NetworkError, match="registered again"):
+        await create
+    assert apart.in_step()
+    assert apart.coordinator.image.find_table(EVENTS) is None
+
+
+async def test_an_order_of_an_earlier_registration_is_refused(apart: Apart) -> None:
+    """A6: what a former coordinator sent late changes nothing."""
+    await apart.link.join()
+    stale = apart.link.server_epoch
+    await apart.link.join()
+    for key, request in (
+        (ApiKey.UPDATE_METADATA, m.UpdateMetadataRequest(server_epoch=stale, full=True)),
+        (
+            ApiKey.NOTIFY_LEADER_AND_ISR,
+            m.NotifyLeaderAndIsrRequest(coordinator_epoch=1, server_epoch=stale),
+        ),
+        (ApiKey.STOP_REPLICA, m.StopReplicaRequest(coordinator_epoch=1, server_epoch=stale)),
+    ):
+        with pytest.raises(ZuflussError) as caught:
+            await call(apart.tablet_services, key, request)
+        assert caught.value.code == ErrorCode.INVALID_COORDINATOR_EXCEPTION
+    assert apart.in_step()
+
+
+async def test_a_server_of_another_cluster_deletes_nothing(apart: Apart) -> None:
+    """The refusal comes before the assignment, so the data of the other cluster stays."""
+
+    def refuse(cluster_id: str) -> None:
+        raise ConfigError(f"this directory belongs to another cluster than {cluster_id}")
+
+    async def connect() -> Loopback:
+        return apart.to_coordinator
+
+    link = CoordinatorLink(TABLET, ClusterImage(), apart.tablet, connect, refuse)
+    with pytest.raises(ConfigError, match="another cluster"):
+        await link.start()
+    assert apart.tablet.assigned == 0
+    assert link.server_epoch == NOT_REGISTERED
+
+
+async def test_a_bucket_that_does_not_start_is_an_error_at_the_coordinator(apart: Apart) -> None:
+    await apart.link.join()
+    apart.tablet.failure = LogStorageError("no space left on device")
+    with pytest.raises(LogStorageError):
+        await apart.create_table()
+    assert apart.coordinator.image.find_table(EVENTS) is None
+    assert apart.in_step()
+
+
+@pytest.mark.parametrize("listeners", ["", "nonsense", "A://h:1,A://h:2"])
+async def test_a_registration_without_good_listeners_is_refused(
+    apart: Apart, listeners: str
+) -> None:
+    request = m.RegisterTabletServerRequest(server_id=1, listeners=listeners)
+    with pytest.raises(ConfigError, match="listeners"):
+        await call(apart.to_coordinator.services, ApiKey.REGISTER_TABLET_SERVER, request)
+
+
+async def test_writer_ids_of_a_tablet_server_come_from_the_coordinator(apart: Apart) -> None:
+    """Two servers hand out different ids; too many at once are refused."""
+    one, two = (WriterIds(apart.link.allocate_writer_ids) for _ in range(2))
+    ids = [await ids.next() for ids in (one, two) * 600]
+    assert len(set(ids)) == 1200
+    for count in (0, 10_000_000):
+        with pytest.raises(ConfigError, match="count"):
+            await apart.link.allocate_writer_ids(count)
+
+
+async def test_the_link_starts_and_stops(apart: Apart) -> None:
+    await apart.link.start()
+    assert apart.in_step()
+    await apart.link.stop()
+    await apart.link.stop()

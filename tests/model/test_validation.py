@@ -1,0 +1,286 @@
+"""Every rule of CREATE TABLE, with its code and a message that helps."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from zufluss.config import Configuration
+from zufluss.errors import ZuflussError
+from zufluss.model.schema import AggFunction, Column, Schema
+from zufluss.model.table import TableDescriptor, TablePath
+from zufluss.model.types import parse_type
+from zufluss.model.validation import (
+    check_database_name,
+    check_table,
+    check_table_name,
+    check_table_path,
+    complete,
+)
+
+COLUMNS = (
+    "k INT, s STRING, d DATE, n DECIMAL(5, 2), arr ARRAY<INT>, ts TIMESTAMP(3), "
+    "z TIMESTAMP_LTZ(3), b BOOLEAN, raw BYTES, i8 TINYINT, i16 SMALLINT"
+)
+
+
+def table(
+    properties: dict[str, str] | None = None,
+    key: tuple[str, ...] = (),
+    columns: str = COLUMNS,
+    **rest: Any,
+) -> TableDescriptor:
+    short = {f"table.{k}": v for k, v in (properties or {}).items()}
+    return TableDescriptor(Schema.of(columns, key), properties=short, **rest)
+
+
+def made(
+    descriptor: TableDescriptor, conf: dict[str, str] | None = None, live: int = 1
+) -> TableDescriptor:
+    configuration = Configuration.of(conf or {})
+    completed = complete(descriptor, configuration)
+    check_table(completed, configuration, live)
+    return completed
+
+
+def refused(descriptor: TableDescriptor, conf: dict[str, str] | None = None) -> tuple[int, str]:
+    with pytest.raises(ZuflussError) as caught:
+        made(descriptor, conf)
+    return caught.value.code.value, caught.value.message
+
+
+PK = ("k",)
+AUTO = {"auto-partition.enabled": "true"}
+
+REFUSALS: list[tuple[TableDescriptor, int, str]] = [
+    # properties
+    (TableDescriptor(Schema.of("a INT"), properties={"owner": "me"}), 39, "custom properties"),
+    (table({"log.tll": "3d"}), 39, "did you mean table.log.ttl"),
+    (table({"log.format": "CSV"}), 39, "allowed: ARROW, INDEXED, COMPACTED"),
+    (table({"replication.factor": "0"}), 39, "at least 1|1 to"),
+    (table({"log.arrow.compression.zstd.level": "23"}), 39, "1 to 22"),
+    (table({"kv.format-version": "3"}, PK), 39, "1 to 2"),
+    (table({"log.tiered.local-segments": "0"}), 39, "local-segments"),
+    (table({"log.ttl": "1d", "log.local-ttl": "2d"}), 39, "longer than table.log.ttl"),
+    (table({"log.format": "INDEXED"}, PK), 39, "allowed: ARROW, COMPACTED"),
+    (table({"log.format": "INDEXED", "kv.format": "INDEXED"}, PK), 39, "ARROW, COMPACTED"),
+    # buckets and keys
+    (table(bucket_count=0), 15, "bucket_count 0 is not allowed; give 1 to 4096"),
+    (table(bucket_count=-1), 15, "bucket_count -1"),
+    (table(bucket_count=4097), 49, "max.bucket.num"),
+    (table(bucket_keys=("x",)), 15, "column 'x' does not exist"),
+    (table(bucket_keys=("k", "k")), 15, "bucket key k is given twice"),
+    (table(bucket_keys=("arr",)), 15, "ARRAY, MAP and ROW cannot be keys"),
+    (table(bucket_keys=("s",), partition_keys=("s",)), 15, "leave it out of the bucket key"),
+    (table(None, PK, bucket_keys=("s",)), 15, "not in the primary key"),
+    (table(None, ("arr",)), 15, "primary key column 'arr'"),
+    (table(None, PK, partition_keys=("s",)), 15, "add it to the primary key"),
+    (table(None, ("s",), partition_keys=("s",)), 15, "partition keys only"),
+    # partition keys
+    (table(partition_keys=("x",)), 15, "column 'x' does not exist"),
+    (table(partition_keys=("n",)), 15, "cannot be partition keys"),
+    (table(partition_keys=("arr",)), 15, "cannot be partition keys"),
+    (table(partition_keys=("s", "s")), 15, "partition key s is given twice"),
+    # columns
+    (TableDescriptor(Schema(())), 15, "no columns"),
+    (table(columns="a INT, __offset INT"), 15, "__offset is reserved"),
+    (table(columns="_commit_timestamp INT"), 15, "choose another name"),
+    # merge engines
+    (table({"merge-engine": "newest"}, PK), 39, "allowed: first_row, versioned, aggregation"),
+    (table({"merge-engine": "first_row"}), 39, "needs a primary key"),
+    (table({"merge-engine": "versioned"}, PK), 39, "ver-column"),
+    (
+        table({"merge-engine": "versioned", "merge-engine.versioned.ver-column": "x"}, PK),
+        39,
+        "is no column",
+    ),
+    (
+        table({"merge-engine": "versioned", "merge-engine.versioned.ver-column": "s"}, PK),
+        39,
+        "allowed: INT, BIGINT, TIMESTAMP, TIMESTAMP_LTZ",
+    ),
+    (table({"merge-engine": "first_row", "delete.behavior": "allow"}, PK), 39, "IGNORE, DISABLE"),
+    (table({"delete.behavior": "IGNORE"}), 39, "primary-key tables"),
+    (table({"merge-engine": "aggregation", "changelog.image": "WAL"}, PK), 39, "FULL"),
+    # statistics
+    (table({"statistics.columns": "*"}, PK), 39, "remove it from this primary-key table"),
+    (table({"statistics.columns": " , "}), 39, "names no column"),
+    (table({"statistics.columns": "k,x"}), 39, "'x', which is no column"),
+    (table({"statistics.columns": "raw"}), 39, "no statistics of BYTES"),
+    # auto-partition
+    (table(AUTO), 39, "needs a partition key"),
+    (table({**AUTO, "auto-partition.time-unit": "WEEK"}, partition_keys=("s",)), 39, "HOUR"),
+    (table(AUTO, partition_keys=("s", "k")), 15, "one of the partition keys s, k"),
+    (table({**AUTO, "auto-partition.key": "k"}, partition_keys=("s",)), 15, "partition keys s"),
+    (
+        table(
+            {**AUTO, "auto-partition.key": "s", "auto-partition.num-precreate": "1"},
+            partition_keys=("s", "k"),
+        ),
+        15,
+        "several partition keys",
+    ),
+    (
+        table({**AUTO, "auto-partition.num-precreate": "100000"}, partition_keys=("s",)),
+        15,
+        "more than 1000",
+    ),
+    (table({"auto-partition.time-format": "yyyy"}, partition_keys=("s",)), 15, "yyyyMMdd"),
+    (table({"auto-partition.time-format": "yyyyMMd"}, partition_keys=("s",)), 15, "fixed width"),
+    (table({"auto-partition.time-format": "ddMMyyyy"}, partition_keys=("s",)), 15, "this order"),
+    (table({"auto-partition.time-format": "yyyy/MM/dd"}, partition_keys=("s",)), 15, "letters"),
+    (table({"auto-partition.time-format": "yyyyMMdd'x"}, partition_keys=("s",)), 15, "order"),
+    (table({"auto-partition.time-zone": "Mars/Base"}, partition_keys=("s",)), 39, "Europe/Berlin"),
+    (table({"auto-partition.time-zone": "../etc"}), 39, "no time zone"),
+    (table(AUTO, partition_keys=("d",)), 15, "yyyy-MM-dd"),
+    # lake
+    (table({"datalake.enabled": "true"}), 15, "the cluster has no lake"),
+    (table({"datalake.historical-partition.enabled": "true"}), 39, "a primary key"),
+]
+
+
+@pytest.mark.parametrize(("descriptor", "code", "message"), REFUSALS)
+def test_a_broken_rule_is_refused_with_its_code_and_the_way_out(
+    descriptor: TableDescriptor, code: int, message: str
+) -> None:
+    found, text = refused(descriptor)
+    assert found == code, text
+    assert re.search(message, text), text
+
+
+def test_more_replicas_than_live_servers_are_refused() -> None:
+    with pytest.raises(ZuflussError, match="more than the 1 live") as caught:
+        made(table({"replication.factor": "2"}), live=1)
+    assert caught.value.code.value == 17
+    assert made(table({"replication.factor": "2"}), live=2)
+
+
+@pytest.mark.parametrize(
+    ("lake", "column", "fine"),
+    [
+        ("iceberg", "b", False),
+        ("iceberg", "i8", False),
+        ("iceberg", "i16", False),
+        ("iceberg", "z", False),
+        ("iceberg", "ts", True),
+        ("iceberg", "k", True),
+        ("hudi", "raw", False),
+        ("hudi", "b", True),
+        ("paimon", "b", True),
+        ("lance", "raw", True),
+    ],
+)
+def test_keys_the_lake_cannot_encode_are_refused_at_create(
+    lake: str, column: str, fine: bool
+) -> None:
+    conf = {"datalake.format": lake}
+    for descriptor in (table(None, (column,)), table(bucket_keys=(column,))):
+        if fine:
+            assert made(descriptor, conf).properties["table.datalake.format"] == lake
+        else:
+            assert refused(descriptor, conf)[0] == 15
+
+
+def test_iceberg_takes_one_key_column_but_a_longer_primary_key_with_one_bucket_key() -> None:
+    conf = {"datalake.format": "iceberg"}
+    assert refused(table(None, ("k", "s")), conf)[0] == 15
+    assert made(table(None, ("k", "s"), bucket_keys=("k",)), conf)
+    assert refused(table({"kv.format-version": "1"}, ("k", "s"), bucket_keys=("k",)), conf)[0] == 15
+
+
+def test_a_lake_table_must_name_the_lake_of_the_cluster() -> None:
+    descriptor = table({"datalake.enabled": "true", "datalake.format": "paimon"})
+    assert refused(descriptor, {"datalake.format": "iceberg"})[0] == 39
+    assert made(descriptor, {"datalake.format": "paimon"})
+
+
+def test_defaults_come_from_the_configuration() -> None:
+    conf = {"default.bucket.number": "5", "default.replication.factor": "2"}
+    completed = complete(table(None, PK), Configuration.of(conf))
+    assert completed.bucket_count == 5
+    assert completed.bucket_keys == ("k",)
+    assert completed.properties == {
+        "table.replication.factor": "2",
+        "table.kv.format-version": "2",
+        "table.kv.standby-replica.enabled": "true",
+    }
+
+
+def test_what_is_given_is_stored_as_it_is_written() -> None:
+    given = {"merge-engine": "FIRST_ROW", "log.format": "arrow", "kv.format-version": "1"}
+    properties = made(table(given, PK)).properties
+    assert properties["table.merge-engine"] == "FIRST_ROW"
+    assert properties["table.log.format"] == "arrow"
+    assert properties["table.kv.format-version"] == "1"
+    assert properties["table.delete.behavior"] == "IGNORE"
+
+
+def test_with_several_partition_keys_nothing_is_created_ahead() -> None:
+    descriptor = table({**AUTO, "auto-partition.key": "s"}, partition_keys=("s", "k"))
+    assert made(descriptor).properties["table.auto-partition.num-precreate"] == "0"
+
+
+def test_the_bucket_key_of_a_partitioned_primary_key_table_leaves_the_partition_key_out() -> None:
+    assert made(table(None, ("k", "s"), partition_keys=("s",))).bucket_keys == ("k",)
+
+
+@pytest.mark.parametrize(
+    ("function", "type_text", "fine"),
+    [
+        (AggFunction("sum"), "BIGINT", True),
+        (AggFunction("sum"), "STRING", False),
+        (AggFunction("max"), "BOOLEAN", False),
+        (AggFunction("bool_or"), "BOOLEAN", True),
+        (AggFunction("rbm32"), "BYTES", True),
+        (AggFunction("rbm64"), "STRING", False),
+        (AggFunction("last_value"), "ARRAY<INT>", True),
+        (AggFunction("listagg", (("delimiter", ";"),)), "STRING", True),
+        (AggFunction("listagg", (("delimiter", ""),)), "STRING", False),
+        (AggFunction("listagg", (("limit", "3"),)), "STRING", False),
+        (AggFunction("sum", (("delimiter", ";"),)), "INT", False),
+    ],
+)
+def test_an_aggregation_function_must_fit_its_column(
+    function: AggFunction, type_text: str, fine: bool
+) -> None:
+    columns = (
+        Column("k", parse_type("INT")),
+        Column("v", parse_type(type_text), None, -1, function),
+    )
+    descriptor = TableDescriptor(
+        Schema(columns, ("k",)), properties={"table.merge-engine": "aggregation"}
+    )
+    if fine:
+        assert made(descriptor)
+    else:
+        assert refused(descriptor)[0] == 39
+
+
+def test_aggregation_functions_need_the_aggregation_engine() -> None:
+    columns = (
+        Column("k", parse_type("INT")),
+        Column("v", parse_type("INT"), None, -1, AggFunction("sum")),
+    )
+    code, message = refused(TableDescriptor(Schema(columns, ("k",))))
+    assert code == 39
+    assert "table.merge-engine = aggregation" in message
+
+
+@pytest.mark.parametrize("name", ["a", "A-b_9", "x" * 200, "_a", "-"])
+def test_good_names_are_accepted(name: str) -> None:
+    check_database_name(name)
+    check_table_name(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["", "x" * 201, "a b", "a.b", ".", "..", "ä", "__x", "a/b", "a$b", "a\n"]
+)
+def test_bad_names_are_refused_with_16_for_databases_and_15_for_tables(name: str) -> None:
+    with pytest.raises(ZuflussError) as caught:
+        check_database_name(name)
+    assert caught.value.code.value == 16
+    with pytest.raises(ZuflussError) as caught:
+        check_table_path(TablePath("db", name))
+    assert caught.value.code.value == 15

@@ -1,0 +1,112 @@
+"""Kernels as a package: where their code is kept, and what they may depend on."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from zufluss.record import batch, layout, plain
+from zufluss.record import kernels as package
+from zufluss.record.kernels import arrow, cache
+
+KERNELS = Path(package.__file__).parent
+
+
+def in_a_new_process(code: str, **environ: str) -> str:
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **environ},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return result.stdout.strip()
+
+
+def test_importing_the_package_imports_no_compiler() -> None:
+    code = "import sys, zufluss, zufluss.record.kernels; print('numba' in sys.modules)"
+    assert in_a_new_process(code) == "False"
+
+
+def test_warming_loads_every_kernel_module() -> None:
+    assert package.warm() >= 0
+    for path in KERNELS.glob("[a-z]*.py"):
+        assert f"zufluss.record.kernels.{path.stem}" in sys.modules
+
+
+def test_constants_repeated_in_kernels_equal_their_originals() -> None:
+    for name in ("FIXED", "BOOL", "STRING", "BINARY", "LIST", "STRUCT", "TIME", "DECIMAL"):
+        assert getattr(arrow, name) == getattr(layout, name)
+    for name in ("NULLABLE", "NOT_NULL", "MASKED"):
+        assert getattr(arrow, name) == getattr(layout, name)
+    assert arrow.MAX_UNCOMPRESSED_BYTES == plain.MAX_UNCOMPRESSED_BYTES
+    assert (layout.PROGRAM_HEAD, layout.PROGRAM_STRIDE) == (8, 8)
+    for magic, size in enumerate(batch.HEADER_SIZES):
+        assert size == 48 + 4 * magic
+
+
+def test_kernels_depend_on_nothing_that_the_cache_does_not_watch() -> None:
+    """numba does not notice changes in other files, the digest of the cache directory does."""
+    watched = {f"zufluss.record.{Path(name).stem}" for name in cache.SOURCES_OUTSIDE}
+    for module in ("arrow", "message", "memory", "project", "walk"):
+        for node in ast.walk(ast.parse((KERNELS / f"{module}.py").read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("zufluss"):
+                source = node.module or ""
+                inside = source.startswith("zufluss.record.kernels")
+                assert inside or source in watched | {"zufluss.errors"}, (module, source)
+
+
+def test_a_directory_that_others_can_write_to_is_never_used(tmp_path: Path) -> None:
+    shared, private = tmp_path / "shared", tmp_path / "private"
+    shared.mkdir()
+    shared.chmod(0o777)
+    assert cache.choose_directory((shared, private), tmp_path) == private
+    assert private.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_directory_is_found_when_no_candidate_fits(tmp_path: Path) -> None:
+    occupied = tmp_path / "file"
+    occupied.write_text("not a directory")
+    found = cache.choose_directory((occupied, occupied / "below"), tmp_path)
+    assert found.parent == tmp_path
+    assert found.is_dir()
+
+
+@pytest.mark.slow
+def test_the_chosen_cache_directory_is_used_and_read_back(tmp_path: Path) -> None:
+    code = (
+        "from zufluss.record.kernels import walk; import numpy as np;"
+        "walk.last_whole(np.zeros(9, np.uint8), 0, 9);"
+        "print(sum(walk._last_whole.stats.cache_hits.values()))"
+    )
+    assert in_a_new_process(code, NUMBA_CACHE_DIR=str(tmp_path)) == "0"
+    assert list(tmp_path.glob("kernels-*/**/*.nbi"))
+    assert in_a_new_process(code, NUMBA_CACHE_DIR=str(tmp_path)) == "1"
+
+
+def test_old_generations_of_compiled_code_are_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    for i in range(9):
+        old = tmp_path / f"kernels-{i}"
+        old.mkdir()
+        os.utime(old, (i, i))
+    chosen = cache.cache_directory.__wrapped__()
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert len(left) == cache.KEPT_GENERATIONS
+    assert chosen.name in left
+
+
+def test_a_kernel_takes_read_only_and_writable_arrays() -> None:
+    data = batch.build_batch(1, b"", 0, append_only=False, change_types=b"")
+    numbers = np.zeros(8, dtype=np.int64)
+    numbers[0] = 1
+    for buf in (np.frombuffer(bytes(data), np.uint8), np.frombuffer(bytearray(data), np.uint8)):
+        assert arrow.check_batch(buf, 0, buf.size, numbers, True)[0] == 0
