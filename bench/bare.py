@@ -1,11 +1,15 @@
 """The machine's own limit: a bare asyncio server that moves the same bytes and knows nothing.
 
-* `append`: receives frames, writes each body to a file, answers with a few bytes; with `ack` the
+* `append` receives frames, writes each to a file and answers with a few bytes; with `ack` the
   answer waits for an fdatasync that all frames in flight share, with `os` it does not.
-* `read`: for each frame, `pread`s the next BYTES of a file and sends them as the answer.
+* `read`: each frame is answered with the next SIZE bytes of a file, by one `pread` and one write.
 
 No checksum, no checks, no offsets, no index. What zufluss adds to this is the ratio `make bench`
-prints.
+prints. It is written to be as fast as asyncio allows: one buffer, no copy between socket and file,
+the same loop, the same malloc settings as the server.
+
+    python -m bench.bare append FILE --policy ack
+    python -m bench.bare read FILE --size 1048576
 """
 
 from __future__ import annotations
@@ -15,68 +19,73 @@ import asyncio
 import os
 import struct
 import sys
+from collections.abc import Callable
 
 import uvloop
 
+BUFFER_BYTES = 8 << 20
+SMALL_BYTES = 64 << 10
+LENGTH = struct.Struct(">i")
+ANSWER = struct.pack(">iBi", 13, 0, 0) + b"\x0a\x06\x10\x00\x28\x00\x00\x00"
+"""As long as the answer to a produce request."""
+
+Request = Callable[["Bare", memoryview], None]
+
 
 class Bare(asyncio.BufferedProtocol):
-    def __init__(self, server: Server) -> None:
-        self.server = server
-        self.buffer = bytearray(4 << 20)
-        self.view = memoryview(self.buffer)
+    """One connection: cuts the stream into frames."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.view = memoryview(bytearray(BUFFER_BYTES))
         self.filled = 0
         self.at = 0
+        """Where the next read of this connection starts."""
 
     def connection_made(self, transport) -> None:
         self.transport = transport
 
-    def get_buffer(self, sizehint: int):
-        return self.view[self.filled :]
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Never past the end of a large frame, so that nothing has to be moved afterwards."""
+        if self.filled < LENGTH.size:
+            return self.view[self.filled : SMALL_BYTES]
+        (length,) = LENGTH.unpack_from(self.view)
+        return self.view[self.filled : max(SMALL_BYTES, LENGTH.size + length)]
 
-    def buffer_updated(self, n: int) -> None:
-        self.filled += n
+    def buffer_updated(self, nbytes: int) -> None:
+        self.filled += nbytes
         pos = 0
-        while self.filled - pos >= 4:
-            (length,) = struct.unpack_from(">i", self.buffer, pos)
-            if self.filled - pos < 4 + length:
+        while self.filled - pos >= LENGTH.size:
+            end = pos + LENGTH.size + LENGTH.unpack_from(self.view, pos)[0]
+            if self.filled < end:
                 break
-            self.server.request(self, self.view[pos + 4 : pos + 4 + length])
-            pos += 4 + length
-        rest = self.filled - pos
-        if pos and rest:
-            self.view[:rest] = bytes(self.view[pos : self.filled])
-        self.filled = rest
+            self.request(self, self.view[pos:end])
+            pos = end
+        if pos:
+            rest = bytes(self.view[pos : self.filled])
+            self.view[: len(rest)] = rest
+            self.filled = len(rest)
 
 
-ANSWER = struct.pack(">iBi", 13, 0, 0) + b"\x0a\x06\x10\x00\x28\x00\x00\x00"
+class Appender:
+    """Writes frames one after the other into a file."""
 
-
-class Server:
-    def __init__(self, mode: str, policy: str, path: str, size: int) -> None:
-        self.mode, self.policy, self.size = mode, policy, size
-        flags = os.O_RDWR | os.O_CREAT | (os.O_TRUNC if mode == "append" else 0)
-        self.fd = os.open(path, flags)
-        self.end = os.fstat(self.fd).st_size
+    def __init__(self, path: str, policy: str) -> None:
+        self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         self.position = 0
+        self.ack = policy == "ack"
         self.waiting: list[Bare] = []
         self.syncing = False
 
-    def request(self, connection: Bare, body: memoryview) -> None:
-        if self.mode == "read":
-            data = os.pread(self.fd, self.size, connection.at)
-            connection.at = connection.at + self.size if connection.at + self.size < self.end else 0
-            header = struct.pack(">iBi", 5 + len(data), 0, 0)
-            connection.transport.writelines([header, data])
-            return
-        os.pwrite(self.fd, body, self.position)
-        self.position += len(body)
-        if self.policy == "os":
+    def request(self, connection: Bare, frame: memoryview) -> None:
+        self.position += os.pwrite(self.fd, frame, self.position)
+        if not self.ack:
             connection.transport.write(ANSWER)
-        else:
-            self.waiting.append(connection)
-            if not self.syncing:
-                self.syncing = True
-                asyncio.get_running_loop().call_soon(self.sync)
+            return
+        self.waiting.append(connection)
+        if not self.syncing:
+            self.syncing = True
+            asyncio.get_running_loop().call_soon(self.sync)
 
     def sync(self) -> None:
         batch, self.waiting = self.waiting, []
@@ -84,24 +93,40 @@ class Server:
         future.add_done_callback(lambda _: self.synced(batch))
 
     def synced(self, batch: list[Bare]) -> None:
-        for connection in batch:
-            connection.transport.write(ANSWER)
         if self.waiting:
             self.sync()
         else:
             self.syncing = False
+        for connection in batch:
+            connection.transport.write(ANSWER)
+
+
+class Reader:
+    """Reads a file round and round."""
+
+    def __init__(self, path: str, size: int) -> None:
+        self.fd = os.open(path, os.O_RDONLY)
+        self.size = size
+        self.end = os.fstat(self.fd).st_size // size * size
+
+    def request(self, connection: Bare, frame: memoryview) -> None:
+        data = os.pread(self.fd, self.size, connection.at)
+        connection.at = (connection.at + self.size) % self.end
+        connection.transport.write(struct.pack(">iBi", 5 + len(data), 0, 0))
+        connection.transport.write(data)
 
 
 async def main() -> None:
-    parser = argparse.ArgumentParser()
+    """Serve until standard input ends; the port is the first line of output."""
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("mode", choices=["append", "read"])
     parser.add_argument("path")
     parser.add_argument("--policy", choices=["os", "ack"], default="os")
     parser.add_argument("--size", type=int, default=1 << 20)
     a = parser.parse_args()
-    state = Server(a.mode, a.policy, a.path, a.size)
+    work = Appender(a.path, a.policy) if a.mode == "append" else Reader(a.path, a.size)
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: Bare(state), "127.0.0.1", 0)
+    server = await loop.create_server(lambda: Bare(work.request), "127.0.0.1", 0)
     print(server.sockets[0].getsockname()[1], flush=True)
     await loop.run_in_executor(None, sys.stdin.read)
 

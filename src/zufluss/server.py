@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import fcntl
+import gc
 import os
 import signal
 import sys
@@ -298,6 +299,8 @@ async def _accept(
 ) -> None:
     """Serve until `stop`, then drain."""
     await net.start()
+    gc.collect()
+    gc.freeze()  # what start-up made stays; later collections need not look at it
     _ready(net, role, began)
     await stop.wait()
     log.info("stopping", role=role)

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,39 +63,35 @@ def run(
 @pytest.fixture(scope="session")
 def server_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a `zufluss dev` process that serves all tests of the session."""
-    data_dir = tmp_path_factory.mktemp("cli-server")
-    with start_dev(data_dir) as (process, address):
+    with started("dev", data_dir=tmp_path_factory.mktemp("cli-server")) as (process, address):
         yield address
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
+        stop_cleanly(process)
 
 
-class start_dev:
-    """A `zufluss dev` process on a free port; killed at the end if it still runs."""
+@contextmanager
+def started(
+    *arguments: str, data_dir: Path, port: int = 0
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A server process that is ready, and its address; killed at the end if it still runs."""
+    settings = [f"data.dir={data_dir}", f"bind.listeners=FLUSS://localhost:{port}"]
+    command = [*COMMAND, *arguments, *(part for setting in settings for part in ("-D", setting))]
+    log_path = data_dir / "stderr.log"
+    with (
+        log_path.open("ab") as log,
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=log, env=environment(), text=True
+        ) as process,
+    ):
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            assert line.startswith(READY), log_path.read_text()
+            yield process, line.removeprefix(READY).split()[0]
+        finally:
+            process.kill()
 
-    def __init__(self, data_dir: Path, *arguments: str) -> None:
-        self._command = [*COMMAND, "dev", "--port", "0", "--data-dir", str(data_dir), *arguments]
-        self._log = (data_dir / "stderr.log").open("wb")
 
-    def __enter__(self) -> tuple[subprocess.Popen[str], str]:
-        self._process = subprocess.Popen(
-            self._command,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            env=environment(),
-            text=True,
-        )
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line.startswith(READY):
-            self.__exit__()
-            pytest.fail(f"no ready line but {line!r}: {Path(self._log.name).read_text()}")
-        return self._process, line.removeprefix(READY).split()[0]
-
-    def __exit__(self, *_: object) -> None:
-        if self._process.poll() is None:
-            self._process.kill()
-        self._process.wait()
-        if self._process.stdout is not None:
-            self._process.stdout.close()
-        self._log.close()
+def stop_cleanly(process: subprocess.Popen[str]) -> None:
+    """SIGTERM, and nothing else, ends the server with success."""
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 0

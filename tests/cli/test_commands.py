@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from .conftest import COMMAND, Result, environment, start_dev
+from .conftest import COMMAND, Result, environment, started, stop_cleanly
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -199,19 +199,73 @@ def test_a_row_that_cannot_be_read_is_a_usage_error(zufluss: Zufluss) -> None:
 
 
 def test_dev_keeps_its_data_over_a_clean_restart(tmp_path: Path, run: Zufluss) -> None:
-    with start_dev(tmp_path, "-D", "zufluss.logging.format=json") as (process, address):
+    with started("dev", data_dir=tmp_path) as (process, address):
         assert run("table", "create", "kept", "id INT", "-b", address).code == 0
         assert run("append", "kept", "-b", address, stdin='{"id": 7}\n').code == 0
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
-    with start_dev(tmp_path) as (process, address):
+        stop_cleanly(process)
+    with started("dev", data_dir=tmp_path) as (process, address):
         assert rows_of(run("scan", "kept", "-o", "json", "-b", address)) == [{"id": 7}]
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
+        stop_cleanly(process)
 
 
 def test_a_second_server_on_the_same_data_is_refused(tmp_path: Path, run: Zufluss) -> None:
-    with start_dev(tmp_path):
+    with started("dev", data_dir=tmp_path):
         result = run("dev", "--port", "0", "--data-dir", str(tmp_path))
     assert result.code == 2
-    assert str(tmp_path) in result.err.replace("\n", "")
+    assert "in use by another server" in result.err
+
+
+def test_a_port_that_is_taken_is_a_usage_error(tmp_path: Path, server_address: str) -> None:
+    port = server_address.rpartition(":")[2]
+    done = subprocess.run(
+        [*COMMAND, "dev", "--port", port, "--data-dir", str(tmp_path)],
+        capture_output=True,
+        env=environment(),
+        text=True,
+    )
+    assert done.returncode == 2
+    assert port in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_data_directory_that_cannot_be_one_is_a_usage_error(tmp_path: Path, run: Zufluss) -> None:
+    (tmp_path / "file").write_text("")
+    for data_dir in (tmp_path / "file", tmp_path / "file" / "below"):
+        result = run("dev", "--port", "0", "--data-dir", str(data_dir))
+        assert result.code == 2
+        assert "cannot serve" in result.err
+
+
+def test_the_roles_started_apart_serve_a_table_together(tmp_path: Path, run: Zufluss) -> None:
+    for name in ("coordinator", "tablet"):
+        (tmp_path / name).mkdir()
+    with started("server", "--role", "coordinator", data_dir=tmp_path / "coordinator") as (
+        coordinator,
+        address,
+    ):
+        link = ("-D", f"zufluss.coordinator.address={address}")
+        with started("server", "--role", "tablet", *link, data_dir=tmp_path / "tablet") as (
+            tablet,
+            _,
+        ):
+            assert run("table", "create", "apart", "id INT", "-b", address).code == 0
+            assert run("append", "apart", "-b", address, stdin='{"id": 7}\n').code == 0
+            assert rows_of(run("scan", "apart", "-o", "json", "-b", address)) == [{"id": 7}]
+            stop_cleanly(tablet)
+        stop_cleanly(coordinator)
+
+
+def test_users_and_passwords_reach_the_server(tmp_path: Path, run: Zufluss) -> None:
+    users = 'org.apache.fluss.security.auth.sasl.plain.PlainLoginModule required user_a="geheim";'
+    server = ("-D", "security.protocol.map=FLUSS:sasl")
+    server += ("-D", f"security.sasl.plain.jaas.config={users}")
+    with started("dev", *server, data_dir=tmp_path) as (process, address):
+        sasl = ("-b", address, "-D", "client.security.protocol=sasl")
+        sasl += ("-D", "client.security.sasl.username=a")
+        assert run("db", "list", "-b", address).code == 1
+        wrong = run("db", "list", *sasl, "-D", "client.security.sasl.password=falsch")
+        assert wrong.code == 1
+        assert wrong.err.startswith("error: AUTHENTICATE_EXCEPTION (46)")
+        assert run("db", "list", *sasl, "-D", "client.security.sasl.password=geheim").code == 0
+        stop_cleanly(process)
+    assert "geheim" not in (tmp_path / "stderr.log").read_text()

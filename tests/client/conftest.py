@@ -1,12 +1,10 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
-import zufluss
 from tests.client.fake import FakeCluster
 from zufluss.client.connection import AsyncConnection, connect_async
 

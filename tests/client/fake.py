@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,9 +68,12 @@ class FakeServer:
         for writer in self._writers:
             writer.write(data)
 
+    def advertised(self) -> Iterable[int]:
+        return self.handlers
+
     async def _api_versions(self, request: m.ApiVersionsRequest) -> Message:
         response = m.ApiVersionsResponse()
-        for key in self.handlers:
+        for key in self.advertised():
             api = APIS[key]
             response.api_versions.add(
                 api_key=key, min_version=api.min_version, max_version=api.max_version
@@ -175,6 +178,9 @@ class FakeCluster(FakeServer):
         }.items():
             self.handlers[key] = handler
 
+    def advertised(self) -> Iterable[int]:
+        return APIS
+
     def create(self, name: str, columns: str, **changes: Any) -> TableInfo:
         schema = Schema.of(columns)
         descriptor = TableDescriptor(schema, **{"bucket_count": 1, **changes})
@@ -269,9 +275,7 @@ class FakeCluster(FakeServer):
                 return None
             if fault == "omit":
                 continue
-            answer = response.buckets_resp.add(
-                partition_id=partition_id, bucket_id=entry.bucket_id
-            )
+            answer = response.buckets_resp.add(partition_id=partition_id, bucket_id=entry.bucket_id)
             if isinstance(fault, ErrorCode):
                 answer.error_code = fault
                 continue

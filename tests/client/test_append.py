@@ -74,9 +74,7 @@ async def test_small_writes_are_sent_together_and_large_ones_cut(cluster: FakeCl
         async with (await connection.table("t")).append() as writer:
             await writer.write({"id": list(range(10_000))})
     sizes = [
-        read_header(batch).record_count
-        for log in cluster.logs.values()
-        for _, batch in log.batches
+        read_header(batch).record_count for log in cluster.logs.values() for _, batch in log.batches
     ]
     assert len(sizes) == 10
     assert set(sizes) == {1000}
@@ -120,9 +118,11 @@ async def test_batches_of_one_bucket_are_pipelined_up_to_the_limit(cluster: Fake
 
     cluster.handlers[ApiKey.PRODUCE_LOG] = watched  # type: ignore[assignment]
     options = FAST | {"client.writer.batch-size": "1kb"}
-    async with await connect_async(cluster.bootstrap, **options) as connection:
-        async with (await connection.table("t")).append() as writer:
-            await writer.write({"id": list(range(5_000))})
+    async with (
+        await connect_async(cluster.bootstrap, **options) as connection,
+        (await connection.table("t")).append() as writer,
+    ):
+        await writer.write({"id": list(range(5_000))})
     assert peak == 5
     assert list(stored(cluster, info).values()) == [list(range(5_000))]
 
@@ -142,13 +142,15 @@ async def test_a_writer_waits_while_its_memory_is_full(cluster: FakeCluster) -> 
         "client.writer.batch-size": "1kb",
         "client.writer.buffer.memory-size": "8kb",
     }
-    async with await connect_async(cluster.bootstrap, **options) as connection:
-        async with (await connection.table("t")).append() as writer:
-            writing = asyncio.ensure_future(writer.write({"id": list(range(10_000))}))
-            done, _ = await asyncio.wait([writing], timeout=0.2)
-            assert not done
-            gate.set()
-            await writing
+    async with (
+        await connect_async(cluster.bootstrap, **options) as connection,
+        (await connection.table("t")).append() as writer,
+    ):
+        writing = asyncio.ensure_future(writer.write({"id": list(range(10_000))}))
+        done, _ = await asyncio.wait([writing], timeout=0.2)
+        assert not done
+        gate.set()
+        await writing
 
 
 PASSING = [
@@ -196,16 +198,16 @@ async def test_nothing_is_lost_doubled_or_reordered_whatever_fails(seed: int) ->
     ]
     async with FakeCluster() as cluster:
         info = cluster.create("t", "id BIGINT", bucket_keys=("id",), bucket_count=2)
-        cluster.produce_fault = lambda *_: (
-            chance.choice(faults) if chance.random() < 0.15 else None
-        )
+        cluster.produce_fault = lambda *_: chance.choice(faults) if chance.random() < 0.15 else None
         options = FAST | {"client.writer.batch-size": "1kb", "client.request-timeout": "3s"}
-        async with await connect_async(cluster.bootstrap, **options) as connection:
-            async with (await connection.table("t")).append() as writer:
-                for start in range(0, 3000, 100):
-                    await writer.write({"id": list(range(start, start + 100))})
-                    if chance.random() < 0.1:
-                        await writer.flush()
+        async with (
+            await connect_async(cluster.bootstrap, **options) as connection,
+            (await connection.table("t")).append() as writer,
+        ):
+            for start in range(0, 3000, 100):
+                await writer.write({"id": list(range(start, start + 100))})
+                if chance.random() < 0.1:
+                    await writer.flush()
         found = stored(cluster, info)
     assert sorted(i for ids in found.values() for i in ids) == list(range(3000))
     assert all(ids == sorted(ids) for ids in found.values())
@@ -347,9 +349,7 @@ async def test_rows_find_their_partition_which_is_created_when_missing(
 ) -> None:
     info = cluster.create("t", "id BIGINT, day STRING, n INT", partition_keys=("day", "n"))
     async with (await connection.table("t")).append() as writer:
-        await writer.write(
-            {"id": [1, 2, 3, 4], "day": ["a", "b", "a", "b"], "n": [1, 1, 1, 2]}
-        )
+        await writer.write({"id": [1, 2, 3, 4], "day": ["a", "b", "a", "b"], "n": [1, 1, 1, 2]})
     names = cluster.tables[info.path].partitions
     found = {
         name: stored(cluster, info)[TableBucket(info.table_id, partition_id, 0)]
@@ -385,9 +385,11 @@ async def test_one_bad_row_among_gathered_ones_does_not_take_the_others_along(
 async def test_without_idempotence_batches_carry_no_writer(cluster: FakeCluster) -> None:
     cluster.create("t", "id BIGINT")
     options = FAST | {"client.writer.enable-idempotence": "false"}
-    async with await connect_async(cluster.bootstrap, **options) as connection:
-        async with (await connection.table("t")).append() as writer:
-            await writer.write({"id": [1]})
+    async with (
+        await connect_async(cluster.bootstrap, **options) as connection,
+        (await connection.table("t")).append() as writer,
+    ):
+        await writer.write({"id": [1]})
     assert headers(cluster) == [(-1, -1)]
     assert cluster.received[ApiKey.INIT_WRITER] == 0
 
@@ -406,10 +408,15 @@ async def test_an_exception_in_the_body_is_not_hidden_by_a_failing_writer(
 ) -> None:
     cluster.create("t", "id BIGINT")
     cluster.produce_fault = lambda *_: ErrorCode.RECORD_TOO_LARGE_EXCEPTION
-    with pytest.raises(KeyError) as caught:
-        async with (await connection.table("t")).append() as writer:
+    writer = (await connection.table("t")).append()
+
+    async def body() -> None:
+        async with writer:
             await writer.write({"id": [1]})
             raise KeyError("mine")
+
+    with pytest.raises(KeyError) as caught:
+        await body()
     assert "RECORD_TOO_LARGE" in caught.value.__notes__[0]
     with pytest.raises(ZuflussError, match="closed"):
         await writer.write({"id": [1]})

@@ -114,5 +114,5 @@ def test_another_stamp_changes_writer_and_sequence_only() -> None:
 
 def test_rows_too_large_for_a_batch_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encode, "BATCH_BYTES_MAX", 1000)
-    with pytest.raises(RecordTooLargeError, match="10 rows for table fluss.t"):
+    with pytest.raises(RecordTooLargeError, match="10 rows for table"):
         BatchEncoder(table()).encode([noise(10)], 1, 0)

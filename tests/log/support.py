@@ -29,7 +29,7 @@ def batch(
 
 def entry(*batches: bytes | bytearray) -> tuple[memoryview, tuple[CheckedBatch, ...]]:
     """What the server has of a bucket entry: a writable view, and where its batches are."""
-    data = bytearray(b"frame").join((b"", b"".join(batches)))
+    data = bytearray(b"frame" + b"".join(batches))
     checked = []
     for at, h in iter_headers(memoryview(data)[5:]):
         start = at + 5
@@ -42,7 +42,9 @@ def entry(*batches: bytes | bytearray) -> tuple[memoryview, tuple[CheckedBatch, 
     return memoryview(data), tuple(checked)
 
 
-def append(log: Log, *batches: bytes | bytearray, now_ms: int = 1000, visible: bool = True) -> Appended:
+def append(
+    log: Log, *batches: bytes | bytearray, now_ms: int = 1000, visible: bool = True
+) -> Appended:
     view, checked = entry(*batches)
     result = log.append(view, checked, now_ms)
     if visible:
@@ -65,6 +67,15 @@ def open_log(
 def crash(log: Log) -> None:
     """Drop a log as a killed process does: the page cache stays, nothing else happens."""
     log.close(clean=False)
+
+
+def expire(log: Log, now_ms: int) -> list[int]:
+    """Expire and remove segments; return their base offsets."""
+    retired = log.expire(now_ms)
+    if retired is None:
+        return []
+    retired.remove(log.files)
+    return [segment.base_offset for segment in retired.segments]
 
 
 def read_all(log: Log, max_bytes: int = 1 << 20) -> bytes:

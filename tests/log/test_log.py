@@ -9,10 +9,20 @@ from typing import Any
 
 import pytest
 
-from tests.log.support import append, batch, crash, offsets, open_log, read_all, segment_files
+from tests.log.support import (
+    append,
+    batch,
+    crash,
+    expire,
+    offsets,
+    open_log,
+    read_all,
+    segment_files,
+)
 from zufluss.errors import CorruptRecordError, LogStorageError, OffsetOutOfRangeError
+from zufluss.log.files import OpenFile
 from zufluss.log.log import CURSORS_MAX
-from zufluss.log.retention import remove, remove_deleted
+from zufluss.log.retention import remove_deleted
 from zufluss.log.segment import PagesNotCachedError, read_slice
 from zufluss.record.batch import iter_headers, read_header
 from zufluss.testing.files import SilentFiles
@@ -147,7 +157,7 @@ def test_a_slice_stays_readable_after_its_segment_was_deleted(tmp_path: Path) ->
     log = open_log(tmp_path, ttl_ms=100)
     append(log, batch(5), now_ms=10)
     part = log.locate(0, 1000)
-    remove(log.files, log.directory, log.expire(1000))
+    expire(log, 1000)
     assert not segment_files(tmp_path, "00.log")
     assert offsets(bytes(read_slice(part, nowait=False))) == [(0, 5)]
 
@@ -241,10 +251,9 @@ def test_retention_deletes_expired_segments_and_keeps_the_end(tmp_path: Path) ->
     log = open_log(tmp_path, segment_bytes_max=120, ttl_ms=100)
     for now in (0, 10, 20, 200, 210):
         append(log, batch(), now_ms=now)
-    paths = log.expire(201)
-    remove(log.files, log.directory, paths)
+    assert expire(log, 201) == [0]
     assert (log.log_start_offset, log.log_end_offset) == (2, 5)
-    remove(log.files, log.directory, log.expire(1000))
+    expire(log, 1000)
     assert (log.log_start_offset, log.log_end_offset, log.size) == (5, 5, 0)
     assert len(segment_files(tmp_path, "*")) <= 4
     crash(log)
@@ -255,15 +264,15 @@ def test_retention_deletes_expired_segments_and_keeps_the_end(tmp_path: Path) ->
 def test_the_segment_being_written_stays_when_the_server_wants_it_so(tmp_path: Path) -> None:
     log = open_log(tmp_path, ttl_ms=100, retention_rolls_active=False)
     append(log, batch(), now_ms=0)
-    assert log.expire(1000) == []
-    assert log.expire(1000) == []
+    assert log.expire(1000) is None
+    assert log.expire(1000) is None
     assert log.log_start_offset == 0
 
 
 def test_a_time_to_live_of_zero_keeps_everything(tmp_path: Path) -> None:
     log = open_log(tmp_path, ttl_ms=0)
     append(log, batch(), now_ms=0)
-    assert log.expire(1 << 50) == []
+    assert log.expire(1 << 50) is None
 
 
 def test_deletion_leaves_nothing(tmp_path: Path) -> None:
@@ -316,22 +325,23 @@ class FailingFiles(SilentFiles):
         return os.pwrite(fd, data, position)
 
 
-@pytest.mark.parametrize("fault", [{"failing": errno.ENOSPC}, {"failing": errno.EIO}, {"short": 70}])
+@pytest.mark.parametrize(
+    "fault", [{"failing": errno.ENOSPC}, {"failing": errno.EIO}, {"short": 70}]
+)
 def test_a_write_that_fails_leaves_the_log_as_it_was(tmp_path: Path, fault: dict[str, int]) -> None:
     """A full disk must refuse, keep reading, and go on when there is space again."""
     files = FailingFiles()
     log = open_log(tmp_path, files)
     append(log, batch(3, writer=1, sequence=0))
     before = read_all(log)
-    vars(files).update(fault)
+    files.failing, files.short = fault.get("failing"), fault.get("short")
     for _ in range(2):
         with pytest.raises(LogStorageError) as caught:
             append(log, batch(3, writer=1, sequence=1), batch(3, writer=1, sequence=2))
         assert caught.value.retriable
     assert (log.log_end_offset, read_all(log)) == (3, before)
     assert segment_files(tmp_path, ".log")[0].stat().st_size == len(before)
-    vars(files).clear()
-    files.__init__()  # type: ignore[misc]
+    files.failing = files.short = None
     assert append(log, batch(3, writer=1, sequence=1)).base_offset == 3
 
 
@@ -347,28 +357,21 @@ def test_a_full_disk_at_a_roll_refuses_the_append_only(tmp_path: Path) -> None:
     assert offsets(read_all(log)) == [(0, 1), (1, 1)]
 
 
+class NoIndexFiles(SilentFiles):
+    """Files on a disk with no room for an index."""
+
+    def open(self, path: Path, *, create: bool = False) -> OpenFile:
+        if path.suffix in (".index", ".timeindex"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        return super().open(path, create=create)
+
+
 def test_an_index_that_cannot_be_written_does_not_refuse_the_append(tmp_path: Path) -> None:
-    files = SilentFiles()
-    log = open_log(tmp_path, files, index_interval_bytes=0)
-    files.open = None  # type: ignore[assignment,method-assign]
-    files.open = _no_space  # type: ignore[method-assign]
-    append_ok = 0
-    log._active.file = SilentFiles().open(_created(log), create=True)
-    log._active.resume_index(files)
+    log = open_log(tmp_path, NoIndexFiles(), index_interval_bytes=0)
     for _ in range(500):
         append(log, batch())
-        append_ok += 1
-    assert log.log_end_offset == append_ok
+    assert log.log_end_offset == 500
     assert log.locate(250, 1000).length
-
-
-def _created(log: Any) -> Path:
-    path: Path = log._active.path
-    return path
-
-
-def _no_space(path: Path, *, create: bool = False) -> Any:
-    raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
 
 def test_a_failed_log_takes_no_writes_and_still_reads(tmp_path: Path) -> None:

@@ -104,6 +104,14 @@ def test_old_generations_of_compiled_code_are_forgotten(
     assert chosen.name in left
 
 
+@pytest.mark.slow
+def test_no_kernel_touches_a_byte_outside_a_damaged_batch() -> None:
+    script = Path(__file__).with_name("guard_pages.py")
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"killed or failed ({done.returncode}): {done.stderr[-2000:]}"
+    assert int(done.stdout) > 10_000
+
+
 def test_a_kernel_takes_read_only_and_writable_arrays() -> None:
     data = batch.build_batch(1, b"", 0, append_only=False, change_types=b"")
     numbers = np.zeros(8, dtype=np.int64)

@@ -12,7 +12,7 @@ import fluss
 import pyarrow as pa
 import pytest
 
-from tests.wire.helpers import IDS, create, ids, read_arrow
+from tests.wire.helpers import create, ids, read_arrow
 from tests.wire.raw import RawClient, produce_request
 from zufluss.record.batch import build_batch
 from zufluss.testing.server import DevServer
@@ -186,7 +186,3 @@ def test_one_bad_bucket_entry_does_not_touch_the_others(
     found = {e.bucket_id: e.error_code for e in answer.buckets_resp}
     assert found == {0: 0, 1: 14, 7: 21}
     assert (raw.end_offset(table_id, 0), raw.end_offset(table_id, 1)) == (2, 0)
-
-
-def test_the_schema_of_the_everyday_table_is_what_these_batches_carry() -> None:
-    assert ids(0, 1).schema == IDS

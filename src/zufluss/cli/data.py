@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -132,7 +133,7 @@ def scan(
             limit=limit,
         )
         show = _print_json if output is Output.JSON else _table_printer(batches.schema.names)
-        with batches, _until_interrupt():
+        with batches, _until_told_to_stop():
             for batch in batches:
                 show(batch)
 
@@ -250,12 +251,15 @@ def _fitting(file: str) -> Iterator[None]:
 
 
 @contextmanager
-def _until_interrupt() -> Iterator[None]:
-    """Ctrl-C is the way out of --follow, not an error."""
+def _until_told_to_stop() -> Iterator[None]:
+    """Ctrl-C, and a reader such as `head` that has seen enough, are ways out and no errors."""
     try:
         yield
     except KeyboardInterrupt:
         sys.stdout.flush()
+    except BrokenPipeError:
+        # What is still buffered has nowhere to go; without this, Python fails as it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextmanager

@@ -114,7 +114,14 @@ def _parse_any(lines: bytes, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
 
 
 def _column(rows: list[dict[str, Any]], field: pa.Field) -> pa.Array:
-    values = [jsonvalues.value(row.get(field.name), field.type, field.name) for row in rows]
+    convert = jsonvalues.converter(field.type)
+    item: Any = None
+    try:
+        values = [convert(item := row.get(field.name)) for row in rows]
+    except (ValueError, TypeError, AttributeError, ArithmeticError) as problem:
+        raise ValueError(
+            f"column {field.name}: {item!r:.80} is no {field.type}: {problem}"
+        ) from None
     try:
         return pa.array(values, field.type)
     except (pa.ArrowException, OverflowError) as problem:

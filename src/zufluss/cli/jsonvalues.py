@@ -18,6 +18,7 @@ finer than the unit is refused rather than cut. Everything else is left to pyarr
 from __future__ import annotations
 
 import base64
+import functools
 import re
 from collections.abc import Callable
 from datetime import UTC, date, datetime
@@ -31,46 +32,51 @@ _FRACTION = re.compile(r"(?P<head>[^.]*)\.(?P<digits>[0-9]{1,9})(?P<zone>Z|[+-][
 _DIGITS = {"s": 0, "ms": 3, "us": 6, "ns": 9}
 
 
-def value(item: Any, data_type: pa.DataType, name: str) -> Any:
-    """The value for `pa.array` of a JSON value; `ValueError` names the column."""
-    try:
-        return _convert(item, data_type)
-    except (ValueError, TypeError, AttributeError, ArithmeticError) as problem:
-        raise ValueError(f"column {name}: {item!r:.80} is no {data_type}: {problem}") from None
+Convert = Callable[[Any], Any]
 
 
-def _convert(item: Any, data_type: pa.DataType) -> Any:
-    if item is None:
-        return None
+def converter(data_type: pa.DataType) -> Convert:
+    """What makes values for `pa.array` of JSON values of that type; it passes null through."""
+    convert = _converter(data_type)
+    return lambda item: None if item is None else convert(item)
+
+
+def _converter(data_type: pa.DataType) -> Convert:
     if pat.is_list(data_type):
-        return [_convert(element, data_type.value_type) for element in item]
+        element = converter(data_type.value_type)
+        return lambda item: [element(inner) for inner in item]
     if pat.is_struct(data_type):
-        return {field.name: _convert(item.get(field.name), field.type) for field in data_type}
+        fields = {field.name: converter(field.type) for field in data_type}
+        return lambda item: {name: one(item.get(name)) for name, one in fields.items()}
     if pat.is_map(data_type):
-        entries = item.items() if isinstance(item, dict) else item
-        return [
-            (_convert(key, data_type.key_type), _convert(element, data_type.item_type))
-            for key, element in entries
-        ]
+        return _map_converter(converter(data_type.key_type), converter(data_type.item_type))
     for matches, convert in _SCALARS:
         if matches(data_type):
-            return convert(item, data_type)
-    return item
+            return functools.partial(convert, data_type=data_type)
+    return lambda item: item
 
 
-def _binary(item: Any, _: pa.DataType) -> bytes:
+def _map_converter(convert_key: Convert, convert_value: Convert) -> Convert:
+    def convert(item: Any) -> list[tuple[Any, Any]]:
+        entries = item.items() if isinstance(item, dict) else item
+        return [(convert_key(key), convert_value(value)) for key, value in entries]
+
+    return convert
+
+
+def _binary(item: Any, data_type: pa.DataType) -> bytes:
     return base64.b64decode(item, validate=True)
 
 
-def _date(item: Any, _: pa.DataType) -> date:
+def _date(item: Any, data_type: pa.DataType) -> date:
     return date.fromisoformat(item)
 
 
-def _decimal(item: Any, _: pa.DataType) -> Decimal:
+def _decimal(item: Any, data_type: pa.DataType) -> Decimal:
     return Decimal(item)
 
 
-def _float(item: Any, _: pa.DataType) -> float:
+def _float(item: Any, data_type: pa.DataType) -> float:
     if isinstance(item, (bool, str)):
         raise ValueError("allowed: a number")
     return float(item)
@@ -112,7 +118,7 @@ def _units(moment: datetime, unit: str) -> int:
     return int(seconds * 10 ** _DIGITS[unit])
 
 
-_SCALARS: tuple[tuple[Callable[[Any], bool], Callable[[Any, Any], Any]], ...] = (
+_SCALARS: tuple[tuple[Callable[[Any], bool], Callable[..., Any]], ...] = (
     (pat.is_binary, _binary),
     (pat.is_fixed_size_binary, _binary),
     (pat.is_date32, _date),

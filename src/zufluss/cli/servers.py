@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 
 CONFIGURABLE_ERRORS = frozenset(
-    {errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES, errno.EPERM, errno.EROFS}
+    {errno.EADDRINUSE, errno.EADDRNOTAVAIL}
+    | {errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOTDIR}
 )
 """What another address, port or directory would mend."""
 

@@ -222,9 +222,10 @@ class Fetcher:
             if not states:
                 return
             began = self._loop.time()
+            projected = self._plan.push_projection
             try:
                 body = await self._fetch(server, states)
-                progress = await self._take_apart(body)
+                progress = await self._take_apart(body, projected)
             except ZuflussError as e:
                 if e.code not in _PASSING:
                     raise
@@ -279,16 +280,15 @@ class Fetcher:
 
     # -- answers -------------------------------------------------------------------------------
 
-    async def _take_apart(self, body: memoryview) -> bool:
+    async def _take_apart(self, body: memoryview, projected: bool) -> bool:
         """Deal with every bucket of an answer; whether any of them moved."""
         progress = False
-        projected = self._plan.push_projection
         for found in fetch_answer(body):
             state = self._states.get(found.bucket)
             if state is None or state.paused:
                 continue
             if found.error_code:
-                self._refused(state, found)
+                self._refused(state, found, projected)
                 continue
             state.backoff = None
             before = state.position
@@ -336,13 +336,13 @@ class Fetcher:
             )
         state.fetch_bytes = max(state.fetch_bytes, size)
 
-    def _refused(self, state: BucketState, found: FetchedBucket) -> None:
+    def _refused(self, state: BucketState, found: FetchedBucket, projected: bool) -> None:
         reason = error(found.error_code, f"{found.bucket}: {found.error_message}")
         if reason.code in _PASSING:
             self._recover([state], reason)
             return
-        altered = self._plan.push_projection and self._plan.info.schema_id > 1
-        if reason.code is ErrorCode.INVALID_COLUMN_PROJECTION and altered:
+        altered = self._plan.info.schema_id > 1
+        if reason.code is ErrorCode.INVALID_COLUMN_PROJECTION and projected and altered:
             log.debug("scan.projection_refused", bucket=str(found.bucket))
             self._plan.push_projection = False
             return

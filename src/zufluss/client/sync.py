@@ -79,10 +79,18 @@ class LoopThread:
         return self.run(work())
 
     def close(self) -> None:
-        """Stop the loop and wait for the thread."""
+        """End what still runs on the loop, stop it, and wait for the thread."""
         if self._thread.is_alive():
+            self.run(_cancel_others())
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
+
+
+async def _cancel_others() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:

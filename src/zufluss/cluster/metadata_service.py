@@ -7,6 +7,7 @@ same question keep their code, except where `docs/compatibility.md` says why not
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,9 @@ from zufluss.wire.api import ApiKey
 
 if TYPE_CHECKING:
     from zufluss.net.services import RequestContext, Services
+
+MISSING_PARTITION_HOLD_SECONDS = 0.5
+"""How long the answer about a missing partition is held: pyfluss asks again at once, for ever."""
 
 
 class MetadataService:
@@ -132,7 +136,11 @@ class MetadataService:
         """GET_METADATA (1012): servers on the caller's own listener, tables, partitions."""
         image = self._image
         tables = [image.table(codec.path_from_proto(path)) for path in request.table_path]
-        partitions = self._partitions(request)
+        try:
+            partitions = self._partitions(request)
+        except PartitionNotExistError:
+            await asyncio.sleep(MISSING_PARTITION_HOLD_SECONDS)
+            raise
         response = m.MetadataResponse(
             tablet_servers=_visible(image.tablets.values(), ctx.listener),
             table_metadata=map(codec.table_to_proto, tables),

@@ -55,13 +55,6 @@ SECURITY_PROTOCOL_MAP: Option[dict[str, str]] = Option(
     allowed=("plaintext", "sasl"),
     default_text="all plaintext",
 )
-SECURITY_SASL_ENABLED_MECHANISMS: Option[tuple[str, ...]] = Option(
-    "security.sasl.enabled.mechanisms",
-    Kind.LIST,
-    ("PLAIN",),
-    "The SASL mechanisms a client may choose on a sasl listener.",
-    allowed=("PLAIN",),
-)
 SECURITY_SASL_PLAIN_JAAS_CONFIG: Option[str | None] = Option(
     "security.sasl.plain.jaas.config",
     Kind.STRING,
@@ -104,12 +97,6 @@ DATA_DIR = Option(
     Kind.STRING,
     "zufluss-data",
     "The directory for metadata and logs; relative to where the server is started.",
-)
-REMOTE_DATA_DIR: Option[str | None] = Option(
-    "remote.data.dir",
-    Kind.STRING,
-    None,
-    "The directory or object-store URL for remote log segments and snapshots.",
 )
 
 # ---------------------------------------------------------------------------------------------
@@ -205,35 +192,15 @@ LOG_RETENTION_CHECK_INTERVAL = Option(
 LOG_RETENTION_ROLL_ACTIVE_SEGMENT_ENABLED = Option(
     "log.retention.roll-active-segment.enabled",
     Kind.BOOL,
-    False,
-    "Let retention also close and delete the segment being written once all of it has expired.",
-)
-LOG_REPLICA_HIGH_WATERMARK_CHECKPOINT_INTERVAL = Option(
-    "log.replica.high-watermark.checkpoint-interval",
-    Kind.DURATION,
-    5 * SECOND_MS,
-    "How often the high watermarks are written to disk.",
-    minimum=1,
-)
-LOG_REPLICA_MIN_IN_SYNC_REPLICAS_NUMBER = Option(
-    "log.replica.min-in-sync-replicas-number",
-    Kind.INT,
-    1,
-    "With acks=all, the number of replicas that must have a batch before it is acknowledged.",
-    minimum=1,
+    True,
+    "Let retention also close and delete the segment being written once all of it has expired. "
+    "Fluss's default is false, which keeps the last segment of a quiet table for ever.",
 )
 SERVER_WRITER_ID_EXPIRATION_TIME = Option(
     "server.writer-id.expiration-time",
     Kind.DURATION,
     7 * DAY_MS,
     "An idempotent writer that has written nothing for this long is forgotten.",
-    minimum=1,
-)
-SERVER_WRITER_ID_EXPIRATION_CHECK_INTERVAL = Option(
-    "server.writer-id.expiration-check-interval",
-    Kind.DURATION,
-    10 * MINUTE_MS,
-    "How often expired writers are looked for.",
     minimum=1,
 )
 ZUFLUSS_LOG_FLUSH = Option(
@@ -265,14 +232,6 @@ NETTY_SERVER_MAX_REQUEST_SIZE = Option(
     "The largest request; a longer one closes its connection.",
     minimum=KIB,
     maximum=INT32_MAX,
-)
-NETTY_SERVER_MAX_QUEUED_REQUESTS = Option(
-    "netty.server.max-queued-requests",
-    Kind.INT,
-    500,
-    "The requests of all connections that may be in work at once; beyond it the server stops "
-    "reading until some are answered.",
-    minimum=1,
 )
 NETTY_CONNECTION_MAX_IDLE_TIME = Option(
     "netty.connection.max-idle-time",

@@ -122,7 +122,7 @@ class CommitFile:
             for at in range(min(size, capacity), capacity, len(zeros)):
                 files.write_all(file.fd, zeros[: capacity - at], at)
             files.fdatasync(file.fd)
-            files.sync_directory(path.parent)
+        files.sync_directory(path.parent)
         return cls(path, file, capacity)
 
     def begin(self, generation: int) -> None:

@@ -103,7 +103,10 @@ class Files:
             os.close(fd)
 
     def make_directories(self, path: Path) -> list[Path]:
-        """Make a directory with its parents; return the directories whose names changed."""
+        """Make a directory with its parents; return the directories that got a name, inmost first.
+
+        Their names are durable when these are synced.
+        """
         missing = list(itertools.takewhile(lambda p: not p.exists(), (path, *path.parents)))
         for directory in reversed(missing):
             self.mkdir(directory)

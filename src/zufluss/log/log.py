@@ -31,7 +31,7 @@ from zufluss.log.checkpoint import Checkpoint, write_checkpoint
 from zufluss.log.config import INT32_MAX, LogConfig
 from zufluss.log.files import Files
 from zufluss.log.recovery import Recovered, ReplayEntry, recover
-from zufluss.log.retention import expired, retire
+from zufluss.log.retention import Retired, expired
 from zufluss.log.segment import (
     DELETED_SUFFIX,
     SNAPSHOT_SUFFIX,
@@ -143,17 +143,19 @@ class Log:
         now_ms: int,
         bucket: TableBucket | None = None,
         replay: Sequence[ReplayEntry] = (),
+        root: Path | None = None,
     ) -> Log:
         """Open the log in `directory`, made if it is missing; recover it if it was not closed.
 
-        `replay` are the entries the commit log has for it. `CorruptRecordError` if durable data is
-        missing or damaged: the files are left as they are, and the log must not be served.
+        `replay` are the entries the commit log has for it. `root` is the directory above that is
+        known to be durable; by default the parent. `CorruptRecordError` if durable data is missing
+        or damaged: the files are left as they are, and the log must not be served.
         """
-        changed = files.make_directories(directory)
+        files.make_directories(directory)
         found = recover(directory, config, files, replay)
         log = cls(directory, config, files, found, bucket)
-        for parent in changed:
-            log._names_changed(parent)
+        if found.checkpoint is None:
+            log._never_synced(root or directory.parent)
         for batches in found.replay:
             log.append_stamped(batches)
         log.writers.forget_expired(now_ms)
@@ -371,7 +373,7 @@ class Log:
             self.on_roll(self)
 
     def _write_snapshot(self) -> Path:
-        path = self.directory / f"{self.log_end_offset:020d}{SNAPSHOT_SUFFIX}"
+        path = self._snapshot_path(self.log_end_offset)
         self.files.put(path, self.writers.to_json())
         if self.log_end_offset not in self._snapshots:
             self._snapshots.append(self.log_end_offset)
@@ -547,6 +549,14 @@ class Log:
         self._names_changes += 1
         self._names[directory] = self._names_changes
 
+    def _never_synced(self, root: Path) -> None:
+        """Without a checkpoint nobody knows whether the names up to `root` are durable."""
+        self._names_changed(self.directory)
+        for parent in self.directory.parents:
+            self._names_changed(parent)
+            if parent == root:
+                return
+
     def _sync_now(self) -> None:
         plan = self.plan_sync(checkpoint=True)
         plan.run(self.files)
@@ -591,15 +601,15 @@ class Log:
                 files.unlink_if_there(path)
         for offset in self._snapshots:
             if offset > end:
-                files.unlink_if_there(self.directory / f"{offset:020d}{SNAPSHOT_SUFFIX}")
+                files.unlink_if_there(self._snapshot_path(offset))
         files.forget(segment.path)
         file = files.open(segment.path)
         files.truncate(file.fd, position)
         files.fdatasync(file.fd)
         files.sync_directory(self.directory)
 
-    def expire(self, now_ms: int) -> list[Path]:
-        """Let go of the segments older than the time to live; return files for `remove`.
+    def expire(self, now_ms: int) -> Retired | None:
+        """Let go of the segments older than the time to live; the caller has them removed.
 
         Only what every reader may see is let go of. The segment being written goes too when all of
         it has expired and `retention_rolls_active` is set: it is closed first, so that the log
@@ -611,19 +621,29 @@ class Log:
                 self.roll()
             else:
                 old.pop()
-        old = [s for s in old if self._bases[self._segments.index(s) + 1] <= self.high_watermark]
+        old = [
+            segment
+            for segment, end in zip(old, self._bases[1:], strict=False)
+            if end <= self.high_watermark
+        ]
         if not old:
-            return []
-        paths = retire(self.files, old)
+            return None
         del self._segments[: len(old)], self._bases[: len(old)]
         self._unsynced = [s for s in self._unsynced if s not in old]
         self._cursors.clear()
         if self._hw_segment in old:
             self._hw_segment, self._hw_position = self._segments[0], 0
-        self._names_changed(self.directory)
-        dropped = [offset for offset in self._snapshots if offset < self.log_start_offset]
-        self._snapshots = [o for o in self._snapshots if o >= self.log_start_offset]
-        return paths + [self.directory / f"{o:020d}{SNAPSHOT_SUFFIX}" for o in dropped]
+        start = self.log_start_offset
+        paths = [path for segment in old for path in segment.paths]
+        paths += [self._snapshot_path(offset) for offset in self._snapshots if offset < start]
+        self._snapshots = [offset for offset in self._snapshots if offset >= start]
+        for path in paths:
+            self.files.forget(path)
+            self._side_files.pop(path, None)
+        return Retired(self.directory, tuple(old), self._snapshot_path(start), tuple(paths))
+
+    def _snapshot_path(self, offset: int) -> Path:
+        return self.directory / f"{offset:020d}{SNAPSHOT_SUFFIX}"
 
     def delete(self) -> Path:
         """Give the directory a name that means deleted; return it for `remove_deleted`."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -26,7 +27,7 @@ from zufluss.log.files import Files
 from zufluss.log.flush import Flusher, OnFailure
 from zufluss.log.log import Log
 from zufluss.log.recovery import ReplayEntry
-from zufluss.log.retention import remove, remove_deleted
+from zufluss.log.retention import remove_deleted
 from zufluss.log.segment import DELETED_SUFFIX
 from zufluss.log.worker import ThreadWorker, Worker
 from zufluss.model.table import PhysicalTablePath, TableBucket
@@ -76,7 +77,8 @@ class LogManager:
         self._dirty: dict[Log, None] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._commit_dir = data_dir / COMMIT_DIRECTORY
-        files.make_directories(self._commit_dir)
+        for directory in (*files.make_directories(self._commit_dir), data_dir):
+            files.sync_directory(directory)
         self._replay: dict[EntryKey, list[ReplayEntry]]
         self._replay, self._generation = read_commit_log(self._commit_dir)
         make_worker = make_worker or _thread_worker
@@ -118,6 +120,7 @@ class LogManager:
                 now_ms=now_ms,
                 bucket=bucket,
                 replay=self._replay.get(key_of(bucket), ()),
+                root=self._data_dir,
             )
         except CorruptRecordError as e:
             self._refused[bucket] = e
@@ -171,22 +174,19 @@ class LogManager:
             self._files.rmdir(parent)
 
     def expire(self, now_ms: int) -> int:
-        """Delete the segments older than their table's time to live; return how many files go."""
+        """Delete the segments older than their table's time to live; return how many."""
         count = 0
         for log in self._logs.values():
+            log.writers.forget_expired(now_ms)
             try:
-                paths = log.expire(now_ms)
+                retired = log.expire(now_ms)
             except OSError as e:
                 _logger.error("log_retention_failed", log=str(log), reason=str(e))
                 continue
-            log.writers.forget_expired(now_ms)
-            if paths:
-                count += len(paths)
-                self._remove_paths(log.directory, paths)
+            if retired is not None:
+                count += len(retired.segments)
+                self._in_background(partial(retired.remove, self._files))
         return count
-
-    def _remove_paths(self, directory: Path, paths: list[Path]) -> None:
-        self._in_background(lambda: remove(self._files, directory, paths))
 
     def _in_background(self, job: Callable[[], None]) -> None:
         def done(outcome: object) -> None:

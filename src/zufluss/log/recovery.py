@@ -1,9 +1,10 @@
 """Opening a log: what is on disk, what of it can be trusted, what has to go.
 
-After a clean stop (`checkpoint.py`) nothing is scanned. After any other stop:
+After a clean stop (`checkpoint.py`) nothing is scanned; only the end of each segment must fit the
+start of the next. After any other stop:
 
 1. Segments that lie wholly below the recovery point and are not needed for the writer state are
-   trusted; the end of each must fit the start of the next.
+   trusted in the same way.
 2. From the newest good writer snapshot at or below the recovery point on, every header is walked:
    offsets must follow each other. That rebuilds the writer state and the indexes.
 3. From the recovery point on, the CRC of every batch is verified too. Here the log may end: at the
@@ -25,6 +26,7 @@ import os
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -102,7 +104,7 @@ def recover(
     if not segments:
         found = _new_log(directory, config, checkpoint)
     else:
-        clean = _open_clean(directory, config, segments, checkpoint, inventory)
+        clean = _open_clean(directory, config, files, segments, checkpoint, inventory)
         if clean is None:
             scan = _Scan(directory, config, files, segments, checkpoint, inventory)
             scan.run()
@@ -163,6 +165,7 @@ def _new_log(directory: Path, config: LogConfig, checkpoint: Checkpoint | None) 
 def _open_clean(
     directory: Path,
     config: LogConfig,
+    files: Files,
     segments: list[Segment],
     checkpoint: Checkpoint | None,
     inventory: _Inventory,
@@ -180,8 +183,8 @@ def _open_clean(
     writers = read_snapshot(directory, end, config.writer_expiry_ms)
     if writers is None:
         return None
-    for segment in segments:
-        segment.synced = segment.size
+    _check_ends(directory, files, segments)
+    last.synced = last.size
     return Recovered(
         segments,
         end,
@@ -191,6 +194,22 @@ def _open_clean(
         unsynced=False,
         snapshots=inventory.snapshots,
     )
+
+
+def _check_ends(directory: Path, files: Files, segments: Sequence[Segment]) -> None:
+    """Each segment that is trusted must end where the next one starts."""
+    for segment, following in pairwise(segments):
+        end = following.base_offset
+        try:
+            position = segment.position_of(files, end - 1)
+            ends = [
+                h.next_offset for _, h in headers(segment.reader(files), position, segment.size)
+            ]
+        except CorruptRecordError as e:
+            raise _refusal(directory, f"{segment.path.name}: {e.message}") from e
+        if ends != [end]:
+            raise _refusal(directory, f"{segment.path.name} does not end at offset {end}")
+        segment.synced = segment.size
 
 
 def read_snapshot(directory: Path, offset: int, expiry_ms: int) -> WriterState | None:
@@ -243,8 +262,7 @@ class _Scan:
         """Walk the segments; decide what stays."""
         bases = [segment.base_offset for segment in self.segments]
         first = bisect_right(bases, self.writers_from) - 1
-        for segment, next_base in zip(self.segments[:first], bases[1:], strict=False):
-            self._check_end(segment, next_base)
+        _check_ends(self.directory, self.files, self.segments[: first + 1])
         self.end_offset = bases[first]
         for i in range(first, len(self.segments)):
             segment = self.segments[i]
@@ -262,20 +280,6 @@ class _Scan:
                 f"the log ends at offset {self.end_offset}, the recovery point is "
                 f"{self.recovery_point}",
             )
-
-    def _check_end(self, segment: Segment, next_base: int) -> None:
-        """A trusted segment must end where the next one starts."""
-        try:
-            position = segment.position_of(self.files, next_base - 1)
-            ends = [header for _, header in self._headers(segment, position)]
-        except CorruptRecordError as e:
-            raise _refusal(self.directory, f"{segment.path.name}: {e.message}") from e
-        if len(ends) != 1 or ends[0].next_offset != next_base:
-            raise _refusal(self.directory, f"{segment.path.name} does not end at {next_base}")
-        segment.synced = segment.size
-
-    def _headers(self, segment: Segment, position: int) -> list[tuple[int, BatchHeader]]:
-        return list(headers(segment.reader(self.files), position, segment.size))
 
     def _walk(self, segment: Segment) -> tuple[int, str]:
         """Take in the batches of a segment; return where they end and what is wrong there."""
@@ -353,7 +357,7 @@ class _Scan:
 
     def _mark_synced(self) -> None:
         """Segments below the recovery point are durable; of its own segment, a part is."""
-        for segment, following in zip(self.segments, self.segments[1:], strict=False):
+        for segment, following in pairwise(self.segments):
             if following.base_offset <= self.recovery_point:
                 segment.synced = segment.size
         if self.checkpoint is not None:

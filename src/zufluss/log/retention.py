@@ -1,20 +1,21 @@
 """Which segments have outlived the table's `table.log.ttl`, and how they leave the disk.
 
 A segment goes when its newest batch is older than the time to live. Segments leave oldest first
-and only as long as each has expired, so a log never gets a hole. The files are renamed first (the
-log forgets them at once, on the event loop), then the directory is synced and they are unlinked in
-a thread, because freeing a gigabyte takes the file system a while. A crash in between leaves files
-called `.deleted`, which the next start removes.
+and only as long as each has expired, so a log never gets a hole. The log forgets them at once, on
+the event loop; the files are removed in a thread, because freeing a gigabyte takes the file system
+a while. Before that the writer snapshot at the new start is made durable: the batches it was made
+from are about to be gone. A crash in between brings the segments back, and they expire again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 
 from zufluss.log.files import Files
-from zufluss.log.segment import DELETED_SUFFIX, Segment
+from zufluss.log.segment import Segment
 
 
 def expired(segments: Sequence[Segment], files: Files, now_ms: int, ttl_ms: int) -> list[Segment]:
@@ -29,27 +30,28 @@ def expired(segments: Sequence[Segment], files: Files, now_ms: int, ttl_ms: int)
     return list(takewhile(is_expired, segments))
 
 
-def retire(files: Files, segments: Sequence[Segment]) -> list[Path]:
-    """Rename the files of segments out of the log, oldest first; return what to remove."""
-    retired = []
-    for segment in segments:
-        path = segment.path
-        files.forget(path)
-        target = path.with_name(path.name + DELETED_SUFFIX)
-        files.rename(path, target)
-        retired.append(target)
-        retired += segment.paths[1:]
-    return retired
+@dataclass(frozen=True, slots=True)
+class Retired:
+    """Segments a log has let go of."""
 
+    directory: Path
+    """Where they are."""
+    segments: tuple[Segment, ...]
+    """Oldest first."""
+    snapshot: Path
+    """The writer snapshot at the log's new start, which takes their place."""
+    paths: tuple[Path, ...]
+    """All files to remove, in order."""
 
-def remove(files: Files, directory: Path, paths: Sequence[Path]) -> None:
-    """Unlink retired files once their new names are durable. Safe in a thread."""
-    files.sync_directory(directory)
-    for path in paths:
-        try:
-            files.unlink(path)
-        except FileNotFoundError:
-            continue
+    def remove(self, files: Files) -> None:
+        """Remove the files. Safe in a thread."""
+        files.sync_file(self.snapshot)
+        files.sync_directory(self.directory)
+        for path in self.paths:
+            try:
+                files.unlink(path)
+            except FileNotFoundError:
+                continue
 
 
 def remove_deleted(files: Files, directory: Path) -> None:

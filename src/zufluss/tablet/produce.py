@@ -22,17 +22,16 @@ import structlog
 from zufluss.errors import (
     ErrorCode,
     InvalidRequiredAcksError,
-    InvalidTableError,
     LogStorageError,
-    UnknownTableOrBucketError,
     ZuflussError,
 )
 from zufluss.wire.scan import ProducedBucket, produce_ok, produce_response, scan_produce
 
 if TYPE_CHECKING:
+    from zufluss.log.log import Appended
     from zufluss.net.connection import Connection
     from zufluss.replica.replica import Replica
-    from zufluss.tablet.server import TabletServer
+    from zufluss.tablet.server import TableState, TabletServer
 
 log = structlog.get_logger(__name__)
 
@@ -128,8 +127,8 @@ class Producer:
             return
         partition_id, bucket_id, records_start, records_end = scan.buckets[0]
         try:
-            replica = self.server.log_replica(scan.table_id, partition_id, bucket_id)
-            appended = self._append(replica, scan.table_id, array, view, records_start, records_end)
+            state, replica = self._find(scan.table_id, partition_id, bucket_id)
+            appended = self._append(state, replica, array, view, records_start, records_end)
         except ZuflussError as e:
             self._refused(e, scan.table_id, bucket_id)
             entry = ProducedBucket(partition_id, bucket_id, None, e.code, e.message)
@@ -157,8 +156,8 @@ class Producer:
         waits: list[tuple[Replica, int]] = []
         for partition_id, bucket_id, start, end in scan.buckets:
             try:
-                replica = self.server.log_replica(scan.table_id, partition_id, bucket_id)
-                appended = self._append(replica, scan.table_id, array, view, start, end)
+                state, replica = self._find(scan.table_id, partition_id, bucket_id)
+                appended = self._append(state, replica, array, view, start, end)
             except ZuflussError as e:
                 self._refused(e, scan.table_id, bucket_id)
                 entry = ProducedBucket(partition_id, bucket_id, None, e.code, e.message)
@@ -172,15 +171,31 @@ class Producer:
             replica.await_append(end_offset, pending)
         pending.acknowledged()
 
+    def _find(
+        self, table_id: int, partition_id: int | None, bucket_id: int
+    ) -> tuple[TableState, Replica]:
+        state = self.server.tables.get(table_id)
+        if state is not None and not state.has_primary_key:
+            replica = state.replicas.get((partition_id, bucket_id))
+            if replica is not None:
+                return state, replica
+        raise self.server.why_not(table_id, partition_id, bucket_id)
+
     def _append(
-        self, replica: Replica, table_id: int, array: Any, view: memoryview, start: int, end: int
-    ) -> Any:
+        self,
+        state: TableState,
+        replica: Replica,
+        array: Any,
+        view: memoryview,
+        start: int,
+        end: int,
+    ) -> Appended:
         if replica.failure is not None:
             raise replica.failure
-        batches = self.server.tables[table_id].checker.check(array, start, end)
+        batches = state.checker.check(array, start, end)
         appended = replica.log.append(view, batches, _now_ns() // 1_000_000)
         if not appended.duplicate:
-            self.server.appended(replica, appended, view[start:end])
+            self.server.appended(replica, appended.end_offset, view, start, end)
         return appended
 
     def _await(self, connection: Connection, request_id: int, timeout_ms: int) -> PendingProduce:
@@ -199,18 +214,3 @@ class Producer:
         """Answer the requests whose timeout passed."""
         for pending in [p for p in self.pending if p.deadline < now]:
             pending.timed_out()
-
-
-def unknown_bucket(table_id: int, partition_id: int | None, bucket_id: int) -> ZuflussError:
-    """The error for a bucket this server does not have."""
-    where = f"table {table_id}" + ("" if partition_id is None else f" partition {partition_id}")
-    return UnknownTableOrBucketError(
-        f"{where} bucket {bucket_id} is not on this server; refresh the metadata"
-    )
-
-
-def not_a_log_table(path: object) -> ZuflussError:
-    """The error for a produce to a primary-key table."""
-    return InvalidTableError(
-        f"{path} has a primary key: its log is a changelog the server writes; use PUT_KV"
-    )

@@ -23,19 +23,26 @@ from zufluss.cluster.image import ClusterImage, ImageChange, TableEntry, TablePu
 from zufluss.cluster.replicas import ReplicaAssignment, ReplicaStop
 from zufluss.config import options, table_options
 from zufluss.config.load import Configuration
-from zufluss.errors import CorruptRecordError, LogStorageError, SchemaNotExistError, ZuflussError
+from zufluss.errors import (
+    CorruptRecordError,
+    InvalidTableError,
+    LogStorageError,
+    SchemaNotExistError,
+    UnknownTableOrBucketError,
+    ZuflussError,
+)
 from zufluss.log.config import FlushMode, LogConfig
 from zufluss.log.files import Files
-from zufluss.log.log import Appended, Log
+from zufluss.log.log import Log
 from zufluss.log.manager import LogManager, log_directory
 from zufluss.model.schema import Schema
-from zufluss.model.table import TableInfo
+from zufluss.model.table import TableBucket, TableInfo
 from zufluss.record.check import BatchChecker
 from zufluss.record.project import Projector
 from zufluss.replica.replica import Replica
 from zufluss.tablet.fetch import Fetcher
 from zufluss.tablet.identity import claim
-from zufluss.tablet.produce import Producer, not_a_log_table, unknown_bucket
+from zufluss.tablet.produce import Producer
 
 log = structlog.get_logger(__name__)
 
@@ -96,15 +103,17 @@ class TabletServer:
         self.readers = ThreadPoolExecutor(READER_THREADS, thread_name_prefix="zufluss-read")
         self.producer = Producer(self)
         self.fetcher = Fetcher(self)
+        flush = FlushMode(conf.get(options.ZUFLUSS_LOG_FLUSH))
         self.logs = LogManager(
             self.data_dir,
             files=files,
-            flush=FlushMode(conf.get(options.ZUFLUSS_LOG_FLUSH)),
+            flush=flush,
             on_durable=self._durable,
             on_failure=self._failed,
             flush_interval_ms=conf.get(options.ZUFLUSS_LOG_FLUSH_INTERVAL),
             checkpoint_interval_ms=conf.get(options.LOG_FLUSH_OFFSET_CHECKPOINT_INTERVAL),
         )
+        self._acknowledge_written = flush is FlushMode.OS
         self._replica_of: dict[Log, Replica] = {}
         self._commit_scheduled = False
         self._started = False
@@ -185,7 +194,7 @@ class TabletServer:
         if state is None:
             entry = self.image.table_by_id(table_id)
             if entry is None:
-                raise unknown_bucket(table_id, None, 0)
+                raise UnknownTableOrBucketError(f"table {table_id} is not in the metadata")
             state = self.tables[table_id] = TableState(entry)
         return state
 
@@ -228,6 +237,7 @@ class TabletServer:
             segment_bytes_max=conf.get(options.LOG_SEGMENT_FILE_SIZE),
             index_interval_bytes=conf.get(options.LOG_INDEX_INTERVAL_SIZE),
             index_bytes_max=conf.get(options.LOG_INDEX_FILE_SIZE),
+            retention_rolls_active=conf.get(options.LOG_RETENTION_ROLL_ACTIVE_SEGMENT_ENABLED),
             ttl_ms=info.property(table_options.TABLE_LOG_TTL),
             writer_expiry_ms=conf.get(options.SERVER_WRITER_ID_EXPIRATION_TIME),
         )
@@ -243,27 +253,44 @@ class TabletServer:
 
     def replica(self, table_id: int, partition_id: int | None, bucket_id: int) -> Replica:
         """The replica of a bucket, or why there is none."""
-        state = self.tables.get(table_id)
-        key = (partition_id, bucket_id)
-        found = None if state is None else state.replicas.get(key)
+        found = self.find_replica(table_id, partition_id, bucket_id)
         if found is None:
-            refused = None if state is None else state.refused.get(key)
-            raise refused or unknown_bucket(table_id, partition_id, bucket_id)
+            raise self.why_not(table_id, partition_id, bucket_id)
         return found
 
     def log_replica(self, table_id: int, partition_id: int | None, bucket_id: int) -> Replica:
         """The replica of a bucket of a log table; a primary-key table is refused."""
         state = self.tables.get(table_id)
         if state is not None and state.has_primary_key:
-            raise not_a_log_table(state.info.path)
+            raise self.why_not(table_id, partition_id, bucket_id)
         return self.replica(table_id, partition_id, bucket_id)
+
+    def why_not(self, table_id: int, partition_id: int | None, bucket_id: int) -> ZuflussError:
+        """Why a bucket cannot be written as a log, or is not here."""
+        bucket = TableBucket(table_id, partition_id, bucket_id)
+        state = self.tables.get(table_id)
+        if state is not None and (refused := state.refused.get((partition_id, bucket_id))):
+            return refused
+        if state is None or (partition_id, bucket_id) not in state.replicas:
+            return UnknownTableOrBucketError(
+                f"{bucket} is not on this server; refresh the metadata"
+            )
+        return InvalidTableError(
+            f"{state.info.path} has a primary key: the server writes its log, the changelog; "
+            "write rows with PUT_KV"
+        )
 
     # -- durability -------------------------------------------------------------------------
 
-    def appended(self, replica: Replica, appended: Appended, entry: memoryview) -> None:
-        """`entry` was written to the replica's log: acknowledge it when the flush mode says so."""
-        if self.logs.commit(replica.log, appended.end_offset, entry):
-            replica.advance(appended.end_offset)
+    def appended(
+        self, replica: Replica, end_offset: int, view: memoryview, start: int, end: int
+    ) -> None:
+        """`view[start:end]` is in the log of the replica: acknowledge it when the mode says so."""
+        if self._acknowledge_written:
+            replica.advance(end_offset)
+            return
+        if self.logs.commit(replica.log, end_offset, view[start:end]):
+            replica.advance(end_offset)
         elif not self._commit_scheduled:
             self._commit_scheduled = True
             self.loop.call_soon(self._end_of_turn)

@@ -1,0 +1,1 @@
+"""Fault tests: real server processes that are killed, starved, damaged and restarted."""

@@ -1,0 +1,100 @@
+"""Servers for fault tests: quick to start, on ports that nobody takes while they are down."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+import socket
+from collections.abc import Mapping
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, TextIO
+
+from tests.fault import warm
+from zufluss.testing.server import DevServer
+
+PORTS = range(20_000, 32_000)
+"""Below the range that outgoing connections use: such a port is still free after a restart, and a
+client that tries to reconnect cannot by chance connect to itself."""
+
+_forks = multiprocessing.get_context("forkserver")
+_forks.set_forkserver_preload(["pytest", warm.__name__])
+
+
+class WarmProcess:
+    """A forked server with as much of `subprocess.Popen` as `DevServer` uses."""
+
+    def __init__(self, arguments: list[str], environ: Mapping[str, str]) -> None:
+        reader, writer = _forks.Pipe(duplex=False)
+        self._process: BaseProcess = _forks.Process(
+            target=warm.serve, args=(arguments, dict(environ), writer)
+        )
+        self._process.start()
+        writer.close()
+        self.stdout: TextIO = os.fdopen(os.dup(reader.fileno()), "r", errors="replace")
+        reader.close()
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def send_signal(self, number: signal.Signals) -> None:
+        os.kill(self.pid, number)
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        code = self._process.exitcode
+        if code is None:
+            raise TimeoutError(f"the server {self.pid} did not end within {timeout} s")
+        return code
+
+
+class WarmServer(DevServer):
+    """`zufluss dev`, forked from a process that has everything imported."""
+
+    def __init__(
+        self,
+        data_dir: str | Path,
+        properties: Mapping[str, str] | None = None,
+        *,
+        port: int = 0,
+        environ: Mapping[str, str] | None = None,
+        command: tuple[str, ...] = ("dev",),
+    ) -> None:
+        super().__init__(
+            data_dir, properties, port=port or free_port(), environ=environ, command=command
+        )
+
+    def launch(self) -> None:
+        """Start without waiting for the ready line."""
+        arguments = [*self.command, "--data-dir", str(self.data_dir), "--host", "127.0.0.1"]
+        arguments += ["--port", str(self.port)]
+        for key, value in self.properties.items():
+            arguments += ["-D", f"{key}={value}"]
+        process: Any = WarmProcess(arguments, self.environ)
+        self.process = process
+
+    def start(self) -> WarmServer:
+        """Start and wait for the ready line."""
+        self.launch()
+        self._await_ready()
+        return self
+
+
+def free_port() -> int:
+    """A port nobody listens on."""
+    while True:
+        port = random.SystemRandom().choice(PORTS)
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port

@@ -1,0 +1,38 @@
+"""What a server process needs before it begins: imported once, then forked for every start.
+
+A crash test starts a server dozens of times. Importing everything and loading the compiled kernels
+takes two seconds of CPU, recovery takes a tenth of one. So a fork server (of the standard library)
+imports this module once, and every server is a fork of it: a process of its own, with the real
+command line, killed with a real SIGKILL, only without the import.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from multiprocessing.connection import Connection
+
+import uvloop  # noqa: F401 - imported here so that no server has to
+from typer.testing import CliRunner
+
+import zufluss.server  # noqa: F401
+from zufluss.cli.main import app, main
+from zufluss.record import kernels
+
+PR_SET_PDEATHSIG = 1
+
+kernels.warm()
+CliRunner().invoke(app, ["config"])  # what the command line imports when it is first used
+
+
+def serve(arguments: list[str], environ: dict[str, str], output: Connection) -> None:
+    """Be `zufluss <arguments>`; its output goes to `output`."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # nobody survives the tests
+    os.dup2(output.fileno(), 1)
+    os.dup2(output.fileno(), 2)
+    output.close()
+    os.environ.update(environ)
+    sys.argv = ["zufluss", *arguments]
+    main()
