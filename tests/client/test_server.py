@@ -225,8 +225,10 @@ def test_filters_are_exact_with_and_without_statistics(new_table: Callable[..., 
 def test_scans_start_and_stop_where_told(conn: Connection, new_table: Callable[..., Table]) -> None:
     table = new_table("id BIGINT")
     append(table, {"id": [1, 2, 3]})
-    time.sleep(0.02)  # the next batch gets a later commit time
-    between = int(time.time() * 1000)
+    committed = table.scan(with_offsets=True).to_arrow()["__timestamp"][-1].cast(pa.int64()).as_py()
+    between = committed + 1
+    while time.time() * 1000 <= between:
+        pass  # the next batch gets a later commit time
     append(table, {"id": [4, 5]})
 
     def ids(**options: Any) -> list[int]:

@@ -8,14 +8,15 @@ command line, killed with a real SIGKILL, only without the import.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import io
 import os
 import signal
 import sys
 from multiprocessing.connection import Connection
 
 import uvloop  # noqa: F401 - imported here so that no server has to
-from typer.testing import CliRunner
 
 import zufluss.server  # noqa: F401
 from zufluss.cli.main import app, main
@@ -24,7 +25,8 @@ from zufluss.record import kernels
 PR_SET_PDEATHSIG = 1
 
 kernels.warm()
-CliRunner().invoke(app, ["config"])  # what the command line imports when it is first used
+with contextlib.redirect_stdout(io.StringIO()):
+    app(["config"], standalone_mode=False)  # what the command line imports when it is first used
 
 
 def serve(arguments: list[str], environ: dict[str, str], output: Connection) -> None:

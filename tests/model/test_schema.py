@@ -7,8 +7,8 @@ import json
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
-from model_strategies import schemas
 
+from tests.model.model_strategies import schemas
 from zufluss.errors import InvalidTableError
 from zufluss.model import types as t
 from zufluss.model.schema import AggFunction, Column, Schema

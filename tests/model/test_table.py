@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from model_strategies import schemas
 
+from tests.model.model_strategies import schemas
 from zufluss.config import Configuration
 from zufluss.config.table_options import TABLE_LOG_TTL, TABLE_STATISTICS_COLUMNS
 from zufluss.errors import InvalidDatabaseError, InvalidTableError

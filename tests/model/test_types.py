@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from model_strategies import SCALARS, TYPES
 
+from tests.model.model_strategies import SCALARS, TYPES
 from zufluss.errors import InvalidTableError
 from zufluss.model import types as t
 from zufluss.model.types import from_arrow, from_json, parse_type

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from hypothesis import strategies as st
-from record_samples import any_types, nullable
 
+from tests.record.record_samples import any_types, nullable
 from zufluss.model.schema import Column, Schema
 from zufluss.record.batch import build_batch
 from zufluss.record.values import batch_of_rows

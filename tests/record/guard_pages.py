@@ -11,8 +11,16 @@ import mmap
 from collections.abc import Iterator
 
 import numpy as np
-from arrow_samples import CODECS, NESTED, NESTED_ROWS, SMALL, SMALL_ROWS, log_batch, only
 
+from tests.record.arrow_samples import (
+    CODECS,
+    NESTED,
+    NESTED_ROWS,
+    SMALL,
+    SMALL_ROWS,
+    log_batch,
+    only,
+)
 from zufluss.errors import ZuflussError
 from zufluss.record.batch import read_header
 from zufluss.record.kernels.arrow import check_batch

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
-from arrow_samples import (
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.record.arrow_samples import (
     CODECS,
     NESTED,
     NESTED_ROWS,
@@ -15,10 +18,7 @@ from arrow_samples import (
     message,
     tables,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from record_samples import FIXTURES, fixture, json_row, same, table_schema, types_of
-
+from tests.record.record_samples import FIXTURES, fixture, json_row, same, table_schema, types_of
 from zufluss.errors import CorruptRecordError
 from zufluss.model.schema import Schema
 from zufluss.record.arrow import ArrowMessage, decode, parse_message

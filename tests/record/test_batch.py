@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from arrow_samples import SMALL_ROWS, log_batch
 from hypothesis import given
 from hypothesis import strategies as st
-from record_samples import FIXTURES, fixture
 
+from tests.record.arrow_samples import SMALL_ROWS, log_batch
+from tests.record.record_samples import FIXTURES, fixture
 from zufluss.errors import CorruptRecordError
 from zufluss.record.batch import (
     CRC_OFFSETS,

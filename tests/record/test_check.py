@@ -12,7 +12,10 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from arrow_samples import (
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.record.arrow_samples import (
     CODECS,
     NESTED,
     NESTED_ROWS,
@@ -24,10 +27,7 @@ from arrow_samples import (
     only,
     tables,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from record_samples import FIXTURES, fixture, table_schema
-
+from tests.record.record_samples import FIXTURES, fixture, table_schema
 from zufluss.errors import CorruptRecordError, SchemaNotExistError
 from zufluss.model.schema import Schema
 from zufluss.model.types import parse_type

@@ -106,8 +106,9 @@ def test_old_generations_of_compiled_code_are_forgotten(
 
 @pytest.mark.slow
 def test_no_kernel_touches_a_byte_outside_a_damaged_batch() -> None:
-    script = Path(__file__).with_name("guard_pages.py")
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "tests.record.guard_pages"]
+    root = Path(__file__).parents[2]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"killed or failed ({done.returncode}): {done.stderr[-2000:]}"
     assert int(done.stdout) > 10_000
 

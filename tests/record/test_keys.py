@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from record_samples import FIXTURES, SCALARS, values_for
 
+from tests.record.record_samples import FIXTURES, SCALARS, values_for
 from zufluss.errors import InvalidTableError
 from zufluss.model.schema import Column, Schema
 from zufluss.model.table import TableDescriptor, TableInfo, TablePath

@@ -10,7 +10,8 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from record_samples import (
+
+from tests.record.record_samples import (
     FIXTURES,
     any_types,
     fixture,
@@ -20,7 +21,6 @@ from record_samples import (
     table_schema,
     types_of,
 )
-
 from zufluss.errors import CorruptRecordError
 from zufluss.model.schema import Column, Schema
 from zufluss.model.types import parse_type

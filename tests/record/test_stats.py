@@ -13,8 +13,15 @@ import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from record_samples import FIXTURES, SCALARS, fixture, nullable, table_schema, values_for
 
+from tests.record.record_samples import (
+    FIXTURES,
+    SCALARS,
+    fixture,
+    nullable,
+    table_schema,
+    values_for,
+)
 from zufluss.errors import ConfigError, CorruptRecordError
 from zufluss.model.predicate import Compound, CompoundFunction, Leaf, LeafFunction
 from zufluss.model.schema import Column, Schema

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from arrow_samples import array
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.record.arrow_samples import array
 from zufluss.record.batch import build_batch, iter_headers, stamp
 from zufluss.record.kernels.walk import (
     Walked,

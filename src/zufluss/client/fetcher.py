@@ -21,12 +21,11 @@ A server that answers at once although there is nothing new is asked at most eve
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Collection, Coroutine
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
-
-import structlog
 
 from zufluss.client.connection import AsyncConnection
 from zufluss.client.decode import Chunk, Decoded, LogDecoder
@@ -50,7 +49,7 @@ from zufluss.record.batch import LENGTH_OVERHEAD, iter_headers
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
 
-log = structlog.get_logger(__name__)
+log = logging.getLogger(__name__)
 
 IDLE_MS: Final = 50
 """The shortest time between two fetches that brought nothing."""
@@ -343,7 +342,7 @@ class Fetcher:
             return
         altered = self._plan.info.schema_id > 1
         if reason.code is ErrorCode.INVALID_COLUMN_PROJECTION and projected and altered:
-            log.debug("scan.projection_refused", bucket=str(found.bucket))
+            log.debug("scan.projection_refused bucket=%r", found.bucket)
             self._plan.push_projection = False
             return
         if isinstance(reason, OffsetOutOfRangeError):
@@ -377,7 +376,7 @@ class Fetcher:
             self.start()
 
     async def _recover_later(self, states: list[BucketState], reason: ZuflussError) -> None:
-        log.debug("scan.recover", buckets=len(states), error=str(reason))
+        log.debug("scan.recover buckets=%d error=%s", len(states), reason)
         timeout = self._options.delivery_timeout_ms / 1000
         if self._loop.time() - min(s.failing_since for s in states) > timeout:
             raise reason

@@ -24,12 +24,11 @@ answers. What it promises, per bucket:
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
-
-import structlog
 
 from zufluss.client.connection import AsyncConnection, table_path
 from zufluss.client.encode import EncodedBatch
@@ -51,7 +50,7 @@ from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
 from zufluss.wire.codec import decode
 
-log = structlog.get_logger(__name__)
+log = logging.getLogger(__name__)
 
 CORRUPT_RETRIES_MAX: Final = 2
 """A batch the server finds corrupt is sent again this often; it may have been hurt on the way."""
@@ -310,7 +309,7 @@ class Sender:
             queue.backoff = Backoff(self._options.delivery_timeout_ms)
         if queue.paused:
             return
-        log.debug("writer.retry", bucket=str(queue.bucket), error=str(reason))
+        log.debug("writer.retry bucket=%r error=%s", queue.bucket, reason)
         if reason.refresh_metadata:
             self._connection.metadata.forget_leader(queue.bucket)
         self._start(queue, self._recover(queue, reason))

@@ -161,6 +161,7 @@ class Log:
         log.writers.forget_expired(now_ms)
         if found.unsynced or log.log_end_offset > found.end_offset:
             log._names_changed(directory)
+            log._suspect_side_files()
             log._sync_now()
         log.advance_high_watermark(log.log_end_offset)
         return log
@@ -557,6 +558,15 @@ class Log:
             if parent == root:
                 return
 
+    def _suspect_side_files(self) -> None:
+        """What an earlier process wrote beside the segments since the checkpoint may be unsynced."""
+        point = self.recovery_point
+        for segment, end in zip(self._segments, self._bases[1:], strict=False):
+            if end >= point:
+                self._side_files.update(
+                    dict.fromkeys((*segment.paths[1:], self._snapshot_path(end)))
+                )
+
     def _sync_now(self) -> None:
         plan = self.plan_sync(checkpoint=True)
         plan.run(self.files)
@@ -634,13 +644,16 @@ class Log:
         if self._hw_segment in old:
             self._hw_segment, self._hw_position = self._segments[0], 0
         start = self.log_start_offset
+        ends = (*(segment.base_offset for segment in old[1:]), start)
         paths = [path for segment in old for path in segment.paths]
         paths += [self._snapshot_path(offset) for offset in self._snapshots if offset < start]
         self._snapshots = [offset for offset in self._snapshots if offset >= start]
         for path in paths:
             self.files.forget(path)
             self._side_files.pop(path, None)
-        return Retired(self.directory, tuple(old), self._snapshot_path(start), tuple(paths))
+        return Retired(
+            self.directory, tuple(old), tuple(map(self._snapshot_path, ends)), tuple(paths)
+        )
 
     def _snapshot_path(self, offset: int) -> Path:
         return self.directory / f"{offset:020d}{SNAPSHOT_SUFFIX}"

@@ -3,8 +3,8 @@
 A segment goes when its newest batch is older than the time to live. Segments leave oldest first
 and only as long as each has expired, so a log never gets a hole. The log forgets them at once, on
 the event loop; the files are removed in a thread, because freeing a gigabyte takes the file system
-a while. Before that the writer snapshot at the new start is made durable: the batches it was made
-from are about to be gone. A crash in between brings the segments back, and they expire again.
+a while. Before that the writer snapshots at their ends are made durable: the batches these were
+made from are about to be gone. A crash in between brings segments back, and they expire again.
 """
 
 from __future__ import annotations
@@ -38,14 +38,15 @@ class Retired:
     """Where they are."""
     segments: tuple[Segment, ...]
     """Oldest first."""
-    snapshot: Path
-    """The writer snapshot at the log's new start, which takes their place."""
+    snapshots: tuple[Path, ...]
+    """The writer snapshots at the end of each, which take their place."""
     paths: tuple[Path, ...]
     """All files to remove, in order."""
 
     def remove(self, files: Files) -> None:
         """Remove the files. Safe in a thread."""
-        files.sync_file(self.snapshot)
+        for path in self.snapshots:
+            files.sync_file(path)
         files.sync_directory(self.directory)
         for path in self.paths:
             try:

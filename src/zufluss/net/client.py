@@ -23,13 +23,13 @@ one, and deciding whether a request may be sent twice, belongs to `zufluss.clien
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-import structlog
 from google.protobuf.message import Message
 
 from zufluss.errors import (
@@ -54,7 +54,7 @@ from zufluss.wire.frame import (
 )
 from zufluss.wire.sasl import MECHANISM, build_plain
 
-log = structlog.get_logger(__name__)
+log = logging.getLogger(__name__)
 
 RECEIVE_BYTES: Final = 128 * 1024
 """Size of the buffer that small answers are parsed in."""
@@ -268,7 +268,7 @@ class RpcConnection(asyncio.BufferedProtocol):
                     frame, self._frame = self._frame, None
                     self._answer(frame)
         except ZuflussError as e:
-            log.warning("client.stream_broken", peer=self.peer, error=str(e))
+            log.warning("client.stream_broken peer=%s error=%s", self.peer, e)
             self.close(e)
 
     def _take_frames(self) -> None:
@@ -310,7 +310,7 @@ class RpcConnection(asyncio.BufferedProtocol):
             raise response.error or NetworkError(f"{self.peer} failed as a whole")
         call = self._calls.pop(response.request_id, None)
         if call is None:
-            log.debug("client.late_answer", peer=self.peer, request_id=response.request_id)
+            log.debug("client.late_answer peer=%s request_id=%d", self.peer, response.request_id)
             return
         call.timer.cancel()
         if call.future.done():

@@ -27,6 +27,7 @@ from zufluss.model.schema import Schema
 from zufluss.record.batch import CRC_OFFSETS
 from zufluss.record.fault import Fault, RefusedBatchError
 from zufluss.record.kernels.arrow import check_batch
+from zufluss.record.kernels.produce import check_produce
 from zufluss.record.layout import MASKED, Layout
 from zufluss.record.rows import check_body
 
@@ -101,6 +102,23 @@ class BatchChecker:
         ):
             return (CheckedBatch._make((start, *result[5:])),)
         return self._check_all(buf, start, end, result)
+
+    def check_produce(
+        self, buf: ByteArray, view: memoryview, start: int, end: int, table_id: int
+    ) -> tuple[tuple[int | None, int], int, tuple[CheckedBatch, ...]] | None:
+        """Take a usual small PRODUCE_LOG request of this table apart and check its batch.
+
+        (partition id, bucket id), timeout_ms and the batch; None for a request that is not the
+        usual one or not right: scan it, then `check`, which says why.
+        """
+        found = check_produce(buf, start, end, table_id, self._program)
+        if found[0] != 1:
+            return None
+        partition, at = found[1], found[4]
+        if crc32c(view[at + _COVERED[found[6]] : end]) != found[5]:
+            return None
+        bucket = (None if partition < 0 else partition, found[2])
+        return bucket, found[3], (CheckedBatch._make((at, end, *found[6:])),)
 
     def _check_all(
         self, buf: ByteArray, start: int, end: int, result: tuple[int, ...]

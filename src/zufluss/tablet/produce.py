@@ -25,15 +25,27 @@ from zufluss.errors import (
     LogStorageError,
     ZuflussError,
 )
-from zufluss.wire.scan import ProducedBucket, produce_ok, produce_response, scan_produce
+from zufluss.wire.scan import (
+    ProducedBucket,
+    ProduceScan,
+    produce_ok,
+    produce_response,
+    scan_produce,
+)
 
 if TYPE_CHECKING:
     from zufluss.log.log import Appended
     from zufluss.net.connection import Connection
+    from zufluss.record.check import CheckedBatch
     from zufluss.replica.replica import Replica
-    from zufluss.tablet.server import TableState, TabletServer
+    from zufluss.tablet.server import BucketKey, TableState, TabletServer
 
 log = structlog.get_logger(__name__)
+
+ALL = -1
+ACKS = (ALL, 1, 0)
+SMALL_BYTES_MAX = 64 * 1024
+"""Requests up to this size try the path with one kernel call."""
 
 _now_ns = time.time_ns
 
@@ -104,6 +116,8 @@ class Producer:
     def __init__(self, server: TabletServer) -> None:
         self.server = server
         self.pending: set[PendingProduce] = set()
+        self._last: TableState | None = None
+        """The table of the last request: the next one is usually of the same."""
 
     def handle(
         self,
@@ -116,30 +130,59 @@ class Producer:
         end: int,
     ) -> None:
         """Answer one request."""
+        table = self._last
+        if end - start <= SMALL_BYTES_MAX and table is not None:
+            usual = table.checker.check_produce(array, view, start, end, table.info.table_id)
+            if usual is not None:
+                bucket, timeout_ms, batches = usual
+                self._one(connection, request_id, ALL, timeout_ms, table, bucket, view, batches)
+                return
         scan = scan_produce(view, start, end)
-        acks = scan.acks
-        if acks != -1 and acks != 1 and acks != 0:
+        if scan.acks not in ACKS:
             raise InvalidRequiredAcksError(
-                f"acks={acks} is not allowed; use -1 (all), 1 (leader) or 0 (none)"
+                f"acks={scan.acks} is not allowed; use -1 (all), 1 (leader) or 0 (none)"
             )
+        table = self.server.tables.get(scan.table_id)
+        self._last = None if table is None or table.has_primary_key else table
         if len(scan.buckets) != 1:
             self._many(connection, request_id, scan, array, view)
             return
-        partition_id, bucket_id, records_start, records_end = scan.buckets[0]
+        partition_id, bucket_id, records, stop = scan.buckets[0]
+        bucket = (partition_id, bucket_id)
         try:
-            state, replica = self._find(scan.table_id, partition_id, bucket_id)
-            appended = self._append(state, replica, array, view, records_start, records_end)
+            batches = self._check(scan.table_id, bucket, array, records, stop)
         except ZuflussError as e:
-            self._refused(e, scan.table_id, bucket_id)
-            entry = ProducedBucket(partition_id, bucket_id, None, e.code, e.message)
-            connection.respond_small(request_id, produce_response([entry]))
+            refused = self._refused(e, scan.table_id, bucket)
+            connection.respond_small(request_id, produce_response([refused]))
             connection.done()
             return
-        if acks == -1 and appended.end_offset > replica.log.high_watermark:
-            pending = self._await(connection, request_id, scan.timeout_ms)
-            pending.entries.append(
-                ProducedBucket(partition_id, bucket_id, appended.base_offset, 0, None)
-            )
+        assert table is not None  # _check found it
+        self._one(connection, request_id, scan.acks, scan.timeout_ms, table, bucket, view, batches)
+
+    def _one(
+        self,
+        connection: Connection,
+        request_id: int,
+        acks: int,
+        timeout_ms: int,
+        table: TableState,
+        bucket: BucketKey,
+        view: memoryview,
+        batches: tuple[CheckedBatch, ...],
+    ) -> None:
+        """Append the checked batches of a request with one bucket, and answer or wait."""
+        partition_id, bucket_id = bucket
+        try:
+            replica = table.replicas.get(bucket) or self._missing(table, bucket)
+            appended = self._append(replica, view, batches)
+        except ZuflussError as e:
+            refused = self._refused(e, table.info.table_id, bucket)
+            connection.respond_small(request_id, produce_response([refused]))
+            connection.done()
+            return
+        if acks == ALL and appended.end_offset > replica.log.high_watermark:
+            pending = self._await(connection, request_id, timeout_ms)
+            pending.entries.append(ProducedBucket(partition_id, bucket_id, appended.base_offset))
             pending.remaining = 1
             replica.await_append(appended.end_offset, pending)
             return
@@ -149,21 +192,27 @@ class Producer:
         connection.done()
 
     def _many(
-        self, connection: Connection, request_id: int, scan: Any, array: Any, view: memoryview
+        self,
+        connection: Connection,
+        request_id: int,
+        scan: ProduceScan,
+        array: Any,
+        view: memoryview,
     ) -> None:
         """Several bucket entries, each on its own, answered together."""
         pending = self._await(connection, request_id, scan.timeout_ms)
         waits: list[tuple[Replica, int]] = []
         for partition_id, bucket_id, start, end in scan.buckets:
+            bucket = (partition_id, bucket_id)
             try:
-                state, replica = self._find(scan.table_id, partition_id, bucket_id)
-                appended = self._append(state, replica, array, view, start, end)
+                batches = self._check(scan.table_id, bucket, array, start, end)
+                replica = self.server.tables[scan.table_id].replicas[bucket]
+                appended = self._append(replica, view, batches)
             except ZuflussError as e:
-                self._refused(e, scan.table_id, bucket_id)
-                entry = ProducedBucket(partition_id, bucket_id, None, e.code, e.message)
+                entry = self._refused(e, scan.table_id, bucket)
             else:
-                entry = ProducedBucket(partition_id, bucket_id, appended.base_offset, 0, None)
-                if scan.acks == -1 and appended.end_offset > replica.log.high_watermark:
+                entry = ProducedBucket(partition_id, bucket_id, appended.base_offset)
+                if scan.acks == ALL and appended.end_offset > replica.log.high_watermark:
                     waits.append((replica, appended.end_offset))
             pending.entries.append(entry)
         pending.remaining = len(waits) + 1
@@ -171,31 +220,28 @@ class Producer:
             replica.await_append(end_offset, pending)
         pending.acknowledged()
 
-    def _find(
-        self, table_id: int, partition_id: int | None, bucket_id: int
-    ) -> tuple[TableState, Replica]:
-        state = self.server.tables.get(table_id)
-        if state is not None and not state.has_primary_key:
-            replica = state.replicas.get((partition_id, bucket_id))
-            if replica is not None:
-                return state, replica
-        raise self.server.why_not(table_id, partition_id, bucket_id)
+    def _check(
+        self, table_id: int, bucket: BucketKey, array: Any, start: int, end: int
+    ) -> tuple[CheckedBatch, ...]:
+        """Check a bucket entry of a log table that is served here; raises what is wrong."""
+        table = self.server.tables.get(table_id)
+        if table is None or table.has_primary_key or bucket not in table.replicas:
+            raise self.server.why_not(table_id, *bucket)
+        return table.checker.check(array, start, end)
+
+    def _missing(self, table: TableState, bucket: BucketKey) -> Replica:
+        raise self.server.why_not(table.info.table_id, *bucket)
 
     def _append(
-        self,
-        state: TableState,
-        replica: Replica,
-        array: Any,
-        view: memoryview,
-        start: int,
-        end: int,
+        self, replica: Replica, view: memoryview, batches: tuple[CheckedBatch, ...]
     ) -> Appended:
         if replica.failure is not None:
             raise replica.failure
-        batches = state.checker.check(array, start, end)
         appended = replica.log.append(view, batches, _now_ns() // 1_000_000)
         if not appended.duplicate:
-            self.server.appended(replica, appended.end_offset, view, start, end)
+            self.server.appended(
+                replica, appended.end_offset, view, batches[0].start, batches[-1].end
+            )
         return appended
 
     def _await(self, connection: Connection, request_id: int, timeout_ms: int) -> PendingProduce:
@@ -204,11 +250,10 @@ class Producer:
         self.pending.add(pending)
         return pending
 
-    def _refused(self, e: ZuflussError, table_id: int, bucket_id: int) -> None:
-        if isinstance(e, LogStorageError):
-            log.error("append_failed", table_id=table_id, bucket=bucket_id, error=str(e))
-        else:
-            log.info("append_refused", table_id=table_id, bucket=bucket_id, error=str(e))
+    def _refused(self, e: ZuflussError, table_id: int, bucket: BucketKey) -> ProducedBucket:
+        say = log.error if isinstance(e, LogStorageError) else log.info
+        say("append_refused", table_id=table_id, bucket=bucket, error=str(e))
+        return ProducedBucket(*bucket, None, e.code, e.message)
 
     def expire(self, now: float) -> None:
         """Answer the requests whose timeout passed."""
