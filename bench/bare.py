@@ -26,10 +26,17 @@ import uvloop
 BUFFER_BYTES = 8 << 20
 SMALL_BYTES = 64 << 10
 LENGTH = struct.Struct(">i")
-ANSWER = struct.pack(">iBi", 13, 0, 0) + b"\x0a\x06\x10\x00\x28\x00\x00\x00"
+ID_AT = slice(8, 12)
+ANSWER_HEADER = struct.Struct(">iB4s")
+ANSWER_BODY = b"\x0a\x06\x10\x00\x28\x00\x00\x00"
 """As long as the answer to a produce request."""
 
 Request = Callable[["Bare", memoryview], None]
+
+
+def answer(request_id: bytes, size: int) -> bytes:
+    """The header of an answer."""
+    return ANSWER_HEADER.pack(5 + size, 0, request_id)
 
 
 class Bare(asyncio.BufferedProtocol):
@@ -74,31 +81,35 @@ class Appender:
         self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         self.position = 0
         self.ack = policy == "ack"
-        self.waiting: list[Bare] = []
+        self.waiting: list[tuple[Bare, bytes]] = []
         self.syncing = False
 
     def request(self, connection: Bare, frame: memoryview) -> None:
         self.position += os.pwrite(self.fd, frame, self.position)
+        request_id = bytes(frame[ID_AT])
         if not self.ack:
-            connection.transport.write(ANSWER)
+            self.answer(connection, request_id)
             return
-        self.waiting.append(connection)
+        self.waiting.append((connection, request_id))
         if not self.syncing:
             self.syncing = True
             asyncio.get_running_loop().call_soon(self.sync)
+
+    def answer(self, connection: Bare, request_id: bytes) -> None:
+        connection.transport.write(answer(request_id, len(ANSWER_BODY)) + ANSWER_BODY)
 
     def sync(self) -> None:
         batch, self.waiting = self.waiting, []
         future = asyncio.get_running_loop().run_in_executor(None, os.fdatasync, self.fd)
         future.add_done_callback(lambda _: self.synced(batch))
 
-    def synced(self, batch: list[Bare]) -> None:
+    def synced(self, batch: list[tuple[Bare, bytes]]) -> None:
         if self.waiting:
             self.sync()
         else:
             self.syncing = False
-        for connection in batch:
-            connection.transport.write(ANSWER)
+        for connection, request_id in batch:
+            self.answer(connection, request_id)
 
 
 class Reader:
@@ -112,7 +123,7 @@ class Reader:
     def request(self, connection: Bare, frame: memoryview) -> None:
         data = os.pread(self.fd, self.size, connection.at)
         connection.at = (connection.at + self.size) % self.end
-        connection.transport.write(struct.pack(">iBi", 5 + len(data), 0, 0))
+        connection.transport.write(answer(bytes(frame[ID_AT]), len(data)))
         connection.transport.write(data)
 
 

@@ -41,7 +41,7 @@ TEN_COLUMNS = pa.schema(
         ("i", pa.string()),
     ]
 )
-ROWS_1MIB = 10_050
+ROWS_1MIB = 11_880
 """Rows of `ten_columns` that make a batch of 1 MiB."""
 
 

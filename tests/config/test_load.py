@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from structlog.testing import capture_logs
 
 from zufluss.config import Configuration, Endpoint
 from zufluss.config.load import env_name
@@ -71,27 +70,22 @@ def test_an_environment_variable_is_the_key_in_capitals_with_our_prefix_once() -
     assert env_name("zufluss.net.max-connections") == "ZUFLUSS_NET_MAX_CONNECTIONS"
 
 
-def test_an_unknown_key_warns_with_the_nearest_one_and_changes_nothing() -> None:
-    with capture_logs() as logs:
-        conf = Configuration.load(environ={}, overrides=["log.segment.file-sise=1mb"])
+def test_an_unknown_key_warns_with_the_nearest_one_and_changes_nothing(caplog) -> None:
+    conf = Configuration.load(environ={}, overrides=["log.segment.file-sise=1mb"])
     assert conf[LOG_SEGMENT_FILE_SIZE] == 1 << 30
-    assert logs == [
-        {
-            "event": "config_key_unknown",
-            "log_level": "warning",
-            "key": "log.segment.file-sise",
-            "origin": "-D",
-            "nearest": "log.segment.file-size",
-        }
+    assert [(r.levelname, r.getMessage()) for r in caplog.records] == [
+        (
+            "WARNING",
+            "configuration key log.segment.file-sise from -D is not known and has no effect; "
+            "did you mean log.segment.file-size?",
+        )
     ]
 
 
-def test_an_unknown_environment_variable_warns_and_those_of_the_tools_do_not() -> None:
-    with capture_logs() as logs:
-        Configuration.load(environ={"ZUFLUSS_DATA_DIRR": "x", "ZUFLUSS_BOOTSTRAP": "y"})
-    assert [(entry["key"], entry["nearest"]) for entry in logs] == [
-        ("ZUFLUSS_DATA_DIRR", "ZUFLUSS_DATA_DIR")
-    ]
+def test_an_unknown_environment_variable_warns_and_those_of_the_tools_do_not(caplog) -> None:
+    Configuration.load(environ={"ZUFLUSS_DATA_DIRR": "x", "ZUFLUSS_BOOTSTRAP": "y"})
+    assert len(caplog.records) == 1
+    assert "did you mean ZUFLUSS_DATA_DIR?" in caplog.records[0].getMessage()
 
 
 def test_a_bad_value_stops_the_start_and_says_where_it_came_from(tmp_path: Path) -> None:

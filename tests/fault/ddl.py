@@ -12,7 +12,7 @@ import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.fault.load import LOST, Load, Worker
+from tests.fault.load import DEADLINE_SECONDS, LOST, RECONNECT_SECONDS, Load, Worker
 from tests.wire.raw import RawClient, table_path
 from zufluss.errors import ErrorCode, ZuflussError
 from zufluss.model.schema import Schema
@@ -64,23 +64,25 @@ class Ddl(Worker):
     # -- the thread -------------------------------------------------------------------------
 
     def work(self) -> None:
-        while not self.finishing:
+        try:
+            while not self.finishing:
+                self.holds_still.set()
+                self.may_go_on.wait(RECONNECT_SECONDS)
+                if self.may_go_on.is_set():
+                    self.holds_still.clear()
+                    self.change_until_lost()
+        finally:
             self.holds_still.set()
-            self.may_go_on.wait()
-            self.holds_still.clear()
-            if self.finishing:
-                break
-            client = self.connect()
-            if client is None:
-                break
-            with client:
-                try:
-                    while self.may_go_on.is_set() and not self.finishing:
-                        self.change(client)
-                        self.operations += 1
-                except LOST:
-                    self.may_go_on.clear()
-        self.holds_still.set()
+
+    def change_until_lost(self) -> None:
+        """Work with this server and no later one: `settle` has to see that one first."""
+        try:
+            with RawClient(self.load.port) as client:
+                while not self.finishing:
+                    self.change(client)
+                    self.operations += 1
+        except LOST:
+            self.may_go_on.clear()
 
     def change(self, client: RawClient) -> None:
         path = (self.rng.choice(DATABASES), self.rng.choice(NAMES))
@@ -145,7 +147,7 @@ class Ddl(Worker):
 
         Nothing happens if the server is gone again before that can be seen.
         """
-        assert self.holds_still.wait(30)
+        assert self.holds_still.wait(DEADLINE_SECONDS), self.history.problems
         try:
             with RawClient(port) as client:
                 found, expected = catalog(client), expected_directories(client)

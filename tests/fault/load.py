@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
+import traceback
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -124,7 +125,7 @@ class Worker(threading.Thread, ABC):
         try:
             self.work()
         except BaseException as e:
-            self.history.problem(f"{self.name} failed: {type(e).__name__}: {e}")
+            self.history.problem(f"{self.name} failed: {''.join(traceback.format_exception(e))}")
             raise
 
     @abstractmethod
@@ -280,7 +281,7 @@ class Reader(Worker):
     def __init__(self, load: Load, seed: int, target: Target) -> None:
         super().__init__(load, seed)
         self.target = target
-        self.positions = {bucket: 0 for bucket in target.all_buckets}
+        self.positions = dict.fromkeys(target.all_buckets, 0)
 
     def work(self) -> None:
         while not self.finishing:
@@ -444,7 +445,14 @@ def offset_of(client: RawClient, bucket: TableBucket, kind: int) -> int:
 
 
 def read_bucket(client: RawClient, bucket: TableBucket) -> Content:
-    """All of a bucket."""
+    """All of a bucket; from its new start when a part expires meanwhile."""
+    while True:
+        found = _read_from_start(client, bucket)
+        if found is not None:
+            return found
+
+
+def _read_from_start(client: RawClient, bucket: TableBucket) -> Content | None:
     start = offset = offset_of(client, bucket, OFFSET_EARLIEST)
     end = offset_of(client, bucket, OFFSET_LATEST)
     found = Content(start, np.empty(0, np.int64), {})
@@ -456,6 +464,8 @@ def read_bucket(client: RawClient, bucket: TableBucket) -> Content:
         )
         (table,) = client.call(ApiKey.FETCH_LOG, request).tables_resp
         (entry,) = table.buckets_resp
+        if entry.error_code and offset_of(client, bucket, OFFSET_EARLIEST) > offset:
+            return None
         assert not entry.error_code, f"{bucket} at {offset}: {entry.error_message}"
         for at, header in iter_headers(entry.records):
             parts.append(_take(found, entry.records, at, header, offset, timestamp))

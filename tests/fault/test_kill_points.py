@@ -12,7 +12,6 @@ from __future__ import annotations
 import random
 import signal
 import time
-from collections import Counter
 from collections.abc import Callable
 
 import pytest
@@ -45,25 +44,30 @@ USUAL = {
 class Round:
     """Kill points, one server life after the other."""
 
-    def __init__(self, server: WarmServer, history: History, ddl: Ddl, rng: random.Random) -> None:
+    def __init__(
+        self, server: WarmServer, history: History, ddl: Ddl, rng: random.Random, operation: str
+    ) -> None:
         self.server = server
         self.history = history
         self.ddl = ddl
         self.rng = rng
-        self.hits: Counter[str] = Counter()
+        self.operation = operation
+        self.usual = USUAL[operation]
+        self.hits = 0
 
-    def live(self, operation: str) -> None:
-        """One life that ends before some operation of this kind."""
-        hit = 1 + int(USUAL[operation] * self.rng.random() ** 2)
-        self.server.environ = {KILL_AT_VARIABLE: f"{operation}#{hit}"}
+    def live(self) -> None:
+        """One life that ends before some operation of the kind."""
+        point = f"{self.operation}#{1 + int(self.usual * self.rng.random() ** 2)}"
+        self.server.environ = {KILL_AT_VARIABLE: point}
         try:
             self.server.start()
         except RuntimeError:
             code = self.server.wait()
+            self.hits += 1
         else:
             self.ddl.settle(self.server.port, self.server.data_dir)
             code = self.await_end()
-        assert code == -signal.SIGKILL, f"{operation}#{hit}: exit code {code}"
+        assert code == -signal.SIGKILL, f"{point}: exit code {code}"
 
     def await_end(self) -> int:
         """Wait for the server to kill itself, or kill it when the point does not come."""
@@ -71,8 +75,10 @@ class Round:
         while self.server.running and time.monotonic() < deadline:
             self.history.wait(lambda: not self.server.running, 0.05)
         if self.server.running:
+            self.usual = max(1, self.usual // 3)
             self.server.kill()
             return -signal.SIGKILL
+        self.hits += 1
         return self.server.wait()
 
     def recover(self) -> None:
@@ -97,15 +103,36 @@ def test_a_death_before_any_operation_on_files_loses_nothing(
         load.add(make, rng.randrange(1 << 32), target)
     ddl = Ddl(load, rng.randrange(1 << 32))
     load.workers.append(ddl)
-    lives = Round(server, history, ddl, rng)
+    lives = Round(server, history, ddl, rng, operation)
     with load:
         ddl.settle(server.port, server.data_dir)
         assert history.wait_for_acks(100, PROGRESS_SECONDS)
         server.kill()
         for _ in range(rounds(6, 120)):
-            lives.live(operation)
+            lives.live()
             if history.problems:
                 break
         lives.recover()
     assert violations(history, read_all(server.port, [target])) == []
-    print(f"{operation}: {history.acked_rows} rows, {ddl.operations} changes of the catalog")
+    print(
+        f"{operation}: {lives.hits} times, {history.acked_rows} rows, "
+        f"{ddl.operations} changes of the catalog"
+    )
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_a_death_in_the_first_start_of_all_does_not_spoil_the_directory(
+    warm_server: Callable[..., WarmServer], operation: str
+) -> None:
+    for hit in range(1, 100):
+        server = warm_server(name=f"{operation}-{hit}")
+        server.environ = {KILL_AT_VARIABLE: f"{operation}#{hit}"}
+        try:
+            server.start()
+        except RuntimeError:
+            server.environ = {KILL_AT_VARIABLE: ""}
+            server.start()
+            assert server.stop() == 0
+        else:
+            server.kill()
+            return

@@ -21,7 +21,7 @@ from tests.log.support import (
 )
 from zufluss.errors import CorruptRecordError, LogStorageError, OffsetOutOfRangeError
 from zufluss.log.files import OpenFile
-from zufluss.log.log import CURSORS_MAX
+from zufluss.log.reader import CURSORS_MAX
 from zufluss.log.retention import remove_deleted
 from zufluss.log.segment import PagesNotCachedError, read_slice
 from zufluss.record.batch import iter_headers, read_header

@@ -15,7 +15,17 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tests.wire.helpers import EARLIEST, append, connected, create, ids, in_time, read_arrow
+from tests.wire.helpers import (
+    EARLIEST,
+    append,
+    arrow_scanner,
+    connected,
+    create,
+    ids,
+    in_time,
+    poll_batches,
+    read_arrow,
+)
 from tests.wire.samples import SAMPLES, Sample
 from zufluss.record.keys import KeyEncoder, bucket_encoding
 from zufluss.testing.server import DevServer
@@ -53,13 +63,10 @@ def _value(kind: pa.DataType, n: int) -> Any:
     return n % 2 ** (min(kind.bit_width, 32) - 1)
 
 
-async def chosen_buckets(table: fluss.FlussTable) -> dict[int, int]:
+async def chosen_buckets(table: fluss.FlussTable, rows: int) -> dict[int, int]:
     """The bucket each row number was put into."""
-    found = {}
-    for bucket in range(BUCKETS):
-        rows = await read_arrow(table, {bucket: EARLIEST}, ["n"])
-        found.update(dict.fromkeys(rows.column("n").to_pylist(), bucket))
-    return found
+    batches = await poll_batches(await arrow_scanner(table, columns=["n"]), rows)
+    return {n: b.bucket.bucket_id for b in batches for n in b.batch.column(0).to_pylist()}
 
 
 async def check(
@@ -77,7 +84,7 @@ async def check(
     )
     await append(table, batch)
     ours = KeyEncoder(tuple(names), bucket_encoding(lake), lake).bucket_ids(batch, BUCKETS)
-    assert await chosen_buckets(table) == dict(enumerate(ours.tolist()))
+    assert await chosen_buckets(table, count) == dict(enumerate(ours.tolist()))
 
 
 @pytest.mark.parametrize("sample", SCALARS, ids=lambda s: s.name)

@@ -1,6 +1,7 @@
 """ALTER TABLE while pyfluss reads: old batches and new ones, each with its own schema.
 
-pyfluss has no call to alter a table, so the request is sent by hand.
+pyfluss has no call to alter a table, so the request is sent by hand. It aligns old batches with
+the table's schema when the scan asks for a fixed schema; otherwise each batch keeps its own.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ import pytest
 from tests.wire.helpers import (
     IDS,
     append,
+    arrow_scanner,
     create,
     ids,
     in_time,
+    poll_batches,
     poll_records,
     read_arrow,
-    read_records,
     record_scanner,
 )
 from tests.wire.raw import RawClient, table_path
@@ -89,14 +91,25 @@ async def test_the_table_has_a_new_schema_id_and_the_new_column_last(
 async def test_records_of_both_schemas_are_read_with_nulls_for_what_was_not_there(
     evolved: fluss.FlussTable,
 ) -> None:
-    records = await read_records(evolved, 20)
-    assert [r.row for r in records] == EXPECTED
+    scanner = await in_time(evolved.new_scan().with_fixed_schema(True).create_log_scanner())
+    scanner.subscribe(0, fluss.EARLIEST_OFFSET)
+    assert [r.row for r in await poll_records(scanner, 20)] == EXPECTED
 
 
 async def test_arrow_batches_of_both_schemas_are_read_as_one_table(
     evolved: fluss.FlussTable,
 ) -> None:
-    assert (await read_arrow(evolved)).to_pylist() == EXPECTED
+    scan = evolved.new_scan().with_fixed_schema(True)
+    scanner = await in_time(scan.create_record_batch_log_scanner())
+    scanner.subscribe(0, fluss.EARLIEST_OFFSET)
+    assert (await in_time(scanner.to_arrow())).to_pylist() == EXPECTED
+
+
+async def test_batches_keep_the_schema_they_were_written_with(
+    evolved: fluss.FlussTable,
+) -> None:
+    batches = await poll_batches(await arrow_scanner(evolved), 20)
+    assert [b.batch.schema.names for b in batches] == [["id", "text"], ["id", "text", "score"]]
 
 
 @pytest.mark.parametrize("columns", [["score"], ["score", "id"], ["id"], ["text", "score"]])

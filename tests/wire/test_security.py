@@ -94,7 +94,7 @@ async def test_the_right_password_opens_everything(
 
 @pytest.mark.parametrize(
     ("user", "password"),
-    [("admin", "wrong"), ("admin", "alice-secret"), ("nobody", "admin-secret"), ("ADMIN", "x")],
+    [("admin", "Pa55word"), ("admin", "alice-secret"), ("nobody", "admin-secret"), ("ADMIN", "admin-secret")],
 )
 async def test_a_wrong_password_or_user_is_refused(
     guarded: DevServer, ports: dict[str, int], user: str, password: str

@@ -14,13 +14,13 @@ A `Configuration` is immutable; `with_overrides` gives a new one.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import structlog
 import yaml
 
 from zufluss.config.nearest import nearest
@@ -36,7 +36,8 @@ OVERRIDE_ORIGIN = "-D"
 OTHER_VARIABLES = frozenset({"ZUFLUSS_BOOTSTRAP", "ZUFLUSS_CONFIG", "ZUFLUSS_FAULT"})
 """Environment variables with our prefix that are not options: read by the CLI and the tests."""
 
-_log = structlog.get_logger("zufluss.config")
+_log = logging.getLogger("zufluss.config")
+"""The standard library's logger, since clients load a configuration too and own their output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,5 +226,5 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Setting]:
 
 
 def _warn_unknown(key: str, origin: str, match: str | None) -> None:
-    hint = {"nearest": match} if match else {}
-    _log.warning("config_key_unknown", key=key, origin=origin, **hint)
+    hint = f"; did you mean {match}?" if match else ""
+    _log.warning("configuration key %s from %s is not known and has no effect%s", key, origin, hint)

@@ -1,9 +1,9 @@
-"""The log of one bucket: append, read, high watermark, roll, truncation, retention.
+"""The log of one bucket: append, roll, durability, truncation, retention; `reader.py` reads it.
 
 A `Log` belongs to the event-loop thread and has no locks on its hot paths; what may run elsewhere
 is syncing (`sync.py`), reading a `Slice`, and removing retired files. Offsets are dense from
-`log_start_offset` to `log_end_offset`; readers see what lies below `high_watermark`, which always
-stands at the end of an appended entry and never moves back except by truncation.
+`log_start_offset` to `log_end_offset`; readers see what lies below `high_watermark`, which never
+moves back except by truncation.
 
 Durability is not decided here. `append` writes to the page cache; the owner makes the entry durable
 according to the flush mode (`manager.py`, `commit.py`) and then advances the high watermark. When a
@@ -18,8 +18,6 @@ from __future__ import annotations
 
 import os
 import threading
-from bisect import bisect_left, bisect_right
-from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -30,14 +28,13 @@ from zufluss.errors import LogStorageError, OffsetOutOfRangeError
 from zufluss.log.checkpoint import Checkpoint, write_checkpoint
 from zufluss.log.config import INT32_MAX, LogConfig
 from zufluss.log.files import Files
+from zufluss.log.reader import LogReader
 from zufluss.log.recovery import Recovered, ReplayEntry, recover
 from zufluss.log.retention import Retired, expired
 from zufluss.log.segment import (
     DELETED_SUFFIX,
     SNAPSHOT_SUFFIX,
     Segment,
-    Slice,
-    read_slice,
 )
 from zufluss.log.sync import SyncPlan
 from zufluss.record.batch import iter_headers, stamp
@@ -45,9 +42,6 @@ from zufluss.record.batch import iter_headers, stamp
 if TYPE_CHECKING:
     from zufluss.model.table import TableBucket
     from zufluss.record.check import CheckedBatch
-
-CURSORS_MAX = 32
-"""Positions of readers that a log remembers."""
 
 _logger = structlog.get_logger(__name__)
 
@@ -63,24 +57,13 @@ class Appended(NamedTuple):
     """A retry of an earlier entry: these are its offsets and nothing was written."""
 
 
-class LogRead(NamedTuple):
-    """Whole batches read from a log."""
-
-    records: memoryview
-    """The batches; the first one contains the offset asked for."""
-    end_offset: int
-    """Offset after the last of them, where the next read starts."""
-
-
-class Log:
+class Log(LogReader):
     """The log of one bucket."""
 
     __slots__ = (
-        "__weakref__", "_active", "_bases", "_boundaries", "_checkpoint", "_checkpoint_lock",
-        "_cursors", "_deleted", "_hw_position", "_hw_segment", "_names", "_names_changes",
-        "_pwrite", "_roll_above", "_segments", "_side_files", "_snapshots", "_unsynced", "bucket",
-        "config", "directory", "failure", "files", "high_watermark", "incarnation",
-        "last_timestamp", "leader_epoch", "log_end_offset", "on_roll", "writers",
+        "__weakref__", "_checkpoint", "_checkpoint_lock", "_deleted", "_names", "_names_changes",
+        "_pwrite", "_roll_above", "_side_files", "_snapshots", "_unsynced", "config", "failure",
+        "incarnation", "leader_epoch", "on_roll", "writers",
     )  # fmt: skip
 
     def __init__(
@@ -112,9 +95,7 @@ class Log:
         self._adopt(found)
 
     def _adopt(self, found: Recovered) -> None:
-        self._segments = found.segments
-        self._bases = [segment.base_offset for segment in found.segments]
-        self._active = found.segments[-1]
+        self._show(found.segments, found.end_offset)
         self._unsynced = [s for s in found.segments[:-1] if s.synced < s.size]
         self._roll_above = self.config.segment_bytes_max
         self._snapshots = found.snapshots
@@ -125,13 +106,6 @@ class Log:
         """Last batches of the idempotent writers."""
         self.last_timestamp = found.last_timestamp
         """Commit timestamp of the last batch; the next one is not less."""
-        self.log_end_offset = found.end_offset
-        """Offset the next record gets."""
-        self.high_watermark = found.end_offset
-        """Readers see offsets below it."""
-        self._hw_segment, self._hw_position = self._active, self._active.size
-        self._boundaries: deque[tuple[int, Segment, int]] = deque()
-        self._cursors: dict[int, tuple[Segment, int]] = {}
 
     @classmethod
     def open(
@@ -167,29 +141,14 @@ class Log:
         return log
 
     @property
-    def log_start_offset(self) -> int:
-        """First offset that can be read."""
-        return self._bases[0]
-
-    @property
     def recovery_point(self) -> int:
         """Below this offset everything is durable in the segment files and recorded as such."""
         return self._checkpoint.recovery_point if self._checkpoint else self._bases[0]
 
     @property
-    def size(self) -> int:
-        """Bytes of all batches."""
-        return sum(segment.size for segment in self._segments)
-
-    @property
     def deleted(self) -> bool:
         """`delete` was called."""
         return self._deleted
-
-    @property
-    def segments(self) -> Sequence[Segment]:
-        """The segments, oldest first."""
-        return self._segments
 
     # ------------------------------------------------------------------------------------ append
 
@@ -380,107 +339,6 @@ class Log:
             self._snapshots.append(self.log_end_offset)
         return path
 
-    # -------------------------------------------------------------------------------------- read
-
-    def advance_high_watermark(self, offset: int) -> None:
-        """Let readers see what lies below `offset`, as far as whole entries go."""
-        boundaries = self._boundaries
-        if offset >= self.log_end_offset:
-            self.high_watermark = self.log_end_offset
-            self._hw_segment = self._active
-            self._hw_position = self._active.size
-            boundaries.clear()
-            return
-        while boundaries and boundaries[0][0] <= offset:
-            self.high_watermark, self._hw_segment, self._hw_position = boundaries.popleft()
-
-    def locate(
-        self, offset: int, max_bytes: int, *, at_least_one: bool = False, nowait: bool = True
-    ) -> Slice:
-        """Find the whole batches from `offset` on that readers may see, at most `max_bytes`.
-
-        The slice starts with the batch that contains `offset` and ends within its segment;
-        `at_least_one` grants a first batch that is larger than `max_bytes`.
-        `OffsetOutOfRangeError` for an offset outside of the log; `PagesNotCachedError` with
-        `nowait` when headers have to be read from the disk.
-        """
-        end = self.high_watermark
-        if offset == end:
-            return Slice(None, 0, 0, offset)
-        if not self._bases[0] <= offset < end:
-            raise OffsetOutOfRangeError(
-                f"offset {offset} of {self} is outside of {self._bases[0]} to {end}"
-            )
-        segment, position = self._start_of(offset, nowait)
-        if segment is self._hw_segment:
-            limit = self._hw_position
-        else:
-            limit = segment.size
-            end = self._bases[bisect_right(self._bases, offset)]
-        if limit - position > max_bytes:
-            start, start_offset, after = segment.boundary(
-                self.files, position, position + max_bytes, nowait=nowait
-            )
-            if start > position:
-                limit, end = start, start_offset
-            elif at_least_one:
-                limit = after
-                end = self._offset_at(segment, after, end, nowait)
-            else:
-                return Slice(None, position, 0, offset)
-        self._remember(end, segment, limit)
-        return Slice(segment.reader(self.files), position, limit - position, end)
-
-    def _start_of(self, offset: int, nowait: bool) -> tuple[Segment, int]:
-        """Segment and position of the batch that contains `offset`."""
-        cursor = self._cursors.get(offset)
-        if cursor is not None:
-            segment, position = cursor
-            if position < segment.size:
-                return cursor
-        segment = self._segments[bisect_right(self._bases, offset) - 1]
-        if offset == segment.base_offset:
-            return segment, 0
-        return segment, segment.position_of(self.files, offset, nowait=nowait)
-
-    def _offset_at(self, segment: Segment, position: int, end: int, nowait: bool) -> int:
-        """Offset of the batch at `position`, or `end` if the readable part ends there."""
-        limit = self._hw_position if segment is self._hw_segment else segment.size
-        if position >= limit:
-            return end
-        return segment.boundary(self.files, position, position, nowait=nowait)[1]
-
-    def _remember(self, offset: int, segment: Segment, position: int) -> None:
-        """Keep where a reader left off, so that its next read needs no search."""
-        cursors = self._cursors
-        if len(cursors) >= CURSORS_MAX and offset not in cursors:
-            del cursors[next(iter(cursors))]
-        cursors[offset] = (segment, position)
-
-    def read(
-        self, offset: int, max_bytes: int, at_least_one: bool = False, nowait: bool = True
-    ) -> LogRead:
-        """Read what `locate` finds.
-
-        With `nowait` the disk is never waited for: `PagesNotCachedError` (a `BlockingIOError`)
-        says that the bytes are not in memory; call its `load` in a thread and read again. Bytes
-        that come from the disk are verified before they are served.
-        """
-        part = self.locate(offset, max_bytes, at_least_one=at_least_one, nowait=nowait)
-        return LogRead(read_slice(part, nowait=nowait), part.end_offset)
-
-    def offset_for_timestamp(self, timestamp: int) -> int:
-        """Base offset of the first batch committed at or after `timestamp`.
-
-        The high watermark if there is none that readers may see.
-        """
-        if timestamp > self.last_timestamp:
-            return self.high_watermark
-        filled = self._segments if self._active.size else self._segments[:-1]
-        i = bisect_left(filled, timestamp, key=lambda s: s.newest_timestamp(self.files))
-        found = filled[i].first_at_or_after(self.files, timestamp) if i < len(filled) else None
-        return self.high_watermark if found is None else min(found, self.high_watermark)
-
     # -------------------------------------------------------------------------------- durability
 
     def plan_sync(self, *, checkpoint: bool) -> SyncPlan:
@@ -559,7 +417,7 @@ class Log:
                 return
 
     def _suspect_side_files(self) -> None:
-        """What an earlier process wrote beside the segments since the checkpoint may be unsynced."""
+        """What an earlier process left beside its segments since the checkpoint may be unsynced."""
         point = self.recovery_point
         for segment, end in zip(self._segments, self._bases[1:], strict=False):
             if end >= point:
@@ -693,15 +551,6 @@ class Log:
             segment.file = None
             for path in segment.paths:
                 self.files.forget(path)
-
-    def __str__(self) -> str:
-        return f"log of {self.bucket}" if self.bucket is not None else f"log {self.directory}"
-
-    def __repr__(self) -> str:
-        return (
-            f"Log({self.directory}, offsets {self.log_start_offset}..{self.log_end_offset}, "
-            f"high watermark {self.high_watermark}, {len(self._segments)} segments)"
-        )
 
 
 def _order(checkpoint: Checkpoint) -> tuple[int, int, int]:

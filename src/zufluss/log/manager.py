@@ -164,12 +164,14 @@ class LogManager:
         self._dirty.pop(log, None)
         self._group.forget(log)
         deleted = log.delete()
-        self._in_background(lambda: self._remove_deleted(deleted))
+        self._in_background(
+            lambda: remove_deleted(self._files, deleted), lambda: self._remove_parents(deleted)
+        )
 
-    def _remove_deleted(self, directory: Path) -> None:
-        remove_deleted(self._files, directory)
-        for parent in (directory.parent, directory.parent.parent):
-            if parent == self._data_dir or any(parent.iterdir()):
+    def _remove_parents(self, directory: Path) -> None:
+        """Remove parents that became empty; on the loop, where new logs are made in them."""
+        for parent in directory.parents:
+            if parent == self._data_dir or not parent.is_dir() or any(parent.iterdir()):
                 return
             self._files.rmdir(parent)
 
@@ -188,10 +190,16 @@ class LogManager:
                 self._in_background(partial(retired.remove, self._files))
         return count
 
-    def _in_background(self, job: Callable[[], None]) -> None:
+    def _in_background(
+        self, job: Callable[[], None], then: Callable[[], None] | None = None
+    ) -> None:
+        """Run a slow job in a thread, `then` something on the loop if it went well."""
+
         def done(outcome: object) -> None:
             if isinstance(outcome, Exception):
                 _logger.error("log_removal_failed", reason=str(outcome))
+            elif then is not None:
+                then()
 
         self._flusher.submit(job, done)
 

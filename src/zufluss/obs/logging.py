@@ -1,7 +1,7 @@
 """Log output: an event name plus fields, on stderr, for people or as JSON lines.
 
 Code logs through `structlog.get_logger("zufluss.<package>")` with a snake_case event name and
-keyword fields: `log.warning("config_key_unknown", key=…)`. stdout stays free for the output of
+keyword fields: `log.warning("tablet_silent", server_id=…)`. stdout stays free for the output of
 commands and for the one line that says a server is ready.
 
 Messages of the standard library's `logging` (asyncio, dependencies) go through the same renderer.

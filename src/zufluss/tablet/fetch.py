@@ -91,6 +91,8 @@ class TableFetch:
     """Filter for pruning batches."""
     buckets: tuple[BucketFetch, ...]
     """Its buckets in request order."""
+    refusal: ZuflussError | None = None
+    """Why nothing of this table can be read as asked; other tables of the request can."""
 
 
 class FetchReader:
@@ -130,6 +132,8 @@ class FetchReader:
     def _bucket(self, table: TableFetch, wanted: BucketFetch, nowait: bool) -> FetchedBucket:
         try:
             replica = self.server.replica(table.table_id, wanted.partition_id, wanted.bucket_id)
+            if table.refusal is not None:
+                raise table.refusal
             return self._read_bucket(table, wanted, replica, nowait)
         except ZuflussError as e:
             if e.code not in HELD:
@@ -198,15 +202,12 @@ def _pruned(predicate: Predicate, records: memoryview, pos: int, header: Any, sc
 
 
 def _table_fetch(server: TabletServer, request: m.PbFetchLogReqForTable) -> TableFetch:
-    columns: tuple[int, ...] | None = None
-    if request.projection_pushdown_enabled:
-        columns = tuple(request.projected_fields)
-        _check_projection(server, request.table_id, columns)
-    state = server.tables.get(request.table_id)
-    predicate = None
-    if request.HasField("filter_predicate") and state is not None:
-        schema_id = request.filter_schema_id if request.HasField("filter_schema_id") else None
-        predicate = predicate_from_proto(request.filter_predicate, state.schema(schema_id))
+    columns = predicate = refusal = None
+    try:
+        columns = _columns(server, request)
+        predicate = _predicate(server, request)
+    except ZuflussError as e:
+        refusal = e
     buckets = tuple(
         BucketFetch(
             b.partition_id if b.HasField("partition_id") else None,
@@ -216,7 +217,23 @@ def _table_fetch(server: TabletServer, request: m.PbFetchLogReqForTable) -> Tabl
         )
         for b in request.buckets_req
     )
-    return TableFetch(request.table_id, columns, predicate, buckets)
+    return TableFetch(request.table_id, columns, predicate, buckets, refusal)
+
+
+def _columns(server: TabletServer, request: m.PbFetchLogReqForTable) -> tuple[int, ...] | None:
+    if not request.projection_pushdown_enabled:
+        return None
+    columns = tuple(request.projected_fields)
+    _check_projection(server, request.table_id, columns)
+    return columns
+
+
+def _predicate(server: TabletServer, request: m.PbFetchLogReqForTable) -> Predicate | None:
+    state = server.tables.get(request.table_id)
+    if state is None or not request.HasField("filter_predicate"):
+        return None
+    schema_id = request.filter_schema_id if request.HasField("filter_schema_id") else None
+    return predicate_from_proto(request.filter_predicate, state.schema(schema_id))
 
 
 def _check_projection(server: TabletServer, table_id: int, columns: Sequence[int]) -> None:

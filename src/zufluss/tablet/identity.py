@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from zufluss.errors import ConfigError
 from zufluss.log.files import Files
@@ -27,13 +28,28 @@ def claim(files: Files, data_dir: Path, cluster_id: str, server_id: int) -> None
                 f"data.dir {data_dir} holds logs but no {FILE} that says whose they are; "
                 "restore the file, or use an empty directory"
             )
-        files.put(path, json.dumps(ours).encode(), sync=True)
+        unfinished = path.with_suffix(".new")
+        files.put(unfinished, json.dumps(ours).encode(), sync=True)
+        files.rename(unfinished, path)
         files.sync_directory(data_dir)
         return
-    known = json.loads(path.read_bytes())
+    known = _read(path)
     if known != ours:
         raise ConfigError(
             f"data.dir {data_dir} belongs to tablet server {known.get('server_id')} of cluster "
             f"{known.get('cluster_id')}, this is server {server_id} of cluster {cluster_id}; "
             "correct data.dir, tablet-server.id or zufluss.coordinator.address"
         )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        known = json.loads(path.read_bytes())
+    except ValueError:
+        known = None
+    if not isinstance(known, dict):
+        raise ConfigError(
+            f"{path} is damaged, so nobody knows whose logs these are; restore it, or write "
+            '{"cluster_id": …, "server_id": …} into it if you know both'
+        )
+    return known

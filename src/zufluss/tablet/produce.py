@@ -230,7 +230,12 @@ class Producer:
         return table.checker.check(array, start, end)
 
     def _missing(self, table: TableState, bucket: BucketKey) -> Replica:
-        raise self.server.why_not(table.info.table_id, *bucket)
+        """The replica, if the table has another state since its last bucket was dropped."""
+        current = self.server.tables.get(table.info.table_id)
+        if current is None or bucket not in current.replicas:
+            raise self.server.why_not(table.info.table_id, *bucket)
+        self._last = current
+        return current.replicas[bucket]
 
     def _append(
         self, replica: Replica, view: memoryview, batches: tuple[CheckedBatch, ...]

@@ -216,7 +216,7 @@ class TabletServer:
         replica.release()
 
     def _remove_others(self, replicas: Sequence[ReplicaAssignment]) -> None:
-        """Remove the logs of buckets that were dropped while this server was away."""
+        """Remove what is left of buckets that were dropped while this server was away or died."""
         data_dir = self.data_dir
         wanted = {log_directory(data_dir, r.physical_path, r.table_bucket) for r in replicas}
         for depth in ("*/*/log-*", "*/*/*/log-*"):
@@ -224,12 +224,11 @@ class TabletServer:
                 if directory not in wanted:
                     log.info("dropped_log_removed", directory=str(directory))
                     self.files.remove_tree(directory)
-                    self._remove_empty(directory.parent)
-
-    def _remove_empty(self, directory: Path) -> None:
-        while directory != self.data_dir and not any(directory.iterdir()):
-            self.files.rmdir(directory)
-            directory = directory.parent
+        needed = {parent for directory in wanted for parent in directory.parents}
+        for depth in ("*/*/*-p*", "*/*-*", "[!.]*"):
+            for directory in data_dir.glob(depth):
+                if directory not in needed and directory.is_dir() and not any(directory.iterdir()):
+                    self.files.rmdir(directory)
 
     def _log_config(self, info: TableInfo) -> LogConfig:
         conf = self.conf

@@ -78,8 +78,9 @@ class DevServer:
 
     def start(self) -> Self:
         """Start and wait for the ready line."""
-        arguments = [*self.command, "--data-dir", str(self.data_dir), "--host", "127.0.0.1"]
-        arguments += ["--port", str(self.port)]
+        arguments = [*self.command, "--data-dir", str(self.data_dir)]
+        if "bind.listeners" not in self.properties:
+            arguments += ["--host", "127.0.0.1", "--port", str(self.port)]
         for key, value in self.properties.items():
             arguments += ["-D", f"{key}={value}"]
         self.process = subprocess.Popen(

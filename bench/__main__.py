@@ -1,0 +1,74 @@
+"""`make bench`: measures everything in one run and prints it as ratios.
+
+    python -m bench                        all sections, about five minutes
+    python -m bench --only append,scan     some of them
+    python -m bench --quick                fewer and shorter rounds, for a first look
+    python -m bench --save                 and store the numbers as the new baseline
+
+Every figure is compared with another side measured in the same run, round by round in turns; the
+ratio is the median of the rounds' ratios. `docs/performance.md` says what each line means.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import tempfile
+import time
+from pathlib import Path
+
+from bench.report import Measure, load_baseline, machine, save_baseline, table
+
+SECTIONS = {
+    "append": 9,
+    "scan": 7,
+    "clients": 5,
+    "small": 5,
+    "memory": 1,
+    "startup": 3,
+    "micro": 3,
+}
+"""The modules with a `run`, and the rounds each takes."""
+QUICK_ROUNDS = 3
+
+
+def main() -> None:
+    """Run the sections and print the table."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--only", help=f"sections, out of {','.join(SECTIONS)}")
+    parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds")
+    parser.add_argument("--save", action="store_true", help="store the numbers as the baseline")
+    parser.add_argument("--dir", type=Path, help="where the data goes (a file system, not tmpfs)")
+    parser.add_argument("--check", action="store_true", help="exit 1 when a goal is not met")
+    a = parser.parse_args()
+    chosen = a.only.split(",") if a.only else list(SECTIONS)
+    if unknown := set(chosen) - set(SECTIONS):
+        parser.error(f"no section {', '.join(sorted(unknown))}; there are {', '.join(SECTIONS)}")
+    began = time.perf_counter()
+    print(machine(), flush=True)
+    measures = []
+    for name in chosen:
+        print(f"{name} …", flush=True)
+        measures += section(name, a.quick, a.dir)
+    print(f"\n{machine()}; {time.perf_counter() - began:.0f} s\n")
+    print(table(measures, load_baseline()))
+    if a.save:
+        save_baseline(measures)
+    if a.check and any(measure.met is False for measure in measures):
+        raise SystemExit(1)
+
+
+def section(name: str, quick: bool, directory: Path | None) -> list[Measure]:
+    """Run one section in a directory of its own."""
+    rounds = min(SECTIONS[name], QUICK_ROUNDS) if quick else SECTIONS[name]
+    run = importlib.import_module(f"bench.{name}").run
+    with tempfile.TemporaryDirectory(prefix="zufluss-bench-", dir=directory) as where:
+        return list(run(Path(where), rounds, quick))
+
+
+if __name__ == "__main__":
+    main()

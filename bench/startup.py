@@ -1,0 +1,79 @@
+"""How long from the command to the ready line, on a warm kernel cache and a warm numba cache.
+
+Compared with the time Python needs to import the libraries a server cannot do without.
+"""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import zufluss
+from bench.report import Measure, compared
+from bench.work import UNCOMPRESSED, cpu_seconds, new_table
+from zufluss.testing.server import DevServer
+
+GOAL_SECONDS = 3.0
+BUCKETS = 1_000
+IMPORTS = "import numba, numpy, pyarrow, google.protobuf, sqlite3, structlog, uvloop, yaml"
+
+
+def run(directory: Path, rounds: int, quick: bool) -> Iterator[Measure]:
+    """An empty data directory, and one with many buckets."""
+    data = directory / "startup"
+    with DevServer(data) as server:
+        with zufluss.connect(server.bootstrap) as connection:
+            new_table(connection, "many", buckets=BUCKETS, properties=UNCOMPRESSED)
+        server.stop()
+    empty, many, imports = [], [], []
+    for i in range(rounds + 1):
+        imports.append(_timed_imports())
+        empty.append(_timed_start(directory / f"startup-{i}"))
+        many.append(_timed_start(data))
+    seconds = statistics.median(wall for wall, _ in empty[1:])
+    cpu = statistics.median(cpu for _, cpu in empty[1:])
+    yield Measure(
+        "startup.seconds",
+        "start to ready line",
+        f"{seconds:.2f} s",
+        f"{cpu:.2f} s of CPU",
+        seconds,
+        "s",
+        at_most=GOAL_SECONDS,
+    )
+    yield compared(
+        "startup.imports",
+        "start to ready line, against importing the libraries",
+        [wall for wall, _ in empty[1:]],
+        imports[1:],
+        "s",
+        less_is_better=True,
+    )
+    yield compared(
+        "startup.buckets",
+        f"start with {BUCKETS} buckets, against an empty start",
+        [wall for wall, _ in many[1:]],
+        [wall for wall, _ in empty[1:]],
+        "s",
+        less_is_better=True,
+    )
+
+
+def _timed_start(data: Path) -> tuple[float, float]:
+    """Wall and CPU seconds to the ready line."""
+    began = time.perf_counter()
+    with DevServer(data) as server:
+        seconds = time.perf_counter() - began
+        cpu = cpu_seconds([server.pid])
+        server.stop()
+    return seconds, cpu
+
+
+def _timed_imports() -> float:
+    began = time.perf_counter()
+    subprocess.run([sys.executable, "-c", IMPORTS], check=True)
+    return time.perf_counter() - began

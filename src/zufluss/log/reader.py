@@ -1,0 +1,186 @@
+"""Reading a log: what is visible, where a batch is, when it was committed.
+
+The half of `Log` that changes nothing on disk. Readers see what lies below `high_watermark`, which
+always stands at the end of an appended entry: a log remembers those ends until the high watermark
+has passed them. It also remembers where recent readers left off, so a reader that follows the log
+never searches. Finding the bytes (`locate`) is apart from reading them, because a caller may want
+only some of them, or read them in a thread.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from zufluss.errors import OffsetOutOfRangeError
+from zufluss.log.files import Files
+from zufluss.log.segment import Segment, Slice, read_slice
+
+if TYPE_CHECKING:
+    from zufluss.model.table import TableBucket
+
+CURSORS_MAX = 32
+"""Positions of readers that a log remembers."""
+
+
+class LogRead(NamedTuple):
+    """Whole batches read from a log."""
+
+    records: memoryview
+    """The batches; the first one contains the offset asked for."""
+    end_offset: int
+    """Offset after the last of them, where the next read starts."""
+
+
+class LogReader:
+    """The readable side of a log."""
+
+    __slots__ = (
+        "_active", "_bases", "_boundaries", "_cursors", "_hw_position", "_hw_segment", "_segments",
+        "bucket", "directory", "files", "high_watermark", "last_timestamp", "log_end_offset",
+    )  # fmt: skip
+
+    directory: Path
+    bucket: TableBucket | None
+    files: Files
+    log_end_offset: int
+    high_watermark: int
+    last_timestamp: int
+
+    def _show(self, segments: list[Segment], end_offset: int) -> None:
+        """Take these as the segments of the log, all of it visible."""
+        self._segments = segments
+        self._bases = [segment.base_offset for segment in segments]
+        self._active = segments[-1]
+        self.log_end_offset = end_offset
+        self.high_watermark = end_offset
+        self._hw_segment, self._hw_position = self._active, self._active.size
+        self._boundaries: deque[tuple[int, Segment, int]] = deque()
+        self._cursors: dict[int, tuple[Segment, int]] = {}
+
+    @property
+    def log_start_offset(self) -> int:
+        """First offset that can be read."""
+        return self._bases[0]
+
+    @property
+    def size(self) -> int:
+        """Bytes of all batches."""
+        return sum(segment.size for segment in self._segments)
+
+    @property
+    def segments(self) -> Sequence[Segment]:
+        """The segments, oldest first."""
+        return self._segments
+
+    def advance_high_watermark(self, offset: int) -> None:
+        """Let readers see what lies below `offset`, as far as whole entries go."""
+        boundaries = self._boundaries
+        if offset >= self.log_end_offset:
+            self.high_watermark = self.log_end_offset
+            self._hw_segment = self._active
+            self._hw_position = self._active.size
+            boundaries.clear()
+            return
+        while boundaries and boundaries[0][0] <= offset:
+            self.high_watermark, self._hw_segment, self._hw_position = boundaries.popleft()
+
+    def locate(
+        self, offset: int, max_bytes: int, *, at_least_one: bool = False, nowait: bool = True
+    ) -> Slice:
+        """Find the whole batches from `offset` on that readers may see, at most `max_bytes`.
+
+        The slice starts with the batch that contains `offset` and ends within its segment;
+        `at_least_one` grants a first batch that is larger than `max_bytes`.
+        `OffsetOutOfRangeError` for an offset outside of the log; `PagesNotCachedError` with
+        `nowait` when headers have to be read from the disk.
+        """
+        end = self.high_watermark
+        if offset == end:
+            return Slice(None, 0, 0, offset)
+        if not self._bases[0] <= offset < end:
+            raise OffsetOutOfRangeError(
+                f"offset {offset} of {self} is outside of {self._bases[0]} to {end}"
+            )
+        segment, position = self._start_of(offset, nowait)
+        if segment is self._hw_segment:
+            limit = self._hw_position
+        else:
+            limit = segment.size
+            end = self._bases[bisect_right(self._bases, offset)]
+        if limit - position > max_bytes:
+            start, start_offset, after = segment.boundary(
+                self.files, position, position + max_bytes, nowait=nowait
+            )
+            if start > position:
+                limit, end = start, start_offset
+            elif at_least_one:
+                limit = after
+                end = self._offset_at(segment, after, end, nowait)
+            else:
+                return Slice(None, position, 0, offset)
+        self._remember(end, segment, limit)
+        return Slice(segment.reader(self.files), position, limit - position, end)
+
+    def _start_of(self, offset: int, nowait: bool) -> tuple[Segment, int]:
+        """Segment and position of the batch that contains `offset`."""
+        cursor = self._cursors.get(offset)
+        if cursor is not None:
+            segment, position = cursor
+            if position < segment.size:
+                return cursor
+        segment = self._segments[bisect_right(self._bases, offset) - 1]
+        if offset == segment.base_offset:
+            return segment, 0
+        return segment, segment.position_of(self.files, offset, nowait=nowait)
+
+    def _offset_at(self, segment: Segment, position: int, end: int, nowait: bool) -> int:
+        """Offset of the batch at `position`, or `end` if the readable part ends there."""
+        limit = self._hw_position if segment is self._hw_segment else segment.size
+        if position >= limit:
+            return end
+        return segment.boundary(self.files, position, position, nowait=nowait)[1]
+
+    def _remember(self, offset: int, segment: Segment, position: int) -> None:
+        """Keep where a reader left off, so that its next read needs no search."""
+        cursors = self._cursors
+        if len(cursors) >= CURSORS_MAX and offset not in cursors:
+            del cursors[next(iter(cursors))]
+        cursors[offset] = (segment, position)
+
+    def read(
+        self, offset: int, max_bytes: int, at_least_one: bool = False, nowait: bool = True
+    ) -> LogRead:
+        """Read what `locate` finds.
+
+        With `nowait` the disk is never waited for: `PagesNotCachedError` (a `BlockingIOError`)
+        says that the bytes are not in memory; call its `load` in a thread and read again. Bytes
+        that come from the disk are verified before they are served.
+        """
+        part = self.locate(offset, max_bytes, at_least_one=at_least_one, nowait=nowait)
+        return LogRead(read_slice(part, nowait=nowait), part.end_offset)
+
+    def offset_for_timestamp(self, timestamp: int) -> int:
+        """Base offset of the first batch committed at or after `timestamp`.
+
+        The high watermark if there is none that readers may see.
+        """
+        if timestamp > self.last_timestamp:
+            return self.high_watermark
+        filled = self._segments if self._active.size else self._segments[:-1]
+        i = bisect_left(filled, timestamp, key=lambda s: s.newest_timestamp(self.files))
+        found = filled[i].first_at_or_after(self.files, timestamp) if i < len(filled) else None
+        return self.high_watermark if found is None else min(found, self.high_watermark)
+
+    def __str__(self) -> str:
+        return f"log of {self.bucket}" if self.bucket is not None else f"log {self.directory}"
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({self.directory}, "
+            f"offsets {self.log_start_offset}..{self.log_end_offset}, high watermark "
+            f"{self.high_watermark}, {len(self._segments)} segments)"
+        )

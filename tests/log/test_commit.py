@@ -1,0 +1,402 @@
+"""Group commit, the commit log, and the manager that runs them."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.log.support import batch, entry, offsets, read_all
+from zufluss.errors import CorruptRecordError, LogStorageError
+from zufluss.log.commit_log import BLOCK_BYTES, read_commit_log
+from zufluss.log.config import FlushMode, LogConfig
+from zufluss.log.files import Files
+from zufluss.log.log import Appended, Log
+from zufluss.log.manager import COMMIT_DIRECTORY, COPY_BYTES_MAX, LogManager, log_directory
+from zufluss.model.table import PhysicalTablePath, TableBucket
+from zufluss.testing.files import ManualWorker, RecordingFiles, SilentFiles
+
+PATH = PhysicalTablePath("db", "t", None)
+FIRST, SECOND = TableBucket(1, None, 0), TableBucket(1, None, 1)
+
+
+class Server:
+    """A manager with two logs whose workers the test runs."""
+
+    def __init__(
+        self,
+        root: Path,
+        files: Files | None = None,
+        flush: FlushMode = FlushMode.ACK,
+        buckets: tuple[TableBucket, ...] = (FIRST, SECOND),
+        file_bytes: int = 1 << 16,
+    ) -> None:
+        self.durable: list[tuple[TableBucket | None, int]] = []
+        self.failures: list[Log] = []
+        self.flush_worker, self.commit_worker = ManualWorker(), ManualWorker()
+        workers = {"zufluss-flush": self.flush_worker, "zufluss-commit": self.commit_worker}
+        self.manager = LogManager(
+            root,
+            files=files or SilentFiles(),
+            flush=flush,
+            on_durable=self._durable,
+            on_failure=lambda log, cause: self.failures.append(log),
+            commit_file_bytes=file_bytes,
+            make_worker=workers.__getitem__,
+        )
+        self.refused: list[TableBucket] = []
+        for bucket in buckets:
+            try:
+                self.manager.open_log(PATH, bucket, LogConfig(), 0)
+            except CorruptRecordError:
+                self.refused.append(bucket)
+        self.manager.started()
+        self.flush_worker.run()
+
+    def _durable(self, items: list[tuple[Log, int]]) -> None:
+        for log, end in items:
+            log.advance_high_watermark(end)
+            self.durable.append((log.bucket, end))
+
+    def log(self, bucket: TableBucket = FIRST) -> Log:
+        log = self.manager.log(bucket)
+        assert log is not None
+        return log
+
+    def append(self, bucket: TableBucket = FIRST, body: bytes = b"body") -> Appended:
+        view, checked = entry(batch(2, body=body))
+        result = self.log(bucket).append(view, checked, 1)
+        self.manager.commit(
+            self.log(bucket), result.end_offset, view[checked[0].start : checked[-1].end]
+        )
+        return result
+
+    def sync(self) -> None:
+        self.manager.schedule()
+        self.commit_worker.run()
+
+    def kill(self) -> None:
+        for log in self.manager.logs:
+            log.close(clean=False)
+
+
+async def test_entries_of_a_moment_become_durable_together(tmp_path: Path) -> None:
+    files = RecordingFiles(tmp_path)
+    server = Server(tmp_path, files)
+    for bucket in (FIRST, SECOND, FIRST):
+        server.append(bucket)
+    server.manager.schedule()
+    assert server.durable == []
+    assert server.log().read(0, 1000).records.nbytes == 0
+    before = len(files.operations)
+    server.commit_worker.run()
+    assert server.durable == [(FIRST, 4), (SECOND, 2)]
+    assert [o.kind for o in files.operations[before:]] == ["write", "write", "sync"]
+    assert len(offsets(read_all(server.log()))) == 2
+
+
+async def test_the_next_group_gathers_while_one_is_syncing(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    server.append()
+    server.manager.schedule()
+    for _ in range(3):
+        server.append()
+        server.manager.schedule()
+    assert len(server.commit_worker) == 1
+    server.commit_worker.run(1)
+    assert server.durable == [(FIRST, 2)]
+    assert len(server.commit_worker) == 1
+    server.commit_worker.run()
+    assert server.durable == [(FIRST, 2), (FIRST, 8)]
+
+
+async def test_a_large_entry_is_synced_in_its_segment(tmp_path: Path) -> None:
+    files = RecordingFiles(tmp_path)
+    server = Server(tmp_path, files)
+    server.append(body=bytes(COPY_BYTES_MAX))
+    before = len(files.operations)
+    server.sync()
+    kinds = [o.kind for o in files.operations[before:]]
+    assert kinds[0] == "sync"
+    assert "write" not in kinds
+    assert server.durable == [(FIRST, 2)]
+
+
+async def test_the_commit_log_restores_what_the_segments_lost(tmp_path: Path) -> None:
+    """Acknowledged entries are in the commit log only, until their segments are synced."""
+    server = Server(tmp_path)
+    for i in range(9):
+        server.append(body=bytes([i]) * 300)
+        server.append(SECOND)
+        server.sync()
+    before = read_all(server.log())
+    server.kill()
+    directory = log_directory(tmp_path, PATH, FIRST)
+    for path in directory.iterdir():
+        path.unlink()
+    server = Server(tmp_path)
+    assert read_all(server.log()) == before
+    assert server.log(SECOND).log_end_offset == 18
+    server.kill()
+    (tmp_path / COMMIT_DIRECTORY / "commit-0.log").unlink()
+    assert read_all(Server(tmp_path).log()) == before
+
+
+async def test_entries_of_a_dropped_table_are_ignored(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    server.append()
+    server.sync()
+    server.manager.drop(server.log())
+    server.flush_worker.run()
+    assert not log_directory(tmp_path, PATH, FIRST).exists()
+    server.kill()
+    server = Server(tmp_path, buckets=(SECOND, TableBucket(2, None, 0)))
+    assert server.refused == []
+    assert server.log(TableBucket(2, None, 0)).log_end_offset == 0
+
+
+async def test_a_full_commit_file_is_reused_only_when_its_entries_are_in_the_segments(
+    tmp_path: Path,
+) -> None:
+    files = RecordingFiles(tmp_path)
+    server = Server(tmp_path, files, file_bytes=4 * BLOCK_BYTES)
+    for _ in range(3):
+        server.append()
+        server.sync()
+    assert server.log().recovery_point == 0
+    server.append()
+    server.sync()  # no second file yet: this group goes to the segment
+    server.flush_worker.run()
+    assert server.log().recovery_point == 8
+    for _ in range(20):
+        server.append()
+        server.sync()
+        server.flush_worker.run()
+    assert server.durable[-1] == (FIRST, 48)
+    names = sorted(p.name for p in (tmp_path / COMMIT_DIRECTORY).iterdir())
+    assert names == ["commit-0.log", "commit-1.log", "commit-2.log"]
+    server.kill()
+    assert Server(tmp_path).log().log_end_offset == 48
+
+
+async def test_stale_groups_of_a_reused_file_are_never_replayed(tmp_path: Path) -> None:
+    server = Server(tmp_path, file_bytes=4 * BLOCK_BYTES)
+    for _ in range(30):
+        server.append()
+        server.sync()
+        server.flush_worker.run()
+    entries, generation = read_commit_log(tmp_path / COMMIT_DIRECTORY)
+    assert generation > 3
+    found = entries[(1, -1, 0)]
+    bases = [offsets(bytes(e.batches))[0][0] for e in found]
+    assert bases == list(range(60 - 2 * len(bases), 60, 2))
+
+
+async def test_a_damaged_group_in_the_middle_refuses_the_logs_that_need_it(tmp_path: Path) -> None:
+    """Bytes that were durable are damaged in both places: that must not look like a torn tail."""
+    server = Server(tmp_path)
+    server.append()
+    server.sync()
+    for bucket in (FIRST, SECOND):
+        server.append(bucket)
+        server.sync()
+    server.kill()
+    path = tmp_path / COMMIT_DIRECTORY / "commit-0.log"
+    data = bytearray(path.read_bytes())
+    data[BLOCK_BYTES + 100] ^= 1
+    path.write_bytes(data)
+    for lost in log_directory(tmp_path, PATH, FIRST).glob("*.log"):
+        lost.unlink()
+    server = Server(tmp_path)
+    assert server.refused == [FIRST]
+    assert server.log(SECOND).log_end_offset == 2
+    kept = list((tmp_path / COMMIT_DIRECTORY).glob("*.kept"))
+    assert len(kept) == 1
+    server.append(SECOND)
+    server.sync()
+    server.kill()
+    assert Server(tmp_path).refused == [FIRST]
+
+
+async def test_truncated_entries_do_not_come_back(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    for _ in range(4):
+        server.append()
+    server.sync()
+    server.log().truncate_to(4)
+    server.append(body=b"new")
+    server.sync()
+    before = read_all(server.log())
+    server.kill()
+    server = Server(tmp_path)
+    assert read_all(server.log()) == before
+
+
+async def test_a_group_under_way_does_not_acknowledge_a_truncated_log(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    server.append()
+    server.append()
+    server.manager.schedule()
+    server.log().truncate_to(0)
+    server.append(body=b"new")
+    server.commit_worker.run(1)
+    assert server.durable == []
+
+
+async def test_entries_that_were_never_added_are_made_durable_with_the_next(tmp_path: Path) -> None:
+    """Whoever appends without waiting must not leave a hole before those who wait."""
+    server = Server(tmp_path)
+    view, checked = entry(batch(2))
+    server.log().append(view, checked, 1)
+    server.append()
+    server.sync()
+    server.append()
+    server.sync()
+    entries, _ = read_commit_log(tmp_path / COMMIT_DIRECTORY)
+    assert [offsets(bytes(e.batches)) for e in entries[(1, -1, 0)]] == [[(4, 2)]]
+    assert server.log().segments[0].synced > 0
+
+
+class FailingFiles(SilentFiles):
+    """Files whose syncs fail on request."""
+
+    failing: str | None = None
+
+    def fdatasync(self, fd: int) -> None:  # type: ignore[override]
+        name = str(Path(f"/proc/self/fd/{fd}").readlink())
+        if self.failing is not None and self.failing in name:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+async def test_a_failed_sync_of_the_commit_log_is_never_acknowledged(tmp_path: Path) -> None:
+    files = FailingFiles()
+    server = Server(tmp_path, files)
+    server.append()
+    files.failing = "commit-"
+    server.sync()
+    assert (server.durable, server.failures) == ([], [server.log()])
+    files.failing = None
+    with pytest.raises(LogStorageError, match="restart"):
+        server.append()
+    server.append(SECOND)
+    server.sync()
+    assert server.durable == []
+    assert server.failures == [server.log(), server.log(SECOND)]
+
+
+async def test_a_failed_sync_of_a_segment_concerns_its_log_only(tmp_path: Path) -> None:
+    files = FailingFiles()
+    server = Server(tmp_path, files)
+    files.failing = "log-0/"
+    server.append(body=bytes(COPY_BYTES_MAX))
+    server.append(SECOND)
+    server.sync()
+    assert (server.durable, server.failures) == ([(SECOND, 2)], [server.log()])
+
+
+async def test_a_commit_file_that_may_hold_the_only_copy_is_not_reused(tmp_path: Path) -> None:
+    files = FailingFiles()
+    server = Server(tmp_path, files, file_bytes=2 * BLOCK_BYTES)
+    server.append()
+    server.sync()
+    files.failing = "log-0/"
+    for _ in range(6):
+        server.append(SECOND)
+        server.sync()
+        server.flush_worker.run()
+    assert server.failures == [server.log()]
+    files.failing = None
+    server.kill()
+    for lost in log_directory(tmp_path, PATH, FIRST).glob("*"):
+        lost.unlink()
+    assert Server(tmp_path).log().log_end_offset == 2
+
+
+@pytest.mark.parametrize("flush", [FlushMode.OS, FlushMode.INTERVAL])
+async def test_other_modes_acknowledge_at_once(tmp_path: Path, flush: FlushMode) -> None:
+    server = Server(tmp_path, flush=flush)
+    view, checked = entry(batch(2))
+    result = server.log().append(view, checked, 1)
+    assert server.manager.commit(server.log(), result.end_offset, view)
+    assert list((tmp_path / COMMIT_DIRECTORY).iterdir()) == []
+
+
+async def test_a_closed_segment_is_synced_in_every_mode(tmp_path: Path) -> None:
+    server = Server(tmp_path, flush=FlushMode.OS)
+    server.append()
+    server.log().roll()
+    server.flush_worker.run()
+    assert server.log().recovery_point == 2
+
+
+async def test_a_change_of_the_flush_mode_replays_and_drops_the_commit_log(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    server.append()
+    server.sync()
+    server.kill()
+    for lost in log_directory(tmp_path, PATH, FIRST).iterdir():
+        lost.unlink()
+    server = Server(tmp_path, flush=FlushMode.OS)
+    assert server.log().log_end_offset == 2
+    assert list((tmp_path / COMMIT_DIRECTORY).iterdir()) == []
+
+
+async def test_interrupted_deletions_are_finished_at_the_next_start(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    server.append()
+    deleted = server.log().delete()
+    assert deleted.exists()
+    Server(tmp_path, buckets=(SECOND,))
+    assert not deleted.exists()
+
+
+async def test_group_commit_with_real_threads(tmp_path: Path) -> None:
+    """The same through threads, a real disk, and a clean stop."""
+    changed = asyncio.Event()
+
+    def on_durable(items: list[tuple[Log, int]]) -> None:
+        for log, end in items:
+            log.advance_high_watermark(end)
+        changed.set()
+
+    def start() -> LogManager:
+        manager = LogManager(
+            tmp_path,
+            files=Files(),
+            flush=FlushMode.ACK,
+            on_durable=on_durable,
+            on_failure=_unexpected,
+            commit_file_bytes=1 << 16,
+        )
+        for bucket in (FIRST, SECOND):
+            manager.open_log(PATH, bucket, LogConfig(segment_bytes_max=20_000), 0)
+        manager.started()
+        return manager
+
+    manager = start()
+    for i in range(300):
+        for bucket in (FIRST, SECOND):
+            log = manager.log(bucket)
+            assert log is not None
+            view, checked = entry(batch(2, body=bytes(100 + i)))
+            result = log.append(view, checked, i)
+            manager.commit(log, result.end_offset, view[checked[0].start : checked[-1].end])
+        manager.schedule()
+        if i % 10 == 0:
+            while any(log.high_watermark < log.log_end_offset for log in manager.logs):
+                changed.clear()
+                await changed.wait()
+                manager.schedule()
+    await manager.close()
+    manager = start()
+    assert [log.log_end_offset for log in manager.logs] == [600, 600]
+    assert all(log.recovery_point == 600 for log in manager.logs)
+    await manager.close()
+
+
+def _unexpected(log: Log, cause: Any) -> None:
+    raise AssertionError(f"{log} failed: {cause}")
