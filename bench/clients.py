@@ -76,7 +76,7 @@ CASES = (
 
 def run(directory: Path, rounds: int, quick: bool) -> Iterator[Measure]:
     """Append and scan through both clients."""
-    batches = 10 if quick else 24
+    batches = 12 if quick else 40
     with (
         DevServer(directory / "clients", {"zufluss.log.flush": "os"}) as server,
         zufluss.connect(server.bootstrap) as connection,

@@ -54,7 +54,6 @@ def run(directory: Path, rounds: int, quick: bool) -> Iterator[Measure]:
         )
         yield _connections(target)
         yield from _buckets(connection, target)
-        server.stop()
 
 
 def _line(name: str, label: str, difference: int, count: int) -> Measure:

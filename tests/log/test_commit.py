@@ -185,7 +185,7 @@ async def test_a_full_commit_file_is_reused_only_when_its_entries_are_in_the_seg
 
 async def test_stale_groups_of_a_reused_file_are_never_replayed(tmp_path: Path) -> None:
     server = Server(tmp_path, file_bytes=4 * BLOCK_BYTES)
-    for _ in range(30):
+    for _ in range(32):
         server.append()
         server.sync()
         server.flush_worker.run()
@@ -193,7 +193,7 @@ async def test_stale_groups_of_a_reused_file_are_never_replayed(tmp_path: Path) 
     assert generation > 3
     found = entries[(1, -1, 0)]
     bases = [offsets(bytes(e.batches))[0][0] for e in found]
-    assert bases == list(range(60 - 2 * len(bases), 60, 2))
+    assert bases == list(range(64 - 2 * len(bases), 64, 2))
 
 
 async def test_a_damaged_group_in_the_middle_refuses_the_logs_that_need_it(tmp_path: Path) -> None:

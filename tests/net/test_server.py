@@ -322,3 +322,29 @@ async def test_apis_between_servers_are_refused_outside_the_internal_listener():
         outside = await (await connect(0)).call(ApiKey.STOP_REPLICA, request)
         assert outside.error.code is ErrorCode.AUTHORIZATION_EXCEPTION
         assert (await (await connect(1)).call(ApiKey.STOP_REPLICA, request)).error is None
+
+
+async def test_a_large_answer_waits_until_the_client_has_read_the_one_before():
+    services = Services()
+    held: list[int] = []
+
+    def fetch(connection, request_id, version, array, view, start, end):
+        def answer():
+            if connection.backlogged:
+                held.append(request_id)
+                connection.when_drained(answer)
+                return
+            connection.respond(request_id, [bytes(10_000_000)], 10_000_000)
+            connection.done()
+
+        answer()
+
+    services.register_raw(ApiKey.FETCH_LOG, fetch)
+    async with serving(services) as (_, connect):
+        peer = await connect()
+        for _ in range(5):
+            peer.send(ApiKey.FETCH_LOG, b"")
+        await peer.writer.drain()
+        sizes = [len((await peer.receive()).body) for _ in range(5)]
+        assert sizes == [10_000_000] * 5
+        assert held  # at most one answer was in memory at a time

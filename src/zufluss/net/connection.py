@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -61,12 +61,15 @@ class Connection(asyncio.BufferedProtocol):
         "_array",
         "_buffer",
         "_carry",
+        "_drained",
         "_filled",
         "_frame_since",
         "_out",
         "_paused",
+        "_queued",
         "_served",
         "_total",
+        "_unread",
         "closing",
         "inflight",
         "last_activity",
@@ -94,6 +97,9 @@ class Connection(asyncio.BufferedProtocol):
         self._total = 0
         self._frame_since = 0.0
         self._out: list[Buffer] = []
+        self._queued = 0
+        self._unread = False
+        self._drained: list[Callable[[], None]] = []
         self._paused = 0
 
     # -- life -------------------------------------------------------------------------------
@@ -112,6 +118,7 @@ class Connection(asyncio.BufferedProtocol):
         """The client went, or we closed."""
         self.closing = True
         self._out.clear()
+        self._drained.clear()
         self._release()
         self.server.dismiss(self)
 
@@ -260,11 +267,28 @@ class Connection(asyncio.BufferedProtocol):
 
     def pause_writing(self) -> None:
         """The client does not read its answers: take no more of its requests."""
+        self._unread = True
         self._pause()
 
     def resume_writing(self) -> None:
         """The client caught up."""
+        self._unread = False
         self._resume()
+        self._wake_drained()
+
+    @property
+    def backlogged(self) -> bool:
+        """So much is waiting to be sent that a large answer should wait for `when_drained`."""
+        return self._unread or self._queued > WRITE_BUFFER_HIGH
+
+    def when_drained(self, callback: Callable[[], None]) -> None:
+        """Call back once the client has read what was sent; never, if it goes away."""
+        self._drained.append(callback)
+
+    def _wake_drained(self) -> None:
+        waiting, self._drained = self._drained, []
+        for callback in waiting:
+            self.server.loop.call_soon(callback)
 
     def overdue(self, now: float) -> str | None:
         """Why this connection should be closed now, if it should."""
@@ -384,6 +408,7 @@ class Connection(asyncio.BufferedProtocol):
         out = self._out
         if not out:
             self.server.has_answers(self)
+        self._queued += size
         out.append(response_header(request_id, size))
         out.extend(buffers)
 
@@ -403,6 +428,7 @@ class Connection(asyncio.BufferedProtocol):
     def flush(self) -> None:
         """Send what this turn gathered."""
         out, self._out = self._out, []
+        self._queued = 0
         if not out or self.transport.is_closing():
             return
         if len(out) == 1:
@@ -411,6 +437,8 @@ class Connection(asyncio.BufferedProtocol):
             self.transport.write(b"".join(out))
         else:
             self.transport.writelines(out)
+        if self._drained and not self._unread:
+            self._wake_drained()
 
 
 def check_control_size(api: Api, size: int) -> None:

@@ -287,6 +287,10 @@ class Fetch:
 
     def serve(self, *, final: bool) -> None:
         """Answer if there is enough, or if this is the `final` chance; park otherwise."""
+        if self.connection.backlogged:
+            self._unpark()
+            self.connection.when_drained(lambda: self.serve(final=final))
+            return
         try:
             tables = self.reader.read(nowait=self.cold_reads < COLD_READ_ATTEMPTS)
         except PagesNotCachedError as cold:

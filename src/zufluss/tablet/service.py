@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from zufluss.errors import ErrorCode, InvalidTimestampError, ZuflussError
+from zufluss.errors import InvalidTimestampError, RecordTooLargeError, ZuflussError
+from zufluss.log.segment import PagesNotCachedError
 from zufluss.net.services import RequestContext, Services
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
@@ -79,27 +80,31 @@ class TabletService:
         response = m.LimitScanResponse(is_log_table=True)
         try:
             replica = self.server.log_replica(request.table_id, partition_id, request.bucket_id)
-            response.records = self._last_rows(replica, request.limit)
+            response.records = await self._last_rows(replica, request.limit)
         except ZuflussError as e:
             response.error_code, response.error_message = e.code, e.message
         return response
 
-    def _last_rows(self, replica: Replica, limit: int) -> bytes:
+    async def _last_rows(self, replica: Replica, limit: int) -> bytes:
         log = replica.log
         if limit <= 0:
             return b""
-        offset = max(log.log_start_offset, log.high_watermark - limit)
+        end = log.high_watermark
+        offset = max(log.log_start_offset, end - limit)
         parts: list[memoryview] = []
-        size = 0
-        while offset < log.high_watermark:
-            read = log.read(offset, LIMIT_SCAN_BYTES_MAX - size, at_least_one=True, nowait=False)
-            parts.append(read.records)
-            size += len(read.records)
-            offset = read.end_offset
-            if size > LIMIT_SCAN_BYTES_MAX:
-                raise ZuflussError(
+        room = LIMIT_SCAN_BYTES_MAX
+        while offset < end:
+            try:
+                read = log.read(offset, room, nowait=True)
+            except PagesNotCachedError as cold:
+                await self.server.loop.run_in_executor(self.server.readers, cold.load)
+                continue
+            if not read.records:
+                raise RecordTooLargeError(
                     f"the last {limit} rows take more than {LIMIT_SCAN_BYTES_MAX} bytes; "
-                    "ask for fewer rows or use a log scan",
-                    code=ErrorCode.RECORD_TOO_LARGE_EXCEPTION,
+                    "ask for fewer rows or use a log scan"
                 )
+            parts.append(read.records)
+            room -= len(read.records)
+            offset = read.end_offset
         return b"".join(parts)
