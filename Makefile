@@ -25,6 +25,11 @@ $(READY): pyproject.toml uv.lock
 
 install: $(READY) ## set up .venv with everything
 
+# Compiled once per version of the kernels' sources; a second or two when nothing changed.
+.PHONY: kernels
+kernels: $(READY)
+	@$(BIN)/python -m zufluss.record.kernels
+
 check: $(READY) ## lint, types, import direction, generated files current
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -33,16 +38,16 @@ check: $(READY) ## lint, types, import direction, generated files current
 	$(BIN)/python -m zufluss.config.docs --check docs/configuration.md
 	$(BIN)/python scripts/proto.py --check
 
-test: $(READY) ## all tests, with a sample of each fault count
+test: kernels ## all tests, with a sample of each fault count
 	$(BIN)/pytest -n 2 --dist worksteal
 
-demo: $(READY) ## a server, a table, a million rows in and out again
+demo: kernels ## a server, a table, a million rows in and out again
 	$(BIN)/python examples/demo.py
 
-bench: $(READY) ## measured ratios to the machine's own limits and to pyfluss
+bench: kernels ## measured ratios to the machine's own limits and to pyfluss
 	$(BIN)/python -m bench
 
-fault: $(READY) ## the full fault counts: crashes, power loss, fuzzing (long)
+fault: kernels ## the full fault counts: crashes, power loss, fuzzing (long)
 	VIRTUAL_ENV=$(CURDIR)/$(VENV) $$(command -v uv || echo $(BIN)/uv) sync --frozen --active --quiet --inexact --group fuzz
 	ZUFLUSS_FAULT=full $(BIN)/pytest tests/fault tests/fuzz -n 2 --timeout 3600
 	$(BIN)/python -m tests.fuzz.run

@@ -46,7 +46,6 @@ log = structlog.get_logger(__name__)
 
 MALLOC_TRIM_THRESHOLD = -1
 MALLOC_MMAP_THRESHOLD = -3
-SLOW_WARM_UP_SECONDS = 2.0
 CONNECT_TIMEOUT_MS = 10_000
 """How long one server waits for another to accept a connection."""
 
@@ -111,9 +110,9 @@ def _keep_freed_memory() -> None:
 def _warm_kernels() -> None:
     from zufluss.record import kernels
 
-    seconds = kernels.warm()
-    if seconds > SLOW_WARM_UP_SECONDS:
-        log.info("kernels_compiled", seconds=round(seconds, 1), note="once per install")
+    if kernels.is_cold():
+        log.info("compiling_kernels", note="once per install, takes some seconds")
+    kernels.warm()
 
 
 @contextmanager

@@ -23,8 +23,7 @@ def injected(pid: int, *rules: str) -> Iterator[subprocess.Popen[str]]:
     if strace is None:
         pytest.skip("strace is not installed; it injects the disk errors of this test")
     calls = ",".join(rule.partition(":")[0] for rule in rules)
-    command = [strace, "-f", "-qq", "--seccomp-bpf"] if False else [strace, "-f"]
-    command += ["-o", "/dev/null", "-e", f"trace={calls}", "-p", str(pid)]
+    command = [strace, "-f", "-o", "/dev/null", "-e", f"trace={calls}", "-p", str(pid)]
     for rule in rules:
         command += ["-e", f"inject={rule}"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)

@@ -153,6 +153,7 @@ async def test_entries_of_a_dropped_table_are_ignored(tmp_path: Path) -> None:
     server.manager.drop(server.log())
     server.flush_worker.run()
     assert not log_directory(tmp_path, PATH, FIRST).exists()
+    assert log_directory(tmp_path, PATH, SECOND).exists()
     server.kill()
     server = Server(tmp_path, buckets=(SECOND, TableBucket(2, None, 0)))
     assert server.refused == []
@@ -354,6 +355,18 @@ async def test_interrupted_deletions_are_finished_at_the_next_start(tmp_path: Pa
     assert not deleted.exists()
 
 
+async def test_dropping_all_buckets_leaves_no_directory(tmp_path: Path) -> None:
+    partitioned = PhysicalTablePath("db", "p", "2026")
+    bucket = TableBucket(9, 4, 0)
+    server = Server(tmp_path)
+    server.manager.open_log(partitioned, bucket, LogConfig(), 0)
+    assert (tmp_path / "db/p-9/2026-p4/log-0").exists()
+    for dropped in (FIRST, SECOND, bucket):
+        server.manager.drop(server.log(dropped))
+    server.flush_worker.run()
+    assert [p.name for p in tmp_path.iterdir()] == [COMMIT_DIRECTORY]
+
+
 async def test_group_commit_with_real_threads(tmp_path: Path) -> None:
     """The same through threads, a real disk, and a clean stop."""
     changed = asyncio.Event()
@@ -391,7 +404,9 @@ async def test_group_commit_with_real_threads(tmp_path: Path) -> None:
                 changed.clear()
                 await changed.wait()
                 manager.schedule()
+    logs = list(manager.logs)
     await manager.close()
+    assert all(log.high_watermark == 600 for log in logs), "closing finishes what was under way"
     manager = start()
     assert [log.log_end_offset for log in manager.logs] == [600, 600]
     assert all(log.recovery_point == 600 for log in manager.logs)

@@ -520,7 +520,7 @@ class Log(LogReader):
         """Give the directory a name that means deleted; return it for `remove_deleted`."""
         with self._checkpoint_lock:
             self._deleted = True
-        self.fail(LogStorageError(f"{self} was deleted"))
+        self.failure = self.failure or LogStorageError(f"{self} was deleted")
         self._release()
         target = self.directory.with_name(self.directory.name + DELETED_SUFFIX)
         self.files.rename(self.directory, target)

@@ -243,12 +243,19 @@ class LogManager:
         """Finish what is under way, then close every log."""
         if self._timer is not None:
             self._timer.cancel()
+        while not self._group.idle:
+            self._group.schedule()
+            await self._commit_turn()
         loop = asyncio.get_running_loop()
-        self._group.schedule()
-        for worker in reversed(self._workers):
+        for worker in self._workers:
             await loop.run_in_executor(None, worker.stop)
-        await asyncio.sleep(0)
         await loop.run_in_executor(None, self._close_logs, clean)
+
+    async def _commit_turn(self) -> None:
+        """Wait until the commit worker has done what it was given so far."""
+        reached = asyncio.get_running_loop().create_future()
+        self._workers[1].submit(lambda: None, reached.set_result)
+        await reached
 
     def _close_logs(self, clean: bool) -> None:
         for log in self._logs.values():

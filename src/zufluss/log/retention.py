@@ -56,6 +56,6 @@ class Retired:
 
 
 def remove_deleted(files: Files, directory: Path) -> None:
-    """Remove the directory of a deleted log, and parents that became empty. Safe in a thread."""
+    """Remove the directory of a deleted log. Safe in a thread."""
     files.sync_directory(directory.parent)
     files.remove_tree(directory)

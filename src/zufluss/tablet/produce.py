@@ -202,6 +202,7 @@ class Producer:
         """Several bucket entries, each on its own, answered together."""
         pending = self._await(connection, request_id, scan.timeout_ms)
         waits: list[tuple[Replica, int]] = []
+        refused = 0
         for partition_id, bucket_id, start, end in scan.buckets:
             bucket = (partition_id, bucket_id)
             try:
@@ -209,7 +210,8 @@ class Producer:
                 replica = self.server.tables[scan.table_id].replicas[bucket]
                 appended = self._append(replica, view, batches)
             except ZuflussError as e:
-                entry = self._refused(e, scan.table_id, bucket)
+                entry = self._refused(e, scan.table_id, bucket, quiet=refused > 0)
+                refused += 1
             else:
                 entry = ProducedBucket(partition_id, bucket_id, appended.base_offset)
                 if scan.acks == ALL and appended.end_offset > replica.log.high_watermark:
@@ -255,9 +257,14 @@ class Producer:
         self.pending.add(pending)
         return pending
 
-    def _refused(self, e: ZuflussError, table_id: int, bucket: BucketKey) -> ProducedBucket:
-        say = log.error if isinstance(e, LogStorageError) else log.info
-        say("append_refused", table_id=table_id, bucket=bucket, error=str(e))
+    def _refused(
+        self, e: ZuflussError, table_id: int, bucket: BucketKey, *, quiet: bool = False
+    ) -> ProducedBucket:
+        """The answer for a refused entry; the log gets one line per request, not per entry."""
+        if isinstance(e, LogStorageError):
+            log.error("append_failed", table_id=table_id, bucket=bucket, error=str(e))
+        elif not quiet:
+            log.info("append_refused", table_id=table_id, bucket=bucket, error=str(e))
         return ProducedBucket(*bucket, None, e.code, e.message)
 
     def expire(self, now: float) -> None:

@@ -13,9 +13,18 @@ import pkgutil
 import time
 
 
+def is_cold() -> bool:
+    """Nothing is compiled yet: `warm` will take some seconds."""
+    from zufluss.record.kernels.cache import cache_directory
+
+    return not any(cache_directory().iterdir())
+
+
 def warm() -> float:
     """Load (or, the first time, compile) every kernel; return the seconds it took."""
     begin = time.perf_counter()
     for module in pkgutil.iter_modules(__path__):
+        if module.name == "__main__":
+            continue
         importlib.import_module(f"{__name__}.{module.name}")
     return time.perf_counter() - begin

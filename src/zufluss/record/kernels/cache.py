@@ -87,14 +87,15 @@ def cache_directory() -> Path:
     return directory
 
 
-def kernel(*signatures: Any) -> Callable[[F], F]:
+def kernel(*signatures: Any, boundscheck: bool = False) -> Callable[[F], F]:
     """Compile a function for `signatures` now, from the cache if it can; it runs without the GIL.
 
-    Without signatures the function is a part of other kernels and compiled with them.
+    Without signatures the function is a part of other kernels and compiled with them. A kernel that
+    does not compare positions itself is compiled with `boundscheck`.
     """
     import numba
 
-    options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "boundscheck": False}
+    options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "boundscheck": boundscheck}
 
     def decorate(function: F) -> F:
         compiler: Any = numba.njit

@@ -8,9 +8,12 @@ the number of keys done is returned, so `result == len(offsets) - 1` means succe
 
 from __future__ import annotations
 
-import numba
+from typing import Any
+
 import numpy as np
 from numba import types
+
+from zufluss.record.kernels.cache import kernel
 
 _BYTES = types.Array(types.uint8, 1, "C", readonly=True)
 _OFFSETS = types.Array(types.int64, 1, "C", readonly=True)
@@ -24,23 +27,23 @@ _MIX1 = np.uint32(0x85EBCA6B)
 _MIX2 = np.uint32(0xC2B2AE35)
 
 
-@numba.njit(types.uint32(types.uint32, types.uint32), nogil=True, cache=True)
-def _rotl(x, r):  # type: ignore[no-untyped-def]
+@kernel(types.uint32(types.uint32, types.uint32))
+def _rotl(x: Any, r: Any) -> Any:
     return np.uint32((x << r) | (x >> np.uint32(np.uint32(32) - r)))
 
 
-@numba.njit(types.uint32(types.uint32), nogil=True, cache=True)
-def _scramble(word):  # type: ignore[no-untyped-def]
+@kernel(types.uint32(types.uint32))
+def _scramble(word: Any) -> Any:
     return np.uint32(_rotl(np.uint32(word * _C1), np.uint32(15)) * _C2)
 
 
-@numba.njit(types.uint32(types.uint32, types.uint32), nogil=True, cache=True)
-def _mix(h, k):  # type: ignore[no-untyped-def]
+@kernel(types.uint32(types.uint32, types.uint32))
+def _mix(h: Any, k: Any) -> Any:
     return np.uint32(_rotl(np.uint32(h ^ k), np.uint32(13)) * _FIVE + _ADD)
 
 
-@numba.njit(types.uint32(types.uint32), nogil=True, cache=True)
-def _final(h):  # type: ignore[no-untyped-def]
+@kernel(types.uint32(types.uint32))
+def _final(h: Any) -> Any:
     h = np.uint32(h ^ (h >> np.uint32(16)))
     h = np.uint32(h * _MIX1)
     h = np.uint32(h ^ (h >> np.uint32(13)))
@@ -48,8 +51,8 @@ def _final(h):  # type: ignore[no-untyped-def]
     return np.uint32(h ^ (h >> np.uint32(16)))
 
 
-@numba.njit(types.uint32(_BYTES, types.int64), nogil=True, cache=True)
-def _word(data, pos):  # type: ignore[no-untyped-def]
+@kernel(types.uint32(_BYTES, types.int64))
+def _word(data: Any, pos: Any) -> Any:
     return np.uint32(
         np.uint32(data[pos])
         | (np.uint32(data[pos + 1]) << np.uint32(8))
@@ -58,8 +61,8 @@ def _word(data, pos):  # type: ignore[no-untyped-def]
     )
 
 
-@numba.njit(types.uint32(_BYTES, types.int64, types.int64, types.uint32), nogil=True, cache=True)
-def _words(data, start, end, seed):  # type: ignore[no-untyped-def]
+@kernel(types.uint32(_BYTES, types.int64, types.int64, types.uint32))
+def _words(data: Any, start: Any, end: Any, seed: Any) -> Any:
     """Murmur state after every whole 4-byte word."""
     h = seed
     for pos in range(start, start + (end - start) // 4 * 4, 4):
@@ -67,8 +70,8 @@ def _words(data, start, end, seed):  # type: ignore[no-untyped-def]
     return h
 
 
-@numba.njit(types.uint32(_BYTES, types.int64, types.int64, types.boolean), nogil=True, cache=True)
-def _fluss_hash(data, start, end, signed):  # type: ignore[no-untyped-def]
+@kernel(types.uint32(_BYTES, types.int64, types.int64, types.boolean))
+def _fluss_hash(data: Any, start: Any, end: Any, signed: Any) -> Any:
     h = _words(data, start, end, np.uint32(42))
     for pos in range(start + (end - start) // 4 * 4, end):
         tail = np.uint32(data[pos])
@@ -78,8 +81,8 @@ def _fluss_hash(data, start, end, signed):  # type: ignore[no-untyped-def]
     return _final(np.uint32(h ^ np.uint32(end - start)))
 
 
-@numba.njit(types.uint32(_BYTES, types.int64, types.int64), nogil=True, cache=True)
-def _standard_hash(data, start, end):  # type: ignore[no-untyped-def]
+@kernel(types.uint32(_BYTES, types.int64, types.int64))
+def _standard_hash(data: Any, start: Any, end: Any) -> Any:
     h = _words(data, start, end, np.uint32(0))
     tail = start + (end - start) // 4 * 4
     if tail < end:
@@ -90,20 +93,16 @@ def _standard_hash(data, start, end):  # type: ignore[no-untyped-def]
     return _final(np.uint32(h ^ np.uint32(end - start)))
 
 
-@numba.njit(types.int64(types.uint32, types.int64), nogil=True, cache=True)
-def _fluss_bucket(h, buckets):  # type: ignore[no-untyped-def]
+@kernel(types.int64(types.uint32, types.int64))
+def _fluss_bucket(h: Any, buckets: Any) -> Any:
     g = np.int64(np.int32(_final(np.uint32(_mix(np.uint32(0), _scramble(h)) ^ np.uint32(4)))))
     if g == -2147483648:
         return np.int64(0)
     return abs(g) % buckets
 
 
-@numba.njit(
-    types.int64(_BYTES, _OFFSETS, types.int64, types.boolean, types.boolean, _OUT),
-    nogil=True,
-    cache=True,
-)
-def fluss_buckets(data, offsets, buckets, signed, paimon, out):  # type: ignore[no-untyped-def]
+@kernel(types.int64(_BYTES, _OFFSETS, types.int64, types.boolean, types.boolean, _OUT))
+def fluss_buckets(data: Any, offsets: Any, buckets: Any, signed: Any, paimon: Any, out: Any) -> Any:
     """Buckets of Fluss (and, with `paimon`, of Paimon) keys; `signed` = as Java hashes tails."""
     count = min(len(offsets) - 1, len(out))
     for i in range(count):
@@ -118,8 +117,8 @@ def fluss_buckets(data, offsets, buckets, signed, paimon, out):  # type: ignore[
     return count
 
 
-@numba.njit(types.int64(_BYTES, _OFFSETS, types.int64, _OUT), nogil=True, cache=True)
-def iceberg_buckets(data, offsets, buckets, out):  # type: ignore[no-untyped-def]
+@kernel(types.int64(_BYTES, _OFFSETS, types.int64, _OUT))
+def iceberg_buckets(data: Any, offsets: Any, buckets: Any, out: Any) -> Any:
     """Buckets of Iceberg keys."""
     count = min(len(offsets) - 1, len(out))
     for i in range(count):

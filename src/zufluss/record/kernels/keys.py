@@ -8,9 +8,12 @@ offsets that leave their data end in an IndexError, never in a foreign read or w
 
 from __future__ import annotations
 
-import numba
+from typing import Any
+
 import numpy as np
 from numba import types
+
+from zufluss.record.kernels.cache import kernel
 
 _BYTES = types.Array(types.uint8, 1, "C", readonly=True)
 _U64 = types.Array(types.uint64, 1, "C", readonly=True)
@@ -19,8 +22,8 @@ _OUT = types.Array(types.uint8, 1, "C")
 _POSITIONS = types.Array(types.int64, 1, "C")
 
 
-@numba.njit(types.int64(types.uint64), nogil=True, cache=True)
-def _varint_size(value):  # type: ignore[no-untyped-def]
+@kernel(types.int64(types.uint64))
+def _varint_size(value: Any) -> Any:
     size = 1
     while value > np.uint64(0x7F):
         value >>= np.uint64(7)
@@ -28,8 +31,8 @@ def _varint_size(value):  # type: ignore[no-untyped-def]
     return size
 
 
-@numba.njit(types.int64(types.uint64, types.int64, _OUT), nogil=True, cache=True, boundscheck=True)
-def _put_varint(value, pos, out):  # type: ignore[no-untyped-def]
+@kernel(types.int64(types.uint64, types.int64, _OUT), boundscheck=True)
+def _put_varint(value: Any, pos: Any, out: Any) -> Any:
     while value > np.uint64(0x7F):
         out[pos] = np.uint8((value & np.uint64(0x7F)) | np.uint64(0x80))
         value >>= np.uint64(7)
@@ -38,43 +41,36 @@ def _put_varint(value, pos, out):  # type: ignore[no-untyped-def]
     return pos + 1
 
 
-@numba.njit(
-    types.void(types.uint64, types.int64, types.int64, _OUT),
-    nogil=True,
-    cache=True,
-    boundscheck=True,
-)
-def _put_low_bytes(value, width, pos, out):  # type: ignore[no-untyped-def]
+@kernel(types.void(types.uint64, types.int64, types.int64, _OUT), boundscheck=True)
+def _put_low_bytes(value: Any, width: Any, pos: Any, out: Any) -> Any:
     for i in range(width):
         out[pos + i] = np.uint8((value >> np.uint64(8 * i)) & np.uint64(0xFF))
 
 
-@numba.njit(types.void(_U64, _POSITIONS), nogil=True, cache=True, boundscheck=True)
-def add_varints(values, sizes):  # type: ignore[no-untyped-def]
+@kernel(types.void(_U64, _POSITIONS), boundscheck=True)
+def add_varints(values: Any, sizes: Any) -> Any:
     """Add the varint size of each value."""
     for i in range(len(values)):
         sizes[i] += _varint_size(values[i])
 
 
-@numba.njit(types.void(_U64, _POSITIONS, _OUT), nogil=True, cache=True, boundscheck=True)
-def put_varints(values, cursors, out):  # type: ignore[no-untyped-def]
+@kernel(types.void(_U64, _POSITIONS, _OUT), boundscheck=True)
+def put_varints(values: Any, cursors: Any, out: Any) -> Any:
     """Write each value as a varint."""
     for i in range(len(values)):
         cursors[i] = _put_varint(values[i], cursors[i], out)
 
 
-@numba.njit(
-    types.void(_U64, types.int64, _POSITIONS, _OUT), nogil=True, cache=True, boundscheck=True
-)
-def put_fixed(values, width, cursors, out):  # type: ignore[no-untyped-def]
+@kernel(types.void(_U64, types.int64, _POSITIONS, _OUT), boundscheck=True)
+def put_fixed(values: Any, width: Any, cursors: Any, out: Any) -> Any:
     """Write the low `width` bytes of each value."""
     for i in range(len(values)):
         _put_low_bytes(values[i], width, cursors[i], out)
         cursors[i] += width
 
 
-@numba.njit(types.void(_I64, types.boolean, _POSITIONS), nogil=True, cache=True, boundscheck=True)
-def add_blobs(offsets, prefix, sizes):  # type: ignore[no-untyped-def]
+@kernel(types.void(_I64, types.boolean, _POSITIONS), boundscheck=True)
+def add_blobs(offsets: Any, prefix: Any, sizes: Any) -> Any:
     """Add the size of each blob, with its length in front if `prefix`."""
     for i in range(len(offsets) - 1):
         size = offsets[i + 1] - offsets[i]
@@ -83,13 +79,8 @@ def add_blobs(offsets, prefix, sizes):  # type: ignore[no-untyped-def]
             sizes[i] += _varint_size(np.uint64(size))
 
 
-@numba.njit(
-    types.void(_I64, _BYTES, types.boolean, _POSITIONS, _OUT),
-    nogil=True,
-    cache=True,
-    boundscheck=True,
-)
-def put_blobs(offsets, data, prefix, cursors, out):  # type: ignore[no-untyped-def]
+@kernel(types.void(_I64, _BYTES, types.boolean, _POSITIONS, _OUT), boundscheck=True)
+def put_blobs(offsets: Any, data: Any, prefix: Any, cursors: Any, out: Any) -> Any:
     """Write each blob, with its length in front if `prefix`."""
     for i in range(len(offsets) - 1):
         pos = cursors[i]
@@ -101,8 +92,8 @@ def put_blobs(offsets, data, prefix, cursors, out):  # type: ignore[no-untyped-d
         cursors[i] = pos
 
 
-@numba.njit(types.int64(_BYTES, types.int64), nogil=True, cache=True, boundscheck=True)
-def _decimal_size(raw, start):  # type: ignore[no-untyped-def]
+@kernel(types.int64(_BYTES, types.int64), boundscheck=True)
+def _decimal_size(raw: Any, start: Any) -> Any:
     """Bytes of the shortest two's complement of a 16-byte little-endian number."""
     sign = np.uint8(0xFF) if raw[start + 15] >= np.uint8(0x80) else np.uint8(0)
     size = 16
@@ -113,15 +104,15 @@ def _decimal_size(raw, start):  # type: ignore[no-untyped-def]
     return size
 
 
-@numba.njit(types.void(_BYTES, _POSITIONS), nogil=True, cache=True, boundscheck=True)
-def add_decimals(raw, sizes):  # type: ignore[no-untyped-def]
+@kernel(types.void(_BYTES, _POSITIONS), boundscheck=True)
+def add_decimals(raw: Any, sizes: Any) -> Any:
     """Add the minimal size of each 16-byte decimal."""
     for i in range(len(sizes)):
         sizes[i] += _decimal_size(raw, 16 * i)
 
 
-@numba.njit(types.void(_BYTES, _I64, _OUT), nogil=True, cache=True, boundscheck=True)
-def put_decimals(raw, offsets, out):  # type: ignore[no-untyped-def]
+@kernel(types.void(_BYTES, _I64, _OUT), boundscheck=True)
+def put_decimals(raw: Any, offsets: Any, out: Any) -> Any:
     """Write each 16-byte decimal big-endian and minimal at its offset."""
     for i in range(len(offsets) - 1):
         size = offsets[i + 1] - offsets[i]
@@ -129,15 +120,15 @@ def put_decimals(raw, offsets, out):  # type: ignore[no-untyped-def]
             out[offsets[i] + k] = raw[16 * i + size - 1 - k]
 
 
-@numba.njit(types.void(_U64, types.int64, _I64, _OUT), nogil=True, cache=True, boundscheck=True)
-def put_slots(values, slot, starts, out):  # type: ignore[no-untyped-def]
+@kernel(types.void(_U64, types.int64, _I64, _OUT), boundscheck=True)
+def put_slots(values: Any, slot: Any, starts: Any, out: Any) -> Any:
     """Write each value into the 8-byte slot at `slot` of its row."""
     for i in range(len(values)):
         _put_low_bytes(values[i], 8, starts[i] + slot, out)
 
 
-@numba.njit(types.void(_I64, types.int64, _POSITIONS), nogil=True, cache=True, boundscheck=True)
-def add_slot_blobs(offsets, reserved, sizes):  # type: ignore[no-untyped-def]
+@kernel(types.void(_I64, types.int64, _POSITIONS), boundscheck=True)
+def add_slot_blobs(offsets: Any, reserved: Any, sizes: Any) -> Any:
     """Add what each blob takes of the variable part: `reserved`, or 8-byte steps beyond 7 bytes."""
     for i in range(len(offsets) - 1):
         size = offsets[i + 1] - offsets[i]
@@ -147,13 +138,12 @@ def add_slot_blobs(offsets, reserved, sizes):  # type: ignore[no-untyped-def]
             sizes[i] += (size + 7) // 8 * 8
 
 
-@numba.njit(
-    types.void(_I64, _BYTES, types.int64, types.int64, _I64, _POSITIONS, _OUT),
-    nogil=True,
-    cache=True,
-    boundscheck=True,
+@kernel(
+    types.void(_I64, _BYTES, types.int64, types.int64, _I64, _POSITIONS, _OUT), boundscheck=True
 )
-def put_slot_blobs(offsets, data, reserved, slot, starts, cursors, out):  # type: ignore[no-untyped-def]
+def put_slot_blobs(
+    offsets: Any, data: Any, reserved: Any, slot: Any, starts: Any, cursors: Any, out: Any
+) -> Any:
     """Write each blob into its slot or, named by it, into the variable part at the cursor."""
     for i in range(len(offsets) - 1):
         size = offsets[i + 1] - offsets[i]
@@ -170,13 +160,10 @@ def put_slot_blobs(offsets, data, reserved, slot, starts, cursors, out):  # type
         cursors[i] += max(reserved, (size + 7) // 8 * 8)
 
 
-@numba.njit(
-    types.void(_U64, _U64, types.int64, _I64, _POSITIONS, _OUT),
-    nogil=True,
-    cache=True,
-    boundscheck=True,
-)
-def put_slot_timestamps(millis, nanos, slot, starts, cursors, out):  # type: ignore[no-untyped-def]
+@kernel(types.void(_U64, _U64, types.int64, _I64, _POSITIONS, _OUT), boundscheck=True)
+def put_slot_timestamps(
+    millis: Any, nanos: Any, slot: Any, starts: Any, cursors: Any, out: Any
+) -> Any:
     """Write nano of milli and offset into each slot, the milliseconds into the variable part."""
     for i in range(len(millis)):
         _put_low_bytes(nanos[i], 4, starts[i] + slot, out)

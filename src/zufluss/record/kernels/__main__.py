@@ -1,0 +1,11 @@
+"""`python -m zufluss.record.kernels`: compile the kernels now, so that nobody waits later."""
+
+from __future__ import annotations
+
+import sys
+
+from zufluss.record.kernels import is_cold, warm
+
+if is_cold():
+    sys.stderr.write("compiling the kernels, once per install: some seconds\n")
+warm()
