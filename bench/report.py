@@ -96,6 +96,7 @@ def compared(
     unit: str,
     *,
     at_least: float | None = None,
+    at_most: float | None = None,
     less_is_better: bool = False,
 ) -> Measure:
     """A line for two series of the same length: medians, and the median of the rounds' ratios."""
@@ -107,6 +108,7 @@ def compared(
         quantity(statistics.median(others), unit),
         statistics.median(ratios),
         at_least=at_least,
+        at_most=at_most,
         less_is_better=less_is_better,
         spread=(min(ratios), max(ratios)),
     )

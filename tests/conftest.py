@@ -7,13 +7,21 @@ each other's way by their table names, and a test that stops, kills or reconfigu
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from zufluss.testing.server import DevServer
+
+# The same examples on every run, and no time limits: a loaded machine is not a failure.
+# `make fault` looks for new ones.
+settings.register_profile("test", deadline=None, derandomize=True)
+settings.register_profile("fault", deadline=None)
+settings.load_profile("fault" if os.environ.get("ZUFLUSS_FAULT") == "full" else "test")
 
 SERVERS = pytest.StashKey[list[DevServer]]()
 """Servers whose output belongs into the report of a failing test."""
@@ -61,5 +69,5 @@ def pytest_runtest_makereport(
     report = yield
     if report.failed:
         for server in item.config.stash.get(SERVERS, []):
-            report.sections.append((f"server {server.bootstrap}", server.log()[-20_000:]))
+            report.sections.append((f"server {server.bootstrap}", server.log()[-4000:]))
     return report

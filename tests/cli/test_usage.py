@@ -73,7 +73,7 @@ def test_config_shows_values_with_origin_and_hides_secrets(run: Run) -> None:
 def test_an_unknown_key_is_warned_of_on_stderr(run: Run) -> None:
     result = run("config", "-D", "dta.dir=x", "--output", "json")
     assert result.code == 0
-    assert "nearest=data.dir" in result.err
+    assert "did you mean data.dir?" in result.err
     json.loads(result.out)
 
 

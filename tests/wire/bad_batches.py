@@ -180,13 +180,9 @@ def _messages() -> dict[str, tuple[int, bytes]]:
         "a buffer before the body": replace((offsets_at, offsets_size), (-64, offsets_size)),
         "a buffer after the body": replace((text_at, text_size), (2**40, text_size)),
         "a buffer of negative length": replace((text_at, text_size), (text_at, -1)),
-        "a buffer at the end of numbers": replace(
-            (text_at, text_size), (2**63 - 8, text_size)
-        ),
+        "a buffer at the end of numbers": replace((text_at, text_size), (2**63 - 8, text_size)),
         "a buffer too short for its rows": replace((ids_at, ids_size), (ids_at, 8)),
-        "offsets too short for their rows": replace(
-            (offsets_at, offsets_size), (offsets_at, 8)
-        ),
+        "offsets too short for their rows": replace((offsets_at, offsets_size), (offsets_at, 8)),
         "two columns in one buffer": replace((offsets_at, offsets_size), (0, offsets_size)),
         "a node with more rows": replace(node, (ROWS + 1, 0)),
         "a node with fewer rows": replace(node, (ROWS - 1, 0)),

@@ -6,8 +6,6 @@ writer ids and sequence numbers that pyfluss uses, and read the result back with
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import fluss
 import pyarrow as pa
 import pytest
@@ -59,8 +57,8 @@ async def table(conn: fluss.FlussConnection, path: fluss.TablePath) -> fluss.Flu
 
 
 @pytest.fixture
-def writer(raw: RawClient, table: fluss.FlussTable) -> Iterator[Writer]:
-    yield Writer(raw, table)
+def writer(raw: RawClient, table: fluss.FlussTable) -> Writer:
+    return Writer(raw, table)
 
 
 def test_every_writer_gets_an_id_of_its_own(raw: RawClient, table: fluss.FlussTable) -> None:

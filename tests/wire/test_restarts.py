@@ -7,12 +7,14 @@ and after SIGKILL.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import fluss
 import pyarrow as pa
 import pytest
 
+from tests.conftest import SERVERS
 from tests.wire.helpers import (
     append,
     connected,
@@ -32,6 +34,10 @@ from zufluss.wire.api import ApiKey
 NewServer = Callable[..., DevServer]
 ENDS = ["stop", "kill"]
 PATH = fluss.TablePath("fluss", "numbers")
+DAILY = fluss.TablePath("mine", "daily")
+REPEATED = fluss.TablePath("mine", "repeated")
+DROPPED = fluss.TablePath("mine", "dropped")
+DAYS = pa.schema([("day", pa.string()), ("id", pa.int64())])
 BATCH = 20
 
 
@@ -116,36 +122,65 @@ async def test_nothing_is_lost_repeated_or_reordered_across_restarts_under_load(
         assert stored.column("id").to_pylist() == list(range(load.sent))
 
 
-@pytest.mark.parametrize("end", ENDS)
-async def test_what_was_there_before_is_there_after(new_server: NewServer, end: str) -> None:
-    server = new_server()
-    schema = pa.schema([("day", pa.string()), ("id", pa.int64())])
-    daily = fluss.TablePath("mine", "daily")
+@dataclass(frozen=True, slots=True)
+class Before:
+    """A server that was restarted, and what it held before."""
+
+    server: DevServer
+    """The server, running again."""
+    description: tuple[object, ...]
+    """The partitioned table as pyfluss saw it."""
+    ends: dict[int, int]
+    """End of each bucket of the table of numbers."""
+    dropped_id: int
+    """Id of a table that was dropped."""
+    writers: set[int]
+    """Writer ids that were given out."""
+    table_id: int
+    """The table that the last writer appended eight batches to."""
+    writer: int
+    """That writer."""
+
+
+@pytest.fixture(scope="module", params=ENDS)
+def restarted(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Before]:
+    """A server that was filled, then ended in one way or the other, then started again."""
+    server = DevServer(tmp_path_factory.mktemp("restarted"))
+    request.config.stash.setdefault(SERVERS, []).append(server)
+    with server:
+        before = asyncio.run(_fill(server))
+        restart(server, request.param)
+        yield before
+
+
+async def _fill(server: DevServer) -> Before:
     async with connected(server.bootstrap) as conn:
         admin = conn.get_admin()
         await in_time(admin.create_database("mine", fluss.DatabaseDescriptor("kept")))
         await append(await create(conn, PATH, bucket_count=3), ids(0, 300))
-        table = await create(conn, daily, schema, partition_keys=["day"], comment="by day")
-        await in_time(admin.create_partition(daily, {"day": "a"}))
-        await append(table, pa.record_batch([["a", "a"], [1, 2]], schema=schema))
-        before = await _description(conn, daily)
+        daily = await create(conn, DAILY, DAYS, partition_keys=["day"], comment="by day")
+        await in_time(admin.create_partition(DAILY, {"day": "a"}))
+        await append(daily, pa.record_batch([["a", "a"], [1, 2]], schema=DAYS))
+        table_id = (await create(conn, REPEATED)).get_table_info().table_id
+        dropped = (await create(conn, DROPPED)).get_table_info().table_id
+        await in_time(admin.drop_table(DROPPED))
+        with RawClient(server.port) as raw:
+            writers = [new_writer(raw, REPEATED) for _ in range(3)]
+            for sequence in range(8):
+                entry = raw.produce(table_id, numbered(writers[-1], sequence))
+                assert entry.error_code == 0
         ends = await end_offsets(admin, PATH, range(3))
-    await asyncio.to_thread(restart, server, end)
-    async with connected(server.bootstrap) as conn:
-        admin = conn.get_admin()
-        assert await _description(conn, daily) == before
-        assert (await admin.get_database_info("mine")).get_database_descriptor().comment == "kept"
-        assert await end_offsets(admin, PATH, range(3)) == ends
-        rows = await read_arrow(await in_time(conn.get_table(PATH)))
-        assert sorted(rows.column("id").to_pylist()) == list(range(300))
+        description = await _description(conn)
+    return Before(server, description, ends, dropped, set(writers), table_id, writers[-1])
 
 
-async def _description(conn: fluss.FlussConnection, path: fluss.TablePath) -> tuple[object, ...]:
-    info = await in_time(conn.get_admin().get_table_info(path))
-    partitions = await in_time(conn.get_admin().list_partition_infos(path))
-    offsets = await in_time(
-        conn.get_admin().list_partition_offsets(path, "a", [0], fluss.OffsetSpec.latest())
-    )
+async def _description(conn: fluss.FlussConnection) -> tuple[object, ...]:
+    admin = conn.get_admin()
+    info = await in_time(admin.get_table_info(DAILY))
+    partitions = await in_time(admin.list_partition_infos(DAILY))
+    latest = fluss.OffsetSpec.latest()
     return (
         info.table_id,
         info.schema_id,
@@ -153,63 +188,43 @@ async def _description(conn: fluss.FlussConnection, path: fluss.TablePath) -> tu
         info.created_time,
         info.get_properties(),
         [(p.partition_id, p.partition_name) for p in partitions],
-        offsets,
+        await in_time(admin.list_partition_offsets(DAILY, "a", [0], latest)),
+        (await admin.get_database_info("mine")).get_database_descriptor().comment,
     )
 
 
-@pytest.mark.parametrize("end", ENDS)
-async def test_ids_are_not_given_twice(new_server: NewServer, end: str) -> None:
-    server = new_server()
-    async with connected(server.bootstrap) as conn:
-        first = (await create(conn, PATH)).get_table_info().table_id
-        with RawClient(server.port) as raw:
+async def test_what_was_there_before_is_there_after(restarted: Before) -> None:
+    async with connected(restarted.server.bootstrap) as conn:
+        assert await _description(conn) == restarted.description
+        assert await end_offsets(conn.get_admin(), PATH, range(3)) == restarted.ends
+        assert not await conn.get_admin().table_exists(DROPPED)
+        rows = await read_arrow(await in_time(conn.get_table(PATH)))
+    assert sorted(rows.column("id").to_pylist()) == list(range(300))
+
+
+async def test_ids_are_not_given_twice(restarted: Before) -> None:
+    async with connected(restarted.server.bootstrap) as conn:
+        again = (await create(conn, DROPPED)).get_table_info().table_id
+        with RawClient(restarted.server.port) as raw:
             writers = {new_writer(raw, PATH) for _ in range(3)}
-        await in_time(conn.get_admin().drop_table(PATH))
-    await asyncio.to_thread(restart, server, end)
-    async with connected(server.bootstrap) as conn:
-        second = (await create(conn, PATH)).get_table_info().table_id
-        with RawClient(server.port) as raw:
-            again = {new_writer(raw, PATH) for _ in range(3)}
-    assert second > first
-    assert not writers & again
+    assert again > restarted.dropped_id
+    assert not writers & restarted.writers
 
 
-@pytest.mark.parametrize("end", ENDS)
-async def test_a_batch_repeated_after_a_restart_is_stored_once(
-    new_server: NewServer, end: str
-) -> None:
-    server = new_server()
-    async with connected(server.bootstrap) as conn:
-        table = await create(conn, PATH)
-        table_id = table.get_table_info().table_id
-        with RawClient(server.port) as raw:
-            writer = new_writer(raw, PATH)
-            for sequence in range(8):
-                assert raw.produce(table_id, numbered(writer, sequence)).error_code == 0
-    await asyncio.to_thread(restart, server, end)
-    with RawClient(server.port) as raw:
-        for sequence in (6, 7):
-            entry = raw.produce(table_id, numbered(writer, sequence))
-            assert (entry.error_code, entry.base_offset) == (0, sequence)
-        assert raw.produce(table_id, numbered(writer, 9)).error_code == 31
-        entry = raw.produce(table_id, numbered(writer, 8))
-        assert (entry.error_code, entry.base_offset) == (0, 8)
-        assert raw.end_offset(table_id) == 9
+def test_a_batch_repeated_after_a_restart_is_stored_once(restarted: Before) -> None:
+    with RawClient(restarted.server.port) as raw:
 
+        def send(sequence: int) -> tuple[int, int]:
+            batch = numbered(restarted.writer, sequence)
+            entry = raw.produce(restarted.table_id, batch)
+            return entry.error_code, entry.base_offset
 
-@pytest.mark.parametrize("end", ENDS)
-async def test_commit_times_never_go_back(new_server: NewServer, end: str) -> None:
-    server = new_server()
-    async with connected(server.bootstrap) as conn:
-        table = await create(conn, PATH)
-        table_id = table.get_table_info().table_id
-        await append(table, ids(0, 5))
-        await asyncio.to_thread(restart, server, end)
-        await append(table, ids(5, 10))
-    with RawClient(server.port) as raw:
-        times = [header.timestamp for header in raw.batches(table_id)]
-    assert len(times) == 2
-    assert times == sorted(times)
+        assert [send(6), send(7)] == [(0, 6), (0, 7)]
+        assert send(9)[0] == 31
+        assert send(8) == (0, 8)
+        assert raw.end_offset(restarted.table_id) == 9
+        times = [header.timestamp for header in raw.batches(restarted.table_id)]
+        assert times == sorted(times), "commit times never go back"
 
 
 async def test_a_dropped_table_leaves_nothing_on_the_disk(new_server: NewServer) -> None:

@@ -148,6 +148,7 @@ async def test_a_scan_starts_at_its_offset_inside_or_between_batches(
 @pytest.fixture(scope="module")
 def filled(conn: fluss.FlussConnection) -> fluss.FlussTable:
     """Rows 0 to 30 in batches of ten, ten and ten."""
+
     async def fill() -> fluss.FlussTable:
         table = await create(conn, fluss.TablePath("wire", "scans_filled"))
         await append(table, ids(0, 10), ids(10, 20), ids(20, 30))
@@ -170,8 +171,7 @@ async def test_a_scan_from_the_end_sees_only_what_comes_later(
 async def test_a_scan_outside_the_log_is_refused(filled: fluss.FlussTable, offset: int) -> None:
     scanner = await record_scanner(filled, {0: offset})
     with pytest.raises(fluss.FlussError, match="out of range"):
-        while True:
-            await in_time(scanner.poll(1000))
+        await poll_records(scanner, 1)
 
 
 async def test_only_the_subscribed_buckets_are_read(
@@ -229,6 +229,7 @@ async def test_a_projection_returns_the_columns_in_the_order_asked(
 @pytest.fixture(scope="module")
 def projected(conn: fluss.FlussConnection) -> fluss.FlussTable:
     """Forty rows of four columns in one batch."""
+
     async def fill() -> fluss.FlussTable:
         table = await create(conn, fluss.TablePath("wire", "scans_projected"), WIDE)
         await append(table, wide(40))

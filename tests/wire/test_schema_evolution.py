@@ -74,9 +74,7 @@ async def evolved(
     return table
 
 
-EXPECTED = [
-    {"id": i, "text": f"row {i}", "score": None if i < 10 else i / 2} for i in range(20)
-]
+EXPECTED = [{"id": i, "text": f"row {i}", "score": None if i < 10 else i / 2} for i in range(20)]
 
 
 async def test_the_table_has_a_new_schema_id_and_the_new_column_last(
@@ -131,9 +129,7 @@ async def test_a_scanner_and_a_writer_from_before_go_on(
     await append(old, ids(3, 6))
     await append(await in_time(conn.get_table(path)), scored(6, 9))
     records = await poll_records(scanner, 6)
-    assert [(r.row["id"], r.row["text"]) for r in records] == [
-        (i, f"row {i}") for i in range(3, 9)
-    ]
+    assert [(r.row["id"], r.row["text"]) for r in records] == [(i, f"row {i}") for i in range(3, 9)]
 
 
 async def test_every_schema_can_be_asked_for_by_its_id(

@@ -94,7 +94,12 @@ async def test_the_right_password_opens_everything(
 
 @pytest.mark.parametrize(
     ("user", "password"),
-    [("admin", "Pa55word"), ("admin", "alice-secret"), ("nobody", "admin-secret"), ("ADMIN", "admin-secret")],
+    [
+        ("admin", "Pa55word"),
+        ("admin", "alice-secret"),
+        ("nobody", "admin-secret"),
+        ("ADMIN", "admin-secret"),
+    ],
 )
 async def test_a_wrong_password_or_user_is_refused(
     guarded: DevServer, ports: dict[str, int], user: str, password: str
@@ -210,9 +215,7 @@ def test_authenticating_on_an_open_listener_is_refused_and_it_stays_usable(
 def test_requests_pipelined_behind_a_login_are_served(secure: RawClient) -> None:
     token = build_plain("alice", "alice-secret")
     secure.begin(ApiKey.API_VERSIONS, versions_request())
-    login = secure.begin(
-        ApiKey.AUTHENTICATE, m.AuthenticateRequest(protocol="PLAIN", token=token)
-    )
+    login = secure.begin(ApiKey.AUTHENTICATE, m.AuthenticateRequest(protocol="PLAIN", token=token))
     listing = secure.begin(ApiKey.LIST_DATABASES, m.ListDatabasesRequest())
     assert secure.answer(login).error is None
     assert secure.answer(listing).error is None

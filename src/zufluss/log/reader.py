@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from zufluss.errors import OffsetOutOfRangeError
 from zufluss.log.files import Files
-from zufluss.log.segment import Segment, Slice, read_slice
+from zufluss.log.segment import PagesNotCachedError, Segment, Slice, read_slice
 
 if TYPE_CHECKING:
     from zufluss.model.table import TableBucket
@@ -132,10 +132,13 @@ class LogReader:
             segment, position = cursor
             if position < segment.size:
                 return cursor
-        segment = self._segments[bisect_right(self._bases, offset) - 1]
+        segment = self._segment_of(offset)
         if offset == segment.base_offset:
             return segment, 0
         return segment, segment.position_of(self.files, offset, nowait=nowait)
+
+    def _segment_of(self, offset: int) -> Segment:
+        return self._segments[bisect_right(self._bases, offset) - 1]
 
     def _offset_at(self, segment: Segment, position: int, end: int, nowait: bool) -> int:
         """Offset of the batch at `position`, or `end` if the readable part ends there."""
@@ -157,11 +160,21 @@ class LogReader:
         """Read what `locate` finds.
 
         With `nowait` the disk is never waited for: `PagesNotCachedError` (a `BlockingIOError`)
-        says that the bytes are not in memory; call its `load` in a thread and read again. Bytes
-        that come from the disk are verified before they are served.
+        says that the bytes are not in memory; call its `load` in a thread and read again. Batches
+        that come from the disk are verified before they are served: `CorruptRecordError`.
         """
-        part = self.locate(offset, max_bytes, at_least_one=at_least_one, nowait=nowait)
-        return LogRead(read_slice(part, nowait=nowait), part.end_offset)
+        try:
+            part = self.locate(offset, max_bytes, at_least_one=at_least_one, nowait=nowait)
+            records = read_slice(part, nowait=nowait)
+        except PagesNotCachedError:
+            self._segment_of(offset).distrust()
+            raise
+        if len(records):
+            segment = self._segment_of(offset)
+            if not nowait:
+                segment.distrust()
+            segment.prove(records, part.position, offset, part.end_offset)
+        return LogRead(records, part.end_offset)
 
     def offset_for_timestamp(self, timestamp: int) -> int:
         """Base offset of the first batch committed at or after `timestamp`.

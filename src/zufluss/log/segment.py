@@ -61,8 +61,8 @@ class Segment:
     """A file of batches with consecutive offsets."""
 
     __slots__ = (
-        "base_offset", "directory", "file", "index", "interval_bytes", "max_timestamp",
-        "max_timestamp_offset", "size", "synced",
+        "base_offset", "directory", "doubtful", "file", "index", "interval_bytes", "max_timestamp",
+        "max_timestamp_offset", "proven", "size", "synced",
     )  # fmt: skip
 
     def __init__(
@@ -75,6 +75,10 @@ class Segment:
         """More bytes than this since the last index entry make the next one due."""
         self.synced = 0
         """Bytes known to be durable in this file."""
+        self.doubtful = size
+        """Batches below this byte came from the disk: they are verified before they are served."""
+        self.proven = 0
+        """Batches below this byte have been verified since."""
         self.file: OpenFile | None = None
         """Held open while the segment is written or not yet synced."""
         self.index: SegmentIndex | None = None
@@ -233,6 +237,27 @@ class Segment:
         _, header = next(headers(self.reader(files), position, self.size, nowait=nowait))
         return header
 
+    def distrust(self) -> None:
+        """Pages went to the disk and come back, by read-ahead more than were asked for."""
+        self.doubtful, self.proven = self.size, 0
+
+    def prove(self, batches: memoryview, position: int, offset: int, end_offset: int) -> None:
+        """Verify batches that were read at `position`, unless nothing about them is in doubt.
+
+        The first must contain `offset`, the last must end at `end_offset`.
+        """
+        end = position + len(batches)
+        if position >= self.doubtful or end <= self.proven:
+            return
+        base, ends_at = verify_batches(batches, position)
+        if not base <= offset < ends_at == end_offset:
+            raise CorruptRecordError(
+                f"{self.path}: bytes {position} to {end} hold offsets {base} to {ends_at}, not "
+                f"{offset} to {end_offset}: the file was damaged, restore it from a replica"
+            )
+        if position <= self.proven:
+            self.proven = end
+
     def rebuild_index(self, files: Files) -> None:
         """Make the indexes anew from the batches."""
         self.index = self.empty_index(files)
@@ -280,32 +305,42 @@ class PagesNotCachedError(BlockingIOError):
     Call `load` in a thread, then try again.
     """
 
-    def __init__(self, file: OpenFile, position: int, length: int, *, batches: bool) -> None:
+    def __init__(self, file: OpenFile, position: int, length: int) -> None:
         super().__init__(errno.EAGAIN, "not in the page cache")
         self._file = file
         self._position = position
         self._length = length
-        self._batches = batches
 
     def load(self) -> None:
-        """Bring the bytes into the page cache; whole batches are verified on the way."""
-        if self._batches:
-            verify_batches(os.pread(self._file.fd, self._length, self._position), self._position)
-        else:
-            os.pread(self._file.fd, self._length, self._position)
+        """Bring the bytes into the page cache."""
+        os.pread(self._file.fd, self._length, self._position)
 
 
-def verify_batches(data: bytes | memoryview, position: int) -> None:
-    """Check header and CRC of every batch; `CorruptRecordError` names the first bad one."""
+def verify_batches(data: bytes | memoryview, position: int) -> tuple[int, int]:
+    """Check that batches are whole and follow each other; return the offsets they span.
+
+    `CorruptRecordError` names the first bad one.
+    """
     at = 0
+    first = expected = timestamp = -1
     while at < len(data):
         header = read_header(data, at)
-        if not verify_crc(data, at, header):
-            raise CorruptRecordError(
-                f"the CRC of the batch at offset {header.base_offset}, byte {position + at} of its "
-                "segment, does not fit: the file was damaged, restore it from a replica"
-            )
-        at += header.size
+        if header.size > len(data) - at or not verify_crc(data, at, header):
+            reason = "its CRC does not fit"
+        elif at and header.base_offset != expected:
+            reason = f"offset {expected} was expected"
+        elif header.timestamp < timestamp:
+            reason = f"it is older than the batch before, {header.timestamp} after {timestamp}"
+        else:
+            first = first if at else header.base_offset
+            expected, timestamp = header.next_offset, header.timestamp
+            at += header.size
+            continue
+        raise CorruptRecordError(
+            f"the batch of offset {header.base_offset} at byte {position + at} of its segment: "
+            f"{reason}. The file was damaged, restore it from a replica"
+        )
+    return first, expected
 
 
 def pread(file: OpenFile, length: int, position: int, *, nowait: bool) -> bytes | bytearray:
@@ -318,13 +353,13 @@ def pread(file: OpenFile, length: int, position: int, *, nowait: bool) -> bytes 
     except BlockingIOError:
         count = 0
     if count < min(length, HEADER_SIZES[-1]):
-        raise PagesNotCachedError(file, position, length, batches=False)
+        raise PagesNotCachedError(file, position, length)
     del buffer[count:]
     return buffer
 
 
 def read_slice(part: Slice, *, nowait: bool) -> memoryview:
-    """The bytes of a slice. Safe in a thread with `nowait=False`, which also verifies them."""
+    """The bytes of a slice. Safe in a thread with `nowait=False`."""
     if part.file is None:
         return memoryview(b"")
     buffer = np.empty(part.length, np.uint8).data
@@ -333,9 +368,7 @@ def read_slice(part: Slice, *, nowait: bool) -> memoryview:
     except BlockingIOError:
         count = 0
     if count < part.length and nowait:
-        raise PagesNotCachedError(part.file, part.position, part.length, batches=True)
-    if not nowait:
-        verify_batches(buffer[:count], part.position)
+        raise PagesNotCachedError(part.file, part.position, part.length)
     return buffer[:count]
 
 
