@@ -60,38 +60,38 @@ class Side:
         self.large = [ten_columns(ROWS_1MIB, i * ROWS_1MIB) for i in range(8)]
         self.small = [ten_columns(SMALL_ROWS, i) for i in range(64)]
         self.log = self.table()
+        self.appended = 0
+        self.small_log = self.table()
+        self.small_appended = 0
+        self.client_log = self.log
 
     def table(self, properties: dict[str, str] | None = UNCOMPRESSED) -> TableInfo:
-        """A new table."""
+        """A new table. There are few of them, and they stay: a peer may be slow to make leaders."""
         self.count += 1
         name = f"{self.prefix}_{self.count}"
         return new_table(self.connection, name, buckets=BUCKETS, properties=properties)
 
-    def drop(self, info: TableInfo) -> None:
-        """Give the disk back."""
-        self.connection.admin.drop_table(info.path)
-
     def append(self) -> Load:
-        """Large batches into a new table; it stays until the next call, for `fetch`."""
-        self.drop(self.log)
-        info = self.log = self.table()
+        """Large batches."""
+        info = self.log
         frames = produce_frames(info, [encoded(info, rows) for rows in self.large])
         recycle_pages(self.directory, APPENDS << 20)
         load = self.target.load(frames, window=4, count=APPENDS)
-        check_count(self.connection, info, APPENDS * ROWS_1MIB)
+        self.appended += load.answered * ROWS_1MIB
+        check_count(self.connection, info, self.appended)
         return load
 
     def append_small(self) -> Load:
         """Small batches over sixteen connections."""
-        info = self.table()
+        info = self.small_log
         frames = produce_frames(info, [encoded(info, rows) for rows in self.small])
         load = self.target.load(frames, connections=16, seconds=SMALL_SECONDS)
-        check_count(self.connection, info, load.answered * SMALL_ROWS)
-        self.drop(info)
+        self.small_appended += load.answered * SMALL_ROWS
+        check_count(self.connection, info, self.small_appended)
         return load
 
     def fetch(self, columns: tuple[int, ...] = ()) -> Load:
-        """The table of the last `append`, twice."""
+        """The begin of what `append` wrote, twice."""
         size = FETCH_BATCHES * len(encoded(self.log, self.large[0]))
         step = FETCH_BATCHES * ROWS_1MIB
         frames = fetch_frames(
@@ -101,21 +101,21 @@ class Side:
 
     def client_append(self) -> float:
         """Rows per second through pyfluss."""
-        self.drop(self.log)
-        self.log = self.table(properties=None)
-        name = self.log.path.table
+        self.client_log = self.table(properties=None)
+        name = self.client_log.path.table
         work = {"do": "append", "table": name, "rows": BATCH_ROWS, "batches": CLIENT_BATCHES}
         return BATCH_ROWS * CLIENT_BATCHES / self.client.do(**work)
 
     def client_scan(self) -> float:
-        """Rows per second through pyfluss, of what `client_append` wrote."""
-        count = BATCH_ROWS * CLIENT_BATCHES
-        work = {"do": "scan", "table": self.log.path.table, "columns": None, "expect": count}
+        """Rows per second through pyfluss, of what `client_append` wrote last."""
+        name, count = self.client_log.path.table, BATCH_ROWS * CLIENT_BATCHES
+        work = {"do": "scan", "table": name, "columns": None, "expect": count}
         return count / self.client.do(**work)
 
     def close(self) -> None:
         """Leave nothing behind."""
-        self.drop(self.log)
+        for i in range(self.count):
+            self.connection.admin.drop_table(f"fluss.{self.prefix}_{i + 1}")
         self.client.close()
         self.connection.close()
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import json
 import os
 import subprocess
@@ -11,6 +13,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -154,34 +157,40 @@ class Load:
         return self.answered / self.seconds
 
 
-def pump(
-    address: str,
-    pids: Sequence[int],
-    frames: Sequence[bytes],
-    *,
-    connections: int = 1,
-    window: int = 1,
-    seconds: float | None = None,
-    count: int | None = None,
-) -> Load:
-    """Run `bench.pump` in a process of its own."""
+@functools.cache
+def _pump_process() -> subprocess.Popen[str]:
+    """`bench.pump`, started once."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bench.pump"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )
+    atexit.register(process.communicate)
+    return process
+
+
+def pump(address: str, pids: Sequence[int], frames: Sequence[bytes], **options: Any) -> Load:
+    """Put frames on a server; `connections`, `window`, `seconds`, `count` as in `bench.pump`."""
+    process = _pump_process()
+    assert process.stdin is not None
+    assert process.stdout is not None
     with tempfile.NamedTemporaryFile(prefix="zufluss-bench-") as file:
         for frame in frames:
             file.write(frame)
         file.flush()
-        arguments = [sys.executable, "-m", "bench.pump", address, file.name]
-        arguments += ["--connections", str(connections), "--window", str(window)]
-        arguments += [] if seconds is None else ["--seconds", str(seconds)]
-        arguments += [] if count is None else ["--count", str(count)]
         before = cpu_seconds(pids)
-        done = subprocess.run(arguments, capture_output=True, text=True, cwd=ROOT, check=False)
+        process.stdin.write(json.dumps({"address": address, "frames": file.name, **options}) + "\n")
+        process.stdin.flush()
+        line = process.stdout.readline()
         cpu = cpu_seconds(pids) - before
-    if done.returncode:
-        raise RuntimeError(f"the pump failed: {done.stderr.strip()}")
-    r = json.loads(done.stdout)
-    if r["errors"]:
-        raise RuntimeError(f"{r['errors']} of {r['answered']} requests were refused")
-    return Load(r["answered"], r["bytes_in"], r["seconds"], r["p50_ms"], r["p99_ms"], cpu)
+    if not line:
+        raise RuntimeError(f"the pump ended with {process.wait()}")
+    r = json.loads(line)
+    if r.pop("errors"):
+        raise RuntimeError(f"{address} refused some of {r['answered']} requests")
+    return Load(**r, cpu_seconds=cpu)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,9 +202,9 @@ class Target:
     pids: tuple[int, ...]
     """Its processes."""
 
-    def load(self, frames: Sequence[bytes], **options: float | int | None) -> Load:
+    def load(self, frames: Sequence[bytes], **options: Any) -> Load:
         """Put frames on it."""
-        return pump(self.address, self.pids, frames, **options)  # type: ignore[arg-type]
+        return pump(self.address, self.pids, frames, **options)
 
 
 @contextlib.contextmanager

@@ -55,9 +55,9 @@ def grow(data: bytearray, rng: random.Random) -> None:
 KINDS: tuple[Callable[[bytearray, random.Random], None], ...] = (flip, noise, zero, swap, cut, grow)
 
 
-def hurt(path: Path, rng: random.Random) -> str:
+def hurt(path: Path, rng: random.Random, *, may_vanish: bool) -> str:
     """Damage a file; returns what was done."""
-    if rng.random() < 0.05:
+    if rng.random() < 0.05 and may_vanish:
         path.unlink()
         return f"{path.name} is gone"
     before = path.read_bytes()

@@ -160,6 +160,27 @@ async def test_entries_of_a_dropped_table_are_ignored(tmp_path: Path) -> None:
     assert server.log(TableBucket(2, None, 0)).log_end_offset == 0
 
 
+async def test_a_log_dropped_while_its_group_gathers_costs_the_others_nothing(
+    tmp_path: Path,
+) -> None:
+    """Its files are gone when the group starts; the group of the others must start all the same."""
+    server = Server(tmp_path)
+    server.append(SECOND)
+    server.manager.schedule()
+    server.append(FIRST, bytes(COPY_BYTES_MAX))
+    server.append(SECOND)
+    server.manager.drop(server.log())
+    server.commit_worker.run()
+    assert server.durable == [(SECOND, 2), (SECOND, 4)]
+    server.append(SECOND)
+    server.sync()
+    entries, _ = read_commit_log(tmp_path / COMMIT_DIRECTORY)
+    assert [offsets(bytes(e.batches)) for e in entries[(1, -1, 1)]] == [
+        [(0, 2)], [(2, 2)], [(4, 2)],
+    ]  # fmt: skip
+    assert server.failures == []
+
+
 async def test_a_full_commit_file_is_reused_only_when_its_entries_are_in_the_segments(
     tmp_path: Path,
 ) -> None:
@@ -287,6 +308,19 @@ async def test_a_failed_sync_of_the_commit_log_is_never_acknowledged(tmp_path: P
     server.sync()
     assert server.durable == []
     assert server.failures == [server.log(), server.log(SECOND)]
+
+
+async def test_who_gathered_behind_a_failed_sync_of_the_commit_log_learns_it_at_once(
+    tmp_path: Path,
+) -> None:
+    files = FailingFiles()
+    server = Server(tmp_path, files)
+    server.append()
+    server.manager.schedule()
+    server.append(SECOND)
+    files.failing = "commit-"
+    server.commit_worker.run()
+    assert (server.durable, server.failures) == ([], [server.log(), server.log(SECOND)])
 
 
 async def test_a_failed_sync_of_a_segment_concerns_its_log_only(tmp_path: Path) -> None:

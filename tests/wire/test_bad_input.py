@@ -525,6 +525,17 @@ def test_metadata_of_a_missing_table_is_refused_and_the_connection_lives(
     assert attacker.alive()
 
 
+def test_metadata_of_a_missing_partition_is_held_back_without_blocking_the_connection(
+    attacker: RawClient,
+) -> None:
+    """A writer to a missing partition asks without a pause, tens of thousands of times."""
+    held = attacker.begin(ApiKey.GET_METADATA, m.MetadataRequest(partitions_id=[987_654]))
+    others = [attacker.begin(ApiKey.API_VERSIONS, versions_request()) for _ in range(5)]
+    order = [attacker.receive() for _ in range(6)]
+    assert [frame.request_id for frame in order] == [*others, held]
+    assert code_of(order[-1].error) == 36
+
+
 def test_a_connection_that_is_reset_hurts_nobody(attacker: RawClient, table_id: int) -> None:
     for _ in range(20):
         attacker.begin(ApiKey.FETCH_LOG, fetch_request(table_id, max_wait_ms=0))

@@ -75,6 +75,18 @@ async def _tick() -> None:
     await eventually(passed)
 
 
+async def test_a_scan_starts_at_a_commit_time(
+    conn: fluss.FlussConnection, admin: fluss.FlussAdmin, path: fluss.TablePath
+) -> None:
+    table = await create(conn, path)
+    await append(table, ids(0, 10))
+    await _tick()
+    await append(table, ids(10, 20))
+    second = (await read_records(table, 20))[10].timestamp
+    start = await admin.list_offsets(path, [0], fluss.OffsetSpec.timestamp(second))
+    assert [r.row["id"] for r in await read_records(table, 10, start)] == list(range(10, 20))
+
+
 async def test_a_timestamp_after_the_last_batch_is_the_end(
     conn: fluss.FlussConnection, admin: fluss.FlussAdmin, path: fluss.TablePath
 ) -> None:

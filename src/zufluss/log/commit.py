@@ -34,7 +34,7 @@ from zufluss.log.commit_log import (
     write_group,
 )
 from zufluss.log.files import Files
-from zufluss.log.flush import Flusher, OnFailure, fail_log, run_plan
+from zufluss.log.flush import Flusher, OnFailure, fail_log, plan_sync, run_plan
 from zufluss.log.log import Log
 from zufluss.log.sync import SyncPlan
 from zufluss.log.worker import Worker
@@ -176,8 +176,7 @@ class GroupCommit:
             return
         if group.copied:
             self._place(group)
-        for log in list(group.plans):
-            group.plans[log] = log.plan_sync(checkpoint=False)
+        self._plan_syncs(group)
         self._in_flight = True
         files = self._files
         self._worker.submit(lambda: group.run(files), lambda outcome: self._finish(group, outcome))
@@ -196,12 +195,22 @@ class GroupCommit:
         self._number += 1
         self._current.logs.update(group.copied)
 
+    def _plan_syncs(self, group: _Group) -> None:
+        """Plan the segment files' syncs; a log without a plan must not cost others their group."""
+        for log in list(group.plans):
+            plan = plan_sync(log, self._on_failure, checkpoint=False)
+            if plan is not None:
+                group.plans[log] = plan
+            else:
+                del group.plans[log], group.waiting[log]
+
     def _finish(self, group: _Group, outcome: object) -> None:
         self._in_flight = False
         if isinstance(outcome, Exception):
             self._failure = outcome
             _logger.error("commit_log_failed", reason=str(outcome))
             self._fail(group.waiting, outcome)
+            self.schedule()
             return
         failed: dict[Log, Exception] = outcome  # type: ignore[assignment]
         self.schedule()

@@ -50,7 +50,12 @@ class Flusher:
             return
         logs, self._queued = self._queued, {}
         waiting, self._waiting = self._waiting, []
-        plans = [log.plan_sync(checkpoint=True) for log in logs if log.failure is None]
+        planned = (
+            plan_sync(log, self._on_failure, checkpoint=True)
+            for log in logs
+            if log.failure is None
+        )
+        plans = [plan for plan in planned if plan is not None]
         self._busy = True
 
         def job() -> list[tuple[SyncPlan, Exception | None]]:
@@ -73,6 +78,17 @@ class Flusher:
                 plan.log.synced(plan)
             else:
                 fail_log(plan.log, error, self._on_failure)
+
+
+def plan_sync(log: Log, on_failure: OnFailure, *, checkpoint: bool) -> SyncPlan | None:
+    """Plan to make a log durable; None if it was deleted, or cannot be and is closed for writes."""
+    if log.deleted:
+        return None
+    try:
+        return log.plan_sync(checkpoint=checkpoint)
+    except OSError as e:
+        fail_log(log, e, on_failure)
+        return None
 
 
 def run_plan(plan: SyncPlan, files: Files) -> Exception | None:

@@ -163,9 +163,20 @@ class LogManager:
         del self._logs[log.bucket]
         self._dirty.pop(log, None)
         self._group.forget(log)
-        deleted = log.delete()
+        self._remove_directory(log.delete())
+
+    def drop_refused(self, path: PhysicalTablePath, bucket: TableBucket) -> None:
+        """Delete the files of a log that could not be opened."""
+        self._refused.pop(bucket, None)
+        directory = log_directory(self._data_dir, path, bucket)
+        if directory.is_dir():
+            deleted = directory.with_name(directory.name + DELETED_SUFFIX)
+            self._files.rename(directory, deleted)
+            self._remove_directory(deleted)
+
+    def _remove_directory(self, directory: Path) -> None:
         self._in_background(
-            lambda: remove_deleted(self._files, deleted), lambda: self._remove_parents(deleted)
+            lambda: remove_deleted(self._files, directory), lambda: self._remove_parents(directory)
         )
 
     def _remove_parents(self, directory: Path) -> None:

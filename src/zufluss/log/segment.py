@@ -261,7 +261,14 @@ class Segment:
     def rebuild_index(self, files: Files) -> None:
         """Make the indexes anew from the batches."""
         self.index = self.empty_index(files)
+        expected = self.base_offset
         for position, header in headers(self.reader(files), 0, self.size):
+            if header.base_offset != expected:
+                raise CorruptRecordError(
+                    f"{self.path}: batch {header.base_offset} at byte {position}, expected "
+                    f"{expected}: the file was damaged, restore it from a replica"
+                )
+            expected = header.next_offset
             self.note(header, position)
             self.index.flush(files)
         self.complete_index(files)

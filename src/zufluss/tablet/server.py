@@ -15,7 +15,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import structlog
 
@@ -36,7 +36,7 @@ from zufluss.log.files import Files
 from zufluss.log.log import Log
 from zufluss.log.manager import LogManager, log_directory
 from zufluss.model.schema import Schema
-from zufluss.model.table import TableBucket, TableInfo
+from zufluss.model.table import PhysicalTablePath, TableBucket, TableInfo
 from zufluss.record.check import BatchChecker
 from zufluss.record.project import Projector
 from zufluss.replica.replica import Replica
@@ -55,6 +55,15 @@ BucketKey = tuple[int | None, int]
 """Partition id and bucket id inside a table."""
 
 
+class Refused(NamedTuple):
+    """A bucket that cannot be served."""
+
+    path: PhysicalTablePath
+    """Whose bucket it is."""
+    reason: ZuflussError
+    """What a request for it is answered."""
+
+
 class TableState:
     """What the hot paths need to know of a table."""
 
@@ -63,8 +72,8 @@ class TableState:
         self.schemas: Mapping[int, Schema]
         self.projector: Projector
         self.replicas: dict[BucketKey, Replica] = {}
-        self.refused: dict[BucketKey, ZuflussError] = {}
-        """Buckets whose data is damaged, with the reason."""
+        self.refused: dict[BucketKey, Refused] = {}
+        """Buckets whose data is damaged."""
         self.update(entry)
         self.has_primary_key = self.info.has_primary_key
         self.checker = BatchChecker(self.find_schema, self.info.log_format)
@@ -132,6 +141,9 @@ class TabletServer:
         for replica in [*self._replica_of.values()]:
             if replica.bucket not in wanted:
                 self._stop(replica, delete=True)
+        for table in [*self.tables.values()]:
+            table.refused.clear()
+            self._forget_if_empty(table)
         self._remove_others(replicas)
         for entry in image.tables():
             state = self.tables.get(entry.info.table_id)
@@ -167,6 +179,8 @@ class TabletServer:
             replica = self.find_replica(*stop.table_bucket)
             if replica is not None:
                 self._stop(replica, delete=stop.delete)
+            else:
+                self._stop_refused(stop.table_bucket, delete=stop.delete)
 
     def _start(self, assignment: ReplicaAssignment) -> ZuflussError | None:
         """Open the log of a bucket and lead it, or note why its data cannot be served."""
@@ -181,8 +195,9 @@ class TabletServer:
                 )
             except (CorruptRecordError, OSError) as e:
                 log.error("bucket_refused", bucket=str(bucket), reason=str(e))
-                state.refused[key] = LogStorageError(f"{assignment.physical_path} {bucket}: {e}")
-                return state.refused[key]
+                reason = LogStorageError(f"{assignment.physical_path} {bucket}: {e}")
+                state.refused[key] = Refused(assignment.physical_path, reason)
+                return reason
             replica = Replica(bucket, assignment.physical_path, opened, assignment.leader_epoch)
             state.replicas[key] = replica
             self._replica_of[opened] = replica
@@ -208,12 +223,24 @@ class TabletServer:
         bucket = replica.bucket
         state = self.tables[bucket.table_id]
         del state.replicas[bucket.partition_id, bucket.bucket_id]
-        if not state.replicas:
-            del self.tables[bucket.table_id]
+        self._forget_if_empty(state)
         del self._replica_of[replica.log]
         if delete:
             self.logs.drop(replica.log)
         replica.release()
+
+    def _stop_refused(self, bucket: TableBucket, *, delete: bool) -> None:
+        state = self.tables.get(bucket.table_id)
+        key = (bucket.partition_id, bucket.bucket_id)
+        refused = None if state is None else state.refused.pop(key, None)
+        if state is not None and refused is not None:
+            self._forget_if_empty(state)
+            if delete:
+                self.logs.drop_refused(refused.path, bucket)
+
+    def _forget_if_empty(self, state: TableState) -> None:
+        if not state.replicas and not state.refused:
+            del self.tables[state.info.table_id]
 
     def _remove_others(self, replicas: Sequence[ReplicaAssignment]) -> None:
         """Remove what is left of buckets that were dropped while this server was away or died."""
@@ -269,7 +296,7 @@ class TabletServer:
         bucket = TableBucket(table_id, partition_id, bucket_id)
         state = self.tables.get(table_id)
         if state is not None and (refused := state.refused.get((partition_id, bucket_id))):
-            return refused
+            return refused.reason
         if state is None or (partition_id, bucket_id) not in state.replicas:
             return UnknownTableOrBucketError(
                 f"{bucket} is not on this server; refresh the metadata"
