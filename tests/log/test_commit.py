@@ -14,7 +14,7 @@ from tests.log.support import batch, entry, offsets, read_all
 from zufluss.errors import CorruptRecordError, LogStorageError
 from zufluss.log.commit_log import BLOCK_BYTES, read_commit_log
 from zufluss.log.config import FlushMode, LogConfig
-from zufluss.log.files import Files
+from zufluss.log.files import Files, OpenFile
 from zufluss.log.log import Appended, Log
 from zufluss.log.manager import COMMIT_DIRECTORY, COPY_BYTES_MAX, LogManager, log_directory
 from zufluss.model.table import PhysicalTablePath, TableBucket
@@ -52,7 +52,7 @@ class Server:
         for bucket in buckets:
             try:
                 self.manager.open_log(PATH, bucket, LogConfig(), 0)
-            except CorruptRecordError:
+            except (CorruptRecordError, OSError):
                 self.refused.append(bucket)
         self.manager.started()
         self.flush_worker.run()
@@ -244,6 +244,61 @@ async def test_a_damaged_group_in_the_middle_refuses_the_logs_that_need_it(tmp_p
     assert Server(tmp_path).refused == [FIRST]
 
 
+class ClosedFiles(SilentFiles):
+    """Files of which some cannot be opened."""
+
+    def __init__(self, closed: str) -> None:
+        super().__init__()
+        self.closed = closed
+
+    def open(self, path: Path, *, create: bool = False) -> OpenFile:
+        if self.closed in str(path):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return super().open(path, create=create)
+
+
+@pytest.mark.parametrize("write_between", [False, True])
+async def test_a_log_that_the_disk_does_not_let_us_open_loses_nothing(
+    tmp_path: Path, write_between: bool
+) -> None:
+    """Its acknowledged end may be in the commit log only, over any number of such starts."""
+    server = Server(tmp_path)
+    for _ in range(4):
+        server.append()
+    server.sync()
+    before = read_all(server.log())
+    server.kill()
+    for lost in log_directory(tmp_path, PATH, FIRST).iterdir():
+        lost.unlink()
+    for _ in range(3):
+        server = Server(tmp_path, ClosedFiles("log-0/"))
+        assert server.refused == [FIRST]
+        if write_between:
+            server.append(SECOND)
+            server.sync()
+        server.kill()
+    server = Server(tmp_path)
+    assert read_all(server.log()) == before
+    assert not list((tmp_path / COMMIT_DIRECTORY).glob("*.kept"))
+
+
+async def test_a_refused_log_is_not_opened_without_the_commit_log(tmp_path: Path) -> None:
+    """The disk is well again, but only the next start reads the entries it lacks."""
+    server = Server(tmp_path)
+    server.append()
+    server.sync()
+    server.kill()
+    for lost in log_directory(tmp_path, PATH, FIRST).iterdir():
+        lost.unlink()
+    files = ClosedFiles("log-0/")
+    server = Server(tmp_path, files)
+    files.closed = "nothing"
+    with pytest.raises(OSError, match="Too many open files"):
+        server.manager.open_log(PATH, FIRST, LogConfig(), 0)
+    server.kill()
+    assert Server(tmp_path).log().log_end_offset == 2
+
+
 async def test_truncated_entries_do_not_come_back(tmp_path: Path) -> None:
     server = Server(tmp_path)
     for _ in range(4):
@@ -331,6 +386,20 @@ async def test_a_failed_sync_of_a_segment_concerns_its_log_only(tmp_path: Path) 
     server.append(SECOND)
     server.sync()
     assert (server.durable, server.failures) == ([(SECOND, 2)], [server.log()])
+
+
+async def test_a_sync_that_succeeds_after_another_of_the_same_log_failed_proves_nothing(
+    tmp_path: Path,
+) -> None:
+    """The system reports a lost page once, to whoever syncs first."""
+    files = FailingFiles()
+    server = Server(tmp_path, files)
+    server.append(body=bytes(COPY_BYTES_MAX))
+    server.manager.schedule()
+    server.log().fail(OSError(errno.EIO, "met by the flusher"))
+    server.commit_worker.run()
+    assert server.durable == []
+    assert server.log().high_watermark == 0
 
 
 async def test_a_commit_file_that_may_hold_the_only_copy_is_not_reused(tmp_path: Path) -> None:

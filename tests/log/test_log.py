@@ -357,6 +357,19 @@ def test_a_full_disk_at_a_roll_refuses_the_append_only(tmp_path: Path) -> None:
     assert offsets(read_all(log)) == [(0, 1), (1, 1)]
 
 
+def test_retention_frees_closed_segments_of_a_full_disk(tmp_path: Path) -> None:
+    """Closing the segment being written needs room; freeing the others must not wait for it."""
+    files = FailingFiles()
+    log = open_log(tmp_path, files, segment_bytes_max=120, ttl_ms=100)
+    for now in (0, 10, 20):
+        append(log, batch(writer=1, sequence=now // 10), now_ms=now)
+    files.failing = errno.ENOSPC
+    assert expire(log, 1000) == [0]
+    assert (log.log_start_offset, log.log_end_offset) == (2, 3)
+    files.failing = None
+    assert expire(log, 1000) == [2]
+
+
 class NoIndexFiles(SilentFiles):
     """Files on a disk with no room for an index."""
 

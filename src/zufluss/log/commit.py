@@ -216,14 +216,16 @@ class GroupCommit:
         self.schedule()
         for log, error in failed.items():
             fail_log(log, error, self._on_failure)
+        # The flusher may have met an error that our sync of the same file was not told of.
+        lost = {log for log in group.plans if log in failed or log.failure is not None}
         for plan in group.plans.values():
-            if plan is not None and plan.log not in failed:
+            if plan is not None and plan.log not in lost:
                 plan.log.synced(plan)
         self._on_durable(
             [
                 (log, end_offset)
                 for log, (end_offset, incarnation) in group.waiting.items()
-                if log not in failed and log.incarnation == incarnation
+                if log not in lost and log.incarnation == incarnation
             ]
         )
 

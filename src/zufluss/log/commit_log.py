@@ -164,10 +164,16 @@ def paths_in(directory: Path) -> list[Path]:
     return sorted((*directory.glob(_PATTERN), *directory.glob(_PATTERN + _KEPT_SUFFIX)))
 
 
-def keep(files: Files, directory: Path, newest_generation: int) -> None:
-    """Set the files aside because a log that could not be opened may still need them."""
-    for path in directory.glob(_PATTERN):
-        files.rename(path, path.with_name(f"commit-{newest_generation}-{path.name}{_KEPT_SUFFIX}"))
+def keep(files: Files, directory: Path) -> None:
+    """Set the files aside because a log that could not be opened may still need them.
+
+    The generation makes the name unique over all starts: nothing kept earlier is replaced. A file
+    without groups stays where it is, to be used.
+    """
+    for path in list(directory.glob(_PATTERN)):
+        generation, groups = _read_file(path)
+        if groups:
+            files.rename(path, path.with_name(f"commit-{generation}-{path.name}{_KEPT_SUFFIX}"))
     files.sync_directory(directory)
 
 

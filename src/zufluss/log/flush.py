@@ -50,11 +50,7 @@ class Flusher:
             return
         logs, self._queued = self._queued, {}
         waiting, self._waiting = self._waiting, []
-        planned = (
-            plan_sync(log, self._on_failure, checkpoint=True)
-            for log in logs
-            if log.failure is None
-        )
+        planned = [plan_sync(log, self._on_failure, checkpoint=True) for log in logs]
         plans = [plan for plan in planned if plan is not None]
         self._busy = True
 
@@ -81,8 +77,8 @@ class Flusher:
 
 
 def plan_sync(log: Log, on_failure: OnFailure, *, checkpoint: bool) -> SyncPlan | None:
-    """Plan to make a log durable; None if it was deleted, or cannot be and is closed for writes."""
-    if log.deleted:
+    """Plan to make a log durable; None if it was deleted, or failed: a sync then proves nothing."""
+    if log.failure is not None:
         return None
     try:
         return log.plan_sync(checkpoint=checkpoint)

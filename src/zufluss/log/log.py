@@ -484,11 +484,8 @@ class Log(LogReader):
         keeps its end.
         """
         old = expired(self._segments, self.files, now_ms, self.config.ttl_ms)
-        if old and old[-1] is self._active:
-            if self.config.retention_rolls_active and self.failure is None:
-                self.roll()
-            else:
-                old.pop()
+        if old and old[-1] is self._active and not self._rolled_to_expire():
+            old.pop()
         old = [
             segment
             for segment, end in zip(old, self._bases[1:], strict=False)
@@ -512,6 +509,17 @@ class Log(LogReader):
         return Retired(
             self.directory, tuple(old), tuple(map(self._snapshot_path, ends)), tuple(paths)
         )
+
+    def _rolled_to_expire(self) -> bool:
+        """Close the segment being written, if that is wanted and the disk has room for it."""
+        if not self.config.retention_rolls_active or self.failure is not None:
+            return False
+        try:
+            self.roll()
+        except LogStorageError as e:
+            _logger.warning("log_not_rolled_to_expire", log=str(self), reason=str(e))
+            return False
+        return True
 
     def _snapshot_path(self, offset: int) -> Path:
         return self.directory / f"{offset:020d}{SNAPSHOT_SUFFIX}"

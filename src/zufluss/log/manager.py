@@ -73,7 +73,7 @@ class LogManager:
             flush_interval_ms if flush is FlushMode.INTERVAL else checkpoint_interval_ms
         )
         self._logs: dict[TableBucket, Log] = {}
-        self._refused: dict[TableBucket, CorruptRecordError] = {}
+        self._refused: dict[TableBucket, Exception] = {}
         self._dirty: dict[Log, None] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._commit_dir = data_dir / COMMIT_DIRECTORY
@@ -109,8 +109,12 @@ class LogManager:
     ) -> Log:
         """Open or make the log of a bucket.
 
-        `CorruptRecordError` if its durable data is missing or damaged: serve the other buckets.
+        `CorruptRecordError` if its durable data is missing or damaged, `OSError` if the disk does
+        not let us: serve the other buckets. A log that was refused stays so until the next start:
+        only then the commit log is read, and without its entries the log would lose its end.
         """
+        if bucket in self._refused:
+            raise self._refused[bucket]
         directory = log_directory(self._data_dir, path, bucket)
         try:
             log = Log.open(
@@ -122,7 +126,7 @@ class LogManager:
                 replay=self._replay.get(key_of(bucket), ()),
                 root=self._data_dir,
             )
-        except CorruptRecordError as e:
+        except (CorruptRecordError, OSError) as e:
             self._refused[bucket] = e
             raise
         log.on_roll = self._rolled
@@ -134,7 +138,7 @@ class LogManager:
         self._replay = {}
         if self._refused:
             _logger.error("commit_log_kept", refused=[str(bucket) for bucket in self._refused])
-            keep(self._files, self._commit_dir, self._generation)
+            keep(self._files, self._commit_dir)
         else:
             self._drop_old_commit_files()
         if self._flush is FlushMode.ACK:
@@ -193,7 +197,7 @@ class LogManager:
             log.writers.forget_expired(now_ms)
             try:
                 retired = log.expire(now_ms)
-            except OSError as e:
+            except (CorruptRecordError, OSError) as e:
                 _logger.error("log_retention_failed", log=str(log), reason=str(e))
                 continue
             if retired is not None:
@@ -246,9 +250,9 @@ class LogManager:
         else:
             logs = self._logs.values()
             dirty = {log: None for log in logs if log.log_end_offset > log.recovery_point}
+        self._start_timer()
         if dirty:
             self._flusher.flush(dirty)
-        self._start_timer()
 
     async def close(self, *, clean: bool = True) -> None:
         """Finish what is under way, then close every log."""
