@@ -12,6 +12,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, TextIO
 
+import yaml
+
 from tests.fault import warm
 from zufluss.testing.server import DevServer
 
@@ -73,18 +75,40 @@ class WarmServer(DevServer):
 
     def launch(self) -> None:
         """Start without waiting for the ready line."""
-        arguments = [*self.command, "--data-dir", str(self.data_dir), "--host", "127.0.0.1"]
-        arguments += ["--port", str(self.port)]
-        for key, value in self.properties.items():
-            arguments += ["-D", f"{key}={value}"]
-        process: Any = WarmProcess(arguments, self.environ)
+        process: Any = WarmProcess(self.arguments(), self.environ)
         self.process = process
+
+    def arguments(self) -> list[str]:
+        """What follows `zufluss` on the command line."""
+        found = [*self.command, "--data-dir", str(self.data_dir), "--host", "127.0.0.1"]
+        found += ["--port", str(self.port)]
+        for key, value in self.properties.items():
+            found += ["-D", f"{key}={value}"]
+        return found
 
     def start(self) -> WarmServer:
         """Start and wait for the ready line."""
         self.launch()
         self._await_ready()
         return self
+
+
+class RoleServer(WarmServer):
+    """`zufluss server --role …` with a configuration file."""
+
+    def __init__(self, role: str, directory: Path, properties: Mapping[str, str]) -> None:
+        super().__init__(directory / role, properties, command=("server", "--role", role))
+        self._config = directory / f"{role}.yaml"
+
+    def arguments(self) -> list[str]:
+        """What follows `zufluss` on the command line."""
+        settings = {
+            "bind.listeners": f"FLUSS://127.0.0.1:{self.port}",
+            "data.dir": str(self.data_dir),
+            **self.properties,
+        }
+        self._config.write_text(yaml.safe_dump(settings))
+        return [*self.command, "--config", str(self._config)]
 
 
 def free_port() -> int:

@@ -15,6 +15,8 @@ from contextlib import contextmanager
 
 import pytest
 
+DETACH_SECONDS = 3.0
+
 
 @contextmanager
 def injected(pid: int, *rules: str) -> Iterator[subprocess.Popen[str]]:
@@ -31,10 +33,19 @@ def injected(pid: int, *rules: str) -> Iterator[subprocess.Popen[str]]:
         _await_attached(process)
         yield process
     finally:
-        process.send_signal(signal.SIGINT)
-        process.wait(30)
-        assert process.stderr is not None
-        process.stderr.close()
+        _end(process)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Detach; strace sometimes waits for ever for a process that was killed under it."""
+    process.send_signal(signal.SIGINT)
+    try:
+        process.wait(DETACH_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    assert process.stderr is not None
+    process.stderr.close()
 
 
 def _await_attached(process: subprocess.Popen[str]) -> None:

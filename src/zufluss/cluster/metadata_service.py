@@ -135,7 +135,8 @@ class MetadataService:
     ) -> m.MetadataResponse:
         """GET_METADATA (1012): servers on the caller's own listener, tables, partitions."""
         image = self._image
-        tables = [image.table(codec.path_from_proto(path)) for path in request.table_path]
+        paths = dict.fromkeys(map(codec.path_from_proto, request.table_path))
+        tables = [image.table(path) for path in paths]
         try:
             partitions = self._partitions(request)
         except PartitionNotExistError:

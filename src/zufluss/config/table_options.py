@@ -148,7 +148,7 @@ TABLE_AUTO_PARTITION_NUM_RETENTION = Option(
     "table.auto-partition.num-retention",
     Kind.INT,
     7,
-    "The number of partitions kept before the current one; 0 or less keeps all.",
+    "The number of partitions kept before the current one; less than 0 keeps all.",
     alterable=True,
     maximum=INT32_MAX,
 )

@@ -176,16 +176,20 @@ class LogReader:
             segment.prove(records, part.position, offset, part.end_offset)
         return LogRead(records, part.end_offset)
 
-    def offset_for_timestamp(self, timestamp: int) -> int:
+    def offset_for_timestamp(self, timestamp: int, *, nowait: bool = False) -> int:
         """Base offset of the first batch committed at or after `timestamp`.
 
-        The high watermark if there is none that readers may see.
+        The high watermark if there is none that readers may see. `PagesNotCachedError` with
+        `nowait` when batches have to be read from the disk.
         """
         if timestamp > self.last_timestamp:
             return self.high_watermark
         filled = self._segments if self._active.size else self._segments[:-1]
-        i = bisect_left(filled, timestamp, key=lambda s: s.newest_timestamp(self.files))
-        found = filled[i].first_at_or_after(self.files, timestamp) if i < len(filled) else None
+        files = self.files
+        i = bisect_left(filled, timestamp, key=lambda s: s.newest_timestamp(files, nowait=nowait))
+        if i == len(filled):
+            return self.high_watermark
+        found = filled[i].first_at_or_after(files, timestamp, nowait=nowait)
         return self.high_watermark if found is None else min(found, self.high_watermark)
 
     def __str__(self) -> str:

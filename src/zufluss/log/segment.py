@@ -156,11 +156,13 @@ class Segment:
             index.add_time(self.max_timestamp, self.max_timestamp_offset)
         index.flush(files, all_entries=True)
 
-    def newest_timestamp(self, files: Files) -> int:
+    def newest_timestamp(self, files: Files, *, nowait: bool = False) -> int:
         """The commit timestamp of the last batch; the segment must not be empty."""
         if self.max_timestamp == _UNKNOWN:
-            start = self._anchor(files, lambda index: index.entry_before(files, self.size))
-            for _, header in headers(self.reader(files), start, self.size):
+            start = self._anchor(
+                files, lambda index: index.entry_before(files, self.size), nowait=nowait
+            )
+            for header in [h for _, h in self._headers(files, start, nowait)]:
                 self._note_time(header)
         return self.max_timestamp
 
@@ -190,10 +192,12 @@ class Segment:
                 return position, header.base_offset, position + header.size
         raise CorruptRecordError(f"{self.path}: the batches end before byte {limit}")
 
-    def first_at_or_after(self, files: Files, timestamp: int) -> int | None:
+    def first_at_or_after(
+        self, files: Files, timestamp: int, *, nowait: bool = False
+    ) -> int | None:
         """Base offset of the first batch with a commit timestamp at or after `timestamp`."""
-        start = self._time_anchor(files, timestamp)
-        for _, header in headers(self.reader(files), start, self.size):
+        start = self._time_anchor(files, timestamp, nowait)
+        for _, header in self._headers(files, start, nowait):
             if header.timestamp >= timestamp:
                 return header.base_offset
         return None
@@ -217,13 +221,13 @@ class Segment:
         self.rebuild_index(files)
         return 0
 
-    def _time_anchor(self, files: Files, timestamp: int) -> int:
+    def _time_anchor(self, files: Files, timestamp: int, nowait: bool) -> int:
         try:
             entry = self.loaded_index().time_before(files, timestamp)
             if entry is None:
                 return 0
-            position = self.position_of(files, self.base_offset + entry[1])
-            header = self._header_at(files, position, False)
+            position = self.position_of(files, self.base_offset + entry[1], nowait=nowait)
+            header = self._header_at(files, position, nowait)
             if (header.timestamp, header.base_offset - self.base_offset) == entry:
                 return position
         except _INDEX_DAMAGE as e:
@@ -231,10 +235,15 @@ class Segment:
         self.rebuild_index(files)
         return 0
 
+    def _headers(
+        self, files: Files, position: int, nowait: bool
+    ) -> Iterator[tuple[int, BatchHeader]]:
+        return headers(self.reader(files), position, self.size, nowait=nowait)
+
     def _header_at(self, files: Files, position: int, nowait: bool) -> BatchHeader:
         if not 0 <= position < self.size:
             raise CorruptRecordError(f"index entry for byte {position} of {self.size}")
-        _, header = next(headers(self.reader(files), position, self.size, nowait=nowait))
+        _, header = next(self._headers(files, position, nowait))
         return header
 
     def distrust(self) -> None:

@@ -45,7 +45,7 @@ CARRY_BYTES_MAX = 32 * 1024
 """A half-received frame up to this size is kept as bytes and completed in the scratch buffer."""
 WRITE_BUFFER_HIGH = 8 * 1024 * 1024
 """Unsent answers of one connection beyond which we stop reading its requests."""
-CONTROL_BYTES_MAX = 8 * 1024 * 1024
+CONTROL_BYTES_MAX = 2 * 1024 * 1024
 """Longest body of a client's request that carries no records: decoding multiplies its size."""
 JOIN_BYTES_MAX = 64 * 1024
 """Answers of a turn up to this size are joined into one write."""

@@ -3,8 +3,10 @@
 A fetch names tables, buckets and offsets. `FetchReader.read` takes whole batches below the high
 watermark from the page cache on the event loop; when a page is not cached, the range is read once
 in a thread (which brings it into the cache) and the fetch starts over, so a cold reader never
-stalls its neighbours. When there is less than `min_bytes`, the fetch parks on its buckets and is
-answered when one of them moves or `max_wait_ms` is over.
+stalls its neighbours. When there is less than `min_bytes` (counted as it lies in the log), the
+fetch parks on its buckets and is answered when they have moved far enough or `max_wait_ms` is over.
+Whatever goes wrong, a fetch is answered once: a client waits for it, and so does the count of its
+requests in flight.
 
 Errors a client retries without any back-off (`HELD`) are treated like "nothing yet": held until
 `max_wait_ms`, unless another bucket has data. Other errors are answered at once.
@@ -24,7 +26,14 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from zufluss.errors import ErrorCode, InvalidColumnProjectionError, ZuflussError
+from zufluss.errors import (
+    CorruptRecordError,
+    ErrorCode,
+    InvalidColumnProjectionError,
+    LogStorageError,
+    RecordTooLargeError,
+    ZuflussError,
+)
 from zufluss.log.segment import PagesNotCachedError
 from zufluss.model.predicate import Predicate
 from zufluss.net.connection import Connection, check_control_size
@@ -34,9 +43,10 @@ from zufluss.wire import messages as m
 from zufluss.wire.api import APIS, ApiKey
 from zufluss.wire.codec import decode
 from zufluss.wire.predicates import predicate_from_proto
-from zufluss.wire.scan import FetchedBucket, FetchedTable, fetch_response
+from zufluss.wire.scan import BUCKETS_MAX, FetchedBucket, FetchedTable, fetch_response
 
 if TYPE_CHECKING:
+    from zufluss.log.log import Log
     from zufluss.replica.replica import Replica
     from zufluss.tablet.server import TabletServer
 
@@ -44,6 +54,8 @@ EARLIEST_OFFSET = -2
 """A fetch offset that means: from the start of the log."""
 MAX_WAIT_MS = 60_000
 """Longest long poll; a client that asks for more is answered after this."""
+FETCH_BYTES_MAX = 64 * 1024 * 1024
+"""Longest answer that a client can ask for; a first batch that is larger still comes whole."""
 COLD_READ_ATTEMPTS = 8
 """A fetch whose pages are evicted again and again is served blocking after this many tries."""
 
@@ -99,10 +111,19 @@ class FetchReader:
     """Reads one fetch request from the replicas of a server."""
 
     def __init__(self, server: TabletServer, request: m.FetchLogRequest) -> None:
+        count = len(request.tables_req) + sum(len(t.buckets_req) for t in request.tables_req)
+        if count > BUCKETS_MAX:
+            raise RecordTooLargeError(
+                f"a fetch of {count} tables and buckets; at most {BUCKETS_MAX} are allowed, "
+                "send several"
+            )
         self.server = server
-        self.bytes_max = request.max_bytes
+        self.bytes_max = min(request.max_bytes, FETCH_BYTES_MAX)
         self.tables = tuple(_table_fetch(server, t) for t in request.tables_req)
         self.bytes_read = 0
+        """Bytes of the answer."""
+        self.bytes_found = 0
+        """Bytes they were in the log, before projection."""
         self.answer_now = False
         """A bucket has something a client must learn at once."""
 
@@ -118,9 +139,29 @@ class FetchReader:
                     found.append(replica)
         return found
 
+    def worth_reading(self, bytes_min: int) -> bool:
+        """Whether there may be `bytes_min`, or something to say; looks, and reads no records."""
+        found = 0
+        for table in self.tables:
+            for wanted in table.buckets:
+                replica = self.server.find_replica(
+                    table.table_id, wanted.partition_id, wanted.bucket_id
+                )
+                if replica is None:
+                    continue
+                log = replica.log
+                try:
+                    length = log.locate(_first_offset(wanted, log), FETCH_BYTES_MAX).length
+                except (ZuflussError, OSError):
+                    return True
+                found += min(length, wanted.bytes_max)
+                if found >= bytes_min:
+                    return True
+        return False
+
     def read(self, *, nowait: bool) -> list[FetchedTable]:
         """Read every bucket within the limits; PagesNotCachedError if that means to wait."""
-        self.bytes_read = 0
+        self.bytes_read = self.bytes_found = 0
         self.answer_now = False
         return [
             FetchedTable(
@@ -135,16 +176,25 @@ class FetchReader:
             if table.refusal is not None:
                 raise table.refusal
             return self._read_bucket(table, wanted, replica, nowait)
-        except ZuflussError as e:
-            if e.code not in HELD:
+        except PagesNotCachedError:
+            raise
+        except (ZuflussError, OSError) as e:
+            if isinstance(e, ZuflussError):
+                problem = e
+            else:
+                problem = LogStorageError(f"{replica} cannot be read: {e}; check the disk")
+                log.error("read_failed", replica=repr(replica), error=str(e))
+            if problem.code not in HELD:
                 self.answer_now = True
-            return FetchedBucket(wanted.partition_id, wanted.bucket_id, e.code, e.message)
+            return FetchedBucket(
+                wanted.partition_id, wanted.bucket_id, problem.code, problem.message
+            )
 
     def _read_bucket(
         self, table: TableFetch, wanted: BucketFetch, replica: Replica, nowait: bool
     ) -> FetchedBucket:
         log = replica.log
-        offset = log.log_start_offset if wanted.offset == EARLIEST_OFFSET else wanted.offset
+        offset = _first_offset(wanted, log)
         room = min(wanted.bytes_max, self.bytes_max - self.bytes_read)
         first = not self.bytes_read
         records: Buffers = []
@@ -152,6 +202,7 @@ class FetchReader:
         if room > 0 or first:
             read = log.read(offset, max(room, 0), at_least_one=first, nowait=nowait)
             records = [read.records] if len(read.records) else []
+            self.bytes_found += len(read.records)
         if records and table.predicate is not None:
             records, filtered_end = self._prune(table, table.predicate, records[0])
         if records and table.columns is not None:
@@ -195,10 +246,17 @@ class FetchReader:
 def _pruned(predicate: Predicate, records: memoryview, pos: int, header: Any, schema: Any) -> bool:
     if header.statistics_length <= 0:
         return False
-    statistics = read_statistics(
-        records, pos + header.header_size, header.statistics_length, schema
-    )
+    try:
+        statistics = read_statistics(
+            records, pos + header.header_size, header.statistics_length, schema
+        )
+    except CorruptRecordError:
+        return False  # statistics that say nothing prove nothing; the records themselves are good
     return not may_match(predicate, statistics, header.record_count)
+
+
+def _first_offset(wanted: BucketFetch, log: Log) -> int:
+    return log.log_start_offset if wanted.offset == EARLIEST_OFFSET else wanted.offset
 
 
 def _table_fetch(server: TabletServer, request: m.PbFetchLogReqForTable) -> TableFetch:
@@ -240,6 +298,11 @@ def _check_projection(server: TabletServer, table_id: int, columns: Sequence[int
     state = server.tables.get(table_id)
     if state is None:
         return  # each bucket says so
+    if state.info.log_format != "ARROW":
+        raise InvalidColumnProjectionError(
+            f"{state.info.path} has the log format {state.info.log_format}; the server projects "
+            "ARROW only, fetch all columns"
+        )
     count = len(state.info.schema.columns)
     ascending = all(a < b for a, b in pairwise(columns))
     if not columns or not ascending or columns[0] < 0 or columns[-1] >= count:
@@ -287,22 +350,32 @@ class Fetch:
 
     def serve(self, *, final: bool) -> None:
         """Answer if there is enough, or if this is the `final` chance; park otherwise."""
+        if self.connection.closing:
+            self._unpark()  # nobody is there to answer
+            return
         if self.connection.backlogged:
             self._unpark()
             self.connection.when_drained(lambda: self.serve(final=final))
             return
+        final = final or self.fetcher.draining
+        reader = self.reader
         try:
-            tables = self.reader.read(nowait=self.cold_reads < COLD_READ_ATTEMPTS)
+            tables = reader.read(nowait=self.cold_reads < COLD_READ_ATTEMPTS)
+            if not final and not reader.answer_now and reader.bytes_found < self.bytes_min:
+                self._park()
+                return
+            self.connection.respond(self.request_id, *fetch_response(tables))
         except PagesNotCachedError as cold:
             self.cold_reads += 1
             self._unpark()
             self.fetcher.server.spawn(self._read_ahead(cold, final))
             return
-        if not final and not self.reader.answer_now and self.reader.bytes_read < self.bytes_min:
-            self._park()
-            return
+        except Exception:
+            log.exception("fetch_failed", peer=self.connection.peer)
+            self.connection.respond_error(
+                self.request_id, ErrorCode.UNKNOWN_SERVER_ERROR, "internal server error"
+            )
         self._unpark()
-        self.connection.respond(self.request_id, *fetch_response(tables))
         self.connection.done()
 
     async def _read_ahead(self, cold: PagesNotCachedError, final: bool) -> None:
@@ -310,7 +383,7 @@ class Fetch:
         server = self.fetcher.server
         try:
             await server.loop.run_in_executor(server.readers, cold.load)
-        except (ZuflussError, OSError) as e:
+        except (OSError, RuntimeError) as e:  # the disk, or the threads are gone: the server stops
             log.error("cold_read_failed", error=str(e))
             self.cold_reads = COLD_READ_ATTEMPTS  # the blocking read meets the error, and answers
         self.serve(final=final)
@@ -342,7 +415,9 @@ class Fetch:
 
     def _look(self) -> None:
         self.scheduled = False
-        if self.timer is not None:
+        if self.timer is None:
+            return
+        if self.bytes_min <= 1 or self.reader.worth_reading(self.bytes_min):
             self.serve(final=False)
 
     def expire(self) -> None:

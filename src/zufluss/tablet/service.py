@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 from zufluss.errors import InvalidTimestampError, RecordTooLargeError, ZuflussError
 from zufluss.log.segment import PagesNotCachedError
 from zufluss.net.services import RequestContext, Services
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
+from zufluss.wire.scan import BUCKETS_MAX
 
 if TYPE_CHECKING:
     from zufluss.replica.replica import Replica
     from zufluss.tablet.server import TabletServer
+
+T = TypeVar("T")
 
 EARLIEST, LATEST, TIMESTAMP = 0, 1, 2
 LIMIT_SCAN_BYTES_MAX = 64 * 1024 * 1024
@@ -37,16 +41,30 @@ class TabletService:
         self, request: m.ListOffsetsRequest, context: RequestContext
     ) -> m.ListOffsetsResponse:
         """Earliest, latest, or by-timestamp offsets of some buckets of a table or partition."""
+        if len(request.bucket_id) > BUCKETS_MAX:
+            raise RecordTooLargeError(
+                f"{len(request.bucket_id)} buckets in one request; at most {BUCKETS_MAX} are "
+                "allowed, send several"
+            )
         find = self._offset_finder(request)
         partition_id = request.partition_id if request.HasField("partition_id") else None
         response = m.ListOffsetsResponse()
         for bucket_id in request.bucket_id:
             entry = response.buckets_resp.add(bucket_id=bucket_id)
             try:
-                entry.offset = find(self.server.replica(request.table_id, partition_id, bucket_id))
+                replica = self.server.replica(request.table_id, partition_id, bucket_id)
+                entry.offset = await self._when_cached(partial(find, replica))
             except ZuflussError as e:
                 entry.error_code, entry.error_message = e.code, e.message
         return response
+
+    async def _when_cached(self, look: Callable[[], T]) -> T:
+        """Look something up in a log; a thread brings what is not in memory."""
+        while True:
+            try:
+                return look()
+            except PagesNotCachedError as cold:
+                await self.server.loop.run_in_executor(self.server.readers, cold.load)
 
     def _offset_finder(self, request: m.ListOffsetsRequest) -> Callable[[Replica], int]:
         if request.offset_type == EARLIEST:
@@ -68,7 +86,7 @@ class TabletService:
                     f"timestamp {timestamp} lies in the future of this server (now {now}); "
                     "use latest instead"
                 )
-            return replica.log.offset_for_timestamp(timestamp)
+            return replica.log.offset_for_timestamp(timestamp, nowait=True)
 
         return by_timestamp
 
@@ -94,11 +112,7 @@ class TabletService:
         parts: list[memoryview] = []
         room = LIMIT_SCAN_BYTES_MAX
         while offset < end:
-            try:
-                read = log.read(offset, room, nowait=True)
-            except PagesNotCachedError as cold:
-                await self.server.loop.run_in_executor(self.server.readers, cold.load)
-                continue
+            read = await self._when_cached(partial(log.read, offset, room))
             if not read.records:
                 raise RecordTooLargeError(
                     f"the last {limit} rows take more than {LIMIT_SCAN_BYTES_MAX} bytes; "

@@ -1,0 +1,110 @@
+"""The roles in two processes: either of them may be killed, clients go on and nothing is lost.
+
+While the coordinator is away, writing and reading go on; tables cannot be changed. While the tablet
+server is away, tables are known but not served. Whoever comes back finds the other by itself.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+import fluss
+import pytest
+
+from tests.conftest import SERVERS
+from tests.fault.conftest import rounds
+from tests.fault.history import History, violations
+from tests.fault.load import (
+    DEADLINE_SECONDS,
+    Load,
+    PyflussWriter,
+    RawWriter,
+    Reader,
+    Target,
+    ZuflussWriter,
+    create_target,
+    read_all,
+)
+from tests.fault.servers import RoleServer
+from tests.wire.helpers import append, connected, create, ids, read_arrow
+from zufluss.errors import ZuflussError
+
+SMALL = {"log.segment.file-size": "256kb"}
+
+
+class Cluster(NamedTuple):
+    """Two processes."""
+
+    coordinator: RoleServer
+    tablet: RoleServer
+
+
+@pytest.fixture
+def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]:
+    coordinator = RoleServer("coordinator", tmp_path, {})
+    address = {"zufluss.coordinator.address": coordinator.bootstrap}
+    tablet = RoleServer("tablet", tmp_path, {**SMALL, **address})
+    known = request.config.stash.setdefault(SERVERS, [])
+    with ExitStack() as stack:
+        for server in (coordinator, tablet):
+            known.append(server)
+            stack.callback(known.remove, server)
+            stack.enter_context(server)
+        yield Cluster(coordinator, tablet)
+
+
+async def test_pyfluss_works_with_the_roles_in_two_processes(cluster: Cluster) -> None:
+    for bootstrap in (cluster.coordinator.bootstrap, cluster.tablet.bootstrap):
+        async with connected(bootstrap) as conn:
+            path = fluss.TablePath("fluss", f"t{bootstrap[-5:]}")
+            table = await create(conn, path, bucket_count=2)
+            await append(table, ids(0, 50), ids(50, 100))
+            found = await read_arrow(table, {0: fluss.EARLIEST_OFFSET, 1: fluss.EARLIEST_OFFSET})
+            assert sorted(found.column("id").to_pylist()) == list(range(100))
+
+
+@pytest.mark.slow
+def test_either_process_may_be_killed_and_clients_go_on(
+    cluster: Cluster, rng: random.Random
+) -> None:
+    coordinator, tablet = cluster
+    targets = [create_target(coordinator.port, "t", 2)]
+    history = History()
+    load = Load(tablet.port, history)
+    for make in (RawWriter, Reader, PyflussWriter, ZuflussWriter):
+        load.add(make, rng.randrange(1 << 32), targets[0])
+    with load:
+        assert history.wait_for_acks(100, DEADLINE_SECONDS)
+        for number in range(rounds(2, 20)):
+            coordinator.kill()
+            assert history.wait_for_acks(100, DEADLINE_SECONDS), "the data path stopped"
+            if rng.random() < 0.5:
+                tablet.kill()
+                coordinator.start()
+                tablet.start()
+            else:
+                coordinator.start()
+            targets.append(create_when_possible(coordinator.port, f"t{number}"))
+            tablet.kill()
+            tablet.start()
+            assert history.wait_for_acks(100, DEADLINE_SECONDS), "no progress after a restart"
+            if history.problems:
+                break
+    assert violations(history, read_all(tablet.port, targets)) == []
+
+
+def create_when_possible(port: int, name: str) -> Target:
+    """Create a table; the tablet server may take a while to report to a new coordinator."""
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while True:
+        try:
+            return create_target(port, name, 1)
+        except ZuflussError:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(0.05)
