@@ -1,6 +1,6 @@
 """`make bench`: measures everything in one run and prints it as ratios.
 
-    python -m bench                        all sections, about five minutes
+    python -m bench                        all sections, about four minutes
     python -m bench --only append,scan     some of them
     python -m bench --quick                fewer and shorter rounds, for a first look
     python -m bench --save                 and store the numbers as the new baseline
@@ -20,9 +20,9 @@ from pathlib import Path
 from bench.report import Measure, load_baseline, machine, save_baseline, table
 
 SECTIONS = {
-    "append": 9,
-    "scan": 7,
-    "clients": 5,
+    "append": 15,
+    "scan": 11,
+    "clients": 7,
     "small": 5,
     "memory": 1,
     "startup": 3,

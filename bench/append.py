@@ -18,6 +18,7 @@ from bench.work import (
     UNCOMPRESSED,
     Load,
     Target,
+    alternate,
     bare_server,
     check_count,
     encoded,
@@ -40,7 +41,7 @@ def run(directory: Path, rounds: int, quick: bool) -> Iterator[Measure]:
         with DevServer(data, {"zufluss.log.flush": policy}) as server:
             with zufluss.connect(server.bootstrap) as connection:
                 side = Ours(connection, Target(server.bootstrap, (server.pid,)), directory)
-                yield from _policy(side, policy, rounds, 64 if quick else 192)
+                yield from _policy(side, policy, rounds, 32 if quick else 64)
             server.stop()
 
 
@@ -89,14 +90,11 @@ class Ours:
 
 def _policy(side: Ours, policy: str, rounds: int, count: int) -> Iterator[Measure]:
     file = side.directory / "bare-append"
-    ours, bare = [], []
     size = len(side.batches[0])
     with bare_server("append", str(file), "--policy", policy) as target:
-        side.load(count)
-        side.load_bare(target, file, count)
-        for _ in range(rounds):
-            bare.append(side.load_bare(target, file, count))
-            ours.append(side.load(count))
+        ours, bare = alternate(
+            rounds, lambda: side.load(count), lambda: side.load_bare(target, file, count)
+        )
     file.unlink()
     rate = lambda loads: [x.rps * size / 1e6 for x in loads]  # noqa: E731
     label = f"append 1 MiB, flush={policy}"

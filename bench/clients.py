@@ -10,13 +10,13 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import zufluss
 from bench.report import Measure, compared
-from bench.work import ROOT, UNCOMPRESSED, check_count, new_table
+from bench.work import ROOT, UNCOMPRESSED, alternate, check_count, new_table
 from zufluss.testing.server import DevServer
 
 GOAL = 1.0
@@ -76,7 +76,7 @@ CASES = (
 
 def run(directory: Path, rounds: int, quick: bool) -> Iterator[Measure]:
     """Append and scan through both clients."""
-    batches = 12 if quick else 40
+    batches = 10 if quick else 24
     with (
         DevServer(directory / "clients", {"zufluss.log.flush": "os"}) as server,
         zufluss.connect(server.bootstrap) as connection,
@@ -95,53 +95,52 @@ def _case(
     connection: zufluss.Connection, workers: list[Worker], case: Case, batches: int, rounds: int
 ) -> Iterator[Measure]:
     count = batches * BATCH_ROWS
-    kinds = ["append", "scan", *(["scan_2"] if case.name == "client" else [])]
-    taken: dict[str, list[list[float]]] = {kind: [[], []] for kind in kinds}
-    for i in range(rounds + 1):  # the first round is the warm-up
-        for side in (0, 1) if i % 2 else (1, 0):
-            name = f"{case.name.replace('.', '_')}_{i}_{side}"
-            info = new_table(
-                connection,
-                name,
-                buckets=BUCKETS,
-                bucket_keys=case.bucket_keys,
-                properties=case.properties,
-            )
-            seconds = workers[side].do(do="append", table=name, rows=BATCH_ROWS, batches=batches)
-            check_count(connection, info, count)
-            taken["append"][side].append(seconds)
-            if side == 0:
-                scanned = info, name
-        info, name = scanned
-        for kind in kinds[1:]:
-            for side in (0, 1) if i % 2 else (1, 0):
-                columns = ["id", "c"] if kind == "scan_2" else None
-                seconds = workers[side].do(do="scan", table=name, columns=columns, expect=count)
-                taken[kind][side].append(seconds)
-        for side in (0, 1):
-            connection.admin.drop_table(f"fluss.{case.name.replace('.', '_')}_{i}_{side}")
-    labels = {"append": "append", "scan": "scan", "scan_2": "scan of 2 of 10 columns"}
-    for kind in kinds:
-        ours, theirs = ([count / s for s in side[1:]] for side in taken[kind])
-        label = f"client {labels[kind]}{case.label}, against pyfluss"
-        yield compared(f"{case.name}.{kind}", label, ours, theirs, " rows/s", at_least=GOAL)
+    prefix = case.name.replace(".", "_")
+    tables = []
+
+    def append(worker: Worker) -> float:
+        name = f"{prefix}_{len(tables)}"
+        info = new_table(
+            connection,
+            name,
+            buckets=BUCKETS,
+            bucket_keys=case.bucket_keys,
+            properties=case.properties,
+        )
+        tables.append(name)
+        seconds = worker.do(do="append", table=name, rows=BATCH_ROWS, batches=batches)
+        check_count(connection, info, count)
+        if len(tables) > 1:
+            connection.admin.drop_table(f"fluss.{tables[-2]}")
+        return count / seconds
+
+    def scan(worker: Worker, columns: list[str] | None) -> float:
+        return count / worker.do(do="scan", table=tables[-1], columns=columns, expect=count)
+
+    works: dict[str, Callable[[Worker], float]] = {
+        "append": append,
+        "scan": lambda worker: scan(worker, None),
+    }
+    if case.name == "client":
+        works["scan of 2 of 10 columns"] = lambda worker: scan(worker, ["id", "c"])
+    for what, work in works.items():
+        sides = [lambda worker=worker, work=work: work(worker) for worker in workers]
+        ours, theirs = alternate(rounds, *sides)
+        name = f"{case.name}.{what.replace(' ', '_')}"
+        label = f"client {what}{case.label}, against pyfluss"
+        yield compared(name, label, ours, theirs, " rows/s", at_least=GOAL)
+    connection.admin.drop_table(f"fluss.{tables[-1]}")
 
 
 def _single_rows(connection: zufluss.Connection, workers: list[Worker], rounds: int) -> Measure:
-    rates: list[list[float]] = [[], []]
-    for i in range(rounds + 1):
-        for side in (0, 1):
-            name = f"single_{i}_{side}"
-            info = new_table(connection, name, buckets=BUCKETS)
-            seconds = workers[side].do(do="append_rows", table=name, rows=SINGLE_ROWS)
-            check_count(connection, info, SINGLE_ROWS)
-            rates[side].append(SINGLE_ROWS / seconds)
-            connection.admin.drop_table(info.path)
-    return compared(
-        "client.append_rows",
-        "client append, row by row, against pyfluss",
-        rates[0][1:],
-        rates[1][1:],
-        " rows/s",
-        at_least=GOAL,
-    )
+    info = new_table(connection, "single", buckets=BUCKETS)
+    sides = [
+        lambda worker=worker: (
+            SINGLE_ROWS / worker.do(do="append_rows", table="single", rows=SINGLE_ROWS)
+        )
+        for worker in workers
+    ]
+    ours, theirs = alternate(rounds, *sides)
+    check_count(connection, info, 2 * SINGLE_ROWS * (rounds + 1))
+    label = "client append, row by row, against pyfluss"
+    return compared("client.append_rows", label, ours, theirs, " rows/s", at_least=GOAL)

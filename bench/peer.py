@@ -23,7 +23,9 @@ from bench.work import (
     ROWS_1MIB,
     UNCOMPRESSED,
     Load,
+    T,
     Target,
+    alternate,
     check_count,
     encoded,
     fetch_frames,
@@ -120,33 +122,26 @@ class Side:
         self.connection.close()
 
 
-def alternate(
-    ours: Side, theirs: Side, rounds: int, work: Callable[[Side], Load | float]
-) -> tuple[list, list]:
-    """The same work on both in turns."""
-    results: tuple[list, list] = ([], [])
-    for i in range(rounds):
-        for side in (0, 1) if i % 2 else (1, 0):
-            results[side].append(work((ours, theirs)[side]))
-    return results
-
-
 def measure(ours: Side, theirs: Side, rounds: int) -> Iterator[Measure]:
     """Everything."""
+
+    def both(work: Callable[[Side], T]) -> tuple[list[T], ...]:
+        return alternate(rounds, lambda: work(ours), lambda: work(theirs))
+
     gigabytes = APPENDS * len(encoded(ours.log, ours.large[0])) / 1e9
-    a, b = alternate(ours, theirs, rounds, Side.append)
+    a, b = both(Side.append)
     rate = lambda loads: [gigabytes * 1e3 / x.seconds for x in loads]  # noqa: E731
     cpu = lambda loads: [x.cpu_seconds / gigabytes for x in loads]  # noqa: E731
     yield compared("append", "append 1 MiB", rate(a), rate(b), "MB/s", at_least=1.1)
     yield compared("append.cpu", "append 1 MiB: CPU", cpu(a), cpu(b), "s/GB", at_most=0.7)
     received = lambda loads: [x.bytes_in / 1e6 / x.seconds for x in loads]  # noqa: E731
-    a, b = alternate(ours, theirs, rounds, Side.fetch)
+    a, b = both(Side.fetch)
     yield compared("fetch", "fetch, all columns", received(a), received(b), "MB/s", at_least=1.5)
-    a, b = alternate(ours, theirs, rounds, lambda side: side.fetch((0, 3)))
+    a, b = both(lambda side: side.fetch((0, 3)))
     yield compared(
         "fetch.2", "fetch, 2 of 10 columns", received(a), received(b), "MB/s", at_least=1.8
     )
-    a, b = alternate(ours, theirs, rounds, Side.append_small)
+    a, b = both(Side.append_small)
     label = "append 10 rows × 16"
     yield compared("small", label, [x.rps for x in a], [x.rps for x in b], "/s", at_least=1.15)
     yield compared(
@@ -159,15 +154,11 @@ def measure(ours: Side, theirs: Side, rounds: int) -> Iterator[Measure]:
     )
     micros = lambda loads: [x.cpu_seconds / x.answered * 1e6 for x in loads]  # noqa: E731
     yield compared("small.cpu", f"{label}: CPU", micros(a), micros(b), "µs", less_is_better=True)
-    pairs = [alternate(ours, theirs, 1, w) for _ in range(rounds) for w in _CLIENT]
-    for i, what in enumerate(("append", "scan")):
-        a, b = ([p[side][0] for p in pairs[i::2]] for side in (0, 1))
+    for what, work in (("append", Side.client_append), ("scan", Side.client_scan)):
+        a, b = both(work)
         yield compared(f"client.{what}", f"pyfluss {what}", a, b, " rows/s", at_least=1.0)
     memory = [rss_bytes(side.target.pids) / 1e6 for side in (ours, theirs)]
     yield compared("memory", "resident memory", memory[:1], memory[1:], "MB", at_most=0.5)
-
-
-_CLIENT = (Side.client_append, Side.client_scan)
 
 
 def warm_up(ours: Side, theirs: Side, seconds: float) -> None:

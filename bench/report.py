@@ -16,7 +16,7 @@ from pathlib import Path
 
 BASELINE = Path(__file__).with_name("baseline.json")
 NOISE = 0.15
-"""A change smaller than this part is not worth a word."""
+"""A change is worth a word if it is larger than this part and the rounds do not cover it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +68,10 @@ class Measure:
         ratio = self.value / before if before else 1.0
         if self.less_is_better or self.at_most is not None:
             ratio = 1 / ratio if ratio else 1.0
-        word = " better" if ratio > 1 + NOISE else " worse" if ratio < 1 - NOISE else ""
-        return number(before) + word
+        lowest, highest = self.spread or (self.value, self.value)
+        if lowest <= before <= highest or 1 - NOISE <= ratio <= 1 + NOISE:
+            return number(before)
+        return number(before) + (" better" if ratio > 1 else " worse")
 
     def cells(self, baseline: dict[str, float]) -> tuple[str, ...]:
         """The line as text."""
@@ -129,8 +131,9 @@ def load_baseline(path: Path = BASELINE) -> dict[str, float]:
 
 
 def save_baseline(measures: Iterable[Measure], path: Path = BASELINE) -> None:
-    """Store the numbers of this run; those of sections that were not run stay."""
-    found = {m.name: float(f"{m.value:.3g}") for m in measures if m.value is not None}
+    """Store the numbers of this run, but no times; those of sections that were not run stay."""
+    kept = [m for m in measures if m.value is not None and m.unit != "s"]
+    found = {m.name: float(f"{m.value:.3g}") for m in kept}
     merged = load_baseline(path) | found
     path.write_text(json.dumps(merged, indent=2, sort_keys=True) + "\n")
 

@@ -16,6 +16,7 @@ from bench.work import (
     ROWS_1MIB,
     UNCOMPRESSED,
     Target,
+    alternate,
     bare_server,
     check_count,
     encoded,
@@ -65,14 +66,14 @@ def _measure(
     projected: list[bytes],
     rounds: int,
 ) -> Iterator[Measure]:
-    full, narrow, bare = [], [], []
-    count = 2 * len(everything)
+    count = len(everything)
     with bare_server("read", str(file), "--size", str(size)) as reader:
-        for _ in range(rounds + 1):
-            bare.append(reader.load(everything, window=WINDOW, count=count))
-            full.append(target.load(everything, window=WINDOW, count=count))
-            narrow.append(target.load(projected, window=WINDOW, count=count))
-    bare, full, narrow = bare[1:], full[1:], narrow[1:]  # the first round was the warm-up
+        bare, full, narrow = alternate(
+            rounds,
+            lambda: reader.load(everything, window=WINDOW, count=count),
+            lambda: target.load(everything, window=WINDOW, count=count),
+            lambda: target.load(projected, window=WINDOW, count=count),
+        )
     if full[0].bytes_in < count * size:
         raise RuntimeError(f"fetched {full[0].bytes_in} bytes, there are {count * size}")
     rate = lambda loads: [x.bytes_in / 1e6 / x.seconds for x in loads]  # noqa: E731

@@ -17,8 +17,8 @@ from bench.work import (
     UNCOMPRESSED,
     Load,
     Target,
+    alternate,
     bare_server,
-    check_count,
     encoded,
     new_table,
     produce_frames,
@@ -67,15 +67,15 @@ def _alternate(
     columns = {"id": list(range(ROWS)), "text": ["x" * TEXT_BYTES] * ROWS}
     batch = encoded(info, pa.record_batch(columns, schema=info.schema.arrow))
     frames = produce_frames(info, [batch] * 64)
-    ours, bare = [], []
     file = directory / "bare-small"
     with bare_server("append", str(file), "--policy", policy) as reference:
-        for _ in range(rounds + 1):
-            bare.append(reference.load(frames, connections=connections, seconds=seconds))
-            ours.append(target.load(frames, connections=connections, seconds=seconds))
+        sides = [
+            lambda side=side: side.load(frames, connections=connections, seconds=seconds)
+            for side in (target, reference)
+        ]
+        ours, bare = alternate(rounds, *sides)
     file.unlink()
-    check_count(connection, info, ROWS * sum(load.answered for load in ours))
-    return ours[1:], bare[1:]  # the first round was the warm-up
+    return ours, bare
 
 
 def _lines(policy: str, connections: int, ours: list[Load], bare: list[Load]) -> Iterator[Measure]:

@@ -17,21 +17,31 @@ from pathlib import Path
 
 import zufluss
 from bench.report import Measure, compared
-from bench.work import UNCOMPRESSED, cpu_seconds, new_table
+from bench.work import (
+    UNCOMPRESSED,
+    Target,
+    cpu_seconds,
+    encoded,
+    new_table,
+    produce_frames,
+    ten_columns,
+)
 from zufluss.testing.server import DevServer
 
 GOAL_SECONDS = 3.0
-BUCKETS = 1_000
+BUCKETS = 500
 IMPORTS = "import numba, numpy, pyarrow, google.protobuf, sqlite3, structlog, uvloop, yaml"
 
 
 def run(directory: Path, rounds: int, quick: bool) -> Iterator[Measure]:
-    """An empty data directory, and one with many buckets."""
+    """An empty data directory, and one with many buckets that were written to."""
     data = directory / "startup"
     bytecode = {"PYTHONPYCACHEPREFIX": str(directory / "pyc"), "PYTHONDONTWRITEBYTECODE": ""}
     with DevServer(data, environ=bytecode) as server:
         with zufluss.connect(server.bootstrap) as connection:
-            new_table(connection, "many", buckets=BUCKETS, properties=UNCOMPRESSED)
+            info = new_table(connection, "many", buckets=BUCKETS, properties=UNCOMPRESSED)
+            frames = produce_frames(info, [encoded(info, ten_columns(1))])
+            Target(server.bootstrap, (server.pid,)).load(frames, count=BUCKETS)
         server.stop()
     empty, many, imports = [], [], []
     for i in range(rounds + 1):

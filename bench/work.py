@@ -10,10 +10,11 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -26,6 +27,7 @@ from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
 from zufluss.wire.frame import pack_request
 
+T = TypeVar("T")
 ROOT = Path(__file__).resolve().parent.parent
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(64 << 20), "MALLOC_TRIM_THRESHOLD_": str(256 << 20)}
 """The malloc settings the server gives itself, for the bare server."""
@@ -69,6 +71,21 @@ def ten_columns(count: int, start: int = 0) -> pa.RecordBatch:
         ],
         schema=TEN_COLUMNS,
     )
+
+
+def alternate(rounds: int, *sides: Callable[[], T]) -> tuple[list[T], ...]:
+    """What each side returns in each round; they take turns in going first.
+
+    A round before the first warms up and does not count.
+    """
+    results: tuple[list[T], ...] = tuple([] for _ in sides)
+    for i in range(rounds + 1):
+        order = list(zip(results, sides, strict=True))
+        for found, side in order if i % 2 else reversed(order):
+            value = side()
+            if i:
+                found.append(value)
+    return results
 
 
 # -- frames ------------------------------------------------------------------------------------
@@ -120,12 +137,8 @@ def fetch_frames(
 
 
 def cpu_seconds(pids: Sequence[int]) -> float:
-    """User and system time of processes so far."""
-    ticks = 0
-    for pid in pids:
-        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-        ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
+    """User and system time of processes so far, by the CPU clock Linux has for each process."""
+    return sum(time.clock_gettime((~pid << 3) | 2) for pid in pids)
 
 
 def rss_bytes(pids: Sequence[int]) -> int:

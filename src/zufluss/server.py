@@ -13,6 +13,7 @@ import ctypes
 import fcntl
 import gc
 import os
+import resource
 import signal
 import sys
 import time
@@ -30,7 +31,7 @@ from zufluss.config import options
 from zufluss.config.load import Configuration
 from zufluss.coordinator.server import Coordinator
 from zufluss.errors import ConfigError, NetworkError
-from zufluss.log.files import files_from_environment
+from zufluss.log.files import Files, files_from_environment
 from zufluss.meta.embedded import EmbeddedStore
 from zufluss.net.client import RpcConnection, open_connection
 from zufluss.net.listeners import resolve_listeners
@@ -46,6 +47,8 @@ log = structlog.get_logger(__name__)
 
 MALLOC_TRIM_THRESHOLD = -1
 MALLOC_MMAP_THRESHOLD = -3
+OPEN_FILES_MAX = 1 << 20
+"""Open files we ask the system for."""
 CONNECT_TIMEOUT_MS = 10_000
 """How long one server waits for another to accept a connection."""
 
@@ -71,8 +74,11 @@ Serve = Callable[[Configuration, asyncio.Event], Awaitable[None]]
 
 def _run(conf: Configuration, serve: Serve) -> int:
     _keep_freed_memory()
+    _allow_open_files()
     data_dir = Path(conf.get(options.DATA_DIR))
-    data_dir.mkdir(parents=True, exist_ok=True)
+    files = Files()
+    for parent in files.make_directories(data_dir):
+        files.sync_directory(parent)
     with _owned(data_dir):
         _warm_kernels()
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
@@ -105,6 +111,17 @@ def _keep_freed_memory() -> None:
         return  # not glibc; only speed is lost
     mallopt(MALLOC_MMAP_THRESHOLD, 64 * 1024 * 1024)
     mallopt(MALLOC_TRIM_THRESHOLD, 256 * 1024 * 1024)
+
+
+def _allow_open_files() -> None:
+    """Each connection and each bucket being written holds a file; shells allow 1024 by default."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES_MAX if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES_MAX)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        except (OSError, ValueError) as e:
+            log.warning("open_files_limited", allowed=soft, wanted=wanted, reason=str(e))
 
 
 def _warm_kernels() -> None:

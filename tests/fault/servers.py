@@ -7,7 +7,9 @@ import os
 import random
 import signal
 import socket
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, TextIO
@@ -20,6 +22,9 @@ from zufluss.testing.server import DevServer
 PORTS = range(20_000, 32_000)
 """Below the range that outgoing connections use: such a port is still free after a restart, and a
 client that tries to reconnect cannot by chance connect to itself."""
+
+WAIT_SECONDS = 60.0
+"""No server takes longer to end."""
 
 _forks = multiprocessing.get_context("forkserver")
 _forks.set_forkserver_preload(["pytest", warm.__name__])
@@ -47,14 +52,28 @@ class WarmProcess:
         return self._process.exitcode
 
     def send_signal(self, number: signal.Signals) -> None:
-        os.kill(self.pid, number)
+        if self.poll() is None:
+            with suppress(ProcessLookupError):  # it may have died meanwhile
+                os.kill(self.pid, number)
 
     def wait(self, timeout: float | None = None) -> int:
-        self._process.join(timeout)
-        code = self._process.exitcode
-        if code is None:
-            raise TimeoutError(f"the server {self.pid} did not end within {timeout} s")
-        return code
+        """The exit code, also when the fork server does not report it."""
+        deadline = time.monotonic() + (WAIT_SECONDS if timeout is None else timeout)
+        while time.monotonic() < deadline:
+            self._process.join(1)
+            code = self._process.exitcode
+            if code is not None:
+                return code
+            if _is_gone(self.pid):
+                return -signal.SIGKILL
+        raise TimeoutError(f"the server {self.pid} did not end in time")
+
+
+def _is_gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] in "ZX"
+    except FileNotFoundError:
+        return True
 
 
 class WarmServer(DevServer):

@@ -9,6 +9,7 @@ import pytest
 
 from zufluss.config.load import Configuration
 from zufluss.errors import ErrorCode
+from zufluss.net.connection import BURST_FACTOR
 from zufluss.net.listeners import resolve_listeners
 from zufluss.net.memory import Limits
 from zufluss.net.server import NetServer
@@ -106,7 +107,7 @@ async def test_frames_are_answered_however_the_bytes_are_cut():
         assert sorted(answered) == list(range(20))
 
 
-@pytest.mark.parametrize("size", [10, 40_000, 300_000, 5_000_000])
+@pytest.mark.parametrize("size", [10, 40_000, 300_000, 2_000_000])
 async def test_a_request_of_any_size_arrives_whole(size):
     async with serving(exists_service()) as (server, connect):
         peer = await connect()
@@ -204,6 +205,19 @@ async def test_a_frame_that_never_completes_is_closed():
         assert (await good.call(ApiKey.DATABASE_EXISTS, ask("yes"))).error is None
 
 
+async def test_a_frame_that_trickles_in_is_closed_as_well():
+    """Each byte is activity, but the time of a frame runs from its first one."""
+    async with serving(exists_service(), limits=Limits(frame_seconds=0.1)) as (_, connect):
+        slow = await connect()
+        slow.writer.write(struct.pack(">ih", 20_000, 1004))
+        closed = asyncio.ensure_future(slow.closed())
+        async with asyncio.timeout(10):
+            while not closed.done():
+                slow.writer.write(b"x")
+                await asyncio.sleep(0.02)
+        assert closed.result()
+
+
 async def test_an_idle_connection_is_closed():
     async with serving(exists_service(), limits=Limits(idle_seconds=0.05)) as (_, connect):
         assert await (await connect()).closed()
@@ -234,6 +248,67 @@ async def test_requests_in_flight_are_bounded_and_none_is_lost():
         gate.set()
         answered = {(await peer.receive()).request_id for _ in range(34)}
         assert answered == set(range(1, 35))
+
+
+async def test_a_burst_in_one_read_is_bounded_too_and_none_is_lost():
+    gate = asyncio.Event()
+    async with serving(exists_service(gate), limits=Limits(inflight_max=4)) as (server, connect):
+        peer = await connect()
+        frames = b"".join(
+            pack_request(ApiKey.DATABASE_EXISTS, 0, i, ask("slow").SerializeToString())
+            for i in range(5000)
+        )
+        peer.writer.write(frames)
+        (connection,) = server.connections
+        for _ in range(20):
+            await asyncio.sleep(0.005)
+        assert 4 <= connection.inflight <= 4 * BURST_FACTOR
+        gate.set()
+        answered = [(await peer.receive()).request_id for _ in range(5000)]
+        assert sorted(answered) == list(range(5000))
+        assert connection.inflight == 0
+        peer.next_id = 5000
+        assert (await peer.call(ApiKey.DATABASE_EXISTS, ask("yes"))).error is None
+
+
+def large_answers(size: int = 20_000_000) -> Services:
+    """FETCH_LOG answers with `size` bytes."""
+    services = Services()
+
+    def fetch(connection, request_id, version, array, view, start, end):
+        connection.respond(request_id, [bytes(size)], size)
+        connection.done()
+
+    services.register_raw(ApiKey.FETCH_LOG, fetch)
+    return services
+
+
+async def test_a_client_that_does_not_read_its_answers_is_closed():
+    """What it does not read stays in memory, also while another request of it is in flight."""
+    services, gate = large_answers(), asyncio.Event()
+    services.handlers.update(exists_service(gate).handlers)
+    async with serving(services, limits=Limits(idle_seconds=0.1)) as (server, connect):
+        peer = await connect()
+        peer.writer.transport.pause_reading()
+        peer.send(ApiKey.DATABASE_EXISTS, ask("slow"))
+        peer.send(ApiKey.FETCH_LOG, b"")
+        async with asyncio.timeout(10):
+            while not server.connections:
+                await asyncio.sleep(0.01)
+            while server.connections:
+                await asyncio.sleep(0.02)
+
+
+async def test_stop_lets_answers_under_way_arrive():
+    async with serving(large_answers()) as (server, connect):
+        peer = await connect()
+        peer.send(ApiKey.FETCH_LOG, b"")
+        while not any(c._unread for c in server.connections):
+            await asyncio.sleep(0)
+        stopping = asyncio.create_task(server.stop(10))
+        assert len((await peer.receive()).body) == 20_000_000
+        await stopping
+        assert await peer.closed()
 
 
 async def test_stop_lets_requests_in_flight_finish():
@@ -278,6 +353,18 @@ async def test_before_authentication_everything_but_the_handshake_is_refused(aut
         assert (await peer.call(ApiKey.API_VERSIONS, hello)).error is None
         assert (await peer.call(ApiKey.AUTHENTICATE, token("alice", "alice-secret"))).error is None
         assert (await peer.call(ApiKey.DATABASE_EXISTS, ask("yes"))).error is None
+
+
+async def test_a_stranger_gets_no_memory_for_a_large_request(authenticator):
+    async with serving(exists_service(), SASL, authenticator=authenticator) as (server, connect):
+        stranger, user = await connect(), await connect()
+        stranger.send(ApiKey.PRODUCE_LOG, bytes(1_000_000))
+        assert (await stranger.receive()).error.code is ErrorCode.AUTHENTICATE_EXCEPTION
+        assert server.memory.used == 0
+        user.send(ApiKey.AUTHENTICATE, token("alice", "alice-secret"))
+        user.send(ApiKey.DATABASE_EXISTS, ask("x" * 1_000_000))
+        assert (await user.receive()).error is None
+        assert (await user.receive()).error is None
 
 
 async def test_a_failed_login_can_be_tried_again_and_takes_back_an_earlier_one(authenticator):

@@ -11,6 +11,7 @@ import mmap
 from collections.abc import Iterator
 
 import numpy as np
+import pyarrow as pa
 
 from tests.record.arrow_samples import (
     CODECS,
@@ -24,6 +25,7 @@ from tests.record.arrow_samples import (
 from zufluss.errors import ZuflussError
 from zufluss.record.batch import read_header
 from zufluss.record.kernels.arrow import check_batch
+from zufluss.record.kernels.lz4 import frame_fault
 from zufluss.record.kernels.message import read_message
 from zufluss.record.kernels.walk import last_whole, scan_segment, walk
 from zufluss.record.layout import Layout
@@ -83,6 +85,10 @@ def main() -> None:
                     except ZuflussError:
                         pass
                     count += 1
+    for bad in damaged(pa.compress(b"some words, words again " * 9, codec="lz4", asbytes=True)):
+        for place in guarded.places(bad):
+            frame_fault(place, 0, place.size)
+            count += 1
     print(count)
 
 

@@ -113,8 +113,8 @@ def _offsets(*values: int) -> bytes:
     return wrapped(bytes(data))
 
 
-def _compressed(change: Callable[[bytearray, int], None]) -> bytes:
-    data = bytearray(message(compression="zstd"))
+def _compressed(change: Callable[[bytearray, int], None], codec: str = "zstd") -> bytes:
+    data = bytearray(message(compression=codec))
     change(data, body_at(data))
     return wrapped(bytes(data))
 
@@ -247,7 +247,16 @@ def _compressions() -> dict[str, tuple[int, bytes]]:
     def garbage(data: bytearray, body: int) -> None:
         data[body + 8 : body + 24] = b"\xaa" * 16
 
+    def zero_distance(data: bytearray, body: int) -> None:
+        """Make the first LZ4 match of the ids (eight bytes back) one that goes nowhere."""
+        at = data.index(struct.pack("<H", 8), body + 8 + 11)
+        data[at : at + 2] = b"\x00\x00"
+
     return {
+        "an LZ4 match that liblz4 takes and pyfluss does not": (
+            CORRUPT,
+            _compressed(zero_distance, "lz4"),
+        ),
         "a compressed buffer that claims a terabyte": (CORRUPT, _compressed(set_size(2**40))),
         "a compressed buffer that claims too little": (CORRUPT, _compressed(set_size(3))),
         "a compressed buffer that claims less than nothing": (CORRUPT, _compressed(set_size(-2))),

@@ -225,3 +225,5 @@ def test_a_damaged_batch_is_refused_or_can_be_read_by_everybody(
             assert after == before, entry
         else:
             assert after - before in (0, 7, 10, 14, 20), "a known batch, a new one, or two"
+            rows = asyncio.run(read_arrow(fuzzed, {0: before}))
+            assert rows.num_rows == after - before

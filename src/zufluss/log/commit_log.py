@@ -238,6 +238,8 @@ def _report_gaps(groups: list[Group]) -> None:
 def _read_entries(data: memoryview) -> Iterator[tuple[EntryKey, ReplayEntry]]:
     at = 0
     while at < len(data):
+        if at + _ENTRY_KEY.size + ENTRY_LENGTH.size > len(data):
+            raise CorruptRecordError(f"commit log: {len(data) - at} bytes behind the last entry")
         table_id, partition_id, bucket, incarnation = _ENTRY_KEY.unpack_from(data, at)
         at += _ENTRY_KEY.size
         (length,) = ENTRY_LENGTH.unpack_from(data, at)

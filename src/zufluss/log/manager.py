@@ -13,6 +13,7 @@ outcome, and `schedule` once per turn of the event loop.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -47,6 +48,34 @@ def log_directory(data_dir: Path, path: PhysicalTablePath, bucket: TableBucket) 
     if bucket.partition_id is not None:
         directory /= f"{path.partition}-p{bucket.partition_id}"
     return directory / f"log-{bucket.bucket_id}"
+
+
+_DATABASE = re.compile(r"[A-Za-z0-9_-]+")
+_TABLE = re.compile(r"[A-Za-z0-9_-]+-\d+")
+_PARTITION = re.compile(r"[A-Za-z0-9_$-]+-p\d+")
+_LOG = re.compile(rf"log-\d+({re.escape(DELETED_SUFFIX)})?")
+
+
+def log_directories(data_dir: Path) -> list[Path]:
+    """Every directory below `data_dir` that `log_directory` can have named, deleted ones too.
+
+    What has other names is not ours: a user may have given us a directory with something in it.
+    """
+    owners = _owner_directories(data_dir)
+    return [directory for owner in owners for directory in _directories(owner, _LOG)]
+
+
+def _owner_directories(data_dir: Path) -> list[Path]:
+    """Directories of tables and partitions, each partition before its table."""
+    databases = _directories(data_dir, _DATABASE)
+    tables = [table for database in databases for table in _directories(database, _TABLE)]
+    return [owner for table in tables for owner in (*_directories(table, _PARTITION), table)]
+
+
+def _directories(parent: Path, name: re.Pattern[str]) -> list[Path]:
+    return sorted(
+        p for p in parent.iterdir() if name.fullmatch(p.name) and p.is_dir() and not p.is_symlink()
+    )
 
 
 class LogManager:
@@ -97,10 +126,12 @@ class LogManager:
         self._remove_leftovers()
 
     def _remove_leftovers(self) -> None:
-        """Remove logs whose deletion a crash interrupted."""
-        for depth in ("*/*", "*/*/*"):
-            for directory in self._data_dir.glob(f"{depth}/log-*{DELETED_SUFFIX}"):
+        """Remove logs whose deletion a crash interrupted, and directories it left empty."""
+        for directory in log_directories(self._data_dir):
+            if directory.name.endswith(DELETED_SUFFIX):
                 self._files.remove_tree(directory)
+        for owner in _owner_directories(self._data_dir):
+            self.remove_empty_parents(owner / "log")
 
     # -------------------------------------------------------------------------------------- logs
 
@@ -180,10 +211,11 @@ class LogManager:
 
     def _remove_directory(self, directory: Path) -> None:
         self._in_background(
-            lambda: remove_deleted(self._files, directory), lambda: self._remove_parents(directory)
+            lambda: remove_deleted(self._files, directory),
+            lambda: self.remove_empty_parents(directory),
         )
 
-    def _remove_parents(self, directory: Path) -> None:
+    def remove_empty_parents(self, directory: Path) -> None:
         """Remove parents that became empty; on the loop, where new logs are made in them."""
         for parent in directory.parents:
             if parent == self._data_dir or not parent.is_dir() or any(parent.iterdir()):

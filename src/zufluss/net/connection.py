@@ -47,6 +47,10 @@ WRITE_BUFFER_HIGH = 8 * 1024 * 1024
 """Unsent answers of one connection beyond which we stop reading its requests."""
 CONTROL_BYTES_MAX = 2 * 1024 * 1024
 """Longest body of a client's request that carries no records: decoding multiplies its size."""
+UNAUTHENTICATED_BYTES_MAX = 64 * 1024
+"""Longest request before a login that is due: strangers get no memory."""
+BURST_FACTOR = 8
+"""Requests that arrived in one read may exceed the limit in flight by this; the rest waits."""
 JOIN_BYTES_MAX = 64 * 1024
 """Answers of a turn up to this size are joined into one write."""
 
@@ -64,12 +68,15 @@ class Connection(asyncio.BufferedProtocol):
         "_drained",
         "_filled",
         "_frame_since",
+        "_held",
         "_out",
         "_paused",
         "_queued",
         "_served",
         "_total",
         "_unread",
+        "_unsent",
+        "_unsent_since",
         "closing",
         "inflight",
         "last_activity",
@@ -96,9 +103,11 @@ class Connection(asyncio.BufferedProtocol):
         self._filled = 0
         self._total = 0
         self._frame_since = 0.0
+        self._held = False
         self._out: list[Buffer] = []
         self._queued = 0
         self._unread = False
+        self._unsent, self._unsent_since = 0, 0.0
         self._drained: list[Callable[[], None]] = []
         self._paused = 0
 
@@ -129,6 +138,11 @@ class Connection(asyncio.BufferedProtocol):
             self.flush()
             self.transport.close()
 
+    def abort(self) -> None:
+        """Close at once, whatever the client has not read."""
+        self.closing = True
+        self.transport.abort()
+
     # -- bytes in ---------------------------------------------------------------------------
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -152,35 +166,60 @@ class Connection(asyncio.BufferedProtocol):
             elif self._filled == len(self._buffer):
                 self._grow()
             return
-        end = len(self._carry) + nbytes
+        carried = len(self._carry)
+        if not carried:
+            self._frame_since = self.last_activity
         self._carry = b""
-        self._frames_in_scratch(end)
+        self._frames_in_scratch(carried + nbytes)
 
     def _frames_in_scratch(self, end: int) -> None:
         server = self.server
         view, array = server.scratch_view, server.scratch
-        frame_max = server.limits.frame_bytes_max
+        burst_max = BURST_FACTOR * server.limits.inflight_max
+        frame_max = self.frame_bytes_max
         pos = 0
         while end - pos >= 4:
             (length,) = _unpack_length(view, pos)
             if not 8 <= length <= frame_max:
-                self._refuse_length(length, view[pos + 4 : end])
-                return
+                frame_max = self.frame_bytes_max  # a login in these bytes may have raised it
+                if not 8 <= length <= frame_max:
+                    self._refuse_length(length, view[pos + 4 : end])
+                    return
             stop = pos + 4 + length
             if stop > end:
                 break
+            if self.inflight >= burst_max:
+                self._held, self._carry = True, bytes(view[pos:end])
+                return
             self._request(array, view, pos + 4, stop)
             if self.closing:
                 return
             pos = stop
         if pos < end:
+            if pos:
+                self._frame_since = self.last_activity
             self._keep_rest(view, pos, end)
+
+    @property
+    def frame_bytes_max(self) -> int:
+        """Longest request that this client may send now."""
+        limit = self.server.limits.frame_bytes_max
+        return limit if self._served else min(limit, UNAUTHENTICATED_BYTES_MAX)
+
+    def _take_held(self) -> None:
+        """Answers have left: handle the requests that arrived with too many others."""
+        if self.closing:
+            return
+        held, self._carry, self._held = self._carry, b"", False
+        self._frame_since = self.server.loop.time()
+        self._resume()
+        self.server.scratch_view[: len(held)] = held
+        self._frames_in_scratch(len(held))
 
     def _keep_rest(self, view: memoryview, pos: int, end: int) -> None:
         """Keep the head of a frame that has not arrived whole."""
         arrived = end - pos
         total = 4 + _unpack_length(view, pos)[0] if arrived >= 4 else 4
-        self._frame_since = self.last_activity
         if total <= CARRY_BYTES_MAX:
             self._carry = bytes(view[pos:end])
             return
@@ -241,16 +280,18 @@ class Connection(asyncio.BufferedProtocol):
         self.server.memory.forget(self)
 
     def _refuse_length(self, length: int, rest: memoryview) -> None:
-        limit = self.server.limits.frame_bytes_max
+        limit = self.frame_bytes_max
         log.warning("frame_refused", peer=self.peer, length=length, limit=limit)
         if length >= 8 and len(rest) >= 8:
             (_, _, request_id) = _unpack_header(rest, 0)
-            self.respond_error(
-                request_id,
-                ErrorCode.RECORD_TOO_LARGE_EXCEPTION,
-                f"request frame of {length} bytes is over the limit of {limit} bytes "
-                "(netty.server.max-request-size); send smaller batches",
-            )
+            if self._served:
+                code = ErrorCode.RECORD_TOO_LARGE_EXCEPTION
+                advice = "(netty.server.max-request-size); send smaller batches"
+            else:
+                code = ErrorCode.AUTHENTICATE_EXCEPTION
+                advice = f"before authentication, which listener {self.listener.name} requires"
+            text = f"request frame of {length} bytes is over the limit of {limit} bytes {advice}"
+            self.respond_error(request_id, code, text)
         self.close()
 
     # -- flow control -----------------------------------------------------------------------
@@ -296,7 +337,12 @@ class Connection(asyncio.BufferedProtocol):
         begun = self._buffer is not None or self._carry
         if begun and not self._paused and now - self._frame_since > limits.frame_seconds:
             return "a begun frame did not complete in time"
-        if not self.inflight and now - self.last_activity > limits.idle_seconds:
+        unsent = self.transport.get_write_buffer_size()
+        if not unsent or unsent != self._unsent:
+            self._unsent, self._unsent_since = unsent, now
+        elif now - self._unsent_since > limits.idle_seconds:
+            return "the client does not read its answers"
+        if not self.inflight and not unsent and now - self.last_activity > limits.idle_seconds:
             return "idle"
         return None
 
@@ -400,7 +446,10 @@ class Connection(asyncio.BufferedProtocol):
     def done(self) -> None:
         """One request is answered: a raw handler calls this once per request."""
         if self.inflight == self.server.limits.inflight_max:
-            self._resume()
+            if self._held:
+                self.server.loop.call_soon(self._take_held)
+            else:
+                self._resume()
         self.inflight -= 1
 
     def respond(self, request_id: int, buffers: Sequence[Buffer], size: int) -> None:

@@ -5,7 +5,7 @@
 | connections | the new one is closed |
 | frame length | error frame with the request id, then close |
 | requests in flight on a connection | reading pauses until answers leave |
-| answers the client does not read | reading pauses until it does |
+| answers the client does not read | reading pauses until it does; without progress: close |
 | memory of half-received frames, all connections | reading pauses; one frame at a time may go on |
 | time a begun frame may take, idle time | close |
 """

@@ -97,7 +97,9 @@ class NetServer:
             task.cancel()
 
     def _busy(self) -> bool:
-        return any(c.inflight or c._out for c in self.connections)
+        return any(
+            c.inflight or c._out or c.transport.get_write_buffer_size() for c in self.connections
+        )
 
     def spawn(self, coroutine: Any) -> None:
         """Run a handler beside the connection."""
@@ -137,7 +139,7 @@ class NetServer:
                 reason = connection.overdue(now)
                 if reason is not None:
                     log.info("connection_closed", peer=connection.peer, reason=reason)
-                    connection.close()
+                    connection.abort()
 
 
 def _api_versions(

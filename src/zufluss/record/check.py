@@ -14,6 +14,7 @@ their schema declares non-nullable, and would then be stuck at that batch for ev
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
@@ -24,9 +25,11 @@ from crc32c import crc32c
 
 from zufluss.errors import CorruptRecordError, SchemaNotExistError
 from zufluss.model.schema import Schema
+from zufluss.record.arrow import LZ4_FRAME, parse_message
 from zufluss.record.batch import CRC_OFFSETS
 from zufluss.record.fault import Fault, RefusedBatchError
 from zufluss.record.kernels.arrow import check_batch
+from zufluss.record.kernels.lz4 import frame_fault
 from zufluss.record.kernels.produce import check_produce
 from zufluss.record.layout import MASKED, Layout
 from zufluss.record.rows import check_body
@@ -215,9 +218,32 @@ def _check_content(message: ByteArray, layout: Layout, where: str) -> None:
         batch.validate(full=True)
     except (pa.ArrowException, OSError) as error:
         raise CorruptRecordError(f"{where}: its compressed Arrow body is bad: {error}") from error
+    _check_frames(message, where)
     if any(node.nulls == MASKED for node in layout.nodes):
         for name, column in zip(batch.schema.names, batch.columns, strict=True):
             _check_masked(column, name, where)
+
+
+def _check_frames(message: ByteArray, where: str) -> None:
+    """Refuse LZ4 frames that pyarrow forgives and other readers do not (`lz4.py`)."""
+    parsed = parse_message(memoryview(message), 0, len(message), where)
+    if parsed.codec != LZ4_FRAME:
+        return
+    places = struct.iter_unpack("<qq", _structs(message, parsed.buffers_pos, parsed.buffer_count))
+    for index, (offset, length) in enumerate(places):
+        start = parsed.body_start + offset
+        if length <= 8 or int.from_bytes(message[start : start + 8], "little", signed=True) <= 0:
+            continue  # empty, or stored as it is
+        fault = frame_fault(message, start + 8, start + length)
+        if fault >= 0:
+            raise CorruptRecordError(
+                f"{where}: the LZ4 frame of buffer {index} is malformed at its byte "
+                f"{fault - start - 8}; some readers could not decompress it"
+            )
+
+
+def _structs(message: ByteArray, pos: int, count: int) -> memoryview:
+    return memoryview(message)[pos : pos + 16 * count]
 
 
 def _check_masked(array: Any, path: str, where: str) -> None:

@@ -81,8 +81,14 @@ class Replica:
                 fetch.wake()
 
     def await_append(self, end_offset: int, waiter: AppendWaiter) -> None:
-        """Tell `waiter` when the high watermark reaches `end_offset`; ends never go back."""
-        self.append_waiters.append((end_offset, waiter))
+        """Tell `waiter` when the high watermark reaches `end_offset`.
+
+        They are told in the order they came; the retry of an earlier batch is told late, not never.
+        """
+        if self.failure is not None:
+            waiter.failed(self.failure)
+        else:
+            self.append_waiters.append((end_offset, waiter))
 
     def fail(self, reason: str) -> None:
         """The storage under this bucket failed: refuse writes from now on, fail those waiting."""

@@ -14,6 +14,7 @@ from typing import Any
 
 from zufluss.errors import ConfigError
 from zufluss.log.files import Files
+from zufluss.log.manager import log_directories
 
 FILE = "identity.json"
 
@@ -23,7 +24,7 @@ def claim(files: Files, data_dir: Path, cluster_id: str, server_id: int) -> None
     path = data_dir / FILE
     ours = {"cluster_id": cluster_id, "server_id": server_id}
     if not path.exists():
-        if any(data_dir.glob("*/*/log-*")):
+        if log_directories(data_dir):
             raise ConfigError(
                 f"data.dir {data_dir} holds logs but no {FILE} that says whose they are; "
                 "restore the file, or use an empty directory"

@@ -48,6 +48,8 @@ SMALL_BYTES_MAX = 64 * 1024
 """Requests up to this size try the path with one kernel call."""
 
 _now_ns = time.time_ns
+_LONE = {0}
+"""What waits of a request with one entry; shared, since nothing is ever taken from it."""
 
 
 class PendingProduce:
@@ -59,8 +61,8 @@ class PendingProduce:
         "deadline",
         "entries",
         "owner",
-        "remaining",
         "request_id",
+        "waiting",
     )
 
     def __init__(
@@ -70,25 +72,31 @@ class PendingProduce:
         self.connection = connection
         self.request_id = request_id
         self.deadline = deadline
-        self.remaining = 0
         self.answered = False
         self.entries: list[ProducedBucket] = []
+        self.waiting: set[int] = _LONE
+        """Positions of the entries that are not acknowledged yet."""
 
     def acknowledged(self) -> None:
-        """One more entry passed the high watermark."""
-        self.remaining -= 1
-        if self.remaining == 0:
-            self._answer()
+        """Its lone entry passed the high watermark."""
+        self._answer()
 
     def failed(self, error: ZuflussError) -> None:
-        """An entry will not be acknowledged: say so for every entry that was still waiting."""
-        if not self.answered:
-            self.entries = [
-                e
-                if e.error_code
-                else e._replace(error_code=error.code, error_message=error.message)
-                for e in self.entries
-            ]
+        """What still waits will not be acknowledged; what was acknowledged stays so."""
+        for position in self.waiting:
+            self.refuse(position, error)
+        self._answer()
+
+    def refuse(self, position: int, error: ZuflussError) -> None:
+        """Have one entry answered with an error."""
+        self.entries[position] = self.entries[position]._replace(
+            base_offset=None, error_code=error.code, error_message=error.message
+        )
+
+    def settled(self, position: int) -> None:
+        """The outcome of one of several entries is known."""
+        self.waiting.discard(position)
+        if not self.waiting:
             self._answer()
 
     def timed_out(self) -> None:
@@ -108,6 +116,26 @@ class PendingProduce:
         self.owner.pending.discard(self)
         self.connection.respond_small(self.request_id, produce_response(self.entries))
         self.connection.done()
+
+
+class PendingEntry:
+    """One of several entries of a pending request."""
+
+    __slots__ = ("pending", "position")
+
+    def __init__(self, pending: PendingProduce, position: int) -> None:
+        self.pending = pending
+        self.position = position
+
+    def acknowledged(self) -> None:
+        """It passed the high watermark."""
+        self.pending.settled(self.position)
+
+    def failed(self, error: ZuflussError) -> None:
+        """It will not be acknowledged; the other entries may well be."""
+        if not self.pending.answered:
+            self.pending.refuse(self.position, error)
+            self.pending.settled(self.position)
 
 
 class Producer:
@@ -183,7 +211,6 @@ class Producer:
         if acks == ALL and appended.end_offset > replica.log.high_watermark:
             pending = self._await(connection, request_id, timeout_ms)
             pending.entries.append(ProducedBucket(partition_id, bucket_id, appended.base_offset))
-            pending.remaining = 1
             replica.await_append(appended.end_offset, pending)
             return
         connection.respond_small(
@@ -200,8 +227,8 @@ class Producer:
         view: memoryview,
     ) -> None:
         """Several bucket entries, each on its own, answered together."""
-        pending = self._await(connection, request_id, scan.timeout_ms)
-        waits: list[tuple[Replica, int]] = []
+        entries: list[ProducedBucket] = []
+        waits: list[tuple[int, Replica, int]] = []
         refused = 0
         for partition_id, bucket_id, start, end in scan.buckets:
             bucket = (partition_id, bucket_id)
@@ -215,12 +242,17 @@ class Producer:
             else:
                 entry = ProducedBucket(partition_id, bucket_id, appended.base_offset)
                 if scan.acks == ALL and appended.end_offset > replica.log.high_watermark:
-                    waits.append((replica, appended.end_offset))
-            pending.entries.append(entry)
-        pending.remaining = len(waits) + 1
-        for replica, end_offset in waits:
-            replica.await_append(end_offset, pending)
-        pending.acknowledged()
+                    waits.append((len(entries), replica, appended.end_offset))
+            entries.append(entry)
+        if not waits:
+            connection.respond_small(request_id, produce_response(entries))
+            connection.done()
+            return
+        pending = self._await(connection, request_id, scan.timeout_ms)
+        pending.entries = entries
+        pending.waiting = {position for position, _, _ in waits}
+        for position, replica, end_offset in waits:
+            replica.await_append(end_offset, PendingEntry(pending, position))
 
     def _check(
         self, table_id: int, bucket: BucketKey, array: Any, start: int, end: int

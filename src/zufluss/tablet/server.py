@@ -34,7 +34,8 @@ from zufluss.errors import (
 from zufluss.log.config import FlushMode, LogConfig
 from zufluss.log.files import Files
 from zufluss.log.log import Log
-from zufluss.log.manager import LogManager, log_directory
+from zufluss.log.manager import LogManager, log_directories, log_directory
+from zufluss.log.segment import DELETED_SUFFIX
 from zufluss.model.schema import Schema
 from zufluss.model.table import PhysicalTablePath, TableBucket, TableInfo
 from zufluss.record.check import BatchChecker
@@ -225,8 +226,12 @@ class TabletServer:
         del state.replicas[bucket.partition_id, bucket.bucket_id]
         self._forget_if_empty(state)
         del self._replica_of[replica.log]
-        if delete:
-            self.logs.drop(replica.log)
+        try:
+            if delete:
+                self.logs.drop(replica.log)
+        except OSError as e:
+            # The next start removes what the coordinator does not assign.
+            log.error("log_not_removed", bucket=str(bucket), error=str(e))
         replica.release()
 
     def _stop_refused(self, bucket: TableBucket, *, delete: bool) -> None:
@@ -246,16 +251,11 @@ class TabletServer:
         """Remove what is left of buckets that were dropped while this server was away or died."""
         data_dir = self.data_dir
         wanted = {log_directory(data_dir, r.physical_path, r.table_bucket) for r in replicas}
-        for depth in ("*/*/log-*", "*/*/*/log-*"):
-            for directory in data_dir.glob(depth):
-                if directory not in wanted:
-                    log.info("dropped_log_removed", directory=str(directory))
-                    self.files.remove_tree(directory)
-        needed = {parent for directory in wanted for parent in directory.parents}
-        for depth in ("*/*/*-p*", "*/*-*", "[!.]*"):
-            for directory in data_dir.glob(depth):
-                if directory not in needed and directory.is_dir() and not any(directory.iterdir()):
-                    self.files.rmdir(directory)
+        for directory in log_directories(data_dir):
+            if directory not in wanted and directory.suffix != DELETED_SUFFIX:
+                log.info("dropped_log_removed", directory=str(directory))
+                self.files.remove_tree(directory)
+                self.logs.remove_empty_parents(directory)
 
     def _log_config(self, info: TableInfo) -> LogConfig:
         conf = self.conf
@@ -348,14 +348,24 @@ class TabletServer:
         task.add_done_callback(self._tasks.discard)
 
     async def _expire_requests(self) -> None:
-        while True:
-            await asyncio.sleep(TIMEOUT_CHECK_SECONDS)
-            self.producer.expire(self.loop.time())
+        await self._again_and_again(
+            TIMEOUT_CHECK_SECONDS, lambda: self.producer.expire(self.loop.time())
+        )
 
     async def _expire_segments(self) -> None:
+        await self._again_and_again(
+            self.conf.get(options.LOG_RETENTION_CHECK_INTERVAL) / 1000,
+            lambda: self.logs.expire(self.clock_ms()),
+        )
+
+    async def _again_and_again(self, seconds: float, work: Callable[[], object]) -> None:
+        """A failure is logged and ends nothing: the next round may well succeed."""
         while True:
-            await asyncio.sleep(self.conf.get(options.LOG_RETENTION_CHECK_INTERVAL) / 1000)
-            self.logs.expire(self.clock_ms())
+            await asyncio.sleep(seconds)
+            try:
+                work()
+            except Exception:
+                log.exception("periodic_work_failed")
 
     async def close(self) -> None:
         """Sync and close every log; the next start needs no recovery."""

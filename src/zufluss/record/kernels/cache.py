@@ -4,7 +4,7 @@ numba caches machine code beside the source, else in the user's cache directory,
 in a container with a read-only install and no home every start would compile for seconds. And it
 looks only at the file of the cached function, so a change in a function that it calls from
 another file goes unnoticed. Hence a directory of our own, named after the content of every file
-that kernels may take constants and functions from (this package, `fault.py`, `batch.py`): under
+that kernels may take constants and functions from (this package and `SOURCES_OUTSIDE`): under
 `NUMBA_CACHE_DIR` if set, beside the source if that is writable, in the user's cache directory, or
 in a private directory under the temporary one. The cache is loaded as code, so a directory that
 others can write to is never used.
@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-SOURCES_OUTSIDE = ("fault.py", "batch.py")
+SOURCES_OUTSIDE = ("fault.py", "batch.py", "lz4.py")
 """Files of `zufluss.record` that kernel modules import from, besides their own package."""
 
 KEPT_GENERATIONS = 4

@@ -1,0 +1,79 @@
+"""The walk over an LZ4 frame, compiled; its twin, with the layout, is `zufluss.record.lz4`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from zufluss.record.kernels.cache import kernel
+from zufluss.record.kernels.memory import BYTES, load_u8, load_u16, load_u32, types
+from zufluss.record.lz4 import (
+    BLOCK_CHECKSUM,
+    CONTENT_CHECKSUM,
+    CONTENT_SIZE,
+    CONTINUED,
+    FLAGS_FIXED,
+    MAGIC,
+    STORED,
+    VERSION,
+)
+
+
+@kernel()
+def _length(buf: Any, pos: Any, end: Any, length: Any) -> Any:
+    """A length whose first part is in a token, and the position after it."""
+    if length < CONTINUED:
+        return np.int64(length), np.int64(pos)
+    while pos < end:
+        byte = load_u8(buf, pos)
+        pos += 1
+        length += byte
+        if byte != 255:
+            break
+    return np.int64(length), np.int64(pos)
+
+
+@kernel()
+def _block_fault(buf: Any, pos: Any, end: Any) -> Any:
+    """Where the block in [pos, end) is wrong, −1 if nowhere."""
+    while pos < end:
+        token = load_u8(buf, pos)
+        literals, pos = _length(buf, pos + 1, end, token >> 4)
+        if literals > end - pos:
+            return np.int64(pos)
+        pos += literals
+        if pos == end:
+            return np.int64(-1)
+        if end - pos < 2 or load_u16(buf, pos) == 0:
+            return np.int64(pos)
+        _, pos = _length(buf, pos + 2, end, token & 15)
+    return np.int64(end)
+
+
+@kernel(types.int64(BYTES, types.int64, types.int64))
+def frame_fault(buf: Any, start: Any, end: Any) -> Any:
+    """Where the frame that fills buf[start:end] is wrong, −1 if nowhere."""
+    if start < 0 or end > len(buf) or end - start < 7 or load_u32(buf, start) != MAGIC:
+        return np.int64(start)
+    flags, descriptor = load_u8(buf, start + 4), load_u8(buf, start + 5)
+    size_code = descriptor >> 4
+    if flags & FLAGS_FIXED != VERSION or descriptor & 0x8F != 0 or size_code < 4:
+        return np.int64(start + 4)
+    pos = start + 7 + (8 if flags & CONTENT_SIZE else 0)
+    checksum = 4 if flags & BLOCK_CHECKSUM else 0
+    while end - pos >= 4:
+        size = load_u32(buf, pos)
+        pos += 4
+        if size == 0:
+            pos += 4 if flags & CONTENT_CHECKSUM else 0
+            return np.int64(-1 if pos == end else pos)
+        data = size & ~np.int64(STORED)
+        if data > np.int64(1) << (8 + 2 * size_code) or data + checksum > end - pos:
+            return np.int64(pos - 4)
+        if size & STORED == 0:
+            fault = _block_fault(buf, pos, pos + data)
+            if fault >= 0:
+                return np.int64(fault)
+        pos += data + checksum
+    return np.int64(pos)

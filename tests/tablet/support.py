@@ -1,0 +1,170 @@
+"""A tablet server without sockets, and a connection that remembers what it was answered."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from zufluss.cluster.image import BucketState, ClusterImage, TableEntry, TablePut
+from zufluss.cluster.replicas import ReplicaStop, assignments
+from zufluss.config.load import Configuration
+from zufluss.errors import ErrorCode, ZuflussError
+from zufluss.log.files import Files
+from zufluss.model.schema import Schema
+from zufluss.model.table import TableBucket, TableDescriptor, TableInfo, TablePath
+from zufluss.record.batch import build_batch
+from zufluss.tablet.server import TabletServer
+from zufluss.testing.files import SilentFiles
+from zufluss.wire import messages as m
+from zufluss.wire.codec import decode
+
+TABLE = 7
+SCHEMA = Schema.of("a BIGINT, b STRING")
+
+
+class Tablet:
+    """A tablet server that leads every bucket of table 7."""
+
+    def __init__(
+        self,
+        data_dir: Path,
+        files: Files | None = None,
+        *,
+        buckets: int = 2,
+        conf: Mapping[str, str] | None = None,
+        properties: Mapping[str, str] | None = None,
+    ) -> None:
+        self.image = ClusterImage()
+        descriptor = TableDescriptor(
+            SCHEMA, bucket_count=buckets, properties=dict(properties or {})
+        )
+        info = TableInfo(TablePath("db", "t"), TABLE, 1, descriptor, 0, 0)
+        self.image.apply(
+            [TablePut(TableEntry(info, {1: SCHEMA}, (BucketState((1,), 1),) * buckets))]
+        )
+        settings = {"data.dir": str(data_dir), "tablet-server.id": "1", **(conf or {})}
+        self.server = TabletServer(Configuration.of(settings), files or SilentFiles(), lambda: 1000)
+
+    async def start(self) -> Tablet:
+        await self.server.assign(self.image, assignments(self.image, 1))
+        return self
+
+    async def drop(self, *buckets: int) -> None:
+        await self.server.stop_replicas(
+            [ReplicaStop(TableBucket(TABLE, None, bucket), 0, True) for bucket in buckets]
+        )
+
+    async def produce(self, *buckets: int, timeout_ms: int = 30_000) -> tuple[Connection, int]:
+        """Send one batch to each bucket in one request; the connection and the request's id."""
+        request = m.ProduceLogRequest(acks=-1, table_id=TABLE, timeout_ms=timeout_ms)
+        for bucket in buckets:
+            request.buckets_req.add(bucket_id=bucket, records=batch())
+        connection = Connection()
+        return connection, connection.send(self.server.producer.handle, request)
+
+    def fetch(self, connection: Connection, bucket: int = 0, **options: Any) -> int:
+        """Send a fetch of one bucket; its id."""
+        return connection.send(self.server.fetcher.handle, fetch_request(bucket, **options))
+
+
+def fetch_request(
+    bucket: int = 0,
+    *,
+    offset: int = 0,
+    max_wait_ms: int = 30_000,
+    min_bytes: int = 1,
+    max_bytes: int = 1 << 24,
+    columns: Sequence[int] | None = None,
+) -> m.FetchLogRequest:
+    request = m.FetchLogRequest(
+        follower_server_id=-1, max_bytes=max_bytes, max_wait_ms=max_wait_ms, min_bytes=min_bytes
+    )
+    table = request.tables_req.add(
+        table_id=TABLE,
+        projection_pushdown_enabled=columns is not None,
+        projected_fields=columns or (),
+    )
+    table.buckets_req.add(bucket_id=bucket, fetch_offset=offset, max_fetch_bytes=max_bytes)
+    return request
+
+
+def batch(rows: int = 3, *, statistics: bytes = b"") -> bytes:
+    """An Arrow batch of the table."""
+    columns = [pa.array(range(rows), pa.int64()), pa.array(["text"] * rows)]
+    message = pa.RecordBatch.from_arrays(columns, names=["a", "b"]).serialize().to_pybytes()
+    magic = 1 if statistics else 0
+    return bytes(build_batch(1, message, rows, magic=magic, statistics=statistics))
+
+
+class Connection:
+    """What the handlers use of `zufluss.net.connection.Connection`."""
+
+    def __init__(self) -> None:
+        self.peer = "test"
+        self.closing = False
+        self.backlogged = False
+        self.inflight = 0
+        self.answers: dict[int, list[Any]] = {}
+        self.drained: list[Callable[[], None]] = []
+        self._answered = asyncio.Event()
+
+    def send(self, handle: Any, request: Any) -> int:
+        """Give a request to a handler as the network does."""
+        request_id = 100 + len(self.answers)
+        self.answers[request_id] = []
+        array = np.frombuffer(bytearray(b"head" + request.SerializeToString()), np.uint8)
+        self.inflight += 1
+        try:
+            handle(self, request_id, 0, array, memoryview(array), 4, len(array))
+        except ZuflussError as e:
+            self.respond_error(request_id, e.code, e.message)
+            self.done()
+        return request_id
+
+    def respond(self, request_id: int, buffers: Sequence[Any], size: int) -> None:
+        body = b"".join(buffers)
+        assert len(body) == size
+        self._answer(request_id, body)
+
+    def respond_small(self, request_id: int, body: bytes) -> None:
+        self._answer(request_id, body)
+
+    def respond_error(self, request_id: int, code: int, message: str) -> None:
+        self._answer(request_id, ErrorCode(code))
+
+    def _answer(self, request_id: int, answer: Any) -> None:
+        self.answers[request_id].append(answer)
+        self._answered.set()
+
+    def done(self) -> None:
+        self.inflight -= 1
+
+    def when_drained(self, callback: Callable[[], None]) -> None:
+        self.drained.append(callback)
+
+    async def answer(self, request_id: int) -> Any:
+        """The only answer to a request; nothing may be in flight after it."""
+        async with asyncio.timeout(20):
+            while not self.answers[request_id]:
+                self._answered.clear()
+                await self._answered.wait()
+        (answer,) = self.answers[request_id]
+        assert self.inflight == 0
+        return answer
+
+    async def produced(self, request_id: int) -> list[tuple[int, int]]:
+        """Bucket and error code of each entry of a produce answer."""
+        response = decode(m.ProduceLogResponse, await self.answer(request_id))
+        return [(entry.bucket_id, entry.error_code) for entry in response.buckets_resp]
+
+    async def fetched(self, request_id: int) -> Any:
+        """The only bucket of a fetch answer."""
+        response = decode(m.FetchLogResponse, await self.answer(request_id))
+        (table,) = response.tables_resp
+        (bucket,) = table.buckets_resp
+        return bucket

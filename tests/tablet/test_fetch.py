@@ -1,0 +1,171 @@
+"""Fetches that park, fail late, ask too much, or whose client is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.tablet.support import TABLE, Connection, Tablet, batch, fetch_request
+from zufluss.errors import ErrorCode, RecordTooLargeError
+from zufluss.log.log import Log
+from zufluss.log.segment import PagesNotCachedError
+from zufluss.tablet.fetch import FETCH_BYTES_MAX, FetchReader
+from zufluss.wire import messages as m
+from zufluss.wire.scan import BUCKETS_MAX
+
+
+async def append(tablet: Tablet, *buckets: int) -> None:
+    connection, sent = await tablet.produce(*buckets)
+    assert await connection.produced(sent) == [(bucket, 0) for bucket in buckets]
+
+
+async def test_a_disk_error_behind_a_cold_page_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error comes up in a task of its own, where nobody else would answer the client."""
+    tablet = await Tablet(tmp_path).start()
+    await append(tablet, 0)
+
+    def sick(self: Log, offset: int, *_: Any, nowait: bool = True, **__: Any) -> None:
+        if nowait:
+            raise PagesNotCachedError(self.segments[0].reader(self.files), 0, 1)
+        raise OSError(errno.EIO, "the disk is sick")
+
+    monkeypatch.setattr(Log, "read", sick)
+    connection = Connection()
+    entry = await connection.fetched(tablet.fetch(connection, max_wait_ms=100))
+    assert entry.error_code == ErrorCode.LOG_STORAGE_EXCEPTION
+    assert "the disk is sick" in entry.error_message
+    monkeypatch.undo()
+    await tablet.server.close()
+
+
+@pytest.mark.parametrize("moment", ["woken", "expired"])
+async def test_an_unforeseen_error_of_a_parked_fetch_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    tablet = await Tablet(tmp_path).start()
+    connection = Connection()
+    sent = tablet.fetch(connection, max_wait_ms=200 if moment == "expired" else 30_000)
+    assert len(tablet.server.fetcher.parked) == 1
+    monkeypatch.setattr(FetchReader, "read", lambda *_, **__: 1 / 0)
+    if moment == "woken":
+        await append(tablet, 0)
+    assert await connection.answer(sent) == ErrorCode.UNKNOWN_SERVER_ERROR
+    assert not tablet.server.fetcher.parked
+    assert not tablet.server.replica(TABLE, None, 0).fetch_waiters
+    await tablet.server.close()
+
+
+async def test_a_parked_fetch_reads_nothing_before_there_is_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To read all of it again with every append would cost the square of what is waited for."""
+    tablet = await Tablet(tmp_path).start()
+    reads = 0
+    read = FetchReader.read
+
+    def counted(self: FetchReader, **options: Any) -> Any:
+        nonlocal reads
+        reads += 1
+        return read(self, **options)
+
+    monkeypatch.setattr(FetchReader, "read", counted)
+    connection = Connection()
+    sent = tablet.fetch(connection, min_bytes=20 * len(batch()))
+    for _ in range(20):
+        assert not connection.answers[sent]
+        await append(tablet, 0)
+        await asyncio.sleep(0)
+    entry = await connection.fetched(sent)
+    assert (len(entry.records), reads) == (20 * len(batch()), 2)
+    await tablet.server.close()
+
+
+async def test_a_fetch_whose_client_is_gone_is_let_go(tmp_path: Path) -> None:
+    tablet = await Tablet(tmp_path).start()
+    connection = Connection()
+    sent = tablet.fetch(connection)
+    connection.closing = True
+    await append(tablet, 0)
+    await asyncio.sleep(0)
+    assert not tablet.server.fetcher.parked
+    assert not connection.answers[sent]
+    await tablet.server.close()
+
+
+async def test_a_fetch_that_waits_for_its_client_to_read_does_not_park_while_the_server_drains(
+    tmp_path: Path,
+) -> None:
+    tablet = await Tablet(tmp_path).start()
+    connection = Connection()
+    connection.backlogged = True
+    sent = tablet.fetch(connection)
+    tablet.server.fetcher.drain()
+    connection.backlogged = False
+    connection.drained[0]()
+    assert not (await connection.fetched(sent)).records
+    await tablet.server.close()
+
+
+async def test_an_answer_is_bounded_whatever_a_client_asks_for(tmp_path: Path) -> None:
+    tablet = await Tablet(tmp_path).start()
+    reader = FetchReader(tablet.server, fetch_request(max_bytes=2**31 - 1))
+    assert reader.bytes_max == FETCH_BYTES_MAX
+    many = m.FetchLogRequest(follower_server_id=-1, max_bytes=1, max_wait_ms=0)
+    many.tables_req.add(table_id=TABLE, projection_pushdown_enabled=False).buckets_req.extend(
+        [m.PbFetchLogReqForBucket(bucket_id=0, fetch_offset=0, max_fetch_bytes=1)] * BUCKETS_MAX
+    )
+    with pytest.raises(RecordTooLargeError, match="send several"):
+        FetchReader(tablet.server, many)
+    await tablet.server.close()
+
+
+@pytest.mark.parametrize(
+    "statistics",
+    [
+        pytest.param(struct.pack("<Bhii", 1, 0, 0, 0), id="of no column"),
+        pytest.param(struct.pack("<B3h4i", 1, 2, 0, 0, 0, 0, 0, 0), id="of one column twice"),
+        pytest.param(
+            struct.pack("<Bhhi iqq iqq", 1, 1, 0, 0, 16, 0, 9, 16, 0, 1), id="minimum above maximum"
+        ),
+    ],
+)
+async def test_statistics_that_make_no_sense_do_not_stop_a_reader(
+    tmp_path: Path, statistics: bytes
+) -> None:
+    """The batch is in the log; a reader with a filter must get past it as others do."""
+    tablet = await Tablet(tmp_path, properties={"table.statistics.columns": "*"}).start()
+    records = batch(statistics=statistics)
+    request = m.ProduceLogRequest(acks=-1, table_id=TABLE, timeout_ms=30_000)
+    request.buckets_req.add(bucket_id=0, records=records)
+    connection = Connection()
+    sent = connection.send(tablet.server.producer.handle, request)
+    if await connection.produced(sent) == [(0, ErrorCode.CORRUPT_RECORD_EXCEPTION)]:
+        pytest.skip("refused before it is written, which is better still")
+    wanted = fetch_request(max_wait_ms=0)
+    leaf = wanted.tables_req[0].filter_predicate
+    leaf.type = 0
+    leaf.leaf.function, leaf.leaf.field_id = 0, SCHEMA_A
+    leaf.leaf.literals.add(literal_type=4, is_null=False, bigint_value=5)
+    sent = connection.send(tablet.server.fetcher.handle, wanted)
+    entry = await connection.fetched(sent)
+    assert (entry.error_code, len(entry.records)) == (0, len(records))
+    await tablet.server.close()
+
+
+async def test_a_projection_of_rows_is_refused_as_one(tmp_path: Path) -> None:
+    tablet = await Tablet(tmp_path, properties={"table.log.format": "INDEXED"}).start()
+    connection = Connection()
+    entry = await connection.fetched(tablet.fetch(connection, columns=[0]))
+    assert entry.error_code == ErrorCode.INVALID_COLUMN_PROJECTION
+    await tablet.server.close()
+
+
+SCHEMA_A = 0
+"""Id of the table's column a."""
