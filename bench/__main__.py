@@ -6,7 +6,7 @@
     python -m bench --save                 and store the numbers as the new baseline
 
 Every figure is compared with another side measured in the same run, round by round in turns; the
-ratio is the median of the rounds' ratios. `docs/performance.md` says what each line means.
+ratio is the median over the quieter half of the rounds. `docs/performance.md` says what each line means.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ import importlib
 import tempfile
 import time
 from pathlib import Path
+from types import ModuleType
 
 from bench.report import Measure, load_baseline, machine, save_baseline, table
 
 SECTIONS = {
-    "append": 15,
-    "scan": 11,
-    "clients": 7,
-    "small": 5,
+    "append": 16,
+    "scan": 12,
+    "clients": 10,
+    "small": 8,
     "memory": 1,
     "startup": 3,
     "micro": 3,
@@ -50,24 +51,25 @@ def main() -> None:
         parser.error(f"no section {', '.join(sorted(unknown))}; there are {', '.join(SECTIONS)}")
     began = time.perf_counter()
     print(machine(), flush=True)
-    measures = []
-    for name in chosen:
-        print(f"{name} …", flush=True)
-        measures += section(name, a.quick, a.dir)
-    print(f"\n{machine()}; {time.perf_counter() - began:.0f} s\n")
-    print(table(measures, load_baseline()))
+    measures: list[Measure] = []
+    modules = {name: importlib.import_module(f"bench.{name}") for name in chosen}
+    try:
+        for name, module in modules.items():
+            print(f"{name} …", flush=True)
+            measures += section(module, SECTIONS[name], a.quick, a.dir)
+    finally:  # what was measured before a failure is worth seeing
+        print(f"\n{machine()}; {time.perf_counter() - began:.0f} s\n")
+        print(table(measures, load_baseline()))
     if a.save:
         save_baseline(measures)
     if a.check and any(measure.met is False for measure in measures):
         raise SystemExit(1)
 
 
-def section(name: str, quick: bool, directory: Path | None) -> list[Measure]:
+def section(module: ModuleType, rounds: int, quick: bool, directory: Path | None) -> list[Measure]:
     """Run one section in a directory of its own."""
-    rounds = min(SECTIONS[name], QUICK_ROUNDS) if quick else SECTIONS[name]
-    run = importlib.import_module(f"bench.{name}").run
     with tempfile.TemporaryDirectory(prefix="zufluss-bench-", dir=directory) as where:
-        return list(run(Path(where), rounds, quick))
+        return list(module.run(Path(where), min(rounds, QUICK_ROUNDS) if quick else rounds, quick))
 
 
 if __name__ == "__main__":

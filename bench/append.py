@@ -93,7 +93,10 @@ def _policy(side: Ours, policy: str, rounds: int, count: int) -> Iterator[Measur
     size = len(side.batches[0])
     with bare_server("append", str(file), "--policy", policy) as target:
         ours, bare = alternate(
-            rounds, lambda: side.load(count), lambda: side.load_bare(target, file, count)
+            rounds,
+            (*side.target.pids, *target.pids),
+            lambda: side.load(count),
+            lambda: side.load_bare(target, file, count),
         )
     file.unlink()
     rate = lambda loads: [x.rps * size / 1e6 for x in loads]  # noqa: E731

@@ -83,16 +83,22 @@ def run(directory: Path, rounds: int, quick: bool) -> Iterator[Measure]:
     ):
         workers = [Worker(library, server.bootstrap) for library in ("zufluss", "pyfluss")]
         try:
+            pids = [server.pid, *(worker.process.pid for worker in workers)]
             for case in CASES:
-                yield from _case(connection, workers, case, batches, rounds)
-            yield _single_rows(connection, workers, rounds)
+                yield from _case(connection, workers, pids, case, batches, rounds)
+            yield _single_rows(connection, workers, pids, rounds)
         finally:
             for worker in workers:
                 worker.close()
 
 
 def _case(
-    connection: zufluss.Connection, workers: list[Worker], case: Case, batches: int, rounds: int
+    connection: zufluss.Connection,
+    workers: list[Worker],
+    pids: list[int],
+    case: Case,
+    batches: int,
+    rounds: int,
 ) -> Iterator[Measure]:
     count = batches * BATCH_ROWS
     prefix = case.name.replace(".", "_")
@@ -125,14 +131,16 @@ def _case(
         works["scan of 2 of 10 columns"] = lambda worker: scan(worker, ["id", "c"])
     for what, work in works.items():
         sides = [lambda worker=worker, work=work: work(worker) for worker in workers]
-        ours, theirs = alternate(rounds, *sides)
+        ours, theirs = alternate(rounds, pids, *sides)
         name = f"{case.name}.{what.replace(' ', '_')}"
         label = f"client {what}{case.label}, against pyfluss"
         yield compared(name, label, ours, theirs, " rows/s", at_least=GOAL)
     connection.admin.drop_table(f"fluss.{tables[-1]}")
 
 
-def _single_rows(connection: zufluss.Connection, workers: list[Worker], rounds: int) -> Measure:
+def _single_rows(
+    connection: zufluss.Connection, workers: list[Worker], pids: list[int], rounds: int
+) -> Measure:
     info = new_table(connection, "single", buckets=BUCKETS)
     sides = [
         lambda worker=worker: (
@@ -140,7 +148,7 @@ def _single_rows(connection: zufluss.Connection, workers: list[Worker], rounds: 
         )
         for worker in workers
     ]
-    ours, theirs = alternate(rounds, *sides)
+    ours, theirs = alternate(rounds, pids, *sides)
     check_count(connection, info, 2 * SINGLE_ROWS * (rounds + 1))
     label = "client append, row by row, against pyfluss"
     return compared("client.append_rows", label, ours, theirs, " rows/s", at_least=GOAL)

@@ -124,9 +124,11 @@ class Side:
 
 def measure(ours: Side, theirs: Side, rounds: int) -> Iterator[Measure]:
     """Everything."""
+    pids = [*ours.target.pids, *theirs.target.pids]
+    pids += [side.client.process.pid for side in (ours, theirs)]
 
     def both(work: Callable[[Side], T]) -> tuple[list[T], ...]:
-        return alternate(rounds, lambda: work(ours), lambda: work(theirs))
+        return alternate(rounds, pids, lambda: work(ours), lambda: work(theirs))
 
     gigabytes = APPENDS * len(encoded(ours.log, ours.large[0])) / 1e9
     a, b = both(Side.append)
@@ -183,7 +185,7 @@ def main() -> None:
     )
     parser.add_argument("--bootstrap-peer", required=True, help="host:port of the other server")
     parser.add_argument("--pids", required=True, help="its processes, separated by commas")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--warm-up", type=float, default=40.0, help="seconds on each side")
     parser.add_argument("--dir", type=Path, help="where our data goes: the peer's file system")
     a = parser.parse_args()

@@ -70,6 +70,7 @@ def _measure(
     with bare_server("read", str(file), "--size", str(size)) as reader:
         bare, full, narrow = alternate(
             rounds,
+            (*target.pids, *reader.pids),
             lambda: reader.load(everything, window=WINDOW, count=count),
             lambda: target.load(everything, window=WINDOW, count=count),
             lambda: target.load(projected, window=WINDOW, count=count),

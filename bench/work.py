@@ -73,19 +73,26 @@ def ten_columns(count: int, start: int = 0) -> pa.RecordBatch:
     )
 
 
-def alternate(rounds: int, *sides: Callable[[], T]) -> tuple[list[T], ...]:
-    """What each side returns in each round; they take turns in going first.
+def alternate(rounds: int, pids: Sequence[int], *sides: Callable[[], T]) -> tuple[list[T], ...]:
+    """What each side returns in the quieter half of the rounds; they take turns in going first.
 
-    A round before the first warms up and does not count.
+    A round is the quieter the less the processes `pids` and the pump waited for a CPU in it: then
+    less of the machine went to others. A round before the first warms up and does not count.
     """
-    results: tuple[list[T], ...] = tuple([] for _ in sides)
+    watched = (*pids, _pump_process().pid)
+    found: list[tuple[float, tuple[T, ...]]] = []
     for i in range(rounds + 1):
-        order = list(zip(results, sides, strict=True))
-        for found, side in order if i % 2 else reversed(order):
-            value = side()
-            if i:
-                found.append(value)
-    return results
+        order = range(len(sides)) if i % 2 else range(len(sides) - 1, -1, -1)
+        results: dict[int, T] = {}
+        disturbance = 0.0
+        for side in order:
+            began, waited = time.perf_counter(), run_queue_seconds(watched)
+            results[side] = sides[side]()
+            waited = run_queue_seconds(watched) - waited
+            disturbance = max(disturbance, waited / (time.perf_counter() - began))
+        found.append((disturbance, tuple(results[side] for side in range(len(sides)))))
+    quiet = sorted(found[1:], key=lambda item: item[0])[: max(3, (rounds + 1) // 2)]
+    return tuple(list(series) for series in zip(*(values for _, values in quiet), strict=True))
 
 
 # -- frames ------------------------------------------------------------------------------------
@@ -139,6 +146,16 @@ def fetch_frames(
 def cpu_seconds(pids: Sequence[int]) -> float:
     """User and system time of processes so far, by the CPU clock Linux has for each process."""
     return sum(time.clock_gettime((~pid << 3) | 2) for pid in pids)
+
+
+def run_queue_seconds(pids: Sequence[int]) -> float:
+    """How long the threads of processes have been ready to run without a CPU to run on."""
+    files = (task / "schedstat" for pid in pids for task in Path(f"/proc/{pid}/task").iterdir())
+    total = 0
+    for file in files:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that ended
+            total += int(file.read_text().split()[1])
+    return total / 1e9
 
 
 def rss_bytes(pids: Sequence[int]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,26 @@ def _json(**changes: object) -> bytes:
 def test_a_malformed_descriptor_is_refused_with_the_reason(source: bytes, message: str) -> None:
     with pytest.raises(InvalidTableError, match=message):
         TableDescriptor.from_json(source)
+
+
+def test_half_a_character_is_refused_before_it_cannot_be_stored() -> None:
+    source = json.dumps({**json.loads(TableDescriptor(SCHEMA).to_json()), "comment": "\ud800"})
+    with pytest.raises(InvalidTableError, match="surrogates"):
+        TableDescriptor.from_json(source)
+    with pytest.raises(InvalidDatabaseError, match="surrogates"):
+        DatabaseDescriptor.from_json(r'{"version": 1, "comment": "\udc00"}')
+
+
+def test_thousands_of_names_are_compared_in_no_time() -> None:
+    """A descriptor of a megabyte must not hold the server up: no name is compared with all."""
+    fields = [{"name": f"f{i}", "field_type": {"type": "INTEGER"}} for i in range(20_000)]
+    column = {"name": "a", "data_type": {"type": "ROW", "fields": fields}}
+    began = time.process_time()
+    Schema.from_json({"version": 1, "columns": [column]})
+    columns = [{"name": f"c{i}", "data_type": {"type": "INTEGER"}} for i in range(20_000)]
+    with pytest.raises(InvalidTableError, match="column c7 is given twice"):
+        Schema.from_json({"version": 1, "columns": [*columns, columns[7]]})
+    assert time.process_time() - began < 5
 
 
 def test_reading_tolerates_unknown_keys_and_scalar_property_values() -> None:

@@ -299,6 +299,35 @@ async def test_a_client_that_does_not_read_its_answers_is_closed():
                 await asyncio.sleep(0.02)
 
 
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_a_handler_with_a_large_answer_waits_for_the_client_to_read_or_to_go(leaves):
+    services = large_answers()
+    waited, went_on = asyncio.Event(), asyncio.Event()
+
+    async def limit_scan(request, context):
+        assert context.reader.backlogged
+        waited.set()
+        await context.reader.has_read()
+        assert not context.reader.backlogged
+        went_on.set()
+        return m.LimitScanResponse()
+
+    services.register(ApiKey.LIMIT_SCAN, limit_scan)
+    async with serving(services) as (_, connect):
+        peer = await connect()
+        peer.writer.transport.pause_reading()
+        peer.send(ApiKey.FETCH_LOG, b"")
+        peer.send(ApiKey.LIMIT_SCAN, m.LimitScanRequest(table_id=1, bucket_id=0, limit=1))
+        async with asyncio.timeout(10):
+            await waited.wait()
+            if leaves:
+                peer.writer.transport.abort()
+            else:
+                peer.writer.transport.resume_reading()
+                assert len((await peer.receive()).body) == 20_000_000
+            await went_on.wait()
+
+
 async def test_stop_lets_answers_under_way_arrive():
     async with serving(large_answers()) as (server, connect):
         peer = await connect()

@@ -8,12 +8,15 @@ import struct
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
-from tests.tablet.support import TABLE, Connection, Tablet, batch, fetch_request
+from tests.tablet.support import SCHEMA, TABLE, Connection, Tablet, batch, fetch_request
 from zufluss.errors import ErrorCode, RecordTooLargeError
 from zufluss.log.log import Log
 from zufluss.log.segment import PagesNotCachedError
+from zufluss.record.batch import iter_headers
+from zufluss.record.stats import build_statistics
 from zufluss.tablet.fetch import FETCH_BYTES_MAX, FetchReader
 from zufluss.wire import messages as m
 from zufluss.wire.scan import BUCKETS_MAX
@@ -148,15 +151,48 @@ async def test_statistics_that_make_no_sense_do_not_stop_a_reader(
     sent = connection.send(tablet.server.producer.handle, request)
     if await connection.produced(sent) == [(0, ErrorCode.CORRUPT_RECORD_EXCEPTION)]:
         pytest.skip("refused before it is written, which is better still")
-    wanted = fetch_request(max_wait_ms=0)
-    leaf = wanted.tables_req[0].filter_predicate
-    leaf.type = 0
-    leaf.leaf.function, leaf.leaf.field_id = 0, SCHEMA_A
-    leaf.leaf.literals.add(literal_type=4, is_null=False, bigint_value=5)
-    sent = connection.send(tablet.server.fetcher.handle, wanted)
+    sent = connection.send(tablet.server.fetcher.handle, filtered_request(5))
     entry = await connection.fetched(sent)
     assert (entry.error_code, len(entry.records)) == (0, len(records))
     await tablet.server.close()
+
+
+async def test_a_filtered_fetch_of_many_batches_goes_on_where_it_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Statistics take time to read; a fetch looks at some, and the next ones at the rest."""
+    monkeypatch.setattr("zufluss.tablet.fetch.PRUNE_BATCHES_MAX", 7)
+    tablet = await Tablet(tmp_path, properties={"table.statistics.columns": "*"}).start()
+    rows = pa.RecordBatch.from_arrays([pa.array([1]), pa.array(["x"])], schema=SCHEMA.arrow)
+    records = batch(statistics=build_statistics(rows, SCHEMA, (0,)))
+    request = m.ProduceLogRequest(acks=-1, table_id=TABLE, timeout_ms=30_000)
+    request.buckets_req.add(bucket_id=0, records=records * 20)
+    connection = Connection()
+    sent = connection.send(tablet.server.producer.handle, request)
+    assert await connection.produced(sent) == [(0, 0)]
+    for literal, ends in ((1, []), (5, [21, 42, 60])):
+        offset, found, filtered = 0, 0, []
+        while offset < 60:
+            wanted = filtered_request(literal, offset)
+            entry = await connection.fetched(connection.send(tablet.server.fetcher.handle, wanted))
+            found += len(entry.records)
+            if entry.HasField("filtered_end_offset"):
+                offset = entry.filtered_end_offset
+                filtered.append(offset)
+            else:
+                offset = [h.next_offset for _, h in iter_headers(entry.records)][-1]
+        assert (found, filtered) == (0 if ends else 20 * len(records), ends)
+    await tablet.server.close()
+
+
+def filtered_request(literal: int, offset: int = 0) -> m.FetchLogRequest:
+    """A fetch of bucket 0 that wants rows with a = literal."""
+    request = fetch_request(offset=offset, max_wait_ms=0)
+    predicate = request.tables_req[0].filter_predicate
+    predicate.type = 0
+    predicate.leaf.function, predicate.leaf.field_id = 0, SCHEMA.columns[0].id
+    predicate.leaf.literals.add(literal_type=4, is_null=False, bigint_value=literal)
+    return request
 
 
 async def test_a_projection_of_rows_is_refused_as_one(tmp_path: Path) -> None:
@@ -165,7 +201,3 @@ async def test_a_projection_of_rows_is_refused_as_one(tmp_path: Path) -> None:
     entry = await connection.fetched(tablet.fetch(connection, columns=[0]))
     assert entry.error_code == ErrorCode.INVALID_COLUMN_PROJECTION
     await tablet.server.close()
-
-
-SCHEMA_A = 0
-"""Id of the table's column a."""

@@ -316,7 +316,7 @@ def _with_ids(columns: tuple[Column, ...], highest: int) -> tuple[Column, ...]:
     ids = _ids(numbered)
     if any(i < 0 for i in ids):
         raise InvalidTableError(f"column ids {sorted(i for i in ids if i < 0)} are negative")
-    doubles = sorted({i for i in ids if ids.count(i) > 1}) if len(set(ids)) < len(ids) else []
+    doubles = t.repeated(ids)
     if doubles:
         raise InvalidTableError(f"the ids {doubles} are given twice; each column has its own id")
     return tuple(numbered)
@@ -324,8 +324,8 @@ def _with_ids(columns: tuple[Column, ...], highest: int) -> tuple[Column, ...]:
 
 def check_unique(names: Sequence[str], what: str) -> None:
     """Raise if a name occurs twice."""
-    if len(set(names)) < len(names):
-        doubles = sorted({name for name in names if list(names).count(name) > 1})
+    doubles = t.repeated(names)
+    if doubles:
         raise InvalidTableError(f"{what} {', '.join(doubles)} is given twice; keep one of each")
 
 
@@ -376,6 +376,7 @@ def parse_object(source: bytes | str, what: str) -> dict[str, Any]:
     """A JSON object from its text; raises `InvalidTableError` if it is anything else."""
     try:
         obj = json.loads(source)
+        dump_object(obj)  # half a surrogate pair can be read, but neither stored nor sent
     except (ValueError, RecursionError) as e:
         raise InvalidTableError(f"{what} is not valid JSON: {e}") from None
     if not isinstance(obj, dict):

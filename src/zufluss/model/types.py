@@ -26,10 +26,11 @@ or a socket; pyarrow is imported on first use.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from zufluss.errors import InvalidTableError
 
@@ -286,6 +287,14 @@ class RowField:
         return f"{quote_name(self.name)} {self.data_type}{comment_clause(self.description)}"
 
 
+T = TypeVar("T", str, int)
+
+
+def repeated(items: Iterable[T]) -> list[T]:
+    """What occurs more than once, sorted."""
+    return sorted(item for item, count in Counter(items).items() if count > 1)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowType(DataType):
     """ROW<name type, …>."""
@@ -296,8 +305,7 @@ class RowType(DataType):
     """The fields in order."""
 
     def __post_init__(self) -> None:
-        names = [field.name for field in self.fields]
-        doubles = sorted({name for name in names if names.count(name) > 1})
+        doubles = repeated(field.name for field in self.fields)
         if doubles:
             raise InvalidTableError(f"a ROW has the field {doubles} twice; rename one of them")
 

@@ -127,7 +127,7 @@ class Connection(asyncio.BufferedProtocol):
         """The client went, or we closed."""
         self.closing = True
         self._out.clear()
-        self._drained.clear()
+        self._wake_drained()
         self._release()
         self.server.dismiss(self)
 
@@ -320,11 +320,18 @@ class Connection(asyncio.BufferedProtocol):
     @property
     def backlogged(self) -> bool:
         """So much is waiting to be sent that a large answer should wait for `when_drained`."""
-        return self._unread or self._queued > WRITE_BUFFER_HIGH
+        return (self._unread or self._queued > WRITE_BUFFER_HIGH) and not self.closing
 
     def when_drained(self, callback: Callable[[], None]) -> None:
-        """Call back once the client has read what was sent; never, if it goes away."""
+        """Call back once the client has read what was sent, or is gone."""
         self._drained.append(callback)
+
+    async def has_read(self) -> None:
+        """Wait until the client has read what was sent, or is gone."""
+        while self.backlogged:
+            drained = asyncio.Event()
+            self.when_drained(drained.set)
+            await drained.wait()
 
     def _wake_drained(self) -> None:
         waiting, self._drained = self._drained, []
@@ -398,7 +405,7 @@ class Connection(asyncio.BufferedProtocol):
             check_control_size(api, len(body))
         request = decode(api.request, body)
         self._begin()
-        context = RequestContext(self.principal, self.listener.name, version, self.peer)
+        context = RequestContext(self.principal, self.listener.name, version, self.peer, self)
         self.server.spawn(self._answer(handler, request, context, request_id))
 
     async def _answer(
@@ -466,6 +473,7 @@ class Connection(asyncio.BufferedProtocol):
         out = self._out
         if not out:
             self.server.has_answers(self)
+        self._queued += len(body)
         out.append(pack_response(request_id, body))
 
     def respond_error(self, request_id: int, code: int, message: str) -> None:

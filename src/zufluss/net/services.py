@@ -18,6 +18,31 @@ if TYPE_CHECKING:
     from zufluss.net.connection import Connection
 
 
+class Reader(Protocol):
+    """The client's end of a connection, as far as large answers are concerned."""
+
+    @property
+    def backlogged(self) -> bool:
+        """It has not read what it was sent."""
+        ...
+
+    async def has_read(self) -> None:
+        """Wait until it has, or is gone."""
+        ...
+
+
+class _AlwaysReads:
+    """A client that is never behind: a call within the process."""
+
+    backlogged = False
+
+    async def has_read(self) -> None:
+        """Nothing to wait for."""
+
+
+_ALWAYS_READS = _AlwaysReads()
+
+
 @dataclass(frozen=True, slots=True)
 class RequestContext:
     """Who asks, and through which door."""
@@ -30,6 +55,8 @@ class RequestContext:
     """Version of the API the client chose."""
     peer: str
     """Address of the client, for logs."""
+    reader: Reader = _ALWAYS_READS
+    """For handlers with large answers: whether there is room for another one."""
 
 
 Handler = Callable[[Any, RequestContext], Awaitable[Any]]

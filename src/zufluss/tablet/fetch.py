@@ -56,6 +56,8 @@ MAX_WAIT_MS = 60_000
 """Longest long poll; a client that asks for more is answered after this."""
 FETCH_BYTES_MAX = 64 * 1024 * 1024
 """Longest answer that a client can ask for; a first batch that is larger still comes whole."""
+PRUNE_BATCHES_MAX = 1000
+"""Batches whose statistics one fetch looks at; it ends there, since others wait meanwhile."""
 COLD_READ_ATTEMPTS = 8
 """A fetch whose pages are evicted again and again is served blocking after this many tries."""
 
@@ -124,6 +126,8 @@ class FetchReader:
         """Bytes of the answer."""
         self.bytes_found = 0
         """Bytes they were in the log, before projection."""
+        self.batches_pruned = 0
+        """Batches whose statistics were looked at."""
         self.answer_now = False
         """A bucket has something a client must learn at once."""
 
@@ -161,7 +165,7 @@ class FetchReader:
 
     def read(self, *, nowait: bool) -> list[FetchedTable]:
         """Read every bucket within the limits; PagesNotCachedError if that means to wait."""
-        self.bytes_read = self.bytes_found = 0
+        self.bytes_read = self.bytes_found = self.batches_pruned = 0
         self.answer_now = False
         return [
             FetchedTable(
@@ -231,6 +235,9 @@ class FetchReader:
         begin = end = 0
         filtered_end: int | None = None
         for pos, header in iter_headers(records):
+            if self.batches_pruned >= PRUNE_BATCHES_MAX:
+                break
+            self.batches_pruned += 1
             end = pos + header.size
             if _pruned(predicate, records, pos, header, state.schema(header.schema_id)):
                 if begin < pos:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 EARLIEST, LATEST, TIMESTAMP = 0, 1, 2
+LIMIT_SCANS_MAX = 2
+"""Limit scans at a time, each with its answer in memory."""
 LIMIT_SCAN_BYTES_MAX = 64 * 1024 * 1024
 """A limit scan returns whole batches up to this size; beyond it the request is refused."""
 
@@ -29,6 +32,7 @@ class TabletService:
 
     def __init__(self, server: TabletServer) -> None:
         self.server = server
+        self._limit_scans = asyncio.Semaphore(LIMIT_SCANS_MAX)
 
     def register(self, services: Services) -> None:
         """Attach every handler of this role."""
@@ -94,6 +98,13 @@ class TabletService:
         self, request: m.LimitScanRequest, context: RequestContext
     ) -> m.LimitScanResponse:
         """The batches that hold the last `limit` rows of a bucket."""
+        while True:
+            await context.reader.has_read()
+            async with self._limit_scans:
+                if not context.reader.backlogged:  # by the answer to another of its scans
+                    return await self._limit_scan(request)
+
+    async def _limit_scan(self, request: m.LimitScanRequest) -> m.LimitScanResponse:
         partition_id = request.partition_id if request.HasField("partition_id") else None
         response = m.LimitScanResponse(is_log_table=True)
         try:
