@@ -6,7 +6,8 @@
     python -m bench --save                 and store the numbers as the new baseline
 
 Every figure is compared with another side measured in the same run, round by round in turns; the
-ratio is the median over the quieter half of the rounds. `docs/performance.md` says what each line means.
+ratio is the median over the quieter half of the rounds. `docs/performance.md` says what each line
+means.
 """
 
 from __future__ import annotations

@@ -388,6 +388,27 @@ async def test_a_failed_sync_of_a_segment_concerns_its_log_only(tmp_path: Path) 
     assert (server.durable, server.failures) == ([(SECOND, 2)], [server.log()])
 
 
+async def test_nothing_follows_in_the_commit_log_what_a_failed_sync_lost(tmp_path: Path) -> None:
+    """A hole there would refuse the log at the next start, although nothing durable is missing."""
+    files = FailingFiles()
+    server = Server(tmp_path, files)
+    server.append()
+    server.sync()
+    files.failing = "log-0/"
+    server.append(body=bytes(COPY_BYTES_MAX))
+    server.append(body=b"behind the hole")
+    server.append(SECOND)
+    server.sync()
+    assert server.durable == [(FIRST, 2), (SECOND, 2)]
+    assert server.failures == [server.log()]
+    server.kill()
+    for lost in log_directory(tmp_path, PATH, FIRST).iterdir():
+        lost.unlink()
+    server = Server(tmp_path)
+    assert server.refused == []
+    assert (server.log().log_end_offset, server.log(SECOND).log_end_offset) == (2, 2)
+
+
 async def test_a_sync_that_succeeds_after_another_of_the_same_log_failed_proves_nothing(
     tmp_path: Path,
 ) -> None:

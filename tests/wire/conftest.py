@@ -6,20 +6,14 @@ A pyfluss connection does not belong to an event loop, so one per worker serves 
 from __future__ import annotations
 
 import asyncio
-import itertools
-import re
 from collections.abc import Iterator
 
 import fluss
 import pytest
 
-from tests.wire.helpers import connect
+from tests.wire.helpers import DATABASE, connect, fresh_name, fresh_path
 from tests.wire.raw import RawClient
 from zufluss.testing.server import DevServer
-
-DATABASE = "wire"
-
-_numbers = itertools.count()
 
 
 @pytest.fixture(scope="session")
@@ -40,13 +34,13 @@ def admin(conn: fluss.FlussConnection) -> fluss.FlussAdmin:
 @pytest.fixture
 def path(request: pytest.FixtureRequest, conn: fluss.FlussConnection) -> fluss.TablePath:
     """The path of a table that does not exist yet, named after the test."""
-    return fluss.TablePath(DATABASE, _fresh_name(request))
+    return fresh_path(request.node.name)
 
 
 @pytest.fixture
 def database(request: pytest.FixtureRequest, conn: fluss.FlussConnection) -> str:
     """The name of a database that does not exist yet."""
-    return _fresh_name(request)
+    return fresh_name(request.node.name)
 
 
 @pytest.fixture
@@ -54,11 +48,6 @@ def raw(dev_server: DevServer, conn: fluss.FlussConnection) -> Iterator[RawClien
     """A bare connection to the worker's server."""
     with RawClient(dev_server.port) as client:
         yield client
-
-
-def _fresh_name(request: pytest.FixtureRequest) -> str:
-    name = re.sub(r"\W+", "_", request.node.name)
-    return f"{name[:150]}_{next(_numbers)}"
 
 
 async def _create_database(connection: fluss.FlussConnection) -> None:

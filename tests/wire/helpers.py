@@ -6,6 +6,8 @@ Everything that could wait for ever in pyfluss (its writer retries without end) 
 from __future__ import annotations
 
 import asyncio
+import itertools
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar
@@ -18,10 +20,25 @@ EARLIEST = fluss.EARLIEST_OFFSET
 DEADLINE_SECONDS = 60.0
 POLL_MS = 500
 
+DATABASE = "wire"
+"""The database of the tests."""
+
 IDS = pa.schema([pa.field("id", pa.int64()), pa.field("text", pa.string())])
 """The everyday table: a number and a text."""
 
 T = TypeVar("T")
+
+_numbers = itertools.count()
+
+
+def fresh_name(wish: str) -> str:
+    """A name nobody has on this worker's server: fixtures may be set up more than once."""
+    return f"{re.sub(r'[^A-Za-z0-9_]+', '_', wish)[:150]}_{next(_numbers)}"
+
+
+def fresh_path(wish: str) -> fluss.TablePath:
+    """The path of a table that does not exist yet."""
+    return fluss.TablePath(DATABASE, fresh_name(wish))
 
 
 async def connect(bootstrap: str, **properties: str) -> fluss.FlussConnection:

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 
 from tests.wire.bad_batches import BAD, CORRUPT, good, message, wrapped
-from tests.wire.helpers import append, create, ids, read_arrow
+from tests.wire.helpers import append, create, fresh_path, ids, read_arrow
 from tests.wire.raw import (
     ConnectionEndedError,
     RawClient,
@@ -43,7 +43,7 @@ def target(conn: fluss.FlussConnection) -> fluss.FlussTable:
     """A table with ten rows that must stay as they are."""
 
     async def fill() -> fluss.FlussTable:
-        table = await create(conn, fluss.TablePath("wire", "bad_input"), bucket_count=2)
+        table = await create(conn, fresh_path("bad_input"), bucket_count=2)
         await append(table, ids(0, 10))
         return table
 
@@ -96,7 +96,7 @@ def test_after_all_bad_batches_the_table_is_unchanged_and_takes_a_good_one(
 ) -> None:
     for code, records in BAD.values():
         assert attacker.produce(table_id, records).error_code == code
-    other = asyncio.run(create(conn, fluss.TablePath("wire", "bad_input_good"))).get_table_info()
+    other = asyncio.run(create(conn, fresh_path("good"))).get_table_info()
     assert attacker.produce(other.table_id, good()).error_code == 0
     assert raw.end_offset(other.table_id) == 7
 
@@ -219,7 +219,7 @@ def test_a_client_that_does_not_read_does_not_fill_the_servers_memory(
 ) -> None:
     """Fetches of a megabyte each, whose answers nobody takes."""
     blob = pa.schema([("b", pa.binary())])
-    path = fluss.TablePath("wire", "bad_input_unread")
+    path = fresh_path("unread")
     table = asyncio.run(
         create(conn, path, blob, properties={"table.log.arrow.compression.type": "NONE"})
     )

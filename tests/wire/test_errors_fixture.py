@@ -76,7 +76,8 @@ def table_ids(conn: fluss.FlussConnection) -> dict[str, int]:
 
 
 async def _create_tables(conn: fluss.FlussConnection) -> dict[str, int]:
-    await conn.get_admin().create_database(DATABASE, ignore_if_exists=True)
+    await conn.get_admin().drop_database(DATABASE, ignore_if_not_exists=True, cascade=True)
+    await conn.get_admin().create_database(DATABASE)
     plain = pa.schema([("a", pa.int32()), ("b", pa.string())])
     keyed = pa.schema([("k", pa.int32()), ("v", pa.string())])
     daily = pa.schema([("d", pa.string()), ("v", pa.string())])

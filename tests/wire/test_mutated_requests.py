@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.wire.bad_batches import good, message, wrapped
-from tests.wire.helpers import append, create, ids, read_arrow
+from tests.wire.helpers import DATABASE, append, create, fresh_path, ids, read_arrow
 from tests.wire.raw import (
     ConnectionEndedError,
     RawClient,
@@ -46,7 +46,7 @@ pytestmark = pytest.mark.timeout(3600 if EXAMPLES > 1000 else 180)
 @pytest.fixture(scope="module")
 def fuzzed(dev_server: DevServer, conn: fluss.FlussConnection) -> Iterator[fluss.FlussTable]:
     """The table that mutated requests are about; in the end pyfluss reads all that got in."""
-    path = fluss.TablePath("wire", "fuzzed")
+    path = fresh_path("fuzzed")
     properties = {"table.statistics.columns": "id,text"}
     table = asyncio.run(create(conn, path, properties=properties))
     asyncio.run(append(table, ids(0, 10)))
@@ -61,16 +61,17 @@ def fuzzed(dev_server: DevServer, conn: fluss.FlussConnection) -> Iterator[fluss
     assert [b.base_offset for b in batches[1:]] == [b.next_offset for b in batches[:-1]]
 
 
-def requests(table_id: int) -> list[tuple[int, bytes]]:
+def requests(table: fluss.FlussTable) -> list[tuple[int, bytes]]:
     """One valid request of every kind a client sends; none that would drop the table."""
-    where = table_path("wire", "fuzzed")
+    path, table_id = table.get_table_path(), table.get_table_info().table_id
+    where = table_path(path.database_name, path.table_name)
     offsets: dict[str, Any] = {"follower_server_id": -1, "table_id": table_id, "bucket_id": [0]}
     found = [
         (ApiKey.API_VERSIONS, versions_request()),
         (ApiKey.GET_METADATA, m.MetadataRequest(table_path=[where])),
         (ApiKey.GET_TABLE_INFO, m.GetTableInfoRequest(table_path=where)),
         (ApiKey.GET_TABLE_SCHEMA, m.GetTableSchemaRequest(table_path=where, schema_id=1)),
-        (ApiKey.LIST_TABLES, m.ListTablesRequest(database_name="wire")),
+        (ApiKey.LIST_TABLES, m.ListTablesRequest(database_name=DATABASE)),
         (ApiKey.INIT_WRITER, m.InitWriterRequest(table_path=[where])),
         (ApiKey.LIMIT_SCAN, m.LimitScanRequest(table_id=table_id, bucket_id=0, limit=5)),
         (ApiKey.LIST_OFFSETS, m.ListOffsetsRequest(offset_type=1, **offsets)),
@@ -183,7 +184,7 @@ SETTINGS = settings(
 def test_a_request_with_a_damaged_body_is_answered_or_closed(
     dev_server: DevServer, fuzzed: fluss.FlussTable, data: st.DataObject
 ) -> None:
-    key, body = data.draw(st.sampled_from(requests(fuzzed.get_table_info().table_id)))
+    key, body = data.draw(st.sampled_from(requests(fuzzed)))
     damaged = data.draw(mutations(body))
     survives(dev_server, pack_request(key, 0, 0, damaged))
 
@@ -193,7 +194,7 @@ def test_a_request_with_a_damaged_body_is_answered_or_closed(
 def test_a_damaged_frame_is_answered_or_closed(
     dev_server: DevServer, fuzzed: fluss.FlussTable, data: st.DataObject
 ) -> None:
-    key, body = data.draw(st.sampled_from(requests(fuzzed.get_table_info().table_id)))
+    key, body = data.draw(st.sampled_from(requests(fuzzed)))
     damaged = data.draw(mutations(pack_request(key, 0, 0, body)))
     with RawClient(dev_server.port) as client:
         try:

@@ -18,6 +18,7 @@ from tests.wire.helpers import (
     connected,
     create,
     end_offsets,
+    fresh_path,
     ids,
     in_time,
     poll_batches,
@@ -150,7 +151,7 @@ def filled(conn: fluss.FlussConnection) -> fluss.FlussTable:
     """Rows 0 to 30 in batches of ten, ten and ten."""
 
     async def fill() -> fluss.FlussTable:
-        table = await create(conn, fluss.TablePath("wire", "scans_filled"))
+        table = await create(conn, fresh_path("filled"))
         await append(table, ids(0, 10), ids(10, 20), ids(20, 30))
         return table
 
@@ -231,7 +232,7 @@ def projected(conn: fluss.FlussConnection) -> fluss.FlussTable:
     """Forty rows of four columns in one batch."""
 
     async def fill() -> fluss.FlussTable:
-        table = await create(conn, fluss.TablePath("wire", "scans_projected"), WIDE)
+        table = await create(conn, fresh_path("projected"), WIDE)
         await append(table, wide(40))
         return table
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pytest
 from fluss import col
 
-from tests.wire.helpers import append, create, in_time, poll_records, read_arrow
+from tests.wire.helpers import append, create, fresh_path, in_time, poll_records, read_arrow
 from tests.wire.raw import RawClient
 
 DAY = dt.date(2026, 1, 1)
@@ -77,7 +77,7 @@ def measured(conn: fluss.FlussConnection) -> fluss.FlussTable:
     """Four batches with statistics, each a range of its own."""
 
     async def fill() -> fluss.FlussTable:
-        path = fluss.TablePath("wire", "statistics")
+        path = fresh_path("statistics")
         properties = {"table.statistics.columns": ",".join(MEASURED)}
         table = await create(conn, path, SCHEMA, properties=properties)
         await append(table, *map(batch, range(BATCHES)), last_batch())

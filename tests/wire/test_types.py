@@ -11,7 +11,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from tests.wire.helpers import append, create, in_time, read_arrow, read_records
+from tests.wire.helpers import append, create, fresh_path, in_time, read_arrow, read_records
 from tests.wire.samples import ALL_TYPES, SAMPLES, Sample, all_types_batch
 
 COMPRESSIONS = ["ZSTD", "LZ4_FRAME", "NONE"]
@@ -89,7 +89,7 @@ def every_type(conn: fluss.FlussConnection) -> dict[str, fluss.FlussTable]:
 async def _every_type(conn: fluss.FlussConnection) -> dict[str, fluss.FlussTable]:
     tables = {}
     for compression in COMPRESSIONS:
-        path = fluss.TablePath("wire", f"every_type_{compression}")
+        path = fresh_path(f"every_type_{compression}")
         properties = {"table.log.arrow.compression.type": compression}
         tables[compression] = await create(conn, path, ALL_TYPES, properties=properties)
         await append(tables[compression], all_types_batch(50))

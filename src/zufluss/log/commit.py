@@ -30,6 +30,7 @@ from zufluss.log.commit_log import (
     GROUP_HEADER,
     CommitFile,
     entry_prefix,
+    leave_out,
     seal_group,
     write_group,
 )
@@ -79,6 +80,9 @@ class _Group:
             if plan is not None and (error := run_plan(plan, files)) is not None:
                 failed[log] = error
         if self.file is not None:
+            holes = self.copied.keys() & failed
+            if holes:  # behind what a log just lost nothing must follow
+                leave_out(self.buffer, {entry_prefix(log) for log in holes})
             write_group(files, self.file, self.position, self.buffer)
         return failed
 

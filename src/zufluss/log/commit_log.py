@@ -56,6 +56,7 @@ _FILE_MAGIC = b"ZUFLCMT1"
 _FILE_HEADER = struct.Struct("<8sqI")
 _GROUP_MAGIC = 0x3147435A
 _GROUP_REST = struct.Struct("<qqi")
+_GROUP_FIELDS = struct.Struct("<qqqi")
 _ENTRY_KEY = struct.Struct("<qqii")
 _PATTERN = "commit-*.log"
 _KEPT_SUFFIX = ".kept"
@@ -147,6 +148,21 @@ def seal_group(group: bytearray, generation: int, number: int) -> None:
     _GROUP_REST.pack_into(group, 8, generation, number, len(group) - GROUP_HEADER.size)
     with memoryview(group) as view:
         struct.pack_into("<II", group, 0, _GROUP_MAGIC, crc32c(view[8:]))
+
+
+def leave_out(group: bytearray, prefixes: set[bytes]) -> None:
+    """Take the entries with these prefixes out of a sealed group, and seal it again."""
+    _, generation, number, _ = _GROUP_FIELDS.unpack_from(group)
+    kept = bytearray(GROUP_HEADER.size)
+    at = GROUP_HEADER.size
+    while at < len(group):
+        records = at + _ENTRY_KEY.size + ENTRY_LENGTH.size
+        (length,) = ENTRY_LENGTH.unpack_from(group, at + _ENTRY_KEY.size)
+        if bytes(group[at : at + _ENTRY_KEY.size]) not in prefixes:
+            kept += group[at : records + length]
+        at = records + length
+    group[:] = kept
+    seal_group(group, generation, number)
 
 
 def write_group(files: Files, target: CommitFile, position: int, group: bytearray) -> None:
