@@ -305,6 +305,8 @@ class Reader(Worker):
         if entry.error_code == ErrorCode.LOG_OFFSET_OUT_OF_RANGE_EXCEPTION:
             self.move_to_start(client, bucket, offset)
             return
+        if entry.error_code == ErrorCode.UNKNOWN_TABLE_OR_BUCKET_EXCEPTION:
+            return  # a tablet server that listens already and has not joined yet
         if entry.error_code:
             raise AssertionError(f"{bucket} at {offset}: {entry.error_message}")
         self.history.saw_high_watermark(bucket, entry.high_watermark)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import SERVERS
 from tests.fault.conftest import rounds
 from tests.fault.history import Ack, History, violations
 from tests.fault.load import LOST, Target, create_target, encode, read_all, rows
@@ -188,9 +189,11 @@ def disk(tmp_path: Path) -> Iterator[SmallDisk]:
 
 @pytest.mark.slow
 def test_a_full_disk_refuses_writes_serves_reads_and_recovers(
-    disk: SmallDisk, rng: random.Random
+    disk: SmallDisk, rng: random.Random, request: pytest.FixtureRequest
 ) -> None:
-    with disk.server({"log.segment.file-size": "1mb"}) as server:
+    server = disk.server({"log.segment.file-size": "1mb"})
+    request.config.stash.setdefault(SERVERS, []).append(server)
+    with server:
         target = create_target(server.port, "t", 2)
         writer = Writer(server.port, target)
         for _ in range(rounds(3, 200)):
