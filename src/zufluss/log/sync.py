@@ -9,9 +9,12 @@ where it is valid, and carries the incarnation it was made for.
 
 from __future__ import annotations
 
+import errno
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import structlog
 
 from zufluss.log.checkpoint import Checkpoint
 from zufluss.log.files import Files, OpenFile
@@ -19,6 +22,11 @@ from zufluss.log.segment import Segment
 
 if TYPE_CHECKING:
     from zufluss.log.log import Log
+
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+"""Errors that pass when space is freed."""
+
+_logger = structlog.get_logger(__name__)
 
 
 @dataclass(slots=True)
@@ -50,4 +58,13 @@ class SyncPlan:
         for directory in self.directories:
             files.sync_directory(directory)
         if self.checkpoint is not None:
-            self.log.write_checkpoint(self.checkpoint)
+            self._record(self.checkpoint)
+
+    def _record(self, checkpoint: Checkpoint) -> None:
+        """Write the checkpoint; a full disk only makes the next recovery read more."""
+        try:
+            self.log.write_checkpoint(checkpoint)
+        except OSError as e:
+            if e.errno not in DISK_FULL:
+                raise
+            _logger.warning("log_checkpoint_not_written", log=str(self.log), reason=str(e))
