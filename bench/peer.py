@@ -38,8 +38,10 @@ from bench.work import (
 from zufluss.model.table import TableInfo
 from zufluss.testing.server import DevServer
 
-APPENDS = 256
+APPENDS = 64
 """Batches of 1 MiB in a round."""
+FETCHED = 256
+"""Batches of 1 MiB that are fetched in a round."""
 FETCH_BATCHES = 4
 """Batches per bucket and fetch."""
 SMALL_ROWS = 10
@@ -93,13 +95,13 @@ class Side:
         return load
 
     def fetch(self, columns: tuple[int, ...] = ()) -> Load:
-        """The begin of what `append` wrote, twice."""
+        """The begin of what `append` wrote."""
         size = FETCH_BATCHES * len(encoded(self.log, self.large[0]))
         step = FETCH_BATCHES * ROWS_1MIB
         frames = fetch_frames(
-            self.log, range(0, APPENDS // BUCKETS * ROWS_1MIB, step), size, columns
+            self.log, range(0, FETCHED // BUCKETS * ROWS_1MIB, step), size, columns
         )
-        return self.target.load(frames, count=2 * len(frames))
+        return self.target.load(frames, count=len(frames))
 
     def client_append(self) -> float:
         """Rows per second through pyfluss."""
@@ -166,6 +168,8 @@ def measure(ours: Side, theirs: Side, rounds: int) -> Iterator[Measure]:
 def warm_up(ours: Side, theirs: Side, seconds: float) -> None:
     """The same work on both until the peer's compiler has seen enough."""
     for side in (ours, theirs):
+        for _ in range(FETCHED // APPENDS):
+            side.append()
         end = time.perf_counter() + seconds
         while time.perf_counter() < end:
             side.append()

@@ -20,6 +20,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import structlog
 
@@ -37,7 +38,7 @@ from zufluss.net.client import RpcConnection, open_connection
 from zufluss.net.listeners import resolve_listeners
 from zufluss.net.memory import Limits
 from zufluss.net.server import NetServer
-from zufluss.net.services import Services
+from zufluss.net.services import Handler, RequestContext, Services
 from zufluss.tablet.link import CoordinatorLink
 from zufluss.tablet.server import TabletServer
 from zufluss.tablet.service import TabletService
@@ -281,10 +282,12 @@ async def _serve_tablet(conf: Configuration, stop: asyncio.Event) -> None:
         tablet.claim,
     )
     link.register(services)
-    MetadataService(tablet.image).register(services)
-    ClusterService(conf, tablet.image).register(services)
-    WriterIds(link.allocate_writer_ids).register(services)
-    TabletService(tablet).register(services)
+    joined = asyncio.Event()
+    after = AfterJoining(services, joined)
+    MetadataService(tablet.image).register(after)
+    ClusterService(conf, tablet.image).register(after)
+    WriterIds(link.allocate_writer_ids).register(after)
+    TabletService(tablet).register(after)
     net.on_drain = tablet.fetcher.drain
     try:
         await net.start()  # first: the coordinator calls back as soon as it knows us
@@ -292,11 +295,33 @@ async def _serve_tablet(conf: Configuration, stop: asyncio.Event) -> None:
         await _first(joining, stop.wait())
         if joining.done():
             joining.result()
+            joined.set()
             await _accept(net, conf, stop, "tablet server", began)
     finally:
         await link.stop()
         await tablet.close()
         coordinator.close()
+
+
+class AfterJoining(Services):
+    """Handlers that answer when the tablet server knows the cluster.
+
+    It listens before that, because the coordinator calls it. A client that came meanwhile would be
+    told that its table does not exist.
+    """
+
+    def __init__(self, services: Services, joined: asyncio.Event) -> None:
+        self.handlers, self.raw = services.handlers, services.raw
+        self._joined = joined
+
+    def register(self, key: int, handler: Handler) -> None:
+        """Answer API `key` with a coroutine, once the server has joined."""
+
+        async def wait_and_answer(request: Any, context: RequestContext) -> Any:
+            await self._joined.wait()
+            return await handler(request, context)
+
+        super().register(key, wait_and_answer)
 
 
 def _coordinator_address(conf: Configuration) -> tuple[str, int]:

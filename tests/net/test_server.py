@@ -49,7 +49,10 @@ class Peer:
         return frame
 
     async def closed(self) -> bool:
-        return await self.reader.read(1) == b""
+        try:
+            return await self.reader.read(1) == b""
+        except ConnectionResetError:  # closed while bytes of ours were under way
+            return True
 
 
 @asynccontextmanager
