@@ -19,6 +19,7 @@ from bench.work import (
     Target,
     alternate,
     bare_server,
+    check_count,
     encoded,
     new_table,
     produce_frames,
@@ -69,12 +70,21 @@ def _alternate(
     frames = produce_frames(info, [batch] * 64)
     file = directory / "bare-small"
     with bare_server("append", str(file), "--policy", policy) as reference:
-        sides = [
-            lambda side=side: side.load(frames, connections=connections, seconds=seconds)
-            for side in (target, reference)
-        ]
-        ours, bare = alternate(rounds, (*target.pids, *reference.pids), *sides)
+        answered = 0
+
+        def ours_once() -> Load:
+            nonlocal answered
+            load = target.load(frames, connections=connections, seconds=seconds)
+            answered += load.answered
+            return load
+
+        def bare_once() -> Load:
+            return reference.load(frames, connections=connections, seconds=seconds)
+
+        pids = (*target.pids, *reference.pids)
+        ours, bare = alternate(rounds, pids, ours_once, bare_once)
     file.unlink()
+    check_count(connection, info, ROWS * answered)
     return ours, bare
 
 

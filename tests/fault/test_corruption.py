@@ -173,6 +173,27 @@ def test_no_damage_makes_a_log_give_wrong_batches(
     print(dict(sorted(outcomes.items())))
 
 
+def test_batches_that_read_ahead_brought_into_the_page_cache_are_verified_too(
+    tmp_path: Path,
+) -> None:
+    """The kernel reads more than it was asked for, so being cached proves nothing."""
+    log = open_log(tmp_path)
+    for _ in range(3):
+        append(log, batch(body=bytes(100)))
+    log.close(clean=True)
+    (path,) = (tmp_path / "log-0").glob("*.log")
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    assert path.read_bytes() == data  # it is in the page cache now
+    log = open_log(tmp_path)
+    assert log.read(0, 200).end_offset == 1
+    with pytest.raises(CorruptRecordError, match="CRC"):
+        log.read(0, 1000)
+    with pytest.raises(CorruptRecordError, match="offset 2"):
+        log.read(2, 1000)
+
+
 # -- a whole server ---------------------------------------------------------------------------
 
 PROPERTIES = {"log.segment.file-size": "64kb", "log.index.interval-size": "1kb"}

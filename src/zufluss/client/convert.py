@@ -16,6 +16,8 @@ Nothing here works row by row unless the input is Python rows.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -43,9 +45,17 @@ def to_batches(data: Any, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
             yield conform(batch, schema)
 
 
+_SINGLE = frozenset(
+    {bool, int, float, str, bytes, Decimal, datetime, date, time, timedelta, type(None)}
+)
+"""Types whose values are never columns, so that most rows are told without a look at the schema."""
+
+
 def is_row(data: Any, schema: pa.Schema) -> bool:
     """Whether `data` is one row: a mapping whose values are not columns."""
-    return isinstance(data, Mapping) and not _holds_columns(data, schema)
+    if not isinstance(data, Mapping):
+        return False
+    return _SINGLE.issuperset(map(type, data.values())) or not _holds_columns(data, schema)
 
 
 def rows_to_batch(rows: Rows, schema: pa.Schema) -> pa.RecordBatch:
