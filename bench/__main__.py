@@ -1,9 +1,10 @@
 """`make bench`: measures everything in one run and prints it as ratios.
 
-    python -m bench                        all sections, about four minutes
+    python -m bench                        all sections, about six minutes
     python -m bench --only append,scan     some of them
     python -m bench --quick                fewer and shorter rounds, for a first look
     python -m bench --save                 and store the numbers as the new baseline
+    python -m bench --only kv --keys 10000000   a larger primary-key table
 
 Every figure is compared with another side measured in the same run, round by round in turns; the
 ratio is the median over the quieter half of the rounds. `docs/performance.md` says what each line
@@ -29,6 +30,7 @@ SECTIONS = {
     "memory": 1,
     "startup": 3,
     "micro": 3,
+    "kv": 5,
 }
 """The modules with a `run`, and the rounds each takes."""
 QUICK_ROUNDS = 3
@@ -46,6 +48,7 @@ def main() -> None:
     parser.add_argument("--save", action="store_true", help="store the numbers as the baseline")
     parser.add_argument("--dir", type=Path, help="where the data goes (a file system, not tmpfs)")
     parser.add_argument("--check", action="store_true", help="exit 1 when a goal is not met")
+    parser.add_argument("--keys", type=int, help="keys of the large table of section kv")
     a = parser.parse_args()
     chosen = a.only.split(",") if a.only else list(SECTIONS)
     if unknown := set(chosen) - set(SECTIONS):
@@ -57,7 +60,8 @@ def main() -> None:
     try:
         for name, module in modules.items():
             print(f"{name} …", flush=True)
-            measures += section(module, SECTIONS[name], a.quick, a.dir)
+            options = {"keys": a.keys} if name == "kv" and a.keys else {}
+            measures += section(module, SECTIONS[name], a.quick, a.dir, **options)
     finally:  # what was measured before a failure is worth seeing
         print(f"\n{machine()}; {time.perf_counter() - began:.0f} s\n")
         print(table(measures, load_baseline()))
@@ -67,10 +71,13 @@ def main() -> None:
         raise SystemExit(1)
 
 
-def section(module: ModuleType, rounds: int, quick: bool, directory: Path | None) -> list[Measure]:
+def section(
+    module: ModuleType, rounds: int, quick: bool, directory: Path | None, **options: int
+) -> list[Measure]:
     """Run one section in a directory of its own."""
+    rounds = min(rounds, QUICK_ROUNDS) if quick else rounds
     with tempfile.TemporaryDirectory(prefix="zufluss-bench-", dir=directory) as where:
-        return list(module.run(Path(where), min(rounds, QUICK_ROUNDS) if quick else rounds, quick))
+        return list(module.run(Path(where), rounds, quick, **options))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 * `append` receives frames, writes each to a file and answers with a few bytes; with `ack` the
   answer waits for an fdatasync that all frames in flight share, with `os` it does not.
 * `read`: each frame is answered with the next SIZE bytes of a file, by one `pread` and one write.
+* `answer`: each frame is answered with a frame of SIZE bytes, always the same.
 
 No checksum, no checks, no offsets, no index. What zufluss adds to this is the ratio `make bench`
 prints. It is written to be as fast as asyncio allows: one buffer, no copy between socket and file,
@@ -10,6 +11,7 @@ the same loop, the same malloc settings as the server.
 
     python -m bench.bare append FILE --policy ack
     python -m bench.bare read FILE --size 1048576
+    python -m bench.bare answer --size 100
 """
 
 from __future__ import annotations
@@ -127,15 +129,30 @@ class Reader:
         connection.transport.write(data)
 
 
+class Answerer:
+    """Has one answer for everything."""
+
+    def __init__(self, size: int) -> None:
+        self.body = bytes(max(0, size - ANSWER_HEADER.size))
+
+    def request(self, connection: Bare, frame: memoryview) -> None:
+        head = answer(bytes(frame[ID_AT]), len(self.body))
+        connection.transport.write(head + self.body)
+
+
 async def main() -> None:
     """Serve until standard input ends; the port is the first line of output."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("mode", choices=["append", "read"])
-    parser.add_argument("path")
+    parser.add_argument("mode", choices=["append", "read", "answer"])
+    parser.add_argument("path", nargs="?", default="")
     parser.add_argument("--policy", choices=["os", "ack"], default="os")
     parser.add_argument("--size", type=int, default=1 << 20)
     a = parser.parse_args()
-    work = Appender(a.path, a.policy) if a.mode == "append" else Reader(a.path, a.size)
+    work: Appender | Reader | Answerer
+    if a.mode == "append":
+        work = Appender(a.path, a.policy)
+    else:
+        work = Reader(a.path, a.size) if a.mode == "read" else Answerer(a.size)
     loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: Bare(work.request), "127.0.0.1", 0)
     print(server.sockets[0].getsockname()[1], flush=True)

@@ -131,8 +131,8 @@ def load_baseline(path: Path = BASELINE) -> dict[str, float]:
 
 
 def save_baseline(measures: Iterable[Measure], path: Path = BASELINE) -> None:
-    """Store the numbers of this run, but no times; those of sections that were not run stay."""
-    kept = [m for m in measures if m.value is not None and m.unit != "s"]
+    """Store the numbers of this run, but no times and rates; those of other sections stay."""
+    kept = [m for m in measures if m.value is not None and m.unit not in ("s", "/s")]
     found = {m.name: float(f"{m.value:.3g}") for m in kept}
     merged = load_baseline(path) | found
     path.write_text(json.dumps(merged, indent=2, sort_keys=True) + "\n")

@@ -188,8 +188,8 @@ class Load:
 
 
 @functools.cache
-def _pump_process() -> subprocess.Popen[str]:
-    """`bench.pump`, started once."""
+def _pump_process(number: int = 0) -> subprocess.Popen[str]:
+    """`bench.pump`, each started once."""
     process = subprocess.Popen(
         [sys.executable, "-m", "bench.pump"],
         stdin=subprocess.PIPE,
@@ -201,9 +201,23 @@ def _pump_process() -> subprocess.Popen[str]:
     return process
 
 
-def pump(address: str, pids: Sequence[int], frames: Sequence[bytes], **options: Any) -> Load:
-    """Put frames on a server; `connections`, `window`, `seconds`, `count` as in `bench.pump`."""
-    process = _pump_process()
+def pump(
+    address: str, pids: Sequence[int], frames: Sequence[bytes], process: int = 0, **options: Any
+) -> Load:
+    """Put frames on a server; `connections`, `window`, `seconds`, `count` as in `bench.pump`.
+
+    `process` is the number of the pump, for work that is to be done at once.
+    """
+    return _pump(_pump_process(process), address, pids, frames, options)
+
+
+def _pump(
+    process: subprocess.Popen[str],
+    address: str,
+    pids: Sequence[int],
+    frames: Sequence[bytes],
+    options: dict[str, Any],
+) -> Load:
     assert process.stdin is not None
     assert process.stdout is not None
     with tempfile.NamedTemporaryFile(prefix="zufluss-bench-") as file:
@@ -279,13 +293,19 @@ def new_table(
     schema: pa.Schema | str = TEN_COLUMNS,
     *,
     buckets: int = 1,
+    primary_key: Sequence[str] = (),
     bucket_keys: Sequence[str] = (),
     properties: dict[str, str] | None = None,
 ) -> TableInfo:
     """Create a table that does not exist yet, and wait until its buckets have leaders."""
     path = f"fluss.{name}"
     connection.admin.create_table(
-        path, schema, bucket_count=buckets, bucket_keys=bucket_keys, properties=properties
+        path,
+        schema,
+        primary_key=primary_key,
+        bucket_count=buckets,
+        bucket_keys=bucket_keys,
+        properties=properties,
     )
     connection.admin.list_offsets(path, "latest")
     return connection.admin.table_info(path)

@@ -228,6 +228,7 @@ async def _serve_dev(conf: Configuration, stop: asyncio.Event) -> None:
     try:
         await coordinator.start(_node(conf.get(options.ZUFLUSS_COORDINATOR_ID), net))
         tablet.claim(coordinator.catalog.cluster_id)
+        tablet.allocate_ids = coordinator.catalog.allocate_ids
         await coordinator.attach(_node(tablet.server_id, net), tablet)
         coordinator.register(services)
         coordinator.writer_ids.register(services)
@@ -282,6 +283,7 @@ async def _serve_tablet(conf: Configuration, stop: asyncio.Event) -> None:
         tablet.claim,
     )
     link.register(services)
+    tablet.allocate_ids = link.allocate_ids
     joined = asyncio.Event()
     after = AfterJoining(services, joined)
     MetadataService(tablet.image).register(after)

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
 
+import zufluss
 from tests.client.fake import FakeCluster
 from zufluss.client.connection import AsyncConnection, connect_async
+from zufluss.client.sync import Connection
+from zufluss.testing.server import DevServer
 
 FAST: dict[str, Any] = {
     "client.request-timeout": "500ms",
@@ -25,4 +28,10 @@ async def cluster() -> AsyncIterator[FakeCluster]:
 @pytest.fixture
 async def connection(cluster: FakeCluster) -> AsyncIterator[AsyncConnection]:
     async with await connect_async(cluster.bootstrap, **FAST) as connection:
+        yield connection
+
+
+@pytest.fixture(scope="module")
+def conn(dev_server: DevServer) -> Iterator[Connection]:
+    with zufluss.connect(dev_server.bootstrap) as connection:
         yield connection

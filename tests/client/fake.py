@@ -3,7 +3,7 @@
 `FakeServer` speaks frames: each request runs in a task of its own, so answers leave in any order,
 and a handler may answer with a message, an error, or not at all. `FakeCluster` adds one tablet
 server with tables whose logs keep the rules of idempotent writers, and hooks to fail single
-batches and fetches.
+batches and fetches. Primary-key tables keep their rows as the bytes that came.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from crc32c import crc32c
 from google.protobuf.message import Message
 
 from zufluss.errors import ErrorCode, ZuflussError, error
@@ -142,6 +143,47 @@ class FakeLog:
 
 
 @dataclass
+class FakeStore(FakeLog):
+    """One bucket of a primary-key table; its log has the KV batches as they came."""
+
+    rows: dict[bytes, bytes] = field(default_factory=dict)
+    """Values with their schema id, by key."""
+
+    def put(self, records: bytes) -> None:
+        """Apply one KV batch, unless it was seen before."""
+        size, _, crc, schema_id, _, writer_id, sequence, count = KV_HEADER.unpack_from(records)
+        if size != len(records) - 4 or crc32c(records[9:]) != crc:
+            raise error(ErrorCode.CORRUPT_RECORD_EXCEPTION, "crc")
+        known = self.sequences.setdefault(writer_id, [])
+        if any(sequence == seen for seen, _ in known):
+            return
+        if sequence != (known[-1][0] + 1 if known else 0):
+            raise error(ErrorCode.OUT_OF_ORDER_SEQUENCE_EXCEPTION, "gap")
+        known.append((sequence, self.end))
+        del known[:-5]
+        self.batches.append((self.end, records))
+        self.end += 1
+        for key, row in _kv_records(records, count):
+            if row:
+                self.rows[key] = struct.pack("<h", schema_id) + row
+            else:
+                self.rows.pop(key, None)
+
+
+KV_HEADER = struct.Struct("<iBIhBqii")
+
+
+def _kv_records(records: bytes, count: int) -> Iterable[tuple[bytes, bytes]]:
+    position = KV_HEADER.size
+    for _ in range(count):
+        (size,) = struct.unpack_from("<i", records, position)
+        record = records[position + 4 : position + 4 + size]
+        assert record[0] < 0x80, "the fake reads short keys only"
+        yield record[1 : 1 + record[0]], record[1 + record[0] :]
+        position += 4 + size
+
+
+@dataclass
 class FakeTable:
     info: TableInfo
     schemas: dict[int, Schema]
@@ -165,6 +207,13 @@ class FakeCluster(FakeServer):
         self.pruned: dict[TableBucket, int] = {}
         """Buckets that answer with a filtered_end_offset and no records below it."""
         self.fetches: list[m.FetchLogRequest] = []
+        self.stores: dict[TableBucket, FakeStore] = {}
+        self.puts: list[m.PutKvRequest] = []
+        self.pressure: float | None = None
+        """What every answer to a put says of it."""
+        self.lookup_fault: Callable[[TableBucket], ErrorCode | None] = lambda _: None
+        """Asked for each bucket of a lookup."""
+        self.lookups: list[m.LookupRequest] = []
         for key, handler in {
             ApiKey.GET_METADATA: self._metadata,
             ApiKey.TABLE_EXISTS: self._table_exists,
@@ -175,6 +224,9 @@ class FakeCluster(FakeServer):
             ApiKey.PRODUCE_LOG: self._produce,
             ApiKey.FETCH_LOG: self._fetch,
             ApiKey.LIST_OFFSETS: self._list_offsets,
+            ApiKey.PUT_KV: self._put,
+            ApiKey.LOOKUP: self._lookup,
+            ApiKey.PREFIX_LOOKUP: self._prefix_lookup,
         }.items():
             self.handlers[key] = handler
 
@@ -334,3 +386,61 @@ class FakeCluster(FakeServer):
             offset = 0 if request.offset_type == 0 else log.end
             response.buckets_resp.add(bucket_id=bucket_id, offset=offset)
         return response
+
+    def store(self, bucket: TableBucket) -> FakeStore:
+        return self.stores.setdefault(bucket, FakeStore())
+
+    async def _put(self, request: m.PutKvRequest) -> Message | None:
+        self.puts.append(request)
+        response = m.PutKvResponse()
+        for entry in request.buckets_req:
+            bucket = _bucket(request.table_id, entry)
+            fault = self.produce_fault(bucket, KV_HEADER.unpack_from(entry.records)[6])
+            answer = response.buckets_resp.add(
+                partition_id=bucket.partition_id, bucket_id=bucket.bucket_id, pressure=self.pressure
+            )
+            if isinstance(fault, ErrorCode):
+                answer.error_code = fault
+                continue
+            try:
+                self.store(bucket).put(entry.records)
+            except ZuflussError as e:
+                answer.error_code, answer.error_message = e.code, e.message
+            if fault == "lost":
+                self.drop_connections()
+                return None
+        return response
+
+    async def _lookup(self, request: m.LookupRequest) -> Message:
+        self.lookups.append(request)
+        response = m.LookupResponse()
+        for entry in request.buckets_req:
+            bucket = _bucket(request.table_id, entry)
+            answer = response.buckets_resp.add(
+                partition_id=bucket.partition_id, bucket_id=bucket.bucket_id
+            )
+            fault = self.lookup_fault(bucket)
+            if fault is not None:
+                answer.error_code = fault
+                continue
+            for key in entry.keys:
+                answer.values.add(values=self.store(bucket).rows.get(key))
+        return response
+
+    async def _prefix_lookup(self, request: m.PrefixLookupRequest) -> Message:
+        response = m.PrefixLookupResponse()
+        for entry in request.buckets_req:
+            bucket = _bucket(request.table_id, entry)
+            answer = response.buckets_resp.add(
+                partition_id=bucket.partition_id, bucket_id=bucket.bucket_id
+            )
+            rows = sorted(self.store(bucket).rows.items())
+            for prefix in entry.keys:
+                found = [value for key, value in rows if key.startswith(prefix)]
+                answer.value_lists.add(values=found)
+        return response
+
+
+def _bucket(table_id: int, entry: Any) -> TableBucket:
+    partition_id = entry.partition_id if entry.HasField("partition_id") else None
+    return TableBucket(table_id, partition_id, entry.bucket_id)

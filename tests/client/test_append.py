@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.client.conftest import FAST
 from tests.client.fake import FakeCluster
-from zufluss.client.append import MemoryBudget
+from zufluss.client.budget import MemoryBudget
 from zufluss.client.connection import AsyncConnection, connect_async
 from zufluss.client.convert import ColumnMismatchError
 from zufluss.errors import (

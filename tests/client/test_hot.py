@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zufluss.client.hot import fetch_answer, produce_request
+from zufluss.client.hot import fetch_answer, produce_request, put_request
 from zufluss.errors import CorruptMessageError
 from zufluss.model.table import TableBucket
 from zufluss.wire import messages as m
@@ -28,6 +28,21 @@ def test_a_produce_request_is_what_protobuf_would_write(acks, table_id, timeout_
         expected.buckets_req.add(partition_id=partition_id, bucket_id=bucket_id, records=records)
     if batches:
         made = b"".join(produce_request(acks, table_id, timeout_ms, batches))
+        assert made == expected.SerializeToString()
+
+
+@given(
+    st.lists(st.integers(0, 4_000)),
+    INT64,
+    st.lists(st.tuples(st.none() | INT64, st.integers(0, 2**31 - 1), st.binary(max_size=300))),
+)
+def test_a_put_request_is_what_protobuf_would_write(targets, table_id, entries):  # type: ignore[no-untyped-def]
+    batches = [(TableBucket(table_id, p, b), records) for p, b, records in entries]
+    expected = m.PutKvRequest(acks=-1, table_id=table_id, timeout_ms=7, target_columns=targets)
+    for partition_id, bucket_id, records in entries:
+        expected.buckets_req.add(partition_id=partition_id, bucket_id=bucket_id, records=records)
+    if batches:
+        made = b"".join(put_request(targets, -1, table_id, 7, batches))
         assert made == expected.SerializeToString()
 
 

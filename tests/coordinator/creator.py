@@ -1,6 +1,6 @@
 """A process that creates and drops tables, and prints what was acknowledged; to be killed.
 
-Lines: `table NAME ID`, `dropping NAME`, `gone NAME`, `writer ID`.
+Lines: `table NAME ID`, `dropping NAME`, `gone NAME`, `writer ID`, `id ID`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from tests.coordinator.support import Cluster, table_json
+from tests.coordinator.support import COUNTED, EVENTS, Cluster, counted, table_json
 from zufluss.model.table import TablePath
 from zufluss.obs import logging
 from zufluss.wire.api import ApiKey
@@ -18,6 +18,7 @@ from zufluss.wire.api import ApiKey
 async def main(directory: Path, run: str) -> None:
     logging.configure("error")
     cluster = await Cluster(directory).start()
+    events = await cluster.catalog.create_table(EVENTS, counted(), ignore_if_exists=True)
     number = 0
     while True:
         path = TablePath("fluss", f"t_{run}_{number}")
@@ -29,6 +30,9 @@ async def main(directory: Path, run: str) -> None:
             print("gone", path.table, flush=True)
         writer = await cluster.call(ApiKey.INIT_WRITER)
         print("writer", writer.writer_id, flush=True)
+        ids = await cluster.catalog.allocate_ids(events.info.table_id, COUNTED, 2)
+        for each in range(*ids):
+            print("id", each, flush=True)
         number += 1
 
 

@@ -23,6 +23,8 @@ NOON = 1_717_243_200_000  # 2024-06-01 12:00 UTC
 COORDINATOR = ServerNode(0, (Endpoint("CLIENT", "co", 1), Endpoint("INTERNAL", "co-in", 2)))
 TABLET = ServerNode(1, (Endpoint("CLIENT", "ts", 3), Endpoint("INTERNAL", "ts-in", 4)), "r1")
 EVENTS = TablePath("fluss", "events")
+COUNTED = 1
+"""The column id of the auto-increment column of a `counted` table."""
 
 
 class Clock:
@@ -133,6 +135,12 @@ def table_json(
         bucket_count=buckets,
         properties=dict(properties or {}),
     ).to_json()
+
+
+def counted(type_text: str = "BIGINT", partitions: tuple[str, ...] = ()) -> bytes:
+    """A primary-key table whose second column counts."""
+    schema = Schema.of(f"k INT, n {type_text}, v STRING", ("k", *partitions), ("n",))
+    return TableDescriptor(schema, bucket_count=2, partition_keys=partitions).to_json()
 
 
 def auto_partitioned(**properties: str) -> bytes:

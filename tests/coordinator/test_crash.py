@@ -27,7 +27,7 @@ def killed(directory: Path, run: int, lines: int) -> list[list[str]]:
 async def test_nothing_acknowledged_is_lost_and_no_id_is_given_twice(tmp_path: Path) -> None:
     """Tables stay or are gone as it was said; the buckets assigned are those of the tables."""
     chance = random.Random(7)
-    said: dict[str, list[str]] = {"table": [], "dropping": [], "gone": [], "writer": []}
+    said: dict[str, list[str]] = {"table": [], "dropping": [], "gone": [], "writer": [], "id": []}
     ids: list[int] = []
     for run in range(RUNS):
         for kind, word, *rest in killed(tmp_path, run, chance.randint(1, 60)):
@@ -40,4 +40,5 @@ async def test_nothing_acknowledged_is_lost_and_no_id_is_given_twice(tmp_path: P
     assert set(said["table"]) - set(said["dropping"]) <= found
     assert not set(said["gone"]) & found
     assert len(set(ids)) == len(ids) == len(said["table"])
-    assert len(set(said["writer"])) == len(said["writer"])
+    for kind in ("writer", "id"):
+        assert len(set(said[kind])) == len(said[kind])

@@ -12,11 +12,13 @@ import pytest_asyncio
 
 from tests.coordinator.support import (
     COORDINATOR,
+    COUNTED,
     EVENTS,
     TABLET,
     Clock,
     RecordingTablet,
     call,
+    counted,
     picture,
     table_json,
 )
@@ -29,8 +31,10 @@ from zufluss.errors import (
     ConfigError,
     ErrorCode,
     InvalidReplicationFactorError,
+    InvalidTableError,
     LogStorageError,
     NetworkError,
+    UnknownTableOrBucketError,
     ZuflussError,
 )
 from zufluss.meta.embedded import EmbeddedStore
@@ -291,6 +295,20 @@ async def test_writer_ids_of_a_tablet_server_come_from_the_coordinator(apart: Ap
     for count in (0, 10_000_000):
         with pytest.raises(ConfigError, match="count"):
             await apart.link.allocate_writer_ids(count)
+
+
+async def test_ids_of_an_auto_increment_column_come_from_the_coordinator(apart: Apart) -> None:
+    """Over the wire as in one process: ranges that follow each other, and refusals with a code."""
+    await apart.link.join()
+    table = await apart.coordinator.catalog.create_table(EVENTS, counted())
+    table_id = table.info.table_id
+    assert await apart.link.allocate_ids(table_id, COUNTED, 100_000) == (1, 100_001)
+    assert await apart.coordinator.catalog.allocate_ids(table_id, COUNTED, 1) == (100_001, 100_002)
+    assert await apart.link.allocate_ids(table_id, COUNTED, 2**63 - 1) == (100_002, 2**63 - 1)
+    with pytest.raises(InvalidTableError, match="no auto-increment column"):
+        await apart.link.allocate_ids(table_id, 0, 1)
+    with pytest.raises(UnknownTableOrBucketError):
+        await apart.link.allocate_ids(table_id + 1, COUNTED, 1)
 
 
 async def test_the_link_starts_and_stops(apart: Apart) -> None:

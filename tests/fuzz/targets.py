@@ -39,7 +39,7 @@ from zufluss.record import plain
 from zufluss.record.arrow import decode as decode_arrow
 from zufluss.record.arrow import parse_message
 from zufluss.record.batch import iter_headers, read_header, seal
-from zufluss.record.check import BatchChecker
+from zufluss.record.check import BatchChecker, CheckedBatch
 from zufluss.record.fault import Fault, RefusedBatchError
 from zufluss.record.kernels.arrow import check_batch
 from zufluss.record.layout import Layout
@@ -133,12 +133,12 @@ def small_produce(data: bytes) -> None:
     found = checker.check_produce(array, memoryview(array), 0, len(data), TABLE_ID)
     if found is None:
         return
-    bucket, timeout_ms, batches = found
+    batch, (_, partition, bucket, timeout_ms) = CheckedBatch(*found[:8]), found[8:]
     scan = scan_produce(memoryview(data), 0, len(data))
     assert (scan.acks, scan.table_id, scan.timeout_ms) == (-1, TABLE_ID, timeout_ms)
     ((partition_id, bucket_id, start, end),) = scan.buckets
-    assert bucket == (partition_id, bucket_id)
-    assert _checker("small", "ARROW").check(array, start, end) == batches
+    assert (partition, bucket) == (-1 if partition_id is None else partition_id, bucket_id)
+    assert _checker("small", "ARROW").check(array, start, end) == (batch,)
 
 
 # -- batches ----------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from tests.log.support import (
 )
 from zufluss.errors import CorruptRecordError, LogStorageError, OffsetOutOfRangeError
 from zufluss.log.files import OpenFile
+from zufluss.log.log import RESERVE_FROM_BYTES
 from zufluss.log.reader import CURSORS_MAX
 from zufluss.log.retention import remove_deleted
 from zufluss.log.segment import PagesNotCachedError, read_slice
@@ -394,3 +395,24 @@ def test_a_failed_log_takes_no_writes_and_still_reads(tmp_path: Path) -> None:
     with pytest.raises(LogStorageError, match="restart"):
         append(log, batch())
     assert len(offsets(read_all(log))) == 1
+
+
+def test_blocks_reserved_ahead_are_given_back(tmp_path: Path) -> None:
+    """They are behind the end of the file: nobody sees them, but they take room on the disk."""
+    log = open_log(tmp_path)
+    large = batch(body=bytes(RESERVE_FROM_BYTES))
+    for _ in range(5):
+        append(log, large)
+    segment = log.segments[0]
+    reserved, size = segment.reserved, segment.size
+    assert segment.path.stat().st_size == size, "readers and recovery see what was written"
+    if reserved:  # not every file system can
+        assert reserved > size
+    log.roll()
+    assert segment.path.stat().st_blocks * 512 < size + 64 * 1024
+    append(log, large)
+    crash(log)
+    log = open_log(tmp_path)
+    append(log, batch())
+    log.close(clean=True)
+    assert log.segments[-1].path.stat().st_blocks * 512 < log.segments[-1].size + 64 * 1024

@@ -9,10 +9,9 @@ import pytest
 
 from zufluss.config.load import Configuration
 from zufluss.errors import ErrorCode
-from zufluss.net.connection import BURST_FACTOR
 from zufluss.net.listeners import resolve_listeners
 from zufluss.net.memory import Limits
-from zufluss.net.server import NetServer
+from zufluss.net.server import BURST_FACTOR, NetServer
 from zufluss.net.services import Services
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from zufluss.errors import ZuflussError
 from zufluss.model.schema import Schema
 from zufluss.record.batch import build_batch, seal
-from zufluss.record.check import BatchChecker
+from zufluss.record.check import BatchChecker, CheckedBatch
 from zufluss.wire import messages as m
 from zufluss.wire.scan import scan_produce
 
@@ -62,7 +62,11 @@ def both(checker: BatchChecker, frame: bytes, pad: int = 7):
     array = np.frombuffer(b"\x55" * pad + frame + b"\x55" * pad, np.uint8).copy()
     view = memoryview(array)
     start, end = pad, pad + len(frame)
-    fast = checker.check_produce(array, view, start, end, TABLE)
+    fast = None
+    if (usual := checker.check_produce(array, view, start, end, TABLE)) is not None:
+        _, partition, bucket, timeout_ms = usual[8:]
+        bucket = (None if partition < 0 else partition, bucket)
+        fast = (bucket, timeout_ms, (CheckedBatch(*usual[:8]),))
     try:
         scan = scan_produce(view, start, end)
         if scan.acks != -1 or scan.table_id != TABLE or len(scan.buckets) != 1:

@@ -134,6 +134,13 @@ class Connection:
     def respond_small(self, request_id: int, body: bytes) -> None:
         self._answer(request_id, body)
 
+    def finish(self, request_id: int, body: bytes) -> None:
+        self._answer(request_id, body)
+        self.done()
+
+    def at_turn_end(self, work: Callable[[], None]) -> None:
+        asyncio.get_running_loop().call_soon(work)
+
     def respond_error(self, request_id: int, code: int, message: str) -> None:
         self._answer(request_id, ErrorCode(code))
 

@@ -5,14 +5,19 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.tablet.support import TABLE, Connection, Tablet, batch
 from zufluss.errors import ErrorCode
+from zufluss.log.log import Log
 from zufluss.log.manager import COPY_BYTES_MAX
+from zufluss.record.batch import build_batch, iter_headers
+from zufluss.tablet.produce import GATHERED_BYTES_MAX
 from zufluss.testing.files import SilentFiles
 from zufluss.wire import messages as m
+from zufluss.wire.codec import decode
 
 STORAGE = int(ErrorCode.LOG_STORAGE_EXCEPTION)
 UNKNOWN = int(ErrorCode.UNKNOWN_TABLE_OR_BUCKET_EXCEPTION)
@@ -80,4 +85,161 @@ async def test_a_dropped_bucket_answers_its_writers_even_if_its_files_stay(tmp_p
     await tablet.drop(0, 1)
     assert await connection.produced(sent) == [(0, STORAGE), (1, STORAGE)]
     assert tablet.server.find_replica(TABLE, None, 1) is None
+    await tablet.server.close()
+
+
+# -- small appends: gathered over a loop turn ---------------------------------------------------
+
+
+class WrittenFiles(SilentFiles):
+    """Files that count the writes to logs, and refuse those to some of them."""
+
+    full = "nothing"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes: list[tuple[str, int]] = []
+
+    def pwrite(self, fd: int, data: Any, position: int) -> int:  # type: ignore[override]
+        path = str(Path(f"/proc/self/fd/{fd}").readlink())
+        if self.full in path:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if path.endswith(".log"):
+            self.writes.append((Path(path).parent.name, len(data)))
+        return os.pwrite(fd, data, position)
+
+
+async def small_tablet(tmp_path: Path, files: WrittenFiles, flush: str = "os") -> Tablet:
+    """A tablet that has met its table: the first request is never a usual one."""
+    tablet = await Tablet(tmp_path, files, conf={"zufluss.log.flush": flush}).start()
+    connection, sent = await tablet.produce(1)
+    assert await connection.produced(sent) == [(1, 0)]
+    files.writes.clear()
+    return tablet
+
+
+def numbered(rows: int, writer: int = -1, sequence: int = -1) -> bytes:
+    """A batch whose writer numbers it."""
+    data = batch(rows)
+    ((_, header),) = iter_headers(data)
+    body = data[header.body_offset :]
+    return bytes(build_batch(1, body, rows, writer_id=writer, sequence=sequence))
+
+
+class Sender:
+    """Sends small requests, each over a connection of its own."""
+
+    def __init__(self, tablet: Tablet) -> None:
+        self.tablet = tablet
+        self.sent: list[tuple[Connection, int]] = []
+
+    def send(self, records: bytes, bucket: int = 0) -> None:
+        request = m.ProduceLogRequest(acks=-1, table_id=TABLE, timeout_ms=30_000)
+        request.buckets_req.add(bucket_id=bucket, records=records)
+        connection = Connection()
+        self.sent.append((connection, connection.send(self.tablet.server.producer.handle, request)))
+
+    async def answers(self) -> list[tuple[int, int]]:
+        """Error code and offset of each request, in the order they were sent."""
+        found = []
+        for connection, sent in self.sent:
+            (entry,) = decode(m.ProduceLogResponse, await connection.answer(sent)).buckets_resp
+            found.append((entry.error_code, entry.base_offset))
+        return found
+
+
+@pytest.mark.parametrize("flush", ["os", "ack", "interval"])
+async def test_small_appends_of_a_turn_share_one_write_and_keep_their_order(
+    tmp_path: Path, flush: str
+) -> None:
+    files = WrittenFiles()
+    tablet = await small_tablet(tmp_path, files, flush)
+    sender = Sender(tablet)
+    for rows in (3, 1, 2):
+        sender.send(batch(rows))
+    sender.send(batch(5), bucket=1)
+    assert not any(connection.answers[sent] for connection, sent in sender.sent), "not written yet"
+    assert await sender.answers() == [(0, 0), (0, 3), (0, 4), (0, 3)]
+    sizes = [sum(len(batch(rows)) for rows in (3, 1, 2)), len(batch(5))]
+    assert files.writes[:2] == [("log-0", sizes[0]), ("log-1", sizes[1])]
+    log = tablet.server.replica(TABLE, None, 0).log
+    headers = [header for _, header in iter_headers(log.read(0, 1 << 20).records)]
+    assert [(h.base_offset, h.record_count) for h in headers] == [(0, 3), (3, 1), (4, 2)]
+    await tablet.server.close()
+
+
+async def test_a_write_that_fails_refuses_what_it_gathered_and_nothing_else(tmp_path: Path) -> None:
+    files = WrittenFiles()
+    tablet = await small_tablet(tmp_path, files)
+    sender = Sender(tablet)
+    sender.send(batch())
+    await sender.answers()
+    files.full = "log-0/"
+    for bucket in (0, 1, 0, 1):
+        sender.send(batch(), bucket)
+    assert [code for code, _ in await sender.answers()] == [0, STORAGE, 0, STORAGE, 0]
+    files.full = "nothing"
+    sender.send(batch())
+    assert (await sender.answers())[-1] == (0, 3), "the log is as before"
+    await tablet.server.close()
+
+
+async def test_a_writer_is_known_batch_by_batch_within_a_turn(tmp_path: Path) -> None:
+    """Its second batch, its retry and its gap are judged by what is written before them."""
+    tablet = await small_tablet(tmp_path, WrittenFiles())
+    sender = Sender(tablet)
+    for sequence in (0, 1, 2, 1, 4, 3):
+        sender.send(numbered(2, writer=9, sequence=sequence))
+    sender.send(numbered(2, writer=8, sequence=0))
+    gap = int(ErrorCode.OUT_OF_ORDER_SEQUENCE_EXCEPTION)
+    expected = [(0, 0), (0, 2), (0, 4), (0, 2), (gap, 0), (0, 6), (0, 8)]
+    assert await sender.answers() == expected
+    await tablet.server.close()
+
+
+async def test_what_does_not_gather_comes_after_what_gathered_before_it(tmp_path: Path) -> None:
+    tablet = await small_tablet(tmp_path, WrittenFiles())
+    sender = Sender(tablet)
+    sender.send(batch(1))
+    sender.send(batch(GATHERED_BYTES_MAX // 8))
+    sender.send(batch(1) + batch(1))
+    sender.send(batch(1))
+    large = GATHERED_BYTES_MAX // 8
+    assert await sender.answers() == [(0, 0), (0, 1), (0, 1 + large), (0, 3 + large)]
+    await tablet.server.close()
+
+
+async def test_no_more_gathers_than_the_commit_log_takes_as_one_entry(tmp_path: Path) -> None:
+    files = WrittenFiles()
+    tablet = await small_tablet(tmp_path, files, "ack")
+    sender = Sender(tablet)
+    rows = COPY_BYTES_MAX // 25
+    assert len(batch(rows)) * 2 > COPY_BYTES_MAX > len(batch(rows))
+    for _ in range(3):
+        sender.send(batch(rows))
+    assert [offset for _, offset in await sender.answers()] == [0, rows, 2 * rows]
+    await tablet.server.close()
+    segments = [size for name, size in files.writes if name == "log-0"]
+    assert segments[:3] == [len(batch(rows))] * 3
+
+
+async def test_a_bucket_dropped_within_the_turn_refuses_what_gathered(tmp_path: Path) -> None:
+    tablet = await small_tablet(tmp_path, WrittenFiles())
+    sender = Sender(tablet)
+    sender.send(batch())
+    await tablet.drop(0)
+    assert [code for code, _ in await sender.answers()] == [UNKNOWN]
+    await tablet.server.close()
+
+
+async def test_an_unforeseen_error_answers_everything_that_gathered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tablet = await small_tablet(tmp_path, WrittenFiles())
+    sender = Sender(tablet)
+    for _ in range(3):
+        sender.send(batch())
+    monkeypatch.setattr(Log, "append_new", lambda *_: 1 / 0)
+    assert {code for code, _ in await sender.answers()} == {int(ErrorCode.UNKNOWN_SERVER_ERROR)}
+    monkeypatch.undo()
     await tablet.server.close()

@@ -257,6 +257,7 @@ SERVED = [
     ApiKey.FETCH_LOG,
     ApiKey.LIST_OFFSETS,
     ApiKey.LIMIT_SCAN,
+    ApiKey.GET_TABLE_STATS,
     ApiKey.INIT_WRITER,
     ApiKey.GET_METADATA,
     ApiKey.GET_TABLE_INFO,

@@ -46,7 +46,6 @@ LATER = {
     ApiKey.REGISTER_PRODUCER_OFFSETS,
     ApiKey.LIST_ACLS,
     ApiKey.GET_LAKE_SNAPSHOT,
-    ApiKey.GET_TABLE_STATS,
 }
 """APIs that are not served yet."""
 

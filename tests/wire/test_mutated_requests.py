@@ -65,6 +65,7 @@ def requests(table: fluss.FlussTable) -> list[tuple[int, bytes]]:
     """One valid request of every kind a client sends; none that would drop the table."""
     path, table_id = table.get_table_path(), table.get_table_info().table_id
     where = table_path(path.database_name, path.table_name)
+    bucket = m.PbTableStatsReqForBucket(bucket_id=0)
     offsets: dict[str, Any] = {"follower_server_id": -1, "table_id": table_id, "bucket_id": [0]}
     found = [
         (ApiKey.API_VERSIONS, versions_request()),
@@ -74,6 +75,7 @@ def requests(table: fluss.FlussTable) -> list[tuple[int, bytes]]:
         (ApiKey.LIST_TABLES, m.ListTablesRequest(database_name=DATABASE)),
         (ApiKey.INIT_WRITER, m.InitWriterRequest(table_path=[where])),
         (ApiKey.LIMIT_SCAN, m.LimitScanRequest(table_id=table_id, bucket_id=0, limit=5)),
+        (ApiKey.GET_TABLE_STATS, m.GetTableStatsRequest(table_id=table_id, buckets_req=[bucket])),
         (ApiKey.LIST_OFFSETS, m.ListOffsetsRequest(offset_type=1, **offsets)),
         (ApiKey.LIST_OFFSETS, m.ListOffsetsRequest(offset_type=2, startTimestamp=9, **offsets)),
         (ApiKey.FETCH_LOG, fetch_request(table_id, max_wait_ms=50)),

@@ -199,7 +199,7 @@ def test_a_request_without_buckets_has_none() -> None:
         (b"\x08\x01\x10\x01\x18\x01\x22\x80\x80\x80\x80\x80\x00", "longer than 5 bytes"),
         (b"\x0a\x01\x01", "field 1 of a ProduceLogRequest has the wire type 2"),
         (b"\x20\x01", "field 4 of a ProduceLogRequest has the wire type 0"),
-        (b"\x22\x02\x18\x01", "field 3 of a PbProduceLogReqForBucket has the wire type 0"),
+        (b"\x22\x02\x18\x01", "field 3 of a bucket entry has the wire type 0"),
         (b"\x2b\x2c", "wire type 3"),
         (b"\x2f\x01", "wire type 7"),
         (b"\x2d\x01\x01", "ends within the field"),

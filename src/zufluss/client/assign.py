@@ -20,6 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from zufluss.client.options import ClientOptions
+from zufluss.model.partition import partition_values
 from zufluss.model.table import TableInfo
 
 _RADIX_MAX: Final = 1 << 16  # numpy sorts 16-bit numbers by radix
@@ -97,6 +98,20 @@ def assigner_of(info: TableInfo, options: ClientOptions) -> BucketAssigner:
     return StickyAssigner(info.bucket_count)
 
 
+def split_partitions(
+    batch: pa.RecordBatch, info: TableInfo
+) -> Iterator[tuple[str | None, pa.RecordBatch]]:
+    """Yield the rows of each partition with its name; None of a table without partitions."""
+    if not info.is_partitioned:
+        yield None, batch
+        return
+    types = {key: info.schema.column(key).data_type for key in info.partition_keys}
+    names = partition_values(batch, info.partition_keys, types)
+    indexes = names.indices.to_numpy(zero_copy_only=False)
+    for group, rows in split(batch, indexes):
+        yield names.dictionary[group].as_py(), rows
+
+
 def split(
     batch: pa.RecordBatch, groups: npt.NDArray[np.signedinteger[Any]]
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
@@ -111,11 +126,35 @@ def split(
         if len(groups):
             yield first, batch
         return
-    if groups.min() >= 0 and groups.max() < _RADIX_MAX:
-        groups = groups.astype(np.uint16)
-    order = np.argsort(groups, kind="stable")
-    sorted_groups = groups[order]
-    starts = np.flatnonzero(np.r_[True, sorted_groups[1:] != sorted_groups[:-1]])
+    order, runs = _sorted_runs(groups)
     rows = batch.take(pa.array(order))
-    for start, end in zip(starts, [*starts[1:], len(groups)], strict=True):
-        yield int(sorted_groups[start]), rows.slice(int(start), int(end - start))
+    for group, start, end in runs:
+        yield group, rows.slice(start, end - start)
+
+
+def group_rows(
+    groups: npt.NDArray[np.signedinteger[Any]],
+) -> Iterator[tuple[int, npt.NDArray[np.intp]]]:
+    """Yield each group and the numbers of its rows, in the order of the groups.
+
+    >>> [(g, rows.tolist()) for g, rows in group_rows(np.array([1, 0, 1]))]
+    [(0, [1]), (1, [0, 2])]
+    """
+    if len(groups) <= 1:
+        yield from ((int(group), np.zeros(1, np.intp)) for group in groups)
+        return
+    order, runs = _sorted_runs(groups)
+    for group, start, end in runs:
+        yield group, order[start:end]
+
+
+def _sorted_runs(
+    groups: npt.NDArray[np.signedinteger[Any]],
+) -> tuple[npt.NDArray[np.intp], list[tuple[int, int, int]]]:
+    """A stable order by group, and group, start and end of each run in it."""
+    small = groups.min() >= 0 and groups.max() < _RADIX_MAX
+    order = np.argsort(groups.astype(np.uint16) if small else groups, kind="stable")
+    ordered = groups[order]
+    starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]]).tolist()
+    ends = [*starts[1:], len(groups)]
+    return order, list(zip(ordered[starts].tolist(), starts, ends, strict=True))

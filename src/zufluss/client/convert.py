@@ -31,18 +31,33 @@ class ColumnMismatchError(InvalidTargetColumnError, TypeError):
     """A column of the input does not fit the column of the table."""
 
 
-def to_batches(data: Any, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def to_batches(
+    data: Any, schema: pa.Schema, only: Sequence[str] | None = None
+) -> Iterator[pa.RecordBatch]:
     """Yield `data` as record batches of `schema`; empty batches are left out.
+
+    With `only` these columns are kept, and others of the schema may be there or not.
 
     >>> schema = pa.schema([("id", pa.int64()), ("name", pa.string())])
     >>> [b.num_rows for b in to_batches({"id": [1, 2], "name": ["a", None]}, schema)]
     [2]
     >>> [b.to_pylist() for b in to_batches([{"id": 1}], schema)]
     [[{'id': 1, 'name': None}]]
+    >>> [b.to_pylist() for b in to_batches([{"id": 1, "name": "a"}], schema, ["id"])]
+    [[{'id': 1}]]
     """
-    for batch in _source_batches(data, schema):
+    wanted = schema if only is None else chosen(schema, only)
+    for batch in _source_batches(data, schema, only):
         if batch.num_rows:
-            yield conform(batch, schema)
+            if only is not None:
+                _refuse_unknown(batch.schema.names, schema)
+                batch = batch.select([name for name in only if name in batch.schema.names])
+            yield conform(batch, wanted)
+
+
+def chosen(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:
+    """The schema with only some columns, in the order of `names`."""
+    return pa.schema([schema.field(name) for name in names])
 
 
 _SINGLE = frozenset(
@@ -58,13 +73,16 @@ def is_row(data: Any, schema: pa.Schema) -> bool:
     return _SINGLE.issuperset(map(type, data.values())) or not _holds_columns(data, schema)
 
 
-def rows_to_batch(rows: Rows, schema: pa.Schema) -> pa.RecordBatch:
-    """Python rows as one record batch."""
+def rows_to_batch(
+    rows: Rows, schema: pa.Schema, only: Sequence[str] | None = None
+) -> pa.RecordBatch:
+    """Python rows as one record batch; with `only` just these columns of them."""
     _refuse_unknown({name for row in rows for name in row}, schema)
+    wanted = schema if only is None else chosen(schema, only)
     columns = [
-        _column(field, [row.get(field.name) for row in rows], field.type) for field in schema
+        _column(field, [row.get(field.name) for row in rows], field.type) for field in wanted
     ]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
+    return conform(pa.RecordBatch.from_arrays(columns, schema=wanted), wanted)
 
 
 def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
@@ -76,7 +94,9 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def _source_batches(data: Any, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def _source_batches(
+    data: Any, schema: pa.Schema, only: Sequence[str] | None
+) -> Iterator[pa.RecordBatch]:
     if isinstance(data, pa.RecordBatch):
         yield data
     elif isinstance(data, pa.Table):
@@ -84,7 +104,7 @@ def _source_batches(data: Any, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     elif isinstance(data, pa.RecordBatchReader):
         yield from data
     elif isinstance(data, Mapping):
-        yield _mapping_batch(data, schema)
+        yield _mapping_batch(data, schema, only)
     elif _is_frame_of(data, "pandas"):
         yield from _pandas_table(data, schema).to_batches()
     elif _is_frame_of(data, "polars"):
@@ -94,7 +114,7 @@ def _source_batches(data: Any, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     elif hasattr(data, "__arrow_c_array__"):
         yield pa.record_batch(data)
     elif isinstance(data, Sequence) and all(isinstance(row, Mapping) for row in data):
-        yield rows_to_batch(data, schema)
+        yield rows_to_batch(data, schema, only)
     else:
         raise TypeError(
             f"cannot write a {type(data).__module__}.{type(data).__qualname__}; give an Arrow "
@@ -126,9 +146,11 @@ def _polars_table(frame: Any) -> pa.Table:
     return frame.to_arrow(compat_level=polars.CompatLevel.oldest())
 
 
-def _mapping_batch(data: Mapping[str, Any], schema: pa.Schema) -> pa.RecordBatch:
+def _mapping_batch(
+    data: Mapping[str, Any], schema: pa.Schema, only: Sequence[str] | None
+) -> pa.RecordBatch:
     if not _holds_columns(data, schema):
-        return rows_to_batch([data], schema)
+        return rows_to_batch([data], schema, only)
     _refuse_unknown(data, schema)
     columns = {}
     for name, values in data.items():

@@ -7,18 +7,26 @@ positions; positions are the same in every schema of a table, because columns ar
 at the end.
 
 `LogDecoder.decode` takes what a fetch returned for one bucket: it drops records outside the wanted
-range, applies the filter exactly, puts the columns in the order asked for, adds `__offset`,
-`__timestamp` and `__bucket` when wanted, and joins batches that are too small to be handed out one
-by one.
+range, applies the filter exactly, puts the columns in the order asked for, adds the columns about
+the record, and joins batches that are too small to be handed out one by one.
+
+| columns about the record | what | where they stand |
+|---|---|---|
+| `__offset`, `__timestamp`, `__bucket` | with offsets | behind the others |
+| `_change_type`, `_log_offset`, `_commit_timestamp` | a changelog | before the others |
+
+A change type is `+I` (new row), `-U` and `+U` (a row before and after its change), `-D` (a row that
+was deleted), or `+A` in the log of a table without primary key.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from zufluss.config import table_options as t
@@ -41,6 +49,19 @@ _METADATA_FIELDS: Final = (
     pa.field(TIMESTAMP, pa.timestamp("ms", tz="UTC"), nullable=False),
     pa.field(BUCKET, pa.int32(), nullable=False),
 )
+CHANGE_TYPE: Final = "_change_type"
+LOG_OFFSET: Final = "_log_offset"
+COMMIT_TIMESTAMP: Final = "_commit_timestamp"
+CHANGE_TYPES: Final = pa.array(["+A", "+I", "-U", "+U", "-D"])
+"""The texts of change types by their number."""
+_CHANGELOG_FIELDS: Final = (
+    pa.field(CHANGE_TYPE, pa.dictionary(pa.int8(), pa.string()), nullable=False),
+    pa.field(LOG_OFFSET, pa.int64(), nullable=False),
+    pa.field(COMMIT_TIMESTAMP, pa.timestamp("ms", tz="UTC"), nullable=False),
+)
+
+Changes: TypeAlias = npt.NDArray[np.uint8] | None
+"""The change types of rows, None if all of them are appends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +102,7 @@ class LogDecoder:
         columns: Sequence[str] | None,
         filter: Expression | None,
         *,
+        changelog: bool = False,
         with_offsets: bool = False,
         with_cuts: bool = False,
         check_crc: bool = True,
@@ -89,8 +111,10 @@ class LogDecoder:
         self._info = info
         self._names = list(schema.names) if columns is None else list(columns)
         _check_columns(self._names, schema)
-        self._metadata = _METADATA_FIELDS if with_offsets or with_cuts else ()
-        self._with_offsets = with_offsets
+        before = _CHANGELOG_FIELDS if changelog else ()
+        behind = _METADATA_FIELDS if with_offsets else ()
+        cuts = _METADATA_FIELDS[:1] if with_cuts and not with_offsets else ()
+        self._metadata = (*before, *behind, *cuts)
         self._with_cuts = with_cuts
         self._check_crc = check_crc
         self._schemas: dict[int, Schema] = {info.schema_id: schema}
@@ -99,8 +123,9 @@ class LogDecoder:
         """Positions of the columns that are read, ascending."""
         self._read = pa.schema([schema.arrow.field(i) for i in self.projection])
         self._filter = None if filter is None else filter.to_arrow(schema)
+        _check_collisions(needed, self._metadata, info)
         fields = [schema.arrow.field(name) for name in self._names]
-        self.schema = pa.schema([*fields, *_METADATA_FIELDS] if with_offsets else fields)
+        self.schema = pa.schema([*before, *fields, *behind])
         """The Arrow schema of the rows."""
         self._copy = info.property(t.TABLE_LOG_ARROW_COMPRESSION_TYPE) == "NONE"
 
@@ -123,35 +148,45 @@ class LogDecoder:
             chunk = replace(chunk, records=_aligned(chunk.records))
         parts = []
         for position, header in chunk.batches:
-            rows = self._rows(chunk, position, header)
-            parts.append((self._clip(chunk, header, rows), header.next_offset))
+            rows, changes = self._rows(chunk, position, header)
+            parts.append((self._clip(chunk, header, rows, changes), header.next_offset))
         if len(parts) > 1 and sum(rows.num_rows for rows, _ in parts) < JOIN_ROWS * len(parts):
             joined = pa.Table.from_batches([rows for rows, _ in parts]).combine_chunks()
             parts = [(_single(joined), parts[-1][1])]
         return [self._finish(rows, next_offset) for rows, next_offset in parts]
 
-    def _rows(self, chunk: Chunk, position: int, header: BatchHeader) -> pa.RecordBatch:
-        """The columns that are read, of all records of one batch."""
+    def _rows(
+        self, chunk: Chunk, position: int, header: BatchHeader
+    ) -> tuple[pa.RecordBatch, Changes]:
+        """The columns that are read, of all records of one batch, and their change types."""
         check = self._check_crc and not chunk.projected
         if check and not verify_crc(chunk.records, position, header):
             raise CorruptRecordError(
                 f"{chunk.bucket}: the batch at offset {header.base_offset} fails its checksum"
             )
         if header.record_count == 0:
-            return pa.RecordBatch.from_pylist([], schema=self._read)
+            return pa.RecordBatch.from_pylist([], schema=self._read), None
         if self._info.log_format != "ARROW":
-            return self._align(self._decode_rows(chunk, position, header), header.schema_id)
+            rows, changes = self._decode_rows(chunk, position, header)
+            return self._align(rows, header.schema_id), changes
+        records = chunk.records
+        if not header.append_only:
+            records, position = _aligned_body(records, position, header)
         if chunk.projected:
-            return decode(chunk.records, position, header, self._read)[0]
+            return decode(records, position, header, self._read)
         schema = self._schemas[header.schema_id].arrow
-        return self._align(decode(chunk.records, position, header, schema)[0], header.schema_id)
+        rows, changes = decode(records, position, header, schema)
+        return self._align(rows, header.schema_id), changes
 
-    def _decode_rows(self, chunk: Chunk, position: int, header: BatchHeader) -> pa.RecordBatch:
-        start, end = position + header.body_offset, position + header.size
+    def _decode_rows(
+        self, chunk: Chunk, position: int, header: BatchHeader
+    ) -> tuple[pa.RecordBatch, Changes]:
+        """Rows have their change types themselves; none stand before them."""
+        start = position + header.body_offset - header.change_types_size
+        end = position + header.size
         schema = self._schemas[header.schema_id]
         log_format = self._info.log_format
-        count = header.record_count
-        return decode_body(chunk.records, start, end, count, schema, log_format)[0]
+        return decode_body(chunk.records, start, end, header.record_count, schema, log_format)
 
     def _align(self, batch: pa.RecordBatch, schema_id: int) -> pa.RecordBatch:
         """The columns that are read, by id, null where the batch's schema has none."""
@@ -164,7 +199,9 @@ class LogDecoder:
             columns.append(pa.nulls(batch.num_rows, field.type) if at is None else batch.column(at))
         return pa.RecordBatch.from_arrays(columns, schema=self._read)
 
-    def _clip(self, chunk: Chunk, header: BatchHeader, rows: pa.RecordBatch) -> pa.RecordBatch:
+    def _clip(
+        self, chunk: Chunk, header: BatchHeader, rows: pa.RecordBatch, changes: Changes
+    ) -> pa.RecordBatch:
         """The rows within the wanted range, with their metadata columns where needed."""
         first = max(chunk.start - header.base_offset, 0)
         stop = header.next_offset if chunk.stop is None else chunk.stop
@@ -174,13 +211,11 @@ class LogDecoder:
         if not self._metadata:
             return rows
         base = header.base_offset + first
-        arrays = (
-            pa.array(np.arange(base, base + rows.num_rows, dtype=np.int64)),
-            pa.array(np.full(rows.num_rows, header.timestamp, dtype=np.int64)).cast(
-                self._metadata[1].type
-            ),
-            pa.array(np.full(rows.num_rows, chunk.bucket.bucket_id, dtype=np.int32)),
-        )
+        kinds = None if changes is None else changes[first:last]
+        arrays = [
+            _about(field, rows.num_rows, base, header.timestamp, chunk.bucket.bucket_id, kinds)
+            for field in self._metadata
+        ]
         return pa.RecordBatch.from_arrays(
             [*rows.columns, *arrays], schema=pa.schema([*self._read, *self._metadata])
         )
@@ -192,6 +227,22 @@ class LogDecoder:
         if rows.schema.names != self.schema.names:
             rows = rows.select(self.schema.names)
         return Decoded(rows, next_offset, offsets)
+
+
+def _about(
+    field: pa.Field, count: int, base: int, timestamp: int, bucket: int, changes: Changes
+) -> pa.Array:
+    """A metadata column of `count` records from offset `base` on."""
+    if field.name in (OFFSET, LOG_OFFSET):
+        return pa.array(np.arange(base, base + count, dtype=np.int64))
+    if field.name in (TIMESTAMP, COMMIT_TIMESTAMP):
+        return pa.array(np.full(count, timestamp, dtype=np.int64)).cast(field.type)
+    if field.name == BUCKET:
+        return pa.array(np.full(count, bucket, dtype=np.int32))
+    kinds = np.zeros(count, np.int8) if changes is None else changes.astype(np.int8)
+    if count and kinds.max() >= len(CHANGE_TYPES):
+        raise CorruptRecordError(f"change type {kinds.max()} is unknown, 0 to 4 are allowed")
+    return pa.DictionaryArray.from_arrays(kinds, CHANGE_TYPES)
 
 
 def _single(table: pa.Table) -> pa.RecordBatch:
@@ -208,6 +259,19 @@ def _aligned(records: memoryview) -> memoryview:
     return array.copy().data
 
 
+def _aligned_body(
+    records: memoryview, position: int, header: BatchHeader
+) -> tuple[memoryview, int]:
+    """The batch at a place where its body is aligned: change types before it have any length."""
+    batch = np.frombuffer(records, dtype=np.uint8)[position : position + header.size]
+    if (batch.ctypes.data + header.body_offset) % 8 == 0:
+        return records, position
+    copy = np.empty(header.size + 8, dtype=np.uint8)
+    start = -(copy.ctypes.data + header.body_offset) % 8
+    copy[start : start + header.size] = batch
+    return copy.data, start
+
+
 def _check_columns(names: Sequence[str], schema: Schema) -> None:
     if not names:
         raise InvalidColumnProjectionError("a scan reads at least one column; none is given")
@@ -216,4 +280,13 @@ def _check_columns(names: Sequence[str], schema: Schema) -> None:
         raise InvalidColumnProjectionError(
             f"columns {', '.join(names)} must be different columns of the table; it has "
             f"{', '.join(schema.names)}"
+        )
+
+
+def _check_collisions(names: Iterable[str], added: Iterable[pa.Field], info: TableInfo) -> None:
+    taken = sorted(set(names) & {field.name for field in added})
+    if taken:
+        raise InvalidColumnProjectionError(
+            f"table {info.path} has a column {taken[0]!r} of its own, which this scan adds; give "
+            "columns without it"
         )

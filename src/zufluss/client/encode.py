@@ -4,37 +4,25 @@ One call turns the rows of one bucket into the bytes that travel: the chunks are
 as an Arrow message without schema, compressed as the table says, given their statistics when the
 table wants them, and wrapped in a batch header with writer id, sequence and CRC. Arrow releases the
 GIL in the costly part, so several of these run beside each other and beside the sending.
-
-Arrow writes a stream: first the schema, then the batch. The schema does not travel, so its place
-is used for what stands before the message on the wire, and nothing is copied afterwards:
-
-    Arrow writes   [ room ][ schema message     ][ record batch message            ]
-    we send                    [ header ][ statistics ][ record batch message      ]
 """
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from typing import Final
 
-import numpy as np
 import pyarrow as pa
 
 from zufluss.config import table_options as t
 from zufluss.errors import RecordTooLargeError
 from zufluss.model.table import TableInfo
-from zufluss.record.batch import HEADER_SIZES, LENGTH_OVERHEAD, build_batch, seal
+from zufluss.record.batch import HEADER_SIZES, write_header
 from zufluss.record.rows import encode_body
+from zufluss.record.serialize import ArrowSerializer
 from zufluss.record.stats import build_statistics, parse_statistics_columns
 
 BATCH_BYTES_MAX: Final = 64 * 1024 * 1024
 """A larger batch would not fit into a request with room to spare (servers take 100 MiB)."""
-BUFFER_SLACK_BYTES: Final = 192
-"""What compression and padding may add to one Arrow buffer that does not compress."""
-
-_LENGTH: Final = struct.Struct("<i")
-_LENGTH_AT: Final = 8
 
 
 class EncodedBatch:
@@ -60,19 +48,15 @@ class EncodedBatch:
         """Write the header with this writer id and sequence, unless it has them already."""
         if self._stamped == (writer_id, sequence):
             return
-        header = build_batch(
+        write_header(
+            self.view,
             self._schema_id,
-            b"",
             self._rows,
             magic=self._magic,
             writer_id=writer_id,
             sequence=sequence,
+            statistics_length=self._statistics_bytes,
         )
-        _LENGTH.pack_into(header, _LENGTH_AT, len(self.view) - LENGTH_OVERHEAD)
-        if self._magic:
-            _LENGTH.pack_into(header, len(header) - _LENGTH.size, self._statistics_bytes)
-        self.view[: len(header)] = header
-        seal(self.view, 0)
         self._stamped = (writer_id, sequence)
 
 
@@ -86,16 +70,13 @@ class BatchEncoder:
         self._log_format = info.log_format
         wanted = info.property(t.TABLE_STATISTICS_COLUMNS)
         self._statistics = parse_statistics_columns(wanted, info.schema)
-        self._options = pa.ipc.IpcWriteOptions(compression=_codec(info), use_threads=False)
-        schema = info.schema.arrow
-        self._schema_bytes = schema.serialize().size
-        self._slack = BUFFER_SLACK_BYTES * (1 + 3 * sum(_nodes(field.type) for field in schema))
+        self._arrow = ArrowSerializer(info)
 
     def encode(
         self, chunks: Sequence[pa.RecordBatch], writer_id: int, sequence: int
     ) -> EncodedBatch:
         """The log batch of the chunks' rows, in order."""
-        rows = chunks[0] if len(chunks) == 1 else _join(chunks)
+        rows = join(chunks)
         statistics = build_statistics(rows, self._schema, self._statistics)
         magic = 1 if statistics else 0
         before = HEADER_SIZES[magic] + len(statistics)
@@ -113,39 +94,17 @@ class BatchEncoder:
 
     def _serialize(self, rows: pa.RecordBatch, before: int) -> memoryview:
         """The Arrow message of the rows, with `before` bytes left free in front of it."""
-        room = max(0, before - self._schema_bytes)
         size = pa.ipc.get_record_batch_size(rows)
         if size > BATCH_BYTES_MAX:
             raise RecordTooLargeError(
                 f"{rows.num_rows} rows for table {self._path} take {size} bytes; one batch holds "
                 f"at most {BATCH_BYTES_MAX}. Lower client.writer.batch-size or write smaller rows"
             )
-        total = room + self._schema_bytes + size + size // 128 + self._slack
-        memory = np.empty(total, dtype=np.uint8)
-        sink = pa.FixedSizeBufferWriter(pa.py_buffer(memory[room:]))
-        with sink:
-            writer = pa.ipc.new_stream(sink, rows.schema, options=self._options)
-            writer.write_batch(rows)
-            end = room + sink.tell()
-        return memory.data[room + self._schema_bytes - before : end]
+        return self._arrow.serialize(rows, before)
 
 
-def _codec(info: TableInfo) -> pa.Codec | None:
-    kind = info.property(t.TABLE_LOG_ARROW_COMPRESSION_TYPE)
-    if kind == "NONE":
-        return None
-    if kind == "LZ4_FRAME":
-        return pa.Codec("lz4")
-    return pa.Codec("zstd", info.property(t.TABLE_LOG_ARROW_COMPRESSION_ZSTD_LEVEL))
-
-
-def _nodes(data_type: pa.DataType) -> int:
-    """Fields of a type, itself included: each has at most three buffers."""
-    return 1 + sum(
-        _nodes(data_type.field(i).type)
-        for i in range(data_type.num_fields if pa.types.is_nested(data_type) else 0)
-    )
-
-
-def _join(chunks: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+def join(chunks: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    """The rows of one batch or more, in one."""
+    if len(chunks) == 1:
+        return chunks[0]
     return pa.Table.from_batches(chunks).combine_chunks().to_batches()[0]

@@ -1,9 +1,9 @@
-"""The hot messages by hand, from the client's side: PRODUCE_LOG out, FETCH_LOG answers in.
+"""The hot messages by hand, from the client's side: writes out, FETCH_LOG answers in.
 
-The mirror image of `zufluss.wire.scan`: records are the payload of both messages, and protobuf
-would copy them. A produce request is a list of buffers with the encoded batches in it as they are;
-a fetch answer is taken apart into views of the received frame. Everything else goes through
-protobuf.
+The mirror image of `zufluss.wire.scan`: records are the payload of these messages, and protobuf
+would copy them. A PRODUCE_LOG or PUT_KV request is a list of buffers with the encoded batches in it
+as they are; a fetch answer is taken apart into views of the received frame. Everything else goes
+through protobuf.
 
 | FetchLogResponse            | field | PbFetchLogRespForBucket          | field |
 |-----------------------------|-------|----------------------------------|-------|
@@ -17,7 +17,7 @@ protobuf.
 |                             |       | records bytes                    | 8     |
 |                             |       | filtered_end_offset int64        | 9     |
 
-The layout of the request stands in `zufluss.wire.scan`.
+The layout of the requests stands in `zufluss.wire.scan` and in `kv.proto`.
 """
 
 from __future__ import annotations
@@ -45,13 +45,41 @@ def produce_request(
     >>> [bytes(b) for b in produce_request(1, 7, 30, [(TableBucket(7, None, 2), b"abc")])]
     [b'\\x08\\x01\\x10\\x07\\x18\\x1e"\\x07\\x10\\x02\\x1a\\x03', b'abc']
     """
+    return _write_request(_prefix(acks, table_id, timeout_ms), b"\x22", batches)
+
+
+def put_request(
+    target_columns: Sequence[int],
+    acks: int,
+    table_id: int,
+    timeout_ms: int,
+    batches: Sequence[tuple[TableBucket, Buffer]],
+) -> list[Buffer]:
+    """The body of a PUT_KV request as buffers to send in turn; no target columns mean all.
+
+    >>> [bytes(b) for b in put_request([0, 2], 1, 7, 30, [(TableBucket(7, None, 2), b"abc")])]
+    [b'\\x08\\x01\\x10\\x07\\x18\\x1e"\\x02\\x00\\x02*\\x07\\x10\\x02\\x1a\\x03', b'abc']
+    """
+    prefix = _prefix(acks, table_id, timeout_ms)
+    if target_columns:
+        packed = b"".join(varint(index) for index in target_columns)
+        prefix += b"\x22" + varint(len(packed)) + packed
+    return _write_request(prefix, b"\x2a", batches)
+
+
+def _prefix(acks: int, table_id: int, timeout_ms: int) -> bytes:
+    return b"\x08" + varint(acks) + b"\x10" + varint(table_id) + b"\x18" + varint(timeout_ms)
+
+
+def _write_request(
+    prefix: bytes, tag: bytes, batches: Sequence[tuple[TableBucket, Buffer]]
+) -> list[Buffer]:
     pieces: list[Buffer] = []
-    prefix = b"\x08" + varint(acks) + b"\x10" + varint(table_id) + b"\x18" + varint(timeout_ms)
     for bucket, records in batches:
         entry = b"\x10" + varint(bucket.bucket_id) + b"\x1a" + varint(len(records))
         if bucket.partition_id is not None:
             entry = b"\x08" + varint(bucket.partition_id) + entry
-        pieces += (prefix + b"\x22" + varint(len(entry) + len(records)) + entry, records)
+        pieces += (prefix + tag + varint(len(entry) + len(records)) + entry, records)
         prefix = b""
     return pieces
 

@@ -1,4 +1,7 @@
-"""Reading a log table: what to read (`AsyncLogScan`) and a run of it (`AsyncLogScanner`).
+"""Reading a log: what to read (`AsyncLogScan`) and a run of it (`AsyncLogScanner`).
+
+The log of a table without primary key is its rows; that of a primary-key table is its changelog,
+every change with its kind (`decode.py` says how that looks). Both are read alike.
 
 A scan is a description and can be run as often as one likes; each run is a scanner with its own
 positions. A bounded scan takes the end of every bucket when it starts and stops there; an unbounded
@@ -30,6 +33,7 @@ from zufluss.client.admin import AsyncAdmin, Partition
 from zufluss.client.connection import AsyncConnection
 from zufluss.client.decode import Decoded, LogDecoder
 from zufluss.client.fetcher import Fetcher, FetchPlan, Ready
+from zufluss.client.kvkeys import check_primary_key
 from zufluss.client.offsets import BucketPlace, Position, list_offsets, places_of
 from zufluss.errors import InvalidTableError, PartitionNotExistError, ZuflussError
 from zufluss.model.expression import Expression
@@ -52,7 +56,7 @@ Stop = Position | Offsets | None
 
 @dataclass(frozen=True, slots=True)
 class AsyncLogScan:
-    """What to read of a log table. Make it with `table.scan(…)`.
+    """What to read of a log. Make it with `table.scan(…)` or `table.changelog(…)`.
 
     >>> scan = table.scan(columns=["id"], filter=col("id") > 5)  # doctest: +SKIP
     >>> (await scan.to_arrow()).num_rows  # doctest: +SKIP
@@ -80,12 +84,18 @@ class AsyncLogScan:
     """Only these buckets; None means all."""
     with_offsets: bool = False
     """Add `__offset`, `__timestamp` and `__bucket`."""
+    changelog: bool = False
+    """The table has a primary key: read its changes, with `_change_type` and so on."""
 
     def __post_init__(self) -> None:
-        if self.info.has_primary_key:
+        if self.info.has_primary_key and not self.changelog:
             raise InvalidTableError(
-                f"table {self.info.path} has a primary key; a log scan reads log tables"
+                f"table {self.info.path} has a primary key, and its log has changes, not rows; use "
+                "table.changelog() for these, table.lookup(keys) for rows by key, table.head(n) "
+                "for some rows"
             )
+        if self.changelog:
+            check_primary_key(self.info, "changelog", "table.scan()")
         if self.limit is not None and self.limit < 0:
             raise ValueError(f"limit {self.limit} is negative")
         self.decoder()
@@ -101,6 +111,7 @@ class AsyncLogScan:
             self.info,
             self.columns,
             self.filter,
+            changelog=self.changelog,
             with_offsets=self.with_offsets,
             with_cuts=self.limit is not None,
             check_crc=self.connection.options.check_crc,
@@ -169,7 +180,7 @@ class AsyncLogScanner:
         info, filter_ = self.scan.info, self.scan.filter
         decoder = self.scan.decoder()
         predicate = None
-        if filter_ is not None:
+        if filter_ is not None and not self.scan.changelog:
             predicate = predicate_to_proto(filter_.resolve(info.schema), info.schema)
         push = not decoder.reads_all and info.log_format == "ARROW"
 

@@ -1,4 +1,4 @@
-"""The sending half of an append writer: order, retries, idempotence.
+"""The sending half of a writer: order, retries, idempotence, back-pressure.
 
 A `BucketQueue` holds the unacknowledged batches of one bucket in order. The `Sender` takes from the
 front of every queue what is encoded, packs it into requests by leading server and deals with the
@@ -8,6 +8,7 @@ answers. What it promises, per bucket:
 * With idempotence each batch has a sequence, so sending it again cannot write it twice.
 * After a failure that may pass, nothing overtakes: the failed batch goes first, alone, and the rest
   follows when it is through.
+* A server that reports pressure gets fewer batches at a time, at full pressure one.
 * A batch that cannot be written is reported, never dropped silently; the ones behind it go on under
   a new writer id, because the server would refuse the gap in the sequences.
 
@@ -26,13 +27,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, Protocol
+
+from google.protobuf.message import Message
 
 from zufluss.client.connection import AsyncConnection, table_path
-from zufluss.client.encode import EncodedBatch
-from zufluss.client.hot import produce_request
 from zufluss.client.metadata import ServerNode
 from zufluss.client.retry import Backoff
 from zufluss.errors import (
@@ -49,6 +50,7 @@ from zufluss.record.batch import NO_SEQUENCE, NO_WRITER_ID
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
 from zufluss.wire.codec import decode
+from zufluss.wire.frame import Buffer
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +59,30 @@ CORRUPT_RETRIES_MAX: Final = 2
 _CORRUPT: Final = frozenset({ErrorCode.CORRUPT_MESSAGE, ErrorCode.CORRUPT_RECORD_EXCEPTION})
 _UNANSWERED: Final = (NetworkError, TimeoutError)
 _SEQUENCE_MASK: Final = 0x7FFF_FFFF
+
+
+class Encoded(Protocol):
+    """A batch as it is sent; writer id and sequence can be set again."""
+
+    view: memoryview
+    """The bytes of the whole batch."""
+
+    def __len__(self) -> int: ...
+
+    def stamp(self, writer_id: int, sequence: int) -> None:
+        """Write the header with this writer id and sequence, unless it has them already."""
+        ...
+
+
+class WriteCall(NamedTuple):
+    """How batches travel: PRODUCE_LOG or PUT_KV."""
+
+    api_key: ApiKey
+    """What is called."""
+    response: type[Message]
+    """The answer: `buckets_resp` with a code, and perhaps a pressure, for each bucket."""
+    request: Callable[[int, int, int, Sequence[tuple[TableBucket, Buffer]]], list[Buffer]]
+    """The body for acks, table id, time-out and the batch of each bucket."""
 
 
 @dataclass(slots=True, eq=False)
@@ -71,7 +97,7 @@ class PendingBatch:
     """Its number within the writer id of its bucket."""
     memory: int
     """Bytes of the writer's budget it holds."""
-    encoded: EncodedBatch | None = None
+    encoded: Encoded | None = None
     """The bytes, None while a thread is at it."""
     in_flight: bool = False
     """Sent and not answered."""
@@ -105,11 +131,14 @@ class BucketQueue:
     """Waiting for a pause, a connection or a writer id."""
     reset: bool = False
     """A new writer id is needed before anything else is sent."""
+    pressure: float = 0.0
+    """How hard-pressed the server said it is, 0 to 1."""
 
     def sendable(self, inflight_max: int) -> PendingBatch | None:
         """The next batch that may be sent now."""
         alone = self.backoff is not None or self.reset
-        if self.paused or self.in_flight >= (1 if alone else inflight_max):
+        limit = 1 if alone else max(1, round(inflight_max * (1 - self.pressure)))
+        if self.paused or self.in_flight >= limit:
             return None
         waiting = next((b for b in self.batches if not b.in_flight), None)
         return waiting if waiting is not None and waiting.encoded is not None else None
@@ -122,11 +151,13 @@ class Sender:
         self,
         connection: AsyncConnection,
         info: TableInfo,
+        call: WriteCall,
         finished: Callable[[PendingBatch, ZuflussError | None], None],
     ) -> None:
         self._connection = connection
         self._options = connection.options
         self._info = info
+        self._call = call
         self._finished = finished
         self._loop = asyncio.get_running_loop()
         self._ready: dict[BucketQueue, None] = {}
@@ -160,7 +191,7 @@ class Sender:
         queue.batches.append(batch)
         return batch
 
-    def encoded(self, queue: BucketQueue, batch: PendingBatch, encoded: EncodedBatch) -> None:
+    def encoded(self, queue: BucketQueue, batch: PendingBatch, encoded: Encoded) -> None:
         """The bytes of a batch are there."""
         batch.encoded = encoded
         self._wake(queue)
@@ -226,9 +257,9 @@ class Sender:
             queue.in_flight += 1
             records.append((queue.bucket, batch.encoded.view))
         timeout_ms = self._options.request_timeout_ms
-        body = produce_request(self._options.acks, self._info.table_id, timeout_ms, records)
+        body = self._call.request(self._options.acks, self._info.table_id, timeout_ms, records)
         try:
-            answer = socket.send(ApiKey.PRODUCE_LOG, body, timeout_ms=timeout_ms)
+            answer = socket.send(self._call.api_key, body, timeout_ms=timeout_ms)
         except ZuflussError as e:
             self._settle(items, e)
             return
@@ -245,7 +276,7 @@ class Sender:
         failure = future.exception()
         if failure is None:
             try:
-                response = decode(m.ProduceLogResponse, future.result())
+                response: Any = decode(self._call.response, future.result())
             except ZuflussError as e:
                 failure = e
         if isinstance(failure, ZuflussError):
@@ -257,6 +288,7 @@ class Sender:
         }
         for queue, batch in items:
             result = results.get((queue.bucket.partition_id, queue.bucket.bucket_id))
+            queue.pressure = min(max(getattr(result, "pressure", 0.0), 0.0), 1.0)
             self._settle([(queue, batch)], _outcome(result, queue.bucket))
 
     # -- answers -------------------------------------------------------------------------------
@@ -384,9 +416,7 @@ class Sender:
             self.fail(queue, batch, reason)
 
 
-def _outcome(
-    result: m.PbProduceLogRespForBucket | None, bucket: TableBucket
-) -> ZuflussError | None:
+def _outcome(result: Any, bucket: TableBucket) -> ZuflussError | None:
     if result is None:
         return ZuflussError(f"{bucket} is missing in the server's answer to a write")
     if not result.error_code:

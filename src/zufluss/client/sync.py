@@ -14,14 +14,14 @@ import threading
 import weakref
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 
 import pyarrow as pa
 
 from zufluss.client.admin import AsyncAdmin, Partition
 from zufluss.client.append import AsyncAppendWriter
 from zufluss.client.connection import AsyncConnection, connect_async
-from zufluss.client.convert import is_row, to_batches
+from zufluss.client.convert import is_row
 from zufluss.client.logscan import (
     AsyncLogScan,
     AsyncLogScanner,
@@ -30,7 +30,9 @@ from zufluss.client.logscan import (
     duckdb_relation,
     polars_frame,
 )
+from zufluss.client.lookup import KeyForm, Missing, Row, SingleKey
 from zufluss.client.table import AsyncTable
+from zufluss.client.upsert import AsyncUpsertWriter
 from zufluss.errors import NetworkError
 from zufluss.model.expression import Expression
 from zufluss.model.schema import Schema
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+W = TypeVar("W", AsyncAppendWriter, AsyncUpsertWriter)
 
 
 class LoopThread:
@@ -228,6 +231,20 @@ class Table:
         """
         return AppendWriter(self._thread, self._thread.call(self._table.append))
 
+    def upsert(self, columns: Sequence[str] | None = None) -> UpsertWriter:
+        """A writer for a primary-key table: upserts and deletes.
+
+        With `columns`, which must have the primary key, only these are changed.
+
+        >>> with table.upsert() as writer:  # doctest: +SKIP
+        ...     writer.write(pandas_frame)
+        ...     writer.delete({"id": [2]})
+        >>> with table.upsert(["id", "name"]) as writer:  # doctest: +SKIP
+        ...     writer.write({"id": 1, "name": "new"})
+        """
+        make = functools.partial(self._table.upsert, columns)
+        return UpsertWriter(self._thread, self._thread.call(make))
+
     def scan(
         self,
         columns: Sequence[str] | None = None,
@@ -259,29 +276,106 @@ class Table:
         )
         return LogScan(self._thread, scan)
 
+    @overload
+    def lookup(self, keys: SingleKey) -> Row | None: ...
+
+    @overload
+    def lookup(self, keys: Any, *, missing: Missing = "null") -> pa.Table: ...
+
+    def lookup(self, keys: Any, *, missing: Missing = "null") -> Row | pa.Table | None:
+        """Rows of a primary-key table by key: one as a dict, several as an Arrow table.
+
+        One key is a value, a tuple of values in key order, or a dict. Several are a list of those,
+        or columns in any form that writers take. With `missing="null"` the result has one row per
+        key, all null where the key is not there; with `missing="drop"` only the rows there are.
+        Keys have the partition columns too; in a partition that does not exist there is no row.
+
+        >>> table.lookup(7)  # doctest: +SKIP
+        {'id': 7, 'name': 'seven'}
+        >>> table.lookup(pandas_frame[["id"]], missing="drop").to_pandas()  # doctest: +SKIP
+        """
+        form = KeyForm.whole(self.info)
+        key = form.single(keys)
+        if key is not None:
+            return self._thread.run(self._table.lookup(key))
+        batches = list(form.batches(keys))
+        return self._thread.run(self._table.lookup_batches(batches, missing=missing))
+
+    def prefix_lookup(self, prefix: Any) -> pa.Table:
+        """The rows whose primary key begins with the bucket key `prefix`, or with one of several.
+
+        The table's bucket key must be the first part of its primary key. On a partitioned table
+        the partition columns come first: `prefix` has these, then the bucket key.
+
+        >>> orders.prefix_lookup(4711)  # all orders of a customer  # doctest: +SKIP
+        """
+        form = KeyForm.prefix(self.info)
+        key = form.single(prefix)
+        batches = list(form.batches(prefix if key is None else [key]))
+        return self._thread.run(self._table.prefix_batches(batches))
+
+    def changelog(
+        self,
+        columns: Sequence[str] | None = None,
+        filter: Expression | None = None,
+        *,
+        start: Start = "earliest",
+        stop: Stop = "latest",
+        limit: int | None = None,
+        partitions: Iterable[Partition] | None = None,
+        buckets: Iterable[int] | None = None,
+    ) -> LogScan:
+        """The changes of a primary-key table; nothing is read until the scan is used.
+
+        Before the columns stand `_change_type` (`+I`, `-U`, `+U`, `-D`), `_log_offset` and
+        `_commit_timestamp`. `filter` is applied to each change by itself. `stop=None` follows.
+
+        >>> table.changelog(["id"]).to_pandas()  # doctest: +SKIP
+        """
+        scan = self._table.changelog(
+            columns,
+            filter,
+            start=start,
+            stop=stop,
+            limit=limit,
+            partitions=partitions,
+            buckets=buckets,
+        )
+        return LogScan(self._thread, scan)
+
+    def head(self, count: int = 10) -> pa.Table:
+        """Some rows, at most `count`: of a log table the first, of a primary-key table any.
+
+        >>> table.head(5)  # doctest: +SKIP
+        """
+        return self._thread.run(self._table.head(count))
+
     def __repr__(self) -> str:
         return repr(self._table).replace("AsyncTable", "Table")
 
 
-class AppendWriter:
-    """Appends to a log table; `table.append()` makes it."""
+class _Writer(Generic[W]):
+    """What the writers have in common."""
 
-    def __init__(self, thread: LoopThread, writer: AsyncAppendWriter) -> None:
+    def __init__(self, thread: LoopThread, writer: W) -> None:
         self._thread = thread
-        self._writer = writer
+        self._writer: W = writer
 
     def write(self, data: Any) -> None:
         """Take over rows: Arrow, pandas, polars, a dict of columns, a dict row, a list of rows.
 
         >>> writer.write(pandas_frame)  # doctest: +SKIP
         """
-        schema = self._writer.info.schema.arrow
-        if is_row(data, schema):
-            if self._writer.add_row(data):
+        self._take_over(data, delete=False)
+
+    def _take_over(self, data: Any, *, delete: bool) -> None:
+        """Convert in this thread, so that `data` may come from the connection itself."""
+        if is_row(data, self._writer.info.schema.arrow):
+            if self._writer.add_row(data, delete=delete):
                 self._thread.run(self._writer.take_rows())
             return
-        for batch in to_batches(data, schema):
-            self._thread.run(self._writer.write_batches([batch]))
+        for batch in self._writer.convert(data, delete=delete):
+            self._thread.run(self._writer.write_batches([batch], delete=delete))
 
     def flush(self) -> None:
         """Wait until everything written before is acknowledged; raise the first failure."""
@@ -303,11 +397,28 @@ class AppendWriter:
         self._thread.run(self._writer.__aexit__(kind, exc, trace))
 
     def __repr__(self) -> str:
-        return repr(self._writer).replace("AsyncAppendWriter", "AppendWriter")
+        return repr(self._writer).replace("Async", "", 1)
+
+
+class AppendWriter(_Writer[AsyncAppendWriter]):
+    """Appends to a log table; `table.append()` makes it."""
+
+
+class UpsertWriter(_Writer[AsyncUpsertWriter]):
+    """Writes to a primary-key table; `table.upsert()` makes it."""
+
+    def delete(self, data: Any) -> None:
+        """Delete rows; `data` has whole rows or only the key columns, in every form of `write`.
+
+        >>> writer.delete({"id": [1, 2]})  # doctest: +SKIP
+        """
+        self._take_over(data, delete=True)
 
 
 class LogScan:
-    """What to read of a log table; `table.scan(…)` makes it. Iterate it for Arrow batches.
+    """What to read of a log; `table.scan(…)` or `table.changelog(…)` makes it.
+
+    Iterate it for Arrow batches.
 
     As a context manager it closes the runs that were begun and not finished.
 

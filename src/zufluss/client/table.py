@@ -1,13 +1,19 @@
-"""One table: where writers and scans begin."""
+"""One table: where writers, scans and lookups begin."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any, overload
+
+import pyarrow as pa
 
 from zufluss.client.admin import Partition
 from zufluss.client.append import AsyncAppendWriter
 from zufluss.client.connection import AsyncConnection
+from zufluss.client.head import head_of_keys
 from zufluss.client.logscan import AsyncLogScan, Start, Stop
+from zufluss.client.lookup import AsyncLookup, KeyForm, Missing, Row, SingleKey
+from zufluss.client.upsert import AsyncUpsertWriter
 from zufluss.model.expression import Expression
 from zufluss.model.schema import Schema
 from zufluss.model.table import TableInfo, TablePath
@@ -20,6 +26,7 @@ class AsyncTable:
         self._connection = connection
         self.info = info
         """Ids, schema, keys, buckets, properties."""
+        self._lookups: AsyncLookup | None = None
 
     @property
     def path(self) -> TablePath:
@@ -38,6 +45,19 @@ class AsyncTable:
         ...     await writer.write({"id": [1, 2], "name": ["a", "b"]})
         """
         return AsyncAppendWriter(self._connection, self.info)
+
+    def upsert(self, columns: Sequence[str] | None = None) -> AsyncUpsertWriter:
+        """A writer for a primary-key table: upserts and deletes.
+
+        With `columns`, which must have the primary key, only these are changed.
+
+        >>> async with table.upsert() as writer:  # doctest: +SKIP
+        ...     await writer.write({"id": [1, 2], "name": ["a", "b"]})
+        ...     await writer.delete({"id": [2]})
+        >>> async with table.upsert(["id", "name"]) as writer:  # doctest: +SKIP
+        ...     await writer.write({"id": 1, "name": "new"})
+        """
+        return AsyncUpsertWriter(self._connection, self.info, columns)
 
     def scan(
         self,
@@ -70,6 +90,102 @@ class AsyncTable:
             None if buckets is None else tuple(buckets),
             with_offsets,
         )
+
+    @overload
+    async def lookup(self, keys: SingleKey) -> Row | None: ...
+
+    @overload
+    async def lookup(self, keys: Any, *, missing: Missing = "null") -> pa.Table: ...
+
+    async def lookup(self, keys: Any, *, missing: Missing = "null") -> Row | pa.Table | None:
+        """Rows of a primary-key table by key: one as a dict, several as an Arrow table.
+
+        One key is a value, a tuple of values in key order, or a dict. Several are a list of those,
+        or columns in any form that writers take. With `missing="null"` the result has one row per
+        key, all null where the key is not there; with `missing="drop"` only the rows there are.
+        Keys have the partition columns too; in a partition that does not exist there is no row.
+
+        >>> await table.lookup(7)  # doctest: +SKIP
+        {'id': 7, 'name': 'seven'}
+        >>> await table.lookup([7, 8, 9], missing="drop")  # doctest: +SKIP
+        """
+        form = KeyForm.whole(self.info)
+        key = form.single(keys)
+        if key is not None:
+            return await self._lookup.one(key)
+        return await self.lookup_batches(form.batches(keys), missing=missing)
+
+    async def lookup_batches(
+        self, keys: Iterable[pa.RecordBatch], *, missing: Missing = "null"
+    ) -> pa.Table:
+        """`lookup` of keys that are batches of the primary key's columns already."""
+        return await self._lookup.many(keys, missing)
+
+    async def prefix_lookup(self, prefix: Any) -> pa.Table:
+        """The rows whose primary key begins with the bucket key `prefix`, or with one of several.
+
+        The table's bucket key must be the first part of its primary key. On a partitioned table
+        the partition columns come first: `prefix` has these, then the bucket key.
+
+        >>> await orders.prefix_lookup(4711)  # all orders of a customer  # doctest: +SKIP
+        """
+        form = KeyForm.prefix(self.info)
+        key = form.single(prefix)
+        batches = form.batches(prefix if key is None else [key])
+        return await self.prefix_batches(batches)
+
+    async def prefix_batches(self, prefixes: Iterable[pa.RecordBatch]) -> pa.Table:
+        """`prefix_lookup` of prefixes that are batches of their columns already."""
+        return await self._lookup.prefix(prefixes)
+
+    def changelog(
+        self,
+        columns: Sequence[str] | None = None,
+        filter: Expression | None = None,
+        *,
+        start: Start = "earliest",
+        stop: Stop = "latest",
+        limit: int | None = None,
+        partitions: Iterable[Partition] | None = None,
+        buckets: Iterable[int] | None = None,
+    ) -> AsyncLogScan:
+        """The changes of a primary-key table; nothing is read until the scan is used.
+
+        Before the columns stand `_change_type` (`+I`, `-U`, `+U`, `-D`), `_log_offset` and
+        `_commit_timestamp`. `filter` is applied to each change by itself. `stop=None` follows.
+
+        >>> async for batch in table.changelog(["id"], stop=None):  # doctest: +SKIP
+        ...     print(batch["_change_type"])
+        """
+        return AsyncLogScan(
+            self._connection,
+            self.info,
+            None if columns is None else tuple(columns),
+            filter,
+            start,
+            stop,
+            limit,
+            None if partitions is None else tuple(partitions),
+            None if buckets is None else tuple(buckets),
+            changelog=True,
+        )
+
+    async def head(self, count: int = 10) -> pa.Table:
+        """Some rows, at most `count`: of a log table the first, of a primary-key table any.
+
+        >>> await table.head(5)  # doctest: +SKIP
+        """
+        if count < 0:
+            raise ValueError(f"count {count} is negative")
+        if not self.info.has_primary_key:
+            return await self.scan(limit=count).to_arrow()
+        return await head_of_keys(self._connection, self.info, count)
+
+    @property
+    def _lookup(self) -> AsyncLookup:
+        if self._lookups is None:
+            self._lookups = AsyncLookup(self._connection, self.info)
+        return self._lookups
 
     def __repr__(self) -> str:
         return (

@@ -222,6 +222,36 @@ ZUFLUSS_LOG_FLUSH_INTERVAL = Option(
 )
 
 # ---------------------------------------------------------------------------------------------
+# Primary-key tables
+# ---------------------------------------------------------------------------------------------
+
+ZUFLUSS_KV_MEMORY: Option[int | None] = Option(
+    "zufluss.kv.memory",
+    Kind.MEMORY,
+    None,
+    "The memory for rows of primary-key tables, over all buckets of the server. Rows that do not "
+    "fit are read from disk.",
+    minimum=8 * MIB,
+    default_text="a quarter of the machine's memory",
+)
+ZUFLUSS_KV_FLUSH_LOG_SIZE = Option(
+    "zufluss.kv.flush.log-size",
+    Kind.MEMORY,
+    256 * MIB,
+    "The state of a bucket is written to disk after this much changelog. Recovery after a crash "
+    "replays about that much per bucket at most.",
+    minimum=MIB,
+)
+ZUFLUSS_KV_VALUE_MAX_SIZE = Option(
+    "zufluss.kv.value.max-size",
+    Kind.MEMORY,
+    8 * MIB,
+    "The largest row of a primary-key table; a larger one is refused.",
+    minimum=KIB,
+    maximum=INT32_MAX,
+)
+
+# ---------------------------------------------------------------------------------------------
 # Network
 # ---------------------------------------------------------------------------------------------
 

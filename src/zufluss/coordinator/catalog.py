@@ -49,7 +49,7 @@ from zufluss.cluster.replicas import ReplicaAssignment, ReplicaStop
 from zufluss.config import options
 from zufluss.config.load import Configuration
 from zufluss.config.table_options import TABLE_REPLICATION_FACTOR
-from zufluss.coordinator import records
+from zufluss.coordinator import auto_increment, records
 from zufluss.coordinator.ledger import Ledger
 from zufluss.coordinator.placement import place
 from zufluss.coordinator.tablets import Tablets
@@ -395,6 +395,17 @@ class Catalog:
     async def allocate_writer_ids(self, count: int) -> range:
         """Writer ids that nobody got before and nobody will get again."""
         return await self._ledger.take(records.WRITER_COUNTER, count)
+
+    async def allocate_ids(self, table_id: int, column_id: int, count: int) -> tuple[int, int]:
+        """Ids for an auto-increment column, from the first up to the one after the last.
+
+        Durable when this returns, and never given again. The first id is 1. There are fewer than
+        `count` where the type of the column ends.
+        """
+        ids = await auto_increment.allocate_ids(
+            self._ledger, self.image, table_id, column_id, count
+        )
+        return ids.start, ids.stop
 
     async def next_server_epoch(self) -> int:
         """An epoch for the registration of a tablet server, larger than every one before.

@@ -69,6 +69,22 @@ class Ledger:
             await self.commit([op])
         return range(first, first + count)
 
+    async def take_up_to(self, counter: str, count: int, limit: int) -> range | None:
+        """The next numbers of a counter that holds the last one given, none above `limit`.
+
+        Fewer than `count`, at last no number at all, where the limit comes first. None when there
+        is no such counter: it is made and deleted with what it counts for.
+        """
+        async with self._counter_lock:
+            found = await self._store.read(counter)
+            if found is None:
+                return None
+            given = int(found.value)
+            last = min(given + count, limit)
+            if last > given:
+                await self.commit([Put(counter, records.number(last), found.version)])
+        return range(given + 1, last + 1)
+
     def __repr__(self) -> str:
         return f"Ledger(cluster_id={self.cluster_id!r}, epoch={self.epoch})"
 

@@ -13,6 +13,7 @@ the old table is being deleted, and dropping a table is deleting one subtree.
 | `/databases/NAME` | `descriptor` (as on the wire), `created_time`, `modified_time` |
 | `/tables/ID` | `database`, `table`, `schema_id`, `descriptor` (as on the wire), `created_time`, `modified_time` |
 | `/tables/ID/schemas/SCHEMA_ID` | the schema, as on the wire |
+| `/tables/ID/auto-increment/COLUMN_ID` | number: the last id given to the column, 0 before the first; made and deleted with the table |
 | `/tables/ID/buckets` | `buckets`: a list by bucket number of `[replicas, leader, leader_epoch, isr, bucket_epoch]`; absent for a partitioned table |
 | `/tables/ID/partitions/PARTITION_ID` | `name`, `created_time` |
 | `/tables/ID/partitions/PARTITION_ID/buckets` | as `/tables/ID/buckets` |
@@ -92,6 +93,7 @@ def create_table(entry: TableEntry) -> list[Op]:
     base = _table_path(entry.info.table_id)
     ops: list[Op] = [Create(base, _table_value(entry.info))]
     ops += [_create_schema(base, i, schema) for i, schema in entry.schemas.items()]
+    ops += [Create(counter, number(0)) for counter in _id_counters(entry.info)]
     if not entry.info.is_partitioned:
         ops.append(Create(f"{base}/buckets", _buckets_value(entry.buckets)))
     return ops
@@ -114,6 +116,7 @@ def drop_table(entry: TableEntry, partitions: Iterable[PartitionEntry]) -> list[
     base = _table_path(entry.info.table_id)
     ops: list[Op] = [Delete(base)]
     ops += [Delete(f"{base}/schemas/{i}") for i in entry.schemas]
+    ops += [Delete(counter) for counter in _id_counters(entry.info)]
     if not entry.info.is_partitioned:
         ops.append(Delete(f"{base}/buckets"))
     for partition in partitions:
@@ -132,6 +135,16 @@ def drop_partition(entry: PartitionEntry) -> list[Op]:
     """Delete a partition with its buckets."""
     path = _partition_path(entry)
     return [Delete(path), Delete(f"{path}/buckets")]
+
+
+def id_counter(table_id: int, column_id: int) -> str:
+    """The path of the counter of an auto-increment column."""
+    return f"{_table_path(table_id)}/auto-increment/{column_id}"
+
+
+def _id_counters(info: TableInfo) -> list[str]:
+    names = info.schema.auto_increment_column
+    return [id_counter(info.table_id, info.schema.column(name).id) for name in names]
 
 
 def _table_path(table_id: int) -> str:

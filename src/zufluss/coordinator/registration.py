@@ -79,6 +79,7 @@ class Registrations:
         services.register(ApiKey.REGISTER_TABLET_SERVER, self.register_tablet_server)
         services.register(ApiKey.TABLET_HEARTBEAT, self.tablet_heartbeat)
         services.register(ApiKey.ALLOCATE_WRITER_IDS, self.allocate_writer_ids)
+        services.register(ApiKey.ALLOCATE_IDS, self.allocate_ids)
 
     def start(self) -> None:
         """Begin to look for silent servers."""
@@ -129,6 +130,15 @@ class Registrations:
             raise ConfigError(f"count {request.count} is not allowed; give 1 to {WRITER_IDS_MAX}")
         ids = await self._catalog.allocate_writer_ids(request.count)
         return m.AllocateWriterIdsResponse(first_writer_id=ids.start, count=len(ids))
+
+    async def allocate_ids(
+        self, request: m.AllocateIdsRequest, ctx: RequestContext
+    ) -> m.AllocateIdsResponse:
+        """ALLOCATE_IDS (30003): ids of an auto-increment column for a bucket to hand out."""
+        start, end = await self._catalog.allocate_ids(
+            request.table_id, request.column_id, request.count
+        )
+        return m.AllocateIdsResponse(start=start, end=end)
 
     async def expire(self) -> None:
         """Take out the servers that have been silent for too long."""

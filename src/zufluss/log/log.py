@@ -46,6 +46,13 @@ if TYPE_CHECKING:
 _logger = structlog.get_logger(__name__)
 
 
+RESERVE_FROM_BYTES = 256 << 10
+"""Segments and writes from this size on have blocks reserved ahead of them."""
+
+RESERVE_BYTES_MAX = 16 << 20
+"""Most that is reserved ahead."""
+
+
 class Appended(NamedTuple):
     """The outcome of an append."""
 
@@ -63,7 +70,7 @@ class Log(LogReader):
     __slots__ = (
         "__weakref__", "_checkpoint", "_checkpoint_lock", "_deleted", "_names", "_names_changes",
         "_pwrite", "_roll_above", "_side_files", "_snapshots", "_unsynced", "config", "failure",
-        "incarnation", "leader_epoch", "on_roll", "writers",
+        "held_back", "incarnation", "leader_epoch", "needed_from", "on_roll", "writers",
     )  # fmt: skip
 
     def __init__(
@@ -86,6 +93,10 @@ class Log(LogReader):
         """Why the log takes no more writes."""
         self.on_roll: Callable[[Log], None] | None = None
         """Called when a segment was closed, so that its owner can have it synced."""
+        self.needed_from: int | None = None
+        """Retention spares what lies from this offset on, however old it is."""
+        self.held_back = False
+        """The last `expire` spared something for that reason."""
         self._pwrite = files.pwrite
         self._checkpoint_lock = threading.Lock()
         self._deleted = False
@@ -165,14 +176,22 @@ class Log(LogReader):
         copy = self.writers.check(batches, now_ms)
         if copy is not None:
             return Appended(copy[0], copy[1], True)
+        return self.append_new(view, batches, now_ms)
+
+    def append_new(
+        self, view: memoryview, batches: Sequence[CheckedBatch], now_ms: int
+    ) -> Appended:
+        """`append` for batches of which the writer state says that they come next."""
+        if self.failure is not None:
+            raise self._refusal()
         base = offset = self.log_end_offset
         timestamp = self.last_timestamp
         if now_ms > timestamp:
             timestamp = now_ms
         epoch = self.leader_epoch
-        for batch in batches:
-            stamp(view, batch.start, batch.magic, offset, timestamp, epoch)
-            offset += batch.last_offset_delta + 1
+        for at, _, magic, _, _, delta, _, _ in batches:
+            stamp(view, at, magic, offset, timestamp, epoch)
+            offset += delta + 1
         start = batches[0].start
         size = batches[-1].end - start
         segment = self._active
@@ -184,9 +203,9 @@ class Log(LogReader):
         ):
             segment = self._room_for(size, offset)
             position = segment.size
+        if position + size > segment.reserved and (position | size) >= RESERVE_FROM_BYTES:
+            self._reserve(segment, size)
         self._write(segment, view[start : start + size], position)
-        index = segment.index
-        assert index is not None
         if timestamp > segment.max_timestamp:
             segment.max_timestamp = timestamp
             segment.max_timestamp_offset = base - segment.base_offset
@@ -194,12 +213,7 @@ class Log(LogReader):
         self.last_timestamp = timestamp
         self.log_end_offset = offset
         self._boundaries.append((offset, segment, segment.size))
-        if len(batches) == 1 and index.unindexed <= segment.interval_bytes:
-            index.unindexed += size
-            if batch.writer_id >= 0:
-                self.writers.record(batch.writer_id, batch.batch_sequence, base, offset, timestamp)
-        else:
-            self._note(batches, segment, position - start, base, timestamp)
+        self._note(batches, segment, position - start, base, timestamp)
         return Appended(base, offset, False)
 
     def _note(
@@ -212,18 +226,21 @@ class Log(LogReader):
     ) -> None:
         """Take batches just written into index and writer state; `shift` maps view to file."""
         index = segment.loaded_index()
-        for batch in batches:
-            end_offset = offset + batch.last_offset_delta + 1
-            if index.unindexed > segment.interval_bytes:
-                index.add(end_offset - 1 - segment.base_offset, batch.start + shift)
+        unindexed, interval = index.unindexed, segment.interval_bytes
+        due = False
+        for start, end, _, _, _, delta, writer_id, sequence in batches:
+            end_offset = offset + delta + 1
+            if unindexed > interval:
+                index.add(end_offset - 1 - segment.base_offset, start + shift)
                 index.add_time(segment.max_timestamp, segment.max_timestamp_offset)
-                index.unindexed = 0
-            index.unindexed += batch.end - batch.start
-            if batch.writer_id >= 0:
-                self.writers.record(
-                    batch.writer_id, batch.batch_sequence, offset, end_offset, timestamp
-                )
+                unindexed, due = 0, True
+            unindexed += end - start
+            if writer_id >= 0:
+                self.writers.record(writer_id, sequence, offset, end_offset, timestamp)
             offset = end_offset
+        index.unindexed = unindexed
+        if not due:
+            return
         index.flush(self.files)
         if index.size >= self.config.index_bytes_max:
             self._roll_above = 0
@@ -271,9 +288,30 @@ class Log(LogReader):
                 f"{self}: only {written} of {len(data)} bytes could be written; is the disk full?"
             )
 
+    def _reserve(self, segment: Segment, size: int) -> None:
+        """Ask for the blocks of this write and of as much again as the segment has, in one go.
+
+        Reserving them one page at a time is a quarter of what a large write costs.
+        """
+        assert segment.file is not None
+        length = size + min(segment.size, RESERVE_BYTES_MAX, self._roll_above - segment.size - size)
+        if self.files.reserve(segment.file.fd, segment.size, max(length, size)):
+            segment.reserved = segment.size + max(length, size)
+
+    def _give_back(self, segment: Segment) -> None:
+        """Free what was reserved beyond the end of a segment that is not written any more."""
+        if segment.reserved <= segment.size or segment.file is None:
+            return
+        segment.reserved = 0
+        try:
+            self.files.truncate(segment.file.fd, segment.size)
+        except OSError as e:
+            _logger.warning("log_reserve_kept", segment=str(segment.path), reason=str(e))
+
     def _undo_write(self, segment: Segment, position: int, reason: str) -> None:
         assert segment.file is not None
         _logger.error("log_write_failed", log=str(self), reason=reason)
+        segment.reserved = 0
         try:
             self.files.truncate(segment.file.fd, position)
         except OSError as e:
@@ -301,6 +339,9 @@ class Log(LogReader):
             if os.fstat(segment.file.fd).st_size:
                 self.files.truncate(segment.file.fd, 0)
             self._names_changed(self.directory)
+        else:  # a process that was killed may have left a reserve behind the end
+            segment.reserved = segment.size + 1
+            self._give_back(segment)
         self.files.forget(segment.path)
         segment.resume_index(self.files)
 
@@ -316,6 +357,7 @@ class Log(LogReader):
             segment.file = self.files.open(segment.path, create=True)
         except OSError as e:
             raise LogStorageError(f"{self}: starting a segment at {base} failed: {e}") from e
+        self._give_back(closed)
         closed.complete_index(self.files)
         if closed.synced < closed.size:
             self._unsynced.append(closed)
@@ -479,18 +521,18 @@ class Log(LogReader):
     def expire(self, now_ms: int) -> Retired | None:
         """Let go of the segments older than the time to live; the caller has them removed.
 
-        Only what every reader may see is let go of. The segment being written goes too when all of
+        Only what every reader may see is let go of, and nothing from `needed_from` on. The segment being written goes too when all of
         it has expired and `retention_rolls_active` is set: it is closed first, so that the log
         keeps its end.
         """
         old = expired(self._segments, self.files, now_ms, self.config.ttl_ms)
         if old and old[-1] is self._active and not self._rolled_to_expire():
             old.pop()
-        old = [
-            segment
-            for segment, end in zip(old, self._bases[1:], strict=False)
-            if end <= self.high_watermark
-        ]
+        needed = self.high_watermark if self.needed_from is None else self.needed_from
+        limit = min(self.high_watermark, needed)
+        until = self._bases[1 : len(old) + 1]
+        self.held_back = any(needed < end <= self.high_watermark for end in until)
+        old = [segment for segment, end in zip(old, until, strict=False) if end <= limit]
         if not old:
             return None
         del self._segments[: len(old)], self._bases[: len(old)]
@@ -540,6 +582,7 @@ class Log(LogReader):
         The caller has seen to it that no sync of this log is under way.
         """
         if clean and self.failure is None and not self._is_clean():
+            self._give_back(self._active)
             self._active.complete_index(self.files)
             snapshot = self._write_snapshot()
             self._names_changed(self.directory)

@@ -61,11 +61,11 @@ def log_directories(data_dir: Path) -> list[Path]:
 
     What has other names is not ours: a user may have given us a directory with something in it.
     """
-    owners = _owner_directories(data_dir)
+    owners = owner_directories(data_dir)
     return [directory for owner in owners for directory in _directories(owner, _LOG)]
 
 
-def _owner_directories(data_dir: Path) -> list[Path]:
+def owner_directories(data_dir: Path) -> list[Path]:
     """Directories of tables and partitions, each partition before its table."""
     databases = _directories(data_dir, _DATABASE)
     tables = [table for database in databases for table in _directories(database, _TABLE)]
@@ -130,7 +130,7 @@ class LogManager:
         for directory in log_directories(self._data_dir):
             if directory.name.endswith(DELETED_SUFFIX):
                 self._files.remove_tree(directory)
-        for owner in _owner_directories(self._data_dir):
+        for owner in owner_directories(self._data_dir):
             self.remove_empty_parents(owner / "log")
 
     # -------------------------------------------------------------------------------------- logs

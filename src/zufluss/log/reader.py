@@ -9,6 +9,7 @@ only some of them, or read them in a thread.
 
 from __future__ import annotations
 
+import struct
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Sequence
@@ -16,14 +17,44 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from zufluss.errors import OffsetOutOfRangeError
-from zufluss.log.files import Files
-from zufluss.log.segment import PagesNotCachedError, Segment, Slice, read_slice
+from zufluss.log.files import Files, OpenFile
+from zufluss.log.segment import (
+    PagesNotCachedError,
+    Segment,
+    Slice,
+    read_exactly,
+    read_into,
+    read_slice,
+)
+from zufluss.record.batch import BatchHeader, read_header
 
 if TYPE_CHECKING:
     from zufluss.model.table import TableBucket
 
 CURSORS_MAX = 32
 """Positions of readers that a log remembers."""
+
+
+LARGE_BYTES = 64 * 1024
+"""Batches from this size on can be read in parts."""
+
+HEAD_BYTES = 4096
+"""Read of a batch to find its metadata, which is rarely longer."""
+
+_METADATA_SIZE = struct.Struct("<i")
+
+
+class LargeBatch(NamedTuple):
+    """A batch of which parts can be read."""
+
+    file: OpenFile
+    """Its segment."""
+    position: int
+    """Where it begins."""
+    header: BatchHeader
+    """Its header."""
+    head: memoryview
+    """Its bytes up to the end of the Arrow metadata, or more."""
 
 
 class LogRead(NamedTuple):
@@ -175,6 +206,50 @@ class LogReader:
                 segment.distrust()
             segment.prove(records, part.position, offset, part.end_offset)
         return LogRead(records, part.end_offset)
+
+    def large_batch(self, offset: int) -> LargeBatch | None:
+        """The Arrow batch that contains a readable `offset`, if it may be read in parts.
+
+        That is: if it is large, and nothing about it is in doubt, since only whole batches can be
+        verified. `PagesNotCachedError` when its head has to be read from the disk.
+        """
+        if not self._bases[0] <= offset < self.high_watermark:
+            return None
+        try:
+            segment, position = self._start_of(offset, nowait=True)
+            if segment.doubts(position):
+                return None
+            file = segment.reader(self.files)
+            if segment.size - position < LARGE_BYTES:
+                return None
+            head = read_exactly(file, HEAD_BYTES, position)
+            header = read_header(head)
+            body = header.body_offset
+            if not LARGE_BYTES <= header.size <= segment.size - position:
+                return None
+            if header.record_count <= 0 or not 0 <= body <= header.size - 8:
+                return None
+            if body + 8 > len(head):
+                head = read_exactly(file, body + 8, position)
+            (size,) = _METADATA_SIZE.unpack_from(head, body + 4)
+            if len(head) - body - 8 < size <= header.size - body - 8:
+                head = read_exactly(file, body + 8 + size, position)
+        except PagesNotCachedError:
+            self._segment_of(offset).distrust()
+            raise
+        self._remember(header.next_offset, segment, position + header.size)
+        return LargeBatch(file, position, header, head)
+
+    def read_range(self, batch: LargeBatch, begin: int, buffer: memoryview) -> None:
+        """Fill `buffer` with the bytes from byte `begin` of a batch on; errors as of `read`."""
+        position = batch.position + begin
+        try:
+            count = read_into(batch.file.fd, buffer, position, nowait=True)
+        except BlockingIOError:
+            count = 0
+        if count < len(buffer):
+            self._segment_of(batch.header.base_offset).distrust()
+            raise PagesNotCachedError(batch.file, batch.position, batch.header.size)
 
     def offset_for_timestamp(self, timestamp: int, *, nowait: bool = False) -> int:
         """Base offset of the first batch committed at or after `timestamp`.

@@ -62,7 +62,7 @@ class Segment:
 
     __slots__ = (
         "base_offset", "directory", "doubtful", "file", "index", "interval_bytes", "max_timestamp",
-        "max_timestamp_offset", "proven", "size", "synced",
+        "max_timestamp_offset", "proven", "reserved", "size", "synced",
     )  # fmt: skip
 
     def __init__(
@@ -79,6 +79,8 @@ class Segment:
         """Batches below this byte came from the disk: they are verified before they are served."""
         self.proven = 0
         """Batches below this byte have been verified since."""
+        self.reserved = 0
+        """Blocks for the bytes below this were asked for ahead of their writes."""
         self.file: OpenFile | None = None
         """Held open while the segment is written or not yet synced."""
         self.index: SegmentIndex | None = None
@@ -250,6 +252,10 @@ class Segment:
         """Pages went to the disk and come back, by read-ahead more than were asked for."""
         self.doubtful, self.proven = self.size, 0
 
+    def doubts(self, position: int) -> bool:
+        """Whether a batch that begins at `position` must be verified before it is served."""
+        return self.proven <= position < self.doubtful
+
     def prove(self, batches: memoryview, position: int, offset: int, end_offset: int) -> None:
         """Verify batches that were read at `position`, unless nothing about them is in doubt.
 
@@ -378,14 +384,22 @@ def read_slice(part: Slice, *, nowait: bool) -> memoryview:
     """The bytes of a slice. Safe in a thread with `nowait=False`."""
     if part.file is None:
         return memoryview(b"")
+    if nowait:
+        return read_exactly(part.file, part.length, part.position)
     buffer = np.empty(part.length, np.uint8).data
+    return buffer[: read_into(part.fd, buffer, part.position, nowait=False)]
+
+
+def read_exactly(file: OpenFile, length: int, position: int) -> memoryview:
+    """Bytes that are in the page cache; `PagesNotCachedError` if some are not."""
+    buffer = np.empty(length, np.uint8).data
     try:
-        count = read_into(part.fd, buffer, part.position, nowait=nowait)
+        count = read_into(file.fd, buffer, position, nowait=True)
     except BlockingIOError:
         count = 0
-    if count < part.length and nowait:
-        raise PagesNotCachedError(part.file, part.position, part.length)
-    return buffer[:count]
+    if count < length:
+        raise PagesNotCachedError(file, position, length)
+    return buffer
 
 
 def read_into(fd: int, buffer: bytearray | memoryview, position: int, *, nowait: bool) -> int:

@@ -71,9 +71,20 @@ class WriterState:
 
     __hash__ = None  # type: ignore[assignment]
 
+    def copy(self) -> WriterState:
+        """The same state, to go on on its own."""
+        other = WriterState(self.expiry_ms)
+        other._writers = {writer: list(retained) for writer, retained in self._writers.items()}
+        return other
+
     def retained(self, writer_id: int) -> tuple[WriterBatch, ...]:
         """The remembered batches of a writer, oldest first."""
         return tuple(self._writers.get(writer_id, ()))
+
+    def is_next(self, writer_id: int, sequence: int) -> bool:
+        """Whether this is the number after the last one of a writer that is remembered."""
+        retained = self._writers.get(writer_id)
+        return retained is not None and sequence == retained[-1][0] + 1
 
     def check(self, batches: Sequence[CheckedBatch], now_ms: int) -> tuple[int, int] | None:
         """Decide about a bucket entry: None to append it, or the offsets of its first copy.
@@ -83,10 +94,7 @@ class WriterState:
         if len(batches) == 1:
             batch = batches[0]
             writer_id = batch.writer_id
-            if writer_id < 0:
-                return None
-            retained = self._writers.get(writer_id)
-            if retained is not None and batch.batch_sequence == retained[-1][0] + 1:
+            if writer_id < 0 or self.is_next(writer_id, batch.batch_sequence):
                 return None
         return self._decide(batches, now_ms)
 

@@ -12,7 +12,7 @@ JSON form (`GetTableSchema.schema_json`, and inside the table descriptor):
 |-----------------------|--------------------------------------------------------------------|
 | version               | 1                                                                  |
 | columns               | [{name, data_type, comment?, agg_function?, id}]                   |
-| primary_key           | [name], absent if there is none                                    |
+| primary_key           | [name], absent if there is none; an empty list is refused          |
 | auto_increment_column | [name], absent if there is none; at most one                       |
 | highest_field_id      | the largest id ever given, also to columns that are gone           |
 
@@ -189,9 +189,14 @@ class Schema:
         highest = obj.get("highest_field_id", t.UNKNOWN_ID)
         if isinstance(highest, bool) or not isinstance(highest, int):
             raise InvalidTableError(f"highest_field_id {highest!r:.40} is no number")
+        primary_key = name_list(obj, "primary_key")
+        if not primary_key and obj.get("primary_key") is not None:
+            raise InvalidTableError(
+                "'primary_key' is empty; name its columns, or leave it out for a log table"
+            )
         return cls(
             columns=tuple(Column.from_json(column) for column in columns),
-            primary_key=name_list(obj, "primary_key"),
+            primary_key=primary_key,
             auto_increment_column=name_list(obj, "auto_increment_column"),
             highest_field_id=highest,
         )

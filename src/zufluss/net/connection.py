@@ -32,7 +32,13 @@ from zufluss.net.services import Handler, RequestContext
 from zufluss.wire import messages as m
 from zufluss.wire.api import Api, ApiKey
 from zufluss.wire.codec import decode
-from zufluss.wire.frame import pack_error, pack_response, response_header
+from zufluss.wire.frame import (
+    RESPONSE_HEADER,
+    SUCCESS,
+    pack_error,
+    pack_response,
+    response_header,
+)
 
 if TYPE_CHECKING:
     from zufluss.net.server import NetServer
@@ -49,13 +55,12 @@ CONTROL_BYTES_MAX = 2 * 1024 * 1024
 """Longest body of a client's request that carries no records: decoding multiplies its size."""
 UNAUTHENTICATED_BYTES_MAX = 64 * 1024
 """Longest request before a login that is due: strangers get no memory."""
-BURST_FACTOR = 8
-"""Requests that arrived in one read may exceed the limit in flight by this; the rest waits."""
 JOIN_BYTES_MAX = 64 * 1024
 """Answers of a turn up to this size are joined into one write."""
 
 _unpack_length = struct.Struct(">i").unpack_from
 _unpack_header = struct.Struct(">hhi").unpack_from
+_pack_header = RESPONSE_HEADER.pack
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -67,8 +72,10 @@ class Connection(asyncio.BufferedProtocol):
         "_carry",
         "_drained",
         "_filled",
+        "_frame_max",
         "_frame_since",
         "_held",
+        "_inflight_max",
         "_out",
         "_paused",
         "_queued",
@@ -77,6 +84,7 @@ class Connection(asyncio.BufferedProtocol):
         "_unread",
         "_unsent",
         "_unsent_since",
+        "active",
         "closing",
         "inflight",
         "last_activity",
@@ -94,9 +102,12 @@ class Connection(asyncio.BufferedProtocol):
         self.peer = "?"
         self.principal: str | None = None
         self.inflight = 0
+        self._inflight_max = server.limits.inflight_max
         self.closing = False
+        self.active = False
+        """Bytes arrived since `overdue` looked last."""
         self.last_activity = server.loop.time()
-        self._served = listener.protocol == "plaintext"
+        self._serve(listener.protocol == "plaintext")
         self._carry = b""
         self._array: Any = None
         self._buffer: memoryview | None = None
@@ -158,7 +169,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """Bytes arrived."""
-        self.last_activity = self.server.loop.time()
+        self.active = True
         if self._buffer is not None:
             self._filled += nbytes
             if self._filled >= self._total:
@@ -166,29 +177,27 @@ class Connection(asyncio.BufferedProtocol):
             elif self._filled == len(self._buffer):
                 self._grow()
             return
-        carried = len(self._carry)
-        if not carried:
-            self._frame_since = self.last_activity
-        self._carry = b""
-        self._frames_in_scratch(carried + nbytes)
+        if self._carry:
+            nbytes += len(self._carry)
+            self._carry = b""
+            self._frames_in_scratch(nbytes, 0)
+        else:
+            self._frames_in_scratch(nbytes, -1)
 
-    def _frames_in_scratch(self, end: int) -> None:
+    def _frames_in_scratch(self, end: int, begun: int) -> None:
+        """Handle the frames of the scratch buffer; the one at `begun` began in an earlier read."""
         server = self.server
         view, array = server.scratch_view, server.scratch
-        burst_max = BURST_FACTOR * server.limits.inflight_max
-        frame_max = self.frame_bytes_max
         pos = 0
         while end - pos >= 4:
             (length,) = _unpack_length(view, pos)
-            if not 8 <= length <= frame_max:
-                frame_max = self.frame_bytes_max  # a login in these bytes may have raised it
-                if not 8 <= length <= frame_max:
-                    self._refuse_length(length, view[pos + 4 : end])
-                    return
+            if not 8 <= length <= self._frame_max:
+                self._refuse_length(length, view[pos + 4 : end])
+                return
             stop = pos + 4 + length
             if stop > end:
                 break
-            if self.inflight >= burst_max:
+            if self.inflight >= server.burst_max:
                 self._held, self._carry = True, bytes(view[pos:end])
                 return
             self._request(array, view, pos + 4, stop)
@@ -196,25 +205,24 @@ class Connection(asyncio.BufferedProtocol):
                 return
             pos = stop
         if pos < end:
-            if pos:
-                self._frame_since = self.last_activity
+            if pos != begun:
+                self._frame_since = server.loop.time()
             self._keep_rest(view, pos, end)
 
-    @property
-    def frame_bytes_max(self) -> int:
-        """Longest request that this client may send now."""
+    def _serve(self, served: bool) -> None:
+        """Serve this client, or nothing but its login and what leads there."""
         limit = self.server.limits.frame_bytes_max
-        return limit if self._served else min(limit, UNAUTHENTICATED_BYTES_MAX)
+        self._served = served
+        self._frame_max = limit if served else min(limit, UNAUTHENTICATED_BYTES_MAX)
 
     def _take_held(self) -> None:
         """Answers have left: handle the requests that arrived with too many others."""
         if self.closing:
             return
         held, self._carry, self._held = self._carry, b"", False
-        self._frame_since = self.server.loop.time()
         self._resume()
         self.server.scratch_view[: len(held)] = held
-        self._frames_in_scratch(len(held))
+        self._frames_in_scratch(len(held), -1)
 
     def _keep_rest(self, view: memoryview, pos: int, end: int) -> None:
         """Keep the head of a frame that has not arrived whole."""
@@ -223,18 +231,18 @@ class Connection(asyncio.BufferedProtocol):
         if total <= CARRY_BYTES_MAX:
             self._carry = bytes(view[pos:end])
             return
-        self._carry = bytes(view[pos:end])  # until memory is granted
         self._total = total
-        self._begin_own_frame()
+        self._begin_own_frame(view[pos:end])
 
-    def _begin_own_frame(self) -> None:
-        size = self._capacity(len(self._carry))
+    def _begin_own_frame(self, head: Buffer) -> None:
+        size = self._capacity(len(head))
         if not self.server.memory.take(self, size):
+            self._carry = bytes(head)  # until memory is granted
             self._pause()
             return
         self._array, self._buffer = new_buffer(size)
-        self._filled = len(self._carry)
-        self._buffer[: self._filled] = self._carry
+        self._filled = len(head)
+        self._buffer[: self._filled] = head
         self._carry = b""
 
     def _capacity(self, arrived: int) -> int:
@@ -259,7 +267,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         self._resume()
         if self._buffer is None:
-            self._begin_own_frame()
+            self._begin_own_frame(self._carry)
         else:
             self._grow()
 
@@ -280,7 +288,7 @@ class Connection(asyncio.BufferedProtocol):
         self.server.memory.forget(self)
 
     def _refuse_length(self, length: int, rest: memoryview) -> None:
-        limit = self.frame_bytes_max
+        limit = self._frame_max
         log.warning("frame_refused", peer=self.peer, length=length, limit=limit)
         if length >= 8 and len(rest) >= 8:
             (_, _, request_id) = _unpack_header(rest, 0)
@@ -341,6 +349,8 @@ class Connection(asyncio.BufferedProtocol):
     def overdue(self, now: float) -> str | None:
         """Why this connection should be closed now, if it should."""
         limits = self.server.limits
+        if self.active:
+            self.active, self.last_activity = False, now
         begun = self._buffer is not None or self._carry
         if begun and not self._paused and now - self._frame_since > limits.frame_seconds:
             return "a begun frame did not complete in time"
@@ -365,7 +375,9 @@ class Connection(asyncio.BufferedProtocol):
                 if not api.min_version <= version <= api.max_version:
                     self.respond_error(request_id, *_unsupported(key, version, api))
                     return
-                self._begin()
+                self.inflight += 1
+                if self.inflight == self._inflight_max:
+                    self._pause()
                 raw_handler(self, request_id, version, array, view, start + 8, end)
                 return
             self._ordinary_request(key, version, request_id, view[start + 8 : end])
@@ -404,7 +416,9 @@ class Connection(asyncio.BufferedProtocol):
         if api.public:
             check_control_size(api, len(body))
         request = decode(api.request, body)
-        self._begin()
+        self.inflight += 1
+        if self.inflight == self._inflight_max:
+            self._pause()
         context = RequestContext(self.principal, self.listener.name, version, self.peer, self)
         self.server.spawn(self._answer(handler, request, context, request_id))
 
@@ -430,21 +444,17 @@ class Connection(asyncio.BufferedProtocol):
                 f"listener {self.listener.name} is plaintext and takes no authentication; "
                 "set client.security.protocol=plaintext or use a sasl listener"
             )
-        self._served, self.principal = False, None
+        self._serve(False)
+        self.principal = None
         if request.protocol != "PLAIN":
             raise AuthenticationError(
                 f"SASL mechanism {request.protocol[:32]!r} is not enabled; use PLAIN"
             )
         self.principal = authenticator.authenticate(request.token)
-        self._served = True
+        self._serve(True)
         self.respond_small(request_id, m.AuthenticateResponse().SerializeToString())
 
     # -- answers ----------------------------------------------------------------------------
-
-    def _begin(self) -> None:
-        self.inflight += 1
-        if self.inflight == self.server.limits.inflight_max:
-            self._pause()
 
     def _end(self, raw: Any) -> None:
         if raw is not None and self._served:
@@ -452,12 +462,20 @@ class Connection(asyncio.BufferedProtocol):
 
     def done(self) -> None:
         """One request is answered: a raw handler calls this once per request."""
-        if self.inflight == self.server.limits.inflight_max:
-            if self._held:
-                self.server.loop.call_soon(self._take_held)
-            else:
-                self._resume()
+        if self.inflight == self._inflight_max:
+            self._below_limit()
         self.inflight -= 1
+
+    def _below_limit(self) -> None:
+        """There is room for another request: go on reading."""
+        if self._held:
+            self.server.loop.call_soon(self._take_held)
+        else:
+            self._resume()
+
+    def at_turn_end(self, work: Callable[[], None]) -> None:
+        """Call `work` once at the end of this loop turn, right before the answers leave."""
+        self.server.at_turn_end(work)
 
     def respond(self, request_id: int, buffers: Sequence[Buffer], size: int) -> None:
         """Queue an answer whose body is `buffers`; it leaves at the end of this loop turn."""
@@ -475,6 +493,16 @@ class Connection(asyncio.BufferedProtocol):
             self.server.has_answers(self)
         self._queued += len(body)
         out.append(pack_response(request_id, body))
+
+    def finish(self, request_id: int, body: bytes) -> None:
+        """`respond_small`, then `done`: the usual end of a raw request."""
+        out = self._out
+        if not out:
+            self.server.has_answers(self)
+        out.append(_pack_header(5 + len(body), SUCCESS, request_id) + body)
+        if self.inflight == self._inflight_max:
+            self._below_limit()
+        self.inflight -= 1
 
     def respond_error(self, request_id: int, code: int, message: str) -> None:
         """Queue an error frame."""

@@ -20,6 +20,8 @@ log = structlog.get_logger(__name__)
 
 SCRATCH_BYTES = 256 * 1024
 """Size of the shared receive buffer."""
+BURST_FACTOR = 8
+"""Requests that arrived in one read may exceed the limit in flight by this; the rest waits."""
 
 
 class NetServer:
@@ -39,6 +41,7 @@ class NetServer:
         self.internal_listener = internal_listener
         self.listeners = tuple(listeners)
         self.limits = limits or Limits()
+        self.burst_max = BURST_FACTOR * self.limits.inflight_max
         self.authenticator = authenticator
         self.memory = ReceiveMemory(self.limits.receive_bytes_max)
         self.connections: set[Connection] = set()
@@ -50,6 +53,8 @@ class NetServer:
         self._servers: list[asyncio.Server] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._with_answers: list[Connection] = []
+        self._turn_work: list[Callable[[], None]] = []
+        self._turn_ends = False
         self._sweeper: asyncio.Task[None] | None = None
 
     async def bind(self) -> None:
@@ -121,11 +126,25 @@ class NetServer:
 
     def has_answers(self, connection: Connection) -> None:
         """Have `connection` flushed once, at the end of this loop turn."""
-        if not self._with_answers:
-            self.loop.call_soon(self._flush_turn)
         self._with_answers.append(connection)
+        if not self._turn_ends:
+            self._turn_ends = True
+            self.loop.call_soon(self._end_turn)
 
-    def _flush_turn(self) -> None:
+    def at_turn_end(self, work: Callable[[], None]) -> None:
+        """Call `work` once at the end of this loop turn, right before the answers leave."""
+        self._turn_work.append(work)
+        if not self._turn_ends:
+            self._turn_ends = True
+            self.loop.call_soon(self._end_turn)
+
+    def _end_turn(self) -> None:
+        """Do what gathered while requests came in, then send the answers of the turn."""
+        if self._turn_work:
+            gathered, self._turn_work = self._turn_work, []
+            for work in gathered:
+                work()
+        self._turn_ends = False
         ready, self._with_answers = self._with_answers, []
         for connection in ready:
             connection.flush()

@@ -204,18 +204,41 @@ def build_batch(
     for part in parts:
         batch[pos : pos + part.nbytes] = part
         pos += part.nbytes
-    delta = max(count - 1, 0)
-    covered = (schema_id, int(append_only), delta, writer_id, sequence, count)
-    length = size - LENGTH_OVERHEAD
+    write_header(
+        batch,
+        schema_id,
+        count,
+        magic=magic,
+        writer_id=writer_id,
+        sequence=sequence,
+        append_only=append_only,
+        statistics_length=len(statistics),
+    )
+    return batch
+
+
+def write_header(
+    view: Buffer,
+    schema_id: int,
+    count: int,
+    *,
+    magic: int = 0,
+    writer_id: int = NO_WRITER_ID,
+    sequence: int = NO_SEQUENCE,
+    append_only: bool = True,
+    statistics_length: int = 0,
+) -> None:
+    """Write the header, CRC included, of the batch that fills `view`; its body is there already."""
+    covered = (schema_id, int(append_only), max(count - 1, 0), writer_id, sequence, count)
+    length = len(view) - LENGTH_OVERHEAD
     if magic == 0:
-        _MAGIC_0.pack_into(batch, 0, 0, length, 0, 0, 0, *covered)
+        _MAGIC_0.pack_into(view, 0, 0, length, 0, 0, 0, *covered)
     elif magic == 1:
-        _MAGIC_1.pack_into(batch, 0, 0, length, 1, 0, 0, *covered, len(statistics))
+        _MAGIC_1.pack_into(view, 0, 0, length, 1, 0, 0, *covered, statistics_length)
     else:
         epoch = NO_LEADER_EPOCH
-        _MAGIC_2.pack_into(batch, 0, 0, length, 2, 0, epoch, 0, *covered, len(statistics))
-    seal(batch, 0)
-    return batch
+        _MAGIC_2.pack_into(view, 0, 0, length, 2, 0, epoch, 0, *covered, statistics_length)
+    seal(view, 0)
 
 
 def crc_of(view: Buffer, pos: int, magic: int, end: int) -> int:

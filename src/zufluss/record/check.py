@@ -4,7 +4,7 @@ A `BatchChecker` belongs to one table and takes what a produce request carries f
 or more whole batches. Uncompressed Arrow batches are checked by one kernel call; of compressed
 ones the kernel checks the structure and that no buffer claims more than it can need, then pyarrow
 decompresses and validates the content; rows of INDEXED and COMPACTED tables are checked by
-`rows.py`. The rules stand in `plain.py`. A batch of an unknown schema id is a
+`rowbody.py`. The rules stand in `plain.py`. A batch of an unknown schema id is a
 `SchemaNotExistError`, everything else a `CorruptRecordError` that says which batch, which column
 and what is wrong. One bad batch refuses all of its bucket's.
 
@@ -32,7 +32,8 @@ from zufluss.record.kernels.arrow import check_batch
 from zufluss.record.kernels.lz4 import frame_fault
 from zufluss.record.kernels.produce import check_produce
 from zufluss.record.layout import MASKED, Layout
-from zufluss.record.rows import check_body
+from zufluss.record.rowbody import check_body
+from zufluss.record.rowcodec import RowCodec
 
 ByteArray: TypeAlias = Any
 """A numpy array of uint8, writable or not."""
@@ -71,9 +72,9 @@ class CheckedBatch(NamedTuple):
 class _Known(NamedTuple):
     """A schema the checker has met."""
 
-    schema: Schema
     layout: Layout
     program: npt.NDArray[np.int64]
+    rows: RowCodec | None
 
 
 class BatchChecker:
@@ -108,20 +109,18 @@ class BatchChecker:
 
     def check_produce(
         self, buf: ByteArray, view: memoryview, start: int, end: int, table_id: int
-    ) -> tuple[tuple[int | None, int], int, tuple[CheckedBatch, ...]] | None:
+    ) -> tuple[int, ...] | None:
         """Take a usual small PRODUCE_LOG request of this table apart and check its batch.
 
-        (partition id, bucket id), timeout_ms and the batch; None for a request that is not the
-        usual one or not right: scan it, then `check`, which says why.
+        Returns what `kernels/produce.py` says: the fields of a `CheckedBatch`, its CRC, partition
+        id (-1 for none), bucket id and timeout_ms. None for a request that is not the usual one or
+        not right: scan it, then `check`, which says why.
         """
-        found = check_produce(buf, start, end, table_id, self._program)
-        if found[0] != 1:
+        found: tuple[int, ...] = check_produce(buf, start, end, table_id, self._program)
+        at = found[0]
+        if at < 0 or crc32c(view[at + _COVERED[found[2]] : end]) != found[8]:
             return None
-        partition, at = found[1], found[4]
-        if crc32c(view[at + _COVERED[found[6]] : end]) != found[5]:
-            return None
-        bucket = (None if partition < 0 else partition, found[2])
-        return bucket, found[3], (CheckedBatch._make((at, end, *found[6:])),)
+        return found
 
     def _check_all(
         self, buf: ByteArray, start: int, end: int, result: tuple[int, ...]
@@ -159,21 +158,14 @@ class BatchChecker:
         if fault == Fault.COMPRESSED:
             _check_content(buf[result[2] : batch.end], self._known[batch.schema_id].layout, where)
         elif fault == Fault.ROWS:
-            schema, body = self._known[batch.schema_id].schema, result[2]
-            self._check_rows(buf, body, batch, schema, where)
+            self._check_rows(buf, result[2], batch, where)
         return batch
 
-    def _check_rows(
-        self,
-        buf: ByteArray,
-        body: int,
-        batch: CheckedBatch,
-        schema: Schema,
-        where: str,
-    ) -> None:
+    def _check_rows(self, buf: ByteArray, body: int, batch: CheckedBatch, where: str) -> None:
+        codec = self._known[batch.schema_id].rows
+        assert codec is not None  # only a program of rows lets the kernel answer ROWS
         try:
-            view = memoryview(buf)
-            check_body(view, body, batch.end, batch.record_count, schema, self._log_format)
+            check_body(buf, body, batch.end, batch.record_count, codec)
         except CorruptRecordError as error:
             raise CorruptRecordError(f"{where}: {error.message}") from error
 
@@ -187,14 +179,22 @@ class BatchChecker:
                     f"{where}: the table has no schema {schema_id}; refresh the table's metadata"
                 )
             layout = Layout.of(schema.arrow)
-            program = layout.program(schema_id, rows=self._log_format != "ARROW")
-            known = self._known[schema_id] = _Known(schema, layout, program)
+            codec = _row_codec(schema, self._log_format)
+            program = layout.program(schema_id, rows=codec is not None)
+            known = self._known[schema_id] = _Known(layout, program, codec)
         return known
 
     def _name(self, result: tuple[int, ...]) -> str:
         """Return the column that a fault is about."""
         known = self._known.get(result[7])
         return known.layout.nodes[result[1]].path if known and result[1] >= 0 else ""
+
+
+def _row_codec(schema: Schema, log_format: str) -> RowCodec | None:
+    """What checks the rows of a table's log, None if its log has Arrow batches."""
+    if log_format == "INDEXED":
+        return RowCodec(schema, "INDEXED")
+    return RowCodec(schema, "COMPACTED") if log_format == "COMPACTED" else None
 
 
 def _check_crc(buf: ByteArray, start: int, result: tuple[int, ...], where: str) -> None:

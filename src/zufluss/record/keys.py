@@ -121,6 +121,22 @@ class KeyEncoder:
         lake = None if text is None else text.lower()
         return cls(info.bucket_keys, bucket_encoding(lake), lake)
 
+    @classmethod
+    def of_primary_key(cls, info: TableInfo) -> KeyEncoder:
+        """The encoder of the keys under which a primary-key table stores its rows.
+
+        Paimon and iceberg tables of format version 2 have keys of the lake's encoding only where
+        the bucket key is the whole key: a prefix of it could not be looked up otherwise.
+        """
+        descriptor = info.descriptor
+        text = descriptor.properties.get("table.datalake.format")
+        lake = None if text is None else text.lower()
+        version = int(descriptor.properties.get("table.kv.format-version", "1"))
+        columns = descriptor.physical_primary_key
+        if lake in ("paimon", "iceberg") and (version == 1 or descriptor.has_default_bucket_key):
+            return cls(columns, bucket_encoding(lake), lake)
+        return cls(columns, "compacted", lake)
+
     def encode(self, batch: pa.RecordBatch) -> tuple[Bytes, Offsets]:
         """The key of every row."""
         return encode_keys(batch, self.columns, self.encoding)

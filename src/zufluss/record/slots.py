@@ -58,6 +58,15 @@ def read_array(
     view: memoryview, pos: int, end: int, element: DataType, read_row: RowReader
 ) -> list[Value]:
     """The elements of the array in `view[pos:end]`."""
+    values = _elements(view, pos, end, element, read_row)
+    if not element.nullable and None in values:
+        raise CorruptRecordError(f"element {values.index(None)} of an array is NOT NULL and NULL")
+    return values
+
+
+def _elements(
+    view: memoryview, pos: int, end: int, element: DataType, read_row: RowReader
+) -> list[Value]:
     reader = Reader(view, pos, end)
     count = reader.number(b.I32)
     if count < 0:
@@ -83,7 +92,7 @@ def read_map(
     """The entries of the map in `view[pos:end]`."""
     reader = Reader(view, pos, end)
     start = reader.take(reader.number(b.I32))
-    keys = read_array(view, start, reader.pos, data_type.key, read_row)
+    keys = _elements(view, start, reader.pos, data_type.key, read_row)
     values = read_array(view, reader.pos, end, data_type.value, read_row)
     if len(keys) != len(values):
         raise CorruptRecordError(f"a map has {len(keys)} keys and {len(values)} values")
@@ -223,7 +232,11 @@ def read_nested(
         return read_array(view, pos, end, data_type.element, read_row)
     if isinstance(data_type, MapType):
         return read_map(view, pos, end, data_type, read_row)
-    return tuple(read_row(view, pos, end, data_type.children()))
+    fields = tuple(read_row(view, pos, end, data_type.children()))
+    for i, (value, child) in enumerate(zip(fields, data_type.children(), strict=True)):
+        if value is None and not child.nullable:
+            raise CorruptRecordError(f"field {i} of a ROW is NOT NULL and NULL")
+    return fields
 
 
 def write_nested(value: Value, data_type: DataType, write_row: RowWriter) -> bytes:

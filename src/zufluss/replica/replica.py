@@ -13,10 +13,11 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
-from zufluss.errors import LogStorageError
+from zufluss.errors import InvalidTableError, LogStorageError
 from zufluss.model.table import PhysicalTablePath, TableBucket
 
 if TYPE_CHECKING:
+    from zufluss.kv.tablet import KvTablet
     from zufluss.log.log import Log
 
 
@@ -45,6 +46,7 @@ class Replica:
         "bucket",
         "failure",
         "fetch_waiters",
+        "kv",
         "leader_epoch",
         "log",
         "path",
@@ -59,6 +61,8 @@ class Replica:
         self.leader_epoch = leader_epoch
         self.append_waiters: deque[tuple[int, AppendWaiter]] = deque()
         self.fetch_waiters: set[FetchWaiter] = set()
+        self.kv: KvTablet | None = None
+        """The key-value state of a primary-key table's bucket, None for a log table."""
         self.failure: LogStorageError | None = None
         """Set when the disk failed under this bucket: it takes no more writes."""
 
@@ -70,9 +74,29 @@ class Replica:
             f"high watermark {log.high_watermark})"
         )
 
+    @property
+    def tablet(self) -> KvTablet:
+        """The key-value state, of a bucket that has one."""
+        assert self.kv is not None
+        return self.kv
+
+    def row_count(self) -> int:
+        """The rows a reader finds: of a log what is durable, of a primary-key table its keys."""
+        if self.kv is None:
+            return self.log.high_watermark - self.log.log_start_offset
+        count = self.kv.row_count if self.kv.table.before_images else None
+        if count is None:
+            raise InvalidTableError(
+                f"the rows of {self.path} are not counted: with table.changelog.image = WAL a "
+                "write does not tell whether its key is new; count them with a scan"
+            )
+        return count
+
     def advance(self, offset: int) -> None:
         """Move the high watermark to `offset` and wake whom that concerns."""
         self.log.advance_high_watermark(offset)
+        if self.kv is not None:
+            self.kv.store.horizon = self.log.high_watermark
         waiters = self.append_waiters
         while waiters and waiters[0][0] <= offset:
             waiters.popleft()[1].acknowledged()

@@ -39,6 +39,7 @@ from zufluss.model.predicate import Predicate
 from zufluss.net.connection import Connection, check_control_size
 from zufluss.record.batch import iter_headers
 from zufluss.record.stats import may_match, read_statistics
+from zufluss.tablet.projected import read_projected
 from zufluss.wire import messages as m
 from zufluss.wire.api import APIS, ApiKey
 from zufluss.wire.codec import decode
@@ -203,15 +204,22 @@ class FetchReader:
         first = not self.bytes_read
         records: Buffers = []
         filtered_end: int | None = None
-        if room > 0 or first:
+        projector = self.server.tables[table.table_id].projector
+        if not (room > 0 or first):
+            pass
+        elif table.columns is not None and table.predicate is None:
+            records, found = read_projected(
+                log, projector, table.columns, offset, room, at_least_one=first, nowait=nowait
+            )
+            self.bytes_found += found
+        else:
             read = log.read(offset, max(room, 0), at_least_one=first, nowait=nowait)
             records = [read.records] if len(read.records) else []
             self.bytes_found += len(read.records)
-        if records and table.predicate is not None:
-            records, filtered_end = self._prune(table, table.predicate, records[0])
-        if records and table.columns is not None:
-            projector = self.server.tables[table.table_id].projector
-            records = [p for r in records for p in projector.project_all(r, table.columns)]
+            if records and table.predicate is not None:
+                records, filtered_end = self._prune(table, table.predicate, records[0])
+            if table.columns is not None:
+                records = [p for r in records for p in projector.project_all(r, table.columns)]
         self.bytes_read += sum(map(len, records))
         if filtered_end is not None:
             self.answer_now = True

@@ -83,6 +83,14 @@ class CoordinatorLink:
         )
         return range(answer.first_writer_id, answer.first_writer_id + answer.count)
 
+    async def allocate_ids(self, table_id: int, column_id: int, count: int) -> tuple[int, int]:
+        """Ids of an auto-increment column from the coordinator: the first, one after the last."""
+        answer = await self._call(
+            ApiKey.ALLOCATE_IDS,
+            m.AllocateIdsRequest(table_id=table_id, column_id=column_id, count=count),
+        )
+        return answer.start, answer.end
+
     async def join(self) -> None:
         """Register once, and become what the coordinator says."""
         request = m.RegisterTabletServerRequest(

@@ -15,7 +15,7 @@ has been written by then.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import structlog
 
@@ -52,6 +52,12 @@ _LONE = {0}
 """What waits of a request with one entry; shared, since nothing is ever taken from it."""
 
 
+class Awaiting(Protocol):
+    """A handler with requests that wait to be acknowledged."""
+
+    pending: set[PendingProduce]
+
+
 class PendingProduce:
     """A request of which some entries are written and not yet acknowledged."""
 
@@ -66,7 +72,7 @@ class PendingProduce:
     )
 
     def __init__(
-        self, owner: Producer, connection: Connection, request_id: int, deadline: float
+        self, owner: Awaiting, connection: Connection, request_id: int, deadline: float
     ) -> None:
         self.owner = owner
         self.connection = connection
@@ -109,12 +115,16 @@ class PendingProduce:
             )
         )
 
+    def body(self) -> bytes:
+        """The answer."""
+        return produce_response(self.entries)
+
     def _answer(self) -> None:
         if self.answered:
             return
         self.answered = True
         self.owner.pending.discard(self)
-        self.connection.respond_small(self.request_id, produce_response(self.entries))
+        self.connection.respond_small(self.request_id, self.body())
         self.connection.done()
 
 

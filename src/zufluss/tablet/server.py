@@ -12,7 +12,7 @@ with the reason, everything else is served (A7).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,10 +27,12 @@ from zufluss.errors import (
     CorruptRecordError,
     InvalidTableError,
     LogStorageError,
+    NonPrimaryKeyTableError,
     SchemaNotExistError,
     UnknownTableOrBucketError,
     ZuflussError,
 )
+from zufluss.kv.table import KvTable
 from zufluss.log.config import FlushMode, LogConfig
 from zufluss.log.files import Files
 from zufluss.log.log import Log
@@ -43,7 +45,10 @@ from zufluss.record.project import Projector
 from zufluss.replica.replica import Replica
 from zufluss.tablet.fetch import Fetcher
 from zufluss.tablet.identity import claim
+from zufluss.tablet.kv import KvHost
+from zufluss.tablet.lookup import Lookups
 from zufluss.tablet.produce import Producer
+from zufluss.tablet.put import Putter
 
 log = structlog.get_logger(__name__)
 
@@ -54,6 +59,8 @@ TIMEOUT_CHECK_SECONDS = 0.25
 
 BucketKey = tuple[int | None, int]
 """Partition id and bucket id inside a table."""
+AllocateIds = Callable[[int, int, int], Awaitable[tuple[int, int]]]
+"""Of a table id, a column id and a count: fresh ids, the first and the one after the last."""
 
 
 class Refused(NamedTuple):
@@ -72,6 +79,8 @@ class TableState:
         self.info: TableInfo
         self.schemas: Mapping[int, Schema]
         self.projector: Projector
+        self.kv: KvTable | None
+        """What the buckets of a primary-key table need to know."""
         self.replicas: dict[BucketKey, Replica] = {}
         self.refused: dict[BucketKey, Refused] = {}
         """Buckets whose data is damaged."""
@@ -83,6 +92,7 @@ class TableState:
         """The table is new, or was altered."""
         self.info, self.schemas = entry.info, entry.schemas
         self.projector = Projector(self.find_schema, self.info.schema)
+        self.kv = KvTable(self.info, self.schemas) if self.info.has_primary_key else None
 
     def find_schema(self, schema_id: int) -> Schema | None:
         """A schema of the table, or None."""
@@ -109,10 +119,15 @@ class TabletServer:
         self.server_id = conf.get(options.TABLET_SERVER_ID)
         self.data_dir = Path(conf.get(options.DATA_DIR))
         self.image = ClusterImage()
+        self.allocate_ids: AllocateIds
+        """Asks the coordinator for ids of an auto-increment column; set by who starts the roles."""
         self.tables: dict[int, TableState] = {}
         self.readers = ThreadPoolExecutor(READER_THREADS, thread_name_prefix="zufluss-read")
         self.producer = Producer(self)
         self.fetcher = Fetcher(self)
+        self.kv = KvHost(conf, self.data_dir, files, self.loop)
+        self.putter = Putter(self)
+        self.lookups = Lookups(self)
         flush = FlushMode(conf.get(options.ZUFLUSS_LOG_FLUSH))
         self.logs = LogManager(
             self.data_dir,
@@ -151,7 +166,7 @@ class TabletServer:
             if state is not None:
                 self._alter(state, entry)
         for assignment in replicas:
-            self._start(assignment)
+            await self._start(assignment)
         if not self._started:
             self._started = True
             self.logs.started()
@@ -170,7 +185,7 @@ class TabletServer:
     async def start_replicas(self, replicas: Sequence[ReplicaAssignment]) -> None:
         """Hold these buckets; raises the reason when one of them cannot be served."""
         for assignment in replicas:
-            refused = self._start(assignment)
+            refused = await self._start(assignment)
             if refused is not None:
                 raise refused
 
@@ -183,8 +198,8 @@ class TabletServer:
             else:
                 self._stop_refused(stop.table_bucket, delete=stop.delete)
 
-    def _start(self, assignment: ReplicaAssignment) -> ZuflussError | None:
-        """Open the log of a bucket and lead it, or note why its data cannot be served."""
+    async def _start(self, assignment: ReplicaAssignment) -> ZuflussError | None:
+        """Open a bucket and lead it, or note why its data cannot be served."""
         bucket = assignment.table_bucket
         state = self._state(bucket.table_id)
         key = (bucket.partition_id, bucket.bucket_id)
@@ -194,12 +209,14 @@ class TabletServer:
                 opened = self.logs.open_log(
                     assignment.physical_path, bucket, self._log_config(state.info), self.clock_ms()
                 )
+                replica = Replica(bucket, assignment.physical_path, opened, assignment.leader_epoch)
+                if state.kv is not None:
+                    replica.kv = await self.kv.open(replica, state.kv)
             except (CorruptRecordError, OSError) as e:
                 log.error("bucket_refused", bucket=str(bucket), reason=str(e))
                 reason = LogStorageError(f"{assignment.physical_path} {bucket}: {e}")
                 state.refused[key] = Refused(assignment.physical_path, reason)
                 return reason
-            replica = Replica(bucket, assignment.physical_path, opened, assignment.leader_epoch)
             state.replicas[key] = replica
             self._replica_of[opened] = replica
         replica.leader_epoch = replica.log.leader_epoch = assignment.leader_epoch
@@ -219,6 +236,8 @@ class TabletServer:
         config = self._log_config(entry.info)
         for replica in state.replicas.values():
             replica.log.config = config
+            if replica.kv is not None and state.kv is not None:
+                replica.kv.table = state.kv
 
     def _stop(self, replica: Replica, *, delete: bool) -> None:
         bucket = replica.bucket
@@ -229,6 +248,8 @@ class TabletServer:
         try:
             if delete:
                 self.logs.drop(replica.log)
+            if replica.kv is not None:
+                self.kv.stop(replica, delete=delete, then=self.logs.remove_empty_parents)
         except OSError as e:
             # The next start removes what the coordinator does not assign.
             log.error("log_not_removed", bucket=str(bucket), error=str(e))
@@ -242,6 +263,7 @@ class TabletServer:
             self._forget_if_empty(state)
             if delete:
                 self.logs.drop_refused(refused.path, bucket)
+                self.kv.remove(refused.path, bucket)
 
     def _forget_if_empty(self, state: TableState) -> None:
         if not state.replicas and not state.refused:
@@ -256,6 +278,10 @@ class TabletServer:
                 log.info("dropped_log_removed", directory=str(directory))
                 self.files.remove_tree(directory)
                 self.logs.remove_empty_parents(directory)
+        states = {self.kv.directory(r.physical_path, r.table_bucket) for r in replicas}
+        for directory in self.kv.remove_others(states):
+            log.info("dropped_state_removed", directory=str(directory))
+            self.logs.remove_empty_parents(directory)
 
     def _log_config(self, info: TableInfo) -> LogConfig:
         conf = self.conf
@@ -284,12 +310,14 @@ class TabletServer:
             raise self.why_not(table_id, partition_id, bucket_id)
         return found
 
-    def log_replica(self, table_id: int, partition_id: int | None, bucket_id: int) -> Replica:
-        """The replica of a bucket of a log table; a primary-key table is refused."""
-        state = self.tables.get(table_id)
-        if state is not None and state.has_primary_key:
-            raise self.why_not(table_id, partition_id, bucket_id)
-        return self.replica(table_id, partition_id, bucket_id)
+    def kv_replica(self, table_id: int, partition_id: int | None, bucket_id: int) -> Replica:
+        """The replica of a bucket of a primary-key table; a log table is refused."""
+        replica = self.replica(table_id, partition_id, bucket_id)
+        if replica.kv is None:
+            raise NonPrimaryKeyTableError(
+                f"{replica.path} has no primary key: append to it and scan its log"
+            )
+        return replica
 
     def why_not(self, table_id: int, partition_id: int | None, bucket_id: int) -> ZuflussError:
         """Why a bucket cannot be written as a log, or is not here."""
@@ -349,14 +377,24 @@ class TabletServer:
 
     async def _expire_requests(self) -> None:
         await self._again_and_again(
-            TIMEOUT_CHECK_SECONDS, lambda: self.producer.expire(self.loop.time())
+            TIMEOUT_CHECK_SECONDS, lambda: self._expire_pending(self.loop.time())
         )
+
+    def _expire_pending(self, now: float) -> None:
+        self.producer.expire(now)
+        self.putter.expire(now)
 
     async def _expire_segments(self) -> None:
         await self._again_and_again(
             self.conf.get(options.LOG_RETENTION_CHECK_INTERVAL) / 1000,
-            lambda: self.logs.expire(self.clock_ms()),
+            self._expire_data,
         )
+
+    def _expire_data(self) -> None:
+        now_ms = self.clock_ms()
+        self.logs.expire(now_ms)
+        self.kv.flush_held_back()
+        self.kv.forget_expired_writers(now_ms)
 
     async def _again_and_again(self, seconds: float, work: Callable[[], object]) -> None:
         """A failure is logged and ends nothing: the next round may well succeed."""
@@ -371,5 +409,6 @@ class TabletServer:
         """Sync and close every log; the next start needs no recovery."""
         for task in tuple(self._tasks):
             task.cancel()
+        await self.kv.close()
         await self.logs.close()
         self.readers.shutdown(wait=False)

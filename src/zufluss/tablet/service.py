@@ -38,18 +38,18 @@ class TabletService:
         """Attach every handler of this role."""
         services.register_raw(ApiKey.PRODUCE_LOG, self.server.producer.handle)
         services.register_raw(ApiKey.FETCH_LOG, self.server.fetcher.handle)
+        services.register_raw(ApiKey.PUT_KV, self.server.putter.handle)
+        services.register_raw(ApiKey.LOOKUP, self.server.lookups.handle)
+        services.register(ApiKey.PREFIX_LOOKUP, self.server.lookups.prefix_lookup)
         services.register(ApiKey.LIST_OFFSETS, self.list_offsets)
         services.register(ApiKey.LIMIT_SCAN, self.limit_scan)
+        services.register(ApiKey.GET_TABLE_STATS, self.get_table_stats)
 
     async def list_offsets(
         self, request: m.ListOffsetsRequest, context: RequestContext
     ) -> m.ListOffsetsResponse:
         """Earliest, latest, or by-timestamp offsets of some buckets of a table or partition."""
-        if len(request.bucket_id) > BUCKETS_MAX:
-            raise RecordTooLargeError(
-                f"{len(request.bucket_id)} buckets in one request; at most {BUCKETS_MAX} are "
-                "allowed, send several"
-            )
+        _check_bucket_count(len(request.bucket_id))
         find = self._offset_finder(request)
         partition_id = request.partition_id if request.HasField("partition_id") else None
         response = m.ListOffsetsResponse()
@@ -94,10 +94,26 @@ class TabletService:
 
         return by_timestamp
 
+    async def get_table_stats(
+        self, request: m.GetTableStatsRequest, context: RequestContext
+    ) -> m.GetTableStatsResponse:
+        """The number of rows in some buckets; there are no statistics of single columns."""
+        _check_bucket_count(len(request.buckets_req))
+        response = m.GetTableStatsResponse()
+        for wanted in request.buckets_req:
+            partition_id = wanted.partition_id if wanted.HasField("partition_id") else None
+            entry = response.buckets_resp.add(bucket_id=wanted.bucket_id, partition_id=partition_id)
+            try:
+                replica = self.server.replica(request.table_id, partition_id, wanted.bucket_id)
+                entry.row_count = replica.row_count()
+            except ZuflussError as e:
+                entry.error_code, entry.error_message = e.code, e.message
+        return response
+
     async def limit_scan(
         self, request: m.LimitScanRequest, context: RequestContext
     ) -> m.LimitScanResponse:
-        """The batches that hold the last `limit` rows of a bucket."""
+        """The last `limit` rows of a log, in whole batches, or rows of a primary-key table."""
         while True:
             await context.reader.has_read()
             async with self._limit_scans:
@@ -108,8 +124,12 @@ class TabletService:
         partition_id = request.partition_id if request.HasField("partition_id") else None
         response = m.LimitScanResponse(is_log_table=True)
         try:
-            replica = self.server.log_replica(request.table_id, partition_id, request.bucket_id)
-            response.records = await self._last_rows(replica, request.limit)
+            replica = self.server.replica(request.table_id, partition_id, request.bucket_id)
+            response.is_log_table = replica.kv is None
+            if replica.kv is not None:
+                response.records = await self.server.lookups.first_rows(replica, request.limit)
+            else:
+                response.records = await self._last_rows(replica, request.limit)
         except ZuflussError as e:
             response.error_code, response.error_message = e.code, e.message
         return response
@@ -133,3 +153,10 @@ class TabletService:
             room -= len(read.records)
             offset = read.end_offset
         return b"".join(parts)
+
+
+def _check_bucket_count(count: int) -> None:
+    if count > BUCKETS_MAX:
+        raise RecordTooLargeError(
+            f"{count} buckets in one request; at most {BUCKETS_MAX} are allowed, send several"
+        )

@@ -74,6 +74,8 @@ from zufluss.wire.proto.common_pb2 import (
     PbTablePath,
 )
 from zufluss.wire.proto.extension_pb2 import (
+    AllocateIdsRequest,
+    AllocateIdsResponse,
     AllocateWriterIdsRequest,
     AllocateWriterIdsResponse,
     RegisterTabletServerRequest,
@@ -248,6 +250,8 @@ __all__ = [
     "AddServerTagResponse",
     "AdjustIsrRequest",
     "AdjustIsrResponse",
+    "AllocateIdsRequest",
+    "AllocateIdsResponse",
     "AllocateWriterIdsRequest",
     "AllocateWriterIdsResponse",
     "AlterClusterConfigsRequest",

@@ -15,17 +15,29 @@ buffers they came in. Everything else on the wire goes through protobuf (`codec.
 Clients write the fields in number order and integers in their shortest form, so `scan_produce`
 matches exactly that shape with one regular expression (C speed, no copy) and hands everything else
 to `scan_produce_any`, which reads any order, skips unknown fields, and lets the last of several
-values win, as protobuf does. It is stricter in two ways: a known field with another wire type and
-groups (which the protocol has none of) are refused. Both agree with protobuf by property test.
+values win, as protobuf does (`fields.py`). Both agree with protobuf by property test.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple, NoReturn
+from typing import Final, NamedTuple
 
 from zufluss.errors import CorruptMessageError
+from zufluss.wire.fields import (
+    BYTES,
+    VARINT,
+    BucketScan,
+    read_length,
+    read_tag,
+    read_varint,
+    refuse_type,
+    scan_bucket,
+    skip_field,
+    to_int32,
+    to_int64,
+)
 
 Buffer = bytes | bytearray | memoryview
 
@@ -33,26 +45,7 @@ BUCKETS_MAX: Final = 1 << 16
 """Entries of one produce request; a frame of nothing but tiny entries must not fill the memory."""
 
 _UINT64_MASK: Final = (1 << 64) - 1
-_VARINT: Final = 0
-_FIXED64: Final = 1
-_BYTES: Final = 2
-_FIXED32: Final = 5
-_FIELD_MAX: Final = (1 << 29) - 1
-_LENGTH_MAX: Final = (1 << 31) - 1
 _CACHE_ENTRIES_MAX: Final = 1 << 14
-
-
-class BucketScan(NamedTuple):
-    """One bucket of a produce request, and where its records lie."""
-
-    partition_id: int | None
-    """None for a table without partitions."""
-    bucket_id: int
-    """As sent; whether it exists is the caller's to check."""
-    start: int
-    """Position of the first byte of the records in the scanned buffer."""
-    end: int
-    """Position after their last byte."""
 
 
 class ProduceScan(NamedTuple):
@@ -179,118 +172,32 @@ def scan_produce_any(view: memoryview, start: int, end: int) -> ProduceScan:
     buckets: list[BucketScan] = []
     position = start
     while position < end:
-        tag, position = _tag(view, position, end)
+        tag, position = read_tag(view, position, end)
         field, wire_type = tag >> 3, tag & 7
         if field > 4:
-            position = _skip(view, position, end, wire_type)
-        elif wire_type != (_BYTES if field == 4 else _VARINT):
-            _wrong_type("ProduceLogRequest", field, wire_type)
+            position = skip_field(view, position, end, wire_type)
+        elif wire_type != (BYTES if field == 4 else VARINT):
+            refuse_type("ProduceLogRequest", field, wire_type)
         elif field == 4:
-            bucket_start, position = _length(view, position, end)
+            bucket_start, position = read_length(view, position, end)
             if len(buckets) >= BUCKETS_MAX:
                 raise CorruptMessageError(
                     f"a ProduceLogRequest has more than {BUCKETS_MAX} buckets; send several"
                 )
-            buckets.append(_scan_bucket(view, bucket_start, position))
+            buckets.append(scan_bucket(view, bucket_start, position))
         else:
-            value, position = _varint(view, position, end)
+            value, position = read_varint(view, position, end)
             if field == 1:
-                acks = _int32(value)
+                acks = to_int32(value)
             elif field == 2:
-                table_id = _int64(value)
+                table_id = to_int64(value)
             else:
-                timeout_ms = _int32(value)
+                timeout_ms = to_int32(value)
     if acks is None or table_id is None or timeout_ms is None:
         raise CorruptMessageError(
             "a ProduceLogRequest lacks one of its required fields acks, table_id, timeout_ms"
         )
     return ProduceScan(acks, table_id, timeout_ms, buckets)
-
-
-def _scan_bucket(view: memoryview, position: int, end: int) -> BucketScan:
-    partition_id = bucket_id = start = None
-    stop = end
-    while position < end:
-        tag, position = _tag(view, position, end)
-        field, wire_type = tag >> 3, tag & 7
-        if field > 3:
-            position = _skip(view, position, end, wire_type)
-        elif wire_type != (_BYTES if field == 3 else _VARINT):
-            _wrong_type("PbProduceLogReqForBucket", field, wire_type)
-        elif field == 3:
-            start, stop = _length(view, position, end)
-            position = stop
-        else:
-            value, position = _varint(view, position, end)
-            if field == 1:
-                partition_id = _int64(value)
-            else:
-                bucket_id = _int32(value)
-    if bucket_id is None or start is None:
-        raise CorruptMessageError(
-            "a PbProduceLogReqForBucket lacks one of its required fields bucket_id, records"
-        )
-    return BucketScan(partition_id, bucket_id, start, stop)
-
-
-def _varint(view: memoryview, position: int, end: int, bytes_max: int = 10) -> tuple[int, int]:
-    """The unsigned integer at `position`, cut to 64 bits, and the position after it."""
-    value = 0
-    limit = min(end, position + bytes_max)
-    for index in range(position, limit):
-        byte = view[index]
-        value |= (byte & 0x7F) << 7 * (index - position)
-        if byte < 0x80:
-            return value & _UINT64_MASK, index + 1
-    if limit == end:
-        raise CorruptMessageError(f"the message ends within the integer at byte {position}")
-    raise CorruptMessageError(f"the integer at byte {position} is longer than {bytes_max} bytes")
-
-
-def _tag(view: memoryview, position: int, end: int) -> tuple[int, int]:
-    tag, after = _varint(view, position, end, bytes_max=5)
-    if not 1 <= tag >> 3 <= _FIELD_MAX:
-        raise CorruptMessageError(
-            f"field number {tag >> 3} at byte {position}; allowed are 1 to {_FIELD_MAX}"
-        )
-    return tag, after
-
-
-def _length(view: memoryview, position: int, end: int) -> tuple[int, int]:
-    """Start and end of the length-prefixed bytes at `position`."""
-    length, start = _varint(view, position, end, bytes_max=5)
-    if length > _LENGTH_MAX or start + length > end:
-        raise CorruptMessageError(
-            f"the field at byte {position} claims {length} bytes, {end - start} are there"
-        )
-    return start, start + length
-
-
-def _skip(view: memoryview, position: int, end: int, wire_type: int) -> int:
-    """The position after an unknown field."""
-    if wire_type == _VARINT:
-        return _varint(view, position, end)[1]
-    if wire_type == _BYTES:
-        return _length(view, position, end)[1]
-    if wire_type not in (_FIXED64, _FIXED32):
-        raise CorruptMessageError(f"wire type {wire_type} at byte {position} is not supported")
-    after = position + (8 if wire_type == _FIXED64 else 4)
-    if after > end:
-        raise CorruptMessageError(f"the message ends within the field at byte {position}")
-    return after
-
-
-def _wrong_type(message: str, field: int, wire_type: int) -> NoReturn:
-    raise CorruptMessageError(f"field {field} of a {message} has the wire type {wire_type}")
-
-
-def _int32(value: int) -> int:
-    value &= 0xFFFF_FFFF
-    return value - (1 << 32) if value >> 31 else value
-
-
-def _int64(value: int) -> int:
-    return value - (1 << 64) if value >> 63 else value
 
 
 # ---- Responses
@@ -314,6 +221,8 @@ def varint(value: int) -> bytes:
 
 
 _BYTE: Final = [bytes((value,)) for value in range(0x80)]
+_MORE: Final = [bytes((value | 0x80,)) for value in range(0x80)]
+"""Seven bits of an integer that has more."""
 
 
 class _Encoded(dict[int, bytes]):
@@ -331,7 +240,12 @@ _encoded: Final = _Encoded()
 
 def produce_ok(bucket_id: int, partition_id: int | None, base_offset: int) -> bytes:
     """The body of a ProduceLogResponse that acknowledges one bucket."""
-    entry = b"\x10" + _encoded[bucket_id] + b"\x28" + varint(base_offset)
+    entry = b"\x10" + _encoded[bucket_id] + b"\x28"
+    if base_offset < 0x4000:
+        entry += _encoded[base_offset]
+    else:  # the high bits stay the same for many offsets
+        entry += _MORE[base_offset & 0x7F] + _MORE[base_offset >> 7 & 0x7F]
+        entry += _encoded[base_offset >> 14]
     if partition_id is not None:
         entry = b"\x08" + _encoded[partition_id] + entry
     return b"\x0a" + _BYTE[len(entry)] + entry

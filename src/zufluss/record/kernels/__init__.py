@@ -22,9 +22,11 @@ def is_cold() -> bool:
 
 def warm() -> float:
     """Load (or, the first time, compile) every kernel; return the seconds it took."""
+    from zufluss.record.kernels.cache import MODULES_OUTSIDE
+
     begin = time.perf_counter()
-    for module in pkgutil.iter_modules(__path__):
-        if module.name == "__main__":
-            continue
-        importlib.import_module(f"{__name__}.{module.name}")
+    inside = (f"{__name__}.{m.name}" for m in pkgutil.iter_modules(__path__))
+    for name in (*inside, *MODULES_OUTSIDE):
+        if not name.endswith("__main__"):
+            importlib.import_module(name)
     return time.perf_counter() - begin

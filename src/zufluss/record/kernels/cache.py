@@ -4,7 +4,8 @@ numba caches machine code beside the source, else in the user's cache directory,
 in a container with a read-only install and no home every start would compile for seconds. And it
 looks only at the file of the cached function, so a change in a function that it calls from
 another file goes unnoticed. Hence a directory of our own, named after the content of every file
-that kernels may take constants and functions from (this package and `SOURCES_OUTSIDE`): under
+that kernels may take constants and functions from (this package, `SOURCES_OUTSIDE`,
+`MODULES_OUTSIDE`): under
 `NUMBA_CACHE_DIR` if set, beside the source if that is writable, in the user's cache directory, or
 in a private directory under the temporary one. The cache is loaded as code, so a directory that
 others can write to is never used.
@@ -24,8 +25,20 @@ from typing import Any, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-SOURCES_OUTSIDE = ("fault.py", "batch.py", "lz4.py")
+SOURCES_OUTSIDE = ("fault.py", "batch.py", "lz4.py", "slices.py")
 """Files of `zufluss.record` that kernel modules import from, besides their own package."""
+
+MODULES_OUTSIDE = (
+    "zufluss.kv.kernels",
+    "zufluss.kv.words",
+    "zufluss.kv.gather",
+    "zufluss.kv.merge.base",
+    "zufluss.kv.merge.last_row",
+    "zufluss.kv.merge.first_row",
+    "zufluss.kv.merge.versioned",
+    "zufluss.kv.merge.partial",
+)
+"""Modules with kernels that belong to what they do more than to this package."""
 
 KEPT_GENERATIONS = 4
 """How many versions of the compiled kernels stay on disk."""
@@ -55,7 +68,9 @@ def source_digest() -> str:
     digest = hashlib.sha256()
     here = Path(__file__).parent
     outside = (here.parent / name for name in SOURCES_OUTSIDE)
-    for path in (*outside, *sorted(here.glob("*.py"))):
+    source = here.parents[2]
+    modules = (source / f"{name.replace('.', '/')}.py" for name in MODULES_OUTSIDE)
+    for path in (*outside, *modules, *sorted(here.glob("*.py"))):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]
 
@@ -87,15 +102,18 @@ def cache_directory() -> Path:
     return directory
 
 
-def kernel(*signatures: Any, boundscheck: bool = False) -> Callable[[F], F]:
+def kernel(*signatures: Any, boundscheck: bool = False, inline: bool = False) -> Callable[[F], F]:
     """Compile a function for `signatures` now, from the cache if it can; it runs without the GIL.
 
     Without signatures the function is a part of other kernels and compiled with them. A kernel that
-    does not compare positions itself is compiled with `boundscheck`.
+    does not compare positions itself is compiled with `boundscheck`. A part that runs once per
+    value is compiled into its caller with `inline`: the call would cost more than the work.
     """
     import numba
 
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "boundscheck": boundscheck}
+    if inline:
+        options["forceinline"] = True
 
     def decorate(function: F) -> F:
         compiler: Any = numba.njit

@@ -6,9 +6,9 @@ field scanner and the batch checker are one kernel. Everything else, and everyth
 gets the answer "not usual" and takes the plain path (`wire.scan.scan_produce`, then
 `BatchChecker.check`), which is this kernel's twin and the one that finds words for what is wrong.
 
-`check_produce(buf, start, end, table_id, program)` returns twelve integers: 1 for usual and right,
-partition id (-1 for none), bucket id, timeout_ms, then of the batch its start, CRC, magic, schema
-id, record count, last offset delta, writer id and sequence. The caller compares the CRC.
+`check_produce(buf, start, end, table_id, program)` returns twelve integers: the eight of a
+`CheckedBatch` (its start is -1 if the request is not usual or not right), then CRC, partition id
+(-1 for none), bucket id and timeout_ms. The caller compares the CRC.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def _field(buf: Any, pos: Any, end: Any, tag: Any, longest: Any) -> Any:
 @kernel(_RESULT(BYTES, types.int64, types.int64, types.int64, _PROGRAM))
 def check_produce(buf: Any, start: Any, end: Any, table_id: Any, program: Any) -> Any:
     """Take one usual request apart and check its batch; see the module for what comes back."""
-    zero = np.int64(0)
-    unusual = (zero, zero, zero, zero, zero, zero, zero, zero, zero, zero, zero, zero)
+    none = np.int64(-1)
+    unusual = (none, none, none, none, none, none, none, none, none, none, none, none)
     if start < 0 or end > buf.size or end - start < SHORTEST or load_u8(buf, start) != 0x08:
         return unusual
     for i in range(1, 10):
@@ -78,16 +78,16 @@ def check_produce(buf: Any, start: Any, end: Any, table_id: Any, program: Any) -
     if result[0] != 0 or result[5] != end:
         return unusual
     return (
-        np.int64(1),
-        partition,
-        bucket,
-        timeout_ms,
         pos,
-        result[4],
+        end,
         result[6],
         result[7],
         result[8],
         result[9],
         result[10],
         result[11],
+        result[4],
+        partition,
+        bucket,
+        timeout_ms,
     )

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from zufluss.wire.proto import cluster_pb2 as zufluss_dot_wire_dot_proto_dot_cluster__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"zufluss/wire/proto/extension.proto\x12\x0czufluss.wire\x1a zufluss/wire/proto/cluster.proto\"Q\n\x1bRegisterTabletServerRequest\x12\x11\n\tserver_id\x18\x01 \x02(\x05\x12\x11\n\tlisteners\x18\x02 \x02(\t\x12\x0c\n\x04rack\x18\x03 \x01(\t\"\xdc\x01\n\x1cRegisterTabletServerResponse\x12\x14\n\x0cserver_epoch\x18\x01 \x02(\x05\x12\x19\n\x11\x63oordinator_epoch\x18\x02 \x02(\x05\x12\x35\n\x08metadata\x18\x03 \x02(\x0b\x32#.zufluss.wire.UpdateMetadataRequest\x12@\n\x08replicas\x18\x04 \x03(\x0b\x32..zufluss.wire.PbNotifyLeaderAndIsrReqForBucket\x12\x12\n\ncluster_id\x18\x05 \x02(\t\"A\n\x16TabletHeartbeatRequest\x12\x11\n\tserver_id\x18\x01 \x02(\x05\x12\x14\n\x0cserver_epoch\x18\x02 \x02(\x05\"4\n\x17TabletHeartbeatResponse\x12\x19\n\x11\x63oordinator_epoch\x18\x01 \x02(\x05\")\n\x18\x41llocateWriterIdsRequest\x12\r\n\x05\x63ount\x18\x01 \x02(\x05\"C\n\x19\x41llocateWriterIdsResponse\x12\x17\n\x0f\x66irst_writer_id\x18\x01 \x02(\x03\x12\r\n\x05\x63ount\x18\x02 \x02(\x05')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"zufluss/wire/proto/extension.proto\x12\x0czufluss.wire\x1a zufluss/wire/proto/cluster.proto\"Q\n\x1bRegisterTabletServerRequest\x12\x11\n\tserver_id\x18\x01 \x02(\x05\x12\x11\n\tlisteners\x18\x02 \x02(\t\x12\x0c\n\x04rack\x18\x03 \x01(\t\"\xdc\x01\n\x1cRegisterTabletServerResponse\x12\x14\n\x0cserver_epoch\x18\x01 \x02(\x05\x12\x19\n\x11\x63oordinator_epoch\x18\x02 \x02(\x05\x12\x35\n\x08metadata\x18\x03 \x02(\x0b\x32#.zufluss.wire.UpdateMetadataRequest\x12@\n\x08replicas\x18\x04 \x03(\x0b\x32..zufluss.wire.PbNotifyLeaderAndIsrReqForBucket\x12\x12\n\ncluster_id\x18\x05 \x02(\t\"A\n\x16TabletHeartbeatRequest\x12\x11\n\tserver_id\x18\x01 \x02(\x05\x12\x14\n\x0cserver_epoch\x18\x02 \x02(\x05\"4\n\x17TabletHeartbeatResponse\x12\x19\n\x11\x63oordinator_epoch\x18\x01 \x02(\x05\")\n\x18\x41llocateWriterIdsRequest\x12\r\n\x05\x63ount\x18\x01 \x02(\x05\"C\n\x19\x41llocateWriterIdsResponse\x12\x17\n\x0f\x66irst_writer_id\x18\x01 \x02(\x03\x12\r\n\x05\x63ount\x18\x02 \x02(\x05\"H\n\x12\x41llocateIdsRequest\x12\x10\n\x08table_id\x18\x01 \x02(\x03\x12\x11\n\tcolumn_id\x18\x02 \x02(\x05\x12\r\n\x05\x63ount\x18\x03 \x02(\x03\"1\n\x13\x41llocateIdsResponse\x12\r\n\x05start\x18\x01 \x02(\x03\x12\x0b\n\x03\x65nd\x18\x02 \x02(\x03')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -44,4 +44,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ALLOCATEWRITERIDSREQUEST']._serialized_end=554
   _globals['_ALLOCATEWRITERIDSRESPONSE']._serialized_start=556
   _globals['_ALLOCATEWRITERIDSRESPONSE']._serialized_end=623
+  _globals['_ALLOCATEIDSREQUEST']._serialized_start=625
+  _globals['_ALLOCATEIDSREQUEST']._serialized_end=697
+  _globals['_ALLOCATEIDSRESPONSE']._serialized_start=699
+  _globals['_ALLOCATEIDSRESPONSE']._serialized_end=748
 # @@protoc_insertion_point(module_scope)

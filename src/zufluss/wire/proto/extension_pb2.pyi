@@ -173,3 +173,54 @@ class AllocateWriterIdsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AllocateWriterIdsResponse: _TypeAlias = AllocateWriterIdsResponse  # noqa: Y015
+
+@_typing.final
+class AllocateIdsRequest(_message.Message):
+    """ALLOCATE_IDS (30003): a tablet server takes a range of ids for an auto-increment column."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TABLE_ID_FIELD_NUMBER: _builtins.int
+    COLUMN_ID_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    table_id: _builtins.int
+    column_id: _builtins.int
+    count: _builtins.int
+    def __init__(
+        self,
+        *,
+        table_id: _builtins.int | None = ...,
+        column_id: _builtins.int | None = ...,
+        count: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["column_id", b"column_id", "count", b"count", "table_id", b"table_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["column_id", b"column_id", "count", b"count", "table_id", b"table_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AllocateIdsRequest: _TypeAlias = AllocateIdsRequest  # noqa: Y015
+
+@_typing.final
+class AllocateIdsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    START_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    start: _builtins.int
+    """the first id"""
+    end: _builtins.int
+    """the id after the last; the range is shorter where the type ends"""
+    def __init__(
+        self,
+        *,
+        start: _builtins.int | None = ...,
+        end: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "start", b"start"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "start", b"start"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AllocateIdsResponse: _TypeAlias = AllocateIdsResponse  # noqa: Y015

@@ -1,0 +1,172 @@
+"""The memory of all key-value state of a server: one budget, one mapping, one allocator.
+
+The mapping is shared and backed by a descriptor, so that the flush process maps the same memory
+instead of being sent it. It is reserved at once and faulted in as it is used. A reference is a
+position in it; position 0 is never handed out.
+
+Memory is given out in blocks of a power of two from `BLOCK_BYTES_MIN` to the size of a segment,
+split and joined again as buddies, so that a bucket of ten rows does not take a whole segment; what
+is larger than a segment gets a run of whole ones. A part is held in reserve for those who make room
+(cleaning copies what is still needed before it gives the rest back).
+
+Any thread may allocate and free. When a block may be freed is its owner's business: readers on the
+event loop hold positions for as long as one call takes.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+import threading
+
+import numpy as np
+
+from zufluss.errors import ConfigError
+from zufluss.record.slices import Bytes
+
+SEGMENT_BYTES = 1 << 20
+"""Largest block, and what entries are appended to."""
+
+BLOCK_BYTES_MIN = 4096
+"""Smallest block."""
+
+RESERVE_SHARE = 64
+"""One part in so many is only for those who make room."""
+
+SEGMENTS_MIN = 8
+"""Segments that a budget must have."""
+
+
+def _backing(size: int) -> int:
+    """A descriptor of so many bytes of memory that have no name."""
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create("zufluss-kv", os.MFD_CLOEXEC)
+    else:
+        fd, path = tempfile.mkstemp(prefix="zufluss-kv-")
+        os.unlink(path)  # noqa: PTH108
+    os.ftruncate(fd, size)
+    return fd
+
+
+class Arena:
+    """A budget of memory shared by the buckets of a server."""
+
+    def __init__(self, budget: int, segment_bytes: int = SEGMENT_BYTES) -> None:
+        self.segment_bytes = segment_bytes
+        """Size of a segment."""
+        segments = budget // segment_bytes
+        if segments < SEGMENTS_MIN:
+            raise ConfigError(
+                f"a key-value memory budget of {budget} bytes is too small; at least "
+                f"{SEGMENTS_MIN * segment_bytes} are needed"
+            )
+        self.budget = segments * segment_bytes
+        """Bytes that can be handed out, and one segment that is not."""
+        self.fd = _backing(self.budget)
+        """What the flush process maps."""
+        self._map = mmap.mmap(self.fd, self.budget)
+        self.data: Bytes = np.frombuffer(self._map, np.uint8)
+        """All of it."""
+        self.reserve = max(2 * segment_bytes, self.budget // RESERVE_SHARE)
+        """Bytes that an ordinary allocation leaves free."""
+        self.free_bytes = self.budget - segment_bytes
+        """Bytes that nobody has."""
+        self._free: dict[int, set[int]] = {}
+        self._segments = np.ones(segments, np.bool_)
+        self._segments[0] = False
+        self._next = 1
+        self._changed = threading.Condition()
+
+    def __repr__(self) -> str:
+        return f"Arena({self.free_bytes} of {self.budget} bytes free)"
+
+    def size_of(self, size: int) -> int:
+        """Bytes of the block that an allocation of `size` gets."""
+        if size > self.segment_bytes:
+            return -(-size // self.segment_bytes) * self.segment_bytes
+        return max(BLOCK_BYTES_MIN, 1 << (size - 1).bit_length())
+
+    def alloc(self, size: int, *, urgent: bool = False) -> int | None:
+        """Position of a block of `size_of(size)` bytes, None if there is none to be had.
+
+        `urgent` is for those who make room: they may use the reserve.
+        """
+        size = self.size_of(size)
+        with self._changed:
+            if self.free_bytes - size < (0 if urgent else self.reserve):
+                return None
+            position = self._run(size) if size > self.segment_bytes else self._take(size)
+            if position is not None:
+                self.free_bytes -= size
+            return position
+
+    def free(self, position: int, size: int) -> None:
+        """Give a block back."""
+        with self._changed:
+            self.free_bytes += size
+            if size > self.segment_bytes:
+                self._mark(position, size, free=True)
+            else:
+                self._give(position, size)
+            self._changed.notify_all()
+
+    def wait(self, bytes_wanted: int, timeout: float) -> bool:
+        """Wait until so many bytes are free; whether they are."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self.free_bytes >= bytes_wanted, timeout)
+
+    def close(self) -> None:
+        """Give up the descriptor; the mapping goes with the last array over it."""
+        os.close(self.fd)
+
+    def _take(self, size: int) -> int | None:
+        if size == self.segment_bytes:
+            return self._run(size)
+        blocks = self._free.get(size)
+        if blocks:
+            return blocks.pop()
+        whole = self._take(2 * size)
+        if whole is not None:
+            self._free.setdefault(size, set()).add(whole + size)
+        return whole
+
+    def _give(self, position: int, size: int) -> None:
+        while size < self.segment_bytes:
+            blocks = self._free.setdefault(size, set())
+            buddy = position ^ size
+            if buddy not in blocks:
+                blocks.add(position)
+                return
+            blocks.remove(buddy)
+            position, size = min(position, buddy), 2 * size
+        self._mark(position, size, free=True)
+
+    def _run(self, size: int) -> int | None:
+        """The first run of free segments; the search goes on where the last one ended."""
+        count = size // self.segment_bytes
+        start = self._first(self._next, count)
+        if start is None:
+            start = self._first(1, count)
+        if start is None:
+            return None
+        self._next = start + count
+        self._mark(start * self.segment_bytes, size, free=False)
+        return start * self.segment_bytes
+
+    def _first(self, begin: int, count: int) -> int | None:
+        free = self._segments[begin:]
+        if count == 1:
+            at = int(free.argmax()) if len(free) else 0
+            return begin + at if len(free) and free[at] else None
+        if len(free) < count:
+            return None
+        free_until = np.concatenate([[0], np.cumsum(free)])
+        starts = np.flatnonzero(free_until[count:] - free_until[:-count] == count)
+        return begin + int(starts[0]) if len(starts) else None
+
+    def _mark(self, position: int, size: int, *, free: bool) -> None:
+        first = position // self.segment_bytes
+        self._segments[first : first + size // self.segment_bytes] = free
+        if free and first < self._next:
+            self._next = first

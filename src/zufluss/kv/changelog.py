@@ -1,0 +1,75 @@
+"""The changelog batch of one put: the rows it changed, as the log keeps and clients fetch them.
+
+One put batch makes one log batch with its writer id and sequence, under the table's current schema,
+with a change type per row. A put that changed nothing makes a batch without records, which takes
+one offset: the writer's sequence has to get into the log all the same.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from zufluss.model.table import TableInfo
+from zufluss.record.batch import HEADER_SIZES, write_header
+from zufluss.record.check import CheckedBatch
+from zufluss.record.rows import encode_body
+from zufluss.record.serialize import ArrowSerializer
+
+MAGIC = 0
+"""Header version of changelog batches: what every client reads."""
+
+
+class ChangelogBatch(NamedTuple):
+    """A batch that is ready to be appended."""
+
+    view: memoryview
+    """Its bytes, writable: the log stamps offset and time."""
+    checked: CheckedBatch
+    """What the log wants to know of it."""
+
+
+class ChangelogEncoder:
+    """Makes the changelog batches of one table."""
+
+    def __init__(self, info: TableInfo) -> None:
+        self._schema_id = info.schema_id
+        self._schema = info.schema
+        self._log_format = info.log_format
+        self._arrow = ArrowSerializer(info)
+
+    def encode(
+        self, rows: pa.RecordBatch, kinds: npt.NDArray[np.uint8], writer_id: int, sequence: int
+    ) -> ChangelogBatch:
+        """The batch of these rows and their change types."""
+        count = len(kinds)
+        view = self._body(rows, kinds)
+        write_header(
+            view,
+            self._schema_id,
+            count,
+            magic=MAGIC,
+            writer_id=writer_id,
+            sequence=sequence,
+            append_only=False,
+        )
+        delta = max(count - 1, 0)
+        checked = CheckedBatch(
+            0, len(view), MAGIC, self._schema_id, count, delta, writer_id, sequence
+        )
+        return ChangelogBatch(view, checked)
+
+    def _body(self, rows: pa.RecordBatch, kinds: npt.NDArray[np.uint8]) -> memoryview:
+        """The records, with room for the header in front."""
+        header = HEADER_SIZES[MAGIC]
+        if not len(kinds):
+            return memoryview(bytearray(header))
+        if self._log_format != "ARROW":
+            body = encode_body(rows, self._schema, self._log_format, kinds)
+            return memoryview(bytearray(header) + body)
+        view = self._arrow.serialize(rows, header + len(kinds))
+        view[header : header + len(kinds)] = kinds.data
+        return view

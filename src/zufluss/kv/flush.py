@@ -1,0 +1,232 @@
+"""Flushes: what is durable in the log goes from memory to the cold tier, beside everything else.
+
+A flush runs in a thread of its own over a frozen view of a bucket: the index as it was, the
+segments as far as they were filled, one horizon. Whatever is written meanwhile lies above that
+horizon, and the bucket neither cleans nor gives memory back while it is read, so the view stays
+true. The thread picks the newest version below the horizon of every key that changed since the last
+flush, sorts them, has the flush process write them as one table file, hands that to RocksDB and
+records the new state:
+
+    table file durable → ingested → state file durable → the bucket goes on from the new offset
+
+A crash in between costs nothing: the old state file stands, the log is replayed from its offset,
+and since changelogs carry whole rows, replaying over newer rows ends in the same state.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import structlog
+from crc32c import crc32c
+
+from zufluss.errors import LogStorageError
+from zufluss.kv import kernels, sorting
+from zufluss.kv.arena import Arena
+from zufluss.kv.flusher import REQUEST
+from zufluss.kv.memtable import SEED
+from zufluss.kv.rocks import ColdTier
+from zufluss.log.files import Files
+from zufluss.record.slices import Bytes, Positions
+
+log = structlog.get_logger(__name__)
+
+STATE_FILE = "state.json"
+"""Name of the state file in a bucket's directory."""
+
+TABLE_FILE = "flush.sst"
+"""A table on its way to the cold tier."""
+
+STATE_VERSION = 1
+"""Of the state file."""
+
+
+class KvState(NamedTuple):
+    """What the cold tier of a bucket holds."""
+
+    flushed_offset: int = 0
+    """Every change below this log offset is in it."""
+    row_count: int = 0
+    """Rows as of that offset."""
+    meta: dict[str, Any] = {}  # noqa: RUF012
+    """What the owner keeps with it."""
+
+
+def read_state(directory: Path) -> KvState:
+    """The recorded state of a bucket; a bucket without one is empty."""
+    path = directory / STATE_FILE
+    try:
+        found = json.loads(path.read_bytes())
+        crc = found.pop("crc32c")
+        whole = crc == crc32c(_canonical(found)) and found.pop("version") == STATE_VERSION
+    except FileNotFoundError:
+        return KvState()
+    except (ValueError, KeyError, AttributeError):
+        whole = False
+    if not whole:
+        raise LogStorageError(
+            f"{path} is damaged or of another version: expected version {STATE_VERSION} with a "
+            "matching checksum. Restore it from a backup, or remove the directory to rebuild the "
+            "state from a changelog that is still complete"
+        )
+    return KvState(**found)
+
+
+def write_state(files: Files, directory: Path, state: KvState) -> None:
+    """Replace the state file; durable when it returns."""
+    content = {"version": STATE_VERSION, **state._asdict()}
+    content["crc32c"] = crc32c(_canonical(content))
+    fresh = directory / f"{STATE_FILE}.new"
+    files.put(fresh, json.dumps(content).encode(), sync=True)
+    files.rename(fresh, directory / STATE_FILE)
+    files.sync_directory(directory)
+
+
+def _canonical(content: dict[str, Any]) -> bytes:
+    return json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A bucket as it was when its flush began."""
+
+    arena: Arena
+    root: Positions
+    """Its index."""
+    pieces: tuple[tuple[int, int], ...]
+    """Where entries lie that may have to be flushed."""
+    flushed_offset: int
+    """What the cold tier has."""
+    horizon: int
+    """What it is to have."""
+
+    def spans(self) -> Positions:
+        """Where the rows to be flushed lie, in the order of their keys; three numbers each."""
+        refs = sort_by_key(self.arena.data, self._dirty())
+        out = np.empty(3 * len(refs), np.int64)
+        if sorting.spans(self.arena.data, refs, out) < 0:
+            raise LogStorageError(
+                "key-value memory is damaged: an entry to be flushed is not whole"
+            )
+        return out
+
+    def _dirty(self) -> Positions:
+        found = [np.empty(0, np.int64)]
+        for start, end in self.pieces:
+            out = np.empty((end - start) // kernels.HEADER_BYTES, np.int64)
+            count = kernels.select(
+                self.arena.data, self.root, SEED, start, end, self.flushed_offset, self.horizon, out
+            )
+            if count < 0:
+                raise LogStorageError(f"key-value memory is damaged: segment {start} is not whole")
+            found.append(out[:count].copy())
+        return np.concatenate(found)
+
+
+def sort_by_key(arena: Bytes, refs: Positions) -> Positions:
+    """Entries in the order of their keys."""
+    keys = np.empty(len(refs), np.int64)
+    if sorting.prefixes(arena, refs, keys) < 0:
+        raise LogStorageError("key-value memory is damaged: an entry to be sorted is not whole")
+    order = np.argsort(keys, kind="stable")
+    refs, keys = refs[order], keys[order]
+    sorting.sort_ties(arena, refs, keys, np.empty(len(refs), np.int64))
+    return refs
+
+
+class Flusher:
+    """The thread that flushes, and the process it has write table files."""
+
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="kv-flush")
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def flush(
+        self, view: View, directory: Path, cold: ColdTier, files: Files, state: KvState
+    ) -> Future[KvState]:
+        """Begin a flush; the result is the state that is recorded when it is done."""
+
+        def run() -> KvState:
+            spans = view.spans()
+            if len(spans):
+                table = directory / TABLE_FILE
+                self._write(table, spans, files)
+                cold.ingest(table)
+            write_state(files, directory, state)
+            return state
+
+        return self._thread.submit(run)
+
+    def stop(self) -> None:
+        """Finish the flushes that were begun, end the process. Blocks."""
+        self._thread.shutdown()
+        self._end_process()
+
+    @property
+    def process_id(self) -> int | None:
+        """Of the flush process, None while there is none."""
+        return self._process.pid if self._process is not None else None
+
+    def _write(self, table: Path, spans: Positions, files: Files) -> None:
+        """Have a table written; a process that dies over it is replaced once."""
+        for attempt in (1, 2):
+            files.unlink_if_there(table)
+            try:
+                answer = self._ask(table, spans)
+            except OSError as e:
+                answer = f"the flush process is gone: {e}"
+            if answer == "done":
+                return
+            self._end_process()
+            log.warning("kv_table_not_written", table=str(table), attempt=attempt, reason=answer)
+        raise LogStorageError(
+            f"{table} could not be written: {answer}. Nothing is lost, the log has it all; check "
+            "the space and the permissions of the directory"
+        )
+
+    def _ask(self, table: Path, spans: Positions) -> str:
+        process = self._process
+        if process is None:
+            process = self._process = self._start()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        path = os.fsencode(table.resolve())
+        process.stdin.write(REQUEST.pack(len(path), len(spans) // 3) + path)
+        process.stdin.write(memoryview(spans.data).cast("B"))
+        process.stdin.flush()
+        answer = process.stdout.readline()
+        return answer.decode().strip() or f"exit status {process.wait()}"
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        fd = self._arena.fd
+        command = [sys.executable, "-m", "zufluss.kv.flusher", str(fd), str(self._arena.budget)]
+        return subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=(fd,)
+        )
+
+    def _end_process(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.kill()
+        for pipe in (process.stdin, process.stdout):
+            assert pipe is not None
+            try:
+                pipe.close()
+            except OSError as e:
+                log.debug("kv_flush_pipe_closed", reason=str(e))
+        process.wait()
+
+
+Done = Callable[[], None]
+"""Called in the flush thread when a flush has ended, one way or the other."""

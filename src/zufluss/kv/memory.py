@@ -1,0 +1,109 @@
+"""Who gets the memory of the server's key-value state, and who has to give some back.
+
+Every bucket allocates here. As long as there is room that is all; when there is none, somebody
+makes it, in the thread that asked (the key-value worker, which owns all buckets):
+
+1. The largest buckets drop the oldest rows that the cold tier has as well.
+2. If that frees nothing, the bucket with the most unflushed bytes is flushed, and waited for.
+3. Dropped memory is free when the event loop has passed (`on_retired`): its readers hold positions
+   for as long as one call takes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+import structlog
+
+from zufluss.errors import ZuflussError
+from zufluss.kv.arena import SEGMENT_BYTES, Arena
+from zufluss.kv.flush import Flusher
+
+if TYPE_CHECKING:
+    from zufluss.kv.store import KvStore
+
+log = structlog.get_logger(__name__)
+
+Free = Callable[[], None]
+OnRetired = Callable[[Free], None]
+"""Gets a function that frees memory; is to call it when no reader can hold a position in it."""
+
+EVICT_SHARE = 32
+"""Once room must be made, one part in so many is made."""
+
+WAIT_SECONDS = 5.0
+"""How long a write waits for room before it is given up."""
+
+PAUSE_SECONDS = 0.01
+"""How long to wait for others to free memory before looking again."""
+
+
+class KvMemory:
+    """The memory of all buckets of a server, and what it takes to flush them."""
+
+    def __init__(
+        self, budget: int, on_retired: OnRetired, segment_bytes: int = SEGMENT_BYTES
+    ) -> None:
+        self.arena = Arena(budget, segment_bytes)
+        self.flusher = Flusher(self.arena)
+        self.stores: set[KvStore] = set()
+        """The open buckets."""
+        self._on_retired = on_retired
+
+    def alloc(self, size: int) -> int:
+        """Position of a block, making room for it if need be."""
+        found = self.arena.alloc(size)
+        return found if found is not None else self._alloc_slowly(size)
+
+    def retire(self, start: int, size: int) -> None:
+        """Free a block as soon as no reader can be in it."""
+        self._on_retired(partial(self.arena.free, start, size))
+
+    def close(self) -> None:
+        """End the flush thread and process. Blocks; the buckets are closed before."""
+        self.flusher.stop()
+        self.arena.close()
+
+    def _alloc_slowly(self, size: int) -> int:
+        deadline = time.monotonic() + WAIT_SECONDS
+        wanted = max(2 * size, self.arena.budget // EVICT_SHARE)
+        while (found := self.arena.alloc(size)) is None:
+            if not self._evict(wanted) and not self._flush_one():
+                self.arena.wait(self.arena.reserve + size, PAUSE_SECONDS)
+            if time.monotonic() > deadline:
+                raise ZuflussError(
+                    f"no {size} bytes of key-value memory in {WAIT_SECONDS:.0f} s: {self.arena} "
+                    f"for {len(self.stores)} buckets; raise zufluss.kv.memory.size"
+                )
+        return found
+
+    def _evict(self, wanted: int) -> int:
+        """Have the largest buckets drop what the cold tier has as well; bytes retired."""
+        total = 0
+        for store in sorted(self.stores, key=lambda s: -s.memory_bytes):
+            total += store.evict(wanted - total)
+            if total >= wanted:
+                break
+        return total
+
+    def _flush_one(self) -> bool:
+        """Flush the bucket with the most to flush and wait for it; whether there was one."""
+        flushing = [store for store in self.stores if store.flushing]
+        waiting = [
+            store
+            for store in self.stores
+            if store.horizon > store.flushed_offset and store.dirty_bytes
+        ]
+        if flushing:
+            flushing[0].flush_wait()
+            return True
+        if not waiting:
+            return False
+        store = max(waiting, key=lambda s: s.dirty_bytes)
+        log.info("kv_flush_for_memory", store=str(store.directory), bytes=store.dirty_bytes)
+        store.flush_wanted()
+        store.flush_wait()
+        return True

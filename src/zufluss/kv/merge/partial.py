@@ -1,0 +1,231 @@
+"""Partial updates: a put writes some columns, the others stay.
+
+| record | key exists | key is new |
+|---|---|---|
+| row | -U old, +U with the record's target columns | +I, other columns NULL |
+| row, target columns are just the key | nothing | +I |
+| delete, all other columns are NULL | -D old | nothing |
+| delete, some are not | -U old, +U with the target columns NULL | |
+
+With the changelog image WAL there is no -U. The primary key is always among the target columns. A
+table with an auto-increment column takes only partial updates: the server fills that column when
+the key is new and keeps it after that.
+
+Records of one batch write the same columns, so a row is made of at most three candidates at any
+time: one for the key, one for the target columns, one (always the stored row) for the others. The
+kernel keeps these three numbers and the assigned id per key, and each change is such a quadruple;
+rows are put together column by column afterwards.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numba import types
+
+from zufluss.kv.merge.base import (
+    DELETE,
+    INSERT,
+    NO_ROW,
+    UNCHANGED,
+    UPDATE_AFTER,
+    UPDATE_BEFORE,
+    Candidates,
+    Fold,
+    Numbers,
+)
+from zufluss.kv.merge.last_row import _GROUPS, _KINDS, _NUMBERS, _OUT
+from zufluss.model.schema import Schema
+from zufluss.record.kernels.cache import kernel
+
+KEY, TARGET, OTHER, ASSIGNED = range(4)
+"""Which candidate the key, the target and the other columns come from, and the id assigned."""
+_STATE = types.Array(types.int64, 2, "C")
+
+
+class Ids:
+    """Numbers for an auto-increment column: ranges in, single numbers out, each once."""
+
+    def __init__(self) -> None:
+        self._ranges: deque[tuple[int, int]] = deque()
+        self.promised = 0
+        """How many are spoken for by batches under way; the event loop's business."""
+
+    @property
+    def left(self) -> int:
+        """How many there are."""
+        return sum(end - start for start, end in tuple(self._ranges))
+
+    def add(self, start: int, end: int) -> None:
+        """Add the numbers from `start` to before `end`. From any thread."""
+        self._ranges.append((start, end))
+
+    def peek(self, count: int) -> Numbers:
+        """The next `count` numbers."""
+        parts: list[Numbers] = []
+        for start, end in tuple(self._ranges):
+            parts.append(np.arange(start, min(end, start + count), dtype=np.int64))
+            count -= len(parts[-1])
+            if not count:
+                break
+        return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+    def use(self, count: int) -> None:
+        """Never hand out the next `count` again."""
+        while count:
+            start, end = self._ranges[0]
+            used = min(count, end - start)
+            if used == end - start:
+                self._ranges.popleft()
+            else:
+                self._ranges[0] = (start + used, end)
+            count -= used
+
+
+class PartialFold(NamedTuple):
+    """What a batch of partial updates does."""
+
+    fold: Fold
+    """Its rows and final rows are numbers of `rows`."""
+    rows: pa.RecordBatch
+    """The rows of the changelog."""
+    ids_used: int
+    """How many ids were assigned."""
+
+
+class PartialUpdate:
+    """Decides about puts that write the same columns of one table."""
+
+    def __init__(
+        self,
+        schema: Schema,
+        *,
+        targets: frozenset[int],
+        keys: frozenset[int],
+        auto_increment: int | None,
+        before_images: bool,
+        ignore_deletes: bool,
+    ) -> None:
+        self._schema = schema
+        self._targets = targets
+        self._keys = keys
+        self._auto = auto_increment
+        self._key_only = targets == keys
+        self._before_images = before_images
+        self._ignore_deletes = ignore_deletes
+
+    def fold(self, candidates: Candidates, ids: Numbers) -> PartialFold:
+        """Decide about a batch; `ids` has enough numbers for every record to be an insert."""
+        count = len(candidates.new)
+        kinds = np.empty(2 * count, np.uint8)
+        sources = np.empty((2 * count, 4), np.int64)
+        state = np.full((len(candidates.old), 4), NO_ROW, np.int64)
+        state[:, :ASSIGNED] = candidates.old[:, None]
+        final = np.full(len(candidates.old), UNCHANGED, np.int64)
+        changes, used = _fold(
+            candidates.group,
+            candidates.new,
+            self._bare(candidates),
+            ids,
+            np.array(
+                [self._key_only, self._before_images, self._ignore_deletes, self._auto is not None]
+            ),
+            state,
+            kinds,
+            sources,
+            final,
+        )
+        rows = self._rows(candidates.rows, sources[:changes])
+        numbers = np.arange(changes, dtype=np.int64)
+        return PartialFold(Fold(kinds[:changes], numbers, final), rows, used)
+
+    def _bare(self, candidates: Candidates) -> Any:
+        """Of each candidate: whether all columns but the target columns are NULL."""
+        assert candidates.rows is not None
+        bare = np.ones(candidates.rows.num_rows, np.bool_)
+        for i, column in enumerate(candidates.rows.columns):
+            if i not in self._targets:
+                bare &= column.is_null().to_numpy(zero_copy_only=False)
+        return bare
+
+    def _rows(self, rows: pa.RecordBatch, sources: Any) -> pa.RecordBatch:
+        """Put the rows of the changelog together."""
+        taken = [_indexes(sources[:, which]) for which in (KEY, TARGET, OTHER)]
+        columns = []
+        for i, column in enumerate(rows.columns):
+            which = KEY if i in self._keys else TARGET if i in self._targets else OTHER
+            values = column.take(taken[which])
+            columns.append(self._assign(values, sources) if i == self._auto else values)
+        return pa.RecordBatch.from_arrays(columns, schema=self._schema.arrow)
+
+    def _assign(self, values: pa.Array, sources: Any) -> pa.Array:
+        """Put the assigned ids where there are any."""
+        assigned = sources[:, ASSIGNED]
+        ids = pa.array(assigned, mask=assigned == NO_ROW).cast(values.type)
+        return pa.compute.coalesce(ids, values)
+
+
+def _indexes(candidates: Numbers) -> pa.Array:
+    return pa.array(candidates, mask=candidates == NO_ROW)
+
+
+_PAIR: Any = types.UniTuple(types.int64, 2)  # type: ignore[no-untyped-call]
+_BARE = types.Array(types.boolean, 1, "C", readonly=True)
+
+
+@kernel()
+def _emit(kind: Any, state: Any, kinds: Any, sources: Any, count: Any) -> Any:
+    kinds[count] = kind
+    for k in range(4):
+        sources[count, k] = state[k]
+    return count + 1
+
+
+@kernel(
+    _PAIR(_GROUPS, _NUMBERS, _BARE, _NUMBERS, _BARE, _STATE, _KINDS, _STATE, _OUT), boundscheck=True
+)
+def _fold(
+    group: Any,
+    new: Any,
+    bare: Any,
+    ids: Any,
+    flags: Any,
+    states: Any,
+    kinds: Any,
+    sources: Any,
+    final: Any,
+) -> Any:
+    """Go through the records; a key whose KEY source is `NO_ROW` has no row."""
+    key_only, before_images, ignore_deletes, assigns = flags[0], flags[1], flags[2], flags[3]
+    count = used = 0
+    for i in range(len(new)):
+        g = group[i]
+        state = states[g]
+        if new[i] == NO_ROW:
+            if state[KEY] == NO_ROW or ignore_deletes:
+                continue
+            stored = state[OTHER]
+            if (stored == NO_ROW or bare[stored]) and state[ASSIGNED] == NO_ROW:
+                count = _emit(DELETE, state, kinds, sources, count)
+                state[:] = NO_ROW
+                final[g] = NO_ROW
+                continue
+        elif state[KEY] != NO_ROW and key_only:
+            continue
+        if state[KEY] == NO_ROW:
+            state[KEY] = new[i]
+            if assigns:
+                state[ASSIGNED] = ids[used]
+                used += 1
+            kind = INSERT
+        else:
+            if before_images:
+                count = _emit(UPDATE_BEFORE, state, kinds, sources, count)
+            kind = UPDATE_AFTER
+        state[TARGET] = new[i]
+        final[g] = count
+        count = _emit(kind, state, kinds, sources, count)
+    return count, used

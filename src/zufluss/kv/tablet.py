@@ -1,0 +1,277 @@
+"""One bucket of a primary-key table: what a put does, from its bytes to its changelog batch.
+
+    records → parse, checksum → rows to field positions, keys and rows agree → idempotence
+            → old rows of all keys at once → the merge engine decides → changelog batch → new state
+
+`prepare` does all of this in the key-value worker thread, a batch at a time and in the order the
+batches came; the event loop then appends the changelog batch to the log, which is the write-ahead
+log, and acknowledges it when it is durable. State is written under the log offset of its batch and
+becomes visible with the high watermark, so nobody reads what might still be lost.
+
+A tablet is one step ahead of its log: it knows the offsets and the writers' sequences of batches
+that the loop has yet to append. That is sound because nobody else appends to this log, and because
+an append that fails ends the bucket until the next start, which begins from the log alone:
+
+    state = what was flushed to RocksDB + replay of the changelog from there
+
+A refused batch changes nothing: everything that can refuse it comes before the first change.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import structlog
+
+from zufluss.errors import CorruptRecordError, ErrorCode, RecordTooLargeError, ZuflussError
+from zufluss.kv.change import Change
+from zufluss.kv.changelog import ChangelogBatch
+from zufluss.kv.gather import SCHEMA_ID_BYTES, prefix_rows
+from zufluss.kv.memtable import group_keys, hash_keys
+from zufluss.kv.merge.base import DELETE, UPDATE_BEFORE
+from zufluss.kv.merge.partial import Ids
+from zufluss.kv.store import KvStore
+from zufluss.kv.table import KvTable
+from zufluss.log.log import Log
+from zufluss.log.writer_state import WriterState
+from zufluss.record.arrow import decode
+from zufluss.record.batch import NO_SEQUENCE, NO_WRITER_ID, BatchHeader, iter_headers
+from zufluss.record.check import CheckedBatch
+from zufluss.record.kvbatch import KvBatch, parse_kv_batches
+from zufluss.record.rows import decode_body
+from zufluss.record.slices import ABSENT, Bytes, Positions, Slices
+
+log = structlog.get_logger(__name__)
+
+COUNTS_MAX = 1024
+"""Row counts kept until somebody looks which of them are settled."""
+REPLAY_BYTES = 8 << 20
+"""How much of the changelog is read at a time."""
+
+
+class Prepared(NamedTuple):
+    """What a put batch became."""
+
+    batch: ChangelogBatch | None
+    """To be appended; None for a batch that was appended before."""
+    end_offset: int
+    """Where the log ends after it; the put is acknowledged when that is durable."""
+    now_ms: int
+    """The time it was prepared at, which the log is to use as well."""
+
+
+class KvTablet:
+    """The key-value state of one bucket. Belongs to the worker thread where not said otherwise."""
+
+    def __init__(self, table: KvTable, store: KvStore, value_bytes_max: int) -> None:
+        self.table = table
+        """Replaced from the event loop when the table is altered."""
+        self.store = store
+        self.ids = Ids()
+        """Numbers for the auto-increment column, filled from the event loop."""
+        self.row_count = store.row_count
+        """Rows after the last prepared batch."""
+        self._value_bytes_max = value_bytes_max
+        self._next_offset = 0
+        self._last_timestamp = 0
+        self._writers = WriterState(0)
+        self._counts: deque[tuple[int, int]] = deque()
+        """End offset of the batches that may not be durable yet, and the rows after each."""
+        self._settled_rows = store.row_count
+        self.unflushed_bytes = 0
+        """Bytes of changelog since the last flush began."""
+        self.on_flushed: Callable[[], None] = _nothing
+        """Called in some thread when a flush has ended."""
+        store.flush_wanted = self.flush
+        self.failure: ZuflussError | None = None
+        """Why nothing more can be written: the state is not what the log says."""
+
+    # ------------------------------------------------------------------------------------ writes
+
+    def prepare(self, records: Bytes, targets: tuple[int, ...], mode: int, now_ms: int) -> Prepared:
+        """Work out one put batch and apply it; raises what is wrong with it, and has done nothing.
+
+        `targets` are the positions of the columns it writes, empty for all.
+        """
+        if self.failure is not None:
+            raise self.failure
+        table = self.table
+        batch = _only_batch(records)
+        table.schema_of(batch.schema_id)
+        engine = table.engine(targets, mode)
+        now_ms = max(now_ms, self._last_timestamp)
+        copy = self._writers.check((self._as_checked(batch),), now_ms)
+        if copy is not None:
+            return Prepared(None, copy[1], now_ms)
+        if table.indexed:
+            batch = batch._replace(rows=table.to_compacted(batch.rows, batch.schema_id))
+        self._check_sizes(batch)
+        hashes = hash_keys(batch.keys)
+        group, first = group_keys(batch.keys, hashes)
+        keys, hashes = batch.keys.take(first), hashes[first]
+        old = self.store.get(keys, hashes)
+        change = Change(table, batch, group, old, engine, self.ids)
+        changelog = table.changelog.encode(
+            change.columns, change.fold.kinds, batch.writer_id, batch.batch_sequence
+        )
+        self._apply(keys, hashes, change, changelog, now_ms)
+        return Prepared(changelog, self._next_offset, now_ms)
+
+    def _apply(
+        self,
+        keys: Slices,
+        hashes: Positions,
+        change: Change,
+        changelog: ChangelogBatch,
+        now_ms: int,
+    ) -> None:
+        """Take over the outcome. A failure from here on is the end of the bucket."""
+        base = self._next_offset
+        groups, values = change.changed()
+        try:
+            self.store.put(keys.take(groups), hashes[groups], values, base)
+        except BaseException as e:
+            self.failure = ZuflussError(
+                f"{self.table.info.path}: a write may be half applied ({e}); the bucket takes no "
+                "more until the server is restarted",
+                code=ErrorCode.KV_STORAGE_EXCEPTION,
+            )
+            raise
+        checked = changelog.checked
+        self._next_offset = base + checked.last_offset_delta + 1
+        self._last_timestamp = now_ms
+        if checked.writer_id >= 0:
+            self._writers.record(
+                checked.writer_id, checked.batch_sequence, base, self._next_offset, now_ms
+            )
+        self._count(change.more_rows, len(changelog.view))
+
+    def _count(self, more_rows: int, changelog_bytes: int) -> None:
+        self.row_count += more_rows
+        self.unflushed_bytes += changelog_bytes
+        self._counts.append((self._next_offset, self.row_count))
+        if len(self._counts) > COUNTS_MAX:
+            self._settle()
+
+    def _as_checked(self, batch: KvBatch) -> CheckedBatch:
+        return CheckedBatch(
+            0, 0, 0, batch.schema_id, batch.count, 0, batch.writer_id, batch.batch_sequence
+        )
+
+    def _check_sizes(self, batch: KvBatch) -> None:
+        if not batch.count:
+            return
+        largest = int(np.max((batch.rows.ends - batch.rows.starts) * (batch.rows.starts != ABSENT)))
+        key = int(np.max(batch.keys.ends - batch.keys.starts))
+        if key + largest + SCHEMA_ID_BYTES > self._value_bytes_max:
+            raise RecordTooLargeError(
+                f"a key with its row takes {key + largest} bytes; at most {self._value_bytes_max} "
+                "are allowed, see zufluss.kv.value.max-size"
+            )
+
+    # ---------------------------------------------------------------------------------- recovery
+
+    def recover(self, changelog: Log) -> None:
+        """Bring the state to the end of the log; nobody writes to it meanwhile.
+
+        `CorruptRecordError` if the log begins after what was flushed: rows would be missing.
+        """
+        offset = self.store.flushed_offset
+        if offset < changelog.log_start_offset or offset > changelog.log_end_offset:
+            raise CorruptRecordError(
+                f"the state of {self.table.info.path} ends at offset {offset}, its changelog has "
+                f"{changelog.log_start_offset} to {changelog.log_end_offset}; the rows between "
+                "are lost. Restore the files from a backup, or drop the table"
+            )
+        while offset < changelog.log_end_offset:
+            read = changelog.read(offset, REPLAY_BYTES, at_least_one=True, nowait=False)
+            for position, header in iter_headers(read.records):
+                self._next_offset = header.next_offset
+                self._replay(read.records, position, header)
+            offset = read.end_offset
+        self._next_offset = changelog.log_end_offset
+        self._last_timestamp = changelog.last_timestamp
+        self._writers = changelog.writers.copy()
+        self.store.horizon = changelog.high_watermark
+        self._settle()
+
+    def _replay(self, view: memoryview, position: int, header: BatchHeader) -> None:
+        if not header.record_count:
+            return
+        table = self.table
+        schema = table.schema_of(header.schema_id)
+        if table.info.log_format == "ARROW":
+            rows, kinds = decode(view, position, header, schema.arrow)
+        else:
+            body = position + header.body_offset
+            rows, kinds = decode_body(
+                view, body, position + header.size, header.record_count, schema,
+                table.info.log_format,
+            )  # fmt: skip
+        assert kinds is not None
+        after = np.flatnonzero(kinds != UPDATE_BEFORE)
+        if len(after) < len(kinds):
+            rows, kinds = rows.take(after), kinds[after]
+        keys = Slices.contiguous(*table.key.encode(rows))
+        hashes = hash_keys(keys)
+        group, first = group_keys(keys, hashes)
+        last = np.empty(len(first), np.int64)
+        last[group] = np.arange(len(group))
+        keys, hashes = keys.take(last), hashes[last]
+        wanted = np.where(kinds[last] == DELETE, np.int64(ABSENT), last)
+        values = prefix_rows(
+            table.codec_of(header.schema_id).encode(rows), wanted, header.schema_id
+        )
+        had = np.count_nonzero(self.store.get(keys, hashes).starts != ABSENT)
+        has = np.count_nonzero(kinds[last] != DELETE)
+        self.store.put(keys, hashes, values, header.base_offset)
+        self._count(int(has) - int(had), header.size)
+
+    # ------------------------------------------------------------------------------------- flush
+
+    def flush_due(self, changelog_bytes: int) -> bool:
+        """So much changelog has come since the last flush that recovery would take long."""
+        return self.unflushed_bytes >= changelog_bytes and not self.store.flushing
+
+    def flush(self) -> None:
+        """Begin to write what is durable to RocksDB, unless that is under way."""
+        if not self.store.flushing:
+            self.unflushed_bytes = 0
+            self.store.flush_begin(self.store.horizon, self._settle(), done=self.on_flushed)
+
+    def close(self) -> None:
+        """Flush, so that the next start has nothing to replay, and let go of everything."""
+        self.store.close(self._settle())
+
+    def _settle(self) -> int:
+        """The number of rows at the horizon."""
+        while self._counts and self._counts[0][0] <= self.store.horizon:
+            self._settled_rows = self._counts.popleft()[1]
+        return self._settled_rows
+
+    def forget_expired_writers(self, now_ms: int) -> None:
+        """Drop writers that have not written for long."""
+        self._writers.forget_expired(now_ms)
+
+
+def _only_batch(records: Bytes) -> KvBatch:
+    batches = parse_kv_batches(records, 0, len(records))
+    if len(batches) != 1:
+        raise CorruptRecordError(
+            f"a bucket entry has {len(batches)} batches; a put takes one, send several entries"
+        )
+    batch = batches[0]
+    named, numbered = batch.writer_id >= 0, batch.batch_sequence >= 0
+    if named != numbered or batch.writer_id < NO_WRITER_ID or batch.batch_sequence < NO_SEQUENCE:
+        raise CorruptRecordError(
+            f"writer id {batch.writer_id} with batch sequence {batch.batch_sequence}: both are 0 "
+            "or more, or both are -1"
+        )
+    return batch
+
+
+def _nothing() -> None:
+    return

@@ -1,0 +1,176 @@
+"""Taking batches of keys and rows apart and putting them together, compiled with numba.
+
+Every position is compared with the end of the batch before it is read. A fault is a number above
+zero whose text stands in `FAULTS`. The layouts stand in `zufluss.record.kvbatch`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from zufluss.record.kernels.cache import kernel
+from zufluss.record.kernels.memory import (
+    BYTES,
+    copy,
+    load_i16,
+    load_i32,
+    store_i32,
+    types,
+)
+from zufluss.record.kernels.raw import address_of
+from zufluss.record.kernels.varint import CUT, put_varint, read_varint, varint_size
+
+RECORD_CUT, KEY_LENGTH, KEY_EMPTY, KEY_CUT, LEFT_OVER, OUTSIDE, VALUE_SHORT = range(1, 8)
+FAULTS = {
+    RECORD_CUT: "record {0} has {1} bytes, more or fewer than the batch has room for",
+    KEY_LENGTH: "the key length of record {0} is no number of 32 bits",
+    KEY_EMPTY: "the key of record {0} is empty",
+    KEY_CUT: "the key of record {0} has {1} bytes and runs past the record",
+    LEFT_OVER: "{1} bytes are left over after record {0}, the last",
+    OUTSIDE: "the value of record {0} does not lie within its {1} bytes",
+    VALUE_SHORT: "record {0} has {1} bytes, too few for a schema id",
+}
+"""What to say of a fault, its record and its detail."""
+
+_I64 = types.Array(types.int64, 1, "C", readonly=True)
+_I16 = types.Array(types.int16, 1, "C")
+_TABLE = types.Array(types.int64, 2, "C")
+_OUT = types.Array(types.uint8, 1, "C")
+_RESULT = types.UniTuple(types.int64, 3)
+
+
+@kernel(_RESULT(BYTES, types.int64, types.int64, _TABLE))
+def read_records(data: Any, pos: Any, end: Any, table: Any) -> Any:
+    """Find keys (lines 0, 1) and rows (lines 2, 3; −1 = delete) of as many records as columns.
+
+    Answers fault, record, detail. The caller has compared `pos` and `end` with the data.
+    """
+    zero, count, of = np.int64(0), table.shape[1], address_of(data)
+    for i in range(count):
+        left = end - pos - 4
+        size = load_i32(data, pos) if left >= 0 else np.int64(0)
+        if size < 1 or size > left:
+            return np.int64(RECORD_CUT), np.int64(i), size
+        last = pos + 4 + size
+        length, key = read_varint(of, pos + 4, last, 32)
+        if key < 0:
+            return np.int64(KEY_CUT if key == CUT else KEY_LENGTH), np.int64(i), size
+        if length == 0:
+            return np.int64(KEY_EMPTY), np.int64(i), zero
+        if length > last - key:
+            return np.int64(KEY_CUT), np.int64(i), length
+        row = key + length
+        table[0, i], table[1, i] = key, row
+        table[2, i], table[3, i] = row if row < last else -1, last
+        pos = last
+    if pos != end:
+        return np.int64(LEFT_OVER), np.int64(count - 1), end - pos
+    return zero, zero, zero
+
+
+@kernel()
+def _outside(size: Any, start: Any, end: Any) -> Any:
+    return start < 0 or end < start or end > size
+
+
+@kernel(_RESULT(BYTES, _I64, _I64, BYTES, _I64, _I64))
+def records_size(
+    keys: Any, key_starts: Any, key_ends: Any, rows: Any, row_starts: Any, row_ends: Any
+) -> Any:
+    """Bytes of the records; answers fault, record, and the bytes or a detail."""
+    total, zero = np.int64(0), np.int64(0)
+    for i in range(len(key_starts)):
+        if _outside(len(keys), key_starts[i], key_ends[i]):
+            return np.int64(OUTSIDE), np.int64(i), np.int64(len(keys))
+        size = key_ends[i] - key_starts[i]
+        if size == 0:
+            return np.int64(KEY_EMPTY), np.int64(i), zero
+        total += 4 + varint_size(size) + size
+        if row_starts[i] != -1:
+            if _outside(len(rows), row_starts[i], row_ends[i]):
+                return np.int64(OUTSIDE), np.int64(i), np.int64(len(rows))
+            total += row_ends[i] - row_starts[i]
+    return zero, zero, total
+
+
+@kernel(types.void(BYTES, _I64, _I64, BYTES, _I64, _I64, _OUT, types.int64))
+def put_records(
+    keys: Any,
+    key_starts: Any,
+    key_ends: Any,
+    rows: Any,
+    row_starts: Any,
+    row_ends: Any,
+    out: Any,
+    pos: Any,
+) -> Any:
+    """Write records that `records_size` has measured."""
+    to = address_of(out)
+    for i in range(len(key_starts)):
+        start = pos + 4
+        size = key_ends[i] - key_starts[i]
+        at = put_varint(size, to, start)
+        copy(out, at, keys, key_starts[i], size)
+        at += size
+        if row_starts[i] != -1:
+            copy(out, at, rows, row_starts[i], row_ends[i] - row_starts[i])
+            at += row_ends[i] - row_starts[i]
+        store_i32(out, pos, at - start)
+        pos = at
+
+
+@kernel(_RESULT(BYTES, types.int64, types.int64, _TABLE))
+def read_values(data: Any, pos: Any, end: Any, table: Any) -> Any:
+    """Find the values (lines 0, 1) of a value batch; answers fault, record, detail."""
+    zero, count = np.int64(0), table.shape[1]
+    for i in range(count):
+        left = end - pos - 4
+        size = load_i32(data, pos) if left >= 0 else np.int64(0)
+        if size < 2 or size > left:
+            return np.int64(RECORD_CUT), np.int64(i), size
+        table[0, i], table[1, i] = pos + 4, pos + 4 + size
+        pos += 4 + size
+    if pos != end:
+        return np.int64(LEFT_OVER), np.int64(count - 1), end - pos
+    return zero, zero, zero
+
+
+@kernel(_RESULT(BYTES, _I64, _I64))
+def values_size(data: Any, starts: Any, ends: Any) -> Any:
+    """Bytes of the records of values that are there; answers fault, record, bytes or detail."""
+    total, zero = np.int64(0), np.int64(0)
+    for i in range(len(starts)):
+        if starts[i] == -1:
+            continue
+        if _outside(len(data), starts[i], ends[i]):
+            return np.int64(OUTSIDE), np.int64(i), np.int64(len(data))
+        if ends[i] - starts[i] < 2:
+            return np.int64(VALUE_SHORT), np.int64(i), ends[i] - starts[i]
+        total += 4 + ends[i] - starts[i]
+    return zero, zero, total
+
+
+@kernel(types.int64(BYTES, _I64, _I64, _OUT, types.int64))
+def put_values(data: Any, starts: Any, ends: Any, out: Any, pos: Any) -> Any:
+    """Write values that `values_size` has measured; answers how many are there."""
+    count = np.int64(0)
+    for i in range(len(starts)):
+        if starts[i] != -1:
+            size = ends[i] - starts[i]
+            store_i32(out, pos, size)
+            copy(out, pos + 4, data, starts[i], size)
+            pos += 4 + size
+            count += 1
+    return count
+
+
+@kernel(types.void(BYTES, _I64, _I64, _I16, types.Array(types.int64, 1, "C")))
+def split_values(data: Any, starts: Any, ends: Any, schema_ids: Any, rows: Any) -> Any:
+    """Read the schema id of values that `values_size` has measured, and where each row starts."""
+    for i in range(len(starts)):
+        schema_ids[i], rows[i] = -1, -1
+        if starts[i] != -1:
+            schema_ids[i] = load_i16(data, starts[i])
+            rows[i] = starts[i] + 2

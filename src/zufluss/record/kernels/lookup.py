@@ -1,0 +1,135 @@
+"""LOOKUP requests and answers in one call each: single lookups are bound by calls, not by bytes.
+
+`scan_lookup` takes the request that clients send nearly always (fields in number order, one bucket,
+nothing inserted) apart; everything else gets "not usual" and goes through protobuf, its twin.
+`write_values` writes the answer for one bucket straight from where the values lie.
+
+| LookupRequest             | field | PbLookupReqForBucket | field |
+|---------------------------|-------|----------------------|-------|
+| table_id             int64 | 1    | partition_id int64   | 1     |
+| buckets_req       repeated | 2    | bucket_id    int32   | 2     |
+| insert_if_not_exists  bool | 3    | keys         bytes s | 3     |
+
+| LookupResponse        | field | PbLookupRespForBucket | field | PbValue      | field |
+|-----------------------|-------|-----------------------|-------|--------------|-------|
+| buckets_resp repeated | 1     | partition_id int64    | 1     | values bytes | 1     |
+|                       |       | bucket_id    int32    | 2     |              |       |
+|                       |       | values   repeated     | 5     |              |       |
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from zufluss.record.kernels.cache import kernel
+from zufluss.record.kernels.memory import BYTES, copy, load_u8, store_u8, types
+from zufluss.record.kernels.produce import _field, _varint
+
+_RESULT = types.UniTuple(types.int64, 4)
+_OUT = types.Array(types.int64, 1, "C")
+_IN = types.Array(types.int64, 1, "C", readonly=True)
+_BYTES_OUT = types.Array(types.uint8, 1, "C")
+
+
+@kernel(_RESULT(BYTES, types.int64, types.int64, _OUT, _OUT))
+def scan_lookup(buf: Any, start: Any, end: Any, starts: Any, ends: Any) -> Any:
+    """Number of keys (−1: not usual), table id, partition id (−1: none), bucket id.
+
+    Where the keys lie is written to `starts` and `ends`; as many as they hold are usual.
+    """
+    zero = np.int64(0)
+    unusual = (np.int64(-1), zero, zero, zero)
+    if start < 0 or end > buf.size:
+        return unusual
+    table, pos = _field(buf, start, end, 0x08, 9)
+    size, pos = _field(buf, pos, end, 0x12, 4)
+    if pos < 0 or pos + size > end:
+        return unusual
+    stop = pos + size
+    if stop != end and not (
+        stop + 2 == end and load_u8(buf, stop) == 0x18 and load_u8(buf, stop + 1) == 0
+    ):
+        return unusual
+    partition = np.int64(-1)
+    if pos < stop and load_u8(buf, pos) == 0x08:
+        partition, pos = _varint(buf, pos + 1, stop, 9)
+    bucket, pos = _field(buf, pos, stop, 0x10, 4)
+    if pos < 0:
+        return unusual
+    count = zero
+    while pos < stop:
+        size, pos = _field(buf, pos, stop, 0x1A, 4)
+        if pos < 0 or pos + size > stop or count >= len(starts):
+            return unusual
+        starts[count] = pos
+        pos += size
+        ends[count] = pos
+        count += 1
+    return count, table, partition, bucket
+
+
+@kernel()
+def _varint_size(value: Any) -> Any:
+    size = 1
+    while value > 0x7F:
+        value >>= 7
+        size += 1
+    return size
+
+
+@kernel()
+def _put_varint(out: Any, at: Any, value: Any) -> Any:
+    while value > 0x7F:
+        store_u8(out, at, (value & 0x7F) | 0x80)
+        value >>= 7
+        at += 1
+    store_u8(out, at, value)
+    return at + 1
+
+
+@kernel(types.int64(BYTES, _IN, _IN, types.int64, types.int64, types.int64, _BYTES_OUT))
+def write_values(
+    data: Any, starts: Any, ends: Any, partition: Any, bucket: Any, at: Any, out: Any
+) -> Any:
+    """Write the answer for one bucket to `out` from `at` on; absent values are empty.
+
+    Answers where it ends. If there is not enough room, or a value lies outside of `data`, it
+    answers minus the size needed, minus one, and nothing has been written.
+    """
+    size = 1 + _varint_size(bucket)
+    if partition >= 0:
+        size += 1 + _varint_size(partition)
+    for i in range(len(starts)):
+        if starts[i] < 0:
+            size += 2
+            continue
+        length = ends[i] - starts[i]
+        if length < 0 or ends[i] > len(data):
+            return -1
+        inner = 1 + _varint_size(length) + length
+        size += 1 + _varint_size(inner) + inner
+    whole = 1 + _varint_size(size) + size
+    if at < 0 or at + whole > len(out):
+        return -1 - whole
+    store_u8(out, at, 0x0A)
+    at = _put_varint(out, at + 1, size)
+    if partition >= 0:
+        store_u8(out, at, 0x08)
+        at = _put_varint(out, at + 1, partition)
+    store_u8(out, at, 0x10)
+    at = _put_varint(out, at + 1, bucket)
+    for i in range(len(starts)):
+        store_u8(out, at, 0x2A)
+        if starts[i] < 0:
+            store_u8(out, at + 1, 0)
+            at += 2
+            continue
+        length = ends[i] - starts[i]
+        at = _put_varint(out, at + 1, 1 + _varint_size(length) + length)
+        store_u8(out, at, 0x0A)
+        at = _put_varint(out, at + 1, length)
+        copy(out, at, data, starts[i], length)
+        at += length
+    return at

@@ -1,0 +1,167 @@
+"""Arrays and maps from Arrow columns: the counterpart of `nested`.
+
+All arrays of a column are written in one pass over its elements. Elements come as a table of one
+column (`kernels/rowput.py`) whose buffers `measure` has checked; nested elements have become bytes
+before. `out` is zero and large enough: what `measure` says of the elements, another byte for each
+and `ARRAY_MAX` for each array. The layouts and the twin stand in `zufluss.record.slots`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from zufluss.record.kernels import rows as k
+from zufluss.record.kernels.cache import kernel
+from zufluss.record.kernels.memory import BYTES, types
+from zufluss.record.kernels.raw import (
+    address_of,
+    copy_bytes,
+    peek_i64,
+    peek_u8,
+    poke_i16,
+    poke_i32,
+    poke_i64,
+    poke_u8,
+)
+from zufluss.record.kernels.rowput import (
+    BAD_DECIMAL,
+    BAD_OFFSETS,
+    LINES,
+    OFFSETS,
+    OUT,
+    bytes_of,
+    decimal_fits,
+    decimal_size,
+    is_null,
+    moment_of,
+    number_of,
+    put_decimal,
+)
+
+ARRAY_MAX = 24
+"""Bytes that an array needs besides its elements."""
+
+_I32 = types.Array(types.int32, 1, "C", readonly=True)
+_I64 = types.Array(types.int64, 1, "C", readonly=True)
+_SOURCE, _SINK, _FINE_MOMENT = k.SOURCE, k.SINK, k.FINE_MOMENT
+_NUMBER, _BIG_NUMBER, _TEXT, _NESTED = k.NUMBER, k.BIG_NUMBER, k.TEXT, k.NESTED
+
+
+@kernel(inline=True)
+def _put_fixed(value: Any, source: Any, slot: Any) -> Any:
+    if source == 3:
+        poke_i64(slot, value)
+    elif source == 2:
+        poke_i32(slot, value)
+    elif source == 1:
+        poke_i16(slot, value)
+    else:
+        poke_u8(slot, value)
+
+
+@kernel(inline=True)
+def _put_big(
+    line: Any, column: Any, i: Any, out: Any, most: Any, base: Any, slot: Any, after: Any
+) -> Any:
+    """Write an element that is bytes; answers a fault and the end of the variable part then."""
+    sink, zero = peek_i64(line + 8 * _SINK), np.int64(0)
+    big, address = sink == _BIG_NUMBER, zero
+    if big:
+        size = decimal_size(column, i)
+    else:
+        address, size = bytes_of(line, column, i)
+    padded = np.int64(16) if big else (size + 7) // 8 * 8
+    if size < 0 or padded > most - after:
+        return np.int64(BAD_OFFSETS), after
+    if size <= 7 and not big and sink != _NESTED:
+        copy_bytes(out + slot, address, size)
+        poke_u8(out + slot + 7, 0x80 | size)
+        return zero, after
+    poke_i32(out + slot, size)
+    poke_i32(out + slot + 4, after - base)
+    if big:
+        put_decimal(column, i, size, out, after)
+    else:
+        copy_bytes(out + after, address, size)
+    return zero, after + padded
+
+
+@kernel(inline=True)
+def _put_element(
+    line: Any, column: Any, i: Any, out: Any, most: Any, base: Any, slot: Any, after: Any
+) -> Any:
+    sink, zero = peek_i64(line + 8 * _SINK), np.int64(0)
+    if sink in (_NUMBER, _BIG_NUMBER) and not decimal_fits(line, column, i):
+        return np.int64(BAD_DECIMAL), after
+    if sink >= _TEXT or sink == _BIG_NUMBER:
+        return _put_big(line, column, i, out, most, base, slot, after)
+    if sink == _FINE_MOMENT:
+        millis, nano = moment_of(line, column, i)
+        poke_i32(out + slot, nano)
+        poke_i32(out + slot + 4, after - base)
+        poke_i64(out + after, millis)
+        return zero, after + 8
+    _put_fixed(number_of(line, column, i), peek_i64(line + 8 * _SOURCE), out + slot)
+    return zero, after
+
+
+@kernel(types.int64(LINES, _I32, types.int64, LINES, LINES, OUT, OFFSETS))
+def put_arrays(
+    parent: Any, lists: Any, elements: Any, program: Any, table: Any, out: Any, offsets: Any
+) -> Any:
+    """Write an array for every list that is not NULL; answers a fault.
+
+    `lists` are the Arrow offsets; element number `lists[0]` is the first of `elements`.
+    """
+    pos, source, most, to = np.int64(0), program[0, _SOURCE], len(out), address_of(out)
+    line, column, outer = address_of(program), address_of(table), address_of(parent)
+    for a in range(len(lists) - 1):
+        offsets[a] = pos
+        first, last = np.int64(lists[a]) - lists[0], np.int64(lists[a + 1]) - lists[0]
+        if first < 0 or last < first or last > elements:
+            return np.int64(BAD_OFFSETS)
+        if is_null(outer, a):
+            continue
+        base, count = pos, last - first
+        slots = base + 4 + (count + 31) // 32 * 4
+        pos = base + (slots + (count << source) - base + 7) // 8 * 8
+        if pos > most:
+            return np.int64(BAD_OFFSETS)
+        poke_i32(to + base, count)
+        for i in range(count):
+            if is_null(column, first + i):
+                at = to + base + 4 + (i >> 3)
+                poke_u8(at, peek_u8(at) | np.int64(1) << (i & 7))
+                continue
+            slot = slots + (i << source)
+            fault, pos = _put_element(line, column, first + i, to, most, base, slot, pos)
+            if fault:
+                return fault
+    offsets[len(lists) - 1] = pos
+    return np.int64(0)
+
+
+@kernel(types.void(LINES, BYTES, _I64, BYTES, _I64, OUT, OFFSETS))
+def put_maps(
+    parent: Any,
+    keys: Any,
+    key_offsets: Any,
+    values: Any,
+    value_offsets: Any,
+    out: Any,
+    offsets: Any,
+) -> Any:
+    """Join the key arrays and value arrays of maps that are not NULL, as `put_arrays` made them."""
+    pos, outer, to = np.int64(0), address_of(parent), address_of(out)
+    for i in range(len(offsets) - 1):
+        offsets[i] = pos
+        if is_null(outer, i):
+            continue
+        first, second = key_offsets[i + 1] - key_offsets[i], value_offsets[i + 1] - value_offsets[i]
+        poke_i32(to + pos, first)
+        copy_bytes(to + pos + 4, address_of(keys) + key_offsets[i], first)
+        copy_bytes(to + pos + 4 + first, address_of(values) + value_offsets[i], second)
+        pos += 4 + first + second
+    offsets[len(offsets) - 1] = pos

@@ -1,0 +1,43 @@
+"""Log bodies made of rows, compiled with numba: where each record's row stands.
+
+The layout of a body and the plain-Python twin stand in `zufluss.record.rows`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from zufluss.record.kernels.cache import kernel
+from zufluss.record.kernels.memory import BYTES, load_i32, load_u8, types
+
+RECORD_CUT, CHANGE_TYPE, LEFT_OVER = range(1, 4)
+CHANGE_TYPE_MAX = 4
+"""The largest change type, -D."""
+
+
+@kernel(
+    types.UniTuple(types.int64, 3)(
+        BYTES, types.int64, types.int64, types.Array(types.int64, 2, "C")
+    )
+)
+def read_body(data: Any, pos: Any, end: Any, table: Any) -> Any:
+    """Find the rows (starts in line 0, ends in line 1) of as many records as `table` has columns.
+
+    Answers fault, record, detail. The caller has compared `pos` and `end` with the data.
+    """
+    zero, count = np.int64(0), table.shape[1]
+    for i in range(count):
+        left = end - pos - 4
+        size = load_i32(data, pos) if left >= 0 else np.int64(0)
+        if size < 1 or size > left:
+            return np.int64(RECORD_CUT), np.int64(i), size
+        change = load_u8(data, pos + 4)
+        if change > CHANGE_TYPE_MAX:
+            return np.int64(CHANGE_TYPE), np.int64(i), change
+        table[0, i], table[1, i] = pos + 5, pos + 4 + size
+        pos += 4 + size
+    if pos != end:
+        return np.int64(LEFT_OVER), np.int64(count), end - pos
+    return zero, zero, zero

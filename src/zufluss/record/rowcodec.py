@@ -1,0 +1,100 @@
+"""Rows of a table as bytes and as Arrow batches, whole batches at a time.
+
+A `RowCodec` belongs to one schema and one row format. Its work is done by compiled kernels; the
+plain-Python twin is `rows.py`, which also has the layouts. Reading comes in two steps, because a
+server that only checks rows, or compares their keys, has no use for the Arrow batch: `locate`
+checks every byte of every row, `columns` makes the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import get_args
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from zufluss.errors import CorruptRecordError
+from zufluss.model.schema import Schema
+from zufluss.record.kernels.rowkeys import match_keys
+from zufluss.record.rowcells import CellFault, Located, read_rows, to_arrow
+from zufluss.record.rowplan import Plan
+from zufluss.record.rows import RowFormat
+from zufluss.record.rowwrite import write_rows
+from zufluss.record.slices import Slices
+
+__all__ = ["Located", "RowCodec"]
+
+_ALL = np.empty(0, np.int32)
+
+
+class RowCodec:
+    """Reads and writes the rows of one schema; safe to use from several threads."""
+
+    def __init__(self, schema: Schema, row_format: RowFormat = "COMPACTED") -> None:
+        if row_format not in get_args(RowFormat):
+            raise ValueError(f"row format {row_format!r} is none of INDEXED, COMPACTED")
+        self.schema = schema
+        self.row_format = row_format
+        self._arrow = schema.arrow
+        self._plan = Plan([column.data_type for column in schema.columns], row_format)
+
+    def __repr__(self) -> str:
+        return f"RowCodec({self.row_format}, {len(self.schema.columns)} columns)"
+
+    def locate(self, rows: Slices, field_counts: npt.NDArray[np.int32] | None = None) -> Located:
+        """Check every byte of every row; `CorruptRecordError` names the record and the field.
+
+        `field_counts` has the number of fields of each row: columns are only ever added at the end,
+        so a row of an older schema has fewer, and the rest is NULL. Absent rows are all NULL.
+        """
+        try:
+            return read_rows(rows, self._plan, _ALL if field_counts is None else field_counts)
+        except CellFault as e:
+            raise CorruptRecordError(f"record {e.index}: {e.text}") from None
+
+    def columns(
+        self, located: Located, selection: npt.NDArray[np.int64] | None = None
+    ) -> pa.RecordBatch:
+        """The rows, or those with the indexes `selection` in its order, as an Arrow batch."""
+        arrays = to_arrow(located, self._plan)
+        batch = pa.RecordBatch.from_arrays(arrays, schema=self._arrow)
+        return batch if selection is None else batch.take(pa.array(selection))
+
+    def decode(
+        self, rows: Slices, field_counts: npt.NDArray[np.int32] | None = None
+    ) -> pa.RecordBatch:
+        """The rows as an Arrow batch."""
+        return self.columns(self.locate(rows, field_counts))
+
+    def encode(self, batch: pa.RecordBatch) -> Slices:
+        """The rows of an Arrow batch, one after the other."""
+        if not batch.schema.equals(self._arrow):
+            batch = self._fitted(batch)
+        return write_rows(batch.columns, batch.num_rows, self._plan)
+
+    def key_mismatch(self, located: Located, key_columns: Sequence[int], keys: Slices) -> int:
+        """The first row whose compacted key is not `keys[i]`, −1 if there is none.
+
+        Absent rows have no key and never differ. The key columns are indexes in key order.
+        """
+        if keys.count != located.count:
+            raise ValueError(f"{keys.count} keys do not belong to {located.count} rows")
+        columns = np.array(key_columns, np.int64)
+        places = np.empty((len(self._plan.types), 2), np.int64)
+        rows, program = located.rows, self._plan.program
+        return int(match_keys(*keys, *rows, located.field_counts, program, columns, places))
+
+    def _fitted(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """A batch whose columns are the schema's, in other Arrow types or nullability."""
+        if batch.schema.names != self._arrow.names:
+            raise ValueError(
+                f"columns {', '.join(batch.schema.names)} are not the schema's "
+                f"{', '.join(self._arrow.names)}"
+            )
+        arrays = [
+            array if array.type == field.type else array.cast(field.type)
+            for array, field in zip(batch.columns, self._arrow, strict=True)
+        ]
+        return pa.RecordBatch.from_arrays(arrays, schema=self._arrow)

@@ -1,0 +1,218 @@
+"""The key-value side of a tablet server: one worker thread, one budget of memory, all tablets.
+
+Everything that prepares or changes key-value state runs in the worker, one job at a time, so state
+needs no locks; the event loop reads beside it (`KvStore.lookup`) and owns the logs. Worker, memory
+and flush process come into being with the first bucket of a primary-key table.
+
+A bucket's state lies beside its log: `<data dir>/<database>/<table>-<id>[/…]/kv-<bucket>`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import structlog
+
+from zufluss.config import options
+from zufluss.config.load import Configuration
+from zufluss.errors import ZuflussError
+from zufluss.kv.memory import KvMemory
+from zufluss.kv.store import KvStore
+from zufluss.kv.table import KvTable
+from zufluss.kv.tablet import KvTablet
+from zufluss.log.files import Files
+from zufluss.log.manager import log_directory, owner_directories
+from zufluss.log.worker import ThreadWorker
+from zufluss.model.table import PhysicalTablePath, TableBucket
+
+if TYPE_CHECKING:
+    from zufluss.replica.replica import Replica
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+MEMORY_SHARE = 4
+"""One part in so many of the machine's memory is for key-value state, unless configured."""
+_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+_KV = re.compile(r"kv-\d+")
+
+
+def kv_directory(data_dir: Path, path: PhysicalTablePath, bucket: TableBucket) -> Path:
+    """Where the state of a bucket lies."""
+    return log_directory(data_dir, path, bucket).with_name(f"kv-{bucket.bucket_id}")
+
+
+def kv_directories(data_dir: Path) -> list[Path]:
+    """Every directory below `data_dir` that `kv_directory` can have named."""
+    return [
+        entry
+        for owner in owner_directories(data_dir)
+        for entry in owner.iterdir()
+        if _KV.fullmatch(entry.name) and entry.is_dir() and not entry.is_symlink()
+    ]
+
+
+class KvHost:
+    """What the key-value state of a server's buckets shares. Belongs to the event loop."""
+
+    def __init__(
+        self,
+        conf: Configuration,
+        data_dir: Path,
+        files: Files,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self._conf = conf
+        self._data_dir = data_dir
+        self._files = files
+        self._loop = loop
+        self._memory: KvMemory | None = None
+        self._worker: ThreadWorker | None = None
+        self._tablets: dict[KvTablet, Replica] = {}
+
+    @property
+    def worker(self) -> ThreadWorker:
+        """The thread that all key-value work is done in."""
+        if self._worker is None:
+            self._worker = ThreadWorker("zufluss-kv", self._loop)
+        return self._worker
+
+    async def call(self, job: Callable[[], T]) -> T:
+        """Have something done in the worker, after everything submitted before."""
+        future: asyncio.Future[T] = self._loop.create_future()
+
+        def done(outcome: Any) -> None:
+            if future.cancelled():
+                return
+            if isinstance(outcome, Exception):
+                future.set_exception(outcome)
+            else:
+                future.set_result(outcome)
+
+        self.worker.submit(job, done)
+        return await future
+
+    async def open(self, replica: Replica, table: KvTable) -> KvTablet:
+        """The state of a bucket, brought to the end of its log.
+
+        `CorruptRecordError` if the state and the log do not belong together.
+        """
+        if self._memory is None:
+            self._memory = KvMemory(self._budget(), self._when_passed)
+        memory = self._memory
+        directory = kv_directory(self._data_dir, replica.path, replica.bucket)
+        value_bytes_max = self._conf.get(options.ZUFLUSS_KV_VALUE_MAX_SIZE)
+
+        def work() -> KvTablet:
+            store = KvStore.open(directory, memory, self._files)
+            tablet = KvTablet(table, store, value_bytes_max)
+            tablet.on_flushed = partial(self._when_passed, partial(self._flush_ended, tablet))
+            try:
+                tablet.recover(replica.log)
+            except ZuflussError:
+                store.abandon()
+                raise
+            return tablet
+
+        tablet = await self.call(work)
+        self._tablets[tablet] = replica
+        replica.log.needed_from = tablet.store.flushed_offset
+        return tablet
+
+    def _when_passed(self, work: Callable[[], None]) -> None:
+        """Have something done on the event loop in its next turn. From any thread."""
+        self._loop.call_soon_threadsafe(work)
+
+    def _flush_ended(self, tablet: KvTablet) -> None:
+        """Let the log go as far as the state is on disk by itself."""
+        replica = self._tablets.get(tablet)
+        if replica is not None:
+            self.worker.submit(
+                tablet.store.flush_end,
+                lambda _: setattr(replica.log, "needed_from", tablet.store.flushed_offset),
+            )
+
+    def flush_held_back(self) -> None:
+        """Flush buckets whose old changelog could go if their state were on disk."""
+        for tablet, replica in self._tablets.items():
+            if replica.log.held_back:
+                self.worker.submit(tablet.flush, partial(self._logged, tablet, "kv_flush_failed"))
+
+    def forget_expired_writers(self, now_ms: int) -> None:
+        """Drop what tablets remember of writers that have not written for long."""
+        for tablet in self._tablets:
+            self.worker.submit(
+                partial(tablet.forget_expired_writers, now_ms),
+                partial(self._logged, tablet, "kv_writers_not_expired"),
+            )
+
+    def stop(self, replica: Replica, *, delete: bool, then: Callable[[Path], None]) -> None:
+        """Give up the state of a bucket after what is under way, and remove it with `delete`."""
+        tablet = replica.tablet
+        del self._tablets[tablet]
+        directory = tablet.store.directory
+
+        def done(outcome: object) -> None:
+            self._logged(tablet, "kv_not_removed", outcome)
+            then(directory)
+
+        self.worker.submit(tablet.store.destroy if delete else tablet.close, done)
+
+    def remove(self, path: PhysicalTablePath, bucket: TableBucket) -> None:
+        """Remove what is left of a bucket that was never opened."""
+        self._remove(kv_directory(self._data_dir, path, bucket))
+
+    def remove_others(self, wanted: set[Path]) -> list[Path]:
+        """Remove the state of buckets that do not exist any more; returns what was removed."""
+        others = [d for d in kv_directories(self._data_dir) if d not in wanted]
+        for directory in others:
+            self._remove(directory)
+        return others
+
+    def directory(self, path: PhysicalTablePath, bucket: TableBucket) -> Path:
+        """Where the state of a bucket lies."""
+        return kv_directory(self._data_dir, path, bucket)
+
+    def _remove(self, directory: Path) -> None:
+        if directory.is_dir():
+            self._files.remove_tree(directory)
+
+    def _logged(self, tablet: KvTablet, event: str, outcome: object) -> None:
+        if isinstance(outcome, Exception):
+            log.error(event, tablet=repr(tablet.store), exc_info=outcome)
+
+    async def close(self) -> None:
+        """Flush every bucket, so that the next start replays nothing, and end the worker."""
+        if self._worker is None:
+            return
+        for tablet in self._tablets:
+            try:
+                await self.call(tablet.close)
+            except (ZuflussError, OSError) as e:
+                log.error("kv_close_failed", tablet=repr(tablet.store), error=str(e))
+        self._tablets = {}
+        await self._loop.run_in_executor(None, self._worker.stop)
+        if self._memory is not None:
+            await self._loop.run_in_executor(None, self._memory.close)
+
+    def _budget(self) -> int:
+        configured = self._conf.get(options.ZUFLUSS_KV_MEMORY)
+        if configured is not None:
+            return configured
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return min(memory, _container_memory() or memory) // MEMORY_SHARE
+
+
+def _container_memory() -> int | None:
+    """The memory a container may use, None if that is not limited."""
+    try:
+        text = _CGROUP_LIMIT.read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdecimal() else None

@@ -1,0 +1,160 @@
+"""LOOKUP, PREFIX_LOOKUP and LIMIT_SCAN of primary-key tables.
+
+A lookup whose keys are in memory is answered on the event loop where it stands: one kernel takes
+the request apart, one finds the values, one writes the answer. What is not in memory, prefixes and
+scans are worked out by the key-value worker, in order with the puts.
+
+Readers see what lies below the high watermark: never a row that a crash could take back, always
+one that was acknowledged.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from zufluss.errors import RecordTooLargeError, ZuflussError
+from zufluss.net.services import RequestContext
+from zufluss.record.kernels.lookup import scan_lookup, write_values
+from zufluss.record.kvbatch import build_value_batch
+from zufluss.record.slices import Slices
+from zufluss.wire import messages as m
+from zufluss.wire.codec import decode
+
+if TYPE_CHECKING:
+    from zufluss.net.connection import Connection
+    from zufluss.replica.replica import Replica
+    from zufluss.tablet.server import TabletServer
+
+KEYS_MAX = 4096
+"""Keys of a request that the short way takes."""
+ANSWER_BYTES = 256 * 1024
+"""Answers up to this size are written the short way."""
+PREFIX_BYTES_MAX = 64 << 20
+"""A prefix lookup answers with at most so many bytes of rows; beyond that it is refused."""
+
+
+class Lookups:
+    """The handlers of what reads rows by key."""
+
+    def __init__(self, server: TabletServer) -> None:
+        self.server = server
+        self._starts, self._ends = np.empty(KEYS_MAX, np.int64), np.empty(KEYS_MAX, np.int64)
+        self._out = np.empty(ANSWER_BYTES, np.uint8)
+
+    def handle(
+        self,
+        connection: Connection,
+        request_id: int,
+        version: int,
+        array: Any,
+        view: memoryview,
+        start: int,
+        end: int,
+    ) -> None:
+        """Answer one LOOKUP."""
+        starts, ends = self._starts, self._ends
+        count, table_id, partition, bucket = scan_lookup(array, start, end, starts, ends)
+        if count >= 0:
+            table = self.server.tables.get(table_id)
+            key = (None if partition < 0 else partition, bucket)
+            replica = None if table is None else table.replicas.get(key)
+            if replica is not None and replica.kv is not None and not replica.kv.table.indexed:
+                values = replica.kv.store.lookup(
+                    Slices(array, starts[:count], ends[:count]), replica.log.high_watermark
+                )
+                if values is not None:
+                    size = write_values(*values, partition, bucket, 0, self._out)
+                    if size >= 0:
+                        connection.respond_small(request_id, self._out[:size].tobytes())
+                        connection.done()
+                        return
+        request = decode(m.LookupRequest, view[start:end])
+        self.server.spawn(self._answer(connection, request_id, request))
+
+    async def _answer(
+        self, connection: Connection, request_id: int, request: m.LookupRequest
+    ) -> None:
+        """The long way: several buckets, rows that are not in memory, rows to be inserted."""
+        try:
+            response = await self._look_up(request)
+            connection.respond_small(request_id, response.SerializeToString())
+        except ZuflussError as e:
+            connection.respond_error(request_id, e.code, e.message)
+        finally:
+            connection.done()
+
+    async def _look_up(self, request: m.LookupRequest) -> m.LookupResponse:
+        response = m.LookupResponse()
+        for wanted in request.buckets_req:
+            partition_id = wanted.partition_id if wanted.HasField("partition_id") else None
+            entry = response.buckets_resp.add(bucket_id=wanted.bucket_id)
+            if partition_id is not None:
+                entry.partition_id = partition_id
+            try:
+                replica = self.server.kv_replica(request.table_id, partition_id, wanted.bucket_id)
+                keys = Slices.of(wanted.keys)
+                values = await self._values(replica, keys)
+                if request.insert_if_not_exists and None in values:
+                    missing = [k for k, v in zip(wanted.keys, values, strict=True) if v is None]
+                    await self.server.putter.insert(replica, Slices.of(dict.fromkeys(missing)))
+                    values = await self._values(replica, keys)
+                for value in values:
+                    entry.values.add(values=value)
+            except ZuflussError as e:
+                entry.error_code, entry.error_message = e.code, e.message
+        return response
+
+    async def _values(self, replica: Replica, keys: Slices) -> list[bytes | None]:
+        tablet = replica.tablet
+        horizon = replica.log.high_watermark
+        return await self.server.kv.call(
+            lambda: tablet.table.for_clients(tablet.store.get_at(keys, horizon))
+        )
+
+    async def prefix_lookup(
+        self, request: m.PrefixLookupRequest, context: RequestContext
+    ) -> m.PrefixLookupResponse:
+        """All rows whose key begins with one of some prefixes, in the order of their keys."""
+        response = m.PrefixLookupResponse()
+        for wanted in request.buckets_req:
+            partition_id = wanted.partition_id if wanted.HasField("partition_id") else None
+            entry = response.buckets_resp.add(bucket_id=wanted.bucket_id)
+            if partition_id is not None:
+                entry.partition_id = partition_id
+            try:
+                replica = self.server.kv_replica(request.table_id, partition_id, wanted.bucket_id)
+                for values in await self._prefixes(replica, Slices.of(wanted.keys)):
+                    entry.value_lists.add(values=values)
+            except ZuflussError as e:
+                entry.error_code, entry.error_message = e.code, e.message
+        return response
+
+    async def _prefixes(self, replica: Replica, prefixes: Slices) -> list[list[bytes]]:
+        tablet = replica.tablet
+        horizon = replica.log.high_watermark
+
+        def work() -> list[list[bytes]]:
+            found = tablet.store.prefix(prefixes, horizon)
+            size = sum(int((values.ends - values.starts).sum()) for values in found)
+            if size > PREFIX_BYTES_MAX:
+                raise RecordTooLargeError(
+                    f"the rows of these prefixes take {size} bytes, {PREFIX_BYTES_MAX} fit into an "
+                    "answer; ask for fewer prefixes or longer ones"
+                )
+            lists = (tablet.table.for_clients(values) for values in found)
+            return [[value for value in values if value is not None] for values in lists]
+
+        return await self.server.kv.call(work)
+
+    async def first_rows(self, replica: Replica, limit: int) -> bytes:
+        """A batch of the first `limit` rows of a bucket, as LIMIT_SCAN answers."""
+        tablet = replica.tablet
+        horizon = replica.log.high_watermark
+
+        def work() -> bytes:
+            _, values = tablet.store.scan(None, max(limit, 0), PREFIX_BYTES_MAX, horizon)
+            return build_value_batch(Slices.of(tablet.table.for_clients(values)))
+
+        return await self.server.kv.call(work)

@@ -1,0 +1,78 @@
+"""Reading some columns of a log: as few bytes of it as that takes.
+
+Of a large batch only the header, the Arrow metadata and the ranges of the wanted columns are read
+from the page cache; copying the rest would be most of the work. Small batches are read many at a
+time and projected by one kernel call. As in Apache Fluss the limit of a fetch counts projected
+bytes, so a narrow projection gets many batches in one answer.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from zufluss.log.log import Log
+    from zufluss.log.reader import LargeBatch
+    from zufluss.record.project import Piece, Projector
+
+SPAN_BYTES_MAX = 64 * 1024 * 1024
+"""Bytes of the log that one fetch of a bucket passes over; others wait meanwhile."""
+
+
+def read_projected(
+    log: Log,
+    projector: Projector,
+    columns: tuple[int, ...],
+    offset: int,
+    bytes_max: int,
+    *,
+    at_least_one: bool,
+    nowait: bool,
+) -> tuple[list[Any], int]:
+    """Batches from `offset` on with these columns only, and how many bytes they have in the log.
+
+    `bytes_max` and `at_least_one` are about projected batches; errors as of `Log.read`.
+    """
+    records: list[Any] = []
+    room, span = bytes_max, 0
+    while offset < log.high_watermark and span < SPAN_BYTES_MAX and (room > 0 or not records):
+        first = at_least_one and not records
+        large = log.large_batch(offset) if nowait else None
+        if large is None:
+            read = log.read(offset, max(room, 0), at_least_one=first, nowait=nowait)
+            if not len(read.records):
+                break
+            found = projector.project_all(read.records, columns)
+            offset = read.end_offset
+            span += len(read.records)
+        else:
+            prefix, pieces = projector.plan(large.head, 0, large.header, columns)
+            size = len(prefix) + sum(p[1] if isinstance(p, tuple) else len(p) for p in pieces)
+            if size > room and not first:
+                break
+            found = [_read_pieces(log, large, prefix, pieces, size)]
+            offset = large.header.next_offset
+            span += large.header.size
+        records += found
+        room -= sum(map(len, found))
+    return records, span
+
+
+def _read_pieces(
+    log: Log, batch: LargeBatch, prefix: bytearray, pieces: list[Piece], size: int
+) -> memoryview:
+    """The projected batch in one buffer, its columns read straight into it."""
+    out = np.empty(size, np.uint8).data
+    at = len(prefix)
+    out[:at] = prefix
+    for piece in pieces:
+        if isinstance(piece, tuple):
+            begin, length = piece
+            log.read_range(batch, begin, out[at : at + length])
+        else:
+            length = len(piece)
+            out[at : at + length] = piece
+        at += length
+    return out

@@ -1,0 +1,336 @@
+"""PUT_KV, the write path of primary-key tables, top to bottom.
+
+    frame in the receive buffer
+      → scan the fields by hand, copy the records of each bucket
+      → key-value worker: check, merge, changelog batch, new state      (kv.tablet.prepare)
+      → append the changelog batch to the log, in the order of the worker  (log.append)
+      → acknowledge when it is durable                                   (replica.advance)
+
+Batches of one bucket are prepared in the order they came; the entries of one request are answered
+together, and the error of one never touches another. An append that the log refuses ends the
+bucket: its state is ahead of its log, and only a restart brings them together again.
+
+The worker has a queue with a limit. A put beyond it is refused with an error that clients retry
+after a pause, and answers tell how full it is, so that clients can slow down before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import structlog
+
+from zufluss.config import options
+from zufluss.config import table_options as t
+from zufluss.errors import (
+    ErrorCode,
+    InvalidRequiredAcksError,
+    LogStorageError,
+    ZuflussError,
+)
+from zufluss.kv.tablet import KvTablet, Prepared
+from zufluss.model.table import TableBucket
+from zufluss.record.kvbatch import build_kv_batch
+from zufluss.record.slices import Bytes, Slices
+from zufluss.tablet.produce import ACKS, ALL, PendingEntry, PendingProduce
+from zufluss.wire import messages as m
+from zufluss.wire.scan import ProducedBucket, produce_response
+from zufluss.wire.scan_kv import PutScan, scan_put
+
+if TYPE_CHECKING:
+    from zufluss.net.connection import Connection
+    from zufluss.replica.replica import Replica
+    from zufluss.tablet.server import BucketKey, TabletServer
+
+log = structlog.get_logger(__name__)
+
+QUEUE_BYTES_MAX = 64 << 20
+"""Records that may wait for the worker."""
+PRESSURE_FROM = 0.25
+"""Answers tell how full the queue is from this share on."""
+BACKPRESSURE_VERSION = 2
+"""From this version of PUT_KV on clients know the error for a full queue."""
+
+_COUNT_AT = 24
+_COUNT = struct.Struct("<i")
+
+
+class PendingPut(PendingProduce):
+    """A put of which some entries are not acknowledged yet."""
+
+    __slots__ = ("pressure",)
+
+    def __init__(
+        self, owner: Putter, connection: Connection, request_id: int, deadline: float
+    ) -> None:
+        super().__init__(owner, connection, request_id, deadline)
+        self.pressure: Callable[[], float] = owner.pressure
+
+    def body(self) -> bytes:
+        """The answer; with the pressure where it is worth mentioning."""
+        answer = produce_response(self.entries)
+        pressure = self.pressure()
+        if pressure < PRESSURE_FROM:
+            return answer
+        response = m.PutKvResponse.FromString(answer)
+        for entry in response.buckets_resp:
+            entry.pressure = pressure
+        return response.SerializeToString()
+
+
+class PutEntry(PendingEntry):
+    """One bucket of a put."""
+
+    __slots__ = ()
+
+    def appended(self, bucket: TableBucket, end_offset: int) -> None:
+        """Its changelog is in the log and ends there."""
+        entry = ProducedBucket(bucket.partition_id, bucket.bucket_id, end_offset)
+        self.pending.entries[self.position] = entry
+
+
+class Insert:
+    """A put of the server's own, for a lookup that inserts."""
+
+    __slots__ = ("outcome",)
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.outcome: asyncio.Future[None] = loop.create_future()
+
+    def appended(self, bucket: TableBucket, end_offset: int) -> None:
+        """It is in the log."""
+
+    def acknowledged(self) -> None:
+        """It is durable."""
+        if not self.outcome.done():
+            self.outcome.set_result(None)
+
+    def failed(self, error: ZuflussError) -> None:
+        """It was refused, or will never be durable."""
+        if not self.outcome.done():
+            self.outcome.set_exception(error)
+
+
+class Putter:
+    """The handler of PUT_KV."""
+
+    def __init__(self, server: TabletServer) -> None:
+        self.server = server
+        self.pending: set[PendingProduce] = set()
+        self._queued_bytes = 0
+        self._flush_bytes = server.conf.get(options.ZUFLUSS_KV_FLUSH_LOG_SIZE)
+        self._locks: dict[KvTablet, asyncio.Lock] = {}
+
+    def pressure(self) -> float:
+        """How full the worker's queue is, from 0 to 1."""
+        return self._queued_bytes / QUEUE_BYTES_MAX
+
+    def expire(self, now: float) -> None:
+        """Answer the requests whose timeout passed."""
+        for pending in [p for p in self.pending if p.deadline < now]:
+            pending.timed_out()
+
+    def handle(
+        self,
+        connection: Connection,
+        request_id: int,
+        version: int,
+        array: Any,
+        view: memoryview,
+        start: int,
+        end: int,
+    ) -> None:
+        """Answer one request."""
+        scan = scan_put(view, start, end)
+        if scan.acks not in ACKS:
+            raise InvalidRequiredAcksError(
+                f"acks={scan.acks} is not allowed; use -1 (all), 1 (leader) or 0 (none)"
+            )
+        _check_mode(scan.mode)
+        pending = PendingPut(
+            self, connection, request_id, self.server.loop.time() + scan.timeout_ms / 1000
+        )
+        self.pending.add(pending)
+        pending.entries = [ProducedBucket(b.partition_id, b.bucket_id) for b in scan.buckets]
+        pending.waiting = set(range(len(scan.buckets)))
+        if not scan.buckets:
+            pending.acknowledged()
+        for position, (partition_id, bucket_id, begin, stop) in enumerate(scan.buckets):
+            entry = PutEntry(pending, position)
+            try:
+                replica = self.server.kv_replica(scan.table_id, partition_id, bucket_id)
+                self._check_queue(version)
+                self._submit(entry, replica, scan, array[begin:stop].copy())
+            except ZuflussError as e:
+                self.refuse(entry, e, scan.table_id, (partition_id, bucket_id))
+
+    def _check_queue(self, version: int) -> None:
+        if self._queued_bytes < QUEUE_BYTES_MAX:
+            return
+        known = version >= BACKPRESSURE_VERSION
+        raise ZuflussError(
+            f"{self._queued_bytes} bytes of puts wait for this server, {QUEUE_BYTES_MAX} are "
+            "allowed; try again after a pause",
+            code=(
+                ErrorCode.STORAGE_BACKPRESSURE_EXCEPTION
+                if known
+                else ErrorCode.KV_STORAGE_EXCEPTION
+            ),
+        )
+
+    def _submit(
+        self, entry: PutEntry | Insert, replica: Replica, scan: PutScan, records: Bytes
+    ) -> None:
+        """Have the records of one bucket worked out."""
+        if replica.tablet.table.auto_increment is not None:
+            self.server.spawn(self._submit_with_ids(entry, replica, scan, records))
+            return
+        self.work(entry, replica, scan.acks, records, scan.targets, scan.mode)
+
+    def work(
+        self,
+        entry: PutEntry | Insert,
+        replica: Replica,
+        acks: int,
+        records: Bytes,
+        targets: tuple[int, ...],
+        mode: int,
+    ) -> None:
+        """Hand one batch to the worker; its outcome comes back to `_prepared`."""
+        tablet = replica.tablet
+        size = len(records)
+        promised = 0 if tablet.table.auto_increment is None else _record_count(records)
+        self._queued_bytes += size
+        now_ms = self.server.clock_ms()
+
+        def done(outcome: Prepared | Exception) -> None:
+            self._queued_bytes -= size
+            tablet.ids.promised -= promised
+            self._prepared(entry, replica, acks, outcome)
+
+        self.server.kv.worker.submit(lambda: tablet.prepare(records, targets, mode, now_ms), done)
+
+    async def _submit_with_ids(
+        self, entry: PutEntry | Insert, replica: Replica, scan: PutScan, records: Bytes
+    ) -> None:
+        """The same for tables that number their rows: get numbers first, in order of arrival."""
+        try:
+            await self.reserve_ids(replica, _record_count(records))
+        except ZuflussError as e:
+            self.refuse(entry, e, scan.table_id, _bucket_key(replica))
+        else:
+            self.work(entry, replica, scan.acks, records, scan.targets, scan.mode)
+
+    async def reserve_ids(self, replica: Replica, count: int) -> None:
+        """See to it that a batch of `count` records finds numbers for all of them."""
+        tablet = replica.tablet
+        table = tablet.table
+        assert table.auto_increment is not None
+        lock = self._locks.setdefault(tablet, asyncio.Lock())
+        async with lock:
+            tablet.ids.promised += count
+            missing = tablet.ids.promised - tablet.ids.left
+            if missing > 0:
+                column = table.schema.columns[table.auto_increment]
+                cached = table.info.property(t.TABLE_AUTO_INCREMENT_CACHE_SIZE)
+                tablet.ids.add(
+                    *await self.server.allocate_ids(
+                        replica.bucket.table_id, column.id, max(missing, cached)
+                    )
+                )
+
+    async def insert(self, replica: Replica, keys: Slices) -> None:
+        """Insert rows that have nothing but these keys, unless the keys exist, and wait for it."""
+        table = replica.tablet.table
+        rows = table.codec.encode(table.rows_of_keys(keys))
+        records = np.frombuffer(build_kv_batch(table.info.schema_id, keys, rows), np.uint8)
+        targets = tuple(sorted(table.schema.index_of(name) for name in table.schema.primary_key))
+        if table.auto_increment is not None:
+            await self.reserve_ids(replica, keys.count)
+        insert = Insert(self.server.loop)
+        self.work(insert, replica, ALL, records, targets, 0)
+        await insert.outcome
+
+    def _prepared(
+        self, entry: PutEntry | Insert, replica: Replica, acks: int, outcome: Prepared | Exception
+    ) -> None:
+        """Append what the worker made, and acknowledge it in time."""
+        bucket = replica.bucket
+        try:
+            end_offset = self._append(replica, outcome)
+        except ZuflussError as e:
+            self.refuse(entry, e, bucket.table_id, _bucket_key(replica))
+            return
+        entry.appended(bucket, end_offset)
+        if acks == ALL and end_offset > replica.log.high_watermark:
+            replica.await_append(end_offset, entry)
+        else:
+            entry.acknowledged()
+        if replica.tablet.flush_due(self._flush_bytes):
+            self.server.kv.worker.submit(replica.tablet.flush, partial(_flush_begun, replica))
+
+    def _append(self, replica: Replica, outcome: Prepared | Exception) -> int:
+        if isinstance(outcome, ZuflussError):
+            raise outcome
+        if isinstance(outcome, Exception):
+            log.error("put_failed", bucket=str(replica.bucket), exc_info=outcome)
+            raise self._fail(replica, f"a put could not be worked out ({outcome!r})")
+        if replica.failure is not None:
+            raise replica.failure
+        if self.server.find_replica(*replica.bucket) is not replica:
+            raise self.server.why_not(*replica.bucket)
+        if outcome.batch is None:
+            return outcome.end_offset
+        view, checked = outcome.batch
+        try:
+            appended = replica.log.append(view, (checked,), outcome.now_ms)
+        except ZuflussError as e:
+            raise self._fail(replica, f"the changelog of a put was not written ({e})") from e
+        if appended.end_offset != outcome.end_offset or appended.duplicate:
+            raise self._fail(
+                replica, f"the changelog ends at {appended.end_offset}, not {outcome.end_offset}"
+            )
+        self.server.appended(replica, appended.end_offset, view, 0, len(view))
+        return outcome.end_offset
+
+    def _fail(self, replica: Replica, reason: str) -> LogStorageError:
+        replica.fail(f"{reason}; the bucket takes no more writes until the server is restarted")
+        assert replica.failure is not None
+        return replica.failure
+
+    def refuse(
+        self, entry: PutEntry | Insert, error: ZuflussError, table_id: int, bucket: BucketKey
+    ) -> None:
+        """Have one entry answered with an error."""
+        log.info("put_refused", table_id=table_id, bucket=bucket, error=str(error))
+        entry.failed(error)
+
+
+def _bucket_key(replica: Replica) -> BucketKey:
+    return replica.bucket.partition_id, replica.bucket.bucket_id
+
+
+def _record_count(records: Bytes) -> int:
+    """What a batch says it holds, before it has been checked; never more than can be in it."""
+    if len(records) < _COUNT_AT + 4:
+        return 0
+    (count,) = _COUNT.unpack(records[_COUNT_AT : _COUNT_AT + 4].tobytes())
+    return max(0, min(int(count), len(records)))
+
+
+def _check_mode(mode: int) -> None:
+    if mode not in (0, 1):
+        raise ZuflussError(
+            f"agg_mode {mode} is not supported; 0 (merge) and 1 (overwrite) are",
+            code=ErrorCode.UNSUPPORTED_VERSION,
+        )
+
+
+def _flush_begun(replica: Replica, outcome: object) -> None:
+    if isinstance(outcome, Exception):
+        log.error("flush_not_begun", bucket=str(replica.bucket), exc_info=outcome)

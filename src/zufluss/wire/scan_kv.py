@@ -1,0 +1,110 @@
+"""PUT_KV requests by hand, for the same reasons as in `scan.py`: the payload is not copied.
+
+| PutKvRequest            | field | PbPutKvReqForBucket | field |
+|-------------------------|-------|---------------------|-------|
+| acks           int32    | 1     | partition_id int64  | 1     |
+| table_id       int64    | 2     | bucket_id    int32  | 2     |
+| timeout_ms     int32    | 3     | records      bytes  | 3     |
+| target_columns int32s   | 4     |                     |       |
+| buckets_req    repeated | 5     |                     |       |
+| agg_mode       int32    | 6     |                     |       |
+
+The answer to PUT_KV has the shape of the answer to PRODUCE_LOG (`scan.produce_response`), with
+`log_end_offset` in the place of `base_offset`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from zufluss.errors import CorruptMessageError
+from zufluss.wire.fields import (
+    BYTES,
+    VARINT,
+    BucketScan,
+    read_length,
+    read_tag,
+    read_varint,
+    refuse_type,
+    scan_bucket,
+    skip_field,
+    to_int32,
+    to_int64,
+)
+from zufluss.wire.scan import BUCKETS_MAX
+
+TARGETS_MAX = 4096
+"""Target columns of one request; tables have fewer columns."""
+
+
+class PutScan(NamedTuple):
+    """A PutKvRequest without its payload."""
+
+    acks: int
+    """As sent; -1, 0 and 1 have a meaning."""
+    table_id: int
+    """The table all buckets belong to."""
+    timeout_ms: int
+    """How long the client waits for the answer."""
+    targets: tuple[int, ...]
+    """Positions of the columns that are written, empty for all."""
+    mode: int
+    """`agg_mode`, 0 if it is not sent."""
+    buckets: list[BucketScan]
+    """In the order of the request."""
+
+
+def scan_put(view: memoryview, start: int, end: int) -> PutScan:
+    """Locate what stands in the PutKvRequest at `view[start:end]`; `CorruptMessageError`."""
+    numbers: dict[int, int] = {}
+    targets: list[int] = []
+    buckets: list[BucketScan] = []
+    position = start
+    while position < end:
+        tag, position = read_tag(view, position, end)
+        field, wire_type = tag >> 3, tag & 7
+        if field in (1, 2, 3, 6):
+            if wire_type != VARINT:
+                refuse_type("PutKvRequest", field, wire_type)
+            numbers[field], position = read_varint(view, position, end)
+        elif field == 4:
+            position = _scan_targets(view, position, end, wire_type, targets)
+        elif field == 5:
+            if wire_type != BYTES:
+                refuse_type("PutKvRequest", field, wire_type)
+            bucket, position = read_length(view, position, end)
+            if len(buckets) >= BUCKETS_MAX:
+                raise CorruptMessageError(
+                    f"a PutKvRequest has more than {BUCKETS_MAX} buckets; send several"
+                )
+            buckets.append(scan_bucket(view, bucket, position))
+        else:
+            position = skip_field(view, position, end, wire_type)
+    if not numbers.keys() >= {1, 2, 3}:
+        raise CorruptMessageError(
+            "a PutKvRequest lacks one of its required fields acks, table_id, timeout_ms"
+        )
+    mode = to_int32(numbers.get(6, 0))
+    acks, table_id, timeout_ms = to_int32(numbers[1]), to_int64(numbers[2]), to_int32(numbers[3])
+    return PutScan(acks, table_id, timeout_ms, tuple(targets), mode, buckets)
+
+
+def _scan_targets(
+    view: memoryview, position: int, end: int, wire_type: int, targets: list[int]
+) -> int:
+    """Read target columns, packed or one by one; returns the position after them."""
+    if wire_type == VARINT:
+        stop = None
+    elif wire_type == BYTES:
+        position, stop = read_length(view, position, end)
+        if stop == position:
+            return position
+    else:
+        refuse_type("PutKvRequest", 4, wire_type)
+    while True:
+        value, position = read_varint(view, position, end if stop is None else stop)
+        targets.append(to_int32(value))
+        if len(targets) > TARGETS_MAX:
+            raise CorruptMessageError(f"a PutKvRequest has more than {TARGETS_MAX} target columns")
+        if stop is None or position == stop:
+            return position

@@ -1,0 +1,292 @@
+"""Upserts, deletes and partial updates on a server that may die at any moment.
+
+Every writer owns its keys, a range per writer, so it knows what each of them must hold: the last
+acknowledged batch, and of what is still in flight whatever the server took. Writers number their
+batches and send again what was not acknowledged, so that at the end everything is acknowledged, and
+a batch applied twice or not at all shows in the changelog: each put row carries the number of its
+batch.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from tests.fault.history import Ack
+from tests.fault.load import DATABASE, INFLIGHT_MAX, LOST, Load, Target, Worker
+from tests.kv.model import Change, Model, Put, Rules, fold
+from tests.wire.kv import (
+    PUT_VERSION,
+    Codec,
+    kv_batch,
+    limit_values,
+    put_request,
+    raw_changelog,
+    values_of,
+)
+from tests.wire.raw import RawClient, table_path
+from zufluss.errors import RETRIABLE, ErrorCode
+from zufluss.model.schema import Schema
+from zufluss.model.table import TableDescriptor
+from zufluss.wire import messages as m
+from zufluss.wire.api import ApiKey
+
+SCHEMA = Schema.of("id BIGINT NOT NULL, batch BIGINT, text STRING", primary_key=["id"])
+CODEC = Codec(SCHEMA)
+RULES = Rules(3, (0,))
+WRITER_SHIFT = 32
+"""A key is the writer's number above these bits."""
+TARGETS: tuple[tuple[int, ...], ...] = ((), (), (), (0, 1), (0, 1, 2))
+LOOKUP_KEYS = 500
+"""Keys per lookup."""
+
+
+def create_keyed_target(
+    port: int, name: str, buckets: int = 2, properties: dict[str, str] | None = None
+) -> Target:
+    """Create a primary-key table for the load."""
+    options = {"table.replication.factor": "1", **(properties or {})}
+    descriptor = TableDescriptor(SCHEMA, None, (), ("id",), buckets, options, {})
+    with RawClient(port) as client:
+        client.call(
+            ApiKey.CREATE_DATABASE,
+            m.CreateDatabaseRequest(database_name=DATABASE, ignore_if_exists=True),
+        )
+        client.call(
+            ApiKey.CREATE_TABLE,
+            m.CreateTableRequest(
+                table_path=table_path(DATABASE, name),
+                table_json=descriptor.to_json(),
+                ignore_if_exists=False,
+            ),
+        )
+        return Target(name, client.table_id(DATABASE, name), buckets)
+
+
+class SentPut(NamedTuple):
+    """A batch that is not acknowledged yet."""
+
+    puts: tuple[Put, ...]
+    targets: tuple[int, ...]
+    data: bytes
+
+
+@dataclass(slots=True)
+class PutLane:
+    """One bucket as a writer sees it: what it must hold of the writer's keys."""
+
+    bucket: int
+    model: Model = field(default_factory=lambda: Model(RULES))
+    """After everything that was sent."""
+    sequence: int = 0
+    unacknowledged: deque[SentPut] = field(default_factory=deque)
+    end: int = 0
+    """Where the log ended with the last acknowledged batch."""
+
+
+class PutWriter(Worker):
+    """An idempotent writer by hand: pipelined, and everything unacknowledged is sent again."""
+
+    keys = 40
+    """Keys per bucket."""
+    text_bytes: Sequence[int] = (0, 10, 10, 100, 1000)
+
+    def __init__(self, load: Load, seed: int, target: Target) -> None:
+        super().__init__(load, seed)
+        self.target = target
+        self.number = self.history.lane(gapless=True).number
+        self.writer_id = -1
+        self.batch = 0
+        self.lanes = [PutLane(bucket) for bucket in range(target.buckets)]
+
+    @property
+    def waiting(self) -> bool:
+        return any(lane.unacknowledged for lane in self.lanes)
+
+    def work(self) -> None:
+        while not self.finishing or self.waiting:
+            client = self.connect()
+            if client is None:
+                return
+            with client:
+                try:
+                    self.converse(client)
+                except LOST:
+                    continue
+
+    def converse(self, client: RawClient) -> None:
+        """Send and take answers until there is no more to say, or the connection breaks."""
+        if self.writer_id < 0:
+            request = m.InitWriterRequest(table_path=[table_path(DATABASE, self.target.name)])
+            self.writer_id = int(client.call(ApiKey.INIT_WRITER, request).writer_id)
+            self.history.new_writer_id(self.writer_id)
+        pending: dict[int, PutLane] = {}
+        for lane in self.lanes:
+            for sent in lane.unacknowledged:
+                pending[self.send(client, lane, sent)] = lane
+        while not self.finishing or pending:
+            if not self.finishing:
+                for lane in self.lanes:
+                    if len(lane.unacknowledged) < INFLIGHT_MAX:
+                        pending[self.send(client, lane, self.new_batch(lane))] = lane
+            if not self.take_answer(client, pending):
+                return
+
+    def new_batch(self, lane: PutLane) -> SentPut:
+        """Some rows or deletes of own keys, whole or in part."""
+        self.batch += 1
+        targets = self.rng.choice(TARGETS)
+        puts = tuple(self.new_put(lane) for _ in range(self.rng.randint(1, 20)))
+        records = [CODEC.delete(p.key) if p.row is None else CODEC.put(p.row) for p in puts]
+        data = kv_batch(records, writer_id=self.writer_id, sequence=lane.sequence)
+        lane.sequence += 1
+        lane.model.put(puts, targets)
+        sent = SentPut(puts, targets, data)
+        lane.unacknowledged.append(sent)
+        return sent
+
+    def new_put(self, lane: PutLane) -> Put:
+        number = self.rng.randrange(self.keys) * self.target.buckets + lane.bucket
+        key = (self.number << WRITER_SHIFT) + number
+        if self.rng.random() < 0.25:
+            return Put((key,), None)
+        text = "." * self.rng.choice(self.text_bytes) if self.rng.random() < 0.9 else None
+        return Put((key,), (key, self.batch, text))
+
+    def send(self, client: RawClient, lane: PutLane, sent: SentPut) -> int:
+        request = put_request(self.target.table_id, sent.data, lane.bucket, targets=sent.targets)
+        return client.begin(ApiKey.PUT_KV, request, PUT_VERSION)
+
+    def take_answer(self, client: RawClient, pending: dict[int, PutLane]) -> bool:
+        """Note one answer; False when the batches have to be sent again."""
+        frame = client.receive()
+        if frame.error is not None:
+            raise frame.error
+        assert frame.request_id is not None
+        lane = pending.pop(frame.request_id)
+        (entry,) = m.PutKvResponse.FromString(bytes(frame.body)).buckets_resp
+        if entry.error_code:
+            if ErrorCode(entry.error_code) not in RETRIABLE:
+                raise AssertionError(f"{lane.bucket}: {entry.error_code} {entry.error_message}")
+            return False
+        sent = lane.unacknowledged.popleft()
+        if entry.log_end_offset <= lane.end:
+            self.history.problem(f"acknowledged up to {entry.log_end_offset} after {lane.end}")
+        lane.end = entry.log_end_offset
+        self.history.acknowledged(Ack(0, len(sent.puts)))
+        return True
+
+
+class BigPutWriter(PutWriter):
+    """So many and so large rows that a small memory is flushed and evicted under fire."""
+
+    keys = 2_000
+    text_bytes = (1000, 3000)
+
+
+class Looker(Worker):
+    """Looks up keys all the time: an answer is a sound row of that key, or none."""
+
+    def __init__(self, load: Load, seed: int, target: Target) -> None:
+        super().__init__(load, seed)
+        self.target = target
+
+    def work(self) -> None:
+        while not self.finishing:
+            client = self.connect()
+            if client is None:
+                return
+            with client:
+                try:
+                    while not self.finishing:
+                        self.look(client)
+                except LOST:
+                    continue
+
+    def look(self, client: RawClient) -> None:
+        bucket = self.rng.randrange(self.target.buckets)
+        wanted = [
+            (self.rng.randint(1, 8) << WRITER_SHIFT) + self.rng.randrange(40) * 2 + bucket
+            for _ in range(20)
+        ]
+        request = m.LookupRequest(table_id=self.target.table_id)
+        request.buckets_req.add(bucket_id=bucket, keys=[CODEC.key((key,)) for key in wanted])
+        (entry,) = client.call(ApiKey.LOOKUP, request, 1).buckets_resp
+        if entry.error_code:
+            if ErrorCode(entry.error_code) in RETRIABLE:
+                return  # a server that listens already and has not opened the bucket yet
+            raise AssertionError(f"lookup: {entry.error_code} {entry.error_message}")
+        for key, value in zip(wanted, entry.values, strict=True):
+            row = CODEC.value(value.values)
+            if row is not None and row[0] != key:
+                self.history.problem(f"asked for {key}, got {row}")
+
+
+# -- what must hold ---------------------------------------------------------------------------
+
+
+def kv_violations(port: int, target: Target, writers: Sequence[PutWriter]) -> list[str]:
+    """Everything that is wrong with the table, once all writers are done."""
+    found: list[str] = []
+    with RawClient(port) as client:
+        for bucket in range(target.buckets):
+            found += _bucket_violations(client, target.table_id, bucket, writers)
+    return found
+
+
+def _bucket_violations(
+    client: RawClient, table_id: int, bucket: int, writers: Sequence[PutWriter]
+) -> list[str]:
+    found: list[str] = []
+    changes = [Change(*r) for r in raw_changelog(client, table_id, SCHEMA, bucket)]  # type: ignore[arg-type]
+    try:
+        state = fold(changes, RULES)
+    except AssertionError as e:
+        return [f"bucket {bucket}: the changelog contradicts itself: {e}"]
+    if _looked_up(client, table_id, bucket, changes) != state:
+        found.append(f"bucket {bucket}: the state is not the fold of the changelog")
+    if _scanned(client, table_id, bucket) != state:
+        found.append(f"bucket {bucket}: a scan does not give the fold of the changelog")
+    for writer in writers:
+        lane = writer.lanes[bucket]
+        mine = [c for c in changes if c.row[0] >> WRITER_SHIFT == writer.number]
+        expected = [(c.kind, c.row) for c in lane.model.changes]
+        if [(c.kind, c.row) for c in mine] != expected:
+            found.append(
+                f"bucket {bucket}, writer {writer.number}: {len(mine)} changes, sent were "
+                f"{len(expected)}: {_first_difference([(c.kind, c.row) for c in mine], expected)}"
+            )
+    return found
+
+
+def _first_difference(found: list[Any], expected: list[Any]) -> str:
+    for i, (one, other) in enumerate(zip(found, expected, strict=False)):
+        if one != other:
+            return f"at {i} there is {str(one)[:80]}, sent was {str(other)[:80]}"
+    return "one ends before the other"
+
+
+def _looked_up(
+    client: RawClient, table_id: int, bucket: int, changes: Sequence[Change]
+) -> dict[tuple[Any, ...], tuple[Any, ...]]:
+    """The state of all keys that were ever there, by lookups."""
+    keys = list({change.row[0] for change in changes})
+    found = {}
+    for at in range(0, len(keys), LOOKUP_KEYS):
+        part = keys[at : at + LOOKUP_KEYS]
+        values = values_of(client, table_id, [CODEC.key((key,)) for key in part], bucket)
+        for key, value in zip(part, values, strict=True):
+            row = CODEC.value(value)
+            if row is not None:
+                found[key,] = row
+    return found
+
+
+def _scanned(
+    client: RawClient, table_id: int, bucket: int
+) -> dict[tuple[Any, ...], tuple[Any, ...]]:
+    request = m.LimitScanRequest(table_id=table_id, bucket_id=bucket, limit=1_000_000)
+    rows = [CODEC.value(v) for v in limit_values(client.call(ApiKey.LIMIT_SCAN, request).records)]
+    return {row[:1]: row for row in rows if row is not None}
