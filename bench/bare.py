@@ -44,9 +44,9 @@ def answer(request_id: bytes, size: int) -> bytes:
 class Bare(asyncio.BufferedProtocol):
     """One connection: cuts the stream into frames."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, buffer_bytes: int) -> None:
         self.request = request
-        self.view = memoryview(bytearray(BUFFER_BYTES))
+        self.view = memoryview(bytearray(buffer_bytes))
         self.filled = 0
         self.at = 0
         """Where the next read of this connection starts."""
@@ -154,7 +154,8 @@ async def main() -> None:
     else:
         work = Reader(a.path, a.size) if a.mode == "read" else Answerer(a.size)
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: Bare(work.request), "127.0.0.1", 0)
+    size = SMALL_BYTES if a.mode == "answer" else BUFFER_BYTES
+    server = await loop.create_server(lambda: Bare(work.request, size), "127.0.0.1", 0)
     print(server.sockets[0].getsockname()[1], flush=True)
     await loop.run_in_executor(None, sys.stdin.read)
 

@@ -95,7 +95,7 @@ def lookup_frames(info: TableInfo, ids: Positions, keys_each: int) -> list[bytes
     wanted = pa.record_batch([pa.array(ids)], names=[*KEY])
     data, offsets = KeyEncoder.of_primary_key(info).encode(wanted)
     joined, ends = data.tobytes(), offsets.tolist()
-    frames = []
+    frames: list[bytes] = []
     for bucket, chosen in _pieces(bucket_assign(wanted, info), info.bucket_count, keys_each):
         keys = [joined[ends[i] : ends[i + 1]] for i in chosen.tolist()]
         entry = m.PbLookupReqForBucket(bucket_id=bucket, keys=keys)

@@ -19,6 +19,8 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +76,7 @@ Serve = Callable[[Configuration, asyncio.Event], Awaitable[None]]
 
 
 def _run(conf: Configuration, serve: Serve) -> int:
+    _do_without_pandas()
     _keep_freed_memory()
     _allow_open_files()
     data_dir = Path(conf.get(options.DATA_DIR))
@@ -112,6 +115,23 @@ def _keep_freed_memory() -> None:
         return  # not glibc; only speed is lost
     mallopt(MALLOC_MMAP_THRESHOLD, 64 * 1024 * 1024)
     mallopt(MALLOC_TRIM_THRESHOLD, 256 * 1024 * 1024)
+
+
+def _do_without_pandas() -> None:
+    """Keep pyarrow from importing pandas where it is installed: seconds, and tens of megabytes.
+
+    It does so to ask whether some array came from pandas, in the middle of a request.
+    """
+
+    class NoPandas(MetaPathFinder):
+        def find_spec(
+            self, fullname: str, path: object, target: object = None
+        ) -> ModuleSpec | None:
+            if fullname == "pandas":
+                raise ModuleNotFoundError("a server does without pandas", name=fullname)
+            return None
+
+    sys.meta_path.insert(0, NoPandas())
 
 
 def _allow_open_files() -> None:

@@ -68,6 +68,18 @@ def server_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         stop_cleanly(process)
 
 
+@pytest.fixture
+def zufluss(run: Callable[..., Result], server_address: str) -> Callable[..., Result]:
+    """Runs a command against the server and expects it to succeed unless told otherwise."""
+
+    def run_against_server(*arguments: str, stdin: str = "", code: int = 0) -> Result:
+        result = run(*arguments, "--bootstrap", server_address, stdin=stdin)
+        assert result.code == code, result
+        return result
+
+    return run_against_server
+
+
 @contextmanager
 def started(
     *arguments: str, data_dir: Path, port: int = 0

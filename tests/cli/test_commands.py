@@ -18,18 +18,6 @@ from .conftest import COMMAND, Result, environment, started, stop_cleanly
 pytestmark = pytest.mark.timeout(120)
 
 
-@pytest.fixture
-def zufluss(run: Callable[..., Result], server_address: str) -> Callable[..., Result]:
-    """Runs a command against the server and expects it to succeed unless told otherwise."""
-
-    def run_against_server(*arguments: str, stdin: str = "", code: int = 0) -> Result:
-        result = run(*arguments, "--bootstrap", server_address, stdin=stdin)
-        assert result.code == code, result
-        return result
-
-    return run_against_server
-
-
 Zufluss = Callable[..., Result]
 
 

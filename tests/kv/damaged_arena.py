@@ -12,7 +12,7 @@ import sys
 import numpy as np
 
 from tests.record.guard_pages import PAGE, Guarded
-from zufluss.kv import kernels, sorting
+from zufluss.kv import kernels, sorting, words
 from zufluss.record.slices import Slices
 
 SEED = 7
@@ -28,9 +28,7 @@ def sample(size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, Slices, int]:
     root = np.array([0, BITS, BLOCK], np.int64)
     names = Slices.of([b"%d" % i * (i % 9) for i in range(1, 12)])
     hashes = np.empty(names.count, np.int64)
-    from zufluss.kv.words import hash_all
-
-    hash_all(names.data, names.starts, names.ends, SEED, hashes)
+    words.hash_all(names.data, names.starts, names.ends, SEED, hashes)
     at = FIRST
     counts = np.zeros(2, np.int64)
     for offset in range(3):
@@ -48,7 +46,7 @@ def exercise(
     one, two, many = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(400, np.int64)
     counts = np.zeros(2, np.int64)
     kernels.find(arena, root, *names, hashes, 2, one, two)
-    kernels.look_up(arena, root, SEED, *names, 1, np.empty(2 * n, np.int64))
+    kernels.look_up(arena, root, SEED, *names, 1, one, two)
     kernels.select(arena, root, SEED, FIRST, at, 0, 2, many)
     kernels.live_slots(arena, BLOCK, BITS)
     found = max(0, kernels.heads(arena, BLOCK, BITS, many, 0))

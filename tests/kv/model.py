@@ -71,7 +71,9 @@ class Rules:
     @property
     def properties(self) -> dict[str, str]:
         """The table's properties, apart from the name of the version column."""
-        found = {} if self.engine == "default" else {"table.merge-engine": self.engine}
+        found: dict[str, str] = {}
+        if self.engine != "default":
+            found["table.merge-engine"] = self.engine
         if self.deletes != "ALLOW":
             found["table.delete.behavior"] = self.deletes
         if self.image != "FULL":

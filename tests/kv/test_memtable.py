@@ -262,7 +262,6 @@ def test_blocks_never_overlap_and_all_come_back(
     for start, size in held.items():
         arena.free(start, size)
     assert arena.alloc(17 * SEGMENT) is not None
-    arena.close()
 
 
 def test_the_reserve_is_for_those_who_make_room() -> None:
@@ -271,7 +270,6 @@ def test_the_reserve_is_for_those_who_make_room() -> None:
         pass
     assert arena.free_bytes == arena.reserve
     assert arena.alloc(SEGMENT, urgent=True) is not None
-    arena.close()
 
 
 def test_a_budget_that_is_too_small_is_refused() -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -15,11 +18,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from tests.kv.kv_samples import get, look_up, open_store, put, small_memory
 from zufluss.errors import LogStorageError
+from zufluss.kv import flush, memtable
 from zufluss.kv.flush import STATE_FILE, TABLE_FILE, KvState, read_state
 from zufluss.kv.memory import KvMemory
 from zufluss.kv.plain import PlainStore
 from zufluss.kv.store import KvStore, hash_keys
-from zufluss.record.slices import Slices
+from zufluss.record.slices import Bytes, Positions, Slices
 
 KEYS = [b"", b"a", b"a\0", b"a\xff", b"a\xff\xff", b"b" * 40] + [
     b"key-%05d" % i for i in range(300)
@@ -37,6 +41,8 @@ class StoreMachine(RuleBasedStateMachine):
         self.store = open_store(self.path, self.memory)
         self.store.flush_wanted = self.begin_flush
         self.plain = PlainStore()
+        self.eager = patch.object(memtable, "CLEAN_BYTES_MIN", 2048)
+        self.eager.start()
         self.log: list[tuple[int, list[bytes], list[bytes | None]]] = []
         self.end = 0
 
@@ -98,8 +104,13 @@ class StoreMachine(RuleBasedStateMachine):
     def wait_for_the_flush(self) -> None:
         self.store.flush_wait()
 
-    @rule(wanted=st.sampled_from([1, 50_000, 10**9]))
-    def evict(self, wanted: int) -> None:
+    @rule(wanted=st.sampled_from([1, 50_000, 10**9]), flush=st.booleans())
+    def evict(self, wanted: int, flush: bool) -> None:
+        if flush:
+            self.commit(0)
+            self.store.flush_wait()
+            self.begin_flush()
+            self.store.flush_wait()
         self.store.evict(wanted)
 
     @rule(prefix=st.sampled_from([b"", b"a", b"a\xff", b"key-000", b"key-0010", b"zzz"]))
@@ -114,7 +125,13 @@ class StoreMachine(RuleBasedStateMachine):
         keys, values = self.store.scan(after, limit, 10**9, horizon)
         assert (keys.tolist(), values.tolist()) == self.plain.scan(after, limit, horizon)
 
-    @rule()
+    @rule(how=st.sampled_from(["not", "not", "not", "not", "not", "not", "crash", "stop"]))
+    def restart(self, how: str) -> None:
+        if how == "crash":
+            self.crash_and_replay()
+        elif how == "stop":
+            self.stop_and_start()
+
     def crash_and_replay(self) -> None:
         horizon = self.store.horizon
         self.store.abandon()
@@ -125,10 +142,9 @@ class StoreMachine(RuleBasedStateMachine):
             if offset >= self.store.flushed_offset:
                 put(self.store, keys, values, offset)
 
-    @rule()
     def stop_and_start(self) -> None:
         self.store.horizon = self.end
-        self.store.close(self.rows_at(self.end), {"at": self.end})
+        self.store.close(self.end, self.rows_at(self.end), {"at": self.end})
         self.reopen()
         assert self.store.flushed_offset == self.end
         assert self.store.meta == {"at": self.end} or self.end == 0
@@ -146,6 +162,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if hasattr(self, "store"):
+            self.eager.stop()
             self.store.abandon()
             self.memory.close()
             self.directory.cleanup()
@@ -222,6 +239,33 @@ def test_a_killed_flush_process_is_replaced_and_the_flush_succeeds(
     assert get(store, keys) == [None] * 50 + values[50:]
 
 
+def test_a_flush_process_killed_in_the_middle_of_a_table_loses_nothing(
+    store: KvStore, memory: KvMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = flush._pieces
+    kills: list[int] = []
+
+    def broken(arena: Bytes, refs: Positions) -> Iterator[bytes | memoryview]:
+        parts = whole(arena, refs)
+        yield next(parts)
+        if not kills:
+            process = memory.flusher.process_id
+            assert process is not None
+            os.kill(process, signal.SIGKILL)
+            kills.append(process)
+        yield from parts
+
+    monkeypatch.setattr(flush, "_pieces", broken)
+    keys, values = rows(3000)
+    put(store, keys, values, 0)
+    store.horizon = 3000
+    store.flush_begin(3000, 3000)
+    store.flush_wait()
+    assert len(kills) == 1
+    store.evict(10**9)
+    assert get(store, keys) == values
+
+
 def test_a_flush_that_fails_twice_is_reported_and_loses_nothing(
     store: KvStore, memory: KvMemory
 ) -> None:
@@ -279,7 +323,7 @@ def test_damaged_state_is_refused(tmp_path: Path, memory: KvMemory) -> None:
     store = open_store(tmp_path / "bucket", memory)
     put(store, [b"k"], [b"v"], 0)
     store.horizon = 1
-    store.close(1)
+    store.close(store.horizon, 1)
     path = store.directory / STATE_FILE
     path.write_bytes(path.read_bytes().replace(b'"row_count": 1', b'"row_count": 2'))
     with pytest.raises(LogStorageError, match="damaged"):
@@ -320,3 +364,13 @@ def test_scans_keep_to_their_limits(store: KvStore) -> None:
     found, _ = store.scan(keys[9], 1000, 150, 100)
     assert found.tolist() == keys[10:13]
     assert store.scan(keys[-1], 10, 10, 100)[0].count == 0
+
+
+def test_the_flush_process_loads_neither_numba_nor_arrow() -> None:
+    """They would cost it half a second and a hundred megabytes."""
+    check = (
+        "import sys, zufluss.kv.flusher; "
+        "print([m for m in ('numba', 'pyarrow', 'numpy', 'asyncio') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,12 @@ from zufluss.wire import messages as m
 from zufluss.wire.scan import BUCKETS_MAX
 
 CONTEXT = RequestContext(None, "FLUSS", 0, "test")
+
+
+def kv_state(row_count: int | None) -> Any:
+    """What a bucket asks of its key-value state to count and to stop."""
+    store = SimpleNamespace(directory=Path("kv-0"))
+    return SimpleNamespace(row_count=row_count, store=store, close=lambda: None)
 
 
 async def stats(tablet: Tablet, *buckets: int, **fields: int) -> list[m.PbTableStatsRespForBucket]:
@@ -38,7 +45,7 @@ async def test_a_log_bucket_counts_what_is_durable(tmp_path: Path) -> None:
 
 async def test_a_bucket_of_a_primary_key_table_counts_its_keys(tmp_path: Path) -> None:
     tablet = await Tablet(tmp_path).start()
-    tablet.server.replica(TABLE, None, 0).kv = SimpleNamespace(row_count=41)
+    tablet.server.replica(TABLE, None, 0).kv = kv_state(41)
     (entry,) = await stats(tablet, 0)
     assert (entry.row_count, entry.HasField("error_code")) == (41, False)
     await tablet.server.close()
@@ -46,7 +53,7 @@ async def test_a_bucket_of_a_primary_key_table_counts_its_keys(tmp_path: Path) -
 
 async def test_rows_that_are_not_counted_are_an_error_that_says_why(tmp_path: Path) -> None:
     tablet = await Tablet(tmp_path).start()
-    tablet.server.replica(TABLE, None, 0).kv = SimpleNamespace(row_count=None)
+    tablet.server.replica(TABLE, None, 0).kv = kv_state(None)
     (entry,) = await stats(tablet, 0)
     assert entry.error_code == ErrorCode.INVALID_TABLE_EXCEPTION
     assert "table.changelog.image = WAL" in entry.error_message

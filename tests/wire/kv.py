@@ -70,10 +70,12 @@ def writer_of(
 ) -> fluss.UpsertWriter:
     """A writer of whole rows, or of some columns by name or index."""
     builder = table.new_upsert()
-    if columns and isinstance(columns[0], int):
-        builder = builder.partial_update_by_index(list(columns))
-    elif columns:
-        builder = builder.partial_update_by_name(list(columns))
+    indexes = [c for c in columns or () if isinstance(c, int)]
+    names = [c for c in columns or () if isinstance(c, str)]
+    if indexes:
+        builder = builder.partial_update_by_index(indexes)
+    elif names:
+        builder = builder.partial_update_by_name(names)
     return builder.create_writer()
 
 

@@ -56,17 +56,18 @@ def _parquet(source: BinaryIO, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
 
 
 def _csv(source: BinaryIO, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    nested = [field.name for field in schema if pat.is_nested(field.type)]
-    if nested:
-        raise ValueError(f"csv cannot hold the nested columns {', '.join(nested)}; use ndjson")
+    types = {field.name: field.type for field in schema if not pat.is_nested(field.type)}
     reader = pyarrow.csv.open_csv(
         source,
         read_options=pyarrow.csv.ReadOptions(block_size=CHUNK_BYTES),
         parse_options=pyarrow.csv.ParseOptions(newlines_in_values=True),
         convert_options=pyarrow.csv.ConvertOptions(
-            column_types=schema, strings_can_be_null=True, quoted_strings_can_be_null=False
+            column_types=types, strings_can_be_null=True, quoted_strings_can_be_null=False
         ),
     )
+    nested = [name for name in reader.schema.names if name in schema.names and name not in types]
+    if nested:
+        raise ValueError(f"csv cannot hold the nested columns {', '.join(nested)}; use ndjson")
     yield from reader
 
 

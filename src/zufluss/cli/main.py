@@ -6,6 +6,7 @@
 | 1    | the server refused: its message is on stderr                               |
 | 2    | usage: an option, a configuration value or an input file is wrong          |
 | 3    | no server: cannot connect, or no answer in time                            |
+| 4    | `lookup`: some key has no row                                              |
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Annotated
 import typer
 
 from zufluss import __version__
-from zufluss.cli import data, database, partition, servers, table
+from zufluss.cli import data, database, keyed, partition, servers, table
 from zufluss.errors import NetworkError, RequestTimeoutError, ZuflussError
 
 REFUSED = 1
@@ -25,7 +26,7 @@ UNREACHABLE = 3
 app = typer.Typer(
     name="zufluss",
     help="Streaming storage for lakehouses: run a server, manage tables, move rows.",
-    epilog="Exit codes: 0 done, 1 the server refused, 2 usage, 3 no server.",
+    epilog="Exit codes: 0 done, 1 the server refused, 2 usage, 3 no server, 4 no row for a key.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -43,6 +44,10 @@ app.add_typer(table.app, name="table", rich_help_panel=_CATALOG)
 app.add_typer(partition.app, name="partition", rich_help_panel=_CATALOG)
 app.command(rich_help_panel=_DATA)(data.append)
 app.command(rich_help_panel=_DATA)(data.scan)
+app.command(rich_help_panel=_DATA)(keyed.upsert)
+app.command(rich_help_panel=_DATA)(keyed.delete)
+app.command(rich_help_panel=_DATA)(keyed.lookup)
+app.command(rich_help_panel=_DATA)(keyed.changelog)
 app.command(rich_help_panel=_DATA)(data.offsets)
 
 

@@ -237,7 +237,7 @@ ZUFLUSS_KV_MEMORY: Option[int | None] = Option(
 ZUFLUSS_KV_FLUSH_LOG_SIZE = Option(
     "zufluss.kv.flush.log-size",
     Kind.MEMORY,
-    256 * MIB,
+    64 * MIB,
     "The state of a bucket is written to disk after this much changelog. Recovery after a crash "
     "replays about that much per bucket at most.",
     minimum=MIB,

@@ -19,7 +19,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,11 +32,11 @@ from crc32c import crc32c
 from zufluss.errors import LogStorageError
 from zufluss.kv import kernels, sorting
 from zufluss.kv.arena import Arena
-from zufluss.kv.flusher import REQUEST
+from zufluss.kv.flusher import LENGTH, PIECE, ROWS_AT_ONCE
 from zufluss.kv.memtable import SEED
 from zufluss.kv.rocks import ColdTier
 from zufluss.log.files import Files
-from zufluss.record.slices import Bytes, Positions
+from zufluss.record.slices import Bytes, Positions, Slices
 
 log = structlog.get_logger(__name__)
 
@@ -109,15 +109,9 @@ class View:
     horizon: int
     """What it is to have."""
 
-    def spans(self) -> Positions:
-        """Where the rows to be flushed lie, in the order of their keys; three numbers each."""
-        refs = sort_by_key(self.arena.data, self._dirty())
-        out = np.empty(3 * len(refs), np.int64)
-        if sorting.spans(self.arena.data, refs, out) < 0:
-            raise LogStorageError(
-                "key-value memory is damaged: an entry to be flushed is not whole"
-            )
-        return out
+    def rows(self) -> Positions:
+        """The entries to be flushed, in the order of their keys."""
+        return sort_by_key(self.arena.data, self._dirty())
 
     def _dirty(self) -> Positions:
         found = [np.empty(0, np.int64)]
@@ -143,11 +137,43 @@ def sort_by_key(arena: Bytes, refs: Positions) -> Positions:
     return refs
 
 
+def _pieces(arena: Bytes, refs: Positions) -> Iterator[bytes | memoryview]:
+    """Rows as the flush process takes them."""
+    for begin in range(0, len(refs), ROWS_AT_ONCE):
+        part = refs[begin : begin + ROWS_AT_ONCE]
+        starts, middles, ends = spans_of(arena, part)
+        data = copied(Slices(arena, starts, np.where(ends < 0, middles, ends))).data
+        yield PIECE.pack(len(part), len(data))
+        yield (middles - starts).astype(np.int32).data
+        yield np.where(ends < 0, -1, ends - middles).astype(np.int32).data
+        yield data.data
+    yield PIECE.pack(0, 0)
+
+
+def spans_of(arena: Bytes, refs: Positions) -> tuple[Positions, Positions, Positions]:
+    """Where the keys of entries begin, their values begin, and end (−1: deleted)."""
+    out = np.empty(3 * len(refs), np.int64)
+    if sorting.spans(arena, refs, out) < 0:
+        raise LogStorageError("key-value memory is damaged: an entry to be copied is not whole")
+    starts, middles, ends = np.ascontiguousarray(out.reshape(-1, 3).T)
+    return starts, middles, ends
+
+
+def copied(slices: Slices) -> Slices:
+    """Byte strings in a buffer of their own, one behind the other; absent ones stay absent."""
+    present = slices.starts >= 0
+    sizes = np.where(present, slices.ends - slices.starts, 0)
+    ends = np.cumsum(sizes)
+    out = np.empty(int(ends[-1]) if len(ends) else 0, np.uint8)
+    if sorting.copy_out(slices.data, slices.starts, slices.ends, out) < 0:
+        raise ValueError(f"a byte string leaves its {len(slices.data)} bytes")
+    return Slices(out, np.where(present, ends - sizes, slices.starts), ends)
+
+
 class Flusher:
     """The thread that flushes, and the process it has write table files."""
 
-    def __init__(self, arena: Arena) -> None:
-        self._arena = arena
+    def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="kv-flush")
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -157,10 +183,10 @@ class Flusher:
         """Begin a flush; the result is the state that is recorded when it is done."""
 
         def run() -> KvState:
-            spans = view.spans()
-            if len(spans):
+            rows = view.rows()
+            if len(rows):
                 table = directory / TABLE_FILE
-                self._write(table, spans, files)
+                self._write(table, view.arena.data, rows, files)
                 cold.ingest(table)
             write_state(files, directory, state)
             return state
@@ -177,12 +203,12 @@ class Flusher:
         """Of the flush process, None while there is none."""
         return self._process.pid if self._process is not None else None
 
-    def _write(self, table: Path, spans: Positions, files: Files) -> None:
+    def _write(self, table: Path, arena: Bytes, rows: Positions, files: Files) -> None:
         """Have a table written; a process that dies over it is replaced once."""
         for attempt in (1, 2):
             files.unlink_if_there(table)
             try:
-                answer = self._ask(table, spans)
+                answer = self._ask(table, arena, rows)
             except OSError as e:
                 answer = f"the flush process is gone: {e}"
             if answer == "done":
@@ -194,25 +220,21 @@ class Flusher:
             "the space and the permissions of the directory"
         )
 
-    def _ask(self, table: Path, spans: Positions) -> str:
+    def _ask(self, table: Path, arena: Bytes, rows: Positions) -> str:
         process = self._process
         if process is None:
-            process = self._process = self._start()
+            command = [sys.executable, "-m", "zufluss.kv.flusher"]
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            self._process = process
         assert process.stdin is not None
         assert process.stdout is not None
         path = os.fsencode(table.resolve())
-        process.stdin.write(REQUEST.pack(len(path), len(spans) // 3) + path)
-        process.stdin.write(memoryview(spans.data).cast("B"))
+        process.stdin.write(LENGTH.pack(len(path)) + path)
+        for part in _pieces(arena, rows):
+            process.stdin.write(part)
         process.stdin.flush()
         answer = process.stdout.readline()
         return answer.decode().strip() or f"exit status {process.wait()}"
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        fd = self._arena.fd
-        command = [sys.executable, "-m", "zufluss.kv.flusher", str(fd), str(self._arena.budget)]
-        return subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=(fd,)
-        )
 
     def _end_process(self) -> None:
         process, self._process = self._process, None

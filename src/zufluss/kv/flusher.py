@@ -1,69 +1,57 @@
-"""The flush process: writes sorted table files from the shared memory of the server.
+"""The flush process: writes sorted table files from rows that the server sends.
 
 Writing a table costs half a microsecond of Python per row, which would be taken from the event loop
-in any thread of the server. So it is done here: the process maps the arena, is told where the rows
-lie in it, in order, and puts them into a file. It imports nothing but the standard library and
-rocksdict, and ends when its input does, so it cannot outlive the server.
+in any thread of the server. So it is done here. The process imports nothing but the standard
+library and rocksdict, and ends when its input does, so it cannot outlive the server.
 
-Started as `python -m zufluss.kv.flusher <descriptor> <bytes of the arena>`. Little-endian:
+Started as `python -m zufluss.kv.flusher`. Little-endian:
 
-| request      | type                                                                    |
-|--------------|-------------------------------------------------------------------------|
-| path length  | i64                                                                     |
-| rows         | i64                                                                     |
-| path         | UTF-8                                                                   |
-| spans        | 3 × i64 a row: start of the key, of the value, end of the value or −1   |
+| request       | type                                                 |
+|---------------|------------------------------------------------------|
+| path length   | i64                                                  |
+| path          | file system encoding                                 |
+| pieces        | until one without rows                               |
 
-The answer is one line: `done`, or what went wrong.
+| piece         | type                                                 |
+|---------------|------------------------------------------------------|
+| rows          | i64                                                  |
+| bytes         | i64, of all keys and values                          |
+| key lengths   | i32 a row                                            |
+| value lengths | i32 a row; −1: the key is deleted                    |
+| data          | key and value of each row, in the order of the keys  |
+
+The answer is one line: `done`, or what went wrong, after which the process ends.
 """
 
 from __future__ import annotations
 
-import mmap
+import os
 import struct
 import sys
+from collections.abc import Iterator
 from typing import BinaryIO
 
 from rocksdict import SstFileWriter
 
 from zufluss.kv.rocks import table_options
 
-REQUEST = struct.Struct("<qq")
-"""Path length and number of rows."""
+LENGTH = struct.Struct("<q")
+"""Of the path."""
 
-SPAN_BYTES = 24
-"""Of one row."""
+PIECE = struct.Struct("<qq")
+"""Rows and bytes."""
 
 ROWS_AT_ONCE = 16384
-"""Spans read in one piece."""
+"""Rows that a piece has at most."""
 
 
-def write_table(memory: mmap.mmap, path: str, rows: int, spans: BinaryIO) -> None:
-    """Write one table file; durable when it returns."""
-    writer = SstFileWriter(table_options())
-    writer.open(path)
-    while rows:
-        count = min(rows, ROWS_AT_ONCE)
-        numbers = memoryview(spans.read(count * SPAN_BYTES)).cast("q").tolist()
-        for key, value, end in zip(numbers[::3], numbers[1::3], numbers[2::3], strict=True):
-            if end < 0:
-                del writer[memory[key:value]]
-            else:
-                writer[memory[key:value]] = memory[value:end]
-        rows -= count
-    writer.finish()
-
-
-def main(arguments: list[str]) -> None:
-    """Serve requests until the input ends."""
-    descriptor, size = map(int, arguments)
-    memory = mmap.mmap(descriptor, size, prot=mmap.PROT_READ)
+def main() -> None:
+    """Serve requests until the input ends, or one fails."""
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
-    while len(header := requests.read(REQUEST.size)) == REQUEST.size:
-        path_bytes, rows = REQUEST.unpack(header)
-        path = requests.read(path_bytes).decode()
+    while len(header := requests.read(LENGTH.size)) == LENGTH.size:
+        path = os.fsdecode(requests.read(*LENGTH.unpack(header)))
         try:
-            write_table(memory, path, rows, requests)
+            write_table(path, requests)
             answer = "done"
         except Exception as e:
             answer = f"{type(e).__name__}: {e}".replace("\n", " ")
@@ -73,5 +61,35 @@ def main(arguments: list[str]) -> None:
             return
 
 
+def write_table(path: str, rows: BinaryIO) -> None:
+    """Write one table file; durable when it returns."""
+    writer = SstFileWriter(table_options())
+    writer.open(path)
+    for key, value in _rows(rows):
+        if value is None:
+            del writer[key]
+        else:
+            writer[key] = value
+    writer.finish()
+
+
+def _rows(source: BinaryIO) -> Iterator[tuple[bytes, bytes | None]]:
+    while (piece := PIECE.unpack(source.read(PIECE.size)))[0]:
+        count, size = piece
+        keys = memoryview(source.read(4 * count)).cast("i").tolist()
+        values = memoryview(source.read(4 * count)).cast("i").tolist()
+        data = source.read(size)
+        at = 0
+        for key_size, value_size in zip(keys, values, strict=True):
+            middle = at + key_size
+            if value_size < 0:
+                yield data[at:middle], None
+                at = middle
+            else:
+                end = middle + value_size
+                yield data[at:middle], data[middle:end]
+                at = end
+
+
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

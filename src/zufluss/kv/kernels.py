@@ -288,7 +288,7 @@ def find(
     return unknown
 
 
-@kernel(I64(ARENA, POSITIONS, I64, BYTES, POSITIONS, POSITIONS, I64, NUMBERS))
+@kernel(I64(ARENA, POSITIONS, I64, BYTES, POSITIONS, POSITIONS, I64, NUMBERS, NUMBERS))
 def look_up(
     arena: Any,
     root: Any,
@@ -297,21 +297,22 @@ def look_up(
     starts: Any,
     ends: Any,
     horizon: Any,
-    out: Any,
+    out_starts: Any,
+    out_ends: Any,
 ) -> Any:
-    """`find` with the hashing in the same call; `out` takes all starts, then all ends."""
-    n = min(starts.size, ends.size, out.size >> 1)
+    """`find` with the hashing in the same call."""
+    n = min(starts.size, ends.size, out_starts.size, out_ends.size)
     for i in range(n):
         if not inside(starts[i], ends[i], data.size):
             return -1
-        out[i] = hash_key(data, starts[i], ends[i] - starts[i], seed)
+        out_starts[i] = hash_key(data, starts[i], ends[i] - starts[i], seed)
     unknown = 0
     for i in range(n):
         if i % AHEAD == 0 and n > 1:
-            _fetch_ahead(arena, root, out, i, min(i + AHEAD, n))
+            _fetch_ahead(arena, root, out_starts, i, min(i + AHEAD, n))
         size = ends[i] - starts[i]
-        begin, end = _locate(arena, root, out[i], data, starts[i], size, horizon)
-        out[i], out[n + i] = begin, end
+        begin, end = _locate(arena, root, out_starts[i], data, starts[i], size, horizon)
+        out_starts[i], out_ends[i] = begin, end
         unknown += begin == UNKNOWN
     return unknown
 

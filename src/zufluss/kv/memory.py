@@ -31,11 +31,14 @@ Free = Callable[[], None]
 OnRetired = Callable[[Free], None]
 """Gets a function that frees memory; is to call it when no reader can hold a position in it."""
 
-EVICT_SHARE = 32
-"""Once room must be made, one part in so many is made."""
+EVICT_SEGMENTS = 4
+"""Once room must be made, so much of it is made at least."""
 
-WAIT_SECONDS = 5.0
+WAIT_SECONDS = 60.0
 """How long a write waits for room before it is given up."""
+
+PASS_SECONDS = 1.0
+"""How long to wait for the event loop to pass before more is dropped."""
 
 PAUSE_SECONDS = 0.01
 """How long to wait for others to free memory before looking again."""
@@ -48,7 +51,7 @@ class KvMemory:
         self, budget: int, on_retired: OnRetired, segment_bytes: int = SEGMENT_BYTES
     ) -> None:
         self.arena = Arena(budget, segment_bytes)
-        self.flusher = Flusher(self.arena)
+        self.flusher = Flusher()
         self.stores: set[KvStore] = set()
         """The open buckets."""
         self._on_retired = on_retired
@@ -65,18 +68,19 @@ class KvMemory:
     def close(self) -> None:
         """End the flush thread and process. Blocks; the buckets are closed before."""
         self.flusher.stop()
-        self.arena.close()
 
     def _alloc_slowly(self, size: int) -> int:
         deadline = time.monotonic() + WAIT_SECONDS
-        wanted = max(2 * size, self.arena.budget // EVICT_SHARE)
+        wanted = max(2 * size, EVICT_SEGMENTS * self.arena.segment_bytes)
         while (found := self.arena.alloc(size)) is None:
-            if not self._evict(wanted) and not self._flush_one():
+            if self._evict(wanted):
+                self.arena.wait(self.arena.reserve + size, PASS_SECONDS)
+            elif not self._flush_one():
                 self.arena.wait(self.arena.reserve + size, PAUSE_SECONDS)
             if time.monotonic() > deadline:
                 raise ZuflussError(
                     f"no {size} bytes of key-value memory in {WAIT_SECONDS:.0f} s: {self.arena} "
-                    f"for {len(self.stores)} buckets; raise zufluss.kv.memory.size"
+                    f"for {len(self.stores)} buckets; raise zufluss.kv.memory"
                 )
         return found
 

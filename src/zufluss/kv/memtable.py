@@ -133,12 +133,14 @@ class Memtable:
         """`find` for few keys without their hashes."""
         data, starts, ends = keys
         count = len(starts)
-        out = np.empty(2 * count, np.int64)
+        begins, behinds = np.empty(count, np.int64), np.empty(count, np.int64)
         arena = self.arena.data
-        unknown = kernels.look_up(arena, self.root, SEED, data, starts, ends, horizon, out)
+        unknown = kernels.look_up(
+            arena, self.root, SEED, data, starts, ends, horizon, begins, behinds
+        )
         if unknown < 0:
             raise ValueError(f"a key leaves its {len(data)} bytes, or is absent")
-        return Slices(arena, out[:count], out[count:]), unknown
+        return Slices(arena, begins, behinds), unknown
 
     # ----------------------------------------------------------------------------------- writing
 
@@ -149,7 +151,14 @@ class Memtable:
         if not keys.count:
             return 0
         self._unpublished_from = self.segments[-1].number if self.segments else self._numbers
-        refs, written = self._append(keys, values, offset)
+        try:
+            refs, written = self._append(keys, values, offset)
+            self._publish(refs, hashes, horizon)
+        finally:
+            self._unpublished_from = NONE
+        return written
+
+    def _publish(self, refs: Positions, hashes: Positions, horizon: int) -> None:
         counts = np.zeros(2, np.int64)
         done = 0
         while True:
@@ -159,10 +168,8 @@ class Memtable:
             if done == len(refs):
                 break
             self._grow(int(hashes[done]))
-        self._unpublished_from = NONE
         self.garbage += int(counts[kernels.SUPERSEDED])
         self.keys += int(counts[kernels.ADDED])
-        return written
 
     def _append(self, keys: Slices, values: Slices, offset: int) -> tuple[Positions, int]:
         refs = np.empty(keys.count, np.int64)
@@ -255,6 +262,10 @@ class Memtable:
 
     def _is_dirty(self) -> bool:
         return self.garbage > max(CLEAN_BYTES_MIN, self._segment_bytes // GARBAGE_SHARE)
+
+    def evictable(self, flushed: int) -> bool:
+        """Whether `evict` would find something."""
+        return any(segment.newest < flushed for segment in list(self.segments)[:-1])
 
     def evict(self, wanted: int, horizon: int, flushed: int) -> int:
         """Drop segments that the cold tier has all of, oldest first; returns the bytes retired."""

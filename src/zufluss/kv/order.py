@@ -11,10 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 
-import numpy as np
-
-from zufluss.kv import kernels, sorting
-from zufluss.kv.flush import sort_by_key
+from zufluss.kv.flush import copied, sort_by_key, spans_of
 from zufluss.kv.memtable import Memtable
 from zufluss.record.slices import Positions, Slices
 
@@ -64,22 +61,8 @@ class KeyOrder:
     def _sorted(self, refs: Positions) -> Slices:
         arena = self._memtable.arena.data
         refs = sort_by_key(arena, refs)
-        spans = np.empty(3 * len(refs), np.int64)
-        sorting.spans(arena, refs, spans)
-        starts, ends = np.ascontiguousarray(spans[::3]), np.ascontiguousarray(spans[1::3])
+        starts, ends, _ = spans_of(arena, refs)
         return copied(Slices(arena, starts, ends))
-
-
-def copied(slices: Slices) -> Slices:
-    """Byte strings in a buffer of their own, one behind the other; absent ones stay absent."""
-    present = slices.starts >= 0
-    sizes = np.where(present, slices.ends - slices.starts, 0)
-    ends = np.cumsum(sizes)
-    out = np.empty(int(ends[-1]) if len(ends) else 0, np.uint8)
-    if sorting.copy_out(slices.data, slices.starts, slices.ends, out) < 0:
-        raise ValueError(f"a byte string leaves its {len(slices.data)} bytes")
-    starts = np.where(present, ends - sizes, np.maximum(slices.starts, kernels.UNKNOWN))
-    return Slices(out, starts, ends)
 
 
 def _range(keys: Slices, low: bytes, high: bytes | None, limit: int) -> list[bytes]:

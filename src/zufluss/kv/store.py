@@ -26,11 +26,11 @@ from typing import Any
 import numpy as np
 import structlog
 
-from zufluss.kv.flush import STATE_FILE, TABLE_FILE, Done, KvState, View, read_state
+from zufluss.kv.flush import STATE_FILE, TABLE_FILE, Done, KvState, View, copied, read_state
 from zufluss.kv.kernels import NEWEST, UNKNOWN
 from zufluss.kv.memory import KvMemory
 from zufluss.kv.memtable import Block, Memtable, group_keys, hash_keys
-from zufluss.kv.order import KeyOrder, copied, successor
+from zufluss.kv.order import KeyOrder, successor
 from zufluss.kv.rocks import ColdTier
 from zufluss.log.files import Files
 from zufluss.record.slices import ABSENT, Positions, Slices
@@ -85,8 +85,8 @@ class KvStore:
 
     def __repr__(self) -> str:
         return (
-            f"KvStore({self.directory.name}: {self._memtable.keys} keys in {self.memory_bytes} bytes, "
-            f"flushed to {self.flushed_offset}, horizon {self.horizon})"
+            f"KvStore({self.directory.name}: {self._memtable.keys} keys in {self.memory_bytes} "
+            f"bytes, flushed to {self.flushed_offset}, horizon {self.horizon})"
         )
 
     @property
@@ -126,7 +126,7 @@ class KvStore:
     # ---------------------------------------------------------------------------- by the worker
 
     def get(self, keys: Slices, hashes: Positions) -> Slices:
-        """The newest values of keys, good until the next `put`.
+        """The newest values of keys, good until the next read or write of any store.
 
         What had to be read from the cold tier is kept in memory.
         """
@@ -257,19 +257,18 @@ class KvStore:
     def evict(self, wanted: int) -> int:
         """Drop rows that the cold tier has, oldest first, to free memory; bytes retired."""
         self._poll()
-        if self.flushing:
+        if self.flushing or not self._memtable.evictable(self.flushed_offset):
             return 0
-        if not self._cold.empty:
-            self.resident = False
+        self.resident = False
         return self._memtable.evict(wanted, self.horizon, self.flushed_offset)
 
     # ------------------------------------------------------------------------------- end of life
 
-    def close(self, row_count: int, meta: dict[str, Any] | None = None) -> None:
+    def close(self, horizon: int, row_count: int, meta: dict[str, Any] | None = None) -> None:
         """Flush everything below the horizon and let go of all memory and files."""
         self.flush_wait()
-        if self.horizon > self.flushed_offset:
-            self.flush_begin(self.horizon, row_count, meta)
+        if horizon > self.flushed_offset:
+            self.flush_begin(horizon, row_count, meta)
             self.flush_wait()
         self.abandon()
 

@@ -31,25 +31,22 @@ from zufluss.kv.change import Change
 from zufluss.kv.changelog import ChangelogBatch
 from zufluss.kv.gather import SCHEMA_ID_BYTES, prefix_rows
 from zufluss.kv.memtable import group_keys, hash_keys
-from zufluss.kv.merge.base import DELETE, UPDATE_BEFORE
+from zufluss.kv.merge.base import DELETE, INSERT
 from zufluss.kv.merge.partial import Ids
+from zufluss.kv.replay import Piece, pieces
 from zufluss.kv.store import KvStore
 from zufluss.kv.table import KvTable
 from zufluss.log.log import Log
 from zufluss.log.writer_state import WriterState
-from zufluss.record.arrow import decode
-from zufluss.record.batch import NO_SEQUENCE, NO_WRITER_ID, BatchHeader, iter_headers
+from zufluss.record.batch import NO_SEQUENCE, NO_WRITER_ID
 from zufluss.record.check import CheckedBatch
 from zufluss.record.kvbatch import KvBatch, parse_kv_batches
-from zufluss.record.rows import decode_body
 from zufluss.record.slices import ABSENT, Bytes, Positions, Slices
 
 log = structlog.get_logger(__name__)
 
 COUNTS_MAX = 1024
 """Row counts kept until somebody looks which of them are settled."""
-REPLAY_BYTES = 8 << 20
-"""How much of the changelog is read at a time."""
 
 
 class Prepared(NamedTuple):
@@ -72,8 +69,7 @@ class KvTablet:
         self.store = store
         self.ids = Ids()
         """Numbers for the auto-increment column, filled from the event loop."""
-        self.row_count = store.row_count
-        """Rows after the last prepared batch."""
+        self._rows = store.row_count
         self._value_bytes_max = value_bytes_max
         self._next_offset = 0
         self._last_timestamp = 0
@@ -88,6 +84,15 @@ class KvTablet:
         store.flush_wanted = self.flush
         self.failure: ZuflussError | None = None
         """Why nothing more can be written: the state is not what the log says."""
+
+    @property
+    def row_count(self) -> int | None:
+        """Rows after the last prepared batch.
+
+        None where the changelog has no before images: it does not tell whether a key is new, so
+        the count could not be kept up over a restart.
+        """
+        return self._rows if self.table.before_images else None
 
     # ------------------------------------------------------------------------------------ writes
 
@@ -150,11 +155,11 @@ class KvTablet:
         self._count(change.more_rows, len(changelog.view))
 
     def _count(self, more_rows: int, changelog_bytes: int) -> None:
-        self.row_count += more_rows
+        self._rows += more_rows
         self.unflushed_bytes += changelog_bytes
-        self._counts.append((self._next_offset, self.row_count))
+        self._counts.append((self._next_offset, self._rows))
         if len(self._counts) > COUNTS_MAX:
-            self._settle()
+            self._settle(self.store.horizon)
 
     def _as_checked(self, batch: KvBatch) -> CheckedBatch:
         return CheckedBatch(
@@ -186,49 +191,30 @@ class KvTablet:
                 f"{changelog.log_start_offset} to {changelog.log_end_offset}; the rows between "
                 "are lost. Restore the files from a backup, or drop the table"
             )
-        while offset < changelog.log_end_offset:
-            read = changelog.read(offset, REPLAY_BYTES, at_least_one=True, nowait=False)
-            for position, header in iter_headers(read.records):
-                self._next_offset = header.next_offset
-                self._replay(read.records, position, header)
-            offset = read.end_offset
+        for piece in pieces(self.table, changelog, offset):
+            self._next_offset = piece.end_offset
+            self._replay(piece)
+            self.store.horizon = piece.end_offset
         self._next_offset = changelog.log_end_offset
         self._last_timestamp = changelog.last_timestamp
         self._writers = changelog.writers.copy()
         self.store.horizon = changelog.high_watermark
-        self._settle()
+        self._settle(self.store.horizon)
 
-    def _replay(self, view: memoryview, position: int, header: BatchHeader) -> None:
-        if not header.record_count:
-            return
+    def _replay(self, piece: Piece) -> None:
         table = self.table
-        schema = table.schema_of(header.schema_id)
-        if table.info.log_format == "ARROW":
-            rows, kinds = decode(view, position, header, schema.arrow)
-        else:
-            body = position + header.body_offset
-            rows, kinds = decode_body(
-                view, body, position + header.size, header.record_count, schema,
-                table.info.log_format,
-            )  # fmt: skip
-        assert kinds is not None
-        after = np.flatnonzero(kinds != UPDATE_BEFORE)
-        if len(after) < len(kinds):
-            rows, kinds = rows.take(after), kinds[after]
-        keys = Slices.contiguous(*table.key.encode(rows))
+        keys = Slices.contiguous(*table.key.encode(piece.rows))
         hashes = hash_keys(keys)
         group, first = group_keys(keys, hashes)
         last = np.empty(len(first), np.int64)
         last[group] = np.arange(len(group))
         keys, hashes = keys.take(last), hashes[last]
-        wanted = np.where(kinds[last] == DELETE, np.int64(ABSENT), last)
-        values = prefix_rows(
-            table.codec_of(header.schema_id).encode(rows), wanted, header.schema_id
-        )
-        had = np.count_nonzero(self.store.get(keys, hashes).starts != ABSENT)
-        has = np.count_nonzero(kinds[last] != DELETE)
-        self.store.put(keys, hashes, values, header.base_offset)
-        self._count(int(has) - int(had), header.size)
+        deleted = piece.kinds[last] == DELETE
+        rows = table.codec_of(piece.schema_id).encode(piece.rows)
+        values = prefix_rows(rows, np.where(deleted, np.int64(ABSENT), last), piece.schema_id)
+        self.store.put(keys, hashes, values, piece.base_offset)
+        inserted = np.count_nonzero(piece.kinds == INSERT)
+        self._count(int(inserted) - int(np.count_nonzero(piece.kinds == DELETE)), piece.size)
 
     # ------------------------------------------------------------------------------------- flush
 
@@ -240,15 +226,17 @@ class KvTablet:
         """Begin to write what is durable to RocksDB, unless that is under way."""
         if not self.store.flushing:
             self.unflushed_bytes = 0
-            self.store.flush_begin(self.store.horizon, self._settle(), done=self.on_flushed)
+            horizon = self.store.horizon
+            self.store.flush_begin(horizon, self._settle(horizon), done=self.on_flushed)
 
     def close(self) -> None:
         """Flush, so that the next start has nothing to replay, and let go of everything."""
-        self.store.close(self._settle())
+        horizon = self.store.horizon
+        self.store.close(horizon, self._settle(horizon))
 
-    def _settle(self) -> int:
-        """The number of rows at the horizon."""
-        while self._counts and self._counts[0][0] <= self.store.horizon:
+    def _settle(self, horizon: int) -> int:
+        """The number of rows at a horizon, which never goes back."""
+        while self._counts and self._counts[0][0] <= horizon:
             self._settled_rows = self._counts.popleft()[1]
         return self._settled_rows
 

@@ -521,9 +521,9 @@ class Log(LogReader):
     def expire(self, now_ms: int) -> Retired | None:
         """Let go of the segments older than the time to live; the caller has them removed.
 
-        Only what every reader may see is let go of, and nothing from `needed_from` on. The segment being written goes too when all of
-        it has expired and `retention_rolls_active` is set: it is closed first, so that the log
-        keeps its end.
+        Only what every reader may see is let go of, and nothing from `needed_from` on. The segment
+        being written goes too when all of it has expired and `retention_rolls_active` is set: it is
+        closed first, so that the log keeps its end.
         """
         old = expired(self._segments, self.files, now_ms, self.config.ttl_ms)
         if old and old[-1] is self._active and not self._rolled_to_expire():

@@ -200,6 +200,12 @@ class LogManager:
         self._group.forget(log)
         self._remove_directory(log.delete())
 
+    def let_go(self, log: Log) -> None:
+        """Close a log that was just opened and will not be served after all."""
+        assert log.bucket is not None
+        del self._logs[log.bucket]
+        log.close(clean=False)
+
     def drop_refused(self, path: PhysicalTablePath, bucket: TableBucket) -> None:
         """Delete the files of a log that could not be opened."""
         self._refused.pop(bucket, None)

@@ -84,7 +84,7 @@ class Replica:
         """The rows a reader finds: of a log what is durable, of a primary-key table its keys."""
         if self.kv is None:
             return self.log.high_watermark - self.log.log_start_offset
-        count = self.kv.row_count if self.kv.table.before_images else None
+        count = self.kv.row_count
         if count is None:
             raise InvalidTableError(
                 f"the rows of {self.path} are not counted: with table.changelog.image = WAL a "

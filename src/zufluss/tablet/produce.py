@@ -8,8 +8,13 @@
 
 Nothing of a bucket entry is written unless all of its batches are good. One entry's error never
 touches another entry. `acks=all` (-1) waits for the high watermark; 1 and 0 are answered once
-written. The receive buffer is ours only during the call, which is enough: what must outlive it
-has been written by then.
+written. The receive buffer is ours only during the call.
+
+A small append costs a call into the kernel more than its bytes, so usual small requests (one
+bucket, one batch, `acks=all`) are checked as they come and then gather, a `Gathered` per bucket,
+until the end of the loop turn: one write and one step of the high watermark for all of them. Their
+order is the order of their arrival, since whatever else is appended to a bucket has its gathered
+entries written first. If the write fails, exactly they are refused.
 """
 
 from __future__ import annotations
@@ -25,6 +30,7 @@ from zufluss.errors import (
     LogStorageError,
     ZuflussError,
 )
+from zufluss.record.check import CheckedBatch
 from zufluss.wire.scan import (
     ProducedBucket,
     ProduceScan,
@@ -36,7 +42,6 @@ from zufluss.wire.scan import (
 if TYPE_CHECKING:
     from zufluss.log.log import Appended
     from zufluss.net.connection import Connection
-    from zufluss.record.check import CheckedBatch
     from zufluss.replica.replica import Replica
     from zufluss.tablet.server import BucketKey, TableState, TabletServer
 
@@ -46,8 +51,11 @@ ALL = -1
 ACKS = (ALL, 1, 0)
 SMALL_BYTES_MAX = 64 * 1024
 """Requests up to this size try the path with one kernel call."""
+GATHERED_BYTES_MAX = 64 * 1024
+"""Entries that gather for one write; as much as the commit log takes as one entry."""
 
 _now_ns = time.time_ns
+_new = tuple.__new__
 _LONE = {0}
 """What waits of a request with one entry; shared, since nothing is ever taken from it."""
 
@@ -124,8 +132,7 @@ class PendingProduce:
             return
         self.answered = True
         self.owner.pending.discard(self)
-        self.connection.respond_small(self.request_id, self.body())
-        self.connection.done()
+        self.connection.finish(self.request_id, self.body())
 
 
 class PendingEntry:
@@ -148,12 +155,30 @@ class PendingEntry:
             self.pending.settled(self.position)
 
 
+class Gathered:
+    """Small entries of one bucket that came in this loop turn: one batch and one request each."""
+
+    __slots__ = ("batches", "buffer", "requests", "table", "writers")
+
+    def __init__(self, table: TableState) -> None:
+        self.table = table
+        self.buffer = bytearray()
+        """The batches, back to back."""
+        self.batches: list[CheckedBatch] = []
+        """Where they are in the buffer."""
+        self.requests: list[tuple[Connection, int, int]] = []
+        """Who sent them: connection, request id, timeout_ms."""
+        self.writers: set[int] = set()
+        """The idempotent writers among them, each once: what is next is known one at a time."""
+
+
 class Producer:
     """The handler of PRODUCE_LOG."""
 
     def __init__(self, server: TabletServer) -> None:
         self.server = server
         self.pending: set[PendingProduce] = set()
+        self._gathered: dict[Replica, Gathered] = {}
         self._last: TableState | None = None
         """The table of the last request: the next one is usually of the same."""
 
@@ -171,9 +196,7 @@ class Producer:
         table = self._last
         if end - start <= SMALL_BYTES_MAX and table is not None:
             usual = table.checker.check_produce(array, view, start, end, table.info.table_id)
-            if usual is not None:
-                bucket, timeout_ms, batches = usual
-                self._one(connection, request_id, ALL, timeout_ms, table, bucket, view, batches)
+            if usual is not None and self._gather(connection, request_id, table, view, usual):
                 return
         scan = scan_produce(view, start, end)
         if scan.acks not in ACKS:
@@ -191,11 +214,99 @@ class Producer:
             batches = self._check(scan.table_id, bucket, array, records, stop)
         except ZuflussError as e:
             refused = self._refused(e, scan.table_id, bucket)
-            connection.respond_small(request_id, produce_response([refused]))
-            connection.done()
+            connection.finish(request_id, produce_response([refused]))
             return
         assert table is not None  # _check found it
         self._one(connection, request_id, scan.acks, scan.timeout_ms, table, bucket, view, batches)
+
+    # -- small appends: gathered over a loop turn -------------------------------------------
+
+    def _gather(
+        self,
+        connection: Connection,
+        request_id: int,
+        table: TableState,
+        view: memoryview,
+        usual: tuple[int, ...],
+    ) -> bool:
+        """Keep a usual request for the end of the turn; False if it must go the plain way."""
+        (
+            start, end, magic, schema_id, count, delta, writer_id, sequence,
+            _, partition, bucket_id, timeout_ms,
+        ) = usual  # fmt: skip
+        replica = table.replicas.get((None if partition < 0 else partition, bucket_id))
+        if replica is None:
+            return False
+        gathered = self._gathered.get(replica)
+        if gathered is None:
+            if not self._gathered:
+                connection.at_turn_end(self.write_gathered)
+            gathered = self._gathered[replica] = Gathered(table)
+        buffer = gathered.buffer
+        at = len(buffer)
+        stop = at + end - start
+        if stop > GATHERED_BYTES_MAX and at:
+            return False
+        if writer_id >= 0:
+            if writer_id in gathered.writers or not replica.log.writers.is_next(
+                writer_id, sequence
+            ):
+                return False
+            gathered.writers.add(writer_id)
+        buffer += view[start:end]
+        gathered.batches.append(
+            _new(CheckedBatch, (at, stop, magic, schema_id, count, delta, writer_id, sequence))
+        )
+        gathered.requests.append((connection, request_id, timeout_ms))
+        return True
+
+    def write_gathered(self) -> None:
+        """Write what gathered in this loop turn."""
+        gathered, self._gathered = self._gathered, {}
+        for replica, entries in gathered.items():
+            self._write(replica, entries)
+
+    def _write(self, replica: Replica, gathered: Gathered) -> None:
+        """Append the gathered entries of a bucket, and answer their requests or let them wait."""
+        if not gathered.batches:
+            return
+        bucket = (replica.bucket.partition_id, replica.bucket.bucket_id)
+        view = memoryview(gathered.buffer)
+        try:
+            if gathered.table.replicas.get(bucket) is not replica:
+                raise self.server.why_not(gathered.table.info.table_id, *bucket)
+            if replica.failure is not None:
+                raise replica.failure
+            appended = replica.log.append_new(view, gathered.batches, _now_ns() // 1_000_000)
+            self.server.appended(replica, appended.end_offset, view, 0, len(view))
+        except Exception as e:
+            self._refuse_gathered(e, gathered, bucket)
+            return
+        durable = appended.end_offset <= replica.log.high_watermark
+        partition_id, bucket_id = bucket
+        base = appended.base_offset
+        for (connection, request_id, timeout_ms), batch in zip(
+            gathered.requests, gathered.batches, strict=True
+        ):
+            offset = base
+            base += batch[5] + 1
+            if durable:
+                connection.finish(request_id, produce_ok(bucket_id, partition_id, offset))
+            else:
+                pending = self._await(connection, request_id, timeout_ms)
+                pending.entries.append(ProducedBucket(partition_id, bucket_id, offset))
+                replica.await_append(base, pending)
+
+    def _refuse_gathered(self, e: Exception, gathered: Gathered, bucket: BucketKey) -> None:
+        """Answer those whose entries could not be written."""
+        if not isinstance(e, ZuflussError):
+            log.exception("append_failed", bucket=bucket)
+            e = ZuflussError("internal server error", code=ErrorCode.UNKNOWN_SERVER_ERROR)
+        refused = produce_response([self._refused(e, gathered.table.info.table_id, bucket)])
+        for connection, request_id, _ in gathered.requests:
+            connection.finish(request_id, refused)
+
+    # -- all others -------------------------------------------------------------------------
 
     def _one(
         self,
@@ -215,18 +326,14 @@ class Producer:
             appended = self._append(replica, view, batches)
         except ZuflussError as e:
             refused = self._refused(e, table.info.table_id, bucket)
-            connection.respond_small(request_id, produce_response([refused]))
-            connection.done()
+            connection.finish(request_id, produce_response([refused]))
             return
         if acks == ALL and appended.end_offset > replica.log.high_watermark:
             pending = self._await(connection, request_id, timeout_ms)
             pending.entries.append(ProducedBucket(partition_id, bucket_id, appended.base_offset))
             replica.await_append(appended.end_offset, pending)
             return
-        connection.respond_small(
-            request_id, produce_ok(bucket_id, partition_id, appended.base_offset)
-        )
-        connection.done()
+        connection.finish(request_id, produce_ok(bucket_id, partition_id, appended.base_offset))
 
     def _many(
         self,
@@ -255,8 +362,7 @@ class Producer:
                     waits.append((len(entries), replica, appended.end_offset))
             entries.append(entry)
         if not waits:
-            connection.respond_small(request_id, produce_response(entries))
-            connection.done()
+            connection.finish(request_id, produce_response(entries))
             return
         pending = self._await(connection, request_id, scan.timeout_ms)
         pending.entries = entries
@@ -284,6 +390,9 @@ class Producer:
     def _append(
         self, replica: Replica, view: memoryview, batches: tuple[CheckedBatch, ...]
     ) -> Appended:
+        gathered = self._gathered.pop(replica, None)
+        if gathered is not None:
+            self._write(replica, gathered)
         if replica.failure is not None:
             raise replica.failure
         appended = replica.log.append(view, batches, _now_ns() // 1_000_000)

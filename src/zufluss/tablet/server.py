@@ -209,18 +209,30 @@ class TabletServer:
                 opened = self.logs.open_log(
                     assignment.physical_path, bucket, self._log_config(state.info), self.clock_ms()
                 )
-                replica = Replica(bucket, assignment.physical_path, opened, assignment.leader_epoch)
-                if state.kv is not None:
-                    replica.kv = await self.kv.open(replica, state.kv)
             except (CorruptRecordError, OSError) as e:
-                log.error("bucket_refused", bucket=str(bucket), reason=str(e))
-                reason = LogStorageError(f"{assignment.physical_path} {bucket}: {e}")
-                state.refused[key] = Refused(assignment.physical_path, reason)
-                return reason
+                return self._refuse(state, assignment, e)
+            replica = Replica(bucket, assignment.physical_path, opened, assignment.leader_epoch)
+            if state.kv is not None:
+                try:
+                    replica.kv = await self.kv.open(replica, state.kv)
+                except (ZuflussError, OSError) as e:
+                    self.logs.let_go(opened)
+                    return self._refuse(state, assignment, e)
             state.replicas[key] = replica
             self._replica_of[opened] = replica
         replica.leader_epoch = replica.log.leader_epoch = assignment.leader_epoch
         return None
+
+    def _refuse(
+        self, state: TableState, assignment: ReplicaAssignment, error: Exception
+    ) -> ZuflussError:
+        """Note that a bucket cannot be served, and why."""
+        bucket = assignment.table_bucket
+        log.error("bucket_refused", bucket=str(bucket), reason=str(error))
+        reason = LogStorageError(f"{assignment.physical_path} {bucket}: {error}")
+        key = (bucket.partition_id, bucket.bucket_id)
+        state.refused[key] = Refused(assignment.physical_path, reason)
+        return reason
 
     def _state(self, table_id: int) -> TableState:
         state = self.tables.get(table_id)

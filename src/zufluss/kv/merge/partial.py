@@ -163,8 +163,7 @@ class PartialUpdate:
 
     def _assign(self, values: pa.Array, sources: Any) -> pa.Array:
         """Put the assigned ids where there are any."""
-        assigned = sources[:, ASSIGNED]
-        ids = pa.array(assigned, mask=assigned == NO_ROW).cast(values.type)
+        ids = _indexes(sources[:, ASSIGNED]).cast(values.type)
         return pa.compute.coalesce(ids, values)
 
 

@@ -30,6 +30,7 @@ SOURCES_OUTSIDE = ("fault.py", "batch.py", "lz4.py", "slices.py")
 
 MODULES_OUTSIDE = (
     "zufluss.kv.kernels",
+    "zufluss.kv.sorting",
     "zufluss.kv.words",
     "zufluss.kv.gather",
     "zufluss.kv.merge.base",

@@ -1,0 +1,215 @@
+"""Rows in and out, as the commands that move them share it: files, progress, printing."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from zufluss.cli.formats import Format, format_of
+from zufluss.cli.output import Output, TablePrinter, cell, json_line, print_document
+from zufluss.cli.session import names, say, usage
+from zufluss.cli.times import Position, parse_position
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from zufluss.client.sync import LogScan, Table
+    from zufluss.model.table import TablePath
+
+PRINT_ROWS: Final = 1000
+"""Rows that are turned into text at once."""
+
+FormatOption = Annotated[
+    Format | None,
+    typer.Option("--format", help="By default the file's suffix says; ndjson on stdin."),
+]
+ColumnsOption = Annotated[
+    str | None, typer.Option("--columns", metavar="A,B", help="Only these columns.")
+]
+FromOption = Annotated[
+    str,
+    typer.Option(
+        "--from",
+        metavar="POSITION",
+        help="earliest, latest, a time (ISO 8601 or epoch ms), `offset:N` for every bucket, "
+        "or `offset:BUCKET=N,BUCKET=N`.",
+    ),
+]
+LimitOption = Annotated[
+    int | None, typer.Option("--limit", min=1, help="Stop after this many rows.")
+]
+FollowOption = Annotated[
+    bool, typer.Option("--follow", "-f", help="Wait for new rows until Ctrl-C.")
+]
+
+
+class RowFile:
+    """A file of rows, or standard input (`-`), that is there and whose format is known."""
+
+    def __init__(self, name: str, form: Format | None) -> None:
+        self.name = name
+        """As the user wrote it."""
+        self._path = None if name == "-" else Path(name)
+        with usage(name):
+            self._form = form or format_of(self._path)
+            if self._path is not None and not self._path.is_file():
+                raise ValueError("no such file")
+
+    def batches(self, schema: pa.Schema) -> Iterator[tuple[pa.RecordBatch, float | None]]:
+        """Its batches, each with the part read so far; one that cannot be read is exit code 2."""
+        from zufluss.cli.files import read_batches
+
+        batches = read_batches(self._path, self._form, schema)
+        while True:
+            with usage(self.name):
+                item = next(batches, None)
+            if item is None:
+                return
+            yield item
+
+    def send(self, title: str, schema: pa.Schema, write: Callable[[pa.RecordBatch], None]) -> int:
+        """Hand all batches to `write`, with a progress line; returns the number of rows."""
+        rows = 0
+        with _progress(title) as advance:
+            for batch, fraction in self.batches(schema):
+                with fitting(self.name):
+                    write(batch)
+                rows += batch.num_rows
+                advance(rows, fraction)
+        return rows
+
+
+class Tally:
+    """Tells at the end how many rows a command wrote, and how fast."""
+
+    def __init__(self) -> None:
+        self._started = time.monotonic()
+
+    def report(self, output: Output, name: TablePath, rows: int, what: str) -> None:
+        """Print the summary; `what` has the form `appended {} rows to`."""
+        seconds = time.monotonic() - self._started
+        if output is Output.JSON:
+            print_document({"table": str(name), "rows": rows, "seconds": round(seconds, 3)})
+            return
+        rate = f"{rows / seconds:,.0f} rows/s"
+        say(f"{what.format(rows)} {name} in {seconds:.2f} s ({rate})")
+
+
+def chosen_columns(table: Table, columns: str | None) -> list[str]:
+    """The columns that `--columns` names, or all."""
+    chosen = list(names(columns)) or list(table.schema.names)
+    unknown = [name for name in chosen if name not in table.schema]
+    if unknown:
+        raise typer.BadParameter(
+            f"table {table.path} has no column {', '.join(unknown)}; its columns are "
+            f"{', '.join(table.schema.names)}"
+        )
+    return chosen
+
+
+def print_scan(batches: LogScan, output: Output) -> None:
+    """Print what a scan hands out, as it comes."""
+    show = row_printer(output, batches.schema.names)
+    with batches, until_told_to_stop():
+        for batch in batches:
+            show(batch)
+
+
+def row_printer(output: Output, columns: Sequence[str]) -> Callable[[pa.RecordBatch], None]:
+    """What prints batches of these columns: a growing table, or one JSON object per line."""
+    return _print_json if output is Output.JSON else _table_printer(columns)
+
+
+def start_of(text: str, bucket_count: int) -> Position | dict[int, int]:
+    """What `--from` says, in the client's terms."""
+    if not text.startswith("offset:"):
+        return parse_position(text)
+    given = text.removeprefix("offset:")
+    if given.isdecimal():
+        return dict.fromkeys(range(bucket_count), int(given))
+    try:
+        return {int(bucket): int(at) for bucket, at in (p.split("=") for p in given.split(","))}
+    except ValueError:
+        raise typer.BadParameter(
+            f"--from {text!r} is no offset; allowed: offset:N or offset:BUCKET=N,BUCKET=N"
+        ) from None
+
+
+def _table_printer(columns: Sequence[str]) -> Callable[[pa.RecordBatch], None]:
+    printer = TablePrinter(columns)
+
+    def show(batch: pa.RecordBatch) -> None:
+        for piece in _printable(batch):
+            rows = zip(*(column.to_pylist() for column in piece.columns), strict=True)
+            printer.print([[cell(value) for value in row] for row in rows])
+
+    return show
+
+
+def _print_json(batch: pa.RecordBatch) -> None:
+    for piece in _printable(batch):
+        sys.stdout.write("".join(json_line(row) + "\n" for row in piece.to_pylist()))
+    sys.stdout.flush()
+
+
+def _printable(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    from zufluss.cli.printable import printable
+
+    for at in range(0, batch.num_rows, PRINT_ROWS):
+        yield printable(batch.slice(at, PRINT_ROWS))
+
+
+@contextmanager
+def fitting(file: str) -> Iterator[None]:
+    """Rows that do not fit the table's columns are the user's to mend as well."""
+    from zufluss.client.convert import ColumnMismatchError
+
+    try:
+        yield
+    except ColumnMismatchError as problem:
+        raise typer.BadParameter(f"{file}: {problem.message}") from problem
+
+
+@contextmanager
+def until_told_to_stop() -> Iterator[None]:
+    """Ctrl-C, and a reader such as `head` that has seen enough, are ways out and no errors."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # What is still buffered has nowhere to go; without this, Python fails as it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@contextmanager
+def _progress(title: str) -> Iterator[Callable[[int, float | None], None]]:
+    """A progress line on the terminal; nothing when stderr is no terminal."""
+    if not sys.stderr.isatty():
+        yield lambda rows, fraction: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    shown = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[rows]:,} rows"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*shown, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(title, total=None, rows=0)
+
+        def advance(rows: int, fraction: float | None) -> None:
+            total = None if fraction is None else 1.0
+            progress.update(task, rows=rows, completed=fraction or 0, total=total)
+
+        yield advance
