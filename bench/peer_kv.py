@@ -222,8 +222,7 @@ def _restart(pair: Pair[KvSide]) -> Iterator[Measure]:
         side = KvSide(server.bootstrap, (server.pid,), pair.ours.directory, keys)
         side.update()
         yield kv.restart_line(keys, [kv.restart(server, side.info, keys) for _ in range(3)])
-        side.client.close()
-        side.connection.close()
+        side.close()
 
 
 SECTIONS: dict[str, Section[KvSide]] = {

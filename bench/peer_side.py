@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -27,10 +28,14 @@ class Side:
         tablet = next(node for node in nodes if node.role == "tablet")
         self.target = Target(f"{tablet.host}:{tablet.port}", pids)
         self.directory = directory
-        self.client = Worker("pyfluss", bootstrap)
         self._prefix = f"bench_{type(self).__name__.lower()}_{time.time_ns() // 1_000_000}"
         self._made = 0
         self._tables: list[TableInfo] = []
+
+    @functools.cached_property
+    def client(self) -> Worker:
+        """A process with pyfluss."""
+        return Worker("pyfluss", self.bootstrap)
 
     def table(
         self,
@@ -62,7 +67,8 @@ class Side:
         """Leave nothing behind."""
         for info in [*self._tables]:
             self.drop(info)
-        self.client.close()
+        if "client" in self.__dict__:
+            self.client.close()
         self.connection.close()
 
 

@@ -41,6 +41,7 @@ from zufluss.net.listeners import resolve_listeners
 from zufluss.net.memory import Limits
 from zufluss.net.server import NetServer
 from zufluss.net.services import Handler, RequestContext, Services
+from zufluss.record.kernels.resident import release_compiler
 from zufluss.tablet.link import CoordinatorLink
 from zufluss.tablet.server import TabletServer
 from zufluss.tablet.service import TabletService
@@ -362,6 +363,7 @@ async def _accept(
 ) -> None:
     """Serve until `stop`, then drain."""
     await net.start()
+    release_compiler()
     gc.collect()
     gc.freeze()  # what start-up made stays; later collections need not look at it
     _ready(net, role, began)

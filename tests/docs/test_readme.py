@@ -1,7 +1,12 @@
-"""The README and the demo do what they say: their code runs against a real server."""
+"""The pages and the demo do what they say: their code runs against a real server.
 
+Python blocks are run in order. On the page of primary-key tables what stands behind a `print(…)` as
+a comment is what it prints. Shell blocks are run line by line, those that touch tables and do not
+follow for ever.
+"""
+
+import os
 import re
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -13,11 +18,17 @@ import pytest
 from zufluss.testing.server import DevServer
 
 ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text()
+README = ROOT / "README.md"
+KEYED = ROOT / "docs" / "primary-key-tables.md"
+DATA_COMMAND = re.compile(
+    r"\bzufluss (table|append|scan|offsets|upsert|delete|lookup|changelog) (?!.*--follow)"
+)
+
+pytestmark = pytest.mark.timeout(300)
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.M | re.S)
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), re.M | re.S)
 
 
 @pytest.fixture(scope="module")
@@ -26,44 +37,62 @@ def server(tmp_path_factory):
         yield server
 
 
-def test_the_python_blocks_run_in_order(server):
-    found = blocks("python")
-    assert len(found) >= 2
-    for block in found:
-        code = block.replace("localhost:9123", server.bootstrap)
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
+def run_python(code: str, server: DevServer) -> str:
+    code = code.replace("localhost:9123", server.bootstrap)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
-def test_the_shell_commands_on_tables_run_in_order(server, tmp_path):
+def test_the_python_blocks_of_the_readme_run_in_order(server):
+    found = blocks(README, "python")
+    assert len(found) >= 3
+    printed = [run_python(block, server) for block in found]
+    assert printed[1].startswith("{'id': 1, 'status': 'paid', 'cents': 950}\n")
+    assert re.findall("[+-][IUD]", printed[1]) == ["+I", "+I", "-D", "-U", "+U"]
+
+
+def test_the_python_blocks_on_primary_keys_print_what_they_say(server):
+    code = "\n".join(blocks(KEYED, "python"))
+    said = re.findall(r"^print\(.*\)  # (.*)$", code, re.M)
+    assert len(said) >= 10
+    assert run_python(code, server).splitlines() == said
+
+
+@pytest.mark.parametrize("page", [README, KEYED], ids=lambda page: page.name)
+def test_the_shell_commands_on_tables_run_in_order(server, tmp_path, page):
     pq.write_table(
         pa.table({"id": [1, 2], "city": ["Ulm", "Bern"], "km": [1.5, 2.5]}),
         tmp_path / "trips.parquet",
     )
-    lines = [x for b in blocks("sh") for x in b.splitlines() if x.startswith("zufluss ")]
-    commands = [
-        shlex.split(x, comments=True)[1:]
-        for x in lines
-        if x.split()[1] in ("table", "append", "scan", "offsets") and "--follow" not in x
-    ]
-    assert len(commands) >= 3
-    for arguments in commands:
+    (tmp_path / "stock.csv").write_text("sku,pieces\npen,3\nink,4\n")
+    (tmp_path / "counted.csv").write_text("sku,pieces\npen,2\n")
+    lines = [x for b in blocks(page, "sh") for x in b.splitlines() if DATA_COMMAND.search(x)]
+    assert len(lines) >= 7
+    environment = os.environ | {
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "ZUFLUSS_BOOTSTRAP": server.bootstrap,
+    }
+    for line in lines:
         done = subprocess.run(
-            [sys.executable, "-m", "zufluss", *arguments, "--bootstrap", server.bootstrap],
+            ["bash", "-o", "pipefail", "-c", line],
             capture_output=True,
             text=True,
             cwd=tmp_path,
+            env=environment,
+            stdin=subprocess.DEVNULL,
         )
-        assert done.returncode == 0, (arguments, done.stderr)
+        assert done.returncode == 0, (line, done.stderr)
 
 
 @pytest.mark.slow
-def test_the_demo_appends_and_scans_a_million_rows():
+def test_the_demo_does_what_it_says():
     done = subprocess.run(
         [sys.executable, ROOT / "examples" / "demo.py"], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     assert "1,000,000 rows scanned back, every id once" in done.stdout
+    assert "the changelog, folded, is the table: 360,000 orders, all equal" in done.stdout
 
 
 @pytest.mark.parametrize(

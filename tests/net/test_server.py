@@ -466,3 +466,27 @@ async def test_a_large_answer_waits_until_the_client_has_read_the_one_before():
         sizes = [len((await peer.receive()).body) for _ in range(5)]
         assert sizes == [10_000_000] * 5
         assert held  # at most one answer was in memory at a time
+
+
+async def test_what_gathers_in_a_turn_is_done_before_its_answers_leave():
+    """And what fails there costs nobody else an answer."""
+    gathered: list[tuple[object, int]] = []
+
+    def at_end() -> None:
+        for connection, request_id in gathered:
+            connection.finish(request_id, b"")
+        raise RuntimeError("a fault of the server")
+
+    def handle(connection, request_id, version, array, view, start, end) -> None:
+        if not gathered:
+            connection.at_turn_end(at_end)
+        gathered.append((connection, request_id))
+
+    services = Services()
+    services.register_raw(ApiKey.PRODUCE_LOG, handle)
+    async with serving(services) as (_, connect):
+        peer = await connect()
+        sent = [peer.send(ApiKey.PRODUCE_LOG, b"") for _ in range(3)]
+        assert [(await peer.receive()).request_id for _ in sent] == sent
+        again = peer.send(ApiKey.PRODUCE_LOG, b"", version=99)
+        assert (await peer.receive()).request_id == again, "the next turn is as good as any"

@@ -101,11 +101,11 @@ class WrittenFiles(SilentFiles):
         self.writes: list[tuple[str, int]] = []
 
     def pwrite(self, fd: int, data: Any, position: int) -> int:  # type: ignore[override]
-        path = str(Path(f"/proc/self/fd/{fd}").readlink())
-        if self.full in path:
+        path = Path(f"/proc/self/fd/{fd}").readlink()
+        if self.full in str(path):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        if path.endswith(".log"):
-            self.writes.append((Path(path).parent.name, len(data)))
+        if path.suffix == ".log" and path.parent.name.startswith("log-"):
+            self.writes.append((path.parent.name, len(data)))
         return os.pwrite(fd, data, position)
 
 

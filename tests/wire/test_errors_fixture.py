@@ -1,7 +1,8 @@
 """The requests of `fixtures/errors.json` and the codes a real Fluss server gave to them.
 
-Where we answer otherwise on purpose, `OURS` says what and why. What belongs to primary-key tables,
-the lake and access control is not served yet: those APIs are not advertised, and answer 2.
+Where we answer otherwise on purpose, `OURS` says what and why. What belongs to full scans, KV
+snapshots, the lake and access control is not served yet: those APIs are not advertised, and answer
+2.
 """
 
 from __future__ import annotations
@@ -19,8 +20,11 @@ import pytest
 from google.protobuf.json_format import ParseDict
 from google.protobuf.message import Message
 
+import zufluss
 from tests.wire.helpers import append, create
 from tests.wire.raw import RawClient, versions_request
+from zufluss.model.schema import Schema
+from zufluss.testing.server import DevServer
 from zufluss.wire.api import APIS, ApiKey
 from zufluss.wire.codec import decode
 from zufluss.wire.frame import ResponseFrame
@@ -34,9 +38,6 @@ NO_SUCH_TABLE = 987_654
 UNSUPPORTED = 2
 
 LATER = {
-    ApiKey.PUT_KV,
-    ApiKey.LOOKUP,
-    ApiKey.PREFIX_LOOKUP,
     ApiKey.SCAN_KV,
     ApiKey.GET_LATEST_KV_SNAPSHOTS,
     ApiKey.GET_KV_SNAPSHOT_METADATA,
@@ -54,6 +55,12 @@ OURS: dict[str, tuple[int, str]] = {
     "produce: empty records": (14, "bucket"),
     # Fluss fails inside; a batch we cannot read is a corrupt record like any other
     "produce: magic 3": (14, "bucket"),
+    # Fluss fails inside; a lookup of a log table says what it is
+    "put: log table": (20, "bucket"),
+    # Fluss does not verify the CRC of what it is sent
+    "put: bad crc": (14, "bucket"),
+    # Fluss hides the reason behind -1
+    "put: partial on first_row": (35, "bucket"),
     # an unusable request is refused as a whole, with a reason
     "list offsets: time missing": (-1, "frame"),
     "list offsets: type 9": (-1, "frame"),
@@ -68,10 +75,27 @@ LOG_CASES = [name for name, case in CASES.items() if case["api_key"] not in LATE
 LATER_CASES = [name for name, case in CASES.items() if case["api_key"] in LATER]
 
 
+KEYED = "k INT NOT NULL, v STRING"
+KEYED_TABLES: dict[str, tuple[Schema, dict[str, str]]] = {
+    "nn": (Schema.of(f"{KEYED}, w INT NOT NULL", primary_key=["k"]), {}),
+    "first": (Schema.of(KEYED, primary_key=["k"]), {"table.merge-engine": "first_row"}),
+    "nodel": (Schema.of(KEYED, primary_key=["k"]), {"table.delete.behavior": "DISABLE"}),
+    "auto": (
+        Schema.of("k INT NOT NULL, i BIGINT, v STRING", ["k"], auto_increment_column=["i"]), {},
+    ),
+}  # fmt: skip
+
+
 @pytest.fixture(scope="module")
-def table_ids(conn: fluss.FlussConnection) -> dict[str, int]:
+def table_ids(conn: fluss.FlussConnection, dev_server: DevServer) -> dict[str, int]:
     """The tables of the fixture and their ids."""
-    return asyncio.run(_create_tables(conn))
+    ids = asyncio.run(_create_tables(conn))
+    with zufluss.connect(dev_server.bootstrap) as ours:
+        for name, (schema, properties) in KEYED_TABLES.items():
+            path = f"{DATABASE}.{name}"
+            ours.admin.create_table(path, schema, properties=properties)
+            ids[name] = ours.admin.table_info(path).table_id
+    return ids
 
 
 async def _create_tables(conn: fluss.FlussConnection) -> dict[str, int]:
@@ -87,7 +111,7 @@ async def _create_tables(conn: fluss.FlussConnection) -> dict[str, int]:
     ids = {"lg": log, "kv": kv, "pt": pt}
     return {
         **{name: table.get_table_info().table_id for name, table in ids.items()},
-        **dict.fromkeys(("none", "nn", "first", "nodel", "auto"), NO_SUCH_TABLE),
+        "none": NO_SUCH_TABLE,
     }
 
 

@@ -31,6 +31,12 @@ Free = Callable[[], None]
 OnRetired = Callable[[Free], None]
 """Gets a function that frees memory; is to call it when no reader can hold a position in it."""
 
+SEGMENTS_WANTED = 64
+"""A small budget has small segments: so many at least, or a few buckets would hold all of it."""
+
+SEGMENT_BYTES_MIN = 64 * 1024
+"""But not smaller than this."""
+
 EVICT_SEGMENTS = 4
 """Once room must be made, so much of it is made at least."""
 
@@ -48,9 +54,9 @@ class KvMemory:
     """The memory of all buckets of a server, and what it takes to flush them."""
 
     def __init__(
-        self, budget: int, on_retired: OnRetired, segment_bytes: int = SEGMENT_BYTES
+        self, budget: int, on_retired: OnRetired, segment_bytes: int | None = None
     ) -> None:
-        self.arena = Arena(budget, segment_bytes)
+        self.arena = Arena(budget, segment_bytes or _segment_bytes(budget))
         self.flusher = Flusher()
         self.stores: set[KvStore] = set()
         """The open buckets."""
@@ -60,6 +66,13 @@ class KvMemory:
         """Position of a block, making room for it if need be."""
         found = self.arena.alloc(size)
         return found if found is not None else self._alloc_slowly(size)
+
+    def has_room(self, size: int) -> bool:
+        """Whether so much fits without waiting; if not, somebody drops rows for the next time."""
+        if self.arena.free_bytes - size >= self.arena.reserve + self.arena.segment_bytes:
+            return True
+        self._evict(max(2 * size, EVICT_SEGMENTS * self.arena.segment_bytes))
+        return False
 
     def retire(self, start: int, size: int) -> None:
         """Free a block as soon as no reader can be in it."""
@@ -111,3 +124,9 @@ class KvMemory:
         store.flush_wanted()
         store.flush_wait()
         return True
+
+
+def _segment_bytes(budget: int) -> int:
+    """A power of two."""
+    share = max(budget // SEGMENTS_WANTED, SEGMENT_BYTES_MIN)
+    return min(SEGMENT_BYTES, 1 << (share.bit_length() - 1))

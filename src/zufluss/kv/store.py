@@ -128,7 +128,7 @@ class KvStore:
     def get(self, keys: Slices, hashes: Positions) -> Slices:
         """The newest values of keys, good until the next read or write of any store.
 
-        What had to be read from the cold tier is kept in memory.
+        What had to be read from the cold tier is not kept: who asks is about to write these keys.
         """
         self._poll()
         found, unknown = self._memtable.find(keys, hashes, NEWEST)
@@ -137,7 +137,7 @@ class KvStore:
         if self.resident:
             np.maximum(found.starts, ABSENT, out=found.starts)
             return found
-        return self._with_cold(keys, hashes, found, keep=True)
+        return self._with_cold(keys, hashes, found, keep=False)
 
     def get_at(self, keys: Slices, horizon: int, *, keep: bool = True) -> Slices:
         """Values below the horizon, in a buffer of their own; `keep` what was cold in memory."""
@@ -338,7 +338,8 @@ class KvStore:
         """Hold rows of the cold tier in memory, those of which memory has no version at all."""
         _, unknown = known = self._memtable.find(keys, hashes, NEWEST)
         new = np.flatnonzero((known[0].starts == UNKNOWN) & (values.starts >= 0))
-        if unknown and len(new):
+        size = int(np.sum(values.ends[new] - values.starts[new]))
+        if unknown and len(new) and self._memory.has_room(size):
             self._memtable.put(keys.take(new), hashes[new], values.take(new), -1, self._cut)
 
     def _prefix(self, prefix: bytes, horizon: int) -> Slices:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, Protocol
@@ -37,6 +38,9 @@ class ThreadWorker:
     def __init__(self, name: str, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._jobs: SimpleQueue[tuple[Job, Done] | None] = SimpleQueue()
+        self._outcomes: deque[tuple[Done, Any]] = deque()
+        self._reported = False
+        """The loop has been told of outcomes and has not looked yet."""
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -50,12 +54,21 @@ class ThreadWorker:
         self._thread.join()
 
     def _run(self) -> None:
-        call_soon = self._loop.call_soon_threadsafe
         while (item := self._jobs.get()) is not None:
             job, done = item
             try:
                 outcome = job()
             except Exception as e:
                 outcome = e
-            call_soon(done, outcome)
+            self._outcomes.append((done, outcome))
+            if not self._reported:
+                self._reported = True
+                self._loop.call_soon_threadsafe(self._report)
             del item, job, done, outcome
+
+    def _report(self) -> None:
+        """On the loop: hand out what has gathered. Waking it for each would cost more than some."""
+        self._reported = False
+        while self._outcomes:
+            done, outcome = self._outcomes.popleft()
+            done(outcome)

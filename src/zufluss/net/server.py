@@ -143,7 +143,10 @@ class NetServer:
         if self._turn_work:
             gathered, self._turn_work = self._turn_work, []
             for work in gathered:
-                work()
+                try:
+                    work()
+                except Exception:  # the answers of others leave all the same
+                    log.exception("turn_work_failed")
         self._turn_ends = False
         ready, self._with_answers = self._with_answers, []
         for connection in ready:
