@@ -175,12 +175,15 @@ def test_a_followed_changelog_prints_changes_as_they_come(
     zufluss("upsert", orders, stdin=lines({"id": 1}))
     command = [*COMMAND, "changelog", orders, "-f", "-o", "json", "-b", server_address]
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment(), text=True) as process:
-        assert process.stdout is not None
-        assert json.loads(process.stdout.readline())["_change_type"] == "+I"
-        zufluss("delete", orders, "--key", "1")
-        assert json.loads(process.stdout.readline())["_change_type"] == "-D"
-        process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 0
+        try:
+            assert process.stdout is not None
+            assert json.loads(process.stdout.readline())["_change_type"] == "+I"
+            zufluss("delete", orders, "--key", "1")
+            assert json.loads(process.stdout.readline())["_change_type"] == "-D"
+            process.send_signal(signal.SIGINT)
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
 
 
 def test_a_scan_shows_some_rows_and_otherwise_names_the_ways(zufluss: Zufluss, orders: str) -> None:

@@ -133,10 +133,11 @@ class TabletMachine(RuleBasedStateMachine):
             self.refused(data, targets, ErrorCode.DELETION_DISABLED_EXCEPTION)
             return
         prepared = self.tablet.prepare(array(data), targets, 0, self.now)
-        assert prepared.batch is not None
+        assert prepared.changes is not None
+        batch = prepared.changes.encode()
         assert prepared.end_offset == made.end
-        self.log.append(prepared.batch.view, (prepared.batch.checked,), prepared.now_ms)
-        self.tail.append(bytes(prepared.batch.view))
+        self.log.append(batch.view, (batch.checked,), prepared.now_ms)
+        self.tail.append(bytes(batch.view))
         assert [Change(*r) for r in records_of(self.tail[-1], SCHEMA)] == changes  # type: ignore[arg-type]
         self.model = made
         self.later.append(made)
@@ -155,7 +156,7 @@ class TabletMachine(RuleBasedStateMachine):
         """A batch that is sent again is known, and changes nothing."""
         data, targets, end = self.sent[-min(back, len(self.sent))]
         prepared = self.tablet.prepare(array(data), targets, 0, self.now)
-        assert (prepared.batch, prepared.end_offset) == (None, end)
+        assert (prepared.changes, prepared.end_offset) == (None, end)
 
     @rule(row=ROWS, flip=st.integers(9, 27))
     def damaged(self, row: tuple[Any, ...], flip: int) -> None:

@@ -26,6 +26,11 @@ if TYPE_CHECKING:
 PRINT_ROWS: Final = 1000
 """Rows that are turned into text at once."""
 
+POLL_MS: Final = 500
+"""How long a scan waits for rows before it looks whether it is to stop."""
+RATE_ROWS: Final = 1000
+"""Fewer rows than this say nothing about how fast rows are written."""
+
 FormatOption = Annotated[
     Format | None,
     typer.Option("--format", help="By default the file's suffix says; ndjson on stdin."),
@@ -98,8 +103,8 @@ class Tally:
         if output is Output.JSON:
             print_document({"table": str(name), "rows": rows, "seconds": round(seconds, 3)})
             return
-        rate = f"{rows / seconds:,.0f} rows/s"
-        say(f"{what.format(rows)} {name} in {seconds:.2f} s ({rate})")
+        rate = f" ({rows / seconds:,.0f} rows/s)" if rows >= RATE_ROWS else ""
+        say(f"{what.format(rows)} {name} in {seconds:.2f} s{rate}")
 
 
 def chosen_columns(table: Table, columns: str | None) -> list[str]:
@@ -115,11 +120,17 @@ def chosen_columns(table: Table, columns: str | None) -> list[str]:
 
 
 def print_scan(batches: LogScan, output: Output) -> None:
-    """Print what a scan hands out, as it comes."""
+    """Print what a scan hands out, as it comes.
+
+    It is polled, because a Ctrl-C that comes just before a thread begins to wait is only noticed
+    when it wakes up.
+    """
     show = row_printer(output, batches.schema.names)
-    with batches, until_told_to_stop():
-        for batch in batches:
-            show(batch)
+    with until_told_to_stop(), batches.open() as scanner:
+        while not scanner.finished:
+            batch = scanner.poll(POLL_MS)
+            if batch is not None:
+                show(batch)
 
 
 def row_printer(output: Output, columns: Sequence[str]) -> Callable[[pa.RecordBatch], None]:

@@ -12,19 +12,29 @@ several and encoded again under the current schema.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from zufluss.kv.gather import gather_rows, prefix_rows
-from zufluss.kv.merge.base import NO_ROW, UNCHANGED, Candidates, Fold, MergeEngine, Numbers
+from zufluss.kv.gather import Changed, changed_values, gather, number_candidates
+from zufluss.kv.merge.base import NO_ROW, Candidates, Fold, MergeEngine, Numbers
 from zufluss.kv.merge.partial import Ids, PartialUpdate
 from zufluss.kv.table import KvTable
 from zufluss.record.kvbatch import KvBatch
 from zufluss.record.rowcodec import Located
-from zufluss.record.slices import ABSENT, Slices
+from zufluss.record.slices import Slices
 
 _NO_IDS: Numbers = np.empty(0, np.int64)
+
+
+class Groups(NamedTuple):
+    """Which records of a batch have the same key."""
+
+    of: Numbers
+    """Of each record: the number of its group, by first appearance."""
+    first: Numbers
+    """Of each group: its first record."""
 
 
 class Change:
@@ -39,84 +49,60 @@ class Change:
         self,
         table: KvTable,
         batch: KvBatch,
-        group: Numbers,
+        groups: Groups,
         old: Slices,
         engine: MergeEngine | PartialUpdate,
         ids: Ids,
     ) -> None:
-        """`group` has the number of each record's key, `old` the stored value of each key."""
+        """`old` has the stored value of each group's key."""
         self._table = table
         self._batch = batch
-        self._group = group
+        self._first = groups.first
         self._old = old
-        count = batch.count
-        upsert, stored = batch.rows.starts != ABSENT, old.starts != ABSENT
-        if not upsert.all():
-            table.check_deletes(batch.keys.take(np.flatnonzero(~upsert)))
-        numbers = np.arange(count + old.count, dtype=np.int64)
-        self._candidates = Candidates(
-            group,
-            np.where(upsert, numbers[:count], NO_ROW),
-            np.where(stored, numbers[count:], NO_ROW),
-            None,
-        )
+        self._values, self._schema_id = batch.rows, batch.schema_id
+        new, stored, deletes = number_candidates(batch.rows, old)
+        self._candidates = Candidates(groups.of, new, stored, None)
+        if deletes:
+            table.check_deletes(batch.keys.take(np.flatnonzero(new == NO_ROW)))
         if isinstance(engine, PartialUpdate):
-            self._fold_partial(engine, ids, numbers)
+            self._fold_partial(engine, ids)
         elif engine.needs_rows:
-            rows = self._all_columns(numbers)
+            rows = self._all_columns()
             self.fold = engine.fold(self._candidates._replace(rows=rows))
             self.columns = rows.take(pa.array(self.fold.rows))
         else:
-            self._fold_by_keys(engine, upsert)
+            self._fold_by_keys(engine)
 
-    @property
-    def more_rows(self) -> int:
-        """How many rows the bucket has more after it, or less."""
-        final, old = self.fold.final, self._candidates.old
-        inserted = np.count_nonzero((final >= 0) & (old == NO_ROW))
-        deleted = np.count_nonzero((final == NO_ROW) & (old != NO_ROW))
-        return int(inserted) - int(deleted)
+    def changed(self) -> Changed:
+        """The groups whose row changes, and their new values."""
+        return changed_values(self._values, self._schema_id, self.fold.final, self._candidates.old)
 
-    def changed(self) -> tuple[npt.NDArray[np.intp], Slices]:
-        """The groups whose row changes, and their new values; absent ones are deleted."""
-        groups = np.flatnonzero(self.fold.final != UNCHANGED)
-        return groups, prefix_rows(self._values, self.fold.final[groups], self._schema_id)
-
-    def _fold_by_keys(self, engine: MergeEngine, upsert: npt.NDArray[np.bool_]) -> None:
+    def _fold_by_keys(self, engine: MergeEngine) -> None:
         fold = self.fold = engine.fold(self._candidates)
-        mentioned = np.zeros(self._batch.count, np.bool_)
-        mentioned[fold.rows[fold.rows < self._batch.count]] = True
-        unmentioned = np.flatnonzero(upsert & ~mentioned)
-        if len(unmentioned):
-            self._located(unmentioned)
+        if not engine.logs_every_row:
+            self._located(np.setdiff1d(self._candidates.new, [*fold.rows, NO_ROW]))
         self.columns = self._table.codec.columns(self._located(fold.rows))
-        self._values, self._schema_id = self._batch.rows, self._batch.schema_id
 
-    def _fold_partial(self, engine: PartialUpdate, ids: Ids, numbers: Numbers) -> None:
+    def _fold_partial(self, engine: PartialUpdate, ids: Ids) -> None:
         table = self._table
         free = _NO_IDS if table.auto_increment is None else ids.peek(self._batch.count)
-        candidates = self._candidates._replace(rows=self._all_columns(numbers))
+        candidates = self._candidates._replace(rows=self._all_columns())
         self.fold, self.columns, used = engine.fold(candidates, free)
         ids.use(used)
         self._values, self._schema_id = table.codec.encode(self.columns), table.info.schema_id
 
-    def _all_columns(self, numbers: Numbers) -> pa.RecordBatch:
+    def _all_columns(self) -> pa.RecordBatch:
         """Every candidate as columns; one that is not there is NULL throughout."""
-        self._values, self._schema_id = self._batch.rows, self._batch.schema_id
+        numbers = np.arange(self._batch.count + self._old.count, dtype=np.int64)
         return self._table.codec.columns(self._located(numbers))
 
     def _located(self, candidates: Numbers) -> Located:
         """Take these candidates apart: each is sound and stands under its key."""
         table, batch = self._table, self._batch
-        rows, schema_ids = gather_rows(batch.rows, batch.schema_id, self._old, candidates)
-        located = table.codec.locate(rows, table.field_counts(schema_ids))
-        table.check_keys(located, self._keys_of(candidates))
+        rows, counts, keys = gather(
+            batch.rows, batch.schema_id, self._old, candidates, batch.keys, self._first,
+            table.field_counts,
+        )  # fmt: skip
+        located = table.codec.locate(rows, counts)
+        table.check_keys(located, keys)
         return located
-
-    def _keys_of(self, candidates: Numbers) -> Slices:
-        """The key of each candidate: its record's, or that of a record of its group."""
-        count = self._batch.count
-        record_of = np.empty(count + self._old.count, np.int64)
-        record_of[:count] = np.arange(count)
-        record_of[count + self._group] = np.arange(count)
-        return self._batch.keys.take(record_of[candidates])

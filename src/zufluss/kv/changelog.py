@@ -23,6 +23,30 @@ MAGIC = 0
 """Header version of changelog batches: what every client reads."""
 
 
+class Changes(NamedTuple):
+    """What one put changed, before it is a batch."""
+
+    encoder: ChangelogEncoder
+    """Makes it one."""
+    rows: pa.RecordBatch
+    """The rows."""
+    kinds: npt.NDArray[np.uint8]
+    """Their change types."""
+    writer_id: int
+    """Of the put."""
+    sequence: int
+    """Of the put."""
+
+    @property
+    def offsets(self) -> int:
+        """How many offsets it takes in the log."""
+        return max(len(self.kinds), 1)
+
+    def encode(self) -> ChangelogBatch:
+        """The batch: most of the work is compression, which needs no state."""
+        return self.encoder.encode(self.rows, self.kinds, self.writer_id, self.sequence)
+
+
 class ChangelogBatch(NamedTuple):
     """A batch that is ready to be appended."""
 

@@ -119,7 +119,8 @@ def padded(key: Any, value: Any) -> Any:
 @kernel(
     PAIR(
         ARENA, I64, I64, BYTES, POSITIONS, POSITIONS, BYTES, POSITIONS, POSITIONS, I64, I64, NUMBERS
-    )
+    ),
+    short=True,
 )
 def append(
     arena: Any,
@@ -288,7 +289,7 @@ def find(
     return unknown
 
 
-@kernel(I64(ARENA, POSITIONS, I64, BYTES, POSITIONS, POSITIONS, I64, NUMBERS, NUMBERS))
+@kernel(I64(ARENA, POSITIONS, I64, BYTES, POSITIONS, POSITIONS, I64, NUMBERS, NUMBERS), short=True)
 def look_up(
     arena: Any,
     root: Any,

@@ -22,7 +22,7 @@ from zufluss.errors import (
     ZuflussError,
 )
 from zufluss.kv.changelog import ChangelogEncoder
-from zufluss.kv.gather import prefix_zeros
+from zufluss.kv.gather import prefixed
 from zufluss.kv.merge.base import MergeEngine
 from zufluss.kv.merge.first_row import FirstRow
 from zufluss.kv.merge.last_row import LastRow
@@ -61,7 +61,8 @@ class KvTable:
         self._key_codec = RowCodec(Schema.of([self.schema.columns[i] for i in self.key_columns]))
         self.auto_increment = self._auto_increment_column()
         """Position of the column the server fills, None if there is none."""
-        self._field_counts = self._count_fields()
+        self.field_counts = self._count_fields()
+        """The number of fields by schema id."""
         self._engine = self._configured_engine()
         self._overwrite = self._last_row()
 
@@ -76,10 +77,6 @@ class KvTable:
                 f"{self.info.path} has no schema {schema_id}; it has 1 to {self.info.schema_id}"
             )
         return schema
-
-    def field_counts(self, schema_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
-        """The number of fields of rows with these schema ids, which are known ones."""
-        return self._field_counts[schema_ids]
 
     @cache  # noqa: B019  its schemas are few, and go with the table
     def codec_of(self, schema_id: int, row_format: RowFormat = "COMPACTED") -> RowCodec:
@@ -123,7 +120,7 @@ class KvTable:
 
     def _keys_as_rows(self, keys: Slices) -> Slices:
         """A compacted key is a compacted row of the key columns without its null bits."""
-        return prefix_zeros(keys, -(-len(self.key_columns) // 8))
+        return prefixed(keys, 0, -(-len(self.key_columns) // 8))
 
     def _recoded(self, rows: Slices, schema_id: int, old: RowFormat, new: RowFormat) -> Slices:
         there = np.flatnonzero(rows.starts != ABSENT)

@@ -1,12 +1,13 @@
 """One bucket of a primary-key table: what a put does, from its bytes to its changelog batch.
 
     records → parse, checksum → rows to field positions, keys and rows agree → idempotence
-            → old rows of all keys at once → the merge engine decides → changelog batch → new state
+            → old rows of all keys at once → the merge engine decides → new state → changelog batch
 
-`prepare` does all of this in the key-value worker thread, a batch at a time and in the order the
-batches came; the event loop then appends the changelog batch to the log, which is the write-ahead
-log, and acknowledges it when it is durable. State is written under the log offset of its batch and
-becomes visible with the high watermark, so nobody reads what might still be lost.
+`prepare` does all of this but the last in the key-value worker thread, a batch at a time and in the
+order the batches came. The changelog batch is encoded in a second thread, since compressing it
+takes as long as everything else; the event loop then appends it to the log, which is the
+write-ahead log, and acknowledges it when it is durable. State is written under the log offset of
+its batch and becomes visible with the high watermark, so nobody reads what might still be lost.
 
 A tablet is one step ahead of its log: it knows the offsets and the writers' sequences of batches
 that the loop has yet to append. That is sound because nobody else appends to this log, and because
@@ -27,9 +28,9 @@ import numpy as np
 import structlog
 
 from zufluss.errors import CorruptRecordError, ErrorCode, RecordTooLargeError, ZuflussError
-from zufluss.kv.change import Change
-from zufluss.kv.changelog import ChangelogBatch
-from zufluss.kv.gather import SCHEMA_ID_BYTES, prefix_rows
+from zufluss.kv.change import Change, Groups
+from zufluss.kv.changelog import Changes
+from zufluss.kv.gather import SCHEMA_ID_BYTES, longest, prefixed
 from zufluss.kv.memtable import group_keys, hash_keys
 from zufluss.kv.merge.base import DELETE, INSERT
 from zufluss.kv.merge.partial import Ids
@@ -50,10 +51,10 @@ COUNTS_MAX = 1024
 
 
 class Prepared(NamedTuple):
-    """What a put batch became."""
+    """What a put batch does; the state has it already."""
 
-    batch: ChangelogBatch | None
-    """To be appended; None for a batch that was appended before."""
+    changes: Changes | None
+    """To be encoded and appended; None for a batch that was appended before."""
     end_offset: int
     """Where the log ends after it; the put is acknowledged when that is durable."""
     now_ms: int
@@ -78,7 +79,7 @@ class KvTablet:
         """End offset of the batches that may not be durable yet, and the rows after each."""
         self._settled_rows = store.row_count
         self.unflushed_bytes = 0
-        """Bytes of changelog since the last flush began."""
+        """Bytes of changelog since the last flush began; whoever appends it adds to this."""
         self.on_flushed: Callable[[], None] = _nothing
         """Called in some thread when a flush has ended."""
         store.flush_wanted = self.flush
@@ -115,27 +116,28 @@ class KvTablet:
             batch = batch._replace(rows=table.to_compacted(batch.rows, batch.schema_id))
         self._check_sizes(batch)
         hashes = hash_keys(batch.keys)
-        group, first = group_keys(batch.keys, hashes)
-        keys, hashes = batch.keys.take(first), hashes[first]
+        groups = Groups(*group_keys(batch.keys, hashes))
+        keys, hashes = batch.keys.take(groups.first), hashes[groups.first]
         old = self.store.get(keys, hashes)
-        change = Change(table, batch, group, old, engine, self.ids)
-        changelog = table.changelog.encode(
-            change.columns, change.fold.kinds, batch.writer_id, batch.batch_sequence
-        )
-        self._apply(keys, hashes, change, changelog, now_ms)
-        return Prepared(changelog, self._next_offset, now_ms)
+        change = Change(table, batch, groups, old, engine, self.ids)
+        changes = Changes(
+            table.changelog, change.columns, change.fold.kinds, batch.writer_id,
+            batch.batch_sequence,
+        )  # fmt: skip
+        self._apply(keys, hashes, change, changes, now_ms)
+        return Prepared(changes, self._next_offset, now_ms)
 
     def _apply(
         self,
         keys: Slices,
         hashes: Positions,
         change: Change,
-        changelog: ChangelogBatch,
+        changes: Changes,
         now_ms: int,
     ) -> None:
         """Take over the outcome. A failure from here on is the end of the bucket."""
         base = self._next_offset
-        groups, values = change.changed()
+        groups, values, more_rows = change.changed()
         try:
             self.store.put(keys.take(groups), hashes[groups], values, base)
         except BaseException as e:
@@ -145,18 +147,16 @@ class KvTablet:
                 code=ErrorCode.KV_STORAGE_EXCEPTION,
             )
             raise
-        checked = changelog.checked
-        self._next_offset = base + checked.last_offset_delta + 1
+        self._next_offset = base + changes.offsets
         self._last_timestamp = now_ms
-        if checked.writer_id >= 0:
+        if changes.writer_id >= 0:
             self._writers.record(
-                checked.writer_id, checked.batch_sequence, base, self._next_offset, now_ms
+                changes.writer_id, changes.sequence, base, self._next_offset, now_ms
             )
-        self._count(change.more_rows, len(changelog.view))
+        self._count(more_rows)
 
-    def _count(self, more_rows: int, changelog_bytes: int) -> None:
+    def _count(self, more_rows: int) -> None:
         self._rows += more_rows
-        self.unflushed_bytes += changelog_bytes
         self._counts.append((self._next_offset, self._rows))
         if len(self._counts) > COUNTS_MAX:
             self._settle(self.store.horizon)
@@ -167,13 +167,10 @@ class KvTablet:
         )
 
     def _check_sizes(self, batch: KvBatch) -> None:
-        if not batch.count:
-            return
-        largest = int(np.max((batch.rows.ends - batch.rows.starts) * (batch.rows.starts != ABSENT)))
-        key = int(np.max(batch.keys.ends - batch.keys.starts))
-        if key + largest + SCHEMA_ID_BYTES > self._value_bytes_max:
+        size = longest(batch.keys) + longest(batch.rows) + SCHEMA_ID_BYTES
+        if size > self._value_bytes_max:
             raise RecordTooLargeError(
-                f"a key with its row takes {key + largest} bytes; at most {self._value_bytes_max} "
+                f"a key with its row takes {size} bytes; at most {self._value_bytes_max} "
                 "are allowed, see zufluss.kv.value.max-size"
             )
 
@@ -209,12 +206,13 @@ class KvTablet:
         last = np.empty(len(first), np.int64)
         last[group] = np.arange(len(group))
         keys, hashes = keys.take(last), hashes[last]
-        deleted = piece.kinds[last] == DELETE
-        rows = table.codec_of(piece.schema_id).encode(piece.rows)
-        values = prefix_rows(rows, np.where(deleted, np.int64(ABSENT), last), piece.schema_id)
+        rows = table.codec_of(piece.schema_id).encode(piece.rows).take(last)
+        rows.starts[piece.kinds[last] == DELETE] = ABSENT
+        values = prefixed(rows, piece.schema_id, SCHEMA_ID_BYTES)
         self.store.put(keys, hashes, values, piece.base_offset)
         inserted = np.count_nonzero(piece.kinds == INSERT)
-        self._count(int(inserted) - int(np.count_nonzero(piece.kinds == DELETE)), piece.size)
+        self._count(int(inserted) - int(np.count_nonzero(piece.kinds == DELETE)))
+        self.unflushed_bytes += piece.size
 
     # ------------------------------------------------------------------------------------- flush
 

@@ -137,7 +137,7 @@ def inside(start: Any, end: Any, size: Any) -> Any:
 # --- keys --------------------------------------------------------------------------------------
 
 
-@kernel(I64(BYTES, POSITIONS, POSITIONS, I64, NUMBERS))
+@kernel(I64(BYTES, POSITIONS, POSITIONS, I64, NUMBERS), short=True)
 def hash_all(data: Any, starts: Any, ends: Any, seed: Any, out: Any) -> Any:
     """Hash every key; return the first that lies outside the data, or how many there are."""
     n = min(starts.size, ends.size, out.size)
@@ -149,7 +149,8 @@ def hash_all(data: Any, starts: Any, ends: Any, seed: Any, out: Any) -> Any:
 
 
 @kernel(
-    I64(BYTES, POSITIONS, POSITIONS, POSITIONS, types.Array(types.int32, 1, "C"), NUMBERS, NUMBERS)
+    I64(BYTES, POSITIONS, POSITIONS, POSITIONS, types.Array(types.int32, 1, "C"), NUMBERS, NUMBERS),
+    short=True,
 )
 def group_all(
     data: Any, starts: Any, ends: Any, hashes: Any, table: Any, group: Any, first: Any

@@ -37,7 +37,7 @@ class ThreadWorker:
 
     def __init__(self, name: str, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._jobs: SimpleQueue[tuple[Job, Done] | None] = SimpleQueue()
+        self._jobs: SimpleQueue[tuple[Job, Done | None] | None] = SimpleQueue()
         self._outcomes: deque[tuple[Done, Any]] = deque()
         self._reported = False
         """The loop has been told of outcomes and has not looked yet."""
@@ -48,6 +48,10 @@ class ThreadWorker:
         """Run `job` in the thread, then `done` on the event loop."""
         self._jobs.put((job, done))
 
+    def run(self, job: Job) -> None:
+        """Run `job` in the thread; it raises nothing and sees to the rest itself."""
+        self._jobs.put((job, None))
+
     def stop(self) -> None:
         """Finish the jobs submitted so far and end the thread. Blocks; not for the loop thread."""
         self._jobs.put(None)
@@ -56,6 +60,9 @@ class ThreadWorker:
     def _run(self) -> None:
         while (item := self._jobs.get()) is not None:
             job, done = item
+            if done is None:
+                job()
+                continue
             try:
                 outcome = job()
             except Exception as e:
@@ -67,8 +74,12 @@ class ThreadWorker:
             del item, job, done, outcome
 
     def _report(self) -> None:
-        """On the loop: hand out what has gathered. Waking it for each would cost more than some."""
+        """On the loop: hand out what has gathered; waking it for each would cost more than some."""
         self._reported = False
-        while self._outcomes:
-            done, outcome = self._outcomes.popleft()
-            done(outcome)
+        try:
+            while self._outcomes:
+                done, outcome = self._outcomes.popleft()
+                done(outcome)
+        finally:
+            if self._outcomes:  # one of them raised, which the loop logs; the others go on
+                self._loop.call_soon(self._report)

@@ -1,4 +1,4 @@
-"""The key-value side of a tablet server: one worker thread, one budget of memory, all tablets.
+"""The key-value side of a tablet server: a worker thread, one budget of memory, all tablets.
 
 Everything that prepares or changes key-value state runs in the worker, one job at a time, so state
 needs no locks; the event loop reads beside it (`KvStore.lookup`) and owns the logs. Worker, memory
@@ -74,6 +74,7 @@ class KvHost:
         self._loop = loop
         self._memory: KvMemory | None = None
         self._worker: ThreadWorker | None = None
+        self._encoder: ThreadWorker | None = None
         self._tablets: dict[KvTablet, Replica] = {}
 
     @property
@@ -82,6 +83,13 @@ class KvHost:
         if self._worker is None:
             self._worker = ThreadWorker("zufluss-kv", self._loop)
         return self._worker
+
+    @property
+    def encoder(self) -> ThreadWorker:
+        """The thread that changelog batches are encoded in, after the worker and in its order."""
+        if self._encoder is None:
+            self._encoder = ThreadWorker("zufluss-changelog", self._loop)
+        return self._encoder
 
     async def call(self, job: Callable[[], T]) -> T:
         """Have something done in the worker, after everything submitted before."""
@@ -198,6 +206,8 @@ class KvHost:
                 log.error("kv_close_failed", tablet=repr(tablet.store), error=str(e))
         self._tablets = {}
         await self._loop.run_in_executor(None, self._worker.stop)
+        if self._encoder is not None:
+            await self._loop.run_in_executor(None, self._encoder.stop)
         if self._memory is not None:
             await self._loop.run_in_executor(None, self._memory.close)
 

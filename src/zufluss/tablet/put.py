@@ -2,7 +2,8 @@
 
     frame in the receive buffer
       → scan the fields by hand, copy the records of each bucket
-      → key-value worker: check, merge, changelog batch, new state      (kv.tablet.prepare)
+      → key-value worker: check, merge, new state                       (kv.tablet.prepare)
+      → encoder: the changelog batch, compressed                        (kv.changelog)
       → append the changelog batch to the log, in the order of the worker  (log.append)
       → acknowledge when it is durable                                   (replica.advance)
 
@@ -20,7 +21,7 @@ import asyncio
 import struct
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import structlog
@@ -33,6 +34,7 @@ from zufluss.errors import (
     LogStorageError,
     ZuflussError,
 )
+from zufluss.kv.changelog import ChangelogBatch
 from zufluss.kv.tablet import KvTablet, Prepared
 from zufluss.model.table import TableBucket
 from zufluss.record.kvbatch import build_kv_batch
@@ -58,6 +60,17 @@ BACKPRESSURE_VERSION = 2
 
 _COUNT_AT = 24
 _COUNT = struct.Struct("<i")
+
+
+class Encoded(NamedTuple):
+    """A put batch that is ready to be appended."""
+
+    batch: ChangelogBatch | None
+    """None if it was appended before."""
+    end_offset: int
+    """Where the log ends after it."""
+    now_ms: int
+    """The time it was prepared at."""
 
 
 class PendingPut(PendingProduce):
@@ -202,18 +215,26 @@ class Putter:
         mode: int,
     ) -> None:
         """Hand one batch to the worker; its outcome comes back to `_prepared`."""
-        tablet = replica.tablet
+        tablet, encoder = replica.tablet, self.server.kv.encoder
         size = len(records)
         promised = 0 if tablet.table.auto_increment is None else _record_count(records)
         self._queued_bytes += size
         now_ms = self.server.clock_ms()
 
-        def done(outcome: Prepared | Exception) -> None:
+        def work() -> None:
+            try:
+                prepared = tablet.prepare(records, targets, mode, now_ms)
+            except Exception as e:
+                encoder.submit(partial(_raise, e), done)
+            else:
+                encoder.submit(partial(_encode, prepared), done)
+
+        def done(outcome: Encoded | Exception) -> None:
             self._queued_bytes -= size
             tablet.ids.promised -= promised
             self._prepared(entry, replica, acks, outcome)
 
-        self.server.kv.worker.submit(lambda: tablet.prepare(records, targets, mode, now_ms), done)
+        self.server.kv.worker.run(work)
 
     async def _submit_with_ids(
         self, entry: PutEntry | Insert, replica: Replica, scan: PutScan, records: Bytes
@@ -257,7 +278,7 @@ class Putter:
         await insert.outcome
 
     def _prepared(
-        self, entry: PutEntry | Insert, replica: Replica, acks: int, outcome: Prepared | Exception
+        self, entry: PutEntry | Insert, replica: Replica, acks: int, outcome: Encoded | Exception
     ) -> None:
         """Append what the worker made, and acknowledge it in time."""
         bucket = replica.bucket
@@ -274,7 +295,7 @@ class Putter:
         if replica.tablet.flush_due(self._flush_bytes):
             self.server.kv.worker.submit(replica.tablet.flush, partial(_flush_begun, replica))
 
-    def _append(self, replica: Replica, outcome: Prepared | Exception) -> int:
+    def _append(self, replica: Replica, outcome: Encoded | Exception) -> int:
         if isinstance(outcome, ZuflussError):
             raise outcome
         if isinstance(outcome, Exception):
@@ -287,6 +308,7 @@ class Putter:
         if outcome.batch is None:
             return outcome.end_offset
         view, checked = outcome.batch
+        replica.tablet.unflushed_bytes += len(view)
         try:
             appended = replica.log.append(view, (checked,), outcome.now_ms)
         except ZuflussError as e:
@@ -309,6 +331,15 @@ class Putter:
         """Have one entry answered with an error."""
         log.info("put_refused", table_id=table_id, bucket=bucket, error=str(error))
         entry.failed(error)
+
+
+def _encode(prepared: Prepared) -> Encoded:
+    batch = None if prepared.changes is None else prepared.changes.encode()
+    return Encoded(batch, prepared.end_offset, prepared.now_ms)
+
+
+def _raise(error: Exception) -> None:
+    raise error
 
 
 def _bucket_key(replica: Replica) -> BucketKey:

@@ -56,6 +56,8 @@ class MergeEngine(Protocol):
 
     needs_rows: bool
     """`Candidates.rows` must be there."""
+    logs_every_row: bool
+    """Every new row gets into the changelog, so that whoever reads that has seen them all."""
 
     def fold(self, candidates: Candidates) -> Fold:
         """Decide about a batch of whole rows and deletes."""

@@ -21,6 +21,7 @@ class FirstRow:
     """The engine of `table.merge-engine = first_row`."""
 
     needs_rows = False
+    logs_every_row = False
 
     def fold(self, candidates: Candidates) -> Fold:
         """Decide about a batch."""
@@ -30,7 +31,7 @@ class FirstRow:
         return out.folded(changes, candidates.old, current)
 
 
-@kernel(types.int64(_GROUPS, _NUMBERS, _OUT, _KINDS, _OUT), boundscheck=True)
+@kernel(types.int64(_GROUPS, _NUMBERS, _OUT, _KINDS, _OUT), boundscheck=True, short=True)
 def _fold(group: Any, new: Any, current: Any, kinds: Any, rows: Any) -> Any:
     count = 0
     for i in range(len(new)):

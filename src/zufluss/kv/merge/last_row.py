@@ -37,6 +37,7 @@ class LastRow:
     """The engine of tables without a merge engine."""
 
     needs_rows = False
+    logs_every_row = True
 
     def __init__(self, *, before_images: bool, ignore_deletes: bool) -> None:
         self._before_images = before_images
@@ -61,6 +62,7 @@ class LastRow:
 @kernel(
     types.int64(_GROUPS, _NUMBERS, types.boolean, types.boolean, _OUT, _KINDS, _OUT),
     boundscheck=True,
+    short=True,
 )
 def _fold(
     group: Any,

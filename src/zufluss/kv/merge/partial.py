@@ -184,7 +184,9 @@ def _emit(kind: Any, state: Any, kinds: Any, sources: Any, count: Any) -> Any:
 
 
 @kernel(
-    _PAIR(_GROUPS, _NUMBERS, _BARE, _NUMBERS, _BARE, _STATE, _KINDS, _STATE, _OUT), boundscheck=True
+    _PAIR(_GROUPS, _NUMBERS, _BARE, _NUMBERS, _BARE, _STATE, _KINDS, _STATE, _OUT),
+    boundscheck=True,
+    short=True,
 )
 def _fold(
     group: Any,

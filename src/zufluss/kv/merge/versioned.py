@@ -38,6 +38,7 @@ class Versioned:
     """The engine of `table.merge-engine = versioned`."""
 
     needs_rows = True
+    logs_every_row = False
 
     def __init__(self, version_column: str, *, before_images: bool) -> None:
         self._column = version_column
@@ -68,7 +69,9 @@ def _numbers(versions: pa.Array) -> Numbers:
 
 
 @kernel(
-    types.int64(_GROUPS, _NUMBERS, _NUMBERS, types.boolean, _OUT, _KINDS, _OUT), boundscheck=True
+    types.int64(_GROUPS, _NUMBERS, _NUMBERS, types.boolean, _OUT, _KINDS, _OUT),
+    boundscheck=True,
+    short=True,
 )
 def _fold(
     group: Any, new: Any, version: Any, before_images: Any, current: Any, kinds: Any, rows: Any

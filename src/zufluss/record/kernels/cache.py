@@ -103,16 +103,22 @@ def cache_directory() -> Path:
     return directory
 
 
-def kernel(*signatures: Any, boundscheck: bool = False, inline: bool = False) -> Callable[[F], F]:
+def kernel(
+    *signatures: Any, boundscheck: bool = False, inline: bool = False, short: bool = False
+) -> Callable[[F], F]:
     """Compile a function for `signatures` now, from the cache if it can; it runs without the GIL.
 
     Without signatures the function is a part of other kernels and compiled with them. A kernel that
     does not compare positions itself is compiled with `boundscheck`. A part that runs once per
-    value is compiled into its caller with `inline`: the call would cost more than the work.
+    value is compiled into its caller with `inline`: the call would cost more than the work. A
+    kernel that is done in some microseconds is `short` and keeps the GIL: with threads around, to
+    get it back takes longer than that.
     """
     import numba
 
-    options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "boundscheck": boundscheck}
+    options: dict[str, Any] = {
+        "nogil": not short, "error_model": "numpy", "boundscheck": boundscheck,
+    }  # fmt: skip
     if inline:
         options["forceinline"] = True
 

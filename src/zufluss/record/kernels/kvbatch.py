@@ -41,7 +41,7 @@ _OUT = types.Array(types.uint8, 1, "C")
 _RESULT = types.UniTuple(types.int64, 3)
 
 
-@kernel(_RESULT(BYTES, types.int64, types.int64, _TABLE))
+@kernel(_RESULT(BYTES, types.int64, types.int64, _TABLE), short=True)
 def read_records(data: Any, pos: Any, end: Any, table: Any) -> Any:
     """Find keys (lines 0, 1) and rows (lines 2, 3; −1 = delete) of as many records as columns.
 

@@ -33,7 +33,7 @@ _IN = types.Array(types.int64, 1, "C", readonly=True)
 _BYTES_OUT = types.Array(types.uint8, 1, "C")
 
 
-@kernel(_RESULT(BYTES, types.int64, types.int64, _OUT, _OUT))
+@kernel(_RESULT(BYTES, types.int64, types.int64, _OUT, _OUT), short=True)
 def scan_lookup(buf: Any, start: Any, end: Any, starts: Any, ends: Any) -> Any:
     """Number of keys (−1: not usual), table id, partition id (−1: none), bucket id.
 
@@ -89,7 +89,7 @@ def _put_varint(out: Any, at: Any, value: Any) -> Any:
     return at + 1
 
 
-@kernel(types.int64(BYTES, _IN, _IN, types.int64, types.int64, types.int64, _BYTES_OUT))
+@kernel(types.int64(BYTES, _IN, _IN, types.int64, types.int64, types.int64, _BYTES_OUT), short=True)
 def write_values(
     data: Any, starts: Any, ends: Any, partition: Any, bucket: Any, at: Any, out: Any
 ) -> Any:

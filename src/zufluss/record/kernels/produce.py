@@ -50,7 +50,7 @@ def _field(buf: Any, pos: Any, end: Any, tag: Any, longest: Any) -> Any:
     return _varint(buf, pos + 1, end, longest)
 
 
-@kernel(_RESULT(BYTES, types.int64, types.int64, types.int64, _PROGRAM))
+@kernel(_RESULT(BYTES, types.int64, types.int64, types.int64, _PROGRAM), short=True)
 def check_produce(buf: Any, start: Any, end: Any, table_id: Any, program: Any) -> Any:
     """Take one usual request apart and check its batch; see the module for what comes back."""
     none = np.int64(-1)

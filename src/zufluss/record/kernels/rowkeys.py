@@ -107,7 +107,7 @@ def _same_field(rows: Any, first: Any, last: Any, line: Any, keys: Any, pos: Any
     return pos
 
 
-@kernel(types.int64(BYTES, _I64, _I64, BYTES, _I64, _I64, _I32, _LINES, _I64, _PLACES))
+@kernel(types.int64(BYTES, _I64, _I64, BYTES, _I64, _I64, _I32, _LINES, _I64, _PLACES), short=True)
 def match_keys(
     keys: Any,
     key_starts: Any,

@@ -438,7 +438,7 @@ def locate(
     return zero, zero, zero, zero
 
 
-@kernel(types.void(BYTES, BYTES, types.int64, types.int64, _OUT, types.int64))
+@kernel(types.void(BYTES, BYTES, types.int64, types.int64, _OUT, types.int64), short=True)
 def gather(data: Any, cells: Any, slot: Any, count: Any, out: Any, body: Any) -> Any:
     """Copy placed values behind their Arrow offsets: int32 offsets at 0, bytes from `body` on."""
     column, of, to = address_of(cells) + 8 * count * slot, address_of(data), address_of(out)
