@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from zufluss.kv.memory import KvMemory
-from zufluss.kv.store import KvStore, hash_keys
+from zufluss.kv.store import KvStore, LookupPlaces, hash_keys
 from zufluss.log.files import Files
 from zufluss.record.slices import Slices
+from zufluss.wire import messages as m
 
 SEGMENT = 16 * 1024
 
@@ -32,5 +35,12 @@ def get(store: KvStore, keys: Sequence[bytes]) -> list[bytes | None]:
 
 
 def look_up(store: KvStore, keys: Sequence[bytes], horizon: int) -> list[bytes | None] | None:
-    found = store.lookup(Slices.of(keys), horizon)
-    return None if found is None else found.tolist()
+    """What the event loop answers; None if it has to ask the worker."""
+    names = Slices.of(keys)
+    places, out = LookupPlaces.of(len(keys)), np.empty(1 << 20, np.uint8)
+    places.starts[:], places.ends[:] = names.starts, names.ends
+    size = store.answer(names.data, places, len(keys), horizon, -1, 0, out)
+    if size < 0:
+        return None
+    (entry,) = m.LookupResponse.FromString(out[:size].tobytes()).buckets_resp
+    return [v.values if v.HasField("values") else None for v in entry.values]

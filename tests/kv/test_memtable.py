@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.kv.kv_samples import SEGMENT, put, small_memory
+from tests.kv.kv_samples import SEGMENT, look_up, put, small_memory
 from zufluss.errors import ConfigError
 from zufluss.kv import words
 from zufluss.kv.arena import BLOCK_BYTES_MIN, Arena
@@ -92,7 +92,6 @@ def test_keys_outside_their_data_are_refused(start: int, end: int) -> None:
         lambda: hash_keys(bad),
         lambda: group_keys(bad, good),
         lambda: memtable.find(bad, good, 0),
-        lambda: memtable.look_up(bad, 0),
         lambda: memtable.put(bad, good, bad, 0, 0),
     ):
         with pytest.raises(ValueError, match="leaves its"):
@@ -161,7 +160,7 @@ def test_updates_in_place_of_growth_are_cleaned_away() -> None:
         memtable.clean_some(written, offset, 0)
     assert memtable.bytes < 60 * SEGMENT
     assert memtable.find(names, hashes, 400)[0].tolist() == values.tolist()
-    assert memtable.look_up(names, 399)[0].item(3) == b"398-3" + b"v" * 80
+    assert memtable.find(names, hash_keys(names), 399)[0].item(3) == b"398-3" + b"v" * 80
 
 
 def test_a_reader_beside_the_writer_sees_whole_values_only(tmp_path: Path) -> None:
@@ -189,8 +188,7 @@ def test_a_reader_beside_the_writer_sees_whole_values_only(tmp_path: Path) -> No
         while not stop.is_set() and not wrong:
             names = chosen.sample(keys, 20)
             horizon = store.horizon = committed
-            found = store.lookup(Slices.of(names), horizon)
-            values = found.tolist() if found is not None else []
+            values = look_up(store, names, horizon) or []
             for name, value in zip(names, values, strict=False):
                 if value is None and horizon >= 1500:
                     wrong.append((name, "missing"))

@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tests.kv.kv_samples import open_store, small_memory
+from tests.kv.kv_samples import look_up, open_store, small_memory
 from tests.kv.model import Change, DeletesDisabledError, Model, Put, Rules, fold
 from tests.log.support import open_log
 from tests.wire.kv import Codec, kv_batch, records_of
@@ -232,12 +232,13 @@ class TabletMachine(RuleBasedStateMachine):
 
     def rows_at(self, horizon: int) -> dict[tuple[Any, ...], tuple[Any, ...]]:
         """Every key's row below a horizon, by lookup as the server does it."""
-        keys, store = Slices.of(list(KEY_BYTES.values())), self.tablet.store
+        names, store = list(KEY_BYTES.values()), self.tablet.store
+        keys = Slices.of(names)
         if horizon == NEWEST:
-            found = store.get(keys, hash_keys(keys))
+            found = store.get(keys, hash_keys(keys)).tolist()
         else:
-            found = store.lookup(keys, horizon) or store.get_at(keys, horizon)
-        rows = zip(KEY_BYTES, found.tolist(), strict=True)
+            found = look_up(store, names, horizon) or store.get_at(keys, horizon).tolist()
+        rows = zip(KEY_BYTES, found, strict=True)
         return {key: row for key, v in rows if (row := CODEC.value(v or b"")) is not None}
 
     @invariant()

@@ -20,7 +20,7 @@ from zufluss.cli.times import Position, parse_position
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from zufluss.client.sync import LogScan, Table
+    from zufluss.client.sync import LogScan, LogScanner, Table
     from zufluss.model.table import TablePath
 
 PRINT_ROWS: Final = 1000
@@ -120,17 +120,25 @@ def chosen_columns(table: Table, columns: str | None) -> list[str]:
 
 
 def print_scan(batches: LogScan, output: Output) -> None:
-    """Print what a scan hands out, as it comes.
-
-    It is polled, because a Ctrl-C that comes just before a thread begins to wait is only noticed
-    when it wakes up.
-    """
+    """Print what a scan hands out, as it comes."""
     show = row_printer(output, batches.schema.names)
     with until_told_to_stop(), batches.open() as scanner:
-        while not scanner.finished:
-            batch = scanner.poll(POLL_MS)
-            if batch is not None:
-                show(batch)
+        for batch in _polled(scanner):
+            show(batch)
+
+
+def _polled(scanner: LogScanner) -> Iterator[pa.RecordBatch]:
+    """What a scanner hands out, in short waits.
+
+    A Ctrl-C that comes just before a thread begins to wait is only noticed when it wakes up.
+    """
+    while True:
+        batch = scanner.poll(POLL_MS)
+        if batch is not None:
+            yield batch
+        elif scanner.finished:
+            yield from scanner  # nothing, unless something came or failed in between
+            return
 
 
 def row_printer(output: Output, columns: Sequence[str]) -> Callable[[pa.RecordBatch], None]:

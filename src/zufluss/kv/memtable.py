@@ -10,7 +10,7 @@ than half of the memory, each put cleans a piece of the oldest segment in propor
 wrote: what is still seen is appended again, then the segment is retired. The owner decides when no
 reader can hold a position in it any more and gives it back (`on_retired`).
 
-One thread writes and cleans; `find` and `look_up` may run beside it in another.
+One thread writes and cleans; `find` and `answer.answer_lookup` may run beside it in another.
 """
 
 from __future__ import annotations
@@ -128,19 +128,6 @@ class Memtable:
         if unknown < 0:
             raise ValueError(f"a key leaves its {len(keys.data)} bytes, or is absent")
         return Slices(self.arena.data, starts, ends), unknown
-
-    def look_up(self, keys: Slices, horizon: int) -> tuple[Slices, int]:
-        """`find` for few keys without their hashes."""
-        data, starts, ends = keys
-        count = len(starts)
-        begins, behinds = np.empty(count, np.int64), np.empty(count, np.int64)
-        arena = self.arena.data
-        unknown = kernels.look_up(
-            arena, self.root, SEED, data, starts, ends, horizon, begins, behinds
-        )
-        if unknown < 0:
-            raise ValueError(f"a key leaves its {len(data)} bytes, or is absent")
-        return Slices(arena, begins, behinds), unknown
 
     # ----------------------------------------------------------------------------------- writing
 

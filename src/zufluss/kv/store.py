@@ -12,7 +12,7 @@ everything that was acknowledged. What holds at any time:
 Nothing here is a log: after a crash the state is what the last flush recorded, and the owner
 replays the changelog from `flushed_offset`.
 
-One thread, the key-value worker, owns a store. The event loop sets `horizon` and calls `lookup`,
+One thread, the key-value worker, owns a store. The event loop sets `horizon` and calls `answer`,
 which never waits: what is not in memory is answered by the worker (`get_at`).
 """
 
@@ -21,19 +21,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import structlog
 
+from zufluss.kv.answer import answer_lookup
 from zufluss.kv.flush import STATE_FILE, TABLE_FILE, Done, KvState, View, copied, read_state
 from zufluss.kv.kernels import NEWEST, UNKNOWN
 from zufluss.kv.memory import KvMemory
-from zufluss.kv.memtable import Block, Memtable, group_keys, hash_keys
+from zufluss.kv.memtable import SEED, Block, Memtable, group_keys, hash_keys
 from zufluss.kv.order import KeyOrder, successor
 from zufluss.kv.rocks import ColdTier
 from zufluss.log.files import Files
-from zufluss.record.slices import ABSENT, Positions, Slices
+from zufluss.record.slices import ABSENT, Bytes, Positions, Slices
 
 __all__ = ["KvStore", "group_keys", "hash_keys"]
 
@@ -47,6 +48,20 @@ PREFIX_ROWS_MAX = 1 << 20
 
 SCAN_ROWS = 4096
 """Keys that a scan looks at in one step."""
+
+
+class LookupPlaces(NamedTuple):
+    """Where the keys of lookups lie in their requests, and room for where their values lie."""
+
+    starts: Positions
+    ends: Positions
+    begins: Positions
+    behinds: Positions
+
+    @classmethod
+    def of(cls, count: int) -> LookupPlaces:
+        """Places for so many keys."""
+        return cls(*(np.empty(count, np.int64) for _ in range(4)))
 
 
 class KvStore:
@@ -111,17 +126,26 @@ class KvStore:
 
     # ------------------------------------------------------------------------- on the event loop
 
-    def lookup(self, keys: Slices, horizon: int) -> Slices | None:
-        """Values below the horizon, lying in the arena until the call that asked is over.
+    def answer(
+        self,
+        buf: Bytes,
+        places: LookupPlaces,
+        count: int,
+        horizon: int,
+        partition: int,
+        bucket: int,
+        out: Bytes,
+    ) -> int:
+        """Write the answer to a lookup of the first `count` places; its size.
 
-        None if the cold tier has to be asked: `get_at`, by the worker.
+        Negative if it does not fit or the cold tier has to be asked.
         """
-        found, unknown = self._memtable.look_up(keys, horizon)
-        if unknown:
-            if not self.resident:
-                return None
-            np.maximum(found.starts, ABSENT, out=found.starts)
-        return found
+        memtable = self._memtable
+        size: int = answer_lookup(
+            memtable.arena.data, memtable.root, SEED, buf, places.starts, places.ends, count,
+            horizon, self.resident, partition, bucket, places.begins, places.behinds, out,
+        )  # fmt: skip
+        return size
 
     # ---------------------------------------------------------------------------- by the worker
 

@@ -1,7 +1,7 @@
 """The key-value side of a tablet server: a worker thread, one budget of memory, all tablets.
 
 Everything that prepares or changes key-value state runs in the worker, one job at a time, so state
-needs no locks; the event loop reads beside it (`KvStore.lookup`) and owns the logs. Worker, memory
+needs no locks; the event loop reads beside it (`KvStore.answer`) and owns the logs. Worker, memory
 and flush process come into being with the first bucket of a primary-key table.
 
 A bucket's state lies beside its log: `<data dir>/<database>/<table>-<id>[/…]/kv-<bucket>`.

@@ -1,7 +1,7 @@
 """LOOKUP, PREFIX_LOOKUP and LIMIT_SCAN of primary-key tables.
 
 A lookup whose keys are in memory is answered on the event loop where it stands: one kernel takes
-the request apart, one finds the values, one writes the answer. What is not in memory, prefixes and
+the request apart, one finds the values and writes the answer. What is not in memory, prefixes and
 scans are worked out by the key-value worker, in order with the puts.
 
 Readers see what lies below the high watermark: never a row that a crash could take back, always
@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from zufluss.errors import RecordTooLargeError, ZuflussError
+from zufluss.kv.store import LookupPlaces
 from zufluss.net.services import RequestContext
-from zufluss.record.kernels.lookup import scan_lookup, write_values
+from zufluss.record.kernels.lookup import scan_lookup
 from zufluss.record.kvbatch import build_value_batch
 from zufluss.record.slices import Slices
 from zufluss.wire import messages as m
@@ -40,7 +41,7 @@ class Lookups:
 
     def __init__(self, server: TabletServer) -> None:
         self.server = server
-        self._starts, self._ends = np.empty(KEYS_MAX, np.int64), np.empty(KEYS_MAX, np.int64)
+        self._places = LookupPlaces.of(KEYS_MAX)
         self._out = np.empty(ANSWER_BYTES, np.uint8)
 
     def handle(
@@ -54,22 +55,23 @@ class Lookups:
         end: int,
     ) -> None:
         """Answer one LOOKUP."""
-        starts, ends = self._starts, self._ends
-        count, table_id, partition, bucket = scan_lookup(array, start, end, starts, ends)
+        places = self._places
+        count, table_id, partition, bucket = scan_lookup(
+            array, start, end, places.starts, places.ends
+        )
         if count >= 0:
             table = self.server.tables.get(table_id)
             key = (None if partition < 0 else partition, bucket)
             replica = None if table is None else table.replicas.get(key)
             if replica is not None and replica.kv is not None and not replica.kv.table.indexed:
-                values = replica.kv.store.lookup(
-                    Slices(array, starts[:count], ends[:count]), replica.log.high_watermark
+                horizon, out = replica.log.high_watermark, self._out
+                size = replica.kv.store.answer(
+                    array, places, count, horizon, partition, bucket, out
                 )
-                if values is not None:
-                    size = write_values(*values, partition, bucket, 0, self._out)
-                    if size >= 0:
-                        connection.respond_small(request_id, self._out[:size].tobytes())
-                        connection.done()
-                        return
+                if size >= 0:
+                    connection.respond_small(request_id, out[:size].tobytes())
+                    connection.done()
+                    return
         request = decode(m.LookupRequest, view[start:end])
         self.server.spawn(self._answer(connection, request_id, request))
 

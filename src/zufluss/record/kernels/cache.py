@@ -32,6 +32,7 @@ MODULES_OUTSIDE = (
     "zufluss.kv.kernels",
     "zufluss.kv.sorting",
     "zufluss.kv.words",
+    "zufluss.kv.answer",
     "zufluss.kv.gather",
     "zufluss.kv.merge.base",
     "zufluss.kv.merge.last_row",
