@@ -41,7 +41,7 @@ check: $(READY) ## lint, types, import direction, generated files current
 test: kernels ## all tests, with a sample of each fault count
 	$(BIN)/pytest -n 2 --dist worksteal
 
-demo: kernels ## a server, a table, a million rows in and out again
+demo: kernels ## a server, a log table and a table of orders, rows in and out again
 	$(BIN)/python examples/demo.py
 
 bench: kernels ## measured ratios to the machine's own limits and to pyfluss

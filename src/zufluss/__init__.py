@@ -6,7 +6,7 @@
         print(connection.admin.list_databases())
 
 `connect` is the entry for synchronous code, `connect_async` for asyncio, `col` starts a filter
-expression. Importing the package imports nothing heavy: each name is loaded on first use.
+expression, `Schema` describes a table that a column list cannot (auto-increment columns). Importing the package imports nothing heavy: each name is loaded on first use.
 """
 
 from __future__ import annotations
@@ -18,15 +18,17 @@ if TYPE_CHECKING:
     from zufluss.client import connect as connect
     from zufluss.client import connect_async as connect_async
     from zufluss.model.predicate import col as col
+    from zufluss.model.schema import Schema as Schema
 
 __version__ = "0.1.0"
 
-__all__ = ["__version__", "col", "connect", "connect_async"]
+__all__ = ["Schema", "__version__", "col", "connect", "connect_async"]
 
 _LAZY = {
     "connect": "zufluss.client",
     "connect_async": "zufluss.client",
     "col": "zufluss.model.predicate",
+    "Schema": "zufluss.model.schema",
 }
 
 

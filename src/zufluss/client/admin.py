@@ -208,15 +208,19 @@ class AsyncAdmin:
         *,
         set: Mapping[str, str] | None = None,
         reset: Iterable[str] = (),
-        add_columns: Sequence[Column] = (),
+        add_columns: Sequence[Column] | str = (),
         ignore_if_not_exists: bool = False,
     ) -> None:
-        """Set properties, set some back to their default, or add nullable columns at the end."""
+        """Set properties, set some back to their default, or add nullable columns at the end.
+
+        `add_columns` are columns, or a column list such as `"note STRING, weight DOUBLE"`.
+        """
+        added = Schema.of(add_columns).columns if isinstance(add_columns, str) else add_columns
         request = m.AlterTableRequest(
             table_path=table_path(as_path(path)),
             ignore_if_not_exists=ignore_if_not_exists,
             config_changes=_config_changes(set, reset),
-            add_columns=[_add_column(column) for column in add_columns],
+            add_columns=[_add_column(column) for column in added],
         )
         await self._change(ApiKey.ALTER_TABLE, request)
 

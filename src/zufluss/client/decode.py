@@ -52,7 +52,7 @@ _METADATA_FIELDS: Final = (
 CHANGE_TYPE: Final = "_change_type"
 LOG_OFFSET: Final = "_log_offset"
 COMMIT_TIMESTAMP: Final = "_commit_timestamp"
-CHANGE_TYPES: Final = pa.array(["+A", "+I", "-U", "+U", "-D"])
+CHANGE_TYPES: Final = ("+A", "+I", "-U", "+U", "-D")
 """The texts of change types by their number."""
 _CHANGELOG_FIELDS: Final = (
     pa.field(CHANGE_TYPE, pa.dictionary(pa.int8(), pa.string()), nullable=False),
@@ -242,7 +242,7 @@ def _about(
     kinds = np.zeros(count, np.int8) if changes is None else changes.astype(np.int8)
     if count and kinds.max() >= len(CHANGE_TYPES):
         raise CorruptRecordError(f"change type {kinds.max()} is unknown, 0 to 4 are allowed")
-    return pa.DictionaryArray.from_arrays(kinds, CHANGE_TYPES)
+    return pa.DictionaryArray.from_arrays(kinds, pa.array(CHANGE_TYPES))
 
 
 def _single(table: pa.Table) -> pa.RecordBatch:

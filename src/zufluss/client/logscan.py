@@ -276,7 +276,8 @@ class AsyncLogScanner:
         """A bounded scan has handed out everything."""
         if self._closed or self._left == 0:
             return True
-        return not self._parts and not self._fetcher.ready and self._fetcher.done
+        fetcher = self._fetcher
+        return not self._parts and not fetcher.ready and fetcher.done and not fetcher.failure
 
     def positions(self) -> dict[TableBucket, int]:
         """The offset after what was handed out, by bucket: a `start` to go on from."""

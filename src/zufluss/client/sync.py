@@ -48,6 +48,10 @@ R = TypeVar("R")
 W = TypeVar("W", AsyncAppendWriter, AsyncUpsertWriter)
 
 
+INTERRUPT_SECONDS = 0.5
+"""How long a caller may wait without listening for an interrupt."""
+
+
 class LoopThread:
     """An event loop in a thread of its own."""
 
@@ -62,13 +66,21 @@ class LoopThread:
         self._loop.close()
 
     def run(self, work: Coroutine[Any, Any, R]) -> R:
-        """Run a coroutine on the loop and wait for its result; an interrupt cancels it."""
+        """Run a coroutine on the loop and wait for its result; an interrupt cancels it.
+
+        It waits in steps: an interrupt that arrives just before a wait without end is heard after.
+        """
         if not self._thread.is_alive() or threading.current_thread() is self._thread:
             work.close()
             raise NetworkError("the connection is closed, or used from its own event loop")
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
-            return future.result()
+            while True:
+                try:
+                    return future.result(INTERRUPT_SECONDS)
+                except TimeoutError:
+                    if future.done():  # the timeout is its own, or it was just in time
+                        return future.result()
         except BaseException:
             future.cancel()
             raise

@@ -49,6 +49,8 @@ class Piece(NamedTuple):
 
 def pieces(table: KvTable, changelog: Log, offset: int) -> Iterator[Piece]:
     """The changes from `offset` to the end of the log, which nobody writes to meanwhile."""
+    if offset == changelog.log_end_offset:
+        return
     with ThreadPoolExecutor(1, thread_name_prefix="zufluss-replay") as ahead:
         source = _pieces(table, changelog, offset)
         following = ahead.submit(next, source, None)

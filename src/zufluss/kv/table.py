@@ -132,6 +132,11 @@ class KvTable:
 
     def engine(self, targets: Sequence[int], mode: int) -> MergeEngine | PartialUpdate:
         """What decides about a batch that writes these columns; `InvalidTargetColumnError`."""
+        if merge_engine(self.info.descriptor.properties) == "aggregation" and mode != OVERWRITE:
+            raise InvalidTableError(
+                f"{self.info.path} has the merge engine aggregation, which this server does not "
+                "have yet; it takes no rows"
+            )
         if targets or self.auto_increment is not None:
             return self._partial(tuple(targets), mode)
         if mode == OVERWRITE:
