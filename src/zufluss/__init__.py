@@ -6,7 +6,8 @@
         print(connection.admin.list_databases())
 
 `connect` is the entry for synchronous code, `connect_async` for asyncio, `col` starts a filter
-expression, `Schema` describes a table that a column list cannot (auto-increment columns). Importing the package imports nothing heavy: each name is loaded on first use.
+expression, `Schema` describes what a column list cannot (auto-increment columns). Importing the
+package imports nothing heavy: each name is loaded on first use.
 """
 
 from __future__ import annotations
