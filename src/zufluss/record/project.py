@@ -9,7 +9,17 @@ batches pass unchanged.
 Columns are indexes into the latest schema. A batch of an older schema is matched by column id, and
 a column that it lacks becomes a column of nulls.
 
-The metadata is a template (`template.py`): only numbers differ between the batches of a table.
+The metadata is a template, since only numbers differ between the batches of a table. Positions
+are from the metadata's start; the marker and the metadata length stand before it.
+
+| at     | content                                   | at              | content               |
+|--------|-------------------------------------------|-----------------|-----------------------|
+| 0      | root offset → 16                          | 56              | RecordBatch table     |
+| 4      | vtable of Message                         | 64              | record count, i64     |
+| 16     | Message table                             | 80, 88 (coded)  | BodyCompression table |
+| 24     | body length, i64                          | 92 (coded)      | codec                 |
+| 32, 34 | version, header type                      | 88, 104 (coded) | nodes                 |
+| 40     | vtable of RecordBatch                     | then            | buffers               |
 
 Three ways to use it: `project_all` for what a fetch read (one kernel call, the fast way for many
 batches), `project` for one batch as a list of views, `plan` for a large batch of which only the
@@ -28,14 +38,12 @@ import numpy.typing as npt
 
 from zufluss.errors import SchemaNotExistError
 from zufluss.model.schema import Schema
-from zufluss.record import template
 from zufluss.record.arrow import ArrowMessage
 from zufluss.record.batch import LENGTH_OVERHEAD, BatchHeader, Buffer, read_header
 from zufluss.record.fault import Fault, RefusedBatchError
 from zufluss.record.kernels import project as kernel
 from zufluss.record.kernels.message import read_message
 from zufluss.record.layout import BINARY, BOOL, LIST, STRING, STRUCT, Layout
-from zufluss.record.template import message_template
 
 Piece: TypeAlias = tuple[int, int] | bytes
 """Part of a projected body: a range (offset from the source batch's start, size), or new bytes."""
@@ -52,6 +60,24 @@ _STORED = b"\xff" * 8
 _PAIR = struct.Struct("<qq")
 _NUMBER = struct.Struct("<q")
 _LENGTH = struct.Struct("<i")
+
+
+def _template(nodes: int, buffers: int, coded: bool) -> bytes:
+    """Build an encapsulated message without a body, all its numbers 0."""
+    message = struct.pack("<I 6H i I q H B 5x", 16, 12, 20, 16, 18, 4, 8, 12, 36, 0, 4, 3)
+    nodes_vector = (100 if coded else 84, nodes)
+    buffers_vector = (nodes_vector[0] + 4 + 16 * nodes + 4, buffers)
+    compression = 88 if coded else 0
+    table = struct.pack(
+        "<6H 4x i I q I I",
+        *(12, 24, 8, 4, 16, 20 if coded else 0),
+        *(16, nodes_vector[0] - 60, 0, buffers_vector[0] - 72, compression and compression - 76),
+    )
+    codec = struct.pack("<4H i B B 2x", 8, 8, 4, 5, 8, 0, 0) if coded else b""
+    metadata = bytearray(message + table + codec)
+    for position, count in (nodes_vector, buffers_vector):
+        metadata += bytes(position - len(metadata)) + struct.pack("<I", count) + bytes(16 * count)
+    return struct.pack("<Ii", 0xFFFFFFFF, len(metadata)) + bytes(metadata)
 
 
 class _Source(NamedTuple):
@@ -136,8 +162,8 @@ def _make_plan(schema_id: int, batch: Schema, latest: Schema, columns: tuple[int
         tuple(nodes),
         tuple(buffers),
         np.array(flat, dtype=np.int64),
-        np.frombuffer(message_template(len(nodes), len(buffers), coded=False), dtype=np.uint8),
-        np.frombuffer(message_template(len(nodes), len(buffers), coded=True), dtype=np.uint8),
+        np.frombuffer(_template(len(nodes), len(buffers), coded=False), dtype=np.uint8),
+        np.frombuffer(_template(len(nodes), len(buffers), coded=True), dtype=np.uint8),
         struct.Struct(f"<{2 * len(nodes)}qII{2 * len(buffers)}q"),
     )
 
@@ -234,9 +260,9 @@ class Projector:
                 numbers += body.add(view, buffer.buffer)
         prefix = _prefix(view, pos, header, plan, message)
         metadata = len(prefix) - plan.metadata_size(message)
-        at = template.NODES_AT if message.codec is None else template.CODED_NODES_AT
+        at = kernel.NODES_AT if message.codec is None else kernel.CODED_NODES_AT
         plan.numbers.pack_into(prefix, metadata + at, *numbers)
-        _NUMBER.pack_into(prefix, metadata + template.BODY_LENGTH_AT, body.size)
+        _NUMBER.pack_into(prefix, metadata + kernel.BODY_LENGTH_AT, body.size)
         _LENGTH.pack_into(prefix, 8, len(prefix) + body.size - LENGTH_OVERHEAD)
         return prefix, body.pieces
 
@@ -271,8 +297,8 @@ def _prefix(
     metadata = len(prefix) + 8
     prefix += _view(plan.plain if message.codec is None else plan.coded)
     if message.codec is not None:
-        prefix[metadata + template.CODEC_AT] = message.codec
-    _NUMBER.pack_into(prefix, metadata + template.LENGTH_AT, message.length)
+        prefix[metadata + kernel.CODEC_AT] = message.codec
+    _NUMBER.pack_into(prefix, metadata + kernel.LENGTH_AT, message.length)
     return prefix
 
 

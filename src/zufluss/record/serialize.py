@@ -18,7 +18,6 @@ import pyarrow as pa
 
 from zufluss.config import table_options as t
 from zufluss.model.table import TableInfo
-from zufluss.record.compress import ZstdMessages
 
 BUFFER_SLACK_BYTES: Final = 192
 """What compression and padding may add to one Arrow buffer that does not compress."""
@@ -28,22 +27,13 @@ class ArrowSerializer:
     """Serialises the rows of one table; safe to use from several threads."""
 
     def __init__(self, info: TableInfo) -> None:
-        kind = info.property(t.TABLE_LOG_ARROW_COMPRESSION_TYPE)
-        level = info.property(t.TABLE_LOG_ARROW_COMPRESSION_ZSTD_LEVEL)
-        self._zstd = ZstdMessages(level) if kind == "ZSTD" else None
-        codec = pa.Codec("lz4") if kind == "LZ4_FRAME" else None
-        self._options = pa.ipc.IpcWriteOptions(compression=codec, use_threads=False)
+        self._options = pa.ipc.IpcWriteOptions(compression=_codec(info), use_threads=False)
         schema = info.schema.arrow
         self._schema_bytes = schema.serialize().size
         self._slack = BUFFER_SLACK_BYTES * (1 + 3 * sum(_nodes(field.type) for field in schema))
 
     def serialize(self, rows: pa.RecordBatch, before: int) -> memoryview:
         """The Arrow message of the rows, with `before` bytes left free in front of it."""
-        if self._zstd is None:
-            return self._written(rows, before)
-        return self._zstd.compress(self._written(rows, 0), before)
-
-    def _written(self, rows: pa.RecordBatch, before: int) -> memoryview:
         room = max(0, before - self._schema_bytes)
         size = pa.ipc.get_record_batch_size(rows)
         total = room + self._schema_bytes + size + size // 128 + self._slack
@@ -54,6 +44,15 @@ class ArrowSerializer:
             writer.write_batch(rows)
             end = room + sink.tell()
         return memory.data[room + self._schema_bytes - before : end]
+
+
+def _codec(info: TableInfo) -> pa.Codec | None:
+    kind = info.property(t.TABLE_LOG_ARROW_COMPRESSION_TYPE)
+    if kind == "NONE":
+        return None
+    if kind == "LZ4_FRAME":
+        return pa.Codec("lz4")
+    return pa.Codec("zstd", info.property(t.TABLE_LOG_ARROW_COMPRESSION_ZSTD_LEVEL))
 
 
 def _nodes(data_type: pa.DataType) -> int:

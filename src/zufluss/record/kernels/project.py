@@ -48,15 +48,11 @@ from zufluss.record.kernels.message import (
     read_metadata,
     refuse,
 )
-from zufluss.record.template import (
-    BODY_LENGTH_AT,
-    CODEC_AT,
-    CODED_NODES_AT,
-    LENGTH_AT,
-    NODES_AT,
-)
 
 DONE, OTHER_SCHEMA, FULL, DAMAGED = range(4)
+
+BODY_LENGTH_AT, LENGTH_AT, CODEC_AT, NODES_AT, CODED_NODES_AT = 24, 64, 92, 88, 104
+"""Where a template of `zufluss.record.project` holds what differs from batch to batch."""
 
 
 @kernel()
