@@ -120,7 +120,10 @@ class Pipeline:
         """Work out batches; each is durable at once, as far as the state is concerned."""
         tablet = self.tablet
         for batch in batches:
-            tablet.store.horizon = tablet.prepare(batch, (), 0, 0).end_offset
+            prepared = tablet.prepare(batch, (), 0, 0)
+            assert prepared.changes is not None
+            prepared.changes.encode()
+            tablet.store.horizon = prepared.end_offset
 
     def close(self) -> None:
         """Give the memory back; nothing is written."""
