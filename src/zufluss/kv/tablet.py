@@ -146,7 +146,7 @@ class KvTablet:
                 "more until the server is restarted",
                 code=ErrorCode.KV_STORAGE_EXCEPTION,
             )
-            raise
+            raise self.failure from e
         self._next_offset = base + changes.offsets
         self._last_timestamp = now_ms
         if changes.writer_id >= 0:

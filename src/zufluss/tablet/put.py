@@ -248,22 +248,24 @@ class Putter:
             self.work(entry, replica, scan.acks, records, scan.targets, scan.mode)
 
     async def reserve_ids(self, replica: Replica, count: int) -> None:
-        """See to it that a batch of `count` records finds numbers for all of them."""
+        """See to it that a batch of `count` records finds numbers for all of them.
+
+        Near the end of the column's type fewer are handed out than asked for, then an error.
+        """
         tablet = replica.tablet
         table = tablet.table
         assert table.auto_increment is not None
         lock = self._locks.setdefault(tablet, asyncio.Lock())
+        column = table.schema.columns[table.auto_increment]
+        cached = table.info.property(t.TABLE_AUTO_INCREMENT_CACHE_SIZE)
         async with lock:
-            tablet.ids.promised += count
-            missing = tablet.ids.promised - tablet.ids.left
-            if missing > 0:
-                column = table.schema.columns[table.auto_increment]
-                cached = table.info.property(t.TABLE_AUTO_INCREMENT_CACHE_SIZE)
+            while (missing := tablet.ids.promised + count - tablet.ids.left) > 0:
                 tablet.ids.add(
                     *await self.server.allocate_ids(
                         replica.bucket.table_id, column.id, max(missing, cached)
                     )
                 )
+            tablet.ids.promised += count
 
     async def insert(self, replica: Replica, keys: Slices) -> None:
         """Insert rows that have nothing but these keys, unless the keys exist, and wait for it."""
@@ -334,7 +336,10 @@ class Putter:
 
 
 def _encode(prepared: Prepared) -> Encoded:
-    batch = None if prepared.changes is None else prepared.changes.encode()
+    try:
+        batch = None if prepared.changes is None else prepared.changes.encode()
+    except ZuflussError as e:  # a refusal would leave the state ahead of the log
+        raise RuntimeError(f"the changelog of a put could not be encoded: {e}") from e
     return Encoded(batch, prepared.end_offset, prepared.now_ms)
 
 
