@@ -26,7 +26,9 @@ from zufluss.kv.memory import KvMemory
 from zufluss.kv.store import KvStore
 from zufluss.kv.table import KvTable
 from zufluss.kv.tablet import KvTablet
+from zufluss.log.config import FlushMode
 from zufluss.log.files import Files
+from zufluss.log.log import Log
 from zufluss.log.manager import log_directory, owner_directories
 from zufluss.log.worker import ThreadWorker
 from zufluss.model.table import PhysicalTablePath, TableBucket
@@ -56,6 +58,15 @@ def kv_directories(data_dir: Path) -> list[Path]:
         for entry in owner.iterdir()
         if _KV.fullmatch(entry.name) and entry.is_dir() and not entry.is_symlink()
     ]
+
+
+def log_lost(store: KvStore, changelog: Log) -> bool:
+    """Whether a whole log ends before what was flushed: its end was not synced when power went.
+
+    Where acknowledging does not wait for a sync that may happen, and all there is to the state is
+    what the log still has.
+    """
+    return store.flushed_offset > changelog.log_end_offset and changelog.log_start_offset == 0
 
 
 class KvHost:
@@ -116,9 +127,14 @@ class KvHost:
         memory = self._memory
         directory = kv_directory(self._data_dir, replica.path, replica.bucket)
         value_bytes_max = self._conf.get(options.ZUFLUSS_KV_VALUE_MAX_SIZE)
+        synced = FlushMode(self._conf.get(options.ZUFLUSS_LOG_FLUSH)) is FlushMode.ACK
 
         def work() -> KvTablet:
             store = KvStore.open(directory, memory, self._files)
+            if not synced and log_lost(store, replica.log):
+                log.warning("kv_state_rebuilt", bucket=str(replica.bucket), state=repr(store))
+                store.destroy()
+                store = KvStore.open(directory, memory, self._files)
             tablet = KvTablet(table, store, value_bytes_max)
             tablet.on_flushed = partial(self._when_passed, partial(self._flush_ended, tablet))
             try:
