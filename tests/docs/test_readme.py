@@ -7,6 +7,7 @@ follow for ever.
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -40,7 +41,9 @@ def server(tmp_path_factory):
 def run_python(code: str, server: DevServer) -> str:
     code = code.replace("localhost:9123", server.bootstrap)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    # pyfluss 1.0.0 aborts about one interpreter in ten at its end, when a scan's threads still run.
+    harmless = (0, -signal.SIGABRT) if "import asyncio, fluss" in code else (0,)
+    assert done.returncode in harmless, done.stderr
     return done.stdout
 
 
@@ -50,6 +53,7 @@ def test_the_python_blocks_of_the_readme_run_in_order(server):
     printed = [run_python(block, server) for block in found]
     assert printed[1].startswith("{'id': 1, 'status': 'paid', 'cents': 950}\n")
     assert re.findall("[+-][IUD]", printed[1]) == ["+I", "+I", "-D", "-U", "+U"]
+    assert "id: [[1,2,3]]" in printed[-1], "what pyfluss scanned"
 
 
 def test_the_python_blocks_on_primary_keys_print_what_they_say(server):
