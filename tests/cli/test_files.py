@@ -113,3 +113,21 @@ def test_the_part_read_grows_to_one(tmp_path: Path) -> None:
 def test_an_unknown_suffix_asks_for_the_format() -> None:
     with pytest.raises(ValueError, match="say --format parquet, csv, ndjson"):
         format_of(Path("rows.xlsx"))
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ('{"id": null}', "column 'id' is NOT NULL; 1 rows have no value"),
+        ('{"id": 1, "nope": 2}', "the table has no column nope; it has id, name"),
+        ('{"id": "one"}', "column id"),
+    ],
+)
+def test_a_line_that_does_not_fit_is_refused_with_the_column(
+    tmp_path: Path, line: str, reason: str
+) -> None:
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False), ("name", pa.string())])
+    path = tmp_path / "rows.ndjson"
+    path.write_text(line + "\n")
+    with pytest.raises(ValueError, match=reason):
+        list(read_batches(path, Format.NDJSON, schema))

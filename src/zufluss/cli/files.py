@@ -96,14 +96,18 @@ def _whole_lines(source: BinaryIO) -> Iterator[bytes]:
 
 
 def _parse_plain(lines: bytes, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    table = pyarrow.json.read_json(
-        io.BytesIO(lines),
-        read_options=pyarrow.json.ReadOptions(use_threads=False, block_size=len(lines) + 1),
-        parse_options=pyarrow.json.ParseOptions(
-            explicit_schema=schema, unexpected_field_behavior="error"
-        ),
-    )
-    yield from table.to_batches()
+    try:
+        table = pyarrow.json.read_json(
+            io.BytesIO(lines),
+            read_options=pyarrow.json.ReadOptions(use_threads=False, block_size=len(lines) + 1),
+            parse_options=pyarrow.json.ParseOptions(
+                explicit_schema=schema, unexpected_field_behavior="error"
+            ),
+        )
+    except pa.ArrowInvalid:
+        yield from _parse_any(lines, schema)  # which names the column that is wrong
+    else:
+        yield from table.to_batches()
 
 
 def _parse_any(lines: bytes, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -124,9 +128,14 @@ def _column(rows: list[dict[str, Any]], field: pa.Field) -> pa.Array:
             f"column {field.name}: {item!r:.80} is no {field.type}: {problem}"
         ) from None
     try:
-        return pa.array(values, field.type)
+        column = pa.array(values, field.type)
     except (pa.ArrowException, OverflowError) as problem:
         raise ValueError(f"column {field.name} is {field.type}: {problem}") from None
+    if column.null_count and not field.nullable:
+        raise ValueError(
+            f"column {field.name!r} is NOT NULL; {column.null_count} rows have no value"
+        )
+    return column
 
 
 def _check_row(row: Any, schema: pa.Schema) -> None:
@@ -134,7 +143,10 @@ def _check_row(row: Any, schema: pa.Schema) -> None:
         raise ValueError(f"{row!r:.80} is no row; allowed: one JSON object per line")
     unknown = row.keys() - set(schema.names)
     if unknown:
-        raise ValueError(f"the table has no column {', '.join(sorted(unknown))}")
+        raise ValueError(
+            f"the table has no column {', '.join(sorted(unknown))}; "
+            f"it has {', '.join(schema.names)}"
+        )
 
 
 def _is_plain(data_type: pa.DataType) -> bool:
