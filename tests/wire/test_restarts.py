@@ -62,6 +62,7 @@ class Load:
         self.acknowledged = 0
         self.read: list[tuple[int, int]] = []
         self.stopping = False
+        self.written = False
 
     async def write(self) -> None:
         """Send batch after batch, a few in flight, until told to stop."""
@@ -78,6 +79,7 @@ class Load:
         for end, handle in in_flight:
             await handle.wait()
             self.acknowledged = end
+        self.written = True
 
     async def _send(self, batch: pa.RecordBatch) -> fluss.WriteResultHandle:
         """Hand a batch to the writer; while pyfluss has lost its metadata it takes none."""
@@ -91,7 +93,7 @@ class Load:
 
     async def scan(self) -> None:
         """Collect offset and number of every record until all that was sent is here."""
-        while not (self.stopping and len(self.read) >= self.sent):
+        while not (self.written and len(self.read) >= self.sent):
             for record in await self.scanner.poll(200):
                 self.read.append((record.offset, record.row["id"]))
 
