@@ -1,0 +1,28 @@
+"""What the cluster knows of a table's lake side: a snapshot there, and how far each bucket got."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from zufluss.model.table import TableBucket
+
+BUCKET_COLUMN = "__bucket"
+OFFSET_COLUMN = "__offset"
+TIMESTAMP_COLUMN = "__timestamp"
+SYSTEM_COLUMNS = (BUCKET_COLUMN, OFFSET_COLUMN, TIMESTAMP_COLUMN)
+"""Columns that tiering adds after the table's own, in this order, with Fluss's names."""
+
+
+@dataclass(frozen=True, slots=True)
+class LakeSnapshot:
+    """A snapshot in the lake that the cluster has been told of."""
+
+    table_id: int
+    """The table it is of."""
+    snapshot_id: int
+    """Its id in the lake."""
+    offsets: Mapping[TableBucket, int]
+    """Everything below these log offsets is in it; buckets that are missing have nothing there."""
+    partition_names: Mapping[int, str] = field(default_factory=dict)
+    """Names of the partitions among the buckets, where the cluster still knows them."""

@@ -1,0 +1,1 @@
+"""Spark beside zufluss: a session that works, tables as DataFrames."""
