@@ -7,10 +7,10 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install check test demo bench fault proto docs clean
+.PHONY: help install check test test-spark41 demo bench fault proto docs clean
 
 help: ## list the targets
-	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # uv comes from the machine when it has one, else from PyPI into the virtual environment itself.
 $(READY): pyproject.toml uv.lock
@@ -36,12 +36,17 @@ check: $(READY) ## lint, types, import direction, generated files current
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m zufluss.config.docs --check docs/configuration.md
+	$(BIN)/python -m zufluss.obs.metrics --check docs/metrics.md
 	$(BIN)/python scripts/proto.py --check
 
 test: kernels ## all tests, with a sample of each fault count
+	$(BIN)/python scripts/readers.py
 	$(BIN)/pytest -n 2 --dist worksteal
 
-demo: kernels ## a server, a log table and a table of orders, rows in and out again
+test-spark41: kernels ## the Spark tests once more, on Spark 4.1
+	$(BIN)/python scripts/spark41.py
+
+demo: kernels ## a server, live tables, tiering to Iceberg on Spark, lake and tail read as one
 	$(BIN)/python examples/demo.py
 
 bench: kernels ## measured ratios to the machine's own limits and to pyfluss
@@ -55,8 +60,9 @@ fault: kernels ## the full fault counts: crashes, power loss, fuzzing (long)
 proto: $(READY) ## regenerate the protobuf messages
 	$(BIN)/python scripts/proto.py
 
-docs: $(READY) ## regenerate docs/configuration.md
+docs: $(READY) ## regenerate docs/configuration.md and docs/metrics.md
 	$(BIN)/python -m zufluss.config.docs docs/configuration.md
+	$(BIN)/python -m zufluss.obs.metrics docs/metrics.md
 
 clean: ## remove the virtual environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .demo

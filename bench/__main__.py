@@ -1,6 +1,6 @@
 """`make bench`: measures everything in one run and prints it as ratios.
 
-    python -m bench                        all sections, about six minutes
+    python -m bench                        all sections, about ten minutes
     python -m bench --only append,scan     some of them
     python -m bench --quick                fewer and shorter rounds, for a first look
     python -m bench --save                 and store the numbers as the new baseline
@@ -31,6 +31,8 @@ SECTIONS = {
     "startup": 3,
     "micro": 3,
     "kv": 5,
+    "tiering": 3,
+    "union": 6,
 }
 """The modules with a `run`, and the rounds each takes."""
 QUICK_ROUNDS = 3

@@ -1,20 +1,26 @@
-"""`make demo`: a log table and a primary-key table, a million rows in and out again.
+"""`make demo`: two tables, a million rows in and out again, and both of them in a lake meanwhile.
 
-Everything happens in a temporary directory and on a free port; nothing is left behind.
+Everything happens in a temporary directory and on a free port; nothing is left behind. It takes
+about a minute, most of it in the last part (`demo_lake.py`): writers go on while Spark moves
+what they wrote to Iceberg, and every few seconds lake and log together are compared with the table.
 """
 
 from __future__ import annotations
 
+import sys
 import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from rich.console import Console
+from demo_lake import TIERED, DemoError, check, console, lake_part, say
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -25,34 +31,65 @@ from rich.progress import (
 )
 
 import zufluss
+from zufluss.errors import ZuflussError
 from zufluss.testing.server import DevServer
+from zufluss.testing.tiering import TieringProcess
 
 ROWS = 1_000_000
 BATCH = 50_000
 PLACES = ["Bern", "Graz", "Kiel", "Linz", "Ulm"]
 ORDERS = 400_000
 SINGLE_LOOKUPS = 1_000
-console = Console()
 
 
-def say(text: str) -> None:
-    """One line of the story."""
-    console.print(f"[bold cyan]▸[/] {text}")
+def main() -> int:
+    """Run the demo; the exit code is 0 if everything was as it should be."""
+    began = time.perf_counter()
+    try:
+        with tempfile.TemporaryDirectory(prefix="zufluss-demo-") as directory:
+            story(directory)
+    except (DemoError, ZuflussError, RuntimeError) as problem:
+        console.print(f"[bold red]✗ the demo failed:[/] {escape(str(problem))}")
+        return 1
+    except KeyboardInterrupt:
+        console.print("[bold yellow]stopped[/]")
+        return 130
+    say(f"that was the demo, in {time.perf_counter() - began:.0f} s; nothing is left behind")
+    return 0
 
 
-def main() -> None:
-    """Run the demo."""
-    with tempfile.TemporaryDirectory(prefix="zufluss-demo-") as directory:
-        began = time.perf_counter()
-        with DevServer(directory) as server:
-            say(f"server ready on {server.bootstrap} in {time.perf_counter() - began:.1f} s")
-            with zufluss.connect(server.bootstrap) as connection:
-                console.rule("[bold]a log table[/]: readings come in, nothing changes afterwards")
-                log_table(connection)
-                console.rule("[bold]a primary-key table[/]: orders, and what becomes of them")
-                primary_key_table(connection)
-            server.stop()
-            say("server stopped cleanly")
+def story(directory: str) -> None:
+    """A server, a tiering service beside it, three parts."""
+    began = time.perf_counter()
+    with DevServer(directory, {"datalake.format": "iceberg"}) as server:
+        say(f"server ready on {server.bootstrap} in {time.perf_counter() - began:.1f} s")
+        service = TieringProcess(server.bootstrap, {"spark.driver.memory": "1g"})
+        with (
+            ThreadPoolExecutor(1) as starter,
+            zufluss.connect(server.bootstrap) as connection,
+            ended(service),
+        ):
+            started = starter.submit(service.start)  # a JVM takes a while; the story goes on
+            console.rule("[bold]a log table[/]: readings come in, nothing changes afterwards")
+            log_table(connection)
+            console.rule("[bold]a primary-key table[/]: orders, and what becomes of them")
+            primary_key_table(connection)
+            console.rule("[bold]a lake[/]: Spark moves both tables to Iceberg while they change")
+            lake_part(connection, started)
+            check(service.stop() == 0, f"the tiering service ended badly:\n{service.log()}")
+        check(server.stop() == 0, f"the server ended badly:\n{server.log()}")
+        say("tiering service and server stopped cleanly")
+
+
+@contextmanager
+def ended(service: TieringProcess) -> Iterator[None]:
+    """Whatever happens, the service and what it started do not go on."""
+    try:
+        yield
+    except BaseException:
+        if service.running:
+            service.kill()
+        raise
 
 
 # -- a log table -------------------------------------------------------------------------------
@@ -65,6 +102,7 @@ def log_table(connection: zufluss.Connection) -> None:
         "fluss.readings",
         "id BIGINT, place STRING, celsius DOUBLE, at TIMESTAMP(3)",
         bucket_count=4,
+        properties=TIERED,
     )
     say("table [bold]fluss.readings[/] created, 4 buckets")
     table = connection.table("fluss.readings")
@@ -84,8 +122,9 @@ def log_table(connection: zufluss.Connection) -> None:
     began = time.perf_counter()
     result = table.scan(stop="latest").to_arrow()
     took = time.perf_counter() - began
-    assert result.num_rows == ROWS, result.num_rows
-    assert pc.sum(result["id"]).as_py() == ROWS * (ROWS - 1) // 2
+    total = pc.sum(result["id"]).as_py()
+    check(result.num_rows == ROWS, f"{result.num_rows} rows came back, {ROWS} were written")
+    check(total == ROWS * (ROWS - 1) // 2, "some id came back twice, another one not at all")
     say(f"{result.num_rows:,} rows scanned back, every id once: {ROWS / took:,.0f} rows/s")
 
     began = time.perf_counter()
@@ -123,6 +162,7 @@ def primary_key_table(connection: zufluss.Connection) -> None:
         "fluss.orders",
         "id BIGINT, customer INT, cents BIGINT, status STRING, PRIMARY KEY (id)",
         bucket_count=4,
+        properties=TIERED,
     )
     orders = connection.table("fluss.orders")
     say("table [bold]fluss.orders[/] created, primary key id, 4 buckets")
@@ -205,7 +245,7 @@ class Follower:
         """Wait until that many changes have come."""
         with self._moved:
             arrived = self._moved.wait_for(lambda: self.seen >= count, timeout=60)
-        assert arrived, f"{self.seen} changes after a minute, {count} were to come"
+        check(arrived, f"{self.seen} changes after a minute, {count} were to come")
 
     def __enter__(self) -> Follower:
         self._thread.start()
@@ -237,19 +277,20 @@ def status(ids: np.ndarray, text: str) -> pa.RecordBatch:
 def look_up(orders: zufluss.Table, some: list[int], cancelled: np.ndarray) -> None:
     """One order, many orders one by one, many at once, and orders that are gone."""
     order = orders.lookup(some[0])
+    check(order is not None, f"order {some[0]} is not there")
     assert order is not None
     say(f"order {order['id']}: {order['status']}, {order['cents'] / 100:.2f} €")
     began = time.perf_counter()
     for key in some:
-        assert orders.lookup(key)["status"] == "shipped"
+        check(orders.lookup(key)["status"] == "shipped", f"order {key} is not shipped")
     took = time.perf_counter() - began
     say(f"{len(some):,} lookups one after the other: {took / len(some) * 1e6:,.0f} µs each")
     began = time.perf_counter()
     found = orders.lookup(pa.array(np.arange(ORDERS)), missing="drop")
     took = time.perf_counter() - began
-    assert found.num_rows == ORDERS - len(cancelled)
+    check(found.num_rows == ORDERS - len(cancelled), f"{found.num_rows} orders were found")
     say(f"{ORDERS:,} keys in one lookup: {ORDERS / took:,.0f} keys/s, {found.num_rows:,} are there")
-    assert orders.lookup(int(cancelled[0])) is None
+    check(orders.lookup(int(cancelled[0])) is None, "a cancelled order is still there")
 
 
 def compare(orders: zufluss.Table, follower: Follower, one: int) -> None:
@@ -262,7 +303,7 @@ def compare(orders: zufluss.Table, follower: Follower, one: int) -> None:
     last = changes.group_by("id").aggregate([("nth", "max")])["nth_max"]
     rows = changes.take(last).filter(pc.field("_change_type") != "-D").select(["id", "status"])
     table = orders.lookup(rows["id"]).select(["id", "status"])
-    assert table.cast(rows.schema).equals(rows)
+    check(table.cast(rows.schema).equals(rows), "the changelog and the table differ")
     say(f"the changelog, folded, is the table: {rows.num_rows:,} orders, all equal")
     for row in rows.group_by("status").aggregate([("id", "count")]).sort_by("status").to_pylist():
         console.print(f"    {row['status']:<8} {row['id_count']:>8,}")
@@ -275,4 +316,4 @@ def bar() -> tuple[ProgressColumn, ...]:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -328,6 +328,24 @@ class UnknownWriterIdError(ZuflussError):
     code = ErrorCode.UNKNOWN_WRITER_ID_EXCEPTION
 
 
+class FencedTieringEpochError(ZuflussError):
+    """The table was handed to another tiering service, or another coordinator took over."""
+
+    code = ErrorCode.FENCED_TIERING_EPOCH_EXCEPTION
+
+
+class LakeNotConfiguredError(ZuflussError):
+    """The cluster, or the table, has no lake."""
+
+    code = ErrorCode.LAKE_STORAGE_NOT_CONFIGURED_EXCEPTION
+
+
+class LakeSnapshotNotExistError(ZuflussError, LookupError):
+    """The table has no such snapshot in the lake."""
+
+    code = ErrorCode.LAKE_SNAPSHOT_NOT_EXIST
+
+
 class LogStorageError(ZuflussError, OSError):
     """The log cannot be read or written."""
 

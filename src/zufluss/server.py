@@ -17,8 +17,8 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -31,6 +31,7 @@ from zufluss.cluster.image import ServerNode
 from zufluss.cluster.metadata_service import MetadataService
 from zufluss.cluster.writer_ids import WriterIds
 from zufluss.config import options
+from zufluss.config.lake import EMBEDDED_LAKE, embedded_lake
 from zufluss.config.load import Configuration
 from zufluss.coordinator.server import Coordinator
 from zufluss.errors import ConfigError, NetworkError
@@ -41,6 +42,13 @@ from zufluss.net.listeners import resolve_listeners
 from zufluss.net.memory import Limits
 from zufluss.net.server import NetServer
 from zufluss.net.services import Handler, RequestContext, Services
+from zufluss.obs.server import (
+    ReadSamples,
+    net_samples,
+    serve_metrics,
+    tablet_samples,
+    tiering_samples,
+)
 from zufluss.record.kernels.resident import release_compiler
 from zufluss.tablet.link import CoordinatorLink
 from zufluss.tablet.server import TabletServer
@@ -71,6 +79,16 @@ def run_role(role: str, conf: Configuration) -> int:
     """Serve one role until a signal; returns the exit code."""
     serve = {"coordinator": _serve_coordinator, "tablet": _serve_tablet}[role]
     return _run(conf, serve)
+
+
+def _with_lake(conf: Configuration) -> Configuration:
+    """The configuration with a lake in the data directory, if it has a format and says no more."""
+    format = conf.get(options.DATALAKE_FORMAT)
+    if format is None or conf.lake_properties(format):
+        return conf
+    data_dir = Path(conf.get(options.DATA_DIR))
+    (data_dir / EMBEDDED_LAKE / "warehouse").mkdir(parents=True, exist_ok=True)
+    return conf.with_overrides(embedded_lake(format, data_dir), origin="embedded lake")
 
 
 Serve = Callable[[Configuration, asyncio.Event], Awaitable[None]]
@@ -241,6 +259,7 @@ def _ready(server: NetServer, role: str, began: float) -> None:
 async def _serve_dev(conf: Configuration, stop: asyncio.Event) -> None:
     """Both roles in one process, on the same ports."""
     began = time.monotonic()
+    conf = _with_lake(conf)
     services = Services()
     net = await _bound(conf, services)
     store = await EmbeddedStore.open(Path(conf.get(options.DATA_DIR)) / "meta")
@@ -255,7 +274,8 @@ async def _serve_dev(conf: Configuration, stop: asyncio.Event) -> None:
         coordinator.writer_ids.register(services)
         TabletService(tablet).register(services)
         net.on_drain = tablet.fetcher.drain
-        await _accept(net, conf, stop, "coordinator and tablet server", began)
+        shown = [tablet_samples(tablet), tiering_samples(coordinator.lake.queue.status)]
+        await _accept(net, conf, stop, "coordinator and tablet server", began, shown)
     finally:
         await coordinator.stop()
         await tablet.close()
@@ -282,7 +302,8 @@ async def _serve_coordinator(conf: Configuration, stop: asyncio.Event) -> None:
     try:
         await coordinator.start(_node(conf.get(options.ZUFLUSS_COORDINATOR_ID), net))
         coordinator.register(services)
-        await _accept(net, conf, stop, "coordinator", began)
+        shown = [tiering_samples(coordinator.lake.queue.status)]
+        await _accept(net, conf, stop, "coordinator", began, shown)
     finally:
         await coordinator.stop()
         tablets.close()
@@ -307,7 +328,7 @@ async def _serve_tablet(conf: Configuration, stop: asyncio.Event) -> None:
     tablet.allocate_ids = link.allocate_ids
     joined = asyncio.Event()
     after = AfterJoining(services, joined)
-    MetadataService(tablet.image).register(after)
+    MetadataService(tablet.image, conf).register(after)
     ClusterService(conf, tablet.image).register(after)
     WriterIds(link.allocate_writer_ids).register(after)
     TabletService(tablet).register(after)
@@ -319,7 +340,7 @@ async def _serve_tablet(conf: Configuration, stop: asyncio.Event) -> None:
         if joining.done():
             joining.result()
             joined.set()
-            await _accept(net, conf, stop, "tablet server", began)
+            await _accept(net, conf, stop, "tablet server", began, [tablet_samples(tablet)])
     finally:
         await link.stop()
         await tablet.close()
@@ -359,17 +380,34 @@ def _coordinator_address(conf: Configuration) -> tuple[str, int]:
 
 
 async def _accept(
-    net: NetServer, conf: Configuration, stop: asyncio.Event, role: str, began: float
+    net: NetServer,
+    conf: Configuration,
+    stop: asyncio.Event,
+    role: str,
+    began: float,
+    shown: Sequence[ReadSamples],
 ) -> None:
-    """Serve until `stop`, then drain."""
+    """Serve until `stop`, then drain; `shown` are the metrics of the role."""
     await net.start()
-    release_compiler()
-    gc.collect()
-    gc.freeze()  # what start-up made stays; later collections need not look at it
-    _ready(net, role, began)
-    await stop.wait()
-    log.info("stopping", role=role)
-    await net.stop(conf.get(options.ZUFLUSS_SHUTDOWN_TIMEOUT) / 1000)
+    async with _metrics(conf, [net_samples(net, role), *shown]):
+        release_compiler()
+        gc.collect()
+        gc.freeze()  # what start-up made stays; later collections need not look at it
+        _ready(net, role, began)
+        await stop.wait()
+        log.info("stopping", role=role)
+        await net.stop(conf.get(options.ZUFLUSS_SHUTDOWN_TIMEOUT) / 1000)
+
+
+@asynccontextmanager
+async def _metrics(conf: Configuration, shown: Sequence[ReadSamples]) -> AsyncIterator[None]:
+    """Serve metrics for the length of a block, if that is configured."""
+    endpoint = serve_metrics(conf, shown)
+    try:
+        yield
+    finally:
+        if endpoint is not None:
+            await asyncio.to_thread(endpoint.close)  # a scrape under way waits for this loop
 
 
 async def _first(*waits: Awaitable[object]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from zufluss.cluster.image import ClusterImage, ImageChange, ServerNode
-from zufluss.cluster.replicas import ReplicaAssignment, ReplicaStop
+from zufluss.cluster.replicas import LakeOffsets, ReplicaAssignment, ReplicaStop
 from zufluss.config.load import Configuration
 from zufluss.config.values import Endpoint
 from zufluss.coordinator.server import Coordinator
@@ -49,6 +49,7 @@ class RecordingTablet:
         self.waiting = asyncio.Event()
         self.started: asyncio.Queue[str | None] = asyncio.Queue()
         self.assigned = 0
+        self.lake_offsets: dict[TableBucket, LakeOffsets] = {}
 
     async def assign(self, image: ClusterImage, replicas: Sequence[ReplicaAssignment]) -> None:
         self.image = image
@@ -76,6 +77,9 @@ class RecordingTablet:
         for stop in replicas:
             if stop.delete:
                 self.buckets.pop(stop.table_bucket, None)
+
+    async def notify_lake_offsets(self, offsets: Sequence[LakeOffsets]) -> None:
+        self.lake_offsets |= {o.table_bucket: o for o in offsets}
 
 
 class Cluster:

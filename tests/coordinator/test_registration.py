@@ -23,6 +23,7 @@ from tests.coordinator.support import (
     table_json,
 )
 from zufluss.cluster.image import ClusterImage, ServerNode
+from zufluss.cluster.replicas import LakeOffsets
 from zufluss.cluster.writer_ids import WriterIds
 from zufluss.config.load import Configuration
 from zufluss.coordinator.registration import SESSION_MS
@@ -38,6 +39,7 @@ from zufluss.errors import (
     ZuflussError,
 )
 from zufluss.meta.embedded import EmbeddedStore
+from zufluss.model.table import TableBucket
 from zufluss.net.services import Services
 from zufluss.tablet.link import NOT_REGISTERED, CoordinatorLink
 from zufluss.wire import messages as m
@@ -68,8 +70,9 @@ class Loopback:
 class Apart:
     """A coordinator and a tablet server that only know each other by messages."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, conf: dict[str, str] | None = None) -> None:
         self.directory = directory
+        self.conf = Configuration.of(conf or {})
         self.clock = Clock()
         self.tablet = RecordingTablet()
         self.tablet_services = Services()
@@ -88,9 +91,7 @@ class Apart:
 
     async def start_coordinator(self) -> None:
         self.store = await EmbeddedStore.open(self.directory)
-        self.coordinator = Coordinator(
-            Configuration.of({}), self.store, self.clock, connect=self._tablet
-        )
+        self.coordinator = Coordinator(self.conf, self.store, self.clock, connect=self._tablet)
         await self.coordinator.start(COORDINATOR)
         services = Services()
         self.coordinator.register(services)
@@ -162,6 +163,31 @@ async def test_a_restarted_tablet_server_learns_everything_and_forgets_the_rest(
     assert apart.in_step()
     paths = {str(r.physical_path) for r in apart.tablet.buckets.values()}
     assert paths == {"fluss.stays"}
+
+
+async def test_a_server_learns_how_far_the_lake_got_with_a_commit_and_when_it_registers(
+    tmp_path: Path,
+) -> None:
+    apart = Apart(tmp_path / "meta", {"datalake.format": "iceberg", "data.dir": str(tmp_path)})
+    await apart.start_coordinator()
+    await apart.link.join()
+    await apart.create_table()
+    bucket = TableBucket(apart.coordinator.image.table(EVENTS).info.table_id, None, 1)
+    await apart.coordinator.lake.commit_offsets(bucket.table_id, EVENTS, 4711, {bucket: 10})
+    await apart.coordinator.lake.settle()
+    assert apart.tablet.lake_offsets == {bucket: LakeOffsets(bucket, 4711, 10)}
+    asked = m.GetLakeSnapshotRequest()
+    asked.table_path.database_name, asked.table_path.table_name = EVENTS
+    found = await call(apart.tablet_services, ApiKey.GET_LAKE_SNAPSHOT, asked)
+    assert found.snapshotId == 4711
+    apart.tablet.lake_offsets.clear()
+    await apart.stop_coordinator()
+    await apart.start_coordinator()
+    apart.link = apart.new_link()
+    await apart.link.join()
+    await apart.coordinator.lake.settle()
+    assert apart.tablet.lake_offsets == {bucket: LakeOffsets(bucket, 4711, 10)}
+    await apart.stop_coordinator()
 
 
 async def test_a_restarted_coordinator_asks_its_servers_to_register_again(apart: Apart) -> None:

@@ -11,6 +11,7 @@ import pytest
 from tests.coordinator.support import Cluster, auto_partitioned, call, table_json
 from zufluss.cluster.image import ClusterImage
 from zufluss.cluster.metadata_service import MetadataService
+from zufluss.config.load import Configuration
 from zufluss.errors import ErrorCode, ZuflussError
 from zufluss.model.table import TableDescriptor
 from zufluss.net.services import Services
@@ -437,7 +438,7 @@ async def test_one_process_with_both_roles_takes_no_other_tablet_servers(cluster
 async def test_a_tablet_server_answers_the_same_questions_from_its_own_picture() -> None:
     """The read-only service needs an image and nothing else."""
     services = Services()
-    MetadataService(ClusterImage()).register(services)
+    MetadataService(ClusterImage(), Configuration.of({})).register(services)
     assert all("tablet" in api.roles for api in services.advertised())
     found = await call(services, ApiKey.LIST_DATABASES, m.ListDatabasesRequest())
     assert list(found.database_name) == []

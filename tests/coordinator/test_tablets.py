@@ -12,9 +12,11 @@ from tests.coordinator.test_image import STATE, database, partition, table
 from zufluss.cluster import codec
 from zufluss.cluster.image import BucketState, ClusterImage
 from zufluss.cluster.replicas import (
+    LakeOffsets,
     ReplicaAssignment,
     ReplicaStop,
     assignments,
+    lake_offsets_from_proto,
     replica_from_proto,
     stop_from_proto,
 )
@@ -42,6 +44,10 @@ def stop(bucket_id: int, *servers: int) -> ReplicaStop:
     return ReplicaStop(TableBucket(7, None, bucket_id), 0, True, servers)
 
 
+def lake_offsets(bucket_id: int, *servers: int) -> LakeOffsets:
+    return LakeOffsets(TableBucket(7, None, bucket_id), 4711, 10, servers)
+
+
 async def two_tablets() -> tuple[Tablets, RecordingTablet, RecordingTablet]:
     tablets, one, two = Tablets(), RecordingTablet(), RecordingTablet()
     tablets.attach(1, one)
@@ -55,6 +61,9 @@ async def test_every_bucket_goes_to_the_servers_that_hold_it() -> None:
     await tablets.start_replicas([replica(0, 1), replica(1, 2), replica(2, 2, 1)])
     assert sorted(b.bucket_id for b in one.buckets) == [0, 2]
     assert sorted(b.bucket_id for b in two.buckets) == [1, 2]
+    await tablets.notify_lake_offsets([lake_offsets(0, 1), lake_offsets(2, 2, 1)])
+    assert sorted(b.bucket_id for b in one.lake_offsets) == [0, 2]
+    assert sorted(b.bucket_id for b in two.lake_offsets) == [2]
     await tablets.stop_replicas([stop(2, 2, 1)])
     assert sorted(b.bucket_id for b in one.buckets) == [0]
     assert sorted(b.bucket_id for b in two.buckets) == [1]
@@ -146,6 +155,7 @@ async def test_orders_travel_with_their_epochs() -> None:
             ApiKey.UPDATE_METADATA: m.UpdateMetadataResponse(),
             ApiKey.NOTIFY_LEADER_AND_ISR: m.NotifyLeaderAndIsrResponse(),
             ApiKey.STOP_REPLICA: m.StopReplicaResponse(),
+            ApiKey.NOTIFY_LAKE_TABLE_OFFSET: m.NotifyLakeTableOffsetResponse(),
         }
     )
     tablet = remote(wire)
@@ -153,11 +163,13 @@ async def test_orders_travel_with_their_epochs() -> None:
     await tablet.update_metadata([change])
     await tablet.start_replicas([start])
     await tablet.stop_replicas([stop(1, 2, 1)])
-    update, notify, ended = wire.requests
+    await tablet.notify_lake_offsets([lake_offsets(1, 2, 1)])
+    update, notify, ended, tiered = wire.requests
     assert all((r.coordinator_epoch, r.server_epoch) == (5, 9) for r in wire.requests)
     assert codec.changes_of(update) == [change]
     assert [replica_from_proto(r) for r in notify.notify_buckets_leader_req] == [start]
     assert [stop_from_proto(r) for r in ended.stop_replicas_req] == [stop(1)]
+    assert [lake_offsets_from_proto(r) for r in tiered.notify_buckets_req] == [lake_offsets(1)]
 
 
 async def test_the_error_of_a_bucket_is_raised() -> None:

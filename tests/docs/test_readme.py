@@ -92,11 +92,17 @@ def test_the_shell_commands_on_tables_run_in_order(server, tmp_path, page):
 @pytest.mark.slow
 def test_the_demo_does_what_it_says():
     done = subprocess.run(
-        [sys.executable, ROOT / "examples" / "demo.py"], capture_output=True, text=True
+        [sys.executable, ROOT / "examples" / "demo.py"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "COLUMNS": "120"},
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr
     assert "1,000,000 rows scanned back, every id once" in done.stdout
     assert "the changelog, folded, is the table: 360,000 orders, all equal" in done.stdout
+    assert done.stdout.count("= live table") == 10  # four times two union reads, two lakes
+    assert "4, all equal" in done.stdout
+    assert "tiering service and server stopped cleanly" in done.stdout
 
 
 @pytest.mark.parametrize(

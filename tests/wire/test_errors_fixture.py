@@ -1,8 +1,7 @@
 """The requests of `fixtures/errors.json` and the codes a real Fluss server gave to them.
 
 Where we answer otherwise on purpose, `OURS` says what and why. What belongs to full scans, KV
-snapshots, the lake and access control is not served yet: those APIs are not advertised, and answer
-2.
+snapshots and access control is not served yet: those APIs are not advertised, and answer 2.
 """
 
 from __future__ import annotations
@@ -46,7 +45,6 @@ LATER = {
     ApiKey.DROP_KV_SNAPSHOT_LEASE,
     ApiKey.REGISTER_PRODUCER_OFFSETS,
     ApiKey.LIST_ACLS,
-    ApiKey.GET_LAKE_SNAPSHOT,
 }
 """APIs that are not served yet."""
 

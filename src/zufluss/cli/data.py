@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -34,6 +35,7 @@ from zufluss.cli.times import EARLIEST, LATEST, Position, parse_position
 
 if TYPE_CHECKING:
     from zufluss.client.sync import Table
+    from zufluss.model.table import TablePath
 
 
 def append(
@@ -73,20 +75,33 @@ def append(
     tally.report(output, name, rows, "appended {} rows to")
 
 
+class Source(StrEnum):
+    """Where a scan takes rows from."""
+
+    LOG = "log"
+    UNION = "union"
+    LAKE = "lake"
+
+
 def scan(
     table: TableArgument,
     columns: ColumnsOption = None,
     start: FromOption = EARLIEST,
     limit: LimitOption = None,
     follow: FollowOption = False,
+    origin: Annotated[
+        Source | None,
+        typer.Option("--source", help="log, lake, or union: both together, every row there is."),
+    ] = None,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     settings: Settings = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Print the rows of a log table; with --follow also those still to come.
 
-    Of a primary-key table it prints some rows with --limit and nothing else: `zufluss lookup`
-    finds its rows by key, `zufluss changelog` prints its changes.
+    With --source union it reads what was tiered from the lake and the rest from the log, also of a
+    primary-key table. Without, of a primary-key table it prints some rows with --limit: `zufluss
+    lookup` finds its rows by key, `zufluss changelog` prints its changes.
 
     JSON output is one object per line, the form that `zufluss append` reads.
 
@@ -97,24 +112,26 @@ def scan(
       zufluss scan shop.visits --columns id,page --from 2026-01-31T08:00:00Z --output json
 
       zufluss scan logs --from latest --follow
+
+      zufluss scan shop.orders --source union
     """
     name = table_path(table)
     with connected(bootstrap, settings) as connection:
         source = connection.table(str(name))
-        if source.info.has_primary_key:
-            if limit is None or follow or start != EARLIEST:
-                raise typer.BadParameter(
-                    f"table {name} has a primary key, so its log has changes and not rows: zufluss "
-                    f"changelog {name} prints these, zufluss lookup {name} KEY finds rows, zufluss "
-                    f"scan {name} --limit 10 shows some (without --from and --follow)"
-                )
+        from_log = origin is Source.LOG or (origin is None and not source.lake_only)
+        keyed = source.info.has_primary_key
+        if keyed and from_log:
+            _check_head(name, limit, start, follow)
             _print_head(source, columns, limit, output)
             return
+        if not from_log:
+            _check_union(name, origin or Source.LAKE, start, follow, keyed)
         batches = source.scan(
             columns=list(names(columns)) or None,
             start=start_of(start, source.info.bucket_count),
             stop=None if follow else LATEST,
             limit=limit,
+            source=None if origin is None else origin.value,
         )
         print_scan(batches, output)
 
@@ -171,8 +188,33 @@ def _partitions(admin: Any, name: str, chosen: str | None, partitioned: bool) ->
     return [item.name for item in admin.list_partitions(name)] if partitioned else [None]
 
 
-def _print_head(source: Table, columns: str | None, limit: int, output: Output) -> None:
+def _check_head(name: TablePath, limit: int | None, start: str, follow: bool) -> None:
+    if limit is None or follow or start != EARLIEST:
+        raise typer.BadParameter(
+            f"table {name} has a primary key, so its log has changes and not rows: zufluss "
+            f"changelog {name} prints these, zufluss lookup {name} KEY finds rows, zufluss scan "
+            f"{name} --limit 10 shows some (without --from and --follow), zufluss scan {name} "
+            "--source union all"
+        )
+
+
+def _check_union(name: TablePath, origin: Source, start: str, follow: bool, keyed: bool) -> None:
+    if start != EARLIEST:
+        raise typer.BadParameter(f"--from {start} is for --source log; {origin} reads everything")
+    if follow and keyed:
+        raise typer.BadParameter(
+            f"table {name} has a primary key; its changes are followed by zufluss changelog "
+            f"{name} --follow"
+        )
+    if follow and origin is Source.LAKE:
+        raise typer.BadParameter(
+            "a lake cannot be followed; --source union prints what is in it, then follows the log"
+        )
+
+
+def _print_head(source: Table, columns: str | None, limit: int | None, output: Output) -> None:
     """Some rows of a primary-key table; which ones is the server's choice."""
+    assert limit is not None
     chosen = chosen_columns(source, columns)
     show = row_printer(output, chosen)
     for batch in source.head(limit).select(chosen).to_batches():

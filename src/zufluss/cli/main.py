@@ -17,7 +17,7 @@ from typing import Annotated
 import typer
 
 from zufluss import __version__
-from zufluss.cli import data, database, keyed, partition, servers, table
+from zufluss.cli import data, database, keyed, partition, servers, table, tiering
 from zufluss.errors import NetworkError, RequestTimeoutError, ZuflussError
 
 REFUSED = 1
@@ -38,6 +38,7 @@ _DATA = "Data"
 
 app.command(rich_help_panel=_RUN)(servers.dev)
 app.command(rich_help_panel=_RUN)(servers.server)
+app.command(rich_help_panel=_RUN, context_settings=tiering.PASS_ON)(tiering.tiering)
 app.command(rich_help_panel=_RUN)(servers.config)
 app.add_typer(database.app, name="db", rich_help_panel=_CATALOG)
 app.add_typer(table.app, name="table", rich_help_panel=_CATALOG)

@@ -31,6 +31,12 @@ class Role(StrEnum):
     TABLET = "tablet"
 
 
+class Lake(StrEnum):
+    """A lake that a server in one process brings along."""
+
+    ICEBERG = "iceberg"
+
+
 def dev(
     data_dir: Annotated[
         Path | None, typer.Option("--data-dir", metavar="DIR", help="Where the data lives.")
@@ -41,6 +47,10 @@ def dev(
     ] = None,
     host: Annotated[
         str | None, typer.Option("--host", help="Address to listen on, localhost.")
+    ] = None,
+    lake: Annotated[
+        Lake | None,
+        typer.Option("--lake", help="Lake format of new tables; Iceberg's is kept in the data."),
     ] = None,
     config_file: ConfigFile = None,
     settings: Settings = None,
@@ -55,9 +65,11 @@ def dev(
 
       zufluss dev --data-dir /var/lib/zufluss --port 9200
 
+      zufluss dev --lake iceberg
+
       zufluss dev -D zufluss.log.flush=os -D log.segment.file-size=256mb
     """
-    conf = _dev_configuration(configuration(config_file, settings), data_dir, host, port)
+    conf = _dev_configuration(configuration(config_file, settings), data_dir, host, port, lake)
     _log_to_stderr(conf)
     from zufluss.server import run_dev
 
@@ -103,12 +115,18 @@ def config(
 
 
 def _dev_configuration(
-    conf: Configuration, data_dir: Path | None, host: str | None, port: int | None
+    conf: Configuration,
+    data_dir: Path | None,
+    host: str | None,
+    port: int | None,
+    lake: Lake | None,
 ) -> Configuration:
     """The configuration with what the options of `dev` say in place of their keys."""
-    from zufluss.config.options import BIND_LISTENERS, DATA_DIR
+    from zufluss.config.options import BIND_LISTENERS, DATA_DIR, DATALAKE_FORMAT
 
     overrides: dict[str, str] = {}
+    if lake is not None:
+        overrides[DATALAKE_FORMAT.key] = lake.value
     if data_dir is not None:
         overrides[DATA_DIR.key] = str(data_dir)
     if host is not None or port is not None:

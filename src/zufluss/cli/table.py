@@ -29,7 +29,7 @@ from zufluss.cli.times import iso_time
 if TYPE_CHECKING:
     from zufluss.model.table import TableDescriptor, TableInfo
 
-app = typer.Typer(no_args_is_help=True, help="Tables: list, create, describe, alter, drop.")
+app = typer.Typer(no_args_is_help=True, help="Tables: list, create, describe, alter, drop, lake.")
 
 
 @app.command("list")
@@ -157,6 +157,40 @@ def describe(
         ["column", "type", "comment"],
         [(c.name, str(c.data_type), c.comment or "") for c in descriptor.schema.columns],
     )
+
+
+@app.command()
+def lake(
+    table: TableArgument,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    settings: Settings = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Show how far a table has been tiered: its lake snapshot, and per bucket what is missing.
+
+    Examples:
+
+      zufluss table lake shop.orders
+
+      zufluss table lake shop.orders --output json
+    """
+    with connected(bootstrap, settings) as connection:
+        plan = connection.plan_union(table_path(table))
+    rows = [(p.partition, p.bucket.bucket_id, p.start, p.stop, p.stop - p.start) for p in plan.tail]
+    facts = {
+        "table": str(plan.info.path),
+        "format": plan.info.descriptor.properties.get("table.datalake.format"),
+        "snapshot": None if plan.lake is None else plan.lake.snapshot_id,
+        "lag": sum(row[-1] for row in rows),
+    }
+    headings = ["partition", "bucket", "tiered", "end", "lag"]
+    if output is Output.JSON:
+        print_document(facts | {"buckets": [dict(zip(headings, r, strict=True)) for r in rows]})
+        return
+    skip = 0 if plan.info.is_partitioned else 1
+    print_fields(facts | {"snapshot": facts["snapshot"] or "none yet"})
+    print()
+    print_table(headings[skip:], [[str(value) for value in row[skip:]] for row in rows])
 
 
 @app.command()

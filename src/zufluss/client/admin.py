@@ -13,17 +13,32 @@ from typing import Any, Final
 
 from zufluss.client.connection import AsyncConnection, as_path, table_path
 from zufluss.client.metadata import ServerNode
-from zufluss.client.offsets import Position, list_offsets, places_of
-from zufluss.errors import InvalidPartitionError, TableNotPartitionedError
+from zufluss.client.offsets import BucketPlace, Position, list_offsets, places_of
+from zufluss.errors import (
+    InvalidPartitionError,
+    LakeSnapshotNotExistError,
+    PartitionNotExistError,
+    TableNotPartitionedError,
+    UnknownTableOrBucketError,
+)
+from zufluss.model.lake import LakeSnapshot
 from zufluss.model.partition import partition_name, spec_of
 from zufluss.model.schema import Column, Schema, dump_object
-from zufluss.model.table import DatabaseDescriptor, TableDescriptor, TableInfo, TablePath
+from zufluss.model.table import (
+    DatabaseDescriptor,
+    TableBucket,
+    TableDescriptor,
+    TableInfo,
+    TablePath,
+)
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
 
 _SET: Final = 0
 _DELETE: Final = 1
 _LAST: Final = 0
+_LISTINGS_MAX: Final = 5
+"""How often partitions that come and go may make us list them again."""
 
 Path = str | TablePath
 Partition = str | Mapping[str, str]
@@ -299,6 +314,58 @@ class AsyncAdmin:
         found = await list_offsets(self._connection, info, chosen, at)
         return {bucket.bucket_id: offset for bucket, offset in sorted(found.items())}
 
+    async def list_all_offsets(self, path: Path, at: Position = "latest") -> dict[TableBucket, int]:
+        """The offset of each bucket of each partition at `"earliest"`, `"latest"`, or a time.
+
+        Partitions that are dropped meanwhile are left out.
+        """
+        info = await self._connection.table_info(as_path(path), refresh=True)
+        places = await self._places(info)
+        for _ in range(_LISTINGS_MAX):
+            try:
+                return await list_offsets(self._connection, info, places, at)
+            except (PartitionNotExistError, UnknownTableOrBucketError):
+                before, places = places, await self._places(info)
+                if places == before:
+                    raise
+        return await list_offsets(self._connection, info, places, at)
+
+    async def _places(self, info: TableInfo) -> list[BucketPlace]:
+        """Every bucket of a table, with the partitions that it has now."""
+        if not info.is_partitioned:
+            return await places_of(self._connection, info, [None])
+        places = [
+            BucketPlace(TableBucket(info.table_id, partition.partition_id, i), partition.name)
+            for partition in await self.list_partitions(info.path)
+            for i in range(info.bucket_count)
+        ]
+        leader = self._connection.metadata.leader
+        unknown = {p.partition for p in places if p.partition and leader(p.bucket) is None}
+        if unknown:
+            try:
+                await self._connection.refresh_leaders(info, unknown)
+            except PartitionNotExistError:
+                return places  # asking for the offsets tells the same
+        return places
+
+    async def lake_snapshot(
+        self, path: Path, snapshot_id: int | None = None, *, readable: bool = False
+    ) -> LakeSnapshot | None:
+        """The newest snapshot of a table in the lake, or one by its id; None if there is none.
+
+        `readable` asks for the newest one whose rows readers of the lake may rely on.
+        """
+        request = m.GetLakeSnapshotRequest(
+            table_path=table_path(as_path(path)), snapshot_id=snapshot_id
+        )
+        if readable:
+            request.readable = True
+        try:
+            found: m.GetLakeSnapshotResponse = await self._ask(ApiKey.GET_LAKE_SNAPSHOT, request)
+        except LakeSnapshotNotExistError:
+            return None
+        return _lake_snapshot(found)
+
     async def server_nodes(self) -> list[ServerNode]:
         """The servers of the cluster, as they are reached from here."""
         await self._connection.refresh()
@@ -359,3 +426,15 @@ def _spec_message(spec: Mapping[str, str]) -> m.PbPartitionSpec:
 def _partition_info(found: m.PbPartitionInfo) -> PartitionInfo:
     spec = {pair.key: pair.value for pair in found.partition_spec.partition_key_values}
     return PartitionInfo(found.partition_id, partition_name(list(spec), spec), spec)
+
+
+def _lake_snapshot(found: m.GetLakeSnapshotResponse) -> LakeSnapshot:
+    offsets: dict[TableBucket, int] = {}
+    names: dict[int, str] = {}
+    for each in found.bucket_snapshots:
+        partition_id = each.partition_id if each.HasField("partition_id") else None
+        if each.HasField("log_offset"):
+            offsets[TableBucket(found.table_id, partition_id, each.bucket_id)] = each.log_offset
+        if partition_id is not None and each.HasField("partition_name"):
+            names[partition_id] = each.partition_name
+    return LakeSnapshot(found.table_id, found.snapshotId, offsets, names)

@@ -53,6 +53,9 @@ if TYPE_CHECKING:
 CODEC_THREADS_MAX: Final = 4
 """Threads that compress and decompress; Arrow releases the GIL in them."""
 
+LAKE_SUFFIX: Final = "$lake"
+"""Behind a table's name: what the lake has of it."""
+
 Address = tuple[str, int]
 
 
@@ -85,14 +88,16 @@ class AsyncConnection:
         return AsyncAdmin(self)
 
     async def table(self, path: str | TablePath) -> AsyncTable:
-        """Open a table to write to it or read it.
+        """Open a table to write to it or read it; with `$lake` behind its name only the lake's.
 
         >>> table = await connection.table("fluss.events")  # doctest: +SKIP
         """
         from zufluss.client.table import AsyncTable
 
-        info = await self.table_info(as_path(path), refresh=True)
-        return AsyncTable(self, info)
+        name = as_path(path)
+        plain = name._replace(table=name.table.removesuffix(LAKE_SUFFIX))
+        info = await self.table_info(plain, refresh=True)
+        return AsyncTable(self, info, lake_only=plain != name)
 
     async def close(self) -> None:
         """Close the sockets. Writers and scanners must be closed before."""

@@ -22,10 +22,9 @@ follows picks up partitions created later, from their beginning.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -34,28 +33,20 @@ from zufluss.client.connection import AsyncConnection
 from zufluss.client.decode import Decoded, LogDecoder
 from zufluss.client.fetcher import Fetcher, FetchPlan, Ready
 from zufluss.client.kvkeys import check_primary_key
-from zufluss.client.offsets import BucketPlace, Position, list_offsets, places_of
+from zufluss.client.offsets import BucketPlace, Position, check_buckets, list_offsets, places_of
+from zufluss.client.scan import AsyncScan, AsyncScanner, Offsets, Start, Stop
 from zufluss.errors import InvalidTableError, PartitionNotExistError, ZuflussError
 from zufluss.model.expression import Expression
 from zufluss.model.partition import partition_name
 from zufluss.model.table import TableBucket, TableInfo
 from zufluss.wire.predicates import predicate_to_proto
 
-if TYPE_CHECKING:
-    import duckdb
-    import pandas as pd
-    import polars as pl
-
 PARTITION_DISCOVERY_MS: Final = 10_000
 """How often a scan that follows all partitions looks for new ones."""
 
-Offsets = Mapping[int, int] | Mapping[TableBucket, int]
-Start = Position | Offsets
-Stop = Position | Offsets | None
-
 
 @dataclass(frozen=True, slots=True)
-class AsyncLogScan:
+class AsyncLogScan(AsyncScan):
     """What to read of a log. Make it with `table.scan(…)` or `table.changelog(…)`.
 
     >>> scan = table.scan(columns=["id"], filter=col("id") > 5)  # doctest: +SKIP
@@ -92,7 +83,7 @@ class AsyncLogScan:
             raise InvalidTableError(
                 f"table {self.info.path} has a primary key, and its log has changes, not rows; use "
                 "table.changelog() for these, table.lookup(keys) for rows by key, table.head(n) "
-                "for some rows"
+                'for some rows, table.scan(source="union") for all rows'
             )
         if self.changelog:
             check_primary_key(self.info, "changelog", "table.scan()")
@@ -127,34 +118,11 @@ class AsyncLogScan:
             raise
         return scanner
 
-    async def __aiter__(self) -> AsyncIterator[pa.RecordBatch]:
-        async with await self.open() as scanner:
-            async for batch in scanner:
-                yield batch
-
-    async def to_arrow(self) -> pa.Table:
-        """All rows as an Arrow table; the scan must be bounded."""
-        if self.stop is None and self.limit is None:
-            raise ValueError("a scan that follows never ends; give stop or limit")
-        batches = [batch async for batch in self]
-        return pa.Table.from_batches(batches, schema=self.schema)
-
-    async def to_pandas(self) -> pd.DataFrame:
-        """All rows as a pandas frame."""
-        return (await self.to_arrow()).to_pandas()
-
-    async def to_polars(self) -> pl.DataFrame:
-        """All rows as a polars frame."""
-        return polars_frame(await self.to_arrow())
-
-    async def to_duckdb(
-        self, connection: duckdb.DuckDBPyConnection | None = None
-    ) -> duckdb.DuckDBPyRelation:
-        """All rows as a DuckDB relation, in a database of its own or in `connection`."""
-        return duckdb_relation(await self.to_arrow(), connection)
+    def __repr__(self) -> str:
+        return f"<AsyncLogScan {self.info.path}, start {self.start!r}>"
 
 
-class AsyncLogScanner:
+class AsyncLogScanner(AsyncScanner):
     """A run of a scan: iterate it, or `poll` it; `positions` says where it is.
 
     >>> async with await table.scan(stop=None).open() as scanner:  # doctest: +SKIP
@@ -194,9 +162,9 @@ class AsyncLogScanner:
     async def start(self) -> None:
         """Find the buckets and their offsets, and begin to fetch."""
         names = await self._partition_names()
-        places = await places_of(self._connection, self.scan.info, names)
+        places = await self._places(names)
         if self.scan.buckets is not None:
-            _check_buckets(self.scan.buckets, self.scan.info)
+            check_buckets(self.scan.buckets, self.scan.info)
             places = [p for p in places if p.bucket.bucket_id in self.scan.buckets]
         starts = await self._offsets(places, self.scan.start)
         places = [place for place in places if place.bucket in starts]
@@ -208,6 +176,18 @@ class AsyncLogScanner:
         self._fetcher.start()
         if self._follows_partitions:
             self._discovery = asyncio.get_running_loop().create_task(self._discover())
+
+    async def _places(self, names: Sequence[str | None]) -> list[BucketPlace]:
+        """The buckets; partitions created again since they were last seen have other ids now."""
+        info = self.scan.info
+        places = await places_of(self._connection, info, names)
+        given: Mapping[Any, int] = self.scan.start if isinstance(self.scan.start, Mapping) else {}
+        wanted = {bucket for bucket in given if isinstance(bucket, TableBucket)}
+        if info.is_partitioned and wanted - {place.bucket for place in places}:
+            for name in names:
+                self._connection.metadata.forget_partition(info.table_id, name or "")
+            places = await places_of(self._connection, info, names)
+        return places
 
     def _default_stop(self, start: int) -> int | None:
         """A bounded scan does not read buckets it has no stop for."""
@@ -283,14 +263,6 @@ class AsyncLogScanner:
         """The offset after what was handed out, by bucket: a `start` to go on from."""
         return dict(self._positions)
 
-    async def poll(self, timeout_ms: int = 1_000) -> pa.RecordBatch | None:
-        """The next rows, None if there are none within the time or the scan is finished."""
-        try:
-            async with asyncio.timeout(timeout_ms / 1000):
-                return await self.next_batch()
-        except TimeoutError:
-            return None
-
     async def next_batch(self) -> pa.RecordBatch | None:
         """The next rows; None when the scan is finished."""
         while not self._closed and self._left != 0:
@@ -342,53 +314,6 @@ class AsyncLogScanner:
             await asyncio.gather(self._discovery, return_exceptions=True)
         await self._fetcher.close()
 
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> pa.RecordBatch:
-        batch = await self.next_batch()
-        if batch is None:
-            raise StopAsyncIteration
-        return batch
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
-
     def __repr__(self) -> str:
         places = ", ".join(f"{b.bucket_id}: {o}" for b, o in sorted(self._positions.items())[:8])
         return f"<AsyncLogScanner {self.scan.info.path} at {{{places}}}>"
-
-
-def polars_frame(table: pa.Table) -> pl.DataFrame:
-    """An Arrow table as a polars frame."""
-    import polars
-
-    frame = polars.from_arrow(table)
-    assert isinstance(frame, polars.DataFrame)
-    return frame
-
-
-def duckdb_relation(
-    table: pa.Table, connection: duckdb.DuckDBPyConnection | None
-) -> duckdb.DuckDBPyRelation:
-    """An Arrow table as a DuckDB relation."""
-    import duckdb
-
-    return (connection or duckdb.connect()).from_arrow(table)
-
-
-def _check_buckets(buckets: Iterable[int], info: TableInfo) -> None:
-    wrong = [b for b in buckets if not 0 <= b < info.bucket_count]
-    if wrong:
-        raise InvalidTableError(
-            f"table {info.path} has no bucket {wrong[0]}; its buckets are 0 to "
-            f"{info.bucket_count - 1}"
-        )

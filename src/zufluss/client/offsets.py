@@ -14,7 +14,13 @@ from typing import Literal, NamedTuple
 from zufluss.client.connection import AsyncConnection
 from zufluss.client.metadata import ServerNode
 from zufluss.client.retry import PASSING, Backoff
-from zufluss.errors import InvalidTimestampError, LeaderNotAvailableError, ZuflussError, error
+from zufluss.errors import (
+    InvalidTableError,
+    InvalidTimestampError,
+    LeaderNotAvailableError,
+    ZuflussError,
+    error,
+)
 from zufluss.model.table import TableBucket, TableInfo
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
@@ -149,3 +155,13 @@ async def places_of(
             for bucket in range(info.bucket_count)
         ]
     return places
+
+
+def check_buckets(buckets: Iterable[int], info: TableInfo) -> None:
+    """`InvalidTableError` unless the table has all of these buckets."""
+    wrong = [b for b in buckets if not 0 <= b < info.bucket_count]
+    if wrong:
+        raise InvalidTableError(
+            f"table {info.path} has no bucket {wrong[0]}; its buckets are 0 to "
+            f"{info.bucket_count - 1}"
+        )

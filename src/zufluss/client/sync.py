@@ -17,26 +17,30 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 
 import pyarrow as pa
+from google.protobuf.message import Message
 
 from zufluss.client.admin import AsyncAdmin, Partition
 from zufluss.client.append import AsyncAppendWriter
 from zufluss.client.connection import AsyncConnection, connect_async
 from zufluss.client.convert import is_row
-from zufluss.client.logscan import (
-    AsyncLogScan,
-    AsyncLogScanner,
+from zufluss.client.lookup import KeyForm, Missing, Row, SingleKey
+from zufluss.client.scan import (
+    AsyncScan,
+    AsyncScanner,
     Start,
     Stop,
     duckdb_relation,
     polars_frame,
 )
-from zufluss.client.lookup import KeyForm, Missing, Row, SingleKey
 from zufluss.client.table import AsyncTable
+from zufluss.client.union import UnionPlan, plan_union
+from zufluss.client.unionscan import AsyncUnionScan, AsyncUnionScanner, Source
 from zufluss.client.upsert import AsyncUpsertWriter
 from zufluss.errors import NetworkError
 from zufluss.model.expression import Expression
 from zufluss.model.schema import Schema
 from zufluss.model.table import TableBucket, TableInfo, TablePath
+from zufluss.wire.api import ApiKey
 
 if TYPE_CHECKING:
     import duckdb
@@ -148,11 +152,33 @@ class Connection:
         return Admin(self._thread, self._connection.admin)
 
     def table(self, path: str | TablePath) -> Table:
-        """Open a table to write to it or read it.
+        """Open a table to write to it or read it; with `$lake` behind its name only the lake's.
 
         >>> connection.table("fluss.events")  # doctest: +SKIP
         """
         return Table(self._thread, self._thread.run(self._connection.table(path)))
+
+    def plan_union(
+        self,
+        table: str | TablePath | TableInfo,
+        partitions: Iterable[Partition] | None = None,
+        *,
+        read_optimized: bool = False,
+    ) -> UnionPlan:
+        """Pin a union read, for an engine that reads lake and log itself; see `plan_union`."""
+        plan = plan_union(self._connection, table, partitions, read_optimized=read_optimized)
+        return self._thread.run(plan)
+
+    def call_coordinator(
+        self, api_key: ApiKey, request: Message, *, repeatable: bool = True
+    ) -> Any:
+        """One request to the coordinator, for tools of the cluster such as tiering services.
+
+        `repeatable` says that doing it twice does no harm: then it is tried again while the
+        coordinator is away.
+        """
+        call = self._connection.call_coordinator(api_key, request, repeatable=repeatable)
+        return self._thread.run(call)
 
     def close(self) -> None:
         """Close the connection; writers and scanners must be closed before."""
@@ -210,6 +236,8 @@ class Admin:
     drop_partition = _admin_call(AsyncAdmin.drop_partition)
     list_partitions = _admin_call(AsyncAdmin.list_partitions)
     list_offsets = _admin_call(AsyncAdmin.list_offsets)
+    list_all_offsets = _admin_call(AsyncAdmin.list_all_offsets)
+    lake_snapshot = _admin_call(AsyncAdmin.lake_snapshot)
     server_nodes = _admin_call(AsyncAdmin.server_nodes)
 
 
@@ -234,6 +262,11 @@ class Table:
     def schema(self) -> Schema:
         """Its columns; `schema.arrow` is the Arrow schema."""
         return self._table.schema
+
+    @property
+    def lake_only(self) -> bool:
+        """It was opened as `$lake`."""
+        return self._table.lake_only
 
     def append(self) -> AppendWriter:
         """A writer that appends to a log table.
@@ -268,13 +301,18 @@ class Table:
         partitions: Iterable[Partition] | None = None,
         buckets: Iterable[int] | None = None,
         with_offsets: bool = False,
+        source: Source | None = None,
     ) -> LogScan:
-        """What to read of a log table; nothing is read until the scan is used.
+        """What to read of a table; nothing is read until the scan is used.
+
+        `source` says where from: `"log"`, which a log table is read from unless told otherwise;
+        `"union"`, lake and log together, for log tables and primary-key tables; `"lake"`.
 
         `columns` and `filter` are pushed to the server, and the filter is applied exactly here.
         `stop=None` follows the log. `with_offsets` adds `__offset`, `__timestamp`, `__bucket`.
 
         >>> table.scan(["id"], col("id") > 5).to_pandas()  # doctest: +SKIP
+        >>> orders.scan(source="union").to_pandas()  # doctest: +SKIP
         """
         scan = self._table.scan(
             columns,
@@ -285,7 +323,10 @@ class Table:
             partitions=partitions,
             buckets=buckets,
             with_offsets=with_offsets,
+            source=source,
         )
+        if isinstance(scan, AsyncUnionScan):
+            return UnionScan(self._thread, scan)
         return LogScan(self._thread, scan)
 
     @overload
@@ -439,7 +480,7 @@ class LogScan:
     ...     print(batch.num_rows)
     """
 
-    def __init__(self, thread: LoopThread, scan: AsyncLogScan) -> None:
+    def __init__(self, thread: LoopThread, scan: AsyncScan) -> None:
         self._thread = thread
         self._scan = scan
         self._runs: weakref.WeakSet[LogScanner] = weakref.WeakSet()
@@ -492,7 +533,21 @@ class LogScan:
             scanner.close()
 
     def __repr__(self) -> str:
-        return f"<LogScan {self._scan.info.path}, start {self._scan.start!r}>"
+        return repr(self._scan).replace("Async", "", 1)
+
+
+class UnionScan(LogScan):
+    """What to read of lake and log; `table.scan(source="union")` or `"lake"` makes it."""
+
+    def __init__(self, thread: LoopThread, scan: AsyncUnionScan) -> None:
+        super().__init__(thread, scan)
+        self._union = scan
+
+    def open(self) -> UnionScanner:
+        """Pin a plan and start a run of it."""
+        scanner = UnionScanner(self._thread, self._thread.run(self._union.open()))
+        self._runs.add(scanner)
+        return scanner
 
 
 class LogScanner:
@@ -503,7 +558,7 @@ class LogScanner:
     ...     resume = scanner.positions()
     """
 
-    def __init__(self, thread: LoopThread, scanner: AsyncLogScanner) -> None:
+    def __init__(self, thread: LoopThread, scanner: AsyncScanner) -> None:
         self._thread = thread
         self._scanner = scanner
         self.schema: pa.Schema = scanner.schema
@@ -542,4 +597,13 @@ class LogScanner:
         self.close()
 
     def __repr__(self) -> str:
-        return repr(self._scanner).replace("AsyncLogScanner", "LogScanner")
+        return repr(self._scanner).replace("Async", "", 1)
+
+
+class UnionScanner(LogScanner):
+    """A run of a union scan; `plan` says what it is pinned to."""
+
+    def __init__(self, thread: LoopThread, scanner: AsyncUnionScanner) -> None:
+        super().__init__(thread, scanner)
+        self.plan = scanner.plan
+        """The lake snapshot and the ranges of the log that are read."""

@@ -3,29 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, overload
+from typing import Any, Literal, get_args, overload
 
 import pyarrow as pa
 
 from zufluss.client.admin import Partition
 from zufluss.client.append import AsyncAppendWriter
-from zufluss.client.connection import AsyncConnection
+from zufluss.client.connection import LAKE_SUFFIX, AsyncConnection
 from zufluss.client.head import head_of_keys
-from zufluss.client.logscan import AsyncLogScan, Start, Stop
+from zufluss.client.logscan import AsyncLogScan
 from zufluss.client.lookup import AsyncLookup, KeyForm, Missing, Row, SingleKey
+from zufluss.client.scan import Start, Stop
+from zufluss.client.unionscan import AsyncUnionScan, Source
 from zufluss.client.upsert import AsyncUpsertWriter
+from zufluss.errors import InvalidTableError
 from zufluss.model.expression import Expression
 from zufluss.model.schema import Schema
 from zufluss.model.table import TableInfo, TablePath
 
 
 class AsyncTable:
-    """A table as it was when it was opened; open it again to see later changes of its schema."""
+    """A table as it was when it was opened; open it again to see later changes of its schema.
 
-    def __init__(self, connection: AsyncConnection, info: TableInfo) -> None:
+    Opened as `"db.table$lake"` it is what the lake has of the table, to be scanned only.
+    """
+
+    def __init__(
+        self, connection: AsyncConnection, info: TableInfo, *, lake_only: bool = False
+    ) -> None:
         self._connection = connection
         self.info = info
         """Ids, schema, keys, buckets, properties."""
+        self.lake_only = lake_only
+        """It was opened as `$lake`."""
         self._lookups: AsyncLookup | None = None
 
     @property
@@ -44,6 +54,7 @@ class AsyncTable:
         >>> async with table.append() as writer:  # doctest: +SKIP
         ...     await writer.write({"id": [1, 2], "name": ["a", "b"]})
         """
+        self._check_live("append")
         return AsyncAppendWriter(self._connection, self.info)
 
     def upsert(self, columns: Sequence[str] | None = None) -> AsyncUpsertWriter:
@@ -57,6 +68,7 @@ class AsyncTable:
         >>> async with table.upsert(["id", "name"]) as writer:  # doctest: +SKIP
         ...     await writer.write({"id": 1, "name": "new"})
         """
+        self._check_live("upsert")
         return AsyncUpsertWriter(self._connection, self.info, columns)
 
     def scan(
@@ -70,26 +82,44 @@ class AsyncTable:
         partitions: Iterable[Partition] | None = None,
         buckets: Iterable[int] | None = None,
         with_offsets: bool = False,
-    ) -> AsyncLogScan:
-        """What to read of a log table; nothing is read until the scan is used.
+        source: Source | None = None,
+    ) -> AsyncLogScan | AsyncUnionScan:
+        """What to read of a table; nothing is read until the scan is used.
+
+        `source` says where from: `"log"`, which a log table is read from unless told otherwise;
+        `"union"`, lake and log together, for log tables and primary-key tables; `"lake"`.
 
         `columns` and `filter` are pushed to the server, and the filter is applied exactly here.
         `stop=None` follows the log. `with_offsets` adds `__offset`, `__timestamp`, `__bucket`.
 
         >>> await table.scan(["id"], col("id") > 5).to_arrow()  # doctest: +SKIP
+        >>> await orders.scan(source="union").to_pandas()  # doctest: +SKIP
         """
-        return AsyncLogScan(
-            self._connection,
-            self.info,
-            None if columns is None else tuple(columns),
-            filter,
-            start,
-            stop,
-            limit,
-            None if partitions is None else tuple(partitions),
-            None if buckets is None else tuple(buckets),
-            with_offsets,
-        )
+        names = None if columns is None else tuple(columns)
+        parts = None if partitions is None else tuple(partitions)
+        numbers = None if buckets is None else tuple(buckets)
+        place = (self._connection, self.info, names, filter)
+        if self._source(source) == "log":
+            return AsyncLogScan(*place, start, stop, limit, parts, numbers, with_offsets)
+        lake_only = self._source(source) == "lake"
+        end = _union_end(start, stop)
+        return AsyncUnionScan(*place, end, limit, parts, numbers, with_offsets, lake_only)
+
+    def _source(self, source: Source | None) -> Source:
+        if source is None:
+            return "lake" if self.lake_only else "log"
+        if source not in get_args(Source):
+            raise ValueError(f"source {source!r} is none of {', '.join(get_args(Source))}")
+        if source != "lake":
+            self._check_live(f"scan(source={source!r})")
+        return source
+
+    def _check_live(self, what: str) -> None:
+        if self.lake_only:
+            raise InvalidTableError(
+                f"{self.path}{LAKE_SUFFIX} is what the lake has of a table, and can only be "
+                f"scanned; {what} goes through {self.path}"
+            )
 
     @overload
     async def lookup(self, keys: SingleKey) -> Row | None: ...
@@ -157,6 +187,7 @@ class AsyncTable:
         >>> async for batch in table.changelog(["id"], stop=None):  # doctest: +SKIP
         ...     print(batch["_change_type"])
         """
+        self._check_live("changelog")
         return AsyncLogScan(
             self._connection,
             self.info,
@@ -177,17 +208,26 @@ class AsyncTable:
         """
         if count < 0:
             raise ValueError(f"count {count} is negative")
-        if not self.info.has_primary_key:
+        if self.lake_only or not self.info.has_primary_key:
             return await self.scan(limit=count).to_arrow()
         return await head_of_keys(self._connection, self.info, count)
 
     @property
     def _lookup(self) -> AsyncLookup:
+        self._check_live("lookup")
         if self._lookups is None:
             self._lookups = AsyncLookup(self._connection, self.info)
         return self._lookups
 
     def __repr__(self) -> str:
-        return (
-            f"<AsyncTable {self.path}, id {self.info.table_id}, {self.info.bucket_count} buckets>"
-        )
+        name = f"{self.path}{LAKE_SUFFIX if self.lake_only else ''}"
+        return f"<AsyncTable {name}, id {self.info.table_id}, {self.info.bucket_count} buckets>"
+
+
+def _union_end(start: Start, stop: Stop) -> Literal["latest"] | None:
+    if start == "earliest" and (stop is None or stop == "latest"):
+        return None if stop is None else "latest"
+    raise ValueError(
+        "a scan of lake and log reads everything up to 'latest', or follows with stop=None; other "
+        'starts and stops are for source="log"'
+    )

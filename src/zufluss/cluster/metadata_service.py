@@ -3,16 +3,25 @@
 Nothing here waits or changes anything. A coordinator answers from its own image, a tablet server
 from the copy the coordinator keeps fresh; the code is the same. Errors that Fluss gives for the
 same question keep their code, except where `docs/compatibility.md` says why not.
+
+Tables with a lake format are shown with the cluster's own `datalake.<format>.*` among their
+properties, without secrets (`config/lake.py`). These are not in the catalog: whoever changes the
+configuration changes them for all tables at once.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from zufluss.cluster import codec
-from zufluss.cluster.image import ClusterImage, PartitionEntry, ServerNode
+from zufluss.cluster.image import ClusterImage, PartitionEntry, ServerNode, TableEntry
+from zufluss.config.lake import handed_out
+from zufluss.config.load import Configuration
+from zufluss.config.options import LAKE_FORMATS
+from zufluss.config.table_options import TABLE_DATALAKE_FORMAT
 from zufluss.errors import PartitionNotExistError
 from zufluss.model.partition import check_partial_spec
 from zufluss.wire import messages as m
@@ -28,8 +37,11 @@ MISSING_PARTITION_HOLD_SECONDS = 0.5
 class MetadataService:
     """Handlers of the read-only metadata APIs."""
 
-    def __init__(self, image: ClusterImage) -> None:
+    def __init__(self, image: ClusterImage, conf: Configuration) -> None:
         self._image = image
+        self._lakes = {
+            format: handed_out(format, conf.lake_properties(format)) for format in LAKE_FORMATS
+        }
 
     def register(self, services: Services) -> None:
         """Attach every handler to its API key."""
@@ -99,7 +111,7 @@ class MetadataService:
         return m.GetTableInfoResponse(
             table_id=entry.info.table_id,
             schema_id=entry.info.schema_id,
-            table_json=entry.table_json,
+            table_json=self._table_json(entry),
             created_time=entry.info.created_time,
             modified_time=entry.info.modified_time,
         )
@@ -144,12 +156,26 @@ class MetadataService:
             raise
         response = m.MetadataResponse(
             tablet_servers=_visible(image.tablets.values(), ctx.listener),
-            table_metadata=map(codec.table_to_proto, tables),
+            table_metadata=map(self._table, tables),
             partition_metadata=map(codec.partition_to_proto, partitions),
         )
         for node in _visible(filter(None, [image.coordinator]), ctx.listener):
             response.coordinator_server.CopyFrom(node)
         return response
+
+    def _table(self, entry: TableEntry) -> m.PbTableMetadata:
+        message = codec.table_to_proto(entry)
+        message.table_json = self._table_json(entry)
+        return message
+
+    def _table_json(self, entry: TableEntry) -> bytes:
+        """The descriptor as clients see it: with what they need to reach the lake."""
+        format = entry.info.property(TABLE_DATALAKE_FORMAT)
+        lake = None if format is None else self._lakes[format]
+        if not lake:
+            return entry.table_json
+        descriptor = entry.info.descriptor
+        return replace(descriptor, properties={**descriptor.properties, **lake}).to_json()
 
     def _partitions(self, request: m.MetadataRequest) -> Iterable[PartitionEntry]:
         """The partitions a request names, each once."""

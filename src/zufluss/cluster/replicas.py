@@ -52,6 +52,20 @@ class ReplicaStop:
     """Ids of the tablet servers that hold it; does not travel."""
 
 
+@dataclass(frozen=True, slots=True)
+class LakeOffsets:
+    """How far a bucket got in the lake; its log below that may go."""
+
+    table_bucket: TableBucket
+    """The bucket."""
+    snapshot_id: int
+    """The lake snapshot that has it."""
+    log_end_offset: int
+    """Everything below this offset is in the snapshot."""
+    replicas: tuple[int, ...] = ()
+    """Ids of the tablet servers that hold the bucket; does not travel."""
+
+
 class TabletGateway(Protocol):
     """One tablet server, told what to do by the coordinator."""
 
@@ -65,6 +79,10 @@ class TabletGateway(Protocol):
 
     async def stop_replicas(self, replicas: Sequence[ReplicaStop]) -> None:
         """Give these buckets up, and free their disk where it says delete."""
+        ...
+
+    async def notify_lake_offsets(self, offsets: Sequence[LakeOffsets]) -> None:
+        """Know how far these buckets got in the lake; buckets it does not hold are passed over."""
         ...
 
 
@@ -136,3 +154,22 @@ def stop_from_proto(message: m.PbStopReplicaReqForBucket) -> ReplicaStop:
     """A stop as it arrived, at a server that held the bucket."""
     bucket = codec.bucket_from_proto(message.table_bucket)
     return ReplicaStop(bucket, message.leader_epoch, message.delete)
+
+
+def lake_offsets_to_proto(offsets: LakeOffsets) -> m.PbNotifyLakeTableOffsetReqForBucket:
+    """A bucket's lake offset as it travels; who holds the bucket stays behind."""
+    bucket = offsets.table_bucket
+    return m.PbNotifyLakeTableOffsetReqForBucket(
+        table_id=bucket.table_id,
+        partition_id=bucket.partition_id,
+        bucket_id=bucket.bucket_id,
+        snapshot_id=offsets.snapshot_id,
+        log_end_offset=offsets.log_end_offset,
+    )
+
+
+def lake_offsets_from_proto(message: m.PbNotifyLakeTableOffsetReqForBucket) -> LakeOffsets:
+    """A bucket's lake offset as it arrived; 0, nothing, where none is said."""
+    partition_id = message.partition_id if message.HasField("partition_id") else None
+    bucket = TableBucket(message.table_id, partition_id, message.bucket_id)
+    return LakeOffsets(bucket, message.snapshot_id, message.log_end_offset)

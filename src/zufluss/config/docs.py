@@ -38,6 +38,28 @@ Keys that Fluss has keep Fluss's name and value form. Durations are written `100
 milliseconds or bytes.
 """
 
+LAKE_INTRODUCTION = """\
+`datalake.<format>.*` says how to reach the lake, in the words of the format's own catalog:
+`datalake.iceberg.uri` is Iceberg's `uri`. Any such key is taken, from every source, and kept as
+text; in the environment `_` stands for `.` and `__` for `-`
+(`ZUFLUSS_DATALAKE_ICEBERG_S3_ACCESS__KEY__ID` is `datalake.iceberg.s3.access-key-id`). Give all
+servers of a cluster the same.
+
+Servers hand these keys to clients, as `table.datalake.<format>.*` among the properties of tables
+that have a `table.datalake.format`. A reader or a tiering service then needs nothing but the
+address of a server. They are the cluster's: they are not stored with the table, CREATE and ALTER
+TABLE refuse another value, and a descriptor that came from the server can be sent back as it is.
+
+Secrets are handed out to nobody, since every client may ask for a table: keys with `password`,
+`secret`, `token`, `credential`, `key` or `authorization` in them, and addresses with a password in
+them. Give them to the processes that need them: `--datalake.iceberg.s3.secret-access-key …` of the
+tiering service, or the environment of the storage's own library. `zufluss config`, the cluster's
+description and the logs hide them.
+
+A server in one process (`zufluss dev --lake iceberg`) that is told nothing about its lake keeps one
+in its data directory: a catalog in `lake/catalog.db` and files below `lake/warehouse`.
+"""
+
 CLIENT_INTRODUCTION = """\
 Given to `zufluss.connect("host:port", **{"client.request-timeout": "10s"})`, and on the command
 line as `-D client.request-timeout=10s`.
@@ -58,6 +80,7 @@ def render() -> str:
         "## Server\n",
         _table("Dynamic", ((option, option.dynamic) for option in server)),
         "*Dynamic*: takes effect without a restart when the cluster is reconfigured.\n",
+        f"## Lake\n\n{LAKE_INTRODUCTION}",
         f"## Client\n\n{CLIENT_INTRODUCTION}",
         _table("Dynamic", ((option, option.dynamic) for option in client)),
         f"## Table properties\n\n{TABLE_INTRODUCTION}",

@@ -7,7 +7,8 @@ since a `server.yaml` made for Fluss has keys we do not need. Each value keeps i
 
 A key's environment variable is `env_name(key)`: `ZUFLUSS_` and the key in capitals with `_` for
 `.` and `-`; the prefix of our own keys is not said twice (`zufluss.log.flush` is
-`ZUFLUSS_LOG_FLUSH`). In YAML, nested maps are the same as dotted keys.
+`ZUFLUSS_LOG_FLUSH`). In YAML, nested maps are the same as dotted keys. Keys of a lake format, which
+nobody can declare, are kept as text (`lake.py`).
 
 A `Configuration` is immutable; `with_overrides` gives a new one.
 """
@@ -23,8 +24,9 @@ from typing import Any, TypeVar
 
 import yaml
 
+from zufluss.config.lake import is_lake_key, is_secret, lake_key_of_variable
 from zufluss.config.nearest import nearest
-from zufluss.config.option import Kind, Option
+from zufluss.config.option import HIDDEN, Kind, Option
 from zufluss.config.options import OPTIONS, is_client_option
 from zufluss.errors import ConfigError
 
@@ -121,16 +123,41 @@ class Configuration:
             if is_client_option(key)
         }
 
+    def lake_properties(self, format: str) -> dict[str, str]:
+        """What is set under `datalake.<format>.`, without that prefix, secrets included."""
+        prefix = f"datalake.{format}."
+        return {
+            key.removeprefix(prefix): setting.value
+            for key, setting in self._settings.items()
+            if key.startswith(prefix)
+        }
+
     def effective(self) -> list[EffectiveRow]:
-        """Every option with its value and origin, secrets hidden, in the order declared."""
-        return [
+        """Every option with its value and origin, secrets hidden, in the order declared.
+
+        Keys of lake formats follow, as far as somebody set them.
+        """
+        declared = [
             EffectiveRow(option.key, option.show(self.get(option)), self.origin(option))
             for option in OPTIONS.values()
         ]
+        return declared + [
+            EffectiveRow(key, _shown(key, setting.value), setting.origin)
+            for key, setting in sorted(self._settings.items())
+            if key not in OPTIONS
+        ]
 
     def __repr__(self) -> str:
-        shown = {key: OPTIONS[key].show(s.value) for key, s in self._settings.items()}
+        shown = {key: _shown(key, s.value) for key, s in self._settings.items()}
         return f"Configuration({shown})"
+
+
+def _shown(key: str, value: Any) -> str:
+    """The text of a setting for people."""
+    option = OPTIONS.get(key)
+    if option is not None:
+        return option.show(value)
+    return HIDDEN if is_secret(key, value) else value
 
 
 def env_name(key: str) -> str:
@@ -197,10 +224,12 @@ def _settings(pairs: Mapping[str, str], origin: str) -> dict[str, Setting]:
     known: dict[str, Setting] = {}
     for key, text in pairs.items():
         option = OPTIONS.get(key)
-        if option is None:
-            _warn_unknown(key, origin, nearest(key, OPTIONS))
-        else:
+        if option is not None:
             known[key] = Setting(_parsed(option, text, origin), origin)
+        elif is_lake_key(key):
+            known[key] = Setting(text.strip(), origin)
+        else:
+            _warn_unknown(key, origin, nearest(key, OPTIONS))
     return known
 
 
@@ -218,10 +247,13 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Setting]:
         if not name.startswith("ZUFLUSS_") or name in OTHER_VARIABLES:
             continue
         option = by_name.get(name)
-        if option is None:
-            _warn_unknown(name, "environment", nearest(name, by_name))
-        else:
+        lake_key = lake_key_of_variable(name)
+        if option is not None:
             found[option.key] = Setting(_parsed(option, text, name), name)
+        elif lake_key is not None:
+            found[lake_key] = Setting(text.strip(), name)
+        else:
+            _warn_unknown(name, "environment", nearest(name, by_name))
     return found
 
 

@@ -98,6 +98,14 @@ DATA_DIR = Option(
     "zufluss-data",
     "The directory for metadata and logs; relative to where the server is started.",
 )
+REMOTE_DATA_DIR: Option[str | None] = Option(
+    "remote.data.dir",
+    Kind.STRING,
+    None,
+    "The directory for what servers share with tiering services, a path or `file:` URI: the "
+    "offsets files of lake snapshots.",
+    default_text="`remote` in `data.dir`",
+)
 
 # ---------------------------------------------------------------------------------------------
 # Catalog
@@ -324,6 +332,26 @@ ZUFLUSS_LOGGING_FORMAT = Option(
     "console",
     "`console` for people, `json` for machines: one object per line.",
     allowed=("console", "json"),
+)
+
+# ---------------------------------------------------------------------------------------------
+# Metrics
+# ---------------------------------------------------------------------------------------------
+
+ZUFLUSS_METRICS_PORT: Option[int | None] = Option(
+    "zufluss.metrics.port",
+    Kind.INT,
+    None,
+    "Serve metrics for Prometheus on this port (`docs/metrics.md`); 0 takes a free one. Unset "
+    "serves none.",
+    minimum=0,
+    maximum=65535,
+)
+ZUFLUSS_METRICS_HOST = Option(
+    "zufluss.metrics.host",
+    Kind.STRING,
+    "localhost",
+    "The address metrics are served on. Whoever reaches it may read them.",
 )
 
 # ---------------------------------------------------------------------------------------------

@@ -101,7 +101,10 @@ class Catalog:
         """The id of the cluster, made with its store."""
         self.epoch = ledger.epoch
         """The coordinator epoch of this catalog."""
-        self._ledger = ledger
+        self.ledger = ledger
+        """The store in the hands of this coordinator, for what lies beside the catalog."""
+        self.listeners: list[Callable[[Sequence[ImageChange]], None]] = []
+        """Called with every change after it was applied to the image."""
         self._conf = conf
         self._tablets = tablets
         self._clock_ms = clock_ms
@@ -148,7 +151,7 @@ class Catalog:
                 raise DatabaseAlreadyExistError(f"database {name!r} exists already")
             now = self._clock_ms()
             entry = DatabaseEntry(name, descriptor, now, now)
-            await self._ledger.commit([records.put_database(entry, new=True)])
+            await self.ledger.commit([records.put_database(entry, new=True)])
             await self._publish([DatabasePut(entry)])
 
         await self._mutate(change)
@@ -177,7 +180,7 @@ class Catalog:
                 return
             _check_database_size(name, descriptor)
             entry = replace(before, descriptor=descriptor, modified_time=self._clock_ms())
-            await self._ledger.commit([records.put_database(entry, new=False)])
+            await self.ledger.commit([records.put_database(entry, new=False)])
             await self._publish([DatabasePut(entry)])
 
         await self._mutate(change)
@@ -203,7 +206,7 @@ class Catalog:
             ops = [op for table in tables for op in self._drop_table_ops(table)]
             stops = [stop for table in tables for stop in self._stops(table)]
             changes: list[ImageChange] = [TableGone(table.info.table_id) for table in tables]
-            await self._ledger.commit([*ops, records.drop_database(name)])
+            await self.ledger.commit([*ops, records.drop_database(name)])
             await self._publish([*changes, DatabaseGone(name)])
             await self._tablets.stop_replicas(stops)
 
@@ -232,12 +235,12 @@ class Catalog:
         return await self._mutate(change)
 
     async def _create_table(self, path: TablePath, descriptor: TableDescriptor) -> TableEntry:
-        table_id, take_id = await self._ledger.next_id(records.TABLE_COUNTER)
+        table_id, take_id = await self.ledger.next_id(records.TABLE_COUNTER)
         now = self._clock_ms()
         info = TableInfo(path, table_id, 1, descriptor, now, now)
         buckets = () if info.is_partitioned else self._place(info, start=table_id)
         entry = TableEntry(info, {1: descriptor.schema}, buckets)
-        await self._ledger.commit([take_id, *records.create_table(entry)])
+        await self.ledger.commit([take_id, *records.create_table(entry)])
         await self._publish([TablePut(entry)])
         replicas = [
             ReplicaAssignment(TableBucket(table_id, None, i), entry.physical_path, state)
@@ -259,7 +262,7 @@ class Catalog:
 
     async def _drop_table(self, entry: TableEntry) -> None:
         stops = self._stops(entry)
-        await self._ledger.commit(self._drop_table_ops(entry))
+        await self.ledger.commit(self._drop_table_ops(entry))
         await self._publish([TableGone(entry.info.table_id)])
         await self._tablets.stop_replicas(stops)
         log.info("table_dropped", table=str(entry.info.path), table_id=entry.info.table_id)
@@ -285,7 +288,7 @@ class Catalog:
                 return before
             _check_size(path, descriptor)
             after = self._altered(before, descriptor)
-            await self._ledger.commit(records.alter_table(before, after))
+            await self.ledger.commit(records.alter_table(before, after))
             await self._publish([TablePut(after)])
             log.info("table_altered", table=str(path), schema_id=after.info.schema_id)
             return after
@@ -341,7 +344,7 @@ class Catalog:
         return await self._mutate(change)
 
     async def _create_partition(self, table: TableEntry, name: str) -> PartitionEntry:
-        partition_id, take_id = await self._ledger.next_id(records.PARTITION_COUNTER)
+        partition_id, take_id = await self.ledger.next_id(records.PARTITION_COUNTER)
         entry = PartitionEntry(
             partition_id=partition_id,
             table_id=table.info.table_id,
@@ -350,7 +353,7 @@ class Catalog:
             created_time=self._clock_ms(),
             buckets=self._place(table.info, start=partition_id),
         )
-        await self._ledger.commit([take_id, *records.create_partition(entry)])
+        await self.ledger.commit([take_id, *records.create_partition(entry)])
         await self._publish([PartitionPut(entry)])
         replicas = [
             ReplicaAssignment(bucket, path, state)
@@ -383,7 +386,7 @@ class Catalog:
         await self._mutate(change)
 
     async def _drop_partition(self, table: TableEntry, entry: PartitionEntry) -> None:
-        await self._ledger.commit(records.drop_partition(entry))
+        await self.ledger.commit(records.drop_partition(entry))
         await self._publish([PartitionGone(entry.partition_id)])
         await self._tablets.stop_replicas(
             [_stop(bucket, state) for _, bucket, state in partition_buckets(table, entry)]
@@ -394,7 +397,7 @@ class Catalog:
 
     async def allocate_writer_ids(self, count: int) -> range:
         """Writer ids that nobody got before and nobody will get again."""
-        return await self._ledger.take(records.WRITER_COUNTER, count)
+        return await self.ledger.take(records.WRITER_COUNTER, count)
 
     async def allocate_ids(self, table_id: int, column_id: int, count: int) -> tuple[int, int]:
         """Ids for an auto-increment column, from the first up to the one after the last.
@@ -402,9 +405,7 @@ class Catalog:
         Durable when this returns, and never given again. The first id is 1. There are fewer than
         `count` where the type of the column ends.
         """
-        ids = await auto_increment.allocate_ids(
-            self._ledger, self.image, table_id, column_id, count
-        )
+        ids = await auto_increment.allocate_ids(self.ledger, self.image, table_id, column_id, count)
         return ids.start, ids.stop
 
     async def next_server_epoch(self) -> int:
@@ -412,7 +413,7 @@ class Catalog:
 
         The first is 1: an order without an epoch reads as 0 and belongs to none.
         """
-        return (await self._ledger.take(records.SERVER_EPOCH_COUNTER, 1))[0] + 1
+        return (await self.ledger.take(records.SERVER_EPOCH_COUNTER, 1))[0] + 1
 
     # How a change is made
 
@@ -434,6 +435,8 @@ class Catalog:
 
     async def _publish(self, changes: Sequence[ImageChange]) -> None:
         self.image.apply(changes)
+        for listener in self.listeners:
+            listener(changes)
         await self._tablets.update_metadata(changes)
 
     async def _start(

@@ -14,17 +14,20 @@ the old table is being deleted, and dropping a table is deleting one subtree.
 | `/tables/ID` | `database`, `table`, `schema_id`, `descriptor` (as on the wire), `created_time`, `modified_time` |
 | `/tables/ID/schemas/SCHEMA_ID` | the schema, as on the wire |
 | `/tables/ID/auto-increment/COLUMN_ID` | number: the last id given to the column, 0 before the first; made and deleted with the table |
+| `/tables/ID/lake/epoch` | number: the tiering epoch of the last hand-out, 0 before the first |
+| `/tables/ID/lake/snapshots` | `tiered_time` (of the last commit, absent before the first), `snapshots`: a list, the newest last, of `id`, `offsets` (the offsets file, from the remote data directory on), `readable_offsets` (the same, where known) |
 | `/tables/ID/buckets` | `buckets`: a list by bucket number of `[replicas, leader, leader_epoch, isr, bucket_epoch]`; absent for a partitioned table |
 | `/tables/ID/partitions/PARTITION_ID` | `name`, `created_time` |
 | `/tables/ID/partitions/PARTITION_ID/buckets` | as `/tables/ID/buckets` |
 
-Times are epoch milliseconds. `buckets` is a path of its own because leaders change on their own.
+Times are epoch milliseconds. Both `lake` paths are made and deleted with the table. `buckets` is a path of its own because leaders change on their own.
 """  # noqa: E501 - a table row does not wrap
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -54,6 +57,28 @@ WRITER_COUNTER = "/counters/writer"
 SERVER_EPOCH_COUNTER = "/counters/server-epoch"
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotRecord:
+    """A lake snapshot of a table."""
+
+    snapshot_id: int
+    """Its id in the lake."""
+    offsets_file: str
+    """The offsets file: how far each bucket got."""
+    readable_file: str | None = None
+    """The offsets file of what readers may rely on; None where that is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class LakeRecord:
+    """The lake side of a table."""
+
+    tiered_time: int | None = None
+    """When a snapshot was last committed, epoch milliseconds."""
+    snapshots: tuple[SnapshotRecord, ...] = ()
+    """The snapshots that are kept, the newest last."""
 
 
 class CatalogDamagedError(ZuflussError):
@@ -94,6 +119,7 @@ def create_table(entry: TableEntry) -> list[Op]:
     ops: list[Op] = [Create(base, _table_value(entry.info))]
     ops += [_create_schema(base, i, schema) for i, schema in entry.schemas.items()]
     ops += [Create(counter, number(0)) for counter in _id_counters(entry.info)]
+    ops += create_lake(entry.info.table_id)
     if not entry.info.is_partitioned:
         ops.append(Create(f"{base}/buckets", _buckets_value(entry.buckets)))
     return ops
@@ -117,6 +143,7 @@ def drop_table(entry: TableEntry, partitions: Iterable[PartitionEntry]) -> list[
     ops: list[Op] = [Delete(base)]
     ops += [Delete(f"{base}/schemas/{i}") for i in entry.schemas]
     ops += [Delete(counter) for counter in _id_counters(entry.info)]
+    ops += [Delete(tiering_epoch(entry.info.table_id)), Delete(_snapshots(entry.info.table_id))]
     if not entry.info.is_partitioned:
         ops.append(Delete(f"{base}/buckets"))
     for partition in partitions:
@@ -140,6 +167,35 @@ def drop_partition(entry: PartitionEntry) -> list[Op]:
 def id_counter(table_id: int, column_id: int) -> str:
     """The path of the counter of an auto-increment column."""
     return f"{_table_path(table_id)}/auto-increment/{column_id}"
+
+
+def create_lake(table_id: int) -> list[Op]:
+    """What is kept of a table's lake side, before its first hand-out and snapshot."""
+    return [
+        Create(tiering_epoch(table_id), number(0)),
+        Create(_snapshots(table_id), dump_object({"snapshots": []})),
+    ]
+
+
+def put_lake(table_id: int, lake: LakeRecord) -> Op:
+    """Replace the lake snapshots of a table."""
+    rows = [
+        {"id": s.snapshot_id, "offsets": s.offsets_file}
+        | ({"readable_offsets": s.readable_file} if s.readable_file else {})
+        for s in lake.snapshots
+    ]
+    return Put(
+        _snapshots(table_id), dump_object({"tiered_time": lake.tiered_time} | {"snapshots": rows})
+    )
+
+
+def tiering_epoch(table_id: int) -> str:
+    """The path of the counter of a table's hand-outs."""
+    return f"{_table_path(table_id)}/lake/epoch"
+
+
+def _snapshots(table_id: int) -> str:
+    return f"{_table_path(table_id)}/lake/snapshots"
 
 
 def _id_counters(info: TableInfo) -> list[str]:
@@ -197,6 +253,12 @@ def load(entries: Iterable[Entry]) -> Iterator[ImageChange]:
         for partition_id in tree.names(f"{base}/partitions"):
             path = f"{base}/partitions/{partition_id}"
             yield PartitionPut(_guarded(path, partial(_partition, tree, path, table)))
+
+
+def load_lake(entries: Iterable[Entry], table_ids: Iterable[int]) -> dict[int, LakeRecord | None]:
+    """What is known of the lake side of tables; None where the store was made without one."""
+    tree = _Tree({entry.path: entry.value for entry in entries})
+    return {i: _guarded(_snapshots(i), partial(_lake, tree, i)) for i in table_ids}
 
 
 class _Tree:
@@ -266,6 +328,19 @@ def _partition(tree: _Tree, path: str, table: TableEntry) -> PartitionEntry:
         spec=spec_of(table.info.partition_keys, value["name"]),
         created_time=value["created_time"],
         buckets=_bucket_states(tree, path),
+    )
+
+
+def _lake(tree: _Tree, table_id: int) -> LakeRecord | None:
+    if tiering_epoch(table_id) not in tree.values:
+        return None
+    value = tree.object(_snapshots(table_id))
+    return LakeRecord(
+        tiered_time=value.get("tiered_time"),
+        snapshots=tuple(
+            SnapshotRecord(s["id"], s["offsets"], s.get("readable_offsets"))
+            for s in value["snapshots"]
+        ),
     )
 
 

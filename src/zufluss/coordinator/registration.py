@@ -63,7 +63,7 @@ class Registrations:
         tablets: Tablets,
         connect: Connect,
         clock_ms: Callable[[], int],
-        on_join: Callable[[], None],
+        on_join: Callable[[int], None],
     ) -> None:
         self._catalog = catalog
         self._image = catalog.image
@@ -105,7 +105,7 @@ class Registrations:
             before.tablet.end()
         response = await self._catalog.exclusive(partial(self._join, node))
         log.info("tablet_registered", server_id=node.node_id, epoch=response.server_epoch)
-        self._on_join()
+        self._on_join(node.node_id)
         return response
 
     async def tablet_heartbeat(

@@ -1,4 +1,4 @@
-"""The coordinator role: catalog, auto partitions and the tablet servers it leads.
+"""The coordinator role: catalog, auto partitions, the lake, and the tablet servers it leads.
 
 One active coordinator per cluster. Life of a process with both roles:
 
@@ -26,6 +26,9 @@ from zufluss.cluster.replicas import LocalTablet, assignments
 from zufluss.cluster.writer_ids import WriterIds
 from zufluss.config.load import Configuration
 from zufluss.coordinator.catalog import Catalog
+from zufluss.coordinator.lake import LakeTables
+from zufluss.coordinator.lake_offsets import OffsetsFiles, remote_directory
+from zufluss.coordinator.lake_service import LakeService
 from zufluss.coordinator.partitions import AutoPartitions
 from zufluss.coordinator.registration import Connect, Registrations
 from zufluss.coordinator.service import CoordinatorService
@@ -50,6 +53,7 @@ class Coordinator:
         self.image = ClusterImage()
         self.tablets = Tablets()
         self.catalog: Catalog
+        self.lake: LakeTables
         self.partitions: AutoPartitions
         self.writer_ids: WriterIds
         self.registrations: Registrations | None = None
@@ -63,12 +67,20 @@ class Coordinator:
         self.catalog = await Catalog.open(
             self._store, self.conf, self.image, self.tablets, self._clock_ms
         )
+        self.lake = await LakeTables.open(
+            self._store,
+            self.conf,
+            self.catalog,
+            self.tablets,
+            OffsetsFiles(remote_directory(self.conf)),
+            self._clock_ms,
+        )
         self.image.apply([NodesPut(node, ())])
         self.writer_ids = WriterIds(self.catalog.allocate_writer_ids)
         self.partitions = AutoPartitions(self.conf, self.catalog, self._clock_ms)
         if self._connect is not None:
             self.registrations = Registrations(
-                self.catalog, self.tablets, self._connect, self._clock_ms, self.partitions.start
+                self.catalog, self.tablets, self._connect, self._clock_ms, self._joined
             )
             self.registrations.start()
         self._started = True
@@ -83,13 +95,18 @@ class Coordinator:
             self.tablets.attach(node.node_id, tablet)
 
         await self.catalog.exclusive(join)
+        self._joined(node.node_id)
+
+    def _joined(self, server_id: int) -> None:
+        self.lake.server_joined(server_id)
         self.partitions.start()
 
     def register(self, services: Services) -> None:
         """Attach every handler of the coordinator role; INIT_WRITER is `writer_ids.register`."""
-        MetadataService(self.image).register(services)
+        MetadataService(self.image, self.conf).register(services)
         ClusterService(self.conf, self.image).register(services)
         CoordinatorService(self.conf, self.catalog, self.partitions.check).register(services)
+        LakeService(self.lake, self.image).register(services)
         if self.registrations is not None:
             self.registrations.register(services)
 
@@ -102,6 +119,7 @@ class Coordinator:
         if self.registrations is not None:
             await self.registrations.stop()
         await self.catalog.close()
+        await self.lake.settle()
 
     def __repr__(self) -> str:
         return f"Coordinator(tablets={sorted(self.image.tablets)}, image={self.image!r})"

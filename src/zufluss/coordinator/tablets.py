@@ -10,16 +10,17 @@ hold it.
 | update_metadata | UPDATE_METADATA (1013) | the catalog or the set of servers changed |
 | start_replicas | NOTIFY_LEADER_AND_ISR (1018) | buckets were created; returns when they serve |
 | stop_replicas | STOP_REPLICA (1019) | buckets were dropped; returns when their disk is free |
+| notify_lake_offsets | NOTIFY_LAKE_TABLE_OFFSET (1031) | a lake snapshot was committed, or the server joined |
 | assign | answer of REGISTER_TABLET_SERVER (30000) | a tablet server joined |
 
 `assign` carries everything: the whole picture and all replicas of that server. What the server
 has on its disk beyond them belongs to tables that were dropped while it was away, and is deleted.
-That is how a drop is finished after a crash. The other three calls travel on another connection
+That is how a drop is finished after a crash. The other calls travel on another connection
 and may overtake the answer of a registration, so a remote tablet server holds them back while it
 registers, and refuses those whose server epoch is not the one it got (`tablet/link.py`).
 
 A server that cannot be told is not retried: it is told everything when it registers again.
-"""
+"""  # noqa: E501 - a table row does not wrap
 
 from __future__ import annotations
 
@@ -32,10 +33,12 @@ import structlog
 from zufluss.cluster import codec
 from zufluss.cluster.image import ImageChange
 from zufluss.cluster.replicas import (
+    LakeOffsets,
     ReplicaAssignment,
     ReplicaStop,
     RpcCaller,
     TabletGateway,
+    lake_offsets_to_proto,
     replica_to_proto,
     stop_to_proto,
 )
@@ -45,7 +48,7 @@ from zufluss.wire.api import ApiKey
 
 log = structlog.get_logger(__name__)
 
-R = TypeVar("R", "ReplicaAssignment", "ReplicaStop")
+R = TypeVar("R", "ReplicaAssignment", "ReplicaStop", "LakeOffsets")
 
 BUCKETS_PER_REQUEST_MAX = 10_000
 """Buckets in one request to a tablet server; more are sent in several."""
@@ -97,6 +100,18 @@ class Tablets:
             "stop_replicas",
             {
                 i: gateway.stop_replicas(by_server[i])
+                for i, gateway in self._gateways.items()
+                if i in by_server
+            },
+        )
+
+    async def notify_lake_offsets(self, offsets: Sequence[LakeOffsets]) -> None:
+        """Tell the holders of buckets how far the lake got; one that is away learns it later."""
+        by_server = _by_server(offsets)
+        await self._best_effort(
+            "notify_lake_offsets",
+            {
+                i: gateway.notify_lake_offsets(by_server[i])
                 for i, gateway in self._gateways.items()
                 if i in by_server
             },
@@ -159,6 +174,16 @@ class RemoteTablet:
             )
             response = await self._call(ApiKey.STOP_REPLICA, request)
             _check_buckets(self.server_id, response.stop_replicas_resp)
+
+    async def notify_lake_offsets(self, offsets: Sequence[LakeOffsets]) -> None:
+        """Send NOTIFY_LAKE_TABLE_OFFSET."""
+        for some in _portions(offsets):
+            request = m.NotifyLakeTableOffsetRequest(
+                coordinator_epoch=self._epoch,
+                server_epoch=self.server_epoch,
+                notify_buckets_req=[lake_offsets_to_proto(o) for o in some],
+            )
+            await self._call(ApiKey.NOTIFY_LAKE_TABLE_OFFSET, request)
 
     def end(self) -> None:
         """The registration is over: calls under way fail now, and every later one."""

@@ -172,6 +172,10 @@ class CommitResult:
     """The snapshot."""
     readable_snapshot_id: int | None = None
     """The newest one readers can use, where that is another."""
+    total_bytes: int | None = None
+    """Size of all live files of the lake table after it, where the format knows."""
+    total_records: int | None = None
+    """Rows in them, deleted ones included."""
 
 
 class LakeCommitter(Protocol[W_contra, C]):

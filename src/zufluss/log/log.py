@@ -70,7 +70,8 @@ class Log(LogReader):
     __slots__ = (
         "__weakref__", "_checkpoint", "_checkpoint_lock", "_deleted", "_names", "_names_changes",
         "_pwrite", "_roll_above", "_side_files", "_snapshots", "_unsynced", "config", "failure",
-        "held_back", "incarnation", "leader_epoch", "needed_from", "on_roll", "writers",
+        "held_back", "incarnation", "leader_epoch", "needed_from", "on_roll", "untiered_from",
+        "writers",
     )  # fmt: skip
 
     def __init__(
@@ -94,9 +95,11 @@ class Log(LogReader):
         self.on_roll: Callable[[Log], None] | None = None
         """Called when a segment was closed, so that its owner can have it synced."""
         self.needed_from: int | None = None
-        """Retention spares what lies from this offset on, however old it is."""
+        """What recovery needs: retention spares what lies from this offset on, however old."""
+        self.untiered_from: int | None = None
+        """What the lake does not have yet, of a table that is tiered: spared as well."""
         self.held_back = False
-        """The last `expire` spared something for that reason."""
+        """The last `expire` spared something for `needed_from` alone."""
         self._pwrite = files.pwrite
         self._checkpoint_lock = threading.Lock()
         self._deleted = False
@@ -521,17 +524,20 @@ class Log(LogReader):
     def expire(self, now_ms: int) -> Retired | None:
         """Let go of the segments older than the time to live; the caller has them removed.
 
-        Only what every reader may see is let go of, and nothing from `needed_from` on. The segment
-        being written goes too when all of it has expired and `retention_rolls_active` is set: it is
-        closed first, so that the log keeps its end.
+        Only what every reader may see is let go of, and nothing from `needed_from` or
+        `untiered_from` on. The segment being written goes too when all of it has expired and
+        `retention_rolls_active` is set: it is closed first, so that the log keeps its end.
         """
+        free = self.high_watermark
+        if self.untiered_from is not None:
+            free = min(free, self.untiered_from)
         old = expired(self._segments, self.files, now_ms, self.config.ttl_ms)
-        if old and old[-1] is self._active and not self._rolled_to_expire():
+        if old and old[-1] is self._active and not self._rolled_to_expire(free):
             old.pop()
-        needed = self.high_watermark if self.needed_from is None else self.needed_from
-        limit = min(self.high_watermark, needed)
+        needed = free if self.needed_from is None else self.needed_from
         until = self._bases[1 : len(old) + 1]
-        self.held_back = any(needed < end <= self.high_watermark for end in until)
+        self.held_back = any(needed < end <= free for end in until)
+        limit = min(free, needed)
         old = [segment for segment, end in zip(old, until, strict=False) if end <= limit]
         if not old:
             return None
@@ -552,9 +558,11 @@ class Log(LogReader):
             self.directory, tuple(old), tuple(map(self._snapshot_path, ends)), tuple(paths)
         )
 
-    def _rolled_to_expire(self) -> bool:
-        """Close the segment being written, if that is wanted and the disk has room for it."""
+    def _rolled_to_expire(self, free: int) -> bool:
+        """Close the segment being written, if that frees it and the disk has room for it."""
         if not self.config.retention_rolls_active or self.failure is not None:
+            return False
+        if self.log_end_offset > free:
             return False
         try:
             self.roll()

@@ -5,6 +5,9 @@ and only as long as each has expired, so a log never gets a hole. The log forget
 the event loop; the files are removed in a thread, because freeing a gigabyte takes the file system
 a while. Before that the writer snapshots at their ends are made durable: the batches these were
 made from are about to be gone. A crash in between brings segments back, and they expire again.
+
+What recovery still needs, and what the lake does not have yet, stays however old it is:
+`Log.expire` knows from which offset on that is.
 """
 
 from __future__ import annotations

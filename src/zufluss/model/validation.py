@@ -25,6 +25,7 @@ from typing import Any
 from zufluss.config import Configuration
 from zufluss.config import options as server
 from zufluss.config import table_options as o
+from zufluss.config.lake import handed_out, table_prefix
 from zufluss.config.option import Option
 from zufluss.errors import (
     BucketMaxNumError,
@@ -78,7 +79,7 @@ def check_table_path(path: TablePath) -> None:
 def complete(descriptor: TableDescriptor, conf: Configuration) -> TableDescriptor:
     """The descriptor with every default of the server filled in, as it is stored."""
     check_keys(descriptor)
-    properties = dict(descriptor.properties)
+    properties = without_cluster_lake(descriptor.properties, conf)
     factor = conf.get(server.DEFAULT_REPLICATION_FACTOR)
     properties.setdefault(o.TABLE_REPLICATION_FACTOR.key, str(factor))
     if len(descriptor.partition_keys) > 1 and _is_true(properties, o.TABLE_AUTO_PARTITION_ENABLED):
@@ -98,6 +99,26 @@ def complete(descriptor: TableDescriptor, conf: Configuration) -> TableDescripto
         bucket_keys=descriptor.bucket_keys or descriptor.physical_primary_key,
         properties=properties,
     )
+
+
+def without_cluster_lake(properties: Mapping[str, str], conf: Configuration) -> dict[str, str]:
+    """The properties without what the cluster says of its lakes, which is not stored.
+
+    A client that sends back a descriptor it got has them in it. Another value is refused: a table
+    cannot choose another lake.
+    """
+    kept = dict(properties)
+    for format in server.LAKE_FORMATS:
+        given = [key for key in properties if key.startswith(table_prefix(format))]
+        known = handed_out(format, conf.lake_properties(format)) if given else {}
+        for key in given:
+            if properties[key] != known.get(key):
+                raise ConfigError(
+                    f"{key} is not the table's to set: the lake is the cluster's; leave it out, "
+                    f"or configure {key.removeprefix('table.')} on the servers"
+                )
+            del kept[key]
+    return kept
 
 
 def check_table(descriptor: TableDescriptor, conf: Configuration, live_servers: int | None) -> None:

@@ -170,6 +170,7 @@ class Connection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         """Bytes arrived."""
         self.active = True
+        self.server.received_bytes += nbytes
         if self._buffer is not None:
             self._filled += nbytes
             if self._filled >= self._total:
@@ -375,6 +376,7 @@ class Connection(asyncio.BufferedProtocol):
                 if not api.min_version <= version <= api.max_version:
                     self.respond_error(request_id, *_unsupported(key, version, api))
                     return
+                server.requests[key] += 1
                 self.inflight += 1
                 if self.inflight == self._inflight_max:
                     self._pause()
@@ -405,7 +407,7 @@ class Connection(asyncio.BufferedProtocol):
             self.respond_error(request_id, *_unsupported(key, version, None))
             return
         api, handler = entry
-        if not api.public and self.listener.name != self.server.internal_listener:
+        if not api.for_clients and self.listener.name != self.server.internal_listener:
             raise AuthorizationError(
                 f"{api.name} is for servers only, through listener "
                 f"{self.server.internal_listener or '(none: one process serves both roles)'}"
@@ -413,9 +415,10 @@ class Connection(asyncio.BufferedProtocol):
         if not api.min_version <= version <= api.max_version:
             self.respond_error(request_id, *_unsupported(key, version, api))
             return
-        if api.public:
+        if api.for_clients:
             check_control_size(api, len(body))
         request = decode(api.request, body)
+        self.server.requests[key] += 1
         self.inflight += 1
         if self.inflight == self._inflight_max:
             self._pause()
@@ -444,6 +447,7 @@ class Connection(asyncio.BufferedProtocol):
                 f"listener {self.listener.name} is plaintext and takes no authentication; "
                 "set client.security.protocol=plaintext or use a sasl listener"
             )
+        self.server.requests[ApiKey.AUTHENTICATE] += 1
         self._serve(False)
         self.principal = None
         if request.protocol != "PLAIN":
@@ -508,6 +512,7 @@ class Connection(asyncio.BufferedProtocol):
         """Queue an error frame."""
         if not self._out:
             self.server.has_answers(self)
+        self.server.errors[code] = self.server.errors.get(code, 0) + 1
         self._out.append(pack_error(request_id, code, message))
 
     def flush(self) -> None:
@@ -517,11 +522,13 @@ class Connection(asyncio.BufferedProtocol):
         if not out or self.transport.is_closing():
             return
         if len(out) == 1:
+            size = len(out[0])
             self.transport.write(out[0])
-        elif sum(map(len, out)) <= JOIN_BYTES_MAX:
+        elif (size := sum(map(len, out))) <= JOIN_BYTES_MAX:
             self.transport.write(b"".join(out))
         else:
             self.transport.writelines(out)
+        self.server.sent_bytes += size
         if self._drained and not self._unread:
             self._wake_drained()
 

@@ -45,6 +45,11 @@ class NetServer:
         self.authenticator = authenticator
         self.memory = ReceiveMemory(self.limits.receive_bytes_max)
         self.connections: set[Connection] = set()
+        self.requests: dict[int, int] = dict.fromkeys(APIS, 0)
+        """Requests by API key that reached a handler."""
+        self.errors: dict[int, int] = {}
+        """Requests by the error they were answered with as a whole."""
+        self.received_bytes = self.sent_bytes = 0
         self.loop = asyncio.get_running_loop()
         self.scratch, self.scratch_view = new_buffer(SCRATCH_BYTES)
         self.on_drain: Callable[[], None] = lambda: None
@@ -174,7 +179,7 @@ def _api_versions(
         response = m.ApiVersionsResponse()
         internal = context.listener == internal_listener
         for api in sorted([*always, *services.advertised()], key=lambda a: a.key):
-            if not api.public and not internal:
+            if not api.for_clients and not internal:
                 continue
             response.api_versions.add(
                 api_key=api.key, min_version=api.min_version, max_version=api.max_version

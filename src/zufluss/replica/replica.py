@@ -50,6 +50,7 @@ class Replica:
         "leader_epoch",
         "log",
         "path",
+        "tiered_offset",
     )
 
     def __init__(
@@ -63,6 +64,8 @@ class Replica:
         self.fetch_waiters: set[FetchWaiter] = set()
         self.kv: KvTablet | None = None
         """The key-value state of a primary-key table's bucket, None for a log table."""
+        self.tiered_offset: int | None = None
+        """Below it the lake has everything; None until the coordinator has said how far it got."""
         self.failure: LogStorageError | None = None
         """Set when the disk failed under this bucket: it takes no more writes."""
 
@@ -91,6 +94,10 @@ class Replica:
                 "write does not tell whether its key is new; count them with a scan"
             )
         return count
+
+    def hold_for_lake(self, tiered: bool) -> None:
+        """Have retention spare what the lake does not have, if the table is tiered at all."""
+        self.log.untiered_from = (self.tiered_offset or 0) if tiered else None
 
     def advance(self, offset: int) -> None:
         """Move the high watermark to `offset` and wake whom that concerns."""

@@ -3,9 +3,9 @@
 Used by a tablet server that runs on its own. It registers, applies the picture and the replicas in
 the answer, sends heartbeats, and registers again when the coordinator does not know it any more or
 cannot be reached for a while. It also answers what the coordinator sends: UPDATE_METADATA,
-NOTIFY_LEADER_AND_ISR, STOP_REPLICA. These wait while a registration is under way, and are refused
-when they belong to another registration than the present one: an order from before would undo what
-the answer said.
+NOTIFY_LEADER_AND_ISR, STOP_REPLICA, NOTIFY_LAKE_TABLE_OFFSET. These wait while a registration is
+under way, and are refused when they belong to another registration than the present one: an order
+from before would undo what the answer said.
 
 The image is changed in place and never replaced, so whoever holds it sees the present.
 """
@@ -20,7 +20,13 @@ import structlog
 
 from zufluss.cluster import codec
 from zufluss.cluster.image import ClusterImage, ServerNode
-from zufluss.cluster.replicas import LocalTablet, RpcCaller, replica_from_proto, stop_from_proto
+from zufluss.cluster.replicas import (
+    LocalTablet,
+    RpcCaller,
+    lake_offsets_from_proto,
+    replica_from_proto,
+    stop_from_proto,
+)
 from zufluss.errors import ErrorCode, ZuflussError, error
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
@@ -63,6 +69,8 @@ class CoordinatorLink:
         services.register(ApiKey.UPDATE_METADATA, self.update_metadata)
         services.register(ApiKey.NOTIFY_LEADER_AND_ISR, self.notify_leader_and_isr)
         services.register(ApiKey.STOP_REPLICA, self.stop_replica)
+        services.register(ApiKey.NOTIFY_LAKE_TABLE_OFFSET, self.notify_lake_table_offset)
+        services.register(ApiKey.GET_LAKE_SNAPSHOT, self.get_lake_snapshot)
 
     async def start(self) -> None:
         """Register, waiting for the coordinator as long as it takes; then stay registered."""
@@ -155,6 +163,23 @@ class CoordinatorLink:
             for each in request.stop_replicas_req
         ]
         return m.StopReplicaResponse(stop_replicas_resp=done)
+
+    async def notify_lake_table_offset(
+        self, request: m.NotifyLakeTableOffsetRequest, ctx: RequestContext
+    ) -> m.NotifyLakeTableOffsetResponse:
+        """NOTIFY_LAKE_TABLE_OFFSET (1031)."""
+        offsets = list(map(lake_offsets_from_proto, request.notify_buckets_req))
+        async with self._turn:
+            self._check_epoch(request.server_epoch)
+            await self._tablet.notify_lake_offsets(offsets)
+        return m.NotifyLakeTableOffsetResponse()
+
+    async def get_lake_snapshot(
+        self, request: m.GetLakeSnapshotRequest, ctx: RequestContext
+    ) -> m.GetLakeSnapshotResponse:
+        """GET_LAKE_SNAPSHOT (1032): asked on, because only the coordinator knows snapshots."""
+        answer: m.GetLakeSnapshotResponse = await self._call(ApiKey.GET_LAKE_SNAPSHOT, request)
+        return answer
 
     def _check_epoch(self, server_epoch: int) -> None:
         if server_epoch != self.server_epoch:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import structlog
 
 from zufluss.cluster.image import ClusterImage, ImageChange, TableEntry, TablePut
-from zufluss.cluster.replicas import ReplicaAssignment, ReplicaStop
+from zufluss.cluster.replicas import LakeOffsets, ReplicaAssignment, ReplicaStop
 from zufluss.config import options, table_options
 from zufluss.config.load import Configuration
 from zufluss.errors import (
@@ -91,6 +91,8 @@ class TableState:
     def update(self, entry: TableEntry) -> None:
         """The table is new, or was altered."""
         self.info, self.schemas = entry.info, entry.schemas
+        self.tiered: bool = self.info.property(table_options.TABLE_DATALAKE_ENABLED)
+        """Its data moves to the lake, and nothing expires before it is there."""
         self.projector = Projector(self.find_schema, self.info.schema)
         self.kv = KvTable(self.info, self.schemas) if self.info.has_primary_key else None
 
@@ -157,6 +159,7 @@ class TabletServer:
         for replica in [*self._replica_of.values()]:
             if replica.bucket not in wanted:
                 self._stop(replica, delete=True)
+            replica.tiered_offset = None  # what we knew is from before; we are told again
         for table in [*self.tables.values()]:
             table.refused.clear()
             self._forget_if_empty(table)
@@ -198,6 +201,17 @@ class TabletServer:
             else:
                 self._stop_refused(stop.table_bucket, delete=stop.delete)
 
+    async def notify_lake_offsets(self, offsets: Sequence[LakeOffsets]) -> None:
+        """Know how far these buckets got in the lake; buckets that are not here are passed over.
+
+        The last word counts, also when it is a lower offset: that keeps more.
+        """
+        for each in offsets:
+            replica = self.find_replica(*each.table_bucket)
+            if replica is not None:
+                replica.tiered_offset = each.log_end_offset
+                replica.hold_for_lake(self.tables[each.table_bucket.table_id].tiered)
+
     async def _start(self, assignment: ReplicaAssignment) -> ZuflussError | None:
         """Open a bucket and lead it, or note why its data cannot be served."""
         bucket = assignment.table_bucket
@@ -212,12 +226,14 @@ class TabletServer:
             except (CorruptRecordError, OSError) as e:
                 return self._refuse(state, assignment, e)
             replica = Replica(bucket, assignment.physical_path, opened, assignment.leader_epoch)
+            replica.hold_for_lake(True)  # nothing expires while it comes up
             if state.kv is not None:
                 try:
                     replica.kv = await self.kv.open(replica, state.kv)
                 except (ZuflussError, OSError) as e:
                     self.logs.let_go(opened)
                     return self._refuse(state, assignment, e)
+            replica.hold_for_lake(state.tiered)
             state.replicas[key] = replica
             self._replica_of[opened] = replica
         replica.leader_epoch = replica.log.leader_epoch = assignment.leader_epoch
@@ -248,6 +264,7 @@ class TabletServer:
         config = self._log_config(entry.info)
         for replica in state.replicas.values():
             replica.log.config = config
+            replica.hold_for_lake(state.tiered)
             if replica.kv is not None and state.kv is not None:
                 replica.kv.table = state.kv
 

@@ -5,7 +5,8 @@ server advertises is what it registered handlers for. `roles` says who answers a
 with the roles apart; one process with both roles answers the union on one port.
 
 Keys from 30000 are ours (`extension.proto`): zufluss servers use them among themselves, and they
-are private so that they are never offered to a client. Private APIs are for servers only.
+are private so that they are never offered to a client. Private APIs are for servers only, but for
+those of a tiering service: it is no server of the cluster, and comes as clients do.
 """
 
 from __future__ import annotations
@@ -123,6 +124,13 @@ _PRIVATE: Final = frozenset(
         ApiKey.PREPARE_LAKE_TABLE_SNAPSHOT,
     }
 )
+_TIERING: Final = frozenset(
+    {
+        ApiKey.LAKE_TIERING_HEARTBEAT,
+        ApiKey.PREPARE_LAKE_TABLE_SNAPSHOT,
+        ApiKey.COMMIT_LAKE_TABLE_SNAPSHOT,
+    }
+)
 _TABLET_ONLY: Final = frozenset(
     {
         ApiKey.UPDATE_METADATA,
@@ -180,7 +188,9 @@ class Api:
     max_version: int
     """The newest version a server answers, inclusive."""
     public: bool
-    """Clients may use it; otherwise it is for servers only."""
+    """The protocol calls it public."""
+    for_clients: bool
+    """It is answered on every listener; otherwise it is for servers only."""
     request: type[Message]
     """The message in a request frame."""
     response: type[Message]
@@ -197,12 +207,14 @@ def _roles(key: ApiKey) -> frozenset[Role]:
 
 def _api(key: ApiKey) -> Api:
     stem = _MESSAGE_STEM.get(key) or key.name.title().replace("_", "")
+    public = key < EXTENSION_KEY_MIN and key not in _PRIVATE
     return Api(
         key=key,
         name=key.name,
         min_version=0,
         max_version=_MAX_VERSION.get(key, 0),
-        public=key < EXTENSION_KEY_MIN and key not in _PRIVATE,
+        public=public,
+        for_clients=public or key in _TIERING,
         request=getattr(messages, f"{stem}Request"),
         response=getattr(messages, f"{stem}Response"),
         roles=_roles(key),

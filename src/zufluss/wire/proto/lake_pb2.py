@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from zufluss.wire.proto import common_pb2 as zufluss_dot_wire_dot_proto_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dzufluss/wire/proto/lake.proto\x12\x0czufluss.wire\x1a\x1fzufluss/wire/proto/common.proto\"n\n\x16GetLakeSnapshotRequest\x12-\n\ntable_path\x18\x01 \x02(\x0b\x32\x19.zufluss.wire.PbTablePath\x12\x13\n\x0bsnapshot_id\x18\x02 \x01(\x03\x12\x10\n\x08readable\x18\x03 \x01(\x08\"\x80\x01\n\x17GetLakeSnapshotResponse\x12\x10\n\x08table_id\x18\x01 \x02(\x03\x12\x12\n\nsnapshotId\x18\x02 \x02(\x03\x12?\n\x10\x62ucket_snapshots\x18\x03 \x03(\x0b\x32%.zufluss.wire.PbLakeSnapshotForBucket\"n\n\x17PbLakeSnapshotForBucket\x12\x14\n\x0cpartition_id\x18\x01 \x01(\x03\x12\x11\n\tbucket_id\x18\x02 \x02(\x05\x12\x12\n\nlog_offset\x18\x03 \x01(\x03\x12\x16\n\x0epartition_name\x18\x04 \x01(\t\"\x8d\x02\n\x1bLakeTieringHeartbeatRequest\x12<\n\x0etiering_tables\x18\x01 \x03(\x0b\x32$.zufluss.wire.PbHeartbeatReqForTable\x12=\n\x0f\x66inished_tables\x18\x02 \x03(\x0b\x32$.zufluss.wire.PbHeartbeatReqForTable\x12;\n\rfailed_tables\x18\x03 \x03(\x0b\x32$.zufluss.wire.PbHeartbeatReqForTable\x12\x15\n\rrequest_table\x18\x04 \x01(\x08\x12\x1d\n\x15\x66orce_finished_tables\x18\x05 \x03(\x03\"\x9a\x01\n\x16PbHeartbeatReqForTable\x12\x10\n\x08table_id\x18\x01 \x02(\x03\x12\x19\n\x11\x63oordinator_epoch\x18\x02 \x02(\x05\x12\x15\n\rtiering_epoch\x18\x03 \x02(\x03\x12<\n\x12lake_tiering_stats\x18\x04 \x01(\x0b\x32 .zufluss.wire.PbLakeTieringStats\"=\n\x12PbLakeTieringStats\x12\x11\n\tfile_size\x18\x01 \x01(\x03\x12\x14\n\x0crecord_count\x18\x02 \x01(\x03\"\xbf\x02\n\x1cLakeTieringHeartbeatResponse\x12\x19\n\x11\x63oordinator_epoch\x18\x01 \x02(\x05\x12;\n\rtiering_table\x18\x02 \x01(\x0b\x32$.zufluss.wire.PbLakeTieringTableInfo\x12\x41\n\x12tiering_table_resp\x18\x03 \x03(\x0b\x32%.zufluss.wire.PbHeartbeatRespForTable\x12\x42\n\x13\x66inished_table_resp\x18\x04 \x03(\x0b\x32%.zufluss.wire.PbHeartbeatRespForTable\x12@\n\x11\x66\x61iled_table_resp\x18\x05 \x03(\x0b\x32%.zufluss.wire.PbHeartbeatRespForTable\"p\n\x16PbLakeTieringTableInfo\x12\x10\n\x08table_id\x18\x01 \x02(\x03\x12-\n\ntable_path\x18\x02 \x02(\x0b\x32\x19.zufluss.wire.PbTablePath\x12\x15\n\rtiering_epoch\x18\x03 \x02(\x03\"W\n\x17PbHeartbeatRespForTable\x12\x10\n\x08table_id\x18\x01 \x02(\x03\x12*\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x1b.zufluss.wire.ErrorResponse\"~\n\x1fPrepareLakeTableSnapshotRequest\x12\x34\n\x0e\x62ucket_offsets\x18\x01 \x03(\x0b\x32\x1c.zufluss.wire.PbTableOffsets\x12%\n\x1dignore_previous_table_offsets\x18\x02 \x01(\x08\"\x87\x01\n\x0ePbTableOffsets\x12\x10\n\x08table_id\x18\x01 \x02(\x03\x12-\n\ntable_path\x18\x02 \x02(\x0b\x32\x19.zufluss.wire.PbTablePath\x12\x34\n\x0e\x62ucket_offsets\x18\x03 \x03(\x0b\x32\x1c.zufluss.wire.PbBucketOffset\"q\n PrepareLakeTableSnapshotResponse\x12M\n\x17prepare_lake_table_resp\x18\x01 \x03(\x0b\x32,.zufluss.wire.PbPrepareLakeTableRespForTable\"~\n\x1ePbPrepareLakeTableRespForTable\x12\x12\n\nerror_code\x18\x01 \x01(\x05\x12\x15\n\rerror_message\x18\x02 \x01(\t\x12\x10\n\x08table_id\x18\x03 \x01(\x03\x12\x1f\n\x17lake_table_offsets_path\x18\x04 \x01(\t\"\xac\x01\n\x1e\x43ommitLakeTableSnapshotRequest\x12\x39\n\ntables_req\x18\x01 \x03(\x0b\x32%.zufluss.wire.PbLakeTableSnapshotInfo\x12O\n\x1clake_table_snapshot_metadata\x18\x02 \x03(\x0b\x32).zufluss.wire.PbLakeTableSnapshotMetadata\"\xae\x01\n\x17PbLakeTableSnapshotInfo\x12\x10\n\x08table_id\x18\x01 \x01(\x03\x12\x13\n\x0bsnapshot_id\x18\x02 \x02(\x03\x12=\n\x0b\x62uckets_req\x18\x03 \x03(\x0b\x32(.zufluss.wire.PbLakeTableOffsetForBucket\x12-\n\ntable_path\x18\x04 \x01(\x0b\x32\x19.zufluss.wire.PbTablePath\"t\n\x1aPbLakeTableOffsetForBucket\x12\x14\n\x0cpartition_id\x18\x01 \x01(\x03\x12\x11\n\tbucket_id\x18\x02 \x02(\x05\x12\x16\n\x0elog_end_offset\x18\x04 \x01(\x03\x12\x15\n\rmax_timestamp\x18\x06 \x01(\x03\"\xbe\x01\n\x1bPbLakeTableSnapshotMetadata\x12\x10\n\x08table_id\x18\x01 \x02(\x03\x12\x13\n\x0bsnapshot_id\x18\x02 \x02(\x03\x12\'\n\x1ftiered_bucket_offsets_file_path\x18\x03 \x02(\t\x12)\n!readable_bucket_offsets_file_path\x18\x04 \x01(\t\x12$\n\x1c\x65\x61rliest_snapshot_id_to_keep\x18\x05 \x01(\x03\"j\n\x1f\x43ommitLakeTableSnapshotResponse\x12G\n\ntable_resp\x18\x01 \x03(\x0b\x32\x33.zufluss.wire.PbCommitLakeTableSnapshotRespForTable\"d\n%PbCommitLakeTableSnapshotRespForTable\x12\x12\n\nerror_code\x18\x01 \x01(\x05\x12\x15\n\rerror_message\x18\x02 \x01(\t\x12\x10\n\x08table_id\x18\x03 \x02(\x03\"\x88\x01\n\x1cNotifyLakeTableOffsetRequest\x12\x19\n\x11\x63oordinator_epoch\x18\x01 \x02(\x05\x12M\n\x12notify_buckets_req\x18\x02 \x03(\x0b\x32\x31.zufluss.wire.PbNotifyLakeTableOffsetReqForBucket\"\xbe\x01\n#PbNotifyLakeTableOffsetReqForBucket\x12\x10\n\x08table_id\x18\x01 \x02(\x03\x12\x14\n\x0cpartition_id\x18\x02 \x01(\x03\x12\x11\n\tbucket_id\x18\x03 \x02(\x05\x12\x13\n\x0bsnapshot_id\x18\x04 \x02(\x03\x12\x18\n\x10log_start_offset\x18\x05 \x01(\x03\x12\x16\n\x0elog_end_offset\x18\x06 \x01(\x03\x12\x15\n\rmax_timestamp\x18\x07 \x01(\x03\"\x1f\n\x1dNotifyLakeTableOffsetResponse')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dzufluss/wire/proto/lake.proto\x12\x0czufluss.wire\x1a\x1fzufluss/wire/proto/common.proto\"n\n\x16GetLakeSnapshotRequest\x12-\n\ntable_path\x18\x01 \x02(\x0b\x32\x19.zufluss.wire.PbTablePath\x12\x13\n\x0bsnapshot_id\x18\x02 \x01(\x03\x12\x10\n\x08readable\x18\x03 \x01(\x08\"\x80\x01\n\x17GetLakeSnapshotResponse\x12\x10\n\x08table_id\x18\x01 \x02(\x03\x12\x12\n\nsnapshotId\x18\x02 \x02(\x03\x12?\n\x10\x62ucket_snapshots\x18\x03 \x03(\x0b\x32%.zufluss.wire.PbLakeSnapshotForBucket\"n\n\x17PbLakeSnapshotForBucket\x12\x14\n\x0cpartition_id\x18\x01 \x01(\x03\x12\x11\n\tbucket_id\x18\x02 \x02(\x05\x12\x12\n\nlog_offset\x18\x03 \x01(\x03\x12\x16\n\x0epartition_name\x18\x04 \x01(\t\"\xac\x02\n\x1bLakeTieringHeartbeatRequest\x12<\n\x0etiering_tables\x18\x01 \x03(\x0b\x32$.zufluss.wire.PbHeartbeatReqForTable\x12=\n\x0f\x66inished_tables\x18\x02 \x03(\x0b\x32$.zufluss.wire.PbHeartbeatReqForTable\x12;\n\rfailed_tables\x18\x03 \x03(\x0b\x32$.zufluss.wire.PbHeartbeatReqForTable\x12\x15\n\rrequest_table\x18\x04 \x01(\x08\x12\x1d\n\x15\x66orce_finished_tables\x18\x05 \x03(\x03\x12\x1d\n\x14heartbeat_timeout_ms\x18\xe8\x07 \x01(\x03\"\x9a\x01\n\x16PbHeartbeatReqForTable\x12\x10\n\x08table_id\x18\x01 \x02(\x03\x12\x19\n\x11\x63oordinator_epoch\x18\x02 \x02(\x05\x12\x15\n\rtiering_epoch\x18\x03 \x02(\x03\x12<\n\x12lake_tiering_stats\x18\x04 \x01(\x0b\x32 .zufluss.wire.PbLakeTieringStats\"=\n\x12PbLakeTieringStats\x12\x11\n\tfile_size\x18\x01 \x01(\x03\x12\x14\n\x0crecord_count\x18\x02 \x01(\x03\"\xbf\x02\n\x1cLakeTieringHeartbeatResponse\x12\x19\n\x11\x63oordinator_epoch\x18\x01 \x02(\x05\x12;\n\rtiering_table\x18\x02 \x01(\x0b\x32$.zufluss.wire.PbLakeTieringTableInfo\x12\x41\n\x12tiering_table_resp\x18\x03 \x03(\x0b\x32%.zufluss.wire.PbHeartbeatRespForTable\x12\x42\n\x13\x66inished_table_resp\x18\x04 \x03(\x0b\x32%.zufluss.wire.PbHeartbeatRespForTable\x12@\n\x11\x66\x61iled_table_resp\x18\x05 \x03(\x0b\x32%.zufluss.wire.PbHeartbeatRespForTable\"p\n\x16PbLakeTieringTableInfo\x12\x10\n\x08table_id\x18\x01 \x02(\x03\x12-\n\ntable_path\x18\x02 \x02(\x0b\x32\x19.zufluss.wire.PbTablePath\x12\x15\n\rtiering_epoch\x18\x03 \x02(\x03\"W\n\x17PbHeartbeatRespForTable\x12\x10\n\x08table_id\x18\x01 \x02(\x03\x12*\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x1b.zufluss.wire.ErrorResponse\"~\n\x1fPrepareLakeTableSnapshotRequest\x12\x34\n\x0e\x62ucket_offsets\x18\x01 \x03(\x0b\x32\x1c.zufluss.wire.PbTableOffsets\x12%\n\x1dignore_previous_table_offsets\x18\x02 \x01(\x08\"\xbb\x01\n\x0ePbTableOffsets\x12\x10\n\x08table_id\x18\x01 \x02(\x03\x12-\n\ntable_path\x18\x02 \x02(\x0b\x32\x19.zufluss.wire.PbTablePath\x12\x34\n\x0e\x62ucket_offsets\x18\x03 \x03(\x0b\x32\x1c.zufluss.wire.PbBucketOffset\x12\x16\n\rtiering_epoch\x18\xe8\x07 \x01(\x03\x12\x1a\n\x11\x63oordinator_epoch\x18\xe9\x07 \x01(\x05\"q\n PrepareLakeTableSnapshotResponse\x12M\n\x17prepare_lake_table_resp\x18\x01 \x03(\x0b\x32,.zufluss.wire.PbPrepareLakeTableRespForTable\"~\n\x1ePbPrepareLakeTableRespForTable\x12\x12\n\nerror_code\x18\x01 \x01(\x05\x12\x15\n\rerror_message\x18\x02 \x01(\t\x12\x10\n\x08table_id\x18\x03 \x01(\x03\x12\x1f\n\x17lake_table_offsets_path\x18\x04 \x01(\t\"\xac\x01\n\x1e\x43ommitLakeTableSnapshotRequest\x12\x39\n\ntables_req\x18\x01 \x03(\x0b\x32%.zufluss.wire.PbLakeTableSnapshotInfo\x12O\n\x1clake_table_snapshot_metadata\x18\x02 \x03(\x0b\x32).zufluss.wire.PbLakeTableSnapshotMetadata\"\xae\x01\n\x17PbLakeTableSnapshotInfo\x12\x10\n\x08table_id\x18\x01 \x01(\x03\x12\x13\n\x0bsnapshot_id\x18\x02 \x02(\x03\x12=\n\x0b\x62uckets_req\x18\x03 \x03(\x0b\x32(.zufluss.wire.PbLakeTableOffsetForBucket\x12-\n\ntable_path\x18\x04 \x01(\x0b\x32\x19.zufluss.wire.PbTablePath\"t\n\x1aPbLakeTableOffsetForBucket\x12\x14\n\x0cpartition_id\x18\x01 \x01(\x03\x12\x11\n\tbucket_id\x18\x02 \x02(\x05\x12\x16\n\x0elog_end_offset\x18\x04 \x01(\x03\x12\x15\n\rmax_timestamp\x18\x06 \x01(\x03\"\xf2\x01\n\x1bPbLakeTableSnapshotMetadata\x12\x10\n\x08table_id\x18\x01 \x02(\x03\x12\x13\n\x0bsnapshot_id\x18\x02 \x02(\x03\x12\'\n\x1ftiered_bucket_offsets_file_path\x18\x03 \x02(\t\x12)\n!readable_bucket_offsets_file_path\x18\x04 \x01(\t\x12$\n\x1c\x65\x61rliest_snapshot_id_to_keep\x18\x05 \x01(\x03\x12\x16\n\rtiering_epoch\x18\xe8\x07 \x01(\x03\x12\x1a\n\x11\x63oordinator_epoch\x18\xe9\x07 \x01(\x05\"j\n\x1f\x43ommitLakeTableSnapshotResponse\x12G\n\ntable_resp\x18\x01 \x03(\x0b\x32\x33.zufluss.wire.PbCommitLakeTableSnapshotRespForTable\"d\n%PbCommitLakeTableSnapshotRespForTable\x12\x12\n\nerror_code\x18\x01 \x01(\x05\x12\x15\n\rerror_message\x18\x02 \x01(\t\x12\x10\n\x08table_id\x18\x03 \x02(\x03\"\x9f\x01\n\x1cNotifyLakeTableOffsetRequest\x12\x19\n\x11\x63oordinator_epoch\x18\x01 \x02(\x05\x12M\n\x12notify_buckets_req\x18\x02 \x03(\x0b\x32\x31.zufluss.wire.PbNotifyLakeTableOffsetReqForBucket\x12\x15\n\x0cserver_epoch\x18\xe8\x07 \x01(\x05\"\xbe\x01\n#PbNotifyLakeTableOffsetReqForBucket\x12\x10\n\x08table_id\x18\x01 \x02(\x03\x12\x14\n\x0cpartition_id\x18\x02 \x01(\x03\x12\x11\n\tbucket_id\x18\x03 \x02(\x05\x12\x13\n\x0bsnapshot_id\x18\x04 \x02(\x03\x12\x18\n\x10log_start_offset\x18\x05 \x01(\x03\x12\x16\n\x0elog_end_offset\x18\x06 \x01(\x03\x12\x15\n\rmax_timestamp\x18\x07 \x01(\x03\"\x1f\n\x1dNotifyLakeTableOffsetResponse')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,41 +39,41 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PBLAKESNAPSHOTFORBUCKET']._serialized_start=323
   _globals['_PBLAKESNAPSHOTFORBUCKET']._serialized_end=433
   _globals['_LAKETIERINGHEARTBEATREQUEST']._serialized_start=436
-  _globals['_LAKETIERINGHEARTBEATREQUEST']._serialized_end=705
-  _globals['_PBHEARTBEATREQFORTABLE']._serialized_start=708
-  _globals['_PBHEARTBEATREQFORTABLE']._serialized_end=862
-  _globals['_PBLAKETIERINGSTATS']._serialized_start=864
-  _globals['_PBLAKETIERINGSTATS']._serialized_end=925
-  _globals['_LAKETIERINGHEARTBEATRESPONSE']._serialized_start=928
-  _globals['_LAKETIERINGHEARTBEATRESPONSE']._serialized_end=1247
-  _globals['_PBLAKETIERINGTABLEINFO']._serialized_start=1249
-  _globals['_PBLAKETIERINGTABLEINFO']._serialized_end=1361
-  _globals['_PBHEARTBEATRESPFORTABLE']._serialized_start=1363
-  _globals['_PBHEARTBEATRESPFORTABLE']._serialized_end=1450
-  _globals['_PREPARELAKETABLESNAPSHOTREQUEST']._serialized_start=1452
-  _globals['_PREPARELAKETABLESNAPSHOTREQUEST']._serialized_end=1578
-  _globals['_PBTABLEOFFSETS']._serialized_start=1581
-  _globals['_PBTABLEOFFSETS']._serialized_end=1716
-  _globals['_PREPARELAKETABLESNAPSHOTRESPONSE']._serialized_start=1718
-  _globals['_PREPARELAKETABLESNAPSHOTRESPONSE']._serialized_end=1831
-  _globals['_PBPREPARELAKETABLERESPFORTABLE']._serialized_start=1833
-  _globals['_PBPREPARELAKETABLERESPFORTABLE']._serialized_end=1959
-  _globals['_COMMITLAKETABLESNAPSHOTREQUEST']._serialized_start=1962
-  _globals['_COMMITLAKETABLESNAPSHOTREQUEST']._serialized_end=2134
-  _globals['_PBLAKETABLESNAPSHOTINFO']._serialized_start=2137
-  _globals['_PBLAKETABLESNAPSHOTINFO']._serialized_end=2311
-  _globals['_PBLAKETABLEOFFSETFORBUCKET']._serialized_start=2313
-  _globals['_PBLAKETABLEOFFSETFORBUCKET']._serialized_end=2429
-  _globals['_PBLAKETABLESNAPSHOTMETADATA']._serialized_start=2432
-  _globals['_PBLAKETABLESNAPSHOTMETADATA']._serialized_end=2622
-  _globals['_COMMITLAKETABLESNAPSHOTRESPONSE']._serialized_start=2624
-  _globals['_COMMITLAKETABLESNAPSHOTRESPONSE']._serialized_end=2730
-  _globals['_PBCOMMITLAKETABLESNAPSHOTRESPFORTABLE']._serialized_start=2732
-  _globals['_PBCOMMITLAKETABLESNAPSHOTRESPFORTABLE']._serialized_end=2832
-  _globals['_NOTIFYLAKETABLEOFFSETREQUEST']._serialized_start=2835
-  _globals['_NOTIFYLAKETABLEOFFSETREQUEST']._serialized_end=2971
-  _globals['_PBNOTIFYLAKETABLEOFFSETREQFORBUCKET']._serialized_start=2974
-  _globals['_PBNOTIFYLAKETABLEOFFSETREQFORBUCKET']._serialized_end=3164
-  _globals['_NOTIFYLAKETABLEOFFSETRESPONSE']._serialized_start=3166
-  _globals['_NOTIFYLAKETABLEOFFSETRESPONSE']._serialized_end=3197
+  _globals['_LAKETIERINGHEARTBEATREQUEST']._serialized_end=736
+  _globals['_PBHEARTBEATREQFORTABLE']._serialized_start=739
+  _globals['_PBHEARTBEATREQFORTABLE']._serialized_end=893
+  _globals['_PBLAKETIERINGSTATS']._serialized_start=895
+  _globals['_PBLAKETIERINGSTATS']._serialized_end=956
+  _globals['_LAKETIERINGHEARTBEATRESPONSE']._serialized_start=959
+  _globals['_LAKETIERINGHEARTBEATRESPONSE']._serialized_end=1278
+  _globals['_PBLAKETIERINGTABLEINFO']._serialized_start=1280
+  _globals['_PBLAKETIERINGTABLEINFO']._serialized_end=1392
+  _globals['_PBHEARTBEATRESPFORTABLE']._serialized_start=1394
+  _globals['_PBHEARTBEATRESPFORTABLE']._serialized_end=1481
+  _globals['_PREPARELAKETABLESNAPSHOTREQUEST']._serialized_start=1483
+  _globals['_PREPARELAKETABLESNAPSHOTREQUEST']._serialized_end=1609
+  _globals['_PBTABLEOFFSETS']._serialized_start=1612
+  _globals['_PBTABLEOFFSETS']._serialized_end=1799
+  _globals['_PREPARELAKETABLESNAPSHOTRESPONSE']._serialized_start=1801
+  _globals['_PREPARELAKETABLESNAPSHOTRESPONSE']._serialized_end=1914
+  _globals['_PBPREPARELAKETABLERESPFORTABLE']._serialized_start=1916
+  _globals['_PBPREPARELAKETABLERESPFORTABLE']._serialized_end=2042
+  _globals['_COMMITLAKETABLESNAPSHOTREQUEST']._serialized_start=2045
+  _globals['_COMMITLAKETABLESNAPSHOTREQUEST']._serialized_end=2217
+  _globals['_PBLAKETABLESNAPSHOTINFO']._serialized_start=2220
+  _globals['_PBLAKETABLESNAPSHOTINFO']._serialized_end=2394
+  _globals['_PBLAKETABLEOFFSETFORBUCKET']._serialized_start=2396
+  _globals['_PBLAKETABLEOFFSETFORBUCKET']._serialized_end=2512
+  _globals['_PBLAKETABLESNAPSHOTMETADATA']._serialized_start=2515
+  _globals['_PBLAKETABLESNAPSHOTMETADATA']._serialized_end=2757
+  _globals['_COMMITLAKETABLESNAPSHOTRESPONSE']._serialized_start=2759
+  _globals['_COMMITLAKETABLESNAPSHOTRESPONSE']._serialized_end=2865
+  _globals['_PBCOMMITLAKETABLESNAPSHOTRESPFORTABLE']._serialized_start=2867
+  _globals['_PBCOMMITLAKETABLESNAPSHOTRESPFORTABLE']._serialized_end=2967
+  _globals['_NOTIFYLAKETABLEOFFSETREQUEST']._serialized_start=2970
+  _globals['_NOTIFYLAKETABLEOFFSETREQUEST']._serialized_end=3129
+  _globals['_PBNOTIFYLAKETABLEOFFSETREQFORBUCKET']._serialized_start=3132
+  _globals['_PBNOTIFYLAKETABLEOFFSETREQFORBUCKET']._serialized_end=3322
+  _globals['_NOTIFYLAKETABLEOFFSETRESPONSE']._serialized_start=3324
+  _globals['_NOTIFYLAKETABLEOFFSETRESPONSE']._serialized_end=3355
 # @@protoc_insertion_point(module_scope)

@@ -120,7 +120,10 @@ class LakeTieringHeartbeatRequest(_message.Message):
     FAILED_TABLES_FIELD_NUMBER: _builtins.int
     REQUEST_TABLE_FIELD_NUMBER: _builtins.int
     FORCE_FINISHED_TABLES_FIELD_NUMBER: _builtins.int
+    HEARTBEAT_TIMEOUT_MS_FIELD_NUMBER: _builtins.int
     request_table: _builtins.bool
+    heartbeat_timeout_ms: _builtins.int
+    """Ours: silence after which this service's tables are given to others; 2 min when absent."""
     @_builtins.property
     def tiering_tables(self) -> _containers.RepeatedCompositeFieldContainer[Global___PbHeartbeatReqForTable]: ...
     @_builtins.property
@@ -137,10 +140,11 @@ class LakeTieringHeartbeatRequest(_message.Message):
         failed_tables: _abc.Iterable[Global___PbHeartbeatReqForTable] | None = ...,
         request_table: _builtins.bool | None = ...,
         force_finished_tables: _abc.Iterable[_builtins.int] | None = ...,
+        heartbeat_timeout_ms: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["request_table", b"request_table"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["heartbeat_timeout_ms", b"heartbeat_timeout_ms", "request_table", b"request_table"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["failed_tables", b"failed_tables", "finished_tables", b"finished_tables", "force_finished_tables", b"force_finished_tables", "request_table", b"request_table", "tiering_tables", b"tiering_tables"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failed_tables", b"failed_tables", "finished_tables", b"finished_tables", "force_finished_tables", b"force_finished_tables", "heartbeat_timeout_ms", b"heartbeat_timeout_ms", "request_table", b"request_table", "tiering_tables", b"tiering_tables"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -320,7 +324,12 @@ class PbTableOffsets(_message.Message):
     TABLE_ID_FIELD_NUMBER: _builtins.int
     TABLE_PATH_FIELD_NUMBER: _builtins.int
     BUCKET_OFFSETS_FIELD_NUMBER: _builtins.int
+    TIERING_EPOCH_FIELD_NUMBER: _builtins.int
+    COORDINATOR_EPOCH_FIELD_NUMBER: _builtins.int
     table_id: _builtins.int
+    tiering_epoch: _builtins.int
+    """Ours: the hand-out that this belongs to; a service that lost the table is refused."""
+    coordinator_epoch: _builtins.int
     @_builtins.property
     def table_path(self) -> _common_pb2.PbTablePath: ...
     @_builtins.property
@@ -331,10 +340,12 @@ class PbTableOffsets(_message.Message):
         table_id: _builtins.int | None = ...,
         table_path: _common_pb2.PbTablePath | None = ...,
         bucket_offsets: _abc.Iterable[_common_pb2.PbBucketOffset] | None = ...,
+        tiering_epoch: _builtins.int | None = ...,
+        coordinator_epoch: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["table_id", b"table_id", "table_path", b"table_path"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["coordinator_epoch", b"coordinator_epoch", "table_id", b"table_id", "table_path", b"table_path", "tiering_epoch", b"tiering_epoch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket_offsets", b"bucket_offsets", "table_id", b"table_id", "table_path", b"table_path"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket_offsets", b"bucket_offsets", "coordinator_epoch", b"coordinator_epoch", "table_id", b"table_id", "table_path", b"table_path", "tiering_epoch", b"tiering_epoch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -483,11 +494,16 @@ class PbLakeTableSnapshotMetadata(_message.Message):
     TIERED_BUCKET_OFFSETS_FILE_PATH_FIELD_NUMBER: _builtins.int
     READABLE_BUCKET_OFFSETS_FILE_PATH_FIELD_NUMBER: _builtins.int
     EARLIEST_SNAPSHOT_ID_TO_KEEP_FIELD_NUMBER: _builtins.int
+    TIERING_EPOCH_FIELD_NUMBER: _builtins.int
+    COORDINATOR_EPOCH_FIELD_NUMBER: _builtins.int
     table_id: _builtins.int
     snapshot_id: _builtins.int
     tiered_bucket_offsets_file_path: _builtins.str
     readable_bucket_offsets_file_path: _builtins.str
     earliest_snapshot_id_to_keep: _builtins.int
+    tiering_epoch: _builtins.int
+    """Ours: as in PbTableOffsets."""
+    coordinator_epoch: _builtins.int
     def __init__(
         self,
         *,
@@ -496,10 +512,12 @@ class PbLakeTableSnapshotMetadata(_message.Message):
         tiered_bucket_offsets_file_path: _builtins.str | None = ...,
         readable_bucket_offsets_file_path: _builtins.str | None = ...,
         earliest_snapshot_id_to_keep: _builtins.int | None = ...,
+        tiering_epoch: _builtins.int | None = ...,
+        coordinator_epoch: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["earliest_snapshot_id_to_keep", b"earliest_snapshot_id_to_keep", "readable_bucket_offsets_file_path", b"readable_bucket_offsets_file_path", "snapshot_id", b"snapshot_id", "table_id", b"table_id", "tiered_bucket_offsets_file_path", b"tiered_bucket_offsets_file_path"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["coordinator_epoch", b"coordinator_epoch", "earliest_snapshot_id_to_keep", b"earliest_snapshot_id_to_keep", "readable_bucket_offsets_file_path", b"readable_bucket_offsets_file_path", "snapshot_id", b"snapshot_id", "table_id", b"table_id", "tiered_bucket_offsets_file_path", b"tiered_bucket_offsets_file_path", "tiering_epoch", b"tiering_epoch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["earliest_snapshot_id_to_keep", b"earliest_snapshot_id_to_keep", "readable_bucket_offsets_file_path", b"readable_bucket_offsets_file_path", "snapshot_id", b"snapshot_id", "table_id", b"table_id", "tiered_bucket_offsets_file_path", b"tiered_bucket_offsets_file_path"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator_epoch", b"coordinator_epoch", "earliest_snapshot_id_to_keep", b"earliest_snapshot_id_to_keep", "readable_bucket_offsets_file_path", b"readable_bucket_offsets_file_path", "snapshot_id", b"snapshot_id", "table_id", b"table_id", "tiered_bucket_offsets_file_path", b"tiered_bucket_offsets_file_path", "tiering_epoch", b"tiering_epoch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -558,7 +576,10 @@ class NotifyLakeTableOffsetRequest(_message.Message):
 
     COORDINATOR_EPOCH_FIELD_NUMBER: _builtins.int
     NOTIFY_BUCKETS_REQ_FIELD_NUMBER: _builtins.int
+    SERVER_EPOCH_FIELD_NUMBER: _builtins.int
     coordinator_epoch: _builtins.int
+    server_epoch: _builtins.int
+    """Ours: the registration of the tablet server that this belongs to."""
     @_builtins.property
     def notify_buckets_req(self) -> _containers.RepeatedCompositeFieldContainer[Global___PbNotifyLakeTableOffsetReqForBucket]: ...
     def __init__(
@@ -566,10 +587,11 @@ class NotifyLakeTableOffsetRequest(_message.Message):
         *,
         coordinator_epoch: _builtins.int | None = ...,
         notify_buckets_req: _abc.Iterable[Global___PbNotifyLakeTableOffsetReqForBucket] | None = ...,
+        server_epoch: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["coordinator_epoch", b"coordinator_epoch"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["coordinator_epoch", b"coordinator_epoch", "server_epoch", b"server_epoch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator_epoch", b"coordinator_epoch", "notify_buckets_req", b"notify_buckets_req"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator_epoch", b"coordinator_epoch", "notify_buckets_req", b"notify_buckets_req", "server_epoch", b"server_epoch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

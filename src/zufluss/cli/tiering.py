@@ -1,0 +1,22 @@
+"""`zufluss tiering`: the tiering service, with the options of Fluss's own."""
+
+from __future__ import annotations
+
+import typer
+
+PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+"""The service reads its options itself: their names have dots, and most are not known here."""
+
+
+def tiering(context: typer.Context) -> None:
+    """Move tables into the lake, round by round, in a Spark session; `--help` has the options.
+
+    Examples:
+
+      zufluss tiering --fluss.bootstrap.servers localhost:9123
+
+      zufluss tiering --lake.tiering.parallel-tables 8 --spark.master 'local[4]'
+    """
+    from zufluss.tiering.main import main
+
+    raise typer.Exit(main(context.args))

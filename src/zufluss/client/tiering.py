@@ -1,0 +1,202 @@
+"""The calls of a tiering service: ask for tables, say that it lives, report snapshots.
+
+Every call after a hand-out carries its *lease*. A service that lost the table meanwhile, because it
+was silent for too long or another coordinator took over, gets `FencedTieringEpochError`, and
+nothing has changed. Calls are sent again while the coordinator is away for a moment, except for a
+heartbeat that asks for a table: one whose answer was lost goes back to the queue by itself, since
+nobody sends heartbeats for it. A finish or failure that is reported twice is refused the second
+time, and was accepted the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from zufluss.client.connection import table_path
+from zufluss.client.sync import Connection
+from zufluss.errors import ZuflussError, error
+from zufluss.model.table import TableBucket, TablePath
+from zufluss.wire import messages as m
+from zufluss.wire.api import ApiKey
+
+
+@dataclass(frozen=True, slots=True)
+class TableLease:
+    """One hand-out of a table to this service."""
+
+    table_id: int
+    """The table."""
+    path: TablePath
+    """Its name when it was handed out."""
+    tiering_epoch: int
+    """Grows with every hand-out of the table."""
+    coordinator_epoch: int
+    """The coordinator that handed it out."""
+
+
+@dataclass(frozen=True, slots=True)
+class TieringStats:
+    """What a service says of a lake table when it finishes a round."""
+
+    file_size: int | None = None
+    """Bytes in the lake table; None when not known."""
+    record_count: int | None = None
+    """Rows in the lake table; None when not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """The answer to a heartbeat."""
+
+    coordinator_epoch: int
+    """The coordinator that answered."""
+    table: TableLease | None
+    """The table that was handed out, if one was asked for and waited."""
+    refused: Mapping[int, ZuflussError]
+    """By table id, what was not accepted and why; `FencedTieringEpochError` ends a round."""
+
+
+class TieringClient:
+    """A tiering service's end of a connection. Threads may share it."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def heartbeat(
+        self,
+        *,
+        running: Iterable[TableLease] = (),
+        finished: Mapping[TableLease, TieringStats] | None = None,
+        force_finished: Collection[int] = (),
+        failed: Iterable[TableLease] = (),
+        request_table: bool = False,
+        timeout_ms: int | None = None,
+    ) -> Heartbeat:
+        """Say which rounds run, finished or failed; with `request_table` ask for another table.
+
+        A table in `force_finished` (its id) beside `finished` has more to tier and is queued again
+        at once. `timeout_ms` is the silence after which the tables of this service are given to
+        others, 2 minutes when None.
+        """
+        request = m.LakeTieringHeartbeatRequest(
+            tiering_tables=map(_lease, running),
+            finished_tables=[_lease(each, stats) for each, stats in (finished or {}).items()],
+            failed_tables=map(_lease, failed),
+            request_table=request_table,
+            force_finished_tables=force_finished,
+            heartbeat_timeout_ms=timeout_ms,
+        )
+        answer: m.LakeTieringHeartbeatResponse = self._call(
+            ApiKey.LAKE_TIERING_HEARTBEAT, request, repeatable=not request_table
+        )
+        return _heartbeat(answer)
+
+    def prepare(
+        self,
+        lease: TableLease,
+        offsets: Mapping[TableBucket, int],
+        *,
+        ignore_previous: bool = False,
+    ) -> str:
+        """Have the offsets of a snapshot to come stored, over the previous ones; the file's path.
+
+        With `ignore_previous` the file has exactly these offsets.
+        """
+        table = m.PbTableOffsets(
+            table_id=lease.table_id,
+            table_path=table_path(lease.path),
+            tiering_epoch=lease.tiering_epoch,
+            coordinator_epoch=lease.coordinator_epoch,
+            bucket_offsets=[
+                m.PbBucketOffset(
+                    partition_id=bucket.partition_id,
+                    bucket_id=bucket.bucket_id,
+                    log_end_offset=offset,
+                )
+                for bucket, offset in offsets.items()
+            ],
+        )
+        request = m.PrepareLakeTableSnapshotRequest(
+            bucket_offsets=[table], ignore_previous_table_offsets=ignore_previous
+        )
+        response: m.PrepareLakeTableSnapshotResponse = self._call(
+            ApiKey.PREPARE_LAKE_TABLE_SNAPSHOT, request
+        )
+        answer = _only(response.prepare_lake_table_resp, lease)
+        return str(answer.lake_table_offsets_path)
+
+    def commit(
+        self,
+        lease: TableLease,
+        snapshot_id: int,
+        offsets_path: str,
+        *,
+        readable_offsets_path: str | None = None,
+        earliest_to_keep: int | None = None,
+    ) -> None:
+        """Report a snapshot that is in the lake, with the offsets file prepared for it.
+
+        The cluster forgets snapshots before `earliest_to_keep`: None for all before this one, -1
+        for none.
+        """
+        table = m.PbLakeTableSnapshotMetadata(
+            table_id=lease.table_id,
+            snapshot_id=snapshot_id,
+            tiered_bucket_offsets_file_path=offsets_path,
+            readable_bucket_offsets_file_path=readable_offsets_path,
+            earliest_snapshot_id_to_keep=earliest_to_keep,
+            tiering_epoch=lease.tiering_epoch,
+            coordinator_epoch=lease.coordinator_epoch,
+        )
+        request = m.CommitLakeTableSnapshotRequest(lake_table_snapshot_metadata=[table])
+        response: m.CommitLakeTableSnapshotResponse = self._call(
+            ApiKey.COMMIT_LAKE_TABLE_SNAPSHOT, request
+        )
+        _only(response.table_resp, lease)
+
+    def _call(self, api_key: ApiKey, request: Any, *, repeatable: bool = True) -> Any:
+        return self._connection.call_coordinator(api_key, request, repeatable=repeatable)
+
+
+def _lease(lease: TableLease, stats: TieringStats | None = None) -> m.PbHeartbeatReqForTable:
+    message = m.PbHeartbeatReqForTable(
+        table_id=lease.table_id,
+        coordinator_epoch=lease.coordinator_epoch,
+        tiering_epoch=lease.tiering_epoch,
+    )
+    if stats is not None:
+        message.lake_tiering_stats.CopyFrom(
+            m.PbLakeTieringStats(file_size=stats.file_size, record_count=stats.record_count)
+        )
+    return message
+
+
+def _heartbeat(answer: m.LakeTieringHeartbeatResponse) -> Heartbeat:
+    lease = None
+    if answer.HasField("tiering_table"):
+        table = answer.tiering_table
+        path = TablePath(table.table_path.database_name, table.table_path.table_name)
+        lease = TableLease(table.table_id, path, table.tiering_epoch, answer.coordinator_epoch)
+    refused = {
+        each.table_id: error(each.error.error_code, each.error.error_message)
+        for group in (
+            answer.tiering_table_resp,
+            answer.finished_table_resp,
+            answer.failed_table_resp,
+        )
+        for each in group
+        if each.HasField("error")
+    }
+    return Heartbeat(answer.coordinator_epoch, lease, refused)
+
+
+def _only(answers: Iterable[Any], lease: TableLease) -> Any:
+    """The answer for the one table of a request; raises the error it carries."""
+    for answer in answers:
+        if answer.table_id == lease.table_id:
+            if answer.error_code:
+                raise error(answer.error_code, answer.error_message)
+            return answer
+    raise ZuflussError(f"the coordinator's answer does not have table {lease.table_id}")

@@ -1,0 +1,259 @@
+"""The plan of a union read: what is taken from the lake, what from the log, without gap or overlap.
+
+A plan is made once, by whoever drives the read, and everything after it reads exactly what it
+names, however long that takes and whatever tiering does meanwhile:
+
+| step | why in this order |
+|---|---|
+| partitions | what is created later is not part of the read |
+| the lake snapshot and its offsets | everything below these offsets is in the lake |
+| first and end offsets of the buckets | the tail: [lake offset, end) of every bucket |
+| the table | its schema covers every row below the end offsets |
+
+A bucket that the snapshot does not have is read from the log alone. When its log begins after the
+lake's offset, rows lie in neither; a newer snapshot may have them by then, and if there is none the
+plan fails rather than to leave rows out. The same goes for a primary-key table whose changelog no
+longer begins at its first change: rows that were not changed since would be missing. And for rows
+that left the log for a snapshot which tiering has not reported as readable.
+
+A partition that was dropped from the table stays in the lake, and a union read has its rows: the
+lake is where a table's past is kept. It has no tail any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from zufluss.client.admin import AsyncAdmin, Partition, Path
+from zufluss.client.connection import AsyncConnection, as_path
+from zufluss.client.offsets import BucketPlace, list_offsets
+from zufluss.config import table_options as t
+from zufluss.errors import (
+    InvalidTableError,
+    OffsetOutOfRangeError,
+    PartitionNotExistError,
+    TableNotExistError,
+    UnknownTableOrBucketError,
+)
+from zufluss.model.lake import LakeSnapshot
+from zufluss.model.partition import check_partitioned, partition_name
+from zufluss.model.table import TableBucket, TableInfo, TablePath
+
+PIN_TRIES: Final = 3
+"""How often a plan starts anew because a partition or old log went away while it was made."""
+
+
+@dataclass(frozen=True, slots=True)
+class TailRange:
+    """The part of a bucket's log that is not in the lake. Pickles; small."""
+
+    bucket: TableBucket
+    """The bucket."""
+    partition: str | None
+    """The name of its partition."""
+    start: int
+    """The first offset that the lake does not have."""
+    stop: int
+    """The offset after the last one; equal to `start` where there is no tail."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnionPlan:
+    """A union read, pinned."""
+
+    info: TableInfo
+    """The table; its schema covers every row of the read."""
+    lake: LakeSnapshot | None
+    """The snapshot to read, None when nothing was tiered yet."""
+    tail: tuple[TailRange, ...]
+    """One range for every bucket of the partitions that exist; none when only the lake is read."""
+    partitions: tuple[str, ...] | None = None
+    """Names of the partitions to read, None for all; the lake may have more than the table."""
+
+    @property
+    def lake_format(self) -> str:
+        """The format of the lake."""
+        return lake_format(self.info)
+
+
+async def plan_union(
+    connection: AsyncConnection,
+    table: Path | TableInfo,
+    partitions: Iterable[Partition] | None = None,
+    *,
+    read_optimized: bool = False,
+) -> UnionPlan:
+    """Pin a union read of a table; with `read_optimized` of what the lake has of it, no more.
+
+    A `TableInfo` says which table is meant should another one of its name exist by now.
+    """
+    path = table.path if isinstance(table, TableInfo) else as_path(table)
+    table_id = table.table_id if isinstance(table, TableInfo) else None
+    wanted = None if partitions is None else tuple(partitions)
+    tries = PIN_TRIES
+    while True:
+        tries -= 1
+        try:
+            return await _pin(connection, path, table_id, wanted, read_optimized)
+        except (PartitionNotExistError, UnknownTableOrBucketError, OffsetOutOfRangeError):
+            if not tries:
+                raise
+
+
+def lake_format(info: TableInfo) -> str:
+    """The lake format of a table; `InvalidTableError` when it has none."""
+    found = info.property(t.TABLE_DATALAKE_FORMAT)
+    if found is None:
+        raise InvalidTableError(
+            f"table {info.path} has no lake: the cluster had no datalake.format when it was "
+            "created; its rows are in its log only"
+        )
+    return str(found)
+
+
+async def _pin(
+    connection: AsyncConnection,
+    path: TablePath,
+    table_id: int | None,
+    wanted: tuple[Partition, ...] | None,
+    read_optimized: bool,
+) -> UnionPlan:
+    admin = connection.admin
+    info = await admin.table_info(path)
+    _check_same(info, table_id)
+    names = None if wanted is None else _names(info, wanted)
+    places = await _places(connection, info, names)
+    lake, hidden = await _snapshots(admin, path)
+    if names is not None and lake is None:
+        _check_partitions(info, names, places)
+    if read_optimized:
+        _check_lake(info, lake, hidden)
+        return UnionPlan(info, lake, (), names)
+    tail = await _tail(connection, info, places, lake)
+    _check_hidden(info, tail, hidden)
+    pinned = await admin.table_info(path)
+    _check_same(pinned, info.table_id if lake is None else lake.table_id)
+    return UnionPlan(pinned, lake, tail, names)
+
+
+async def _snapshots(
+    admin: AsyncAdmin, path: TablePath
+) -> tuple[LakeSnapshot | None, LakeSnapshot | None]:
+    """The snapshot to read; or none, and the one that cannot be read yet, if there is one."""
+    lake = await admin.lake_snapshot(path, readable=True)
+    if lake is not None:
+        return lake, None
+    newest = await admin.lake_snapshot(path)
+    if newest is None:
+        return None, None
+    lake = await admin.lake_snapshot(path, readable=True)  # it may have come in between
+    return lake, newest if lake is None else None
+
+
+def _names(info: TableInfo, wanted: Sequence[Partition]) -> tuple[str, ...]:
+    check_partitioned(info)
+    keys = info.partition_keys
+    return tuple(p if isinstance(p, str) else partition_name(keys, p) for p in wanted)
+
+
+async def _places(
+    connection: AsyncConnection, info: TableInfo, names: tuple[str, ...] | None
+) -> list[BucketPlace]:
+    """The buckets that exist, of all partitions or of those named."""
+    parts: list[tuple[int | None, str | None]] = [(None, None)]
+    if info.is_partitioned:
+        found = await connection.admin.list_partitions(info.path)
+        parts = [(p.partition_id, p.name) for p in found if names is None or p.name in names]
+    return [
+        BucketPlace(TableBucket(info.table_id, partition_id, bucket), name)
+        for partition_id, name in parts
+        for bucket in range(info.bucket_count)
+    ]
+
+
+async def _tail(
+    connection: AsyncConnection,
+    info: TableInfo,
+    places: list[BucketPlace],
+    lake: LakeSnapshot | None,
+) -> tuple[TailRange, ...]:
+    homeless = [p for p in places if connection.metadata.leader(p.bucket) is None]
+    if homeless:
+        names = {place.partition for place in homeless}
+        await connection.refresh_leaders(info, filter(None, names))
+    first, end = await asyncio.gather(
+        list_offsets(connection, info, places, "earliest"),
+        list_offsets(connection, info, places, "latest"),
+    )
+    offsets = {} if lake is None else lake.offsets
+    return tuple(
+        tail_range(info, place, offsets.get(place.bucket), first[place.bucket], end[place.bucket])
+        for place in places
+    )
+
+
+def tail_range(
+    info: TableInfo, place: BucketPlace, tiered: int | None, first: int, end: int
+) -> TailRange:
+    """The tail of one bucket; an error when rows between lake and log would be missing."""
+    if tiered is not None and first > tiered:
+        raise OffsetOutOfRangeError(
+            f"table {info.path}, {_text(place)}: the log begins at offset {first}, the lake ends "
+            f"at {tiered}; what lay between was removed by table.log.ttl before it was tiered. "
+            'scan(source="lake") and scan(source="log") read what is left'
+        )
+    if tiered is None and first > 0 and info.has_primary_key:
+        raise OffsetOutOfRangeError(
+            f"table {info.path}, {_text(place)}: its changelog begins at offset {first}, older "
+            "changes were removed by table.log.ttl, and nothing of the bucket is in the lake yet; "
+            "a union read works once it has been tiered"
+        )
+    start = first if tiered is None else tiered
+    return TailRange(place.bucket, place.partition, start, max(start, end))
+
+
+def _text(place: BucketPlace) -> str:
+    where = "" if place.partition is None else f"partition {place.partition} "
+    return f"{where}bucket {place.bucket.bucket_id}"
+
+
+def _check_same(info: TableInfo, table_id: int | None) -> None:
+    if table_id is not None and info.table_id != table_id:
+        raise TableNotExistError(f"table {info.path} was dropped and created again; open it anew")
+
+
+def _check_partitions(
+    info: TableInfo, names: tuple[str, ...], places: Sequence[BucketPlace]
+) -> None:
+    missing = set(names) - {place.partition for place in places}
+    if missing:
+        raise PartitionNotExistError(
+            f"table {info.path} has no partition {min(missing)!r}, and nothing in the lake"
+        )
+
+
+def _check_hidden(info: TableInfo, tail: Sequence[TailRange], hidden: LakeSnapshot | None) -> None:
+    """Rows that left the log for a snapshot that cannot be read yet must not be left out."""
+    tiered = {} if hidden is None else hidden.offsets
+    if hidden is not None and any(part.start and tiered.get(part.bucket) for part in tail):
+        raise OffsetOutOfRangeError(
+            f"table {info.path}: lake snapshot {hidden.snapshot_id} has rows that the log lacks by "
+            "now, and cannot be read yet; it can when tiering reports a readable snapshot"
+        )
+
+
+def _check_lake(info: TableInfo, lake: LakeSnapshot | None, hidden: LakeSnapshot | None) -> None:
+    """Nothing in the lake yet is an empty read; a table that is not tiered at all is a mistake."""
+    if hidden is not None:
+        raise InvalidTableError(
+            f"table {info.path}: lake snapshot {hidden.snapshot_id} cannot be read yet; "
+            'scan(source="union") reads the table'
+        )
+    if lake is None and not info.property(t.TABLE_DATALAKE_ENABLED):
+        raise InvalidTableError(
+            f"table {info.path} has nothing in a lake and is not tiered; set "
+            "table.datalake.enabled=true, or read its log"
+        )

@@ -1,0 +1,78 @@
+"""Cluster keys `datalake.<format>.*`: how to reach the lake of a format, in the format's own words.
+
+What follows the prefix is a property of the format's catalog (`datalake.iceberg.uri` is Iceberg's
+`uri`), so nobody can declare these keys. They are kept as text, and a server hands them to clients
+in the properties of lake tables as `table.datalake.<format>.*`: readers and the tiering service
+then need nothing but the bootstrap.
+
+A secret is never handed out, shown or logged: every client of the cluster may ask for a table, but
+not every client may write to the lake. Who has to know a secret gets it by its own configuration.
+What counts as a secret is decided by the key, and by values that are addresses with a password.
+
+In an environment variable `_` stands for `.` and `__` for `-`, because nobody knows the keys
+beforehand: `ZUFLUSS_DATALAKE_ICEBERG_S3_ACCESS__KEY__ID` is `datalake.iceberg.s3.access-key-id`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from zufluss.config.options import LAKE_FORMATS
+
+SECRET_PARTS = ("password", "secret", "token", "credential", "key", "authorization")
+"""A key with one of these in it is a secret."""
+
+EMBEDDED_LAKE = "lake"
+"""Where in its data directory a server in one process keeps a lake that nobody configured."""
+
+_KEY = re.compile(rf"datalake\.({'|'.join(LAKE_FORMATS)})\.(.+)")
+_VARIABLE = re.compile(rf"ZUFLUSS_DATALAKE_({'|'.join(LAKE_FORMATS).upper()})_(.+)")
+_ADDRESS_WITH_PASSWORD = re.compile(r"://[^/?#\s]*:[^/?#\s]*@")
+
+
+def is_lake_key(key: str) -> bool:
+    """Whether a cluster key belongs to a lake format."""
+    return _KEY.fullmatch(key) is not None
+
+
+def lake_key_of_variable(name: str) -> str | None:
+    """The key of an environment variable, None if it is not one of a lake format."""
+    match = _VARIABLE.fullmatch(name)
+    if match is None:
+        return None
+    words = match[2].lower().replace("__", "-").replace("_", ".")
+    return f"datalake.{match[1].lower()}.{words}"
+
+
+def is_secret(key: str, value: str) -> bool:
+    """Whether a lake property is nobody else's business."""
+    name = key.lower()
+    return any(part in name for part in SECRET_PARTS) or bool(_ADDRESS_WITH_PASSWORD.search(value))
+
+
+def embedded_lake(format: str, data_dir: Path) -> dict[str, str]:
+    """The keys of a lake below a data directory, for a server that was told of none.
+
+    Only Iceberg has one: a catalog in SQLite, which pyiceberg, DuckDB and Spark can open too.
+    """
+    if format != "iceberg":
+        return {}
+    directory = data_dir.resolve() / EMBEDDED_LAKE
+    return {
+        "datalake.iceberg.type": "sql",
+        "datalake.iceberg.uri": f"sqlite:///{directory / 'catalog.db'}",
+        "datalake.iceberg.warehouse": f"file://{directory / 'warehouse'}",
+    }
+
+
+def table_prefix(format: str) -> str:
+    """What the keys of a format begin with among the properties of a table."""
+    return f"table.datalake.{format}."
+
+
+def handed_out(format: str, properties: Mapping[str, str]) -> dict[str, str]:
+    """What clients see of a format's properties, as table properties."""
+    prefix = table_prefix(format)
+    return {prefix + k: v for k, v in properties.items() if not is_secret(k, v)}

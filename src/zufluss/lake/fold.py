@@ -1,0 +1,141 @@
+"""The changes of one bucket, folded: of every key only its last change by offset.
+
+A lake gets what a table holds, not how it came to that. `Folder` takes the batches of a changelog
+scan in the order of their offsets, from any starting point, and leaves at most one row per key:
+the row as last written, or the news that it was deleted. `-U` rows say nothing that the `+U` after
+them does not say, and are dropped.
+
+Memory follows the number of distinct keys: batches wait until there are as many rows as the last
+fold left (at least `PENDING_ROWS`), then all are folded into one table. No row is copied more than
+a few times on average, and rows never become Python objects.
+
+Used by the tiering service's tasks, and by union reads for the tail of the log.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from zufluss.lake.keys import number_keys
+from zufluss.model.lake import BUCKET_COLUMN, OFFSET_COLUMN, TIMESTAMP_COLUMN
+from zufluss.model.table import TableInfo
+
+PENDING_ROWS: Final = 1_000_000
+"""Rows that wait, at least, before they are folded."""
+
+CHANGE_TYPE: Final = "_change_type"
+LOG_OFFSET: Final = "_log_offset"
+COMMIT_TIMESTAMP: Final = "_commit_timestamp"
+BEFORE_UPDATE: Final = "-U"
+DELETE: Final = "-D"
+
+_SYSTEM_FIELDS: Final = (
+    pa.field(BUCKET_COLUMN, pa.int32(), nullable=False),
+    pa.field(OFFSET_COLUMN, pa.int64(), nullable=False),
+    pa.field(TIMESTAMP_COLUMN, pa.timestamp("ms", tz="UTC"), nullable=False),
+)
+
+
+class Folded(NamedTuple):
+    """What is left of a bucket's changes. Keys of both tables together are distinct."""
+
+    upserts: pa.Table
+    """Columns of the table and system columns, by offset."""
+    deletes: pa.Table
+    """Columns of the primary key and `__offset`, by offset."""
+    changes: int
+    """Records that were folded, `-U` included."""
+
+
+class Folder:
+    """Folds the changes of one bucket; `add` batches by offset, then `finish`, once."""
+
+    def __init__(self, table: TableInfo, bucket_id: int) -> None:
+        self._key = list(table.schema.primary_key)
+        self._compared = list(table.descriptor.physical_primary_key)
+        self._arrow = table.schema.arrow
+        self._bucket_id = bucket_id
+        self._kept: pa.Table | None = None
+        self._pending: list[pa.RecordBatch] = []
+        self._pending_rows = 0
+        self._changes = 0
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """The next changes, as a changelog scan of all columns gives them."""
+        self._changes += batch.num_rows
+        kinds = batch.column(batch.schema.get_field_index(CHANGE_TYPE))
+        before = _is(kinds, BEFORE_UPDATE)
+        if before.any():
+            batch = batch.filter(pa.array(~before))
+        if not batch.num_rows:
+            return
+        self._pending.append(batch)
+        self._pending_rows += batch.num_rows
+        kept = 0 if self._kept is None else self._kept.num_rows
+        if self._pending_rows > max(PENDING_ROWS, kept):
+            self._fold()
+
+    def finish(self) -> Folded:
+        """What is left of everything that was added."""
+        self._fold()
+        rows = self._kept
+        if rows is None:
+            rows = self._empty()
+        deleted = np.concatenate(
+            [np.empty(0, np.bool_), *(_is(chunk, DELETE) for chunk in rows[CHANGE_TYPE].chunks)]
+        )
+        gone, there = rows.slice(0, 0), rows
+        if deleted.any():
+            gone, there = rows.filter(pa.array(deleted)), rows.filter(pa.array(~deleted))
+        return Folded(self._upserts(there), self._deletes(gone), self._changes)
+
+    def _fold(self) -> None:
+        """Kept and pending rows become the kept rows; both are in the order of offsets."""
+        if not self._pending:
+            return
+        batches = [] if self._kept is None else self._kept.to_batches()
+        rows = pa.Table.from_batches([*batches, *self._pending])
+        numbers, count = number_keys(rows.select(self._compared))
+        positions = np.arange(rows.num_rows)
+        last = np.empty(count, np.int64)
+        last[numbers] = positions  # of equal indices the last assignment stays
+        keep = last[numbers] == positions
+        if not keep.all():
+            rows = rows.filter(pa.array(keep))
+        self._kept = rows
+        self._pending, self._pending_rows = [], 0
+
+    def _upserts(self, rows: pa.Table) -> pa.Table:
+        bucket = pa.array(np.full(rows.num_rows, self._bucket_id, np.int32))
+        columns = [rows[name] for name in self._arrow.names]
+        about = [bucket, rows[LOG_OFFSET], rows[COMMIT_TIMESTAMP]]
+        schema = pa.schema([*self._arrow, *_SYSTEM_FIELDS])
+        return pa.Table.from_arrays([*columns, *about], schema=schema)
+
+    def _deletes(self, rows: pa.Table) -> pa.Table:
+        columns = [rows[name] for name in (*self._key, LOG_OFFSET)]
+        schema = pa.schema([*(self._arrow.field(name) for name in self._key), _SYSTEM_FIELDS[1]])
+        return pa.Table.from_arrays(columns, schema=schema)
+
+    def _empty(self) -> pa.Table:
+        about = [
+            pa.field(CHANGE_TYPE, pa.string()),
+            pa.field(LOG_OFFSET, pa.int64()),
+            pa.field(COMMIT_TIMESTAMP, pa.timestamp("ms", tz="UTC")),
+        ]
+        return pa.schema([*about, *self._arrow]).empty_table()
+
+
+def _is(kinds: pa.Array, kind: str) -> npt.NDArray[np.bool_]:
+    """Which rows are changes of a kind; by number where the column is a dictionary."""
+    if not pa.types.is_dictionary(kinds.type):
+        return np.asarray(pc.equal(kinds, kind).to_numpy(zero_copy_only=False))
+    known = kinds.dictionary.to_pylist()
+    if kind not in known:
+        return np.zeros(len(kinds), np.bool_)
+    return np.asarray(kinds.indices.to_numpy() == known.index(kind))

@@ -1,0 +1,195 @@
+"""One snapshot into a catalog: attempts, the fence, and what an error means.
+
+A commit has three outcomes. What tells them apart after an error:
+
+| error | then | outcome of the attempt |
+|---|---|---|
+| conflict, failed requirement, 4xx | the snapshot is in the table all the same | done |
+| | it is not | not applied: check the fence on what is there now, try again |
+| anything else | the snapshot is in the table | done |
+| | it is not, and the table's head has moved | not applied (the parent was required) |
+| | it is not, and the catalog is a local SQLite file | not applied (no request is under way) |
+| | it is not, and the head is the parent | unknown: the request may still arrive |
+| | the table cannot be loaded | unknown |
+
+The snapshot's id is chosen once, so an applied attempt is found by it. Manifests of attempts that
+were certainly not applied are removed; after an unknown outcome nothing is.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import (
+    BadRequestError,
+    CommitFailedException,
+    ForbiddenError,
+    NoSuchNamespaceError,
+    NoSuchTableError,
+    UnauthorizedError,
+)
+from pyiceberg.table import CommitTableResponse, Table
+from sqlalchemy.exc import OperationalError
+
+from zufluss.lake.base import LakeCommitRefusedError, LakeCommitUnknownError, LakeError
+from zufluss.lake.iceberg.catalog import answered, is_sqlite
+from zufluss.lake.iceberg.private import SnapshotBuilder, SnapshotChange, delete_old_metadata
+
+ATTEMPTS_MAX = 40
+"""Attempts of one commit; each one lost to somebody else's."""
+WAIT_MIN_S = 0.01
+WAIT_MAX_S = 1.0
+RECHECKS = 3
+"""How often the catalog is asked what became of a commit, a second apart at most."""
+
+REFUSALS = (CommitFailedException, BadRequestError, UnauthorizedError, ForbiddenError)
+"""Errors by which a catalog says that it did nothing."""
+
+Check = Callable[[Table], None]
+"""Raises when the change may not go on top of this state of the table."""
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A commit that had its effect."""
+
+    snapshot_id: int
+    """The snapshot."""
+    table: Table
+    """The table with it."""
+
+
+def new_snapshot_id() -> int:
+    """A random positive id of 63 bits."""
+    return uuid.uuid4().int >> 65
+
+
+def commit_snapshot(
+    table: Table, change: SnapshotChange, check: Check, snapshot_id: int | None = None
+) -> Committed:
+    """Commit a change; `check` sees every state of the table that an attempt builds on.
+
+    The first attempt builds on `table` as it is, if `check` has nothing against it. That is safe
+    however old it is: an attempt requires that the table's head has not moved since. Raises what
+    `check` raises, `LakeCommitRefusedError` after too many conflicts, `LakeCommitUnknownError`.
+    """
+    builder = SnapshotBuilder(change, snapshot_id or new_snapshot_id())
+    try:
+        with answered(f"lake table {'.'.join(table.name())}"):
+            landed = _attempts(table, builder, check)
+    except LakeCommitUnknownError:
+        raise
+    except Exception:
+        builder.discard(table.io, landed=False)
+        raise
+    builder.discard(table.io, landed=True)
+    return Committed(builder.snapshot_id, landed)
+
+
+def _attempts(table: Table, builder: SnapshotBuilder, check: Check) -> Table:
+    """The table with the snapshot; any other error than unknown means it is not in."""
+    table = _checked(table, check)
+    for attempt in range(ATTEMPTS_MAX):
+        staged = builder.stage(table)
+        try:
+            answer = table.catalog.commit_table(table, staged.requirements, staged.updates)
+            return _after(table, answer)
+        except Exception as problem:
+            now, landed = _settle(table, builder.snapshot_id, problem)
+            if landed:
+                return now
+            _check_worth_trying(table, now, problem)
+        wait = min(WAIT_MAX_S, WAIT_MIN_S * 2**attempt)
+        time.sleep(wait * random.uniform(0.5, 1.0))
+        table = _reloaded(table)
+        check(table)
+    raise LakeCommitRefusedError(
+        f"commit to {'.'.join(table.name())} lost against other writers {ATTEMPTS_MAX} times and "
+        "was not applied; the next round tries again"
+    )
+
+
+def _checked(table: Table, check: Check) -> Table:
+    """The table, or the table as it is now if what we have of it is too old for the change."""
+    try:
+        check(table)
+    except LakeError:
+        table = _reloaded(table)
+        check(table)
+    return table
+
+
+def _reloaded(table: Table) -> Table:
+    try:
+        return table.catalog.load_table(table.name())
+    except NoSuchTableError as problem:
+        raise LakeError(
+            f"lake table {'.'.join(table.name())} was dropped while a round committed to it"
+        ) from problem
+
+
+def _after(table: Table, answer: CommitTableResponse) -> Table:
+    delete_old_metadata(table.io, table.metadata, answer.metadata)
+    table.metadata, table.metadata_location = answer.metadata, answer.metadata_location
+    return table
+
+
+def _settle(table: Table, snapshot_id: int, problem: Exception) -> tuple[Table, bool]:
+    """The table as it is now and whether the attempt landed; `LakeCommitUnknownError`."""
+    for recheck in range(RECHECKS):
+        now = _load_or_none(table)
+        if now is not None:
+            if now.metadata.snapshot_by_id(snapshot_id) is not None:
+                return now, True
+            if _certainly_not_applied(table, now, problem):
+                return now, False
+        if recheck + 1 < RECHECKS:
+            time.sleep(WAIT_MIN_S * 10**recheck)
+    raise LakeCommitUnknownError(
+        f"commit of snapshot {snapshot_id} to {'.'.join(table.name())} ended with "
+        f"{type(problem).__name__}: {problem}; whether it was applied is not known, look for the "
+        "snapshot before anything is removed"
+    ) from problem
+
+
+def _certainly_not_applied(before: Table, now: Table, problem: Exception) -> bool:
+    refused = isinstance(problem, REFUSALS)
+    return refused or is_sqlite(before.catalog) or _head(before) != _head(now)
+
+
+def _check_worth_trying(before: Table, now: Table, problem: Exception) -> None:
+    """`LakeError` for an error that is no conflict, no busy database, and nobody's commit."""
+    passing = isinstance(problem, CommitFailedException | OperationalError)
+    if not passing and before.metadata_location == now.metadata_location:
+        raise LakeError(
+            f"commit to {'.'.join(before.name())} failed and was not applied: "
+            f"{type(problem).__name__}: {problem}"
+        ) from problem
+
+
+def _head(table: Table) -> int | None:
+    return table.metadata.current_snapshot_id
+
+
+def _load_or_none(table: Table) -> Table | None:
+    """The table now; None when the catalog does not answer."""
+    try:
+        return _reloaded(table)
+    except LakeError:
+        raise
+    except Exception:  # any error means only that the question has no answer yet
+        return None
+
+
+def load_table(catalog: Catalog, identifier: tuple[str, ...]) -> Table | None:
+    """The table, None if there is none; `LakeError` when the catalog does not answer."""
+    try:
+        with answered(f"lake table {'.'.join(identifier)}"):
+            return catalog.load_table(identifier)
+    except (NoSuchTableError, NoSuchNamespaceError):
+        return None

@@ -1,0 +1,347 @@
+"""The driver's side of an Iceberg table: it fits the table, and rounds become snapshots.
+
+Ours is a snapshot that carries the commit user and the table's identity. The newest one is found by
+walking the parents of the current snapshot: foreign commits may lie in between and on top. Expiry
+may take it away from under a foreign one, so every commit of ours also writes itself into the table
+property `zufluss.newest`, in the same atomic commit. What stands there counts only when that
+snapshot is gone: a table that was rolled back to before it has the older one as newest.
+
+| key of `zufluss.newest` (JSON) | value |
+|---|---|
+| snapshot | the snapshot's id |
+| timestamp | epoch milliseconds |
+| properties | what the snapshot was committed with |
+
+Position deletes name data files. When another writer has replaced such a file since the round
+began, the commit is refused: the rows they were to delete would come back.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Mapping, Sequence
+
+from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import (
+    CommitFailedException,
+    NamespaceAlreadyExistsError,
+    TableAlreadyExistsError,
+)
+from pyiceberg.table import Table
+from pyiceberg.table.metadata import TableMetadata
+from sqlalchemy.exc import IntegrityError
+
+from zufluss.lake.base import (
+    COMMIT_USER,
+    COMMIT_USER_KEY,
+    TABLE_CREATED_KEY,
+    TABLE_ID_KEY,
+    CommitResult,
+    CommittedSnapshot,
+    CommitterContext,
+    LakeCommitRefusedError,
+    LakeError,
+    LakeTableError,
+    table_identity,
+)
+from zufluss.lake.iceberg import schema as s
+from zufluss.lake.iceberg.catalog import answered, file_properties, load
+from zufluss.lake.iceberg.commit import Committed, commit_snapshot, load_table, new_snapshot_id
+from zufluss.lake.iceberg.handle import (
+    POSITION_DELETES,
+    IcebergCommittable,
+    IcebergWriteResult,
+    WriterHandle,
+)
+from zufluss.lake.iceberg.private import (
+    SnapshotChange,
+    delete_quietly,
+    is_data,
+    live_entries,
+    live_files,
+)
+from zufluss.model.lake import BUCKET_COLUMN
+from zufluss.model.table import TableInfo
+
+NEWEST_KEY = "zufluss.newest"
+_COUNTED = re.compile(r"(added|deleted|removed|total|changed)-|partition(s\.|-summaries)")
+"""Keys of a snapshot's summary that Iceberg counts itself."""
+ATTEMPTS_MAX = 10
+"""Attempts to create or alter a lake table that others touch at the same time."""
+
+
+class IcebergCommitter:
+    """Commits rounds of one table. Not thread-safe."""
+
+    def __init__(self, context: CommitterContext) -> None:
+        self.table = context.table
+        self._identifier = (context.table.path.database, context.table.path.table)
+        self._catalog: Catalog = load(context.properties)
+        self._properties = context.properties
+        self._lake: Table | None = None
+
+    def prepare_table(self) -> None:
+        """Create the lake table or let it follow the table; changes nothing if it fits."""
+        s.validate(self.table)
+        for _ in range(ATTEMPTS_MAX):
+            try:
+                with answered(f"lake table {self.table.path}"):
+                    self._lake = self._prepared()
+                return
+            except (CommitFailedException, TableAlreadyExistsError):
+                continue  # somebody else changed it at this moment: look again
+        raise LakeError(f"lake table {self.table.path} is changed by others all the time")
+
+    def writer_handle(self) -> bytes:
+        """What writers of this round need."""
+        lake = self._loaded()
+        metadata, io = lake.metadata, lake.io
+        base = metadata.current_snapshot()
+        keys = metadata.schema().identifier_field_ids
+        location = metadata.location.rstrip("/")
+        return WriterHandle(
+            schema=metadata.schema().model_dump_json(),
+            spec=metadata.spec().model_dump_json(),
+            location=location,
+            data_location=metadata.properties.get("write.data.path", f"{location}/data"),
+            io=file_properties(io.properties),
+            properties={k: v for k, v in metadata.properties.items() if k != NEWEST_KEY},
+            base_snapshot_id=base.snapshot_id if base else None,
+            files=live_files(io, base, keys) if self.table.has_primary_key else {},
+        ).to_bytes()
+
+    def newest(self) -> CommittedSnapshot | None:
+        """The newest snapshot of ours for exactly this table; asks the catalog."""
+        self._lake = load_table(self._catalog, self._identifier)
+        if self._lake is None or not owned(self._lake.metadata, self.table):
+            return None
+        return newest_snapshot(self._lake.metadata, self.table)
+
+    def to_committable(self, results: Sequence[IcebergWriteResult]) -> IcebergCommittable:
+        """All files of a round; their writers must have had the same base."""
+        bases = {result.base_snapshot_id for result in results}
+        if len(bases) > 1:
+            raise LakeError(f"results of one round have the base snapshots {bases}; need one")
+        files = [file for result in results for file in result.files]
+        paths = {file.path for file in files}
+        if len(paths) != len(files):
+            raise LakeError("results of one round name a file twice; each must be there once")
+        return IcebergCommittable(tuple(files), bases.pop() if bases else None)
+
+    def commit(
+        self, committable: IcebergCommittable, properties: Mapping[str, str], expected: int | None
+    ) -> CommitResult:
+        """One snapshot with all files and these properties, if `expected` is the newest of ours."""
+        snapshot_id = new_snapshot_id()
+        change = round_change(self.table, committable, properties, snapshot_id)
+        done = self._commit(change, committable, expected, snapshot_id)
+        self._lake = done.table
+        return CommitResult(done.snapshot_id)
+
+    def abort(self, committable: IcebergCommittable) -> None:
+        """Remove files of a round that was certainly not committed; never one the lake uses."""
+        lake = load_table(self._catalog, self._identifier)
+        if lake is None:
+            return
+        used: set[str] = set()
+        if owned(lake.metadata, self.table):
+            entries = live_entries(lake.io, lake.metadata.current_snapshot())
+            used = {entry.data_file.file_path for entry in entries}
+        for file in committable.files:
+            if file.path not in used:
+                delete_quietly(lake.io, file.path)
+
+    def close(self) -> None:
+        """Let go of the table; catalogs are shared by the process."""
+        self._lake = None
+
+    def _commit(
+        self,
+        change: SnapshotChange,
+        committable: IcebergCommittable,
+        expected: int | None,
+        snapshot_id: int,
+    ) -> Committed:
+        deletes = {f.referenced_data_file for f in committable.files if f.referenced_data_file}
+
+        def check(lake: Table) -> None:
+            check_fence(lake.metadata, self.table, expected)
+            if s.missing_columns(self.table, lake.metadata):
+                raise LakeTableError(f"lake table {self.table.path} lost columns in mid-round")
+            head = lake.metadata.current_snapshot()
+            if deletes and (head is None or head.snapshot_id != committable.base_snapshot_id):
+                check_live(lake, deletes)
+
+        return commit_snapshot(self._loaded(), change, check, snapshot_id)
+
+    def _loaded(self) -> Table:
+        lake = self._lake or load_table(self._catalog, self._identifier)
+        if lake is None:
+            raise LakeTableError(f"lake table {self.table.path} does not exist; prepare it first")
+        self._lake = lake
+        return lake
+
+    def _prepared(self) -> Table:
+        lake = load_table(self._catalog, self._identifier)
+        location = None
+        if lake is not None and not owned(lake.metadata, self.table):
+            location = self._moved_away(lake)
+            lake = None
+        if lake is None:
+            return self._create(location)
+        return self._follow(lake)
+
+    def _create(self, location: str | None) -> Table:
+        schema = s.iceberg_schema(self.table)
+        try:
+            self._catalog.create_namespace(self._identifier[:1])
+        except (NamespaceAlreadyExistsError, IntegrityError):
+            pass  # the usual case: another table of the database was first
+        return self._catalog.create_table(
+            self._identifier,
+            schema=schema,
+            location=location or self._own_location(),
+            partition_spec=s.partition_spec(self.table, schema),
+            sort_order=s.sort_order(schema),
+            properties={**s.table_properties(self.table), "format-version": "2"},
+        )
+
+    def _own_location(self) -> str | None:
+        """A location of its own where an earlier table of this name still has the usual one."""
+        earlier = f"{self._identifier[1]}__"
+        warehouse = self._properties.get("warehouse")
+        names = [identifier[-1] for identifier in self._catalog.list_tables(self._identifier[:1])]
+        if warehouse is None or not any(name.startswith(earlier) for name in names):
+            return None
+        return self._beside(f"{warehouse.rstrip('/')}/{'/'.join(self._identifier)}")
+
+    def _beside(self, location: str) -> str:
+        return f"{location.rstrip('/')}-{self.table.table_id}-{self.table.created_time}"
+
+    def _moved_away(self, lake: Table) -> str:
+        """Rename the lake table of another table of this name; a location for the new one."""
+        properties = lake.metadata.properties
+        if TABLE_ID_KEY not in properties:
+            raise LakeTableError(
+                f"{self.table.path} exists in the lake and was not made by zufluss; rename or drop "
+                "it there, or name the table differently"
+            )
+        old_id, old_created = properties[TABLE_ID_KEY], properties[TABLE_CREATED_KEY]
+        if (int(old_created), int(old_id)) > (self.table.created_time, self.table.table_id):
+            raise LakeTableError(
+                f"lake table {self.table.path} belongs to the newer table {old_id}; table "
+                f"{self.table.table_id} of this name was dropped and cannot be tiered any more"
+            )
+        new_name = f"{self._identifier[1]}__{old_id}_{old_created}"
+        self._catalog.rename_table(self._identifier, (self._identifier[0], new_name))
+        directory, _, _name = lake.metadata.location.rstrip("/").rpartition("/")
+        return self._beside(f"{directory}/{self._identifier[1]}")
+
+    def _follow(self, lake: Table) -> Table:
+        """Add columns and properties that the table has got since."""
+        missing = s.missing_columns(self.table, lake.metadata)
+        updates, removals = s.changed_properties(self.table, lake.metadata.properties)
+        if not (missing or updates or removals):
+            return lake
+        with lake.transaction() as transaction:
+            if missing:
+                with transaction.update_schema() as update:
+                    for name in missing:
+                        column = self.table.schema.column(name)
+                        made = s.iceberg_type(column.data_type, iter(range(1, 1 << 20)).__next__)
+                        update.add_column(name, made, doc=column.comment)
+                        update.move_before(name, BUCKET_COLUMN)
+            if updates:
+                transaction.set_properties(updates)
+            if removals:
+                transaction.remove_properties(*sorted(removals))
+        return lake
+
+
+def round_change(
+    table: TableInfo,
+    committable: IcebergCommittable,
+    properties: Mapping[str, str],
+    snapshot_id: int,
+) -> SnapshotChange:
+    """A round as a change of the lake table: ours, of this table, and findable."""
+    marked = {**properties, COMMIT_USER_KEY: COMMIT_USER, **table_identity(table)}
+    deletes = any(file.kind == POSITION_DELETES for file in committable.files)
+    return SnapshotChange(
+        operation="overwrite" if deletes else "append",
+        added=committable.files,
+        properties=marked,
+        table_properties={NEWEST_KEY: newest_json(snapshot_id, marked)},
+    )
+
+
+def newest_json(snapshot_id: int, properties: Mapping[str, str]) -> str:
+    """What the table property about the newest snapshot of ours says."""
+    now = int(time.time() * 1000)
+    found = {"snapshot": snapshot_id, "timestamp": now, "properties": dict(properties)}
+    return json.dumps(found, separators=(",", ":"))
+
+
+def owned(metadata: TableMetadata, table: TableInfo) -> bool:
+    """The lake table belongs to exactly this table."""
+    return _matches(metadata.properties, table)
+
+
+def newest_snapshot(metadata: TableMetadata, table: TableInfo) -> CommittedSnapshot | None:
+    """The newest snapshot of ours in a table's history."""
+    by_id = {snapshot.snapshot_id: snapshot for snapshot in metadata.snapshots}
+    at = metadata.current_snapshot_id
+    while at is not None and at in by_id:
+        snapshot = by_id[at]
+        summary = snapshot.summary.additional_properties if snapshot.summary else {}
+        if summary.get(COMMIT_USER_KEY) == COMMIT_USER and _matches(summary, table):
+            given = {key: v for key, v in summary.items() if not _COUNTED.match(key)}
+            return CommittedSnapshot(at, given, snapshot.timestamp_ms)
+        at = snapshot.parent_snapshot_id
+    expired = _noted_newest(metadata, table)
+    return expired if expired is not None and expired.snapshot_id not in by_id else None
+
+
+def check_fence(metadata: TableMetadata, table: TableInfo, expected: int | None) -> None:
+    """`LakeCommitRefusedError` unless `expected` is the newest snapshot of ours."""
+    if not owned(metadata, table):
+        raise LakeCommitRefusedError(
+            f"lake table {table.path} belongs to another table of this name by now; this table "
+            "was dropped, nothing was committed"
+        )
+    newest = newest_snapshot(metadata, table)
+    found = newest.snapshot_id if newest else None
+    if found != expected:
+        raise LakeCommitRefusedError(
+            f"the newest tiering snapshot of {table.path} is {found}, not {expected}: another "
+            "tiering service committed in between, nothing was committed; start a new round"
+        )
+
+
+def check_live(lake: Table, paths: set[str]) -> None:
+    """`LakeCommitRefusedError` unless all these data files are in the current snapshot."""
+    entries = live_entries(lake.io, lake.metadata.current_snapshot())
+    gone = paths - {entry.data_file.file_path for entry in entries if is_data(entry)}
+    if gone:
+        raise LakeCommitRefusedError(
+            f"{len(gone)} data files of {'.'.join(lake.name())} that the round deletes rows of "
+            f"were replaced by another writer ({min(gone)} is one); nothing was committed, "
+            "plan again"
+        )
+
+
+def _matches(properties: Mapping[str, str], table: TableInfo) -> bool:
+    return all(properties.get(key) == value for key, value in table_identity(table).items())
+
+
+def _noted_newest(metadata: TableMetadata, table: TableInfo) -> CommittedSnapshot | None:
+    """The newest snapshot of ours as the table property has it."""
+    text = metadata.properties.get(NEWEST_KEY)
+    if text is None:
+        return None
+    found = json.loads(text)
+    if not _matches(found["properties"], table):
+        return None
+    return CommittedSnapshot(found["snapshot"], found["properties"], found["timestamp"])

@@ -1,0 +1,160 @@
+"""Files of an Iceberg table that nothing refers to: found, and removed.
+
+| file | is referred to by |
+|---|---|
+| data, position deletes (`.parquet`) | live entries of manifests of any retained snapshot |
+| manifests, manifest lists (`.avro`) | retained snapshots |
+| `.metadata.json` | the catalog, and the metadata log of the current one |
+| statistics (`.puffin`, `.stats`) | the current metadata |
+
+`unreferenced_by_expiry` names what expired snapshots used and nobody else does. `sweep` lists the
+table's data and metadata directories first and asks what is referred to afterwards, so that what is
+committed in between is seen. It removes only files with these suffixes that are older than a bound:
+files of a round that is under way are younger. Anything else stays, and so does everything outside
+of the table's location (`write.data.path` may name a place that several tables share).
+
+Listing goes directory by directory; memory holds the paths of old files, nothing of young ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import pyarrow.fs as fs
+from pyiceberg.io import FileIO
+from pyiceberg.manifest import ManifestFile
+from pyiceberg.table import Table
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.snapshots import Snapshot
+
+from zufluss.lake.base import LakeError, SweepReport
+from zufluss.lake.iceberg.files import local_path
+from zufluss.lake.iceberg.private import manifest_entries
+
+SUFFIXES = (".parquet", ".avro", ".metadata.json", ".puffin", ".stats", ".metadata.json.gz")
+"""Names of files that may be removed."""
+
+
+class Listed(NamedTuple):
+    """A file in a directory of the table."""
+
+    path: str
+    """Its path as the file system has it."""
+    size: int
+    """Bytes."""
+    modified_ms: int
+    """When it was written."""
+
+
+def plain_path(location: str) -> str:
+    """A location without its scheme, as file systems list it."""
+    path = local_path(location)
+    return str(path) if path is not None else location.partition("://")[2]
+
+
+def file_system(io: FileIO, location: str) -> fs.FileSystem:
+    """The file system of a location; `LakeError` where the FileIO cannot list."""
+    if local_path(location) is not None:
+        return fs.LocalFileSystem()
+    scheme, _, rest = location.partition("://")
+    if hasattr(io, "fs_by_scheme"):
+        return io.fs_by_scheme(scheme, rest.partition("/")[0])
+    if hasattr(io, "get_fs"):
+        return fs.PyFileSystem(fs.FSSpecHandler(io.get_fs(scheme)))
+    raise LakeError(
+        f"files at {location} cannot be listed through {type(io).__name__}; orphans stay there. "
+        "Set py-io-impl to pyiceberg.io.pyarrow.PyArrowFileIO in the catalog's properties"
+    )
+
+
+def list_files(system: fs.FileSystem, directory: str) -> Iterator[Listed]:
+    """Every file below a directory, one directory at a time."""
+    waiting = [directory]
+    while waiting:
+        selector = fs.FileSelector(waiting.pop(), allow_not_found=True)
+        for info in system.get_file_info(selector):
+            if info.type == fs.FileType.Directory:
+                waiting.append(info.path)
+            elif info.type == fs.FileType.File:
+                yield Listed(info.path, info.size, (info.mtime_ns or 0) // 1_000_000)
+
+
+def directories(metadata: TableMetadata) -> list[str]:
+    """Where the table keeps its files, without places outside of its location."""
+    location = metadata.location.rstrip("/")
+    told = [
+        metadata.properties.get("write.data.path", f"{location}/data").rstrip("/"),
+        metadata.properties.get("write.metadata.path", f"{location}/metadata").rstrip("/"),
+    ]
+    return [directory for directory in told if directory.startswith(f"{location}/")]
+
+
+def references(table: Table) -> Iterator[str]:
+    """Locations of every file that the table may still need; some more than once."""
+    metadata = table.metadata
+    yield table.metadata_location
+    yield from (entry.metadata_file for entry in metadata.metadata_log)
+    for found in (*metadata.statistics, *getattr(metadata, "partition_statistics", ())):
+        yield found.statistics_path
+    yield from (snapshot.manifest_list for snapshot in metadata.snapshots)
+    for manifest in _manifests(table.io, metadata.snapshots):
+        yield manifest.manifest_path
+        yield from (entry.data_file.file_path for entry in manifest_entries(table.io, manifest))
+
+
+def _manifests(io: FileIO, snapshots: Iterable[Snapshot]) -> Iterator[ManifestFile]:
+    """Every manifest of some snapshots, once."""
+    seen: set[str] = set()
+    for snapshot in snapshots:
+        for manifest in snapshot.manifests(io):
+            if manifest.manifest_path not in seen:
+                seen.add(manifest.manifest_path)
+                yield manifest
+
+
+def unreferenced_by_expiry(io: FileIO, gone: list[Snapshot], kept: list[Snapshot]) -> set[str]:
+    """Locations that the snapshots in `gone` used and those in `kept` do not."""
+    left = {manifest.manifest_path for manifest in _manifests(io, kept)}
+    doomed = {snapshot.manifest_list for snapshot in gone}
+    for manifest in _manifests(io, gone):
+        if manifest.manifest_path not in left:
+            doomed.add(manifest.manifest_path)
+            doomed.update(e.data_file.file_path for e in manifest_entries(io, manifest))
+    for manifest in _manifests(io, kept):
+        doomed.difference_update(e.data_file.file_path for e in manifest_entries(io, manifest))
+    return doomed - {snapshot.manifest_list for snapshot in kept}
+
+
+def remove(io: FileIO, locations: Iterable[str]) -> int:
+    """Remove files; those that are gone already do not count."""
+    count = 0
+    for location in locations:
+        count += _delete(file_system(io, location), plain_path(location))
+    return count
+
+
+def _delete(system: Any, path: str) -> bool:
+    try:
+        system.delete_file(path)
+    except FileNotFoundError:
+        return False
+    except OSError as problem:
+        raise LakeError(f"file {path} of the lake cannot be removed: {problem}") from problem
+    return True
+
+
+def sweep(table: Table, older_than_ms: int) -> SweepReport:
+    """Remove files that are older than that and that nothing refers to."""
+    found: dict[str, tuple[fs.FileSystem, int]] = {}
+    looked_at = 0
+    for directory in directories(table.metadata):
+        system = file_system(table.io, directory)
+        for file in list_files(system, plain_path(directory)):
+            looked_at += 1
+            if file.modified_ms < older_than_ms and file.path.endswith(SUFFIXES):
+                found[file.path] = (system, file.size)
+    for location in references(table.refresh()):
+        found.pop(plain_path(location), None)
+    removed = {path: size for path, (system, size) in found.items() if _delete(system, path)}
+    return SweepReport(looked_at, len(removed), sum(removed.values()))

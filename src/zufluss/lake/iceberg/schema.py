@@ -1,0 +1,390 @@
+"""The lake table that fits a table: types, columns, partition spec, sort order, properties.
+
+| type | Iceberg | note |
+|---|---|---|
+| BOOLEAN | boolean | |
+| TINYINT, SMALLINT, INT | int | |
+| BIGINT | long | |
+| FLOAT, DOUBLE | float, double | |
+| CHAR, STRING | string | |
+| BINARY, BYTES | binary | |
+| DECIMAL(p, s) | decimal(p, s) | |
+| DATE | date | |
+| TIME(p) | time | microseconds; more digits are cut |
+| TIMESTAMP(p) | timestamp | microseconds; more digits are cut |
+| TIMESTAMP_LTZ(p) | timestamptz | microseconds; more digits are cut |
+| ARRAY, MAP, ROW | list, map, struct | |
+
+A column that is NOT NULL is required. Field ids count from 1: first the columns and the system
+columns, then what is nested in them. A column added later is placed before the system columns and
+gets the next free id; nobody may rely on positions.
+
+The partition spec is the partition keys as they are, then `bucket[n]` of the bucket key, or
+`__bucket` as it is where there is no bucket key or more than one. The sort order is `__offset`.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Iterator, Mapping
+from itertools import count
+from typing import Any
+
+import pyarrow as pa
+from pyiceberg.io.pyarrow import schema_to_pyarrow
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.sorting import NullOrder, SortDirection, SortField, SortOrder
+from pyiceberg.transforms import BucketTransform, IdentityTransform, Transform
+from pyiceberg.types import (
+    BinaryType,
+    BooleanType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FixedType,
+    FloatType,
+    IcebergType,
+    IntegerType,
+    ListType,
+    LongType,
+    MapType,
+    NestedField,
+    StringType,
+    StructType,
+    TimestampType,
+    TimestamptzType,
+    TimeType,
+)
+
+from zufluss.lake.base import LakeTableError, table_identity
+from zufluss.lake.iceberg.handle import PartitionValue, PartitionValues
+from zufluss.model import types as t
+from zufluss.model.lake import BUCKET_COLUMN, OFFSET_COLUMN, SYSTEM_COLUMNS, TIMESTAMP_COLUMN
+from zufluss.model.partition import spec_of
+from zufluss.model.table import TableInfo
+
+_SCALARS: dict[t.Root, IcebergType] = {
+    t.Root.BOOLEAN: BooleanType(),
+    t.Root.TINYINT: IntegerType(),
+    t.Root.SMALLINT: IntegerType(),
+    t.Root.INTEGER: IntegerType(),
+    t.Root.BIGINT: LongType(),
+    t.Root.FLOAT: FloatType(),
+    t.Root.DOUBLE: DoubleType(),
+    t.Root.CHAR: StringType(),
+    t.Root.STRING: StringType(),
+    t.Root.BINARY: BinaryType(),
+    t.Root.BYTES: BinaryType(),
+    t.Root.DATE: DateType(),
+    t.Root.TIME: TimeType(),
+    t.Root.TIMESTAMP: TimestampType(),
+    t.Root.TIMESTAMP_LTZ: TimestamptzType(),
+}
+_SYSTEM: dict[str, IcebergType] = {
+    BUCKET_COLUMN: IntegerType(),
+    OFFSET_COLUMN: LongType(),
+    TIMESTAMP_COLUMN: TimestamptzType(),
+}
+_FLUSS_TYPES: dict[type[IcebergType], Callable[[bool], t.DataType]] = {
+    BooleanType: lambda null: t.ScalarType(root=t.Root.BOOLEAN, nullable=null),
+    IntegerType: lambda null: t.ScalarType(root=t.Root.INTEGER, nullable=null),
+    LongType: lambda null: t.ScalarType(root=t.Root.BIGINT, nullable=null),
+    FloatType: lambda null: t.ScalarType(root=t.Root.FLOAT, nullable=null),
+    DoubleType: lambda null: t.ScalarType(root=t.Root.DOUBLE, nullable=null),
+    StringType: lambda null: t.ScalarType(root=t.Root.STRING, nullable=null),
+    BinaryType: lambda null: t.ScalarType(root=t.Root.BYTES, nullable=null),
+    DateType: lambda null: t.ScalarType(root=t.Root.DATE, nullable=null),
+    TimeType: lambda null: t.TemporalType(root=t.Root.TIME, precision=6, nullable=null),
+    TimestampType: lambda null: t.TemporalType(root=t.Root.TIMESTAMP, precision=6, nullable=null),
+    TimestamptzType: lambda null: t.TemporalType(
+        root=t.Root.TIMESTAMP_LTZ, precision=6, nullable=null
+    ),
+}
+_EPOCH = dt.date(1970, 1, 1)
+_PARTITION_KEYS: dict[t.Root, Callable[[str], PartitionValue]] = {
+    t.Root.CHAR: str,
+    t.Root.STRING: str,
+    t.Root.BOOLEAN: lambda text: text == "true",
+    t.Root.TINYINT: int,
+    t.Root.SMALLINT: int,
+    t.Root.INTEGER: int,
+    t.Root.BIGINT: int,
+    t.Root.DATE: lambda text: (dt.date.fromisoformat(text) - _EPOCH).days,
+}
+_BUCKET_KEYS = frozenset(
+    {
+        *(t.Root.INTEGER, t.Root.BIGINT, t.Root.DECIMAL, t.Root.DATE, t.Root.TIME),
+        *(t.Root.TIMESTAMP, t.Root.CHAR, t.Root.STRING, t.Root.BINARY, t.Root.BYTES),
+    }
+)
+"""Types whose Iceberg bucket is the table's bucket."""
+
+FLUSS_PREFIX = "fluss."
+ICEBERG_PREFIX = "iceberg."
+_CATALOG_PREFIX = "table.datalake.iceberg."
+_RESERVED = ("zufluss.", "format-version")
+"""Properties of the lake table that no property of the table sets."""
+_DEFAULTS = {
+    "write.parquet.compression-codec": "zstd",
+    "write.metadata.delete-after-commit.enabled": "true",
+    "write.metadata.previous-versions-max": "20",
+}
+_MERGE_ON_READ = {f"write.{verb}.mode": "merge-on-read" for verb in ("delete", "update", "merge")}
+
+
+def iceberg_type(data_type: t.DataType, next_id: Callable[[], int]) -> IcebergType:
+    """The Iceberg type of a type; nested fields get their ids from `next_id`."""
+    if isinstance(data_type, t.DecimalType):
+        return DecimalType(data_type.precision, data_type.scale)
+    if isinstance(data_type, t.ArrayType):
+        element_id = next_id()
+        element = iceberg_type(data_type.element, next_id)
+        return ListType(
+            element_id=element_id,
+            element_type=element,
+            element_required=not data_type.element.nullable,
+        )
+    if isinstance(data_type, t.MapType):
+        key_id, value_id = next_id(), next_id()
+        return MapType(
+            key_id=key_id,
+            key_type=iceberg_type(data_type.key, next_id),
+            value_id=value_id,
+            value_type=iceberg_type(data_type.value, next_id),
+            value_required=not data_type.value.nullable,
+        )
+    if isinstance(data_type, t.RowType):
+        ids = [next_id() for _ in data_type.fields]
+        return StructType(
+            *(
+                _field(i, f.name, f.data_type, f.description, next_id)
+                for i, f in zip(ids, data_type.fields, strict=True)
+            )
+        )
+    return _SCALARS[data_type.root]
+
+
+def fluss_type(found: IcebergType, nullable: bool = True) -> t.DataType:
+    """The type whose values an Iceberg type holds; `LakeTableError` if there is none."""
+    if isinstance(found, DecimalType):
+        return t.DecimalType(precision=found.precision, scale=found.scale, nullable=nullable)
+    if isinstance(found, FixedType):
+        return t.LengthType(root=t.Root.BINARY, length=len(found), nullable=nullable)
+    if isinstance(found, ListType):
+        element = fluss_type(found.element_type, not found.element_required)
+        return t.ArrayType(element=element, nullable=nullable)
+    if isinstance(found, MapType):
+        value = fluss_type(found.value_type, not found.value_required)
+        return t.MapType(key=fluss_type(found.key_type, False), value=value, nullable=nullable)
+    if isinstance(found, StructType):
+        fields = tuple(
+            t.RowField(f.name, fluss_type(f.field_type, not f.required), f.doc)
+            for f in found.fields
+        )
+        return t.RowType(fields=fields, nullable=nullable)
+    made = _FLUSS_TYPES.get(type(found))
+    if made is None:
+        raise LakeTableError(f"the Iceberg type {found} has no counterpart here; drop that column")
+    return made(nullable)
+
+
+def _field(
+    field_id: int,
+    name: str,
+    data_type: t.DataType,
+    doc: str | None,
+    next_id: Callable[[], int],
+) -> NestedField:
+    return NestedField(
+        field_id=field_id,
+        name=name,
+        field_type=iceberg_type(data_type, next_id),
+        required=not data_type.nullable,
+        doc=doc,
+    )
+
+
+def iceberg_schema(table: TableInfo) -> Schema:
+    """The schema of a new lake table."""
+    columns = table.schema.columns
+    nested = count(len(columns) + len(SYSTEM_COLUMNS) + 1)
+    fields = [
+        _field(i, column.name, column.data_type, column.comment, nested.__next__)
+        for i, column in enumerate(columns, start=1)
+    ]
+    for i, (name, data_type) in enumerate(_SYSTEM.items(), start=len(columns) + 1):
+        fields.append(NestedField(field_id=i, name=name, field_type=data_type, required=True))
+    keys = [table.schema.index_of(name) + 1 for name in table.schema.primary_key]
+    return Schema(*fields, schema_id=0, identifier_field_ids=keys)
+
+
+def arrow_schema(schema: Schema) -> pa.Schema:
+    """The Arrow schema of files to write: field ids as `PARQUET:field_id`, required = not null."""
+    return schema_to_pyarrow(schema, include_field_ids=True)
+
+
+def has_bucket_transform(table: TableInfo) -> bool:
+    """The bucket is `bucket[n]` of a column, not the column `__bucket`."""
+    keys = table.bucket_keys
+    return len(keys) == 1 and table.schema.column(keys[0]).data_type.root in _BUCKET_KEYS
+
+
+def partition_spec(table: TableInfo, schema: Schema) -> PartitionSpec:
+    """The partition spec of a lake table with this schema."""
+    wanted: list[tuple[str, str, Transform[Any, Any]]] = [
+        (key, key, IdentityTransform()) for key in table.partition_keys
+    ]
+    if has_bucket_transform(table):
+        key = table.bucket_keys[0]
+        wanted.append((key, f"{key}_bucket", BucketTransform(table.bucket_count)))
+    else:
+        wanted.append((BUCKET_COLUMN, BUCKET_COLUMN, IdentityTransform()))
+    return PartitionSpec(
+        *(
+            PartitionField(schema.find_field(column).field_id, 1000 + i, transform, name)
+            for i, (column, name, transform) in enumerate(wanted)
+        ),
+        spec_id=0,
+    )
+
+
+def sort_order(schema: Schema) -> SortOrder:
+    """The sort order of a lake table with this schema."""
+    by_offset = SortField(
+        source_id=schema.find_field(OFFSET_COLUMN).field_id,
+        transform=IdentityTransform(),
+        direction=SortDirection.ASC,
+        null_order=NullOrder.NULLS_FIRST,
+    )
+    return SortOrder(by_offset, order_id=1)
+
+
+def partition_values(table: TableInfo, partition: str | None, bucket: int) -> PartitionValues:
+    """The values of the spec's fields for the files of one bucket."""
+    spec = spec_of(table.partition_keys, partition) if partition is not None else {}
+    values = [
+        _PARTITION_KEYS[table.schema.column(key).data_type.root](spec[key])
+        for key in table.partition_keys
+    ]
+    return (*values, bucket)
+
+
+def table_properties(table: TableInfo) -> dict[str, str]:
+    """Properties of the lake table: defaults, the table's own, its identity.
+
+    What the cluster hands out to reach the catalog may hold secrets and stays out.
+    """
+    out = _DEFAULTS | (_MERGE_ON_READ if table.has_primary_key else {})
+    return out | followed_properties(table) | table_identity(table)
+
+
+def followed_properties(table: TableInfo) -> dict[str, str]:
+    """Properties that follow the table's: `iceberg.x` as `x`, every other one as `fluss.x`."""
+    descriptor = table.descriptor
+    out = {}
+    for key, value in {**descriptor.properties, **descriptor.custom_properties}.items():
+        plain = key.startswith(ICEBERG_PREFIX)
+        name = key.removeprefix(ICEBERG_PREFIX) if plain else FLUSS_PREFIX + key
+        if not key.startswith(_CATALOG_PREFIX) and not name.startswith(_RESERVED):
+            out[name] = value
+    return out
+
+
+def validate(table: TableInfo) -> None:
+    """`LakeTableError` when Iceberg cannot hold such a table."""
+    for name in SYSTEM_COLUMNS:
+        if name in table.schema:
+            raise LakeTableError(
+                f"column {name!r} of table {table.path} has the name of a system column of the "
+                "lake; a table with it cannot be tiered, name the column differently"
+            )
+    for key in table.partition_keys:
+        data_type = table.schema.column(key).data_type
+        if data_type.root not in _PARTITION_KEYS:
+            raise LakeTableError(
+                f"partition key {key!r} of table {table.path} is {data_type}; Iceberg tables are "
+                "partitioned by STRING, CHAR, BOOLEAN, integers or DATE"
+            )
+
+
+def missing_columns(table: TableInfo, metadata: TableMetadata) -> list[str]:
+    """Columns to add to the lake; `LakeTableError` when the lake was changed so that it misfits."""
+    found = {field.name: field for field in metadata.schema().fields}
+    wanted = {field.name: field for field in iceberg_schema(table).fields}
+    earlier = {field.name for schema in metadata.schemas for field in schema.fields}
+    missing = []
+    for name, field in wanted.items():
+        if name in found:
+            _check_field(table, found[name], field)
+        elif name in earlier or name in SYSTEM_COLUMNS:
+            raise _changed(table, name, "was dropped or renamed", "rename it back")
+        else:
+            missing.append(name)
+    for name, field in found.items():
+        if name not in wanted and field.required:
+            raise _changed(table, name, "was added as required", "make it optional")
+    _check_spec(table, metadata)
+    return missing
+
+
+def _check_field(table: TableInfo, found: NestedField, wanted: NestedField) -> None:
+    if not same_type(found.field_type, wanted.field_type):
+        how = f"is {found.field_type} instead of {wanted.field_type}"
+        raise _changed(table, found.name, how, "change the type back")
+    if found.required and not wanted.required:
+        raise _changed(table, found.name, "was made required", "make it optional again")
+
+
+def _check_spec(table: TableInfo, metadata: TableMetadata) -> None:
+    if metadata.format_version != 2:
+        raise LakeTableError(
+            f"lake table {table.path} has format version {metadata.format_version}; version 2 is "
+            "what can be written, so restore the table from an older metadata file or drop it"
+        )
+    schema = metadata.schema()
+    wanted = partition_spec(table, schema)
+    if not wanted.compatible_with(metadata.spec()):
+        raise LakeTableError(
+            f"lake table {table.path} is partitioned by {metadata.spec()}, not by {wanted}; its "
+            "partition spec was changed from outside, change it back"
+        )
+
+
+def _changed(table: TableInfo, column: str, how: str, way_out: str) -> LakeTableError:
+    return LakeTableError(
+        f"column {column!r} of lake table {table.path} {how}; the lake table was changed from "
+        f"outside and does not fit the table: {way_out}, or drop the lake table to tier afresh"
+    )
+
+
+def same_type(a: IcebergType, b: IcebergType) -> bool:
+    """Whether two types hold the same values, whatever their field ids and comments."""
+    if type(a) is not type(b):
+        return False
+    inner_a, inner_b = list(_inner(a)), list(_inner(b))
+    if not inner_a and not inner_b:
+        return bool(a == b)
+    return len(inner_a) == len(inner_b) and all(
+        x[:2] == y[:2] and same_type(x[2], y[2]) for x, y in zip(inner_a, inner_b, strict=True)
+    )
+
+
+def _inner(found: IcebergType) -> Iterator[tuple[str, bool, IcebergType]]:
+    """Name, required and type of what is directly inside a type."""
+    if isinstance(found, StructType):
+        yield from ((f.name, f.required, f.field_type) for f in found.fields)
+    elif isinstance(found, ListType):
+        yield "element", found.element_required, found.element_type
+    elif isinstance(found, MapType):
+        yield "key", True, found.key_type
+        yield "value", found.value_required, found.value_type
+
+
+def changed_properties(table: TableInfo, now: Mapping[str, str]) -> tuple[dict[str, str], set[str]]:
+    """What to set and what to remove so that the lake table's properties follow the table's."""
+    wanted = followed_properties(table)
+    updates = {key: value for key, value in wanted.items() if now.get(key) != value}
+    removals = {key for key in now if key.startswith(FLUSS_PREFIX) and key not in wanted}
+    return updates, removals

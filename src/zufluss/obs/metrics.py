@@ -1,0 +1,410 @@
+"""Every metric, declared once, and how a process serves them to Prometheus.
+
+A process with `zufluss.metrics.port` answers `GET /metrics` on it, in a thread of its own. A server
+is asked for numbers it has anyway when somebody looks (`server.py` beside this module), so that the
+paths of requests do no work for it; a tiering service counts rounds. Names, labels and meanings
+stand in the declarations below and nowhere else; `docs/metrics.md` is generated from them:
+
+    python -m zufluss.obs.metrics docs/metrics.md
+
+`prometheus_client` is imported when something is served, not with this module.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from zufluss.errors import ConfigError
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.core import Metric as Family
+
+    from zufluss.model.table import TablePath
+
+
+class MetricKind(StrEnum):
+    """How a metric moves."""
+
+    COUNTER = "counter"
+    """Up only, from 0 at the start of the process."""
+    GAUGE = "gauge"
+    """Up and down."""
+    HISTOGRAM = "histogram"
+    """Observations, counted in buckets."""
+
+
+class Source(StrEnum):
+    """Who shows a metric."""
+
+    SERVER = "every server"
+    TABLET = "tablet server"
+    COORDINATOR = "coordinator"
+    TIERING = "tiering service"
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A metric as it is served."""
+
+    name: str
+    """Its name; counters end in `_total`, units come before that."""
+    kind: MetricKind
+    """How it moves."""
+    source: Source
+    """Who shows it."""
+    help: str
+    """What it says."""
+    labels: tuple[str, ...] = ()
+    """What its series are told apart by."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The value of one series."""
+
+    metric: Metric
+    """What it is a value of."""
+    value: float
+    """The value."""
+    labels: tuple[str, ...] = ()
+    """The values of the metric's labels."""
+
+
+OF_TABLE = ("database", "table")
+
+# ---------------------------------------------------------------------------------------------
+# Servers
+# ---------------------------------------------------------------------------------------------
+
+SERVER_INFO = Metric(
+    "zufluss_server_info",
+    MetricKind.GAUGE,
+    Source.SERVER,
+    "Always 1; the labels say which version runs, and as what.",
+    ("version", "role"),
+)
+CONNECTIONS = Metric(
+    "zufluss_connections", MetricKind.GAUGE, Source.SERVER, "Connections that are open."
+)
+REQUESTS_IN_FLIGHT = Metric(
+    "zufluss_requests_in_flight",
+    MetricKind.GAUGE,
+    Source.SERVER,
+    "Requests that came and are not answered yet, long polls included.",
+)
+REQUESTS = Metric(
+    "zufluss_requests_total",
+    MetricKind.COUNTER,
+    Source.SERVER,
+    "Requests by API.",
+    ("api",),
+)
+REQUEST_ERRORS = Metric(
+    "zufluss_request_errors_total",
+    MetricKind.COUNTER,
+    Source.SERVER,
+    "Requests answered with an error as a whole, by error; errors of single buckets inside an "
+    "answer are not among them.",
+    ("error",),
+)
+RECEIVED_BYTES = Metric(
+    "zufluss_received_bytes_total", MetricKind.COUNTER, Source.SERVER, "Bytes received."
+)
+SENT_BYTES = Metric("zufluss_sent_bytes_total", MetricKind.COUNTER, Source.SERVER, "Bytes sent.")
+RECEIVE_MEMORY_BYTES = Metric(
+    "zufluss_receive_memory_bytes",
+    MetricKind.GAUGE,
+    Source.SERVER,
+    "Memory of requests that are still arriving; `zufluss.net.receive-memory` bounds it.",
+)
+BUCKETS = Metric(
+    "zufluss_buckets", MetricKind.GAUGE, Source.TABLET, "Buckets that this server serves."
+)
+BUCKETS_REFUSED = Metric(
+    "zufluss_buckets_refused",
+    MetricKind.GAUGE,
+    Source.TABLET,
+    "Buckets that cannot be served because their data is damaged; the log says why.",
+)
+LOG_SIZE_BYTES = Metric(
+    "zufluss_log_size_bytes", MetricKind.GAUGE, Source.TABLET, "Size of all logs on this server."
+)
+UNTIERED_ROWS = Metric(
+    "zufluss_untiered_rows",
+    MetricKind.GAUGE,
+    Source.TABLET,
+    "Log records of a lake table that the lake does not have yet, and retention keeps for it.",
+    OF_TABLE,
+)
+
+# ---------------------------------------------------------------------------------------------
+# Tiering, as the coordinator sees it
+# ---------------------------------------------------------------------------------------------
+
+TIERING_PENDING_TABLES = Metric(
+    "zufluss_tiering_pending_tables",
+    MetricKind.GAUGE,
+    Source.COORDINATOR,
+    "Tables that wait for a tiering service.",
+)
+TIERING_RUNNING_TABLES = Metric(
+    "zufluss_tiering_running_tables",
+    MetricKind.GAUGE,
+    Source.COORDINATOR,
+    "Tables that a tiering service works on.",
+)
+TIERING_LAG_SECONDS = Metric(
+    "zufluss_tiering_lag_seconds",
+    MetricKind.GAUGE,
+    Source.COORDINATOR,
+    "Time since the table was last tiered, or created; compare with its "
+    "`table.datalake.freshness`.",
+    OF_TABLE,
+)
+TIERING_LAST_DURATION_SECONDS = Metric(
+    "zufluss_tiering_last_duration_seconds",
+    MetricKind.GAUGE,
+    Source.COORDINATOR,
+    "How long the last finished round of the table took.",
+    OF_TABLE,
+)
+TIERING_PENDING_SECONDS = Metric(
+    "zufluss_tiering_pending_seconds",
+    MetricKind.GAUGE,
+    Source.COORDINATOR,
+    "How long the table has been waiting for a tiering service; 0 when it is not.",
+    OF_TABLE,
+)
+TIERING_FAILURES = Metric(
+    "zufluss_tiering_failures_total",
+    MetricKind.COUNTER,
+    Source.COORDINATOR,
+    "Rounds of the table that failed or fell silent.",
+    OF_TABLE,
+)
+TIERING_FILE_SIZE_BYTES = Metric(
+    "zufluss_tiering_file_size_bytes",
+    MetricKind.GAUGE,
+    Source.COORDINATOR,
+    "Size of the lake table, as the last service said that knew it.",
+    OF_TABLE,
+)
+TIERING_RECORDS = Metric(
+    "zufluss_tiering_records",
+    MetricKind.GAUGE,
+    Source.COORDINATOR,
+    "Rows of the lake table, as the last service said that knew them.",
+    OF_TABLE,
+)
+
+# ---------------------------------------------------------------------------------------------
+# Tiering, as a service sees it
+# ---------------------------------------------------------------------------------------------
+
+SERVICE_ROUNDS = Metric(
+    "zufluss_tiering_service_rounds_total",
+    MetricKind.COUNTER,
+    Source.TIERING,
+    "Rounds that ended, by how: `committed`, `empty` (nothing new), `fenced`, `failed`, "
+    "`cancelled`.",
+    ("outcome",),
+)
+SERVICE_ROWS = Metric(
+    "zufluss_tiering_service_rows_total",
+    MetricKind.COUNTER,
+    Source.TIERING,
+    "Log records that committed rounds moved to the lake.",
+    OF_TABLE,
+)
+SERVICE_BYTES = Metric(
+    "zufluss_tiering_service_bytes_total",
+    MetricKind.COUNTER,
+    Source.TIERING,
+    "Bytes of files that committed rounds wrote to the lake.",
+    OF_TABLE,
+)
+SERVICE_LAG_ROWS = Metric(
+    "zufluss_tiering_service_lag_rows",
+    MetricKind.GAUGE,
+    Source.TIERING,
+    "Log records of the table that were not in the lake when its last round ended.",
+    OF_TABLE,
+)
+SERVICE_ROUND_SECONDS = Metric(
+    "zufluss_tiering_service_round_seconds",
+    MetricKind.HISTOGRAM,
+    Source.TIERING,
+    "How long rounds took, whatever their outcome.",
+)
+SERVICE_LAST_COMMIT = Metric(
+    "zufluss_tiering_service_last_commit_timestamp_seconds",
+    MetricKind.GAUGE,
+    Source.TIERING,
+    "When this service last committed a round of the table, in seconds since 1970.",
+    OF_TABLE,
+)
+
+METRICS: Mapping[str, Metric] = {
+    value.name: value for value in list(globals().values()) if isinstance(value, Metric)
+}
+"""Every metric by name, in the order declared."""
+
+ROUND_SECONDS_BUCKETS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 900, 3600)
+"""Upper bounds of the buckets of round durations."""
+
+
+class TieringServiceMetrics:
+    """What a tiering service counts. Safe in any thread."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        from prometheus_client import Counter, Gauge, Histogram
+
+        def made(kind: Any, metric: Metric, **options: Any) -> Any:
+            return kind(metric.name, metric.help, metric.labels, registry=registry, **options)
+
+        self._rounds = made(Counter, SERVICE_ROUNDS)
+        self._rows = made(Counter, SERVICE_ROWS)
+        self._bytes = made(Counter, SERVICE_BYTES)
+        self._lag = made(Gauge, SERVICE_LAG_ROWS)
+        self._seconds = made(Histogram, SERVICE_ROUND_SECONDS, buckets=ROUND_SECONDS_BUCKETS)
+        self._last_commit = made(Gauge, SERVICE_LAST_COMMIT)
+
+    def round_ended(self, outcome: str, seconds: float) -> None:
+        """A round is over: `committed`, `empty`, `fenced`, `failed` or `cancelled`."""
+        self._rounds.labels(outcome).inc()
+        self._seconds.observe(seconds)
+
+    def committed(self, path: TablePath, rows: int, size: int, at_ms: int) -> None:
+        """A round put that many log records and bytes of files into the lake."""
+        self._rows.labels(*path).inc(rows)
+        self._bytes.labels(*path).inc(size)
+        self._last_commit.labels(*path).set(at_ms / 1000)
+
+    def lag(self, path: TablePath, rows: int) -> None:
+        """That many log records of the table are not in the lake."""
+        self._lag.labels(*path).set(rows)
+
+    def forget(self, path: TablePath) -> None:
+        """The table is gone: its series end."""
+        for metric in (self._rows, self._bytes, self._lag, self._last_commit):
+            with suppress(KeyError):  # it never had a value
+                metric.remove(*path)
+
+
+class SampleCollector:
+    """Shows the samples of a function that is called whenever somebody looks."""
+
+    def __init__(self, samples: Callable[[], Iterable[Sample]]) -> None:
+        self._samples = samples
+
+    def collect(self) -> Iterator[Family]:
+        """The samples by metric."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        families: dict[Metric, Any] = {}
+        for sample in self._samples():
+            metric = sample.metric
+            if metric not in families:
+                counts = metric.kind is MetricKind.COUNTER
+                family = CounterMetricFamily if counts else GaugeMetricFamily
+                families[metric] = family(metric.name, metric.help, labels=metric.labels)
+            families[metric].add_metric(sample.labels, sample.value)
+        return iter(families.values())
+
+
+def new_registry() -> CollectorRegistry:
+    """A registry that shows this process: processor time, memory, open files."""
+    from prometheus_client import CollectorRegistry, ProcessCollector
+
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    return registry
+
+
+class MetricsEndpoint:
+    """A registry served over HTTP in a thread."""
+
+    def __init__(self, registry: CollectorRegistry, host: str, port: int) -> None:
+        from prometheus_client import start_http_server
+
+        try:
+            self._server, self._thread = start_http_server(port, host, registry)
+        except OSError as e:
+            raise ConfigError(
+                f"zufluss.metrics.port: cannot serve metrics on {host}:{port}: {e.strerror}; "
+                "choose another port, 0 takes a free one"
+            ) from e
+        self.port: int = self._server.server_port
+        """Where it listens."""
+
+    def close(self) -> None:
+        """Stop serving. Not from an event loop that a collector waits for."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+# ---------------------------------------------------------------------------------------------
+# The page
+# ---------------------------------------------------------------------------------------------
+
+INTRODUCTION = """\
+# Metrics
+
+<!-- Generated by `python -m zufluss.obs.metrics docs/metrics.md`; do not edit. -->
+
+A server or tiering service with `zufluss.metrics.port` answers `GET /metrics` in the format of
+Prometheus; `zufluss.metrics.host` says on which address, `localhost` by default, because whoever
+reaches it may read it. Without a port nothing is served and nothing is loaded for it.
+
+```
+zufluss dev -D zufluss.metrics.port=9464
+curl localhost:9464/metrics
+```
+
+Beside the metrics below there are the usual `process_*` ones: processor time, memory, open files.
+A process with both roles shows what both show. Counters begin at 0 when the process starts.
+"""
+
+
+def render() -> str:
+    """The page of all metrics."""
+    sections = [INTRODUCTION]
+    for source in Source:
+        lines = ["| Name | Kind | Labels | Meaning |", "|---|---|---|---|"]
+        lines += [_row(metric) for metric in METRICS.values() if metric.source is source]
+        sections.append(f"## {source.value.capitalize()}\n\n" + "\n".join(lines) + "\n")
+    return "\n".join(sections)
+
+
+def _row(metric: Metric) -> str:
+    labels = ", ".join(f"`{label}`" for label in metric.labels)
+    return f"| `{metric.name}` | {metric.kind.value} | {labels} | {metric.help} |"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write or check the page; the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m zufluss.obs.metrics")
+    parser.add_argument("path", type=Path, help="the page, docs/metrics.md")
+    parser.add_argument("--check", action="store_true", help="fail when the page is stale")
+    chosen = parser.parse_args(arguments)
+    page = render()
+    if not chosen.check:
+        chosen.path.write_text(page, encoding="utf-8")
+        return 0
+    if chosen.path.is_file() and chosen.path.read_text(encoding="utf-8") == page:
+        return 0
+    print(f"{chosen.path} is stale; run `python -m zufluss.obs.metrics`", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,125 @@
+"""The metrics of a server: numbers it has anyway, read when somebody looks.
+
+Everything a server knows belongs to its event loop, so a scrape, which comes in a thread, has the
+loop read it: one visit, no locks, and nothing to keep up to date in between. A loop that does not
+find the time within `SCRAPE_SECONDS` is a server in trouble; the scrape then fails, which is what a
+monitor should see.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import structlog
+
+from zufluss import __version__
+from zufluss.config import options
+from zufluss.config.load import Configuration
+from zufluss.errors import ErrorCode
+from zufluss.obs import metrics
+from zufluss.obs.metrics import MetricsEndpoint, Sample, SampleCollector
+from zufluss.wire.api import APIS
+
+if TYPE_CHECKING:
+    from zufluss.coordinator.tiering import TieringStatus
+    from zufluss.net.server import NetServer
+    from zufluss.tablet.server import TableState, TabletServer
+
+log = structlog.get_logger(__name__)
+
+SCRAPE_SECONDS = 10.0
+"""How long a scrape waits for the event loop."""
+
+ReadSamples = Callable[[], Iterable[Sample]]
+"""Reads some numbers, on the event loop."""
+
+
+def serve_metrics(conf: Configuration, sources: Sequence[ReadSamples]) -> MetricsEndpoint | None:
+    """Serve what these sources read, if a port is configured. Call it on the event loop."""
+    port = conf.get(options.ZUFLUSS_METRICS_PORT)
+    if port is None:
+        return None
+    loop = asyncio.get_running_loop()
+
+    async def read() -> list[Sample]:
+        return [sample for source in sources for sample in source()]
+
+    def samples() -> list[Sample]:
+        return asyncio.run_coroutine_threadsafe(read(), loop).result(SCRAPE_SECONDS)
+
+    registry = metrics.new_registry()
+    registry.register(SampleCollector(samples))
+    host = conf.get(options.ZUFLUSS_METRICS_HOST)
+    endpoint = MetricsEndpoint(registry, host, port)
+    log.info("metrics_served", address=f"http://{host}:{endpoint.port}/metrics")
+    return endpoint
+
+
+def net_samples(net: NetServer, role: str) -> ReadSamples:
+    """Connections and requests of a server."""
+
+    def read() -> Iterable[Sample]:
+        yield Sample(metrics.SERVER_INFO, 1, (__version__, role))
+        yield Sample(metrics.CONNECTIONS, len(net.connections))
+        yield Sample(metrics.REQUESTS_IN_FLIGHT, sum(c.inflight for c in net.connections))
+        yield Sample(metrics.RECEIVED_BYTES, net.received_bytes)
+        yield Sample(metrics.SENT_BYTES, net.sent_bytes)
+        yield Sample(metrics.RECEIVE_MEMORY_BYTES, net.memory.used)
+        for key, count in net.requests.items():
+            yield Sample(metrics.REQUESTS, count, (APIS[key].name,))
+        for code, count in net.errors.items():
+            yield Sample(metrics.REQUEST_ERRORS, count, (ErrorCode(code).name,))
+
+    return read
+
+
+def tablet_samples(tablet: TabletServer) -> ReadSamples:
+    """Buckets and logs of a tablet server."""
+
+    def read() -> Iterable[Sample]:
+        tables = tablet.tables.values()
+        yield Sample(metrics.BUCKETS, sum(len(table.replicas) for table in tables))
+        yield Sample(metrics.BUCKETS_REFUSED, sum(len(table.refused) for table in tables))
+        yield Sample(metrics.LOG_SIZE_BYTES, sum(each.size for each in tablet.logs.logs))
+        for table in tables:
+            if table.tiered:
+                yield Sample(metrics.UNTIERED_ROWS, _untiered(table), tuple(table.info.path))
+
+    return read
+
+
+def _untiered(table: TableState) -> int:
+    logs = [replica.log for replica in table.replicas.values()]
+    return sum(
+        max(x.high_watermark - max(x.untiered_from or 0, x.log_start_offset), 0) for x in logs
+    )
+
+
+def tiering_samples(status: Callable[[], Sequence[TieringStatus]]) -> ReadSamples:
+    """The queue of tables to tier."""
+
+    def read() -> Iterable[Sample]:
+        tables = status()
+        states = [table.state.value for table in tables]
+        yield Sample(metrics.TIERING_PENDING_TABLES, states.count("pending"))
+        yield Sample(metrics.TIERING_RUNNING_TABLES, states.count("tiering"))
+        for table in tables:
+            values = {
+                metrics.TIERING_LAG_SECONDS: table.tier_lag_ms / 1000,
+                metrics.TIERING_LAST_DURATION_SECONDS: _seconds(table.last_duration_ms),
+                metrics.TIERING_PENDING_SECONDS: table.pending_ms / 1000,
+                metrics.TIERING_FAILURES: table.failures,
+                metrics.TIERING_FILE_SIZE_BYTES: table.file_size,
+                metrics.TIERING_RECORDS: table.record_count,
+            }
+            for metric, value in values.items():
+                if value is not None:
+                    yield Sample(metric, value, tuple(table.path))
+
+    return read
+
+
+def _seconds(value_ms: int | None) -> float | None:
+    return None if value_ms is None else value_ms / 1000

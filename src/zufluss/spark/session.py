@@ -1,0 +1,134 @@
+"""`zufluss.spark.session`: a Spark session with the settings that work, on a Java that works.
+
+Nothing that the user, `spark-submit` or `spark-defaults.conf` set is changed; `options.py` has the
+table of what is set otherwise. A session that exists already is returned as it is, with `conf` on
+top, as `SparkSession.builder.getOrCreate` does.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+from zufluss.errors import ConfigError
+from zufluss.spark.java import use_java
+from zufluss.spark.options import defaults_for, is_local, settings_outside, with_retries
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PYSPARK_MIN: Final = (4, 1)
+PYSPARK_END: Final = (5, 0)
+CONNECT_PACKAGES: Final = ("grpc", "grpc_status", "google.rpc", "zstandard", "pandas")
+GATEWAY: Final = "PYSPARK_GATEWAY_PORT"
+"""In the environment of a driver that `spark-submit` started: its JVM runs already."""
+
+
+def session(
+    app_name: str = "zufluss",
+    master: str | None = None,
+    conf: Mapping[str, Any] | None = None,
+) -> SparkSession:
+    """A Spark session; without `master` on all cores of this machine.
+
+    `master` may be a Spark Connect address (`sc://host:port`), which needs `pyspark[connect]`; the
+    server then has settings of its own.
+
+    >>> spark = session(conf={"spark.sql.shuffle.partitions": 8})  # doctest: +SKIP
+    """
+    check_pyspark()
+    from pyspark.sql import SparkSession
+
+    given: dict[str, Any] = {key: _text(value) for key, value in (conf or {}).items()}
+    remote = master or given.get("spark.remote") or os.environ.get("SPARK_REMOTE", "")
+    if remote.startswith("sc://"):
+        return _connect(remote, given)
+    builder = SparkSession.builder.appName(app_name)
+    if not _is_running():
+        known = _known() | given
+        chosen = with_retries(master or known.get("spark.master") or "local[*]")
+        _prepare_environment(chosen, known)
+        unset: dict[str, Any] = {k: v for k, v in defaults_for(chosen).items() if k not in known}
+        builder = builder.master(chosen).config(map=unset)
+    return builder.config(map=given).getOrCreate()
+
+
+def check_pyspark() -> None:
+    """`ConfigError` when pyspark is missing or of a version that does not work."""
+    try:
+        import pyspark
+    except ImportError:
+        raise ConfigError("pyspark is not installed; pip install 'zufluss[spark]'") from None
+    check_version(pyspark.__version__)
+
+
+def check_version(version: str) -> None:
+    """`ConfigError` when this version of pyspark does not work."""
+    found = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+    if not PYSPARK_MIN <= found < PYSPARK_END:
+        raise ConfigError(
+            f"pyspark {version} is not supported, versions 4.1 to 4.x are; "
+            "pip install 'pyspark>=4.1,<5'"
+        )
+
+
+def _is_running() -> bool:
+    from pyspark import SparkContext
+
+    return SparkContext._active_spark_context is not None
+
+
+def _known() -> dict[str, str]:
+    """What was set before us: by spark-submit, whose JVM knows, else by files and environment."""
+    from pyspark import SparkConf, SparkContext
+    from pyspark.find_spark_home import _find_spark_home
+
+    if GATEWAY in os.environ or SparkContext._jvm is not None:
+        SparkContext._ensure_initialized()
+        return dict(SparkConf().getAll())
+    return settings_outside(os.environ, _find_spark_home())
+
+
+def _prepare_environment(master: str, known: Mapping[str, str]) -> None:
+    """Variables that Spark reads at its start; those that are set stay."""
+    submitted = GATEWAY in os.environ
+    if not submitted:
+        use_java()
+    if "spark.pyspark.python" not in known and (is_local(master) or not submitted):
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    if is_local(master) and "spark.driver.host" not in known:
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+
+
+def _connect(remote: str, conf: Mapping[str, Any]) -> SparkSession:
+    from pyspark.sql import SparkSession
+
+    missing = missing_for_connect()
+    if missing:
+        raise ConfigError(
+            f"{remote} is a Spark Connect address, which needs more packages, and {missing[0]} is "
+            "not installed; pip install 'pyspark[connect]'"
+        )
+    return SparkSession.builder.remote(remote).config(map=dict(conf)).getOrCreate()
+
+
+def missing_for_connect() -> list[str]:
+    """Packages that Spark Connect needs and that are not there.
+
+    Looked at beforehand, because pyspark ends the interpreter when one is missing.
+    """
+    missing = []
+    for name in CONNECT_PACKAGES:
+        try:
+            import_module(name)
+        except ImportError:
+            missing.append(name)
+    return missing
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,217 @@
+"""`zufluss.spark.table`: a table as a DataFrame, of its lake and of what is not there yet.
+
+The read is pinned when the DataFrame is made: a snapshot of the lake, and an end offset for every
+bucket. The DataFrame has these rows however often it is used and whatever is written meanwhile;
+make another one to see more. What may go away under it is what retention removes: an expired
+snapshot's files, log below `table.log.ttl`, a dropped partition. The read then fails, naming what
+is gone, rather than to leave rows out.
+
+| part | read by | filter and columns |
+|---|---|---|
+| lake | Spark's parquet reader | Spark pushes them down by itself |
+| tail of a log table | our client in Python workers | pushed to the server |
+| tail of a primary-key table | our client, folded | columns pushed, filter on top |
+
+Rows of a primary-key table that are in the lake and were changed since are hidden by an anti-join
+with the keys of the tail. These are read a second time for it, keys only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from zufluss.client.admin import Partition
+from zufluss.client.lakeread import Shape
+from zufluss.client.union import UnionPlan, plan_union
+from zufluss.errors import PartitionNotExistError
+from zufluss.lake.base import (
+    CommitterContext,
+    LakeFile,
+    LakeReader,
+    catalog_properties,
+    lake_factory,
+)
+from zufluss.model.expression import Expression
+from zufluss.spark.filters import to_column
+from zufluss.spark.lakefiles import read_files
+from zufluss.spark.tail import TailRead, What, client, pack
+from zufluss.spark.types import spark_schema
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+LAKE_SUFFIX: Final = "$lake"
+TASKS_PER_CORE: Final = 2
+"""Tasks for the tail, at most."""
+CONNECT_TASKS: Final = 8
+"""The same where the cores are not known, through Spark Connect."""
+BROADCAST_RECORDS: Final = 2_000_000
+"""A tail of more records is not broadcast; Spark then sorts and merges."""
+
+
+def table(
+    spark: SparkSession,
+    path: str,
+    *,
+    bootstrap: str,
+    columns: Sequence[str] | None = None,
+    filter: Expression | str | None = None,
+    partitions: Iterable[Partition] | None = None,
+    read_optimized: bool = False,
+    options: Mapping[str, Any] | None = None,
+) -> DataFrame:
+    """A table as it is now: what the lake has of it, and the rest from its log.
+
+    `filter` is an expression of `zufluss.col`, which is pushed down as far as it goes, or a text of
+    SQL. `partitions` are names or `{column: value}`. With `read_optimized`, or for `"db.t$lake"`,
+    only the lake is read. `options` are the client's, as for `zufluss.connect`.
+
+    >>> table(spark, "shop.orders", bootstrap="localhost:9123").count()  # doctest: +SKIP
+    """
+    lake_only = read_optimized or path.endswith(LAKE_SUFFIX)
+    cluster = client(bootstrap, options or {})
+    planning = plan_union(
+        cluster.connection,
+        path.removesuffix(LAKE_SUFFIX),
+        partitions,
+        read_optimized=lake_only,
+    )
+    plan = cluster.thread.run(planning)
+    return _UnionRead(spark, plan, bootstrap, options or {}, columns, filter).frame()
+
+
+@dataclass(frozen=True, slots=True)
+class _UnionRead:
+    """One pinned read on its way to a DataFrame."""
+
+    spark: SparkSession
+    plan: UnionPlan
+    bootstrap: str
+    options: Mapping[str, Any]
+    columns: Sequence[str] | None
+    filter: Expression | str | None
+
+    def frame(self) -> DataFrame:
+        shape = self._shape()
+        wanted = self._read_columns(shape)
+        rows = self._lake(wanted, shape.prune)
+        tail = self._tail(wanted, shape.prune)
+        if rows is not None and tail is not None:
+            if self.plan.info.has_primary_key:
+                rows = self._unhidden(rows)
+            rows = rows.unionAll(tail)
+        frame = rows if rows is not None else tail
+        if frame is None:
+            frame = self.spark.createDataFrame([], self._schema(wanted))
+        return self._finished(frame, shape)
+
+    def _shape(self) -> Shape:
+        expression = self.filter if isinstance(self.filter, Expression) else None
+        return Shape(self.plan.info, self.columns, expression, with_offsets=False)
+
+    def _read_columns(self, shape: Shape) -> list[str]:
+        """What is read: asked for, in the filter, or needed to tell rows apart."""
+        info = self.plan.info
+        if isinstance(self.filter, str):
+            return list(info.schema.names)
+        wanted = {*shape.columns, *info.schema.primary_key}
+        if self.plan.partitions is not None:
+            wanted |= {*info.partition_keys}
+        return [name for name in info.schema.names if name in wanted]
+
+    def _schema(self, columns: Sequence[str]) -> StructType:
+        return spark_schema(self.plan.info.schema.column(name) for name in columns)
+
+    def _finished(self, frame: DataFrame, shape: Shape) -> DataFrame:
+        if isinstance(self.filter, str):
+            frame = frame.filter(self.filter)
+        elif self.filter is not None:
+            frame = frame.filter(to_column(self.filter, self.plan.info.schema))
+        return frame.select(*map(_named, shape.schema.names))
+
+    # -- lake ----------------------------------------------------------------------------------
+
+    def _lake(self, columns: Sequence[str], prune: Expression | None) -> DataFrame | None:
+        files = self._files(prune)
+        if not files:
+            return None
+        rows = read_files(self.spark, files, self._schema(columns))
+        if self.plan.partitions is None:
+            return rows
+        return rows.filter(self._of_partitions(self.plan.partitions))
+
+    def _files(self, prune: Expression | None) -> Sequence[LakeFile]:
+        plan = self.plan
+        if plan.lake is None:
+            return ()
+        properties = catalog_properties(plan.info, plan.lake_format)
+        factory = lake_factory(plan.lake_format)
+        reader = factory.create_reader(CommitterContext(plan.info, properties))
+        try:
+            self._check_partitions(reader, plan.lake.snapshot_id)
+            pruned = plan.partitions
+            return reader.plan(plan.lake.snapshot_id, filter=prune, partitions=pruned).files
+        finally:
+            reader.close()
+
+    def _check_partitions(self, reader: LakeReader, snapshot_id: int) -> None:
+        """A partition that was asked for is in the table, or in the lake."""
+        known = {part.partition for part in self.plan.tail}
+        for name in set(self.plan.partitions or ()) - known:
+            if not reader.plan(snapshot_id, partitions=[name]).files:
+                raise PartitionNotExistError(
+                    f"table {self.plan.info.path} has no partition {name!r}, and the lake has no "
+                    "rows of one"
+                )
+
+    def _of_partitions(self, names: Sequence[str]) -> Column:
+        """Rows of these partitions: a reader may prune by them, or not."""
+        from pyspark.sql import functions as F
+
+        keys = [_named(key) for key in self.plan.info.partition_keys]
+        return F.concat_ws("$", *keys).isin(list(names))
+
+    # -- tail ----------------------------------------------------------------------------------
+
+    def _tail(self, columns: Sequence[str], prune: Expression | None) -> DataFrame | None:
+        """Rows of the log; None where there are none."""
+        keyed = self.plan.info.has_primary_key
+        return self._read_tail(columns, None if keyed else prune, What.ROWS)
+
+    def _unhidden(self, rows: DataFrame) -> DataFrame:
+        """Rows of the lake whose keys the tail does not change."""
+        from pyspark.sql import functions as F
+
+        keys = list(self.plan.info.schema.primary_key)
+        changed = self._read_tail(keys, None, What.KEYS)
+        assert changed is not None
+        if sum(part.stop - part.start for part in self.plan.tail) <= BROADCAST_RECORDS:
+            changed = F.broadcast(changed)
+        return rows.join(changed, keys, "left_anti").select(*map(_named, rows.columns))
+
+    def _read_tail(
+        self, columns: Sequence[str], filter: Expression | None, what: What
+    ) -> DataFrame | None:
+        info = self.plan.info
+        groups = pack(self.plan.tail, _tasks_max(self.spark), split=not info.has_primary_key)
+        if not groups:
+            return None
+        read = TailRead(self.bootstrap, self.options, info, groups, tuple(columns), filter, what)
+        count = len(groups)
+        tasks = self.spark.range(0, count, 1, count)
+        return tasks.mapInArrow(read.__call__, self._schema(columns))
+
+
+def _tasks_max(spark: SparkSession) -> int:
+    if type(spark).__module__.startswith("pyspark.sql.connect"):
+        return CONNECT_TASKS
+    return TASKS_PER_CORE * int(spark.sparkContext.defaultParallelism)
+
+
+def _named(name: str) -> Column:
+    from pyspark.sql import functions as F
+
+    return F.col(f"`{name.replace('`', '``')}`")

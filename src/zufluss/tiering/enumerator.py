@@ -1,0 +1,196 @@
+"""The service's side of the hand-out: heartbeats, new tables, and tables that are lost.
+
+One thread talks to the coordinator, whatever the rounds do. A heartbeat says which tables are in
+work, which are finished or failed since, and whether there is room for another one. The answer has
+a table, and the ones that are not ours any more: their rounds are told to end.
+
+When the coordinator is away the rounds go on; what they report waits until it is back. If that
+takes longer than the heartbeat timeout, the tables go to somebody else, and the coordinator refuses
+our commits: nothing here has to be quick to be right.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+import structlog
+
+from zufluss.client.tiering import Heartbeat, TableLease, TieringClient, TieringStats
+from zufluss.errors import ZuflussError
+from zufluss.tiering import options as o
+from zufluss.tiering.round import Lease
+
+_log = structlog.get_logger("zufluss.tiering")
+
+PAUSE_SECONDS_MAX: Final = 5.0
+"""The longest pause before a coordinator that does not answer is asked again."""
+CLOSE_SECONDS: Final = 10.0
+"""How long the last report may take; after that the tables are free when their leases time out."""
+
+
+@dataclass(slots=True)
+class _Reports:
+    """What the next heartbeat has to say."""
+
+    finished: dict[TableLease, TieringStats] = field(default_factory=dict)
+    more: set[int] = field(default_factory=set)
+    failed: list[TableLease] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.finished or self.failed)
+
+    def before(self, later: _Reports) -> _Reports:
+        """These and later ones."""
+        finished = self.finished | later.finished
+        return _Reports(finished, self.more | later.more, self.failed + later.failed)
+
+
+class Enumerator:
+    """Asks for tables and hands them to `on_table`; `finish` and `fail` report their rounds.
+
+    `on_table` and `on_lost` are called in the enumerator's thread and must not wait long.
+    """
+
+    def __init__(
+        self,
+        tiering: TieringClient,
+        options: o.TieringOptions,
+        on_table: Callable[[Lease], None],
+        on_lost: Callable[[Lease], None],
+    ) -> None:
+        self._tiering = tiering
+        self._slots: int = options[o.PARALLEL_TABLES]
+        self._poll_seconds = options[o.POLL_INTERVAL] / 1000
+        self._beat_seconds = options[o.HEARTBEAT_INTERVAL] / 1000
+        self._timeout_ms: int = options[o.HEARTBEAT_TIMEOUT]
+        self._on_table = on_table
+        self._on_lost = on_lost
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._running: dict[TableLease, Lease] = {}
+        self._reports = _Reports()
+        self._asking = True
+        self._closed = False
+        self._away = 0
+        self._thread = threading.Thread(target=self._run, name="tiering-heartbeat", daemon=True)
+
+    # -- what the service calls ----------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to ask for tables."""
+        self._thread.start()
+
+    def finish(self, lease: Lease, stats: TieringStats, *, more: bool = False) -> None:
+        """A round went well; with `more` the table wants another one at once."""
+        with self._lock:
+            if self._running.pop(lease.table, None) is not None and not lease.lost:
+                self._reports.finished[lease.table] = stats
+                if more:
+                    self._reports.more.add(lease.table.table_id)
+        self._wake.set()
+
+    def fail(self, lease: Lease) -> None:
+        """A round ended without a commit; the coordinator decides when another one tries."""
+        with self._lock:
+            if self._running.pop(lease.table, None) is not None and not lease.lost:
+                self._reports.failed.append(lease.table)
+        self._wake.set()
+
+    def running(self) -> list[Lease]:
+        """The tables in work."""
+        with self._lock:
+            return list(self._running.values())
+
+    def drain(self) -> None:
+        """Ask for no more tables; those in work are still kept."""
+        self._asking = False
+        self._wake.set()
+
+    def close(self) -> None:
+        """Report what is left, tables in work as failed, and end."""
+        with self._lock:
+            self._reports.failed += self._kept()
+            self._running.clear()
+        self._asking = False
+        self._closed = True
+        self._wake.set()
+        self._thread.join(CLOSE_SECONDS)
+
+    # -- the thread ----------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._closed:
+            self._wake.clear()
+            if not self._beat():
+                self._wake.wait(self._pause())
+        self._beat()
+
+    def _pause(self) -> float:
+        if self._away:
+            return min(self._poll_seconds * 2.0 ** min(self._away, 16), PAUSE_SECONDS_MAX)
+        with self._lock:
+            room = self._asking and len(self._running) < self._slots
+        return self._poll_seconds if room else self._beat_seconds
+
+    def _beat(self) -> bool:
+        """One heartbeat; True when another one makes sense at once."""
+        with self._lock:
+            lost = [lease for lease in self._running.values() if lease.lost]
+            kept = self._kept()
+            reports, self._reports = self._reports, _Reports()
+            room = self._asking and len(self._running) < self._slots
+        for lease in lost:
+            self._on_lost(lease)  # again, in case its job had not begun the last time
+        if not (kept or reports or room):
+            return False
+        try:
+            answer = self._tiering.heartbeat(
+                running=kept,
+                finished=reports.finished,
+                force_finished=reports.more,
+                failed=reports.failed,
+                request_table=room,
+                timeout_ms=self._timeout_ms,
+            )
+        except Exception as problem:  # of the network or not: this thread has to go on
+            self._coordinator_away(reports, problem)
+            return False
+        return self._take(answer)
+
+    def _kept(self) -> list[TableLease]:
+        return [table for table, lease in self._running.items() if not lease.lost]
+
+    def _coordinator_away(self, reports: _Reports, problem: Exception) -> None:
+        """Report it again with the next heartbeat."""
+        self._away += 1
+        if self._away == 1:
+            _log.warning("coordinator_away", problem=str(problem))
+        with self._lock:
+            self._reports = reports.before(self._reports)
+
+    def _take(self, answer: Heartbeat) -> bool:
+        if self._away:
+            _log.info("coordinator_back", heartbeats_missed=self._away)
+        self._away = 0
+        for table_id, problem in answer.refused.items():
+            self._lose(table_id, problem)
+        if answer.table is None:
+            return False
+        lease = Lease(answer.table)
+        with self._lock:
+            self._running[answer.table] = lease
+            room = len(self._running) < self._slots
+        self._on_table(lease)
+        return room
+
+    def _lose(self, table_id: int, problem: ZuflussError) -> None:
+        """The table is not ours any more."""
+        with self._lock:
+            leases = [lease for table, lease in self._running.items() if table.table_id == table_id]
+        for lease in leases:
+            if not lease.lost:
+                lease.end(f"the lease was lost ({problem})", lost=True)
+                self._on_lost(lease)

@@ -1,0 +1,162 @@
+"""Starts a tiering service from its command line.
+
+    zufluss tiering --fluss.bootstrap.servers host:9123
+    python -m zufluss.tiering --fluss.bootstrap.servers host:9123
+    spark-submit --master … …/zufluss/tiering/main.py --fluss.bootstrap.servers host:9123
+
+Prints one line on stdout when it is ready. SIGTERM and Ctrl-C end it gracefully, a second one at
+once.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import signal
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Final
+
+from rich.console import Console
+
+import zufluss
+from zufluss.errors import ConfigError, NetworkError, RequestTimeoutError, ZuflussError
+from zufluss.obs.logging import configure
+from zufluss.tiering.options import (
+    BOOTSTRAP_SERVERS,
+    METRICS_HOST,
+    METRICS_PORT,
+    TieringOptions,
+    option_help,
+)
+from zufluss.tiering.preload import import_driver
+from zufluss.tiering.progress import LiveProgress, LogProgress, Progress
+from zufluss.tiering.round import OnStep
+from zufluss.tiering.runner import SparkRunner
+from zufluss.tiering.service import TieringService, no_step
+
+READY: Final = "zufluss tiering ready"
+DAEMON_KEY: Final = "spark.python.daemon.module"
+DAEMON: Final = "zufluss.tiering.daemon"
+STOPPED, FAILED, USAGE, UNREACHABLE = 0, 1, 2, 3
+"""Exit codes, as those of the `zufluss` command."""
+
+
+def run(options: TieringOptions, on_step: OnStep = no_step) -> int:
+    """Tier tables until a signal comes; the exit code."""
+    endings: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+    with ExitStack() as stack:
+        bootstrap = options[BOOTSTRAP_SERVERS]
+        connection = stack.enter_context(zufluss.connect(bootstrap, **options.client))
+        runner = _runner(options, stack)
+        stack.enter_context(_signals(endings))
+        progress = _counted(options, _shown(stack), stack)
+        service = TieringService(
+            connection, runner, options, progress=progress, on_step=on_step, failed=endings.put
+        )
+        with service:
+            print(f"{READY}: {bootstrap}", flush=True)
+            problem = endings.get()
+    if problem is not None:
+        print(f"error: {problem}", file=sys.stderr)
+    return STOPPED if problem is None else FAILED
+
+
+def _runner(options: TieringOptions, stack: ExitStack) -> SparkRunner:
+    """A Spark session that is ready for jobs."""
+    from zufluss.spark.session import session
+
+    imports = import_driver()
+    master = options.spark.get("spark.master")
+    conf = dict(options.spark)
+    if not _is_remote(options):
+        conf.setdefault(DAEMON_KEY, DAEMON)
+    spark = session("zufluss tiering", master, conf)
+    stack.callback(spark.stop)
+    runner = SparkRunner(spark)
+    runner.warm_up()
+    imports.join()
+    return runner
+
+
+def _is_remote(options: TieringOptions) -> bool:
+    """Spark Connect: the server has settings of its own."""
+    given = options.spark
+    places = (given.get("spark.master"), given.get("spark.remote"), os.environ.get("SPARK_REMOTE"))
+    return any(place.startswith("sc://") for place in places if place)
+
+
+def _shown(stack: ExitStack) -> Progress:
+    """A live table on a terminal, else log lines."""
+    if not sys.stderr.isatty():
+        return LogProgress()
+    live = stack.enter_context(LiveProgress(Console(stderr=True)))
+    configure("warning", stream=sys.stderr)
+    return live
+
+
+def _counted(options: TieringOptions, progress: Progress, stack: ExitStack) -> Progress:
+    """The same progress with metrics, if they are wanted."""
+    port = options[METRICS_PORT]
+    if port is None:
+        return progress
+    from zufluss.obs.metrics import MetricsEndpoint, TieringServiceMetrics, new_registry
+    from zufluss.tiering.progress import MetricsProgress
+
+    registry = new_registry()
+    endpoint = MetricsEndpoint(registry, options[METRICS_HOST], port)
+    stack.callback(endpoint.close)
+    return MetricsProgress(TieringServiceMetrics(registry), progress)
+
+
+def main(arguments: Sequence[str] | None = None, on_step: OnStep = no_step) -> int:
+    """The command line; the exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if "--help" in words or "-h" in words:
+        print(f"{__doc__}\nOptions, with their defaults:\n{option_help()}")
+        return STOPPED
+    configure()
+    logging.getLogger("py4j").setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", category=FutureWarning, module="pyspark")
+    try:
+        return run(parse(words), on_step)
+    except ConfigError as problem:
+        print(f"error: {problem.message}", file=sys.stderr)
+        return USAGE
+    except (NetworkError, RequestTimeoutError) as problem:
+        print(f"error: {problem}", file=sys.stderr)
+        return UNREACHABLE
+    except ZuflussError as problem:
+        print(f"error: {problem}", file=sys.stderr)
+        return FAILED
+
+
+def parse(words: Sequence[str]) -> TieringOptions:
+    """The options of a command line; the cluster may come from ZUFLUSS_BOOTSTRAP too."""
+    bootstrap = os.environ.get("ZUFLUSS_BOOTSTRAP")
+    told = [f"--{BOOTSTRAP_SERVERS.key}={bootstrap}"] if bootstrap else []
+    return TieringOptions.parse([*told, *words])
+
+
+@contextmanager
+def _signals(endings: queue.SimpleQueue[str | None]) -> Iterator[None]:
+    """The first SIGTERM or SIGINT ends the service, the second one the process."""
+
+    def handle(number: int, frame: object) -> None:
+        for each in before:
+            signal.signal(each, signal.SIG_DFL)
+        endings.put(None)
+
+    before = {each: signal.signal(each, handle) for each in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,256 @@
+"""The options of the tiering service, in the groups and with the names that Fluss gives them.
+
+| group | what |
+|---|---|
+| `--fluss.bootstrap.servers`, `--fluss.client.*` | where the cluster is, and how to talk to it |
+| `--datalake.format`, `--datalake.<format>.*` | the lake, where it is not as the cluster says |
+| `--lake.tiering.*` | this service |
+| `--zufluss.metrics.*` | where it serves metrics |
+| `--spark.*` | the Spark session, handed on as it is |
+
+Each is given as `--key value` or `--key=value`. A key that is not known is refused with the
+nearest one that is: a service that runs for months must not ignore half of what it was told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, cast
+
+from zufluss.config.nearest import suggestion
+from zufluss.config.option import Kind, Option
+from zufluss.config.options import (
+    LAKE_FORMATS,
+    OPTIONS,
+    ZUFLUSS_METRICS_HOST,
+    ZUFLUSS_METRICS_PORT,
+    is_client_option,
+)
+from zufluss.config.values import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS
+from zufluss.errors import ConfigError
+
+T = TypeVar("T")
+
+CLUSTER = "fluss."
+LAKE = "datalake."
+SPARK = "spark."
+
+BOOTSTRAP_SERVERS = Option(
+    "fluss.bootstrap.servers",
+    Kind.STRING,
+    "localhost:9123",
+    "A server of the cluster as `host:port`; several separated by commas.",
+)
+DATALAKE_FORMAT: Option[str | None] = Option(
+    "datalake.format",
+    Kind.ENUM,
+    None,
+    "Tier tables of this format only; a table of another one is refused.",
+    allowed=LAKE_FORMATS,
+    default_text="what each table says",
+)
+PARALLEL_TABLES = Option(
+    "lake.tiering.parallel-tables",
+    Kind.INT,
+    4,
+    "How many tables are tiered at the same time.",
+    minimum=1,
+    maximum=256,
+)
+POLL_INTERVAL = Option(
+    "lake.tiering.poll-interval",
+    Kind.DURATION,
+    200,
+    "How often the coordinator is asked for a table while there is room for one.",
+    minimum=10,
+    maximum=MINUTE_MS,
+)
+HEARTBEAT_INTERVAL = Option(
+    "lake.tiering.heartbeat-interval",
+    Kind.DURATION,
+    2 * SECOND_MS,
+    "How often the coordinator hears that the tables in work are still in work.",
+    minimum=50,
+    maximum=5 * MINUTE_MS,
+)
+HEARTBEAT_TIMEOUT = Option(
+    "lake.tiering.heartbeat-timeout",
+    Kind.DURATION,
+    10 * SECOND_MS,
+    "After this long without a heartbeat the coordinator gives a table to another service. "
+    "At least twice the heartbeat interval.",
+    minimum=SECOND_MS,
+    maximum=10 * MINUTE_MS,
+)
+TASKS_PER_CORE = Option(
+    "lake.tiering.tasks-per-core",
+    Kind.INT,
+    2,
+    "Into how many Spark tasks per core a round is packed at most.",
+    minimum=1,
+    maximum=16,
+)
+BUCKET_RECORDS_MAX = Option(
+    "lake.tiering.bucket-records-max",
+    Kind.INT,
+    2_000_000,
+    "The records of one bucket that one round takes at most; the rest comes in the next round, "
+    "at once. Bounds the memory of a task that folds a primary-key table.",
+    minimum=1,
+    maximum=1_000_000_000,
+)
+ORPHAN_AGE = Option(
+    "lake.tiering.orphan-age",
+    Kind.DURATION,
+    DAY_MS,
+    "Files of the lake table that no snapshot references are removed when they are older. "
+    "Longer than the longest round.",
+    minimum=SECOND_MS,
+)
+SWEEP_INTERVAL = Option(
+    "lake.tiering.sweep-interval",
+    Kind.DURATION,
+    HOUR_MS,
+    "How often a table is swept for such files.",
+    minimum=SECOND_MS,
+)
+SNAPSHOT_AGE = Option(
+    "lake.tiering.snapshot-age",
+    Kind.DURATION,
+    5 * DAY_MS,
+    "Snapshots of tables with `table.datalake.auto-expire-snapshot` expire when they are older.",
+    minimum=SECOND_MS,
+)
+STOP_TIMEOUT = Option(
+    "lake.tiering.stop-timeout",
+    Kind.DURATION,
+    30 * SECOND_MS,
+    "How long running rounds may go on after SIGTERM before they are cancelled.",
+)
+
+METRICS_PORT = ZUFLUSS_METRICS_PORT
+METRICS_HOST = ZUFLUSS_METRICS_HOST
+
+TIERING_OPTIONS: Mapping[str, Option[Any]] = {
+    option.key: option
+    for name, option in list(globals().items())
+    if isinstance(option, Option) and not name.startswith("ZUFLUSS_")
+}
+"""Every option of the service by key, in the order declared."""
+
+
+@dataclass(frozen=True, slots=True)
+class TieringOptions:
+    """What a tiering service was started with, checked."""
+
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """The parsed values that were given, by key; read them with `options[OPTION]`."""
+    client: Mapping[str, str] = field(default_factory=dict)
+    """The `client.*` options of the connection."""
+    lake: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Catalog properties by format, without prefix."""
+    spark: Mapping[str, str] = field(default_factory=dict)
+    """`spark.*` settings of the session."""
+
+    @classmethod
+    def parse(cls, arguments: Sequence[str]) -> TieringOptions:
+        """The options of a command line; `ConfigError` names what is wrong and what is near."""
+        return cls.of(split_arguments(arguments))
+
+    @classmethod
+    def of(cls, pairs: Mapping[str, str]) -> TieringOptions:
+        """The options of `key: value` pairs.
+
+        >>> TieringOptions.of({"lake.tiering.parallel-tables": "2"})[PARALLEL_TABLES]
+        2
+        """
+        values: dict[str, Any] = {}
+        client: dict[str, str] = {}
+        lake: dict[str, dict[str, str]] = {}
+        spark: dict[str, str] = {}
+        for key, text in pairs.items():
+            if key in TIERING_OPTIONS:
+                values[key] = TIERING_OPTIONS[key].parse(text)
+            elif _is_client(key):
+                client[key.removeprefix(CLUSTER)] = _checked_client(key, text)
+            elif (name := _lake_key(key)) is not None:
+                lake.setdefault(name[0], {})[name[1]] = text
+            elif key.startswith(SPARK):
+                spark[key] = text
+            else:
+                raise ConfigError(f"option --{key} is not known{suggestion(key, _known())}")
+        return cls(values, client, lake, spark)._checked()
+
+    def __getitem__(self, option: Option[T]) -> T:
+        return cast("T", self.values.get(option.key, option.default))
+
+    def _checked(self) -> TieringOptions:
+        beat, timeout = self[HEARTBEAT_INTERVAL], self[HEARTBEAT_TIMEOUT]
+        if timeout < 2 * beat:
+            raise ConfigError(
+                f"{HEARTBEAT_TIMEOUT.key} = {HEARTBEAT_TIMEOUT.format(timeout)} is not allowed; "
+                f"allowed: at least twice {HEARTBEAT_INTERVAL.key}, which is "
+                f"{HEARTBEAT_INTERVAL.format(beat)}"
+            )
+        wanted = self[DATALAKE_FORMAT]
+        foreign = sorted(name for name in self.lake if wanted is not None and name != wanted)
+        if foreign:
+            raise ConfigError(
+                f"options --datalake.{foreign[0]}.* are of no use with --datalake.format {wanted}"
+            )
+        return self
+
+
+def split_arguments(arguments: Sequence[str]) -> dict[str, str]:
+    """`--key value` and `--key=value` as pairs; a key given twice has its last value."""
+    pairs: dict[str, str] = {}
+    pending = list(arguments)
+    while pending:
+        word = pending.pop(0)
+        key, equals, value = word.removeprefix("--").partition("=")
+        if not word.startswith("--") or not key:
+            raise ConfigError(f"{word!r} is no option; give --key value or --key=value")
+        if not equals:
+            if not pending or pending[0].startswith("--"):
+                raise ConfigError(f"option --{key} has no value; give --{key} value")
+            value = pending.pop(0)
+        pairs[key] = value
+    return pairs
+
+
+def option_help() -> str:
+    """All options with default and meaning, for `--help`."""
+    lines = [
+        f"  --{option.key} ({option.default_shown})\n      {option.help}"
+        for option in TIERING_OPTIONS.values()
+    ]
+    lines += [
+        "  --fluss.client.*\n      Options of the client (docs/configuration.md).",
+        "  --datalake.<format>.*\n      Properties of the lake's catalog, over the cluster's own.",
+        "  --spark.*\n      Settings of the Spark session, such as spark.master.",
+    ]
+    return "\n".join(lines)
+
+
+def _is_client(key: str) -> bool:
+    inner = key.removeprefix(CLUSTER)
+    return key.startswith(CLUSTER) and is_client_option(inner) and inner in OPTIONS
+
+
+def _checked_client(key: str, text: str) -> str:
+    OPTIONS[key.removeprefix(CLUSTER)].parse(text)
+    return text
+
+
+def _lake_key(key: str) -> tuple[str, str] | None:
+    """Format and property of `datalake.<format>.<property>`."""
+    name, _, inner = key.removeprefix(LAKE).partition(".")
+    if key.startswith(LAKE) and name in LAKE_FORMATS and inner:
+        return name, inner
+    return None
+
+
+def _known() -> list[str]:
+    clients = [CLUSTER + key for key in OPTIONS if is_client_option(key)]
+    return [*TIERING_OPTIONS, *clients, *(f"{LAKE}{name}.warehouse" for name in LAKE_FORMATS)]

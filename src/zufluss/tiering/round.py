@@ -1,0 +1,390 @@
+"""One round: a table that the coordinator handed out, from its lake snapshot to the next.
+
+| step | what happens | a crash before it leaves |
+|---|---|---|
+| received | the lease is here | nothing; the lease times out |
+| recover | a lake snapshot that the cluster does not know is reported | |
+| plan | what is new, as splits; nothing new ends the round | |
+| job | a Spark job writes files that no one sees | |
+| validate | every split once, the table still there, the lease still ours | files that are swept |
+| prepare | the coordinator stores the offsets | |
+| lake-commit | one snapshot in the lake | an offsets file, files that are swept |
+| server-commit | the cluster learns of the snapshot | what `recover` of the next round reports |
+| finish | | a table that is handed out again when the lease times out |
+
+`on_step` is called with the name before each step; tests kill the process there.
+
+What is read of the table is read in this order: partitions, lake snapshot, end offsets, then the
+table itself. So its schema covers every row below the end offsets.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from zufluss.client.sync import Connection
+from zufluss.client.tiering import TableLease, TieringClient
+from zufluss.config import table_options as t
+from zufluss.errors import ConfigError, TableNotExistError, ZuflussError
+from zufluss.lake.base import (
+    CommitterContext,
+    LakeError,
+    LakeTableError,
+    LakeTieringFactory,
+    catalog_properties,
+)
+from zufluss.model.lake import LakeSnapshot
+from zufluss.model.table import TableInfo
+from zufluss.tiering import options as o
+from zufluss.tiering.committer import Recovered, TableCommitter, is_fenced, snapshot_properties
+from zufluss.tiering.runner import JobRunner
+from zufluss.tiering.splits import TableState, TieringPlan, known_offsets, pack, plan_splits
+from zufluss.tiering.tasks import BucketResult, TieringJob, cached_factory
+
+STEPS: Final = (
+    "received",
+    "recover",
+    "plan",
+    "job",
+    "validate",
+    "prepare",
+    "lake-commit",
+    "server-commit",
+    "finish",
+)
+OnStep = Callable[[str], None]
+
+
+class RoundEndedError(LakeError):
+    """The round cannot go on although nothing is wrong: dropped, fenced, or cancelled."""
+
+
+class TableGoneError(RoundEndedError):
+    """The table was dropped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """What every round of a service uses."""
+
+    connection: Connection
+    """The driver's connection."""
+    tiering: TieringClient
+    """The tiering calls on it."""
+    runner: JobRunner
+    """Where jobs run."""
+    options: o.TieringOptions
+    """What the service was started with."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundResult:
+    """A round that went well."""
+
+    table: TableInfo
+    """The table as it was planned."""
+    snapshot_id: int | None
+    """Its newest snapshot of ours, None if it has none yet."""
+    offsets_path: str | None
+    """Where its offsets are, if this round made it."""
+    records: int = 0
+    """Records that this round moved."""
+    size: int = 0
+    """Their bytes in memory."""
+    remaining: int = 0
+    """Records that wait for the next round already."""
+    max_timestamp_ms: int | None = None
+    """The commit time of the newest record that was moved."""
+    total_bytes: int | None = None
+    """Size of the lake table, where the format knows."""
+    total_records: int | None = None
+    """Rows of the lake table, where the format knows."""
+    recovered: bool = False
+    """A snapshot of an earlier round was reported first."""
+
+    @property
+    def committed(self) -> bool:
+        """This round made a snapshot."""
+        return self.offsets_path is not None
+
+
+class Lease:
+    """A lease while its round runs: who learns that it is lost, or to be given up, says so here."""
+
+    def __init__(self, table: TableLease) -> None:
+        self.table = table
+        """What the coordinator gave."""
+        self.tag = f"zufluss-tiering-{table.table_id}-{table.tiering_epoch}"
+        """The tag of its Spark job."""
+        self.since = time.monotonic()
+        """When it was received."""
+        self.lost = False
+        """Another service may have the table; nothing is to be reported of it."""
+        self._ended = threading.Event()
+        self._reason = ""
+
+    def end(self, reason: str, *, lost: bool = False) -> None:
+        """Let the round end at its next step."""
+        self._reason = self._reason or reason
+        self.lost = self.lost or lost
+        self._ended.set()
+
+    @property
+    def reason(self) -> str | None:
+        """Why the round has to end, None while it may go on."""
+        return self._reason if self._ended.is_set() else None
+
+
+class Round:
+    """One round of one table; `run` it once."""
+
+    def __init__(self, cluster: Cluster, lease: Lease, on_step: OnStep) -> None:
+        self._cluster = cluster
+        self._admin = cluster.connection.admin
+        self._lease = lease
+        self._path = lease.table.path
+        self._on_step = on_step
+        self._id = uuid.uuid4().hex
+        self._plan: TieringPlan | None = None
+
+    def run(self) -> RoundResult:
+        """Tier what is new; `RoundEndedError` when that makes no sense any more."""
+        try:
+            return self._run()
+        except RoundEndedError:
+            raise
+        except Exception as problem:
+            explained = self._explain(problem)
+            if explained is None:
+                raise
+            raise explained from problem
+
+    def _run(self) -> RoundResult:
+        self._step("received")
+        self._step("recover")
+        first = self._table_info()
+        factory = self._factory(first)
+        with _Lake(self._cluster, self._lease, factory, first) as lake:
+            recovered = lake.committer.recover()
+            self._step("plan")
+            state, info = self._read_state(first, recovered.known)
+            self._plan = plan_splits(state, self._cluster.options[o.BUCKET_RECORDS_MAX])
+            if recovered.newest is None or self._plan.splits:
+                lake.follow(info)
+            if not self._plan.splits:
+                return self._idle(info, recovered)
+            return self._move(lake, factory, info, state, recovered)
+
+    def _idle(self, info: TableInfo, recovered: Recovered) -> RoundResult:
+        self._step("finish")
+        newest = recovered.newest
+        snapshot_id = None if newest is None else newest.snapshot_id
+        return RoundResult(info, snapshot_id, None, recovered=recovered.reported)
+
+    def _move(
+        self,
+        lake: _Lake,
+        factory: LakeTieringFactory[Any, Any],
+        info: TableInfo,
+        state: TableState,
+        recovered: Recovered,
+    ) -> RoundResult:
+        """Steps 4 to 9."""
+        assert self._plan is not None
+        self._step("job")
+        job = self._job(info, factory.format, lake.handle())
+        results = self._cluster.runner.run(job, self._lease.tag)
+        written = [factory.write_result_serde.loads(r.write_result) for r in results]
+        try:
+            self._step("validate")
+            validate(self._plan, results)
+            self._table_info()
+            self._step("prepare")
+            path = lake.committer.prepare(self._plan.offsets)
+            self._step("lake-commit")
+        except Exception:
+            lake.committer.abort(written)
+            raise
+        before = {} if state.lake is None else state.lake.offsets
+        offsets = known_offsets(state.partitions, before) | self._plan.offsets
+        properties = snapshot_properties(info, self._lease.table, self._id, path, offsets)
+        expected = None if recovered.newest is None else recovered.newest.snapshot_id
+        done = lake.committer.commit_to_lake(written, properties, expected)
+        self._on_step("server-commit")
+        lake.committer.commit_to_server(done.snapshot_id, path)
+        self._on_step("finish")
+        times = [r.max_timestamp_ms for r in results if r.max_timestamp_ms is not None]
+        return RoundResult(
+            info,
+            done.snapshot_id,
+            path,
+            records=sum(result.records for result in results),
+            size=sum(result.size for result in results),
+            remaining=self._plan.remaining,
+            max_timestamp_ms=max(times, default=None),
+            total_bytes=done.total_bytes,
+            total_records=done.total_records,
+            recovered=recovered.reported,
+        )
+
+    # -- what is read of the table --------------------------------------------------------------
+
+    def _table_info(self) -> TableInfo:
+        """The table; `RoundEndedError` when it is not the one that was handed out."""
+        wanted = self._lease.table.table_id
+        try:
+            info = self._admin.table_info(self._path)
+        except TableNotExistError:
+            raise TableGoneError(f"table {self._path} (id {wanted}) was dropped") from None
+        if info.table_id != wanted:
+            raise TableGoneError(
+                f"table {self._path} (id {wanted}) was dropped and re-created (id {info.table_id})"
+            )
+        return info
+
+    def _read_state(
+        self, first: TableInfo, known: LakeSnapshot | None
+    ) -> tuple[TableState, TableInfo]:
+        partitions = {}
+        if first.is_partitioned:
+            listed = self._admin.list_partitions(self._path)
+            partitions = {found.partition_id: found.name for found in listed}
+        ends = known_offsets(partitions, self._admin.list_all_offsets(self._path))
+        offsets = {} if known is None else known.offsets
+        begins = ends
+        if any(offsets.get(bucket, 0) != end for bucket, end in ends.items()):
+            begins = self._admin.list_all_offsets(self._path, "earliest")
+        ends = {bucket: end for bucket, end in ends.items() if bucket in begins}
+        info = self._table_info()
+        keyed = info.has_primary_key
+        return TableState(self._path, keyed, partitions, known, ends, begins), info
+
+    def _factory(self, info: TableInfo) -> LakeTieringFactory[Any, Any]:
+        format = info.property(t.TABLE_DATALAKE_FORMAT)
+        wanted = self._cluster.options[o.DATALAKE_FORMAT]
+        if format is None or wanted not in (None, format):
+            raise ConfigError(
+                f"table {self._path} has table.datalake.format {format}; this service is for "
+                f"{wanted or 'tables that have one'}"
+            )
+        factory = cached_factory(format)
+        if info.has_primary_key and not factory.capabilities.primary_key:
+            raise LakeTableError(
+                f"table {self._path} has a primary key, and lake format {format} takes log tables "
+                "only"
+            )
+        factory.validate_table(info)
+        return factory
+
+    def _job(self, info: TableInfo, format: str, handle: bytes) -> TieringJob:
+        assert self._plan is not None
+        options, runner = self._cluster.options, self._cluster.runner
+        groups = pack(self._plan.splits, runner.cores * options[o.TASKS_PER_CORE])
+        return TieringJob(
+            bootstrap=options[o.BOOTSTRAP_SERVERS],
+            client=options.client,
+            format=format,
+            table=info,
+            handle=handle,
+            tiering_epoch=self._lease.table.tiering_epoch,
+            round_id=self._id,
+            groups=tuple(groups),
+        )
+
+    # -- ends before the end --------------------------------------------------------------------
+
+    def _step(self, name: str) -> None:
+        self._on_step(name)
+        if self._lease.reason is not None:
+            raise RoundEndedError(f"{self._path}: {self._lease.reason}")
+
+    def _explain(self, problem: Exception) -> RoundEndedError | None:
+        """What explains a failure without anything being wrong."""
+        if self._lease.reason is not None:
+            return RoundEndedError(f"{self._path}: {self._lease.reason}")
+        if is_fenced(problem):
+            self._lease.end("another tiering service has the table", lost=True)
+            return RoundEndedError(f"{self._path}: {self._lease.reason}")
+        try:
+            self._table_info()
+            return self._partition_gone()
+        except RoundEndedError as gone:
+            return gone
+        except ZuflussError:
+            return None  # the cluster cannot say; then the failure stands for itself
+
+    def _partition_gone(self) -> RoundEndedError | None:
+        planned = {s.partition for s in self._plan.splits if s.partition} if self._plan else set()
+        if not planned:
+            return None
+        there = {found.name for found in self._admin.list_partitions(self._path)}
+        gone = sorted(planned - there)
+        if not gone:
+            return None
+        return RoundEndedError(
+            f"{self._path}: partition {gone[0]} was dropped; the next round plans without it"
+        )
+
+
+class _Lake:
+    """The lake's side of a round: its committer, made anew when the table was altered."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        lease: Lease,
+        factory: LakeTieringFactory[Any, Any],
+        info: TableInfo,
+    ) -> None:
+        self._cluster = cluster
+        self._lease = lease
+        self._factory = factory
+        self._open(info)
+
+    def _open(self, info: TableInfo) -> None:
+        self._info = info
+        self._lake = self._factory.create_committer(lake_context(self._cluster.options, info))
+        admin = self._cluster.connection.admin
+        self.committer = TableCommitter(self._cluster.tiering, admin, self._lease.table, self._lake)
+
+    def follow(self, info: TableInfo) -> None:
+        """Create the lake table, or let it follow the table."""
+        if info != self._info:
+            self._lake.close()
+            self._open(info)
+        self._lake.prepare_table()
+
+    def handle(self) -> bytes:
+        """What the writers need."""
+        return self._lake.writer_handle()
+
+    def __enter__(self) -> _Lake:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._lake.close()
+
+
+def validate(plan: TieringPlan, results: Sequence[BucketResult]) -> None:
+    """`LakeError` unless there is exactly one result for every split."""
+    planned = sorted(split.split_id for split in plan.splits)
+    found = sorted(result.split_id for result in results)
+    if planned == found:
+        return
+    missing = sorted(set(planned) - set(found))
+    raise LakeError(
+        f"the job returned {len(found)} results for {len(planned)} splits"
+        f"{f', none for {missing[0]}' if missing else ', some of them twice'}; nothing is committed"
+    )
+
+
+def lake_context(options: o.TieringOptions, info: TableInfo) -> CommitterContext:
+    """How to reach the lake table of a table."""
+    format = info.property(t.TABLE_DATALAKE_FORMAT)
+    overrides = options.lake.get(format, {})
+    return CommitterContext(info, catalog_properties(info, format, overrides))

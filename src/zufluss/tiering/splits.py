@@ -1,0 +1,255 @@
+"""Planning: what one round reads, from what the lake has and what the cluster has.
+
+Pure functions over four inputs: the lake snapshot that the cluster knows, the end (high watermark)
+and the beginning of every bucket's log, and the key-value snapshots of primary-key tables. Per
+bucket there is at most one split, and the splits of consecutive rounds join without gap or overlap:
+
+| the lake has | and | split |
+|---|---|---|
+| the bucket up to t | t < end | log from t |
+| | t = end | none |
+| | the log begins after t, or ends before it | an error: records were lost |
+| nothing of it | a key-value snapshot is there | that snapshot |
+| | the log is whole, or the table has no primary key | log from its beginning |
+| | the changelog's beginning is gone | an error: rows would be missing |
+
+A log split takes at most so many records; what is left over comes in the next round.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from zufluss.lake.base import LakeError
+from zufluss.model.lake import LakeSnapshot
+from zufluss.model.table import TableBucket, TablePath
+
+SPLIT_COST: Final = 20_000
+TASK_COST_MIN: Final = 50_000
+"""What a split costs beside its records, and what a task is started for; in records."""
+
+
+class KvSnapshot(NamedTuple):
+    """The newest snapshot of a bucket's rows."""
+
+    snapshot_id: int
+    """Its id."""
+    log_offset: int
+    """It has everything below this offset of the changelog."""
+
+
+@dataclass(frozen=True, slots=True)
+class TieringLogSplit:
+    """A range of one bucket's log."""
+
+    path: TablePath
+    """The table."""
+    bucket: TableBucket
+    """The bucket."""
+    partition: str | None
+    """The name of its partition."""
+    starting_offset: int
+    """The first offset to read."""
+    stopping_offset: int
+    """The offset after the last one."""
+
+    @property
+    def split_id(self) -> str:
+        """Unique among the splits of a table."""
+        return f"{_bucket_text(self.bucket)}-{self.starting_offset}-{self.stopping_offset}"
+
+    @property
+    def records(self) -> int:
+        """How much it is, for packing."""
+        return self.stopping_offset - self.starting_offset
+
+    def to_json(self) -> str:
+        """As text; `split_from_json` reads it."""
+        return json.dumps({"log": [self.starting_offset, self.stopping_offset], **_place(self)})
+
+
+@dataclass(frozen=True, slots=True)
+class TieringSnapshotSplit:
+    """The key-value snapshot of one bucket."""
+
+    path: TablePath
+    """The table."""
+    bucket: TableBucket
+    """The bucket."""
+    partition: str | None
+    """The name of its partition."""
+    snapshot_id: int
+    """The snapshot."""
+    log_offset_of_snapshot: int
+    """It has everything below this offset of the changelog."""
+
+    @property
+    def split_id(self) -> str:
+        """Unique among the splits of a table."""
+        return f"{_bucket_text(self.bucket)}-kv{self.snapshot_id}-{self.log_offset_of_snapshot}"
+
+    @property
+    def starting_offset(self) -> int:
+        """A snapshot stands for the changelog from its beginning."""
+        return 0
+
+    @property
+    def stopping_offset(self) -> int:
+        """Where the next round goes on."""
+        return self.log_offset_of_snapshot
+
+    @property
+    def records(self) -> int:
+        """How much it is at most, for packing."""
+        return self.log_offset_of_snapshot
+
+    def to_json(self) -> str:
+        """As text; `split_from_json` reads it."""
+        return json.dumps({"kv": [self.snapshot_id, self.log_offset_of_snapshot], **_place(self)})
+
+
+TieringSplit = TieringLogSplit | TieringSnapshotSplit
+
+
+@dataclass(frozen=True, slots=True)
+class TieringPlan:
+    """What one round does."""
+
+    splits: tuple[TieringSplit, ...]
+    """At most one per bucket; none when there is nothing new."""
+    remaining: int
+    """Records that are there already and left to the next round."""
+
+    @property
+    def offsets(self) -> dict[TableBucket, int]:
+        """How far the planned buckets are in the lake after the round."""
+        return {split.bucket: split.stopping_offset for split in self.splits}
+
+    @property
+    def records(self) -> int:
+        """Offsets the round covers."""
+        return sum(split.stopping_offset - split.starting_offset for split in self.splits)
+
+
+@dataclass(frozen=True, slots=True)
+class TableState:
+    """What planning needs to know of a table, read in the order that the round keeps."""
+
+    path: TablePath
+    """The table."""
+    has_primary_key: bool
+    """Its log is a changelog."""
+    partitions: Mapping[int, str]
+    """Names by id; empty for a table without partitions."""
+    lake: LakeSnapshot | None
+    """The snapshot that the cluster knows."""
+    ends: Mapping[TableBucket, int]
+    """The high watermark of every bucket."""
+    begins: Mapping[TableBucket, int]
+    """The first offset that is still there."""
+    kv_snapshots: Mapping[TableBucket, KvSnapshot] = field(default_factory=dict)
+    """Of the buckets that have one."""
+
+
+def plan_splits(state: TableState, bucket_records_max: int) -> TieringPlan:
+    """The splits of the next round; `LakeError` when records are gone that the lake needs."""
+    splits: list[TieringSplit] = []
+    remaining = 0
+    for bucket in sorted(state.ends, key=_order):
+        split = _plan_bucket(state, bucket, bucket_records_max)
+        if split is not None:
+            splits.append(split)
+            remaining += max(state.ends[bucket] - split.stopping_offset, 0)
+    return TieringPlan(tuple(splits), remaining)
+
+
+def pack(splits: Sequence[TieringSplit], tasks_max: int) -> list[tuple[TieringSplit, ...]]:
+    """The splits in at most `tasks_max` groups of about equal cost, none of them empty.
+
+    Little work goes into few tasks: starting one takes longer than reading a few thousand records.
+    """
+    total = sum(map(cost, splits))
+    count = min(len(splits), tasks_max, -(-total // TASK_COST_MIN))
+    loads = [(0, index) for index in range(count)]
+    groups: list[list[TieringSplit]] = [[] for _ in range(count)]
+    for split in sorted(splits, key=lambda s: (-s.records, s.split_id)):
+        load, index = heapq.heappop(loads)
+        groups[index].append(split)
+        heapq.heappush(loads, (load + cost(split), index))
+    return [tuple(group) for group in groups]
+
+
+def cost(split: TieringSplit) -> int:
+    """What a split takes, in records: opening a scan and closing a file counts for some."""
+    return SPLIT_COST + split.records
+
+
+def split_from_json(text: str) -> TieringSplit:
+    """The split that `to_json` wrote."""
+    source = json.loads(text)
+    path = TablePath(*source["path"])
+    bucket = TableBucket(*source["bucket"])
+    if "log" in source:
+        return TieringLogSplit(path, bucket, source["partition"], *source["log"])
+    return TieringSnapshotSplit(path, bucket, source["partition"], *source["kv"])
+
+
+def known_offsets(
+    partitions: Iterable[int], offsets: Mapping[TableBucket, int]
+) -> dict[TableBucket, int]:
+    """Offsets without those of partitions that are gone."""
+    there = {None, *partitions}
+    return {b: offset for b, offset in offsets.items() if b.partition_id in there}
+
+
+def _plan_bucket(state: TableState, bucket: TableBucket, records_max: int) -> TieringSplit | None:
+    partition = _partition_of(state, bucket)
+    begin, end = state.begins[bucket], state.ends[bucket]
+    tiered = None if state.lake is None else state.lake.offsets.get(bucket)
+    snapshot = state.kv_snapshots.get(bucket)
+    if tiered is None and snapshot is not None:
+        return TieringSnapshotSplit(state.path, bucket, partition, *snapshot)
+    if tiered is None and not (state.has_primary_key and begin > 0):
+        tiered = begin
+    _check_whole(state.path, bucket, tiered or 0, begin, end)
+    start = tiered or 0
+    if start == end:
+        return None
+    stop = min(end, start + records_max)
+    return TieringLogSplit(state.path, bucket, partition, start, stop)
+
+
+def _check_whole(path: TablePath, bucket: TableBucket, tiered: int, begin: int, end: int) -> None:
+    if begin > tiered:
+        raise LakeError(
+            f"{path}, {bucket}: records {tiered} to {begin - 1} are neither in the lake nor in the "
+            "log any more; tiering would leave a hole. Restore the log, or drop and re-create the "
+            "table"
+        )
+    if tiered > end:
+        raise LakeError(
+            f"{path}, {bucket}: the lake has records up to {tiered - 1}, but the log ends at "
+            f"{end}; the cluster lost acknowledged records, or stands on an older copy of its "
+            "data. Restore the log, or drop and re-create the table"
+        )
+
+
+def _partition_of(state: TableState, bucket: TableBucket) -> str | None:
+    return None if bucket.partition_id is None else state.partitions[bucket.partition_id]
+
+
+def _place(split: TieringSplit) -> dict[str, Any]:
+    return {"path": split.path, "bucket": split.bucket, "partition": split.partition}
+
+
+def _bucket_text(bucket: TableBucket) -> str:
+    partition = "" if bucket.partition_id is None else f"p{bucket.partition_id}-"
+    return f"{bucket.table_id}-{partition}{bucket.bucket_id}"
+
+
+def _order(bucket: TableBucket) -> tuple[int, int]:
+    return (-1 if bucket.partition_id is None else bucket.partition_id, bucket.bucket_id)

@@ -1,0 +1,265 @@
+"""What runs inside Spark tasks: a range of a bucket is read and written to files of the lake.
+
+Rows never pass through the JVM: a task gets the splits in its closure, reads Arrow batches from the
+cluster, hands them to the lake's writer and returns one small result per split. A Python worker is
+killed without a word when its task is cancelled, so nothing here relies on being told; files of
+attempts that did not end well belong to nobody and are swept later.
+
+Workers are reused between rounds, and with them their connection to the cluster.
+"""
+
+from __future__ import annotations
+
+import functools
+import pickle
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+import zufluss
+from zufluss.errors import UnknownTableOrBucketError
+from zufluss.lake.base import LakeError, LakeTieringFactory, LakeWriter, WriterContext, lake_factory
+from zufluss.lake.fold import Folder
+from zufluss.model.lake import OFFSET_COLUMN, SYSTEM_COLUMNS, TIMESTAMP_COLUMN
+from zufluss.model.table import TableBucket, TableInfo
+from zufluss.tiering.splits import TieringSnapshotSplit, TieringSplit
+
+if TYPE_CHECKING:
+    from zufluss.client.sync import Connection, LogScanner, Table
+
+LOG_OFFSET = "_log_offset"
+COMMIT_TIMESTAMP = "_commit_timestamp"
+RESULT = pa.schema([pa.field("result", pa.binary())])
+"""What a task returns to the driver: `BucketResult`s, one per row."""
+
+
+@dataclass(frozen=True, slots=True)
+class TieringJob:
+    """One round's work as the tasks get it. Pickles."""
+
+    bootstrap: str
+    """Where the cluster is."""
+    client: Mapping[str, str]
+    """`client.*` options."""
+    format: str
+    """The lake format."""
+    table: TableInfo
+    """The table as planned."""
+    handle: bytes
+    """What the writers need, from the committer."""
+    tiering_epoch: int
+    """The epoch of the hand-out."""
+    round_id: str
+    """Unique per round."""
+    groups: tuple[tuple[TieringSplit, ...], ...]
+    """The splits of each task."""
+
+
+@dataclass(frozen=True, slots=True)
+class BucketResult:
+    """What became of one split."""
+
+    split_id: str
+    """The split."""
+    bucket: TableBucket
+    """Its bucket."""
+    records: int
+    """Records read."""
+    size: int
+    """Their bytes in memory."""
+    max_timestamp_ms: int | None
+    """The commit time of the newest one."""
+    write_result: bytes
+    """The lake's own, through `write_result_serde`."""
+
+
+@dataclass(slots=True)
+class _Reading:
+    """How far a split is read, and that nothing is missing."""
+
+    split: TieringSplit
+    dense: bool
+    next_offset: int
+    records: int = 0
+    size: int = 0
+    max_timestamp_ms: int | None = None
+
+    def take(self, batch: pa.RecordBatch, offset: str, timestamp: str) -> None:
+        """Account for a batch; `LakeError` unless it goes on where the last one ended."""
+        offsets = batch.column(offset)
+        first, last = offsets[0].as_py(), offsets[-1].as_py()
+        fits = first == self.next_offset and last - first + 1 == batch.num_rows
+        if not (fits if self.dense else first >= self.next_offset):
+            raise LakeError(
+                f"{self._name}: {batch.num_rows} records at offsets {first} to {last} came where "
+                f"offset {self.next_offset} should"
+            )
+        self.next_offset = last + 1
+        self.records += batch.num_rows
+        self.size += batch.nbytes
+        newest = pc.max(batch.column(timestamp)).cast(pa.int64()).as_py()
+        self.max_timestamp_ms = max(newest, self.max_timestamp_ms or newest)
+
+    def check_end(self, position: int) -> None:
+        """`LakeError` unless everything up to the end was read."""
+        reached = self.next_offset if self.dense else position
+        stop = self.split.stopping_offset
+        if reached < stop or self.next_offset > stop:
+            raise LakeError(
+                f"{self._name}: reading ended at offset {reached} instead of {stop}; "
+                "the round fails and the next one plans anew"
+            )
+
+    @property
+    def _name(self) -> str:
+        return f"{self.split.path}, {self.split.bucket}"
+
+
+def task_function(job: TieringJob) -> Callable[[Iterable[pa.RecordBatch]], Iterator[Any]]:
+    """The function for `mapInArrow` over a range of task numbers."""
+
+    def run_task(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in numbers:
+            for number in batch.column(0).to_pylist():
+                results = [pickle.dumps(result) for result in run_group(job, number)]
+                yield pa.record_batch([pa.array(results, pa.binary())], schema=RESULT)
+
+    return run_task
+
+
+def empty_task(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """For `mapInArrow`: a worker that has come this far is ready for real tasks."""
+    for _ in numbers:
+        yield pa.record_batch([pa.array([], pa.binary())], schema=RESULT)
+
+
+def run_group(job: TieringJob, number: int) -> Iterator[BucketResult]:
+    """Tier the splits of one task, one after the other."""
+    attempt = uuid.uuid4().hex[:12]
+    try:
+        table = _open_table(job)
+        for split in job.groups[number]:
+            yield run_split(job, split, table, attempt)
+    except Exception:
+        _drop_connection(job)  # what it knows of the cluster may be the reason
+        raise
+
+
+def run_split(job: TieringJob, split: TieringSplit, table: Table, attempt: str) -> BucketResult:
+    """Tier one split."""
+    if isinstance(split, TieringSnapshotSplit):
+        raise LakeError(
+            f"{split.path}, {split.bucket}: key-value snapshot {split.snapshot_id} cannot be read "
+            "by this version of zufluss; use the version that the cluster runs"
+        )
+    factory = cached_factory(job.format)
+    writer = factory.create_writer(_writer_context(job, split, attempt))
+    keyed = job.table.has_primary_key
+    reading = _Reading(split, not keyed, split.starting_offset)
+    try:
+        write = _write_changes if keyed else _write_log
+        write(job.table, table, writer, reading)
+        result = writer.complete()
+    except BaseException:
+        writer.abort()
+        raise
+    return BucketResult(
+        split.split_id,
+        split.bucket,
+        reading.records,
+        reading.size,
+        reading.max_timestamp_ms,
+        factory.write_result_serde.dumps(result),
+    )
+
+
+@functools.cache
+def cached_factory(format: str) -> LakeTieringFactory[Any, Any]:
+    """The factory of a format; looking for installed ones takes longer than an idle round."""
+    return lake_factory(format)
+
+
+def _write_log(info: TableInfo, table: Table, writer: LakeWriter[Any], reading: _Reading) -> None:
+    names = [*info.schema.names, *SYSTEM_COLUMNS]
+    scan = table.scan(info.schema.names, with_offsets=True, **_range(reading.split))
+    with scan.open() as scanner:
+        for batch in scanner:
+            reading.take(batch, OFFSET_COLUMN, TIMESTAMP_COLUMN)
+            writer.append(batch.select(names))
+        reading.check_end(_position(scanner, reading.split))
+
+
+def _write_changes(
+    info: TableInfo, table: Table, writer: LakeWriter[Any], reading: _Reading
+) -> None:
+    folder = Folder(info, reading.split.bucket.bucket_id)
+    scan = table.changelog(info.schema.names, **_range(reading.split))
+    with scan.open() as scanner:
+        for batch in scanner:
+            reading.take(batch, LOG_OFFSET, COMMIT_TIMESTAMP)
+            folder.add(batch)
+        reading.check_end(_position(scanner, reading.split))
+    folded = folder.finish()
+    writer.apply(folded.upserts, folded.deletes)
+
+
+def _range(split: TieringSplit) -> dict[str, Any]:
+    return {
+        "start": {split.bucket: split.starting_offset},
+        "stop": {split.bucket: split.stopping_offset},
+        "partitions": None if split.partition is None else [split.partition],
+        "buckets": [split.bucket.bucket_id],
+    }
+
+
+def _position(scanner: LogScanner, split: TieringSplit) -> int:
+    """Where the scan ended; its beginning when the bucket was not there to be read."""
+    return scanner.positions().get(split.bucket, split.starting_offset)
+
+
+def _writer_context(job: TieringJob, split: TieringSplit, attempt: str) -> WriterContext:
+    return WriterContext(
+        table=job.table,
+        handle=job.handle,
+        bucket=split.bucket,
+        partition=split.partition,
+        start_offset=split.starting_offset,
+        stop_offset=split.stopping_offset,
+        tiering_epoch=job.tiering_epoch,
+        round_id=job.round_id,
+        attempt=attempt,
+    )
+
+
+# -- connections ---------------------------------------------------------------------------------
+
+_Key = tuple[str, tuple[tuple[str, str], ...]]
+_connections: dict[_Key, Connection] = {}
+"""Those of this worker process; a worker runs one task at a time."""
+
+
+def _key(job: TieringJob) -> _Key:
+    return job.bootstrap, tuple(sorted(job.client.items()))
+
+
+def _open_table(job: TieringJob) -> Table:
+    key = _key(job)
+    if key not in _connections:
+        _connections[key] = zufluss.connect(job.bootstrap, **job.client)
+    table = _connections[key].table(job.table.path)
+    if table.info.table_id != job.table.table_id:
+        raise UnknownTableOrBucketError(
+            f"table {job.table.path} was dropped and re-created: its id is "
+            f"{table.info.table_id}, planned was {job.table.table_id}"
+        )
+    return table
+
+
+def _drop_connection(job: TieringJob) -> None:
+    connection = _connections.pop(_key(job), None)
+    if connection is not None:
+        connection.close()

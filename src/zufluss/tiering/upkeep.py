@@ -1,0 +1,90 @@
+"""Housekeeping of a lake table between two rounds, while the lease still keeps others away.
+
+| what | when |
+|---|---|
+| compaction | after a commit, with `table.datalake.auto-compaction` |
+| expiry of snapshots | after a commit, with `table.datalake.auto-expire-snapshot` |
+| sweeping of orphans | every `lake.tiering.sweep-interval` |
+
+It never fails a round: what was committed is committed, and the next round comes by again.
+"""
+
+from __future__ import annotations
+
+import time
+
+import structlog
+
+from zufluss.config import table_options as t
+from zufluss.lake.base import LakeMaintenance
+from zufluss.tiering import options as o
+from zufluss.tiering.round import Cluster, Lease, RoundResult, lake_context
+from zufluss.tiering.tasks import cached_factory
+
+_log = structlog.get_logger("zufluss.tiering")
+
+
+class Upkeep:
+    """Housekeeping of all tables of a service; remembers when a table was swept."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._options = cluster.options
+        self._started = time.monotonic()
+        self._swept: dict[int, float] = {}
+
+    def run(self, lease: Lease, result: RoundResult) -> None:
+        """Do what is due for a table whose round just ended."""
+        info = result.table
+        compact = result.committed and info.property(t.TABLE_DATALAKE_AUTO_COMPACTION)
+        expire = result.committed and info.property(t.TABLE_DATALAKE_AUTO_EXPIRE_SNAPSHOT)
+        sweep = result.snapshot_id is not None and self._sweep_is_due(info.table_id)
+        if not (compact or expire or sweep) or lease.reason is not None:
+            return
+        factory = cached_factory(info.property(t.TABLE_DATALAKE_FORMAT))
+        try:
+            maintenance = factory.create_maintenance(lake_context(self._options, info))
+            try:
+                if compact and factory.capabilities.compaction:
+                    self._compact(maintenance, lease, result)
+                if expire:
+                    self._expire(maintenance, lease)
+                if sweep:
+                    self._sweep(maintenance, lease)
+            finally:
+                maintenance.close()
+        except Exception as problem:
+            _log.warning("upkeep_failed", table=str(info.path), problem=str(problem))
+
+    def _compact(self, maintenance: LakeMaintenance, lease: Lease, result: RoundResult) -> None:
+        done = maintenance.compact(result.snapshot_id)
+        if done is not None and result.offsets_path is not None:
+            self._cluster.tiering.commit(lease.table, done.snapshot_id, result.offsets_path)
+            _log.info("compacted", table=str(lease.table.path), snapshot=done.snapshot_id)
+
+    def _expire(self, maintenance: LakeMaintenance, lease: Lease) -> None:
+        admin, path = self._cluster.connection.admin, lease.table.path
+        known = [admin.lake_snapshot(path), admin.lake_snapshot(path, readable=True)]
+        keep = {snapshot.snapshot_id for snapshot in known if snapshot is not None}
+        count = maintenance.expire(_before(self._options[o.SNAPSHOT_AGE]), keep)
+        if count:
+            _log.info("snapshots_expired", table=str(path), count=count)
+
+    def _sweep(self, maintenance: LakeMaintenance, lease: Lease) -> None:
+        report = maintenance.sweep(_before(self._options[o.ORPHAN_AGE]))
+        self._swept[lease.table.table_id] = time.monotonic()
+        if report.removed:
+            _log.info(
+                "orphans_removed",
+                table=str(lease.table.path),
+                files=report.removed,
+                bytes=report.removed_bytes,
+            )
+
+    def _sweep_is_due(self, table_id: int) -> bool:
+        last = self._swept.get(table_id, self._started)
+        return time.monotonic() - last >= self._options[o.SWEEP_INTERVAL] / 1000
+
+
+def _before(age_ms: int) -> int:
+    return int(time.time() * 1000) - age_ms

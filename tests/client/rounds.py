@@ -1,0 +1,87 @@
+"""Rounds of tiering without Spark: the real round, its tasks run one after the other right here."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from zufluss.client.sync import Connection, Table
+from zufluss.client.tiering import TableLease, TieringClient, TieringStats
+from zufluss.tiering.options import TieringOptions
+from zufluss.tiering.round import Cluster, Lease, Round, RoundResult
+from zufluss.tiering.tasks import BucketResult, TieringJob, run_group
+
+LAKE = {"table.datalake.enabled": "true", "table.datalake.freshness": "1ms"}
+_NUMBERS = itertools.count()
+_RUN = secrets.token_hex(3)
+
+
+class Reporting(TieringClient):
+    """Says of every snapshot that it can be read, as it can, or of none."""
+
+    def __init__(self, connection: Connection, readable: bool) -> None:
+        super().__init__(connection)
+        self._readable = readable
+
+    def commit(
+        self, lease: TableLease, snapshot_id: int, offsets_path: str, **options: Any
+    ) -> None:
+        options["readable_offsets_path"] = offsets_path if self._readable else None
+        super().commit(lease, snapshot_id, offsets_path, **options)
+
+
+class HereRunner:
+    """Runs the tasks of a job in the caller's thread."""
+
+    cores = 2
+
+    def run(self, job: TieringJob, tag: str) -> list[BucketResult]:
+        return [result for number in range(len(job.groups)) for result in run_group(job, number)]
+
+    def cancel(self, tag: str) -> None:
+        raise AssertionError("nobody cancels these rounds")
+
+    def alive(self) -> bool:
+        return True
+
+
+class Rounds:
+    """Tiers tables of a cluster when told to."""
+
+    def __init__(self, connection: Connection, bootstrap: str, *, readable: bool = True) -> None:
+        self._client = Reporting(connection, readable)
+        options = TieringOptions.of({"fluss.bootstrap.servers": bootstrap})
+        self._cluster = Cluster(connection, self._client, HereRunner(), options)
+
+    def tier(self, table: Table) -> RoundResult:
+        """One round of this table."""
+        lease = self._lease(table.info.table_id)
+        result = Round(self._cluster, Lease(lease), lambda step: None).run()
+        stats = TieringStats(result.total_bytes, result.total_records)
+        self._client.heartbeat(finished={lease: stats}, timeout_ms=10_000)
+        return result
+
+    def _lease(self, table_id: int) -> TableLease:
+        """Take leases until the one of this table comes; others are given back."""
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            lease = self._client.heartbeat(request_table=True, timeout_ms=10_000).table
+            if lease is not None and lease.table_id == table_id:
+                return lease
+            if lease is not None:
+                self._client.heartbeat(failed=[lease], timeout_ms=10_000)
+        raise AssertionError(f"table {table_id} was not handed out")
+
+
+@contextmanager
+def lake_table(connection: Connection, schema: Any, **options: Any) -> Iterator[Table]:
+    """A tiered table that no other test knows; dropped at the end."""
+    name = f"fluss.lake_{_RUN}_{next(_NUMBERS)}"
+    properties = {**LAKE, **options.pop("properties", {})}
+    connection.admin.create_table(name, schema, properties=properties, **options)
+    yield connection.table(name)
+    connection.admin.drop_table(name)

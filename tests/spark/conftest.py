@@ -1,0 +1,34 @@
+"""Spark, and a server with a lake whose rounds a test runs when it wants them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import zufluss
+from tests.client.rounds import Rounds
+from tests.spark.cluster import connect_server, local_cluster, spark, standalone
+from zufluss.client.sync import Connection
+from zufluss.testing.server import DevServer
+
+__all__ = ["connect_server", "local_cluster", "spark", "standalone"]
+
+
+@pytest.fixture(scope="session")
+def lake_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevServer]:
+    """A server whose lake lies in a directory with a difficult name."""
+    directory = tmp_path_factory.mktemp("lake") / "a b+[1]{x}"
+    with DevServer(directory, {"datalake.format": "iceberg"}) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def connection(lake_server: DevServer) -> Iterator[Connection]:
+    with zufluss.connect(lake_server.bootstrap) as connection:
+        yield connection
+
+
+@pytest.fixture(scope="session")
+def rounds(connection: Connection, lake_server: DevServer) -> Rounds:
+    return Rounds(connection, lake_server.bootstrap)

@@ -1,0 +1,53 @@
+"""Housekeeping between rounds: it runs, it is reported, and no row is lost by it."""
+
+from __future__ import annotations
+
+import pytest
+from structlog.testing import capture_logs
+from structlog.typing import EventDict
+
+from tests.tiering.support import Driver, InlineRunner, append, create_table, lake_rows
+from tests.tiering.test_round import KEYED, Crash, crash_at, rows
+from tests.tiering.test_service import service, tiered, wait_until
+from zufluss.testing.server import DevServer
+
+
+def events(logs: list[EventDict]) -> set[str]:
+    return {entry["event"] for entry in logs}
+
+
+@pytest.mark.parametrize(
+    ("property", "event"),
+    [("auto-compaction", "compacted"), ("auto-expire-snapshot", "snapshots_expired")],
+)
+def test_upkeep_keeps_every_row(lake: DevServer, driver: Driver, property: str, event: str) -> None:
+    name = f"upkeep_{property.replace('-', '_')}"
+    properties = {f"table.datalake.{property}": "true"}
+    path = create_table(driver.connection, name, KEYED, bucket_count=1, properties=properties)
+    written = 0
+    with capture_logs() as logs, service(lake, InlineRunner(), snapshot_age="1s"):
+        while event not in events(logs):
+            with driver.connection.table(path).upsert() as writer:
+                writer.write(rows(5, written))
+            written += 1
+            wait_until(lambda: tiered(driver.connection, path))
+            assert "upkeep_failed" not in events(logs), logs
+    found = lake_rows(driver.admin.table_info(path))
+    assert sorted(found["id"].to_pylist()) == list(range(written + 4))
+    known = driver.admin.lake_snapshot(path)
+    assert known is not None
+    assert not driver.round().recovered, "the cluster knows the newest snapshot"
+
+
+def test_files_of_a_crashed_round_are_swept(lake: DevServer, driver: Driver) -> None:
+    path = create_table(driver.connection, "swept", bucket_count=1)
+    append(driver.connection, path, rows(5))
+    with pytest.raises(Crash):
+        driver.round(crash_at("prepare"))
+    orphans = list((lake.data_dir / "lake").rglob("*swept*/**/*.parquet"))
+    assert len(orphans) == 1
+    timing = {"orphan_age": "1s", "sweep_interval": "1s"}
+    with capture_logs() as logs, service(lake, InlineRunner(), **timing):
+        wait_until(lambda: "orphans_removed" in events(logs))
+    assert not orphans[0].exists()
+    assert sorted(lake_rows(driver.admin.table_info(path))["id"].to_pylist()) == list(range(5))
