@@ -20,17 +20,13 @@ _NUMBERS = itertools.count()
 _RUN = secrets.token_hex(3)
 
 
-class Reporting(TieringClient):
-    """Says of every snapshot that it can be read, as it can, or of none."""
-
-    def __init__(self, connection: Connection, readable: bool) -> None:
-        super().__init__(connection)
-        self._readable = readable
+class Hiding(TieringClient):
+    """Reports snapshots as some formats have to: they cannot be read yet."""
 
     def commit(
         self, lease: TableLease, snapshot_id: int, offsets_path: str, **options: Any
     ) -> None:
-        options["readable_offsets_path"] = offsets_path if self._readable else None
+        options["readable_offsets_path"] = None
         super().commit(lease, snapshot_id, offsets_path, **options)
 
 
@@ -53,7 +49,7 @@ class Rounds:
     """Tiers tables of a cluster when told to."""
 
     def __init__(self, connection: Connection, bootstrap: str, *, readable: bool = True) -> None:
-        self._client = Reporting(connection, readable)
+        self._client = TieringClient(connection) if readable else Hiding(connection)
         options = TieringOptions.of({"fluss.bootstrap.servers": bootstrap})
         self._cluster = Cluster(connection, self._client, HereRunner(), options)
 

@@ -1,4 +1,4 @@
-"""docs/spark.md does what it says; its last section is run by tests/spark/test_iceberg_runtime.py."""
+"""docs/spark.md does what it says. Its last block is run in tests/spark/test_iceberg_runtime.py."""
 
 import re
 

@@ -27,7 +27,7 @@ WAIT_SECONDS = 60.0
 """No server takes longer to end."""
 
 _forks = multiprocessing.get_context("forkserver")
-_forks.set_forkserver_preload(["pytest", warm.__name__])
+_forks.set_forkserver_preload(["pytest", warm.__name__, "tests.tiering.fault_driver"])
 
 
 class WarmProcess:

@@ -46,6 +46,7 @@ QUICK = {
     "spark.sql.shuffle.partitions": "2",
 }
 SMALL_EXECUTORS = {"spark.executor.memory": "700m", "spark.executor.cores": "1"}
+CONNECT_CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
 DRIVER_SECONDS = 170
 
 
@@ -133,8 +134,7 @@ def connect_server() -> Iterator[SparkCluster]:
     conf = [word for k, v in settings.items() for word in ("--conf", f"{k}={v}")]
     server = SparkDaemon(
         "org.apache.spark.deploy.SparkSubmit",
-        ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer"]
-        + ["--master", "local[2,4]", *conf, "spark-internal"],
+        ["--class", CONNECT_CLASS, "--master", "local[2,4]", *conf, "spark-internal"],
         re.compile(r"(Spark Connect server started at: \S+)"),
         memory="1g",
     )

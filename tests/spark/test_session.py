@@ -134,8 +134,6 @@ def test_what_spark_submit_was_told_stays(spark, tmp_path):
     environ = os.environ | {"PYSPARK_PYTHON": sys.executable}
     command = [Path(spark_home()) / "bin" / "spark-submit", "--master", "local[1]"]
     told = ["--conf", "spark.scheduler.mode=FIFO", "--conf", "spark.log.level=WARN"]
-    done = subprocess.run(
-        [*command, *told, script], env=environ, capture_output=True, text=True
-    )
+    done = subprocess.run([*command, *told, script], env=environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]
     assert "['local[1,4]', 'false', 'FIFO', 'WARN'] 3" in done.stdout

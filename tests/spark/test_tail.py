@@ -32,7 +32,7 @@ def test_tasks_cover_every_offset_once(sizes, tasks_max, split):
     assert len(groups) <= tasks_max
     assert all(groups), "no task without work"
     read = sorted((p.bucket.bucket_id, p.start, p.stop) for group in groups for p in group)
-    ends = {bucket: 7 for bucket in range(len(sizes))}
+    ends = dict.fromkeys(range(len(sizes)), 7)
     for bucket, start, stop in read:
         assert start == ends[bucket]
         ends[bucket] = stop
@@ -54,7 +54,7 @@ def test_nothing_is_no_task():
 
 @pytest.fixture
 def info() -> TableInfo:
-    schema = Schema.parse("id INT, name STRING, at TIME(3)", primary_key=["id"])
+    schema = Schema.of("id INT, name STRING, at TIME(3)", primary_key=["id"])
     descriptor = TableDescriptor(schema, bucket_keys=("id",), bucket_count=1)
     return TableInfo(TablePath("fluss", "t"), 1, 1, descriptor, 0, 0)
 

@@ -409,3 +409,23 @@ def test_a_filter_keeps_the_rows_that_it_keeps_in_the_client(lake, filtered, num
     assert found == lake.client_rows(filtered, columns=["n", "s"], filter=wanted)
     in_lake = lake.rows(filtered, columns=["n", "s"], filter=wanted, read_optimized=True)
     assert found == sorted(in_lake * 2, key=repr), "the log has the same rows once more"
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "names"),
+    [
+        ("INT", [12, 3], ["12", "3"]),
+        ("BOOLEAN", [True, False], ["true", "false"]),
+        ("DATE", [dt.date(2024, 1, 2), dt.date(1969, 12, 31)], ["2024-01-02", "1969-12-31"]),
+    ],
+)
+def test_partition_keys_of_other_types_are_pruned_too(lake, connection, kind, values, names):
+    schema = f"id INT, part {kind}"
+    with lake_table(connection, schema, partition_keys=["part"], bucket_count=1) as table:
+        for name in names:
+            connection.admin.create_partition(table.path, {"part": name})
+        append(table, id=[1, 2], part=values)
+        lake.rounds.tier(table)
+        append(table, id=[3, 4], part=values)
+        assert lake.rows(table, partitions=[names[0]], columns=["id"]) == [(1,), (3,)]
+        assert len(lake.rows(table, partitions=names)) == 4

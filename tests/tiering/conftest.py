@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.tiering.acceptance import Tiered, tiered_cluster
 from tests.tiering.support import Driver, lake_server
 from zufluss.testing.server import DevServer
 
@@ -32,3 +33,10 @@ def driver(lake: DevServer) -> Iterator[Driver]:
     made = Driver(lake)
     yield made
     made.close()
+
+
+@pytest.fixture(scope="package")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tiered]:
+    """A server of its own with the real service beside it, Spark and all; for acceptance tests."""
+    with tiered_cluster(tmp_path_factory.mktemp("cluster")) as made:
+        yield made

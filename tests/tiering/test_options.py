@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from typer.testing import CliRunner
 
+from zufluss.cli.main import app
 from zufluss.errors import ConfigError
 from zufluss.tiering import options as o
 from zufluss.tiering.main import main
-from zufluss.tiering.options import TieringOptions, option_help, split_arguments
+from zufluss.tiering.options import TieringOptions, help_text, split_arguments
 
 
 def test_without_arguments_everything_is_at_its_default() -> None:
@@ -72,7 +74,7 @@ def test_what_is_wrong_is_named_with_the_way_out(words: list[str], message: str)
 
 
 def test_help_has_every_option() -> None:
-    text = option_help()
+    text = help_text()
     assert all(f"--{key} " in text for key in o.TIERING_OPTIONS)
 
 
@@ -81,3 +83,15 @@ def test_wrong_usage_ends_with_code_2_before_anything_starts(
 ) -> None:
     assert main(["--lake.tiering.parallel=1"]) == 2
     assert "option --lake.tiering.parallel is not known" in capsys.readouterr().err
+
+
+def test_the_command_hands_its_options_on_as_they_are() -> None:
+    runner = CliRunner()
+    shown = runner.invoke(app, ["tiering", "--help"])
+    assert shown.exit_code == 0
+    assert "--lake.tiering.parallel-tables (4)" in shown.output
+    refused = runner.invoke(app, ["tiering", "--lake.tiering.parallel-tables", "many"])
+    assert refused.exit_code == 2
+    assert "lake.tiering.parallel-tables = 'many'" in refused.output
+    nobody = runner.invoke(app, ["tiering", "--fluss.bootstrap.servers=localhost:1"])
+    assert nobody.exit_code == 3

@@ -9,14 +9,12 @@ PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_optio
 
 
 def tiering(context: typer.Context) -> None:
-    """Move tables into the lake, round by round, in a Spark session; `--help` has the options.
+    """Move tables into the lake, round by round, in a Spark session."""
+    from zufluss.tiering.options import asks_for_help, help_text
 
-    Examples:
-
-      zufluss tiering --fluss.bootstrap.servers localhost:9123
-
-      zufluss tiering --lake.tiering.parallel-tables 8 --spark.master 'local[4]'
-    """
+    if asks_for_help(context.args):
+        typer.echo(help_text())
+        return
     from zufluss.tiering.main import main
 
     raise typer.Exit(main(context.args))

@@ -162,6 +162,8 @@ class CommittedSnapshot:
     """What it was committed with."""
     timestamp_ms: int
     """When."""
+    readable: bool = True
+    """Readers can use it; not so where a format has to compact first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +178,11 @@ class CommitResult:
     """Size of all live files of the lake table after it, where the format knows."""
     total_records: int | None = None
     """Rows in them, deleted ones included."""
+
+    @property
+    def readable(self) -> bool:
+        """Readers can use it at once."""
+        return self.readable_snapshot_id in (None, self.snapshot_id)
 
 
 class LakeCommitter(Protocol[W_contra, C]):

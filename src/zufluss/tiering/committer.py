@@ -91,12 +91,14 @@ class TableCommitter:
         if known is not None and any(o < known.offsets.get(b, 0) for b, o in inline.items()):
             raise LakeTableError(_lost(self._lease, known))
         try:
-            self.commit_to_server(newest.snapshot_id, newest.properties[OFFSETS_PATH_KEY])
+            self._commit(newest, newest.properties[OFFSETS_PATH_KEY])
         except ZuflussError as problem:
             if not inline or problem.retriable or is_fenced(problem):
                 raise
-            path = self._tiering.prepare(self._lease, inline)
-            self.commit_to_server(newest.snapshot_id, path)
+            self._commit(newest, self._tiering.prepare(self._lease, inline))
+
+    def _commit(self, newest: CommittedSnapshot, offsets_path: str) -> None:
+        self.commit_to_server(newest.snapshot_id, offsets_path, readable=newest.readable)
 
     def prepare(self, offsets: Mapping[TableBucket, int]) -> str:
         """Store the offsets of the buckets of a round, merged with the others; where they are."""
@@ -119,9 +121,14 @@ class TableCommitter:
         """Remove the files of a round that no commit was tried for."""
         self._lake.abort(self._lake.to_committable(results))
 
-    def commit_to_server(self, snapshot_id: int, offsets_path: str) -> None:
-        """Make a snapshot the table's lake snapshot."""
-        self._tiering.commit(self._lease, snapshot_id, offsets_path)
+    def commit_to_server(self, snapshot_id: int, offsets_path: str, *, readable: bool) -> None:
+        """Make a snapshot the table's lake snapshot, and the one union reads use if readable."""
+        self._tiering.commit(
+            self._lease,
+            snapshot_id,
+            offsets_path,
+            readable_offsets_path=offsets_path if readable else None,
+        )
 
     def _find(self, round_id: str, problem: Exception) -> CommitResult:
         try:

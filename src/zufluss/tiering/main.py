@@ -15,11 +15,14 @@ import os
 import queue
 import signal
 import sys
+import threading
+import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+import structlog
 from rich.console import Console
 
 import zufluss
@@ -30,7 +33,8 @@ from zufluss.tiering.options import (
     METRICS_HOST,
     METRICS_PORT,
     TieringOptions,
-    option_help,
+    asks_for_help,
+    help_text,
 )
 from zufluss.tiering.preload import import_driver
 from zufluss.tiering.progress import LiveProgress, LogProgress, Progress
@@ -38,9 +42,15 @@ from zufluss.tiering.round import OnStep
 from zufluss.tiering.runner import SparkRunner
 from zufluss.tiering.service import TieringService, no_step
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 READY: Final = "zufluss tiering ready"
 DAEMON_KEY: Final = "spark.python.daemon.module"
 DAEMON: Final = "zufluss.tiering.daemon"
+SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
+"""In the environment of a driver that `spark-submit` started."""
+WATCH_SECONDS: Final = 0.5
 STOPPED, FAILED, USAGE, UNREACHABLE = 0, 1, 2, 3
 """Exit codes, as those of the `zufluss` command."""
 
@@ -53,6 +63,7 @@ def run(options: TieringOptions, on_step: OnStep = no_step) -> int:
         connection = stack.enter_context(zufluss.connect(bootstrap, **options.client))
         runner = _runner(options, stack)
         stack.enter_context(_signals(endings))
+        _watch_submit(endings)
         progress = _counted(options, _shown(stack), stack)
         service = TieringService(
             connection, runner, options, progress=progress, on_step=on_step, failed=endings.put
@@ -75,7 +86,7 @@ def _runner(options: TieringOptions, stack: ExitStack) -> SparkRunner:
     if not _is_remote(options):
         conf.setdefault(DAEMON_KEY, DAEMON)
     spark = session("zufluss tiering", master, conf)
-    stack.callback(spark.stop)
+    stack.callback(_stop, spark)
     runner = SparkRunner(spark)
     runner.warm_up()
     imports.join()
@@ -115,8 +126,8 @@ def _counted(options: TieringOptions, progress: Progress, stack: ExitStack) -> P
 def main(arguments: Sequence[str] | None = None, on_step: OnStep = no_step) -> int:
     """The command line; the exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    if "--help" in words or "-h" in words:
-        print(f"{__doc__}\nOptions, with their defaults:\n{option_help()}")
+    if asks_for_help(words):
+        print(help_text())
         return STOPPED
     configure()
     logging.getLogger("py4j").setLevel(logging.WARNING)
@@ -139,6 +150,28 @@ def parse(words: Sequence[str]) -> TieringOptions:
     bootstrap = os.environ.get("ZUFLUSS_BOOTSTRAP")
     told = [f"--{BOOTSTRAP_SERVERS.key}={bootstrap}"] if bootstrap else []
     return TieringOptions.parse([*told, *words])
+
+
+def _stop(spark: SparkSession) -> None:
+    """Stop the session; one whose JVM is gone has stopped already."""
+    try:
+        spark.stop()
+    except Exception as problem:
+        structlog.get_logger("zufluss.tiering").info("spark_is_gone", problem=str(problem))
+
+
+def _watch_submit(endings: queue.SimpleQueue[str | None]) -> None:
+    """End with the `spark-submit` that started this process; it ends without a word."""
+    if SUBMITTED not in os.environ:
+        return
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(WATCH_SECONDS)
+        endings.put("spark-submit has ended")
+
+    threading.Thread(target=watch, name="tiering-submit", daemon=True).start()
 
 
 @contextmanager

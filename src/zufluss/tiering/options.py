@@ -219,8 +219,32 @@ def split_arguments(arguments: Sequence[str]) -> dict[str, str]:
     return pairs
 
 
-def option_help() -> str:
-    """All options with default and meaning, for `--help`."""
+HELP = """\
+Move tables into the lake, round by round, in a Spark session.
+
+Prints one line on stdout when it is ready. SIGTERM or Ctrl-C ends it gracefully, a second one at
+once.
+
+Examples:
+
+  zufluss tiering --fluss.bootstrap.servers localhost:9123
+
+  zufluss tiering --lake.tiering.parallel-tables 8 --spark.master 'local[4]'
+
+  spark-submit --master spark://host:7077 …/zufluss/tiering/main.py \\
+      --fluss.bootstrap.servers host:9123
+
+Options, with their defaults:
+"""
+
+
+def asks_for_help(arguments: Sequence[str]) -> bool:
+    """The command line wants to know, not to run."""
+    return "--help" in arguments or "-h" in arguments
+
+
+def help_text() -> str:
+    """What `--help` prints: examples, and all options with default and meaning."""
     lines = [
         f"  --{option.key} ({option.default_shown})\n      {option.help}"
         for option in TIERING_OPTIONS.values()
@@ -230,7 +254,7 @@ def option_help() -> str:
         "  --datalake.<format>.*\n      Properties of the lake's catalog, over the cluster's own.",
         "  --spark.*\n      Settings of the Spark session, such as spark.master.",
     ]
-    return "\n".join(lines)
+    return HELP + "\n".join(lines)
 
 
 def _is_client(key: str) -> bool:

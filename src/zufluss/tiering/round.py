@@ -216,7 +216,7 @@ class Round:
         expected = None if recovered.newest is None else recovered.newest.snapshot_id
         done = lake.committer.commit_to_lake(written, properties, expected)
         self._on_step("server-commit")
-        lake.committer.commit_to_server(done.snapshot_id, path)
+        lake.committer.commit_to_server(done.snapshot_id, path, readable=done.readable)
         self._on_step("finish")
         times = [r.max_timestamp_ms for r in results if r.max_timestamp_ms is not None]
         return RoundResult(

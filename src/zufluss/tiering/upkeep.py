@@ -59,7 +59,13 @@ class Upkeep:
     def _compact(self, maintenance: LakeMaintenance, lease: Lease, result: RoundResult) -> None:
         done = maintenance.compact(result.snapshot_id)
         if done is not None and result.offsets_path is not None:
-            self._cluster.tiering.commit(lease.table, done.snapshot_id, result.offsets_path)
+            path = result.offsets_path
+            self._cluster.tiering.commit(
+                lease.table,
+                done.snapshot_id,
+                path,
+                readable_offsets_path=path if done.readable else None,
+            )
             _log.info("compacted", table=str(lease.table.path), snapshot=done.snapshot_id)
 
     def _expire(self, maintenance: LakeMaintenance, lease: Lease) -> None:

@@ -233,7 +233,7 @@ def _sqlite_connected(connection: Any, _record: Any) -> None:
 
 def file_properties(properties: Mapping[str, Any]) -> dict[str, str]:
     """What reaches the files of a table; how to reach the catalog's database stays out."""
-    hidden = ("write.", "commit.", "fluss.", "zufluss.")
+    hidden: tuple[str, ...] = ("write.", "commit.", "fluss.", "zufluss.")
     if "pool_pre_ping" in properties:  # a SQL catalog
         hidden += ("uri", "jdbc.", "pool_pre_ping")
     return {key: str(value) for key, value in properties.items() if not key.startswith(hidden)}

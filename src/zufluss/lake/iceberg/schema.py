@@ -102,6 +102,8 @@ _FLUSS_TYPES: dict[type[IcebergType], Callable[[bool], t.DataType]] = {
         root=t.Root.TIMESTAMP_LTZ, precision=6, nullable=null
     ),
 }
+_DIGITS_MAX = 6
+"""The most fractional digits of a time in Iceberg."""
 _EPOCH = dt.date(1970, 1, 1)
 _PARTITION_KEYS: dict[t.Root, Callable[[str], PartitionValue]] = {
     t.Root.CHAR: str,
@@ -306,6 +308,14 @@ def validate(table: TableInfo) -> None:
             raise LakeTableError(
                 f"partition key {key!r} of table {table.path} is {data_type}; Iceberg tables are "
                 "partitioned by STRING, CHAR, BOOLEAN, integers or DATE"
+            )
+    for key in table.schema.primary_key:
+        data_type = table.schema.column(key).data_type
+        if isinstance(data_type, t.TemporalType) and data_type.precision > _DIGITS_MAX:
+            raise LakeTableError(
+                f"primary key column {key!r} of table {table.path} is {data_type}; Iceberg has "
+                f"microseconds, so two keys could become one: take a precision of {_DIGITS_MAX} or "
+                "less, or do not tier the table"
             )
 
 

@@ -1,0 +1,241 @@
+"""SIGKILL of drivers, servers and Spark workers while tables are tiered: exactly once (f3).
+
+Promise A5: after every one of them the lake has what the live table has, no row missing and none
+twice, as readers see it that share no code with zufluss. Tables are written to all the time, their
+lake tables compacted and their snapshots expired, so kills come amid that as well.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import zufluss
+from tests.fault.conftest import rounds
+from tests.fault.servers import WarmServer
+from tests.spark.cluster import QUICK as QUICK_SPARK
+from tests.spark.cluster import SparkCluster, local_cluster
+from tests.tiering.fault_driver import KILL_POINTS
+from tests.tiering.faults import (
+    QUICK,
+    DriverProcess,
+    Load,
+    create_tables,
+    read_journal,
+    settle,
+    spark_driver,
+    wait_until,
+)
+from tests.tiering.support import LAKE, InlineRunner
+from zufluss.testing.tiering import TieringProcess, descendants
+from zufluss.tiering.options import TieringOptions
+from zufluss.tiering.round import STEPS
+from zufluss.tiering.service import TieringService
+
+__all__ = ["local_cluster"]
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+
+SERVER = {**LAKE, "zufluss.log.flush": "os"}
+UPKEEP = {
+    "table.datalake.auto-compaction": "true",
+    "table.datalake.auto-expire-snapshot": "true",
+}
+OFTEN = {
+    "lake.tiering.snapshot-age": "5s",
+    "lake.tiering.orphan-age": "5s",
+    "lake.tiering.sweep-interval": "2s",
+}
+"""Housekeeping that comes by between the kills."""
+
+
+@pytest.fixture
+def server(warm_server: Callable[..., WarmServer]) -> WarmServer:
+    return warm_server(SERVER).start()
+
+
+@contextmanager
+def loaded(
+    server: WarmServer, rng: random.Random, paths: list[str], directory: Path
+) -> Iterator[Load]:
+    """A load while something happens; afterwards everything is tiered and right."""
+    with Load(server.bootstrap, rng, paths) as load:
+        yield load
+    with zufluss.connect(server.bootstrap) as connection:
+        found = settle(server.bootstrap, connection, directory, paths)
+    print(f"{load.rows} writes, {found} rows in the lake")
+    assert found
+
+
+def new_tables(server: WarmServer, **properties: str) -> list[str]:
+    with zufluss.connect(server.bootstrap) as connection:
+        return create_tables(connection, "killed", **properties)
+
+
+def kill_at(server: WarmServer, directory: Path, step: str, nth: int) -> None:
+    """A driver that dies when it comes to a step for the nth time."""
+    order = {"step": step, "nth": nth, "options": OFTEN}
+    with DriverProcess(server.bootstrap, directory, **order) as driver:
+        assert driver.wait() == -signal.SIGKILL, driver.log.read_text()[-4000:]
+
+
+def test_f3_a_driver_killed_at_every_step_leaves_no_gap_and_no_duplicate(
+    server: WarmServer, rng: random.Random, tmp_path: Path
+) -> None:
+    points = list(KILL_POINTS) * rounds(1, 20)
+    rng.shuffle(points)
+    paths = new_tables(server)
+    with loaded(server, rng, paths, tmp_path):
+        for step in points:
+            kill_at(server, tmp_path, step, rng.randrange(1, 4))
+
+
+def test_f3_a_driver_killed_at_every_step_amid_compaction_and_expiry(
+    server: WarmServer, rng: random.Random, tmp_path: Path
+) -> None:
+    points = [*KILL_POINTS, "lake-commit+", "server-commit+"] * rounds(0, 10)
+    points = points or ["lake-commit+", "server-commit+"] * 2
+    rng.shuffle(points)
+    paths = new_tables(server, **UPKEEP)
+    with loaded(server, rng, paths, tmp_path):
+        for step in points:
+            kill_at(server, tmp_path, step, rng.randrange(1, 8))
+
+
+def test_f3_a_driver_killed_at_any_moment_leaves_no_gap_and_no_duplicate(
+    server: WarmServer, rng: random.Random, tmp_path: Path
+) -> None:
+    paths = new_tables(server, **UPKEEP)
+    with loaded(server, rng, paths, tmp_path):
+        for _ in range(rounds(5, 150)):
+            with DriverProcess(server.bootstrap, tmp_path, options=OFTEN) as driver:
+                wait_until(lambda driver=driver: driver.has_noted("began"))
+                threading.Event().wait(rng.uniform(0, 0.8))
+                driver.signal(signal.SIGKILL)
+                driver.wait()
+
+
+class Assassin:
+    """Kills the server when a step is there, and starts it again while the driver goes on."""
+
+    def __init__(self, server: WarmServer) -> None:
+        self._server = server
+        self._lock = threading.Lock()
+        self._step = ""
+        self._left = 0
+        self.back = threading.Event()
+        self.starting: threading.Thread | None = None
+
+    def order(self, step: str, nth: int) -> None:
+        with self._lock:
+            self._step, self._left = step, nth
+            self.back.clear()
+
+    def __call__(self, name: str) -> None:
+        with self._lock:
+            if name != self._step:
+                return
+            self._left -= 1
+            if self._left:
+                return
+            self._step = ""
+        self._server.kill()
+        self.starting = threading.Thread(target=self._start)
+        self.starting.start()
+
+    def _start(self) -> None:
+        self._server.start()
+        self.back.set()
+
+
+def test_f3_a_coordinator_killed_at_every_step_leaves_no_gap_and_no_duplicate(
+    server: WarmServer, rng: random.Random, tmp_path: Path
+) -> None:
+    points = list(STEPS) * rounds(1, 12)
+    rng.shuffle(points)
+    paths = new_tables(server)
+    assassin = Assassin(server)
+    options = TieringOptions.of({"fluss.bootstrap.servers": server.bootstrap, **QUICK})
+    with (
+        loaded(server, rng, paths, tmp_path),
+        zufluss.connect(server.bootstrap) as connection,
+        TieringService(connection, InlineRunner(), options, on_step=assassin),
+    ):
+        for step in points:
+            assassin.order(step, rng.randrange(1, 4))
+            assert assassin.back.wait(120), f"step {step} never came"
+
+
+# -- Spark ---------------------------------------------------------------------------------------
+
+LOCAL = SparkCluster("local[2,4]", {"spark.driver.memory": "1g"})
+
+
+def conf_of(cluster: SparkCluster) -> Mapping[str, str]:
+    return {"spark.master": cluster.master, **QUICK_SPARK, **cluster.conf}
+
+
+def command_line(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def kill_one_of(pid: int, rng: random.Random, what: str) -> bool:
+    """SIGKILL for one process below `pid` whose command line has `what`."""
+    found = [each for each in descendants(pid) if what in command_line(each)]
+    if not found:
+        return False
+    victim = rng.choice(sorted(found))
+    try:
+        os.kill(victim, signal.SIGKILL)
+    except ProcessLookupError:
+        return False  # it ended by itself in this moment
+    return True
+
+
+def kill_in_mid_job(
+    driver: TieringProcess, journal: Path, rng: random.Random, what: str, kills: int
+) -> None:
+    """SIGKILL for processes of the driver a moment after a round began, so many times."""
+    while kills:
+        began = len(read_journal(journal))
+        wait_until(lambda: len(read_journal(journal)) > began, f"for a round:\n{driver.log()}")
+        threading.Event().wait(rng.uniform(0, 0.2))
+        kills -= kill_one_of(driver.pid, rng, what)
+
+
+@pytest.mark.parametrize("part", range(rounds(1, len(KILL_POINTS))))
+def test_f3_spark_workers_and_then_the_whole_job_killed_leave_no_gap_and_no_duplicate(
+    server: WarmServer, rng: random.Random, tmp_path: Path, part: int
+) -> None:
+    """A round whose Python workers die is tried again by Spark; then driver and JVM die at once."""
+    step = KILL_POINTS[part] if rounds(0, 1) else rng.choice(KILL_POINTS[3:])
+    journal = tmp_path / "spark.journal"
+    order = {"step": step, "nth": rounds(12, 20)}
+    paths = new_tables(server)
+    with loaded(server, rng, paths, tmp_path):
+        with spark_driver(server.bootstrap, journal, conf_of(LOCAL), **order) as driver:
+            kill_in_mid_job(driver, journal, rng, "zufluss.tiering.daemon", rounds(2, 4))
+            assert driver.wait() == -signal.SIGKILL, driver.log()
+    print(f"{len(read_journal(journal))} notes of rounds, killed at {step}")
+
+
+@pytest.mark.skipif(not rounds(0, 1), reason="executor processes: with the full counts only")
+def test_f3_executors_killed_in_mid_job_leave_no_gap_and_no_duplicate(
+    server: WarmServer, rng: random.Random, tmp_path: Path, local_cluster: SparkCluster
+) -> None:
+    journal = tmp_path / "spark.journal"
+    paths = new_tables(server)
+    with loaded(server, rng, paths, tmp_path):
+        with spark_driver(server.bootstrap, journal, conf_of(local_cluster)) as driver:
+            kill_in_mid_job(driver, journal, rng, "CoarseGrainedExecutorBackend", 10)
+            assert driver.stop() == 0, driver.log()

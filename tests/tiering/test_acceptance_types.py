@@ -1,0 +1,240 @@
+"""Acceptance 8: every type and every key through the lake, and columns added mid-stream."""
+
+from __future__ import annotations
+
+import datetime as dt
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from tests.tiering.acceptance import Tiered, cut, lake_table, own_columns, rows_of, seen_by_all
+from tests.tiering.support import Driver, append, create_table, delete, upsert
+from tests.wire.samples import ALL_TYPES, all_types_batch
+from zufluss.lake.base import LakeTableError
+from zufluss.model.schema import Column, Schema
+from zufluss.model.types import parse_type
+
+EVERY_PRECISION = ", ".join(
+    f"{name.lower()}{digits} {name}({digits})"
+    for name in ("TIME", "TIMESTAMP", "TIMESTAMP_LTZ")
+    for digits in range(10)
+)
+MORE_TYPES = (
+    f"fixed CHAR(3), tiny DECIMAL(1, 0), small DECIMAL(18, 18), large DECIMAL(38, 0), "
+    f"strict ROW<a INT NOT NULL, b ARRAY<STRING NOT NULL>>, {EVERY_PRECISION}"
+)
+DEEP_ENDS = (dt.datetime(1, 1, 1), dt.datetime(9999, 12, 31, 23, 59, 59))
+"""The first and the last moment of the calendar, for types that reach so far."""
+NANOSECONDS_ENDS = (-(2**63) // 10**6 * 10**6 + 10**6, 2**63 // 10**6 * 10**6 - 1)
+ODD = 1_234_567_890_123_456_789
+"""A moment of which every digit counts, in nanoseconds."""
+
+
+def moments(data_type: pa.DataType, digits: int) -> list[Any]:
+    """Values of a time column: none, the beginning, the ends, and one with all its digits."""
+    step = 10 ** (9 - digits)
+    if pa.types.is_time(data_type):
+        day = 86_400 * 10**9
+        return _scaled([0, day - step, ODD % day // step * step], data_type)
+    if data_type.unit == "ns":
+        low, high = NANOSECONDS_ENDS
+        ends = [low // step * step, high // step * step]
+        return _scaled([0, -step, ODD // step * step, *ends], data_type)
+    ends = pa.array(DEEP_ENDS, pa.timestamp(data_type.unit)).cast(pa.int64()).to_pylist()
+    return [*_scaled([0, -step, ODD // step * step], data_type), *ends]
+
+
+def _scaled(nanoseconds: list[int], data_type: pa.DataType) -> list[int]:
+    per = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}[data_type.unit]
+    return [value // per for value in nanoseconds]
+
+
+def more_types(rows: int = 16) -> pa.Table:
+    """Rows of `MORE_TYPES`: every column runs through its values, one of them NULL."""
+    schema = Schema.of(MORE_TYPES).arrow
+    values: dict[str, list[Any]] = {
+        "fixed": ["abc", "äöü", ""],
+        "tiny": [Decimal(9), Decimal(-9), Decimal(0)],
+        "small": [Decimal("0." + "9" * 18), Decimal("-1E-18")],
+        "large": [Decimal("9" * 38), Decimal("-" + "9" * 38)],
+        "strict": [{"a": 1, "b": ["x", ""]}, {"a": -1, "b": None}, {"a": 0, "b": []}],
+    }
+    columns = []
+    for field in schema:
+        if field.name not in values:
+            values[field.name] = moments(field.type, int(field.name[-1]))
+        some = pa.array([*values[field.name], None], field.type)
+        columns.append(some.take(pa.array([i % len(some) for i in range(rows)])))
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+SETS = {
+    "samples": (Schema.of(ALL_TYPES), pa.Table.from_batches([all_types_batch()])),
+    "precisions": (Schema.of(MORE_TYPES), more_types()),
+}
+KEY_TYPES: dict[str, list[Any]] = {
+    "BOOLEAN": [True, False],
+    "TINYINT": [-128, 127, 0],
+    "SMALLINT": [-(2**15), 2**15 - 1, 0],
+    "INT": [-(2**31), 2**31 - 1, 0],
+    "BIGINT": [-(2**63), 2**63 - 1, 0],
+    "FLOAT": [0.0, -0.0, 1.5, float("inf"), float("nan"), 1e-45],
+    "DOUBLE": [0.0, -0.0, 0.1, float("-inf"), float("nan"), 5e-324],
+    "CHAR(3)": ["abc", "äöü", ""],
+    "STRING": ["", "a", "zufluß → 水", "x" * 5000],
+    "BINARY(4)": [b"\x00" * 4, b"\xff" * 4, b"abcd"],
+    "BYTES": [b"", b"\x00", b"\x00\x00", bytes(range(256))],
+    "DECIMAL(9, 2)": [Decimal("0.00"), Decimal("-9999999.99"), Decimal("9999999.99")],
+    "DECIMAL(38, 10)": [Decimal("9" * 28 + "." + "9" * 10), Decimal("-1E-10"), Decimal("0")],
+    "DATE": [dt.date(1970, 1, 1), dt.date(1, 1, 1), dt.date(9999, 12, 31), dt.date(1969, 12, 31)],
+}
+for _name in ("TIME", "TIMESTAMP", "TIMESTAMP_LTZ"):
+    for _digits in (0, 1, 3, 5, 6):
+        _type = Schema.of(f"k {_name}({_digits})").arrow.field("k").type
+        KEY_TYPES[f"{_name}({_digits})"] = moments(_type, _digits)
+TOO_FINE = [f"{name}({digits})" for name in ("TIME", "TIMESTAMP") for digits in (7, 9)]
+
+
+def with_id(schema: Schema, primary_key: bool) -> Schema:
+    """The same columns after an id, which may be the primary key."""
+    columns = [Column(column.name, column.data_type) for column in schema.columns]
+    id_column = Column("id", parse_type("INT NOT NULL"))
+    return Schema.of([id_column, *columns], ["id"] if primary_key else [])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("primary_key", [False, True], ids=["log", "primary key"])
+@pytest.mark.parametrize("which", SETS)
+def test_f8_values_of_every_type_come_through_the_lake(
+    cluster: Tiered, which: str, primary_key: bool
+) -> None:
+    schema, rows = SETS[which]
+    name = f"types_{which}_{primary_key}"
+    path = create_table(cluster.connection, name, with_id(schema, primary_key), bucket_count=2)
+    written = rows.add_column(0, "id", pa.array(range(rows.num_rows), pa.int32()))
+    write = upsert if primary_key else append
+    write(cluster.connection, path, written)
+    cluster.caught_up(path)
+    lake = cluster.lake(path)
+    assert own_columns(lake) == written.column_names
+    assert seen_by_all(lake, written.column_names) == rows_of(cut(written), written.column_names)
+
+
+@pytest.mark.slow
+def test_f8_keys_of_every_type_are_found_again_in_the_lake(cluster: Tiered) -> None:
+    made = {}
+    for number, (data_type, keys) in enumerate(KEY_TYPES.items()):
+        schema = f"k {data_type}, v INT, PRIMARY KEY (k)"
+        path = create_table(cluster.connection, f"key_{number}", schema, bucket_count=2)
+        column = pa.array(keys, cluster.admin.table_info(path).schema.arrow.field("k").type)
+        rows = pa.table({"k": column, "v": pa.array(range(len(keys)), pa.int32())})
+        upsert(cluster.connection, path, rows)
+        made[path] = rows
+    cluster.caught_up(*made)
+    wanted = {}
+    for path, rows in made.items():
+        upsert(
+            cluster.connection,
+            path,
+            rows.slice(1).set_column(1, "v", pa.array([-1] * (len(rows) - 1), pa.int32())),
+        )
+        delete(cluster.connection, path, rows.slice(0, 1).select(["k"]))
+        wanted[path] = pa.table({"k": rows["k"].slice(1), "v": [-1] * (len(rows) - 1)})
+    cluster.caught_up(*made)
+    for path, rows in wanted.items():
+        assert seen_by_all(cluster.lake(path), ["k", "v"]) == rows_of(cut(rows), ["k", "v"]), path
+
+
+@pytest.mark.slow
+def test_f8_a_key_of_all_types_at_once_is_found_again_in_the_lake(cluster: Tiered) -> None:
+    names = [f"k{number}" for number in range(len(KEY_TYPES))]
+    columns = ", ".join(f"{n} {t}" for n, t in zip(names, KEY_TYPES, strict=True))
+    schema = f"{columns}, v INT, PRIMARY KEY ({', '.join(names)})"
+    path = create_table(cluster.connection, "key_of_all", schema, bucket_count=2)
+    types = cluster.admin.table_info(path).schema.arrow
+    count = 12
+    rows = pa.table(
+        {
+            name: pa.array(
+                [keys[i * 7 // 5 % len(keys)] for i in range(count)], types.field(name).type
+            )
+            for name, keys in zip(names, KEY_TYPES.values(), strict=True)
+        }
+    )
+    rows = rows.append_column("v", pa.array(range(count), pa.int32()))
+    upsert(cluster.connection, path, rows)
+    cluster.caught_up(path)
+    delete(cluster.connection, path, rows.slice(0, 6).select(names))
+    cluster.caught_up(path)
+    found = seen_by_all(cluster.lake(path), [*names, "v"])
+    assert found == rows_of(cut(rows.slice(6)), [*names, "v"])
+
+
+@pytest.mark.parametrize("data_type", TOO_FINE)
+def test_f8_keys_finer_than_the_lake_are_refused_for_two_could_become_one(
+    driver: Driver, data_type: str
+) -> None:
+    schema = f"k {data_type}, v INT, PRIMARY KEY (k)"
+    create_table(driver.connection, "too_fine", schema, bucket_count=1)
+    with pytest.raises(LakeTableError, match=r"primary key column 'k' of table fluss.too_fine"):
+        driver.round()
+
+
+# -- columns added --------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("primary_key", [False, True], ids=["log", "primary key"])
+def test_f8_a_column_added_mid_stream_is_in_the_lake_for_all_rows_that_have_it(
+    cluster: Tiered, primary_key: bool
+) -> None:
+    schema = with_id(Schema.of("name STRING"), primary_key)
+    path = create_table(cluster.connection, f"grows_{primary_key}", schema, bucket_count=2)
+    table = cluster.connection.table(path)
+    wanted = []
+    with table.upsert() if primary_key else table.append() as old:
+        for step in range(5):
+            base = 1000 * step
+            old.write({"id": [*range(base, base + 100)], "name": ["old"] * 100})
+            old.flush()
+            cluster.admin.alter_table(path, add_columns=f"extra{step} ARRAY<BIGINT>")
+            new = {"id": [*range(base + 500, base + 600)], "name": ["new"] * 100}
+            new |= {f"extra{n}": [[base, n, None]] * 100 for n in range(step + 1)}
+            (upsert if primary_key else append)(cluster.connection, path, new)
+            old.write({"id": [*range(base + 100, base + 200)], "name": ["old"] * 100})
+            old.flush()
+            wanted += [(i, "old", *[None] * 5) for i in range(base, base + 200)]
+            extras = [[base, n, None] if n <= step else None for n in range(5)]
+            wanted += [(i, "new", *extras) for i in range(base + 500, base + 600)]
+    cluster.caught_up(path)
+    lake = cluster.lake(path)
+    columns = own_columns(lake)
+    assert columns == ["id", "name", *(f"extra{n}" for n in range(5))]
+    assert seen_by_all(lake, columns) == sorted(tuple(map(repr, row)) for row in wanted)
+
+
+@pytest.mark.parametrize("primary_key", [False, True], ids=["log", "primary key"])
+@pytest.mark.parametrize("step", ["recover", "plan", "job", "validate", "lake-commit", "finish"])
+def test_f8_a_column_added_in_mid_round_is_there_before_its_rows(
+    driver: Driver, step: str, primary_key: bool
+) -> None:
+    schema = with_id(Schema.of("name STRING"), primary_key)
+    path = create_table(driver.connection, "widened", schema, bucket_count=1)
+    write = upsert if primary_key else append
+    write(driver.connection, path, {"id": [1, 2], "name": ["a", "b"]})
+
+    def widen(name: str) -> None:
+        if name == step:
+            driver.admin.alter_table(path, add_columns="extra BIGINT")
+            write(driver.connection, path, {"id": [2, 3], "name": ["c", "d"], "extra": [7, 8]})
+
+    early = step in ("recover", "plan")
+    assert driver.round(widen).records == 2 + early * (3 if primary_key else 2)
+    driver.round()
+    info = driver.admin.table_info(path)
+    wanted = [(1, "a", None), (2, "c", 7), (3, "d", 8)]
+    wanted += [] if primary_key else [(2, "b", None)]
+    found = seen_by_all(lake_table(info), ["id", "name", "extra"])
+    assert found == sorted(tuple(map(repr, row)) for row in wanted)
