@@ -34,7 +34,7 @@ def blocks(page: Path, language: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    with DevServer(tmp_path_factory.mktemp("data")) as server:
+    with DevServer(tmp_path_factory.mktemp("data"), {"datalake.format": "iceberg"}) as server:
         yield server
 
 
@@ -49,10 +49,11 @@ def run_python(code: str, server: DevServer) -> str:
 
 def test_the_python_blocks_of_the_readme_run_in_order(server):
     found = blocks(README, "python")
-    assert len(found) >= 3
+    assert len(found) >= 4
     printed = [run_python(block, server) for block in found]
     assert printed[1].startswith("{'id': 1, 'status': 'paid', 'cents': 950}\n")
     assert re.findall("[+-][IUD]", printed[1]) == ["+I", "+I", "-D", "-U", "+U"]
+    assert printed[2] == "2\n", "what a union read found"
     assert "id: [[1,2,3]]" in printed[-1], "what pyfluss scanned"
 
 

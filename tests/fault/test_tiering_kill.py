@@ -35,6 +35,7 @@ from tests.tiering.faults import (
 )
 from tests.tiering.support import LAKE, InlineRunner
 from zufluss.testing.tiering import TieringProcess, descendants
+from zufluss.tiering.main import FAILED
 from zufluss.tiering.options import TieringOptions
 from zufluss.tiering.round import STEPS
 from zufluss.tiering.service import TieringService
@@ -175,6 +176,9 @@ def test_f3_a_coordinator_killed_at_every_step_leaves_no_gap_and_no_duplicate(
 
 # -- Spark ---------------------------------------------------------------------------------------
 
+PYTHON_WORKER = "-m zufluss.tiering.daemon"
+EXECUTOR = "CoarseGrainedExecutorBackend"
+JVM = "org.apache.spark.deploy.SparkSubmit"
 LOCAL = SparkCluster("local[2,4]", {"spark.driver.memory": "1g"})
 
 
@@ -205,10 +209,15 @@ def kill_one_of(pid: int, rng: random.Random, what: str) -> bool:
 def kill_in_mid_job(
     driver: TieringProcess, journal: Path, rng: random.Random, what: str, kills: int
 ) -> None:
-    """SIGKILL for processes of the driver a moment after a round began, so many times."""
-    while kills:
-        began = len(read_journal(journal))
-        wait_until(lambda: len(read_journal(journal)) > began, f"for a round:\n{driver.log()}")
+    """SIGKILL for processes of the driver a moment after a round began, so many times at most."""
+    seen = 0
+
+    def went_on() -> bool:
+        return len(read_journal(journal)) > seen or not driver.running
+
+    while kills and driver.running:
+        seen = len(read_journal(journal))
+        wait_until(went_on, f"for a round:\n{driver.log()}")
         threading.Event().wait(rng.uniform(0, 0.2))
         kills -= kill_one_of(driver.pid, rng, what)
 
@@ -220,12 +229,15 @@ def test_f3_spark_workers_and_then_the_whole_job_killed_leave_no_gap_and_no_dupl
     """A round whose Python workers die is tried again by Spark; then driver and JVM die at once."""
     step = KILL_POINTS[part] if rounds(0, 1) else rng.choice(KILL_POINTS[3:])
     journal = tmp_path / "spark.journal"
-    order = {"step": step, "nth": rounds(12, 20)}
+    order = {"step": step, "nth": rounds(4, 8)}
     paths = new_tables(server)
-    with loaded(server, rng, paths, tmp_path):
-        with spark_driver(server.bootstrap, journal, conf_of(LOCAL), **order) as driver:
-            kill_in_mid_job(driver, journal, rng, "zufluss.tiering.daemon", rounds(2, 4))
-            assert driver.wait() == -signal.SIGKILL, driver.log()
+    with (
+        loaded(server, rng, paths, tmp_path),
+        spark_driver(server.bootstrap, journal, conf_of(LOCAL), **order) as driver,
+    ):
+        kill_in_mid_job(driver, journal, rng, PYTHON_WORKER, rounds(1, 3))
+        wait_until(lambda: not driver.running, f"for its end at {step}:\n{driver.log()}")
+        assert driver.wait() == -signal.SIGKILL, driver.log()
     print(f"{len(read_journal(journal))} notes of rounds, killed at {step}")
 
 
@@ -235,7 +247,25 @@ def test_f3_executors_killed_in_mid_job_leave_no_gap_and_no_duplicate(
 ) -> None:
     journal = tmp_path / "spark.journal"
     paths = new_tables(server)
-    with loaded(server, rng, paths, tmp_path):
-        with spark_driver(server.bootstrap, journal, conf_of(local_cluster)) as driver:
-            kill_in_mid_job(driver, journal, rng, "CoarseGrainedExecutorBackend", 10)
-            assert driver.stop() == 0, driver.log()
+    with (
+        loaded(server, rng, paths, tmp_path),
+        spark_driver(server.bootstrap, journal, conf_of(local_cluster)) as driver,
+    ):
+        kill_in_mid_job(driver, journal, rng, EXECUTOR, 10)
+        assert driver.stop() == 0, driver.log()
+
+
+@pytest.mark.skipif(not rounds(0, 1), reason="needs a JVM of its own: with the full counts only")
+def test_f3_a_jvm_killed_in_mid_job_ends_the_service_and_leaves_no_gap_and_no_duplicate(
+    server: WarmServer, rng: random.Random, tmp_path: Path
+) -> None:
+    journal = tmp_path / "spark.journal"
+    paths = new_tables(server)
+    with (
+        loaded(server, rng, paths, tmp_path),
+        spark_driver(server.bootstrap, journal, conf_of(LOCAL)) as driver,
+    ):
+        kill_in_mid_job(driver, journal, rng, JVM, 1)
+        wait_until(lambda: not driver.running, "for the service to end")
+        assert driver.wait() == FAILED, driver.log()
+        assert "the Spark session is gone" in driver.log()

@@ -158,6 +158,18 @@ def test_properties_of_the_table_go_along_but_not_how_to_reach_the_catalog() -> 
             table_info("a INT, p TIMESTAMP(3)", partition_keys=["p"]),
             "partition key 'p' of table shop.orders is TIMESTAMP",
         ),
+        (
+            table_info("k TIMESTAMP_LTZ(7), a INT", primary_key=["k"]),
+            r"primary key column 'k' of table shop.orders is TIMESTAMP_LTZ\(7\) .* of 6 or less",
+        ),
+        (
+            table_info("a INT, k TIME(9)", primary_key=["a", "k"]),
+            r"primary key column 'k' of table shop.orders is TIME\(9\) .* of 6 or less",
+        ),
+        (
+            table_info("k DOUBLE, a INT", primary_key=["k"]),
+            "primary key column 'k' of table shop.orders is DOUBLE .* take DECIMAL",
+        ),
     ],
 )
 def test_a_table_that_iceberg_cannot_hold_is_refused(table: TableInfo, says: str) -> None:

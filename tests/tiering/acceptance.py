@@ -76,18 +76,21 @@ def lake_table(info: TableInfo, name: str | None = None) -> LakeTable:
 
 
 def seen_by_all(
-    lake: LakeTable, columns: Iterable[str], *, snapshot_id: int | None = None
+    lake: LakeTable,
+    columns: Iterable[str],
+    *,
+    snapshot_id: int | None = None,
+    readers: Iterable[str] = READERS,
 ) -> list[tuple[str, ...]]:
     """The rows of these columns, on which all readers agree; sorted, values as plain text."""
     names = list(columns)
     location = lake.metadata_location
-    found = {
-        reader: rows_of(read(location, snapshot_id=snapshot_id), names)
-        for reader, read in READERS.items()
-    }
-    first = found.pop("duckdb")
-    for reader, rows in found.items():
-        assert rows == first, f"{reader} and DuckDB read different rows of {location}"
+    tables = {name: READERS[name](location, snapshot_id=snapshot_id) for name in readers}
+    found = {name: rows_of(table, names) for name, table in tables.items()}
+    first = found.popitem()[1]
+    for name, rows in found.items():
+        odd = [pair for pair in zip(rows, first, strict=False) if pair[0] != pair[1]]
+        assert rows == first, f"{name} reads other rows of {location}, such as {odd[:1]}"
     return first
 
 
@@ -110,16 +113,20 @@ def plain(value: Any) -> Any:
     return value
 
 
-def cut(table: pa.Table) -> pa.Table:
-    """What the lake keeps of rows: times to the microsecond, digits below it are cut off."""
+def cut(table: pa.Table, primary_key: bool = False) -> pa.Table:
+    """What the lake keeps of rows: times to the microsecond, digits below it are cut off.
+
+    Rows of a primary-key table carry a TIME to the millisecond before they come to the lake.
+    """
     columns = []
     for column in table.columns:
         kind = column.type
         if pa.types.is_timestamp(kind):
             column = pc.floor_temporal(column, unit="microsecond") if kind.unit == "ns" else column
             column = column.cast(pa.timestamp("us", kind.tz))
-        elif pa.types.is_time64(kind) and kind.unit == "ns":
-            column = pc.divide(column.cast(pa.int64()), 1000).cast(pa.time64("us"))
+        elif pa.types.is_time(kind):
+            column = column.cast(pa.time32("ms"), safe=False) if primary_key else column
+            column = column.cast(pa.time64("us"), safe=False)
         columns.append(column)
     return pa.table(columns, names=table.column_names)
 

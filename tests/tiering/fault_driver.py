@@ -29,7 +29,8 @@ from typing import Any
 from pyiceberg.catalog.sql import SqlCatalog
 
 import zufluss.lake.iceberg.committer
-import zufluss.lake.iceberg.writer  # noqa: F401 - imported here so that no fork has to
+import zufluss.lake.iceberg.maintenance  # imported here so that no fork has to
+import zufluss.lake.iceberg.writer  # noqa: F401
 from tests.tiering.support import InlineRunner
 from zufluss.client.tiering import TieringClient
 from zufluss.tiering import main as service_main
@@ -55,7 +56,7 @@ class Orders:
     nth: int = 1
     """The how manieth time it comes there."""
     number: int = signal.SIGKILL
-    """The signal, for all of its process group."""
+    """The signal; SIGKILL is for all of its process group."""
     spark: bool = False
     """Jobs run in Spark."""
 
@@ -74,8 +75,12 @@ class Trap:
     def __call__(self, name: str) -> None:
         with self.lock:
             self.seen[name] += 1
-            if name == self.orders.step and self.seen[name] == self.orders.nth:
-                os.killpg(0, self.orders.number)
+            if name != self.orders.step or self.seen[name] != self.orders.nth:
+                return
+        if self.orders.number == signal.SIGKILL:
+            os.killpg(0, signal.SIGKILL)
+        else:  # to this thread, which otherwise might go on until another one takes the signal
+            signal.pthread_kill(threading.get_ident(), self.orders.number)
 
 
 class Journal(LogProgress):

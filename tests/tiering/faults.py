@@ -1,4 +1,4 @@
-"""What fault tests of tiering share: drivers that die, a load that goes on, what the lake must have.
+"""What fault tests of tiering share: drivers that die, a load that goes on, checks of the lake.
 
 A driver is a real process, forked from one that has everything imported, so that it can be killed a
 hundred times in a minute; `spark_driver` is one with a JVM. What is in the lake is read by
@@ -24,10 +24,15 @@ from typing import Any, Self
 
 import pyarrow as pa
 from pyiceberg.catalog import load_catalog
+from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
+from pyiceberg.transforms import BucketTransform
+from pyiceberg.types import IntegerType
 
 import zufluss
 from tests.fault import servers
+from tests.lake.iceberg_tables import write_data
 from tests.lake.readers import duckdb_rows, pyiceberg_rows
 from tests.tiering import fault_driver
 from tests.tiering.fault_driver import ORDERS, Orders
@@ -38,10 +43,14 @@ from zufluss.lake.base import (
     COMMIT_USER_KEY,
     EPOCH_KEY,
     ROUND_KEY,
+    CommitterContext,
     catalog_properties,
 )
+from zufluss.lake.iceberg.committer import IcebergCommitter
 from zufluss.lake.iceberg.files import local_path
+from zufluss.lake.iceberg.handle import WriterHandle
 from zufluss.lake.iceberg.orphans import references
+from zufluss.lake.iceberg.private import data_file
 from zufluss.model.table import TableInfo
 from zufluss.testing.tiering import TieringProcess
 
@@ -332,36 +341,51 @@ def settle(
 # -- foreign writers -----------------------------------------------------------------------------
 
 FOREIGN_BUCKET = 99
+"""What stands in `__bucket` of foreign rows; ours never have it."""
+FOREIGN_ID = 1_000_000
+"""The first id of foreign rows."""
 
 
-def foreign_rows(numbers: list[int], schema: pa.Schema) -> pa.Table:
-    """Rows that no table of ours has."""
-    size = len(numbers)
+def foreign_row(info: TableInfo, number: int) -> pa.Table:
+    """A row that no table of ours has."""
     columns = {
-        "id": numbers,
-        "part": numbers,
-        "name": ["foreign"] * size,
-        "__bucket": [FOREIGN_BUCKET] * size,
-        "__offset": numbers,
-        "__timestamp": [1_000_000] * size,
+        "id": pa.array([FOREIGN_ID + number], pa.int32()),
+        "name": pa.array(["foreign"]),
+        "__bucket": pa.array([FOREIGN_BUCKET], pa.int32()),
+        "__offset": pa.array([number], pa.int64()),
+        "__timestamp": pa.array([1_000_000], pa.timestamp("us", "UTC")),
     }
-    return pa.table({f.name: pa.array(columns[f.name]).cast(f.type) for f in schema}, schema=schema)
+    return pa.table(columns)
 
 
-def foreign_append(info: TableInfo, numbers: list[int]) -> None:
-    """Somebody else commits rows, as often as it takes."""
-    from pyiceberg.exceptions import CommitFailedException
-
+def foreign_append(info: TableInfo, number: int) -> None:
+    """Somebody else commits a row, in as many attempts as it takes."""
+    committer = IcebergCommitter(CommitterContext(info, catalog_properties(info, "iceberg")))
+    handle = WriterHandle.from_bytes(committer.writer_handle())
+    written: DataFile | None = None
     while True:
         lake = lake_table(info)
+        if written is None:
+            partition = _foreign_partition(lake, number)
+            written = data_file(write_data(handle, foreign_row(info, number), partition), 0)
         try:
-            lake.append(foreign_rows(numbers, lake.schema().as_arrow()))
+            with lake.transaction() as change, change.update_snapshot().fast_append() as append:
+                append.append_data_file(written)
             return
         except CommitFailedException:
             continue
 
 
-def foreign_ids(info: TableInfo) -> list[int]:
+def _foreign_partition(lake: Table, number: int) -> tuple[int]:
+    """The partition value of a foreign row: of its id, or the bucket as it is."""
+    [field] = lake.spec().fields
+    if isinstance(field.transform, BucketTransform):
+        return (field.transform.transform(IntegerType())(FOREIGN_ID + number),)
+    return (FOREIGN_BUCKET,)
+
+
+def foreign_numbers(info: TableInfo) -> list[int]:
     """The foreign rows in the lake."""
-    found = lake_table(info).scan(f"__bucket = {FOREIGN_BUCKET}").to_arrow()
-    return sorted(found["id"].to_pylist())
+    found = pyiceberg_rows(lake_table(info).metadata_location)
+    foreign = found.filter(pa.compute.equal(found["__bucket"], FOREIGN_BUCKET))
+    return sorted(number - FOREIGN_ID for number in foreign["id"].to_pylist())

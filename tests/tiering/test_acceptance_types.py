@@ -51,6 +51,11 @@ def _scaled(nanoseconds: list[int], data_type: pa.DataType) -> list[int]:
     return [value // per for value in nanoseconds]
 
 
+def times(name: str, digits: int) -> list[Any]:
+    """Values of a type of times."""
+    return moments(Schema.of(f"t {name}({digits})").arrow.field("t").type, digits)
+
+
 def more_types(rows: int = 16) -> pa.Table:
     """Rows of `MORE_TYPES`: every column runs through its values, one of them NULL."""
     schema = Schema.of(MORE_TYPES).arrow
@@ -74,27 +79,31 @@ SETS = {
     "samples": (Schema.of(ALL_TYPES), pa.Table.from_batches([all_types_batch()])),
     "precisions": (Schema.of(MORE_TYPES), more_types()),
 }
+PYICEBERG_LOSES_NULLS = ("array_row", "deep")
+"""Arrays of rows: pyiceberg 0.12 reads a NULL among them as an empty one."""
 KEY_TYPES: dict[str, list[Any]] = {
-    "BOOLEAN": [True, False],
-    "TINYINT": [-128, 127, 0],
-    "SMALLINT": [-(2**15), 2**15 - 1, 0],
     "INT": [-(2**31), 2**31 - 1, 0],
     "BIGINT": [-(2**63), 2**63 - 1, 0],
-    "FLOAT": [0.0, -0.0, 1.5, float("inf"), float("nan"), 1e-45],
-    "DOUBLE": [0.0, -0.0, 0.1, float("-inf"), float("nan"), 5e-324],
-    "CHAR(3)": ["abc", "äöü", ""],
-    "STRING": ["", "a", "zufluß → 水", "x" * 5000],
+    "CHAR(3)": ["abc", "äöü", "a"],
+    "STRING": [" ", "a", "zufluß → 水", "x" * 5000],
     "BINARY(4)": [b"\x00" * 4, b"\xff" * 4, b"abcd"],
-    "BYTES": [b"", b"\x00", b"\x00\x00", bytes(range(256))],
+    "BYTES": [b"\x00", b"\x00\x00", bytes(range(256))],
     "DECIMAL(9, 2)": [Decimal("0.00"), Decimal("-9999999.99"), Decimal("9999999.99")],
     "DECIMAL(38, 10)": [Decimal("9" * 28 + "." + "9" * 10), Decimal("-1E-10"), Decimal("0")],
     "DATE": [dt.date(1970, 1, 1), dt.date(1, 1, 1), dt.date(9999, 12, 31), dt.date(1969, 12, 31)],
+    **{f"TIME({n})": times("TIME", n) for n in (0, 1, 3, 6)},
+    **{f"TIMESTAMP({n})": times("TIMESTAMP", n) for n in (0, 1, 3, 5, 6)},
 }
-for _name in ("TIME", "TIMESTAMP", "TIMESTAMP_LTZ"):
-    for _digits in (0, 1, 3, 5, 6):
-        _type = Schema.of(f"k {_name}({_digits})").arrow.field("k").type
-        KEY_TYPES[f"{_name}({_digits})"] = moments(_type, _digits)
-TOO_FINE = [f"{name}({digits})" for name in ("TIME", "TIMESTAMP") for digits in (7, 9)]
+"""Types a whole key can be of; Iceberg has no buckets of the others, nor of empty values."""
+MORE_KEY_TYPES: dict[str, list[Any]] = {
+    "BOOLEAN": [True, False],
+    "TINYINT": [-128, 127, 0],
+    "SMALLINT": [-(2**15), 2**15 - 1, 0],
+    **{f"TIMESTAMP_LTZ({n})": times("TIMESTAMP_LTZ", n) for n in (0, 1, 3, 5, 6)},
+}
+"""Types that can be in a key beside the bucket key."""
+NO_KEYS = ("TIME(7)", "TIME(9)", "TIMESTAMP(7)", "TIMESTAMP(9)", "FLOAT", "DOUBLE")
+"""Two keys could become one in the lake, or Iceberg forbids them."""
 
 
 def with_id(schema: Schema, primary_key: bool) -> Schema:
@@ -118,8 +127,12 @@ def test_f8_values_of_every_type_come_through_the_lake(
     write(cluster.connection, path, written)
     cluster.caught_up(path)
     lake = cluster.lake(path)
-    assert own_columns(lake) == written.column_names
-    assert seen_by_all(lake, written.column_names) == rows_of(cut(written), written.column_names)
+    names = written.column_names
+    assert own_columns(lake) == names
+    wanted = cut(written, primary_key)
+    assert seen_by_all(lake, names, readers=("duckdb", "polars")) == rows_of(wanted, names)
+    sound = [name for name in names if name not in PYICEBERG_LOSES_NULLS]
+    assert seen_by_all(lake, sound, readers=("pyiceberg",)) == rows_of(wanted, sound)
 
 
 @pytest.mark.slow
@@ -128,52 +141,58 @@ def test_f8_keys_of_every_type_are_found_again_in_the_lake(cluster: Tiered) -> N
     for number, (data_type, keys) in enumerate(KEY_TYPES.items()):
         schema = f"k {data_type}, v INT, PRIMARY KEY (k)"
         path = create_table(cluster.connection, f"key_{number}", schema, bucket_count=2)
-        column = pa.array(keys, cluster.admin.table_info(path).schema.arrow.field("k").type)
-        rows = pa.table({"k": column, "v": pa.array(range(len(keys)), pa.int32())})
-        upsert(cluster.connection, path, rows)
-        made[path] = rows
+        made[path] = column(cluster, path, "k", keys)
+        upsert(cluster.connection, path, pa.table({"k": made[path], "v": numbers(made[path])}))
     cluster.caught_up(*made)
-    wanted = {}
-    for path, rows in made.items():
-        upsert(
-            cluster.connection,
-            path,
-            rows.slice(1).set_column(1, "v", pa.array([-1] * (len(rows) - 1), pa.int32())),
-        )
-        delete(cluster.connection, path, rows.slice(0, 1).select(["k"]))
-        wanted[path] = pa.table({"k": rows["k"].slice(1), "v": [-1] * (len(rows) - 1)})
+    for path, keys in made.items():
+        upsert(cluster.connection, path, {"k": keys[1:], "v": numbers(keys[1:], -100)})
+        delete(cluster.connection, path, pa.table({"k": keys[:1]}))
     cluster.caught_up(*made)
-    for path, rows in wanted.items():
-        assert seen_by_all(cluster.lake(path), ["k", "v"]) == rows_of(cut(rows), ["k", "v"]), path
+    for path, keys in made.items():
+        wanted = cut(pa.table({"k": keys[1:], "v": numbers(keys[1:], -100)}), primary_key=True)
+        assert seen_by_all(cluster.lake(path), ["k", "v"]) == rows_of(wanted, ["k", "v"]), path
+
+
+def column(cluster: Tiered, path: str, name: str, values: list[Any]) -> pa.Array:
+    """Values in the type of a column."""
+    return pa.array(values, cluster.admin.table_info(path).schema.arrow.field(name).type)
+
+
+def numbers(values: pa.Array, start: int = 0) -> pa.Array:
+    """A number for each value."""
+    return pa.array(range(start, start + len(values)), pa.int32())
 
 
 @pytest.mark.slow
 def test_f8_a_key_of_all_types_at_once_is_found_again_in_the_lake(cluster: Tiered) -> None:
-    names = [f"k{number}" for number in range(len(KEY_TYPES))]
-    columns = ", ".join(f"{n} {t}" for n, t in zip(names, KEY_TYPES, strict=True))
+    types = KEY_TYPES | MORE_KEY_TYPES
+    names = [f"k{number}" for number in range(len(types))]
+    columns = ", ".join(f"{n} {t}" for n, t in zip(names, types, strict=True))
     schema = f"{columns}, v INT, PRIMARY KEY ({', '.join(names)})"
-    path = create_table(cluster.connection, "key_of_all", schema, bucket_count=2)
-    types = cluster.admin.table_info(path).schema.arrow
-    count = 12
-    rows = pa.table(
-        {
-            name: pa.array(
-                [keys[i * 7 // 5 % len(keys)] for i in range(count)], types.field(name).type
-            )
-            for name, keys in zip(names, KEY_TYPES.values(), strict=True)
-        }
+    path = create_table(
+        cluster.connection,
+        "key_of_all",
+        schema,
+        bucket_count=2,
+        bucket_keys=["k0"],
+        properties={"table.kv.format-version": "2"},
     )
-    rows = rows.append_column("v", pa.array(range(count), pa.int32()))
+    chosen = {
+        n: [keys[i * 7 // 5 % len(keys)] for i in range(12)]
+        for n, keys in zip(names, types.values(), strict=True)
+    }
+    rows = pa.table({n: column(cluster, path, n, values) for n, values in chosen.items()})
+    rows = rows.append_column("v", numbers(rows["k0"]))
     upsert(cluster.connection, path, rows)
     cluster.caught_up(path)
     delete(cluster.connection, path, rows.slice(0, 6).select(names))
     cluster.caught_up(path)
     found = seen_by_all(cluster.lake(path), [*names, "v"])
-    assert found == rows_of(cut(rows.slice(6)), [*names, "v"])
+    assert found == rows_of(cut(rows.slice(6), primary_key=True), [*names, "v"])
 
 
-@pytest.mark.parametrize("data_type", TOO_FINE)
-def test_f8_keys_finer_than_the_lake_are_refused_for_two_could_become_one(
+@pytest.mark.parametrize("data_type", NO_KEYS)
+def test_f8_keys_that_the_lake_cannot_tell_apart_or_have_are_refused(
     driver: Driver, data_type: str
 ) -> None:
     schema = f"k {data_type}, v INT, PRIMARY KEY (k)"

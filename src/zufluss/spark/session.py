@@ -113,7 +113,9 @@ def _connect(remote: str, conf: Mapping[str, Any]) -> SparkSession:
             f"{remote} is a Spark Connect address, which needs more packages, and {missing[0]} is "
             "not installed; pip install 'pyspark[connect]'"
         )
-    return SparkSession.builder.remote(remote).config(map=dict(conf)).getOrCreate()
+    places = ("spark.master", "spark.remote")  # said already
+    rest = {key: value for key, value in conf.items() if key not in places}
+    return SparkSession.builder.remote(remote).config(map=rest).getOrCreate()
 
 
 def missing_for_connect() -> list[str]:

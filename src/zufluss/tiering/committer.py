@@ -42,8 +42,8 @@ from zufluss.lake.base import (
 from zufluss.model.lake import LakeSnapshot
 from zufluss.model.table import TableBucket, TableInfo
 
-INLINE_OFFSETS_BYTES_MAX: Final = 16 * 1024
-"""Offsets that are longer as JSON stand in the offsets file only."""
+INLINE_OFFSETS_BYTES_MAX: Final = 2 * 1024
+"""Longer ones stand in the offsets file only: a lake's metadata has those of every snapshot."""
 
 
 @dataclass(frozen=True, slots=True)

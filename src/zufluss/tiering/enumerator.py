@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -124,9 +125,17 @@ class Enumerator:
     def _run(self) -> None:
         while not self._closed:
             self._wake.clear()
-            if not self._beat():
+            if not self._lasting_beat():
                 self._wake.wait(self._pause())
-        self._beat()
+        self._lasting_beat()
+
+    def _lasting_beat(self) -> bool:
+        """A heartbeat that nothing keeps from being followed by another one."""
+        try:
+            return self._beat()
+        except Exception as problem:
+            _say("error", "heartbeat_failed", problem=str(problem))
+            return False
 
     def _pause(self) -> float:
         if self._away:
@@ -167,13 +176,13 @@ class Enumerator:
         """Report it again with the next heartbeat."""
         self._away += 1
         if self._away == 1:
-            _log.warning("coordinator_away", problem=str(problem))
+            _say("warning", "coordinator_away", problem=str(problem))
         with self._lock:
             self._reports = reports.before(self._reports)
 
     def _take(self, answer: Heartbeat) -> bool:
         if self._away:
-            _log.info("coordinator_back", heartbeats_missed=self._away)
+            _say("info", "coordinator_back", heartbeats_missed=self._away)
         self._away = 0
         for table_id, problem in answer.refused.items():
             self._lose(table_id, problem)
@@ -194,3 +203,9 @@ class Enumerator:
             if not lease.lost:
                 lease.end(f"the lease was lost ({problem})", lost=True)
                 self._on_lost(lease)
+
+
+def _say(level: str, event: str, **about: object) -> None:
+    """Log something; a log that cannot be written is no reason to stop the heartbeat."""
+    with suppress(Exception):
+        getattr(_log, level)(event, **about)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import queue
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 import structlog
@@ -91,7 +92,12 @@ class TieringService:
 
     def _work(self) -> None:
         while (lease := self._queue.get()) is not None:
-            self._tier(lease)
+            try:
+                self._tier(lease)
+            except Exception as problem:  # a worker that ends would leave the table to nobody
+                self._enumerator.fail(lease)
+                with suppress(Exception):  # perhaps it is the log that cannot be written
+                    _log.error("worker_failed", table=str(lease.table.path), problem=str(problem))
 
     def _tier(self, lease: Lease) -> None:
         """One round, and what is due after it. Whatever happens is reported, not raised."""

@@ -34,9 +34,15 @@ from pyiceberg.exceptions import (
     UnauthorizedError,
 )
 from pyiceberg.table import CommitTableResponse, Table
+from pyiceberg.table.snapshots import Summary
 from sqlalchemy.exc import OperationalError
 
-from zufluss.lake.base import LakeCommitRefusedError, LakeCommitUnknownError, LakeError
+from zufluss.lake.base import (
+    CommitResult,
+    LakeCommitRefusedError,
+    LakeCommitUnknownError,
+    LakeError,
+)
 from zufluss.lake.iceberg.catalog import answered, is_sqlite
 from zufluss.lake.iceberg.private import SnapshotBuilder, SnapshotChange, delete_old_metadata
 
@@ -62,6 +68,21 @@ class Committed:
     """The snapshot."""
     table: Table
     """The table with it."""
+
+    def result(self) -> CommitResult:
+        """What the committer's caller is told, with the totals of the snapshot's summary."""
+        snapshot = self.table.metadata.snapshot_by_id(self.snapshot_id)
+        summary = snapshot.summary if snapshot is not None else None
+        return CommitResult(
+            self.snapshot_id,
+            total_bytes=_total(summary, "total-files-size"),
+            total_records=_total(summary, "total-records"),
+        )
+
+
+def _total(summary: Summary | None, key: str) -> int | None:
+    text = None if summary is None else summary.additional_properties.get(key)
+    return None if text is None else int(text)
 
 
 def new_snapshot_id() -> int:
@@ -107,6 +128,8 @@ def _attempts(table: Table, builder: SnapshotBuilder, check: Check) -> Table:
         wait = min(WAIT_MAX_S, WAIT_MIN_S * 2**attempt)
         time.sleep(wait * random.uniform(0.5, 1.0))
         table = _reloaded(table)
+        if table.metadata.snapshot_by_id(builder.snapshot_id) is not None:
+            return table  # it had landed after all; the look before was at an older state
         check(table)
     raise LakeCommitRefusedError(
         f"commit to {'.'.join(table.name())} lost against other writers {ATTEMPTS_MAX} times and "

@@ -29,6 +29,7 @@ from pyiceberg.exceptions import (
     NamespaceAlreadyExistsError,
     TableAlreadyExistsError,
 )
+from pyiceberg.io import load_file_io
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
 from sqlalchemy.exc import IntegrityError
@@ -55,6 +56,7 @@ from zufluss.lake.iceberg.handle import (
     IcebergWriteResult,
     WriterHandle,
 )
+from zufluss.lake.iceberg.orphans import file_system, list_files, plain_path
 from zufluss.lake.iceberg.private import (
     SnapshotChange,
     delete_quietly,
@@ -138,7 +140,7 @@ class IcebergCommitter:
         change = round_change(self.table, committable, properties, snapshot_id)
         done = self._commit(change, committable, expected, snapshot_id)
         self._lake = done.table
-        return CommitResult(done.snapshot_id)
+        return done.result()
 
     def abort(self, committable: IcebergCommittable) -> None:
         """Remove files of a round that was certainly not committed; never one the lake uses."""
@@ -209,13 +211,24 @@ class IcebergCommitter:
         )
 
     def _own_location(self) -> str | None:
-        """A location of its own where an earlier table of this name still has the usual one."""
-        earlier = f"{self._identifier[1]}__"
+        """A location of its own where another table has the usual one, under whatever name."""
         warehouse = self._properties.get("warehouse")
-        names = [identifier[-1] for identifier in self._catalog.list_tables(self._identifier[:1])]
-        if warehouse is None or not any(name.startswith(earlier) for name in names):
+        if warehouse is None:
             return None
-        return self._beside(f"{warehouse.rstrip('/')}/{'/'.join(self._identifier)}")
+        usual = f"{warehouse.rstrip('/')}/{'/'.join(self._identifier)}"
+        earlier = f"{self._identifier[1]}__"
+        names = [identifier[-1] for identifier in self._catalog.list_tables(self._identifier[:1])]
+        if any(name.startswith(earlier) for name in names) or self._is_taken(usual):
+            return self._beside(usual)
+        return None
+
+    def _is_taken(self, location: str) -> bool:
+        """There is metadata already: of a table that was renamed, or that another catalog has."""
+        try:
+            system = file_system(load_file_io(self._catalog.properties, location), location)
+        except LakeError:
+            return False  # what cannot be listed is not swept either
+        return any(True for _ in list_files(system, plain_path(f"{location}/metadata")))
 
     def _beside(self, location: str) -> str:
         return f"{location.rstrip('/')}-{self.table.table_id}-{self.table.created_time}"
@@ -293,6 +306,8 @@ def newest_snapshot(metadata: TableMetadata, table: TableInfo) -> CommittedSnaps
     """The newest snapshot of ours in a table's history."""
     by_id = {snapshot.snapshot_id: snapshot for snapshot in metadata.snapshots}
     at = metadata.current_snapshot_id
+    if at is None:
+        return None  # replaced from outside: nothing of ours is in it, whatever its properties say
     while at is not None and at in by_id:
         snapshot = by_id[at]
         summary = snapshot.summary.additional_properties if snapshot.summary else {}

@@ -138,12 +138,24 @@ class IcebergMaintenance:
             for plan in plans:
                 rewriter.carry_out(plan)
             rewriter.finish()
-            return self._replace(lake, rewriter, newest)
-        except LakeCommitUnknownError:
-            raise
         except BaseException:
             rewriter.abort()
             raise
+        try:
+            return self._replace(lake, rewriter, newest)
+        except LakeCommitUnknownError:
+            raise
+        except Exception:  # no interruption: whoever is interrupted does not know what was done
+            self._abort(rewriter)
+            raise
+
+    def _abort(self, work: Rewriter) -> None:
+        """Remove what was written, unless it is in the lake: the error may have come after that."""
+        lake = self._load()
+        entries = live_entries(lake.io, lake.metadata.current_snapshot())
+        used = {entry.data_file.file_path for entry in entries}
+        if not any(file.path in used for file in work.added):
+            work.abort()
 
     def _replace(self, lake: Table, work: Rewriter, newest: CommittedSnapshot) -> CommitResult:
         """Commit what was rewritten, in place of the newest snapshot of ours."""
@@ -161,7 +173,7 @@ class IcebergMaintenance:
             if now.metadata.current_snapshot_id != base:
                 _check_untouched(now, [*work.replaced, *work.merged])
 
-        return CommitResult(commit_snapshot(lake, change, check, snapshot_id).snapshot_id)
+        return commit_snapshot(lake, change, check, snapshot_id).result()
 
     def _expirable(
         self, metadata: TableMetadata, older_than_ms: int, keep: Collection[int]

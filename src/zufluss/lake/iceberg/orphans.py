@@ -11,15 +11,19 @@
 table's data and metadata directories first and asks what is referred to afterwards, so that what is
 committed in between is seen. It removes only files with these suffixes that are older than a bound:
 files of a round that is under way are younger. Anything else stays, and so does everything outside
-of the table's location (`write.data.path` may name a place that several tables share).
+of the table's location (`write.data.path` may name a place that several tables share). A directory
+in which another table has metadata, one that was renamed away or that another catalog knows, is not
+swept at all: its files look like orphans from here.
 
 Listing goes directory by directory; memory holds the paths of old files, nothing of young ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+import gzip
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final, NamedTuple
 
 import pyarrow.fs as fs
 from pyiceberg.io import FileIO
@@ -28,12 +32,14 @@ from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 
-from zufluss.lake.base import LakeError, SweepReport
+from zufluss.lake.base import LakeError, LakeTableError, SweepReport
 from zufluss.lake.iceberg.files import local_path
 from zufluss.lake.iceberg.private import manifest_entries
 
-SUFFIXES = (".parquet", ".avro", ".metadata.json", ".puffin", ".stats", ".metadata.json.gz")
+METADATA_SUFFIXES = (".metadata.json", ".metadata.json.gz")
+SUFFIXES = (".parquet", ".avro", ".puffin", ".stats", *METADATA_SUFFIXES)
 """Names of files that may be removed."""
+GZIP_MAGIC: Final = b"\x1f\x8b"
 
 
 class Listed(NamedTuple):
@@ -147,6 +153,7 @@ def _delete(system: Any, path: str) -> bool:
 def sweep(table: Table, older_than_ms: int) -> SweepReport:
     """Remove files that are older than that and that nothing refers to."""
     found: dict[str, tuple[fs.FileSystem, int]] = {}
+    described: dict[str, fs.FileSystem] = {}
     looked_at = 0
     for directory in directories(table.metadata):
         system = file_system(table.io, directory)
@@ -154,7 +161,35 @@ def sweep(table: Table, older_than_ms: int) -> SweepReport:
             looked_at += 1
             if file.modified_ms < older_than_ms and file.path.endswith(SUFFIXES):
                 found[file.path] = (system, file.size)
+            if file.path.endswith(METADATA_SUFFIXES):
+                described[file.path] = system
     for location in references(table.refresh()):
         found.pop(plain_path(location), None)
+        described.pop(plain_path(location), None)
+    _check_alone(table, described)
     removed = {path: size for path, (system, size) in found.items() if _delete(system, path)}
     return SweepReport(looked_at, len(removed), sum(removed.values()))
+
+
+def _check_alone(table: Table, described: Mapping[str, fs.FileSystem]) -> None:
+    """`LakeTableError` if one of these metadata files, which are not in use, is another table's."""
+    own = str(table.metadata.table_uuid)
+    for path, system in described.items():
+        uuid = _table_uuid(system, path)
+        if uuid not in (None, own):
+            raise LakeTableError(
+                f"{table.location()} is the directory of lake table {'.'.join(table.name())} and "
+                f"of another table ({path} describes table {uuid}), whose files must not be swept; "
+                "move one of them, or remove what is left of the other"
+            )
+
+
+def _table_uuid(system: fs.FileSystem, path: str) -> str | None:
+    """Which table a metadata file describes; None for one that is gone, or was cut off."""
+    try:
+        with system.open_input_stream(path, compression=None) as source:
+            data = source.read()
+        text = gzip.decompress(data) if data.startswith(GZIP_MAGIC) else data
+        return str(json.loads(text)["table-uuid"])
+    except (FileNotFoundError, EOFError, ValueError, KeyError, TypeError, gzip.BadGzipFile):
+        return None

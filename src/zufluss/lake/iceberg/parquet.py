@@ -148,9 +148,37 @@ def _convert_struct(array: pa.StructArray, kind: pa.StructType) -> pa.Array:
         if at < 0:
             children.append(pa.nulls(len(array), field.type))
         else:
-            children.append(convert_array(array.field(at), field.type))
+            child = convert_array(array.field(at), field.type)
+            children.append(child if field.nullable else _without_nulls(child, array))
     mask = array.is_null() if array.null_count else None
     return pa.StructArray.from_arrays(children, fields=list(kind), mask=mask)
+
+
+def _without_nulls(child: pa.Array, parent: pa.Array) -> pa.Array:
+    """A required field without the nulls it has where the whole struct is null.
+
+    Parquet refuses these. Other nulls stay, for it to refuse.
+    """
+    if not child.null_count or pc.any(pc.and_(child.is_null(), parent.is_valid())).as_py():
+        return child
+    if pa.types.is_struct(child.type):
+        fields = list(child.type)
+        return pa.StructArray.from_arrays([child.field(f.name) for f in fields], fields=fields)
+    if pa.types.is_nested(child.type):
+        offsets = child.buffers()[1]
+        return pa.Array.from_buffers(
+            child.type, len(child), [None, offsets], 0, child.offset, [_values(child)]
+        )
+    buffers = [None, *child.buffers()[1:]]
+    return pa.Array.from_buffers(child.type, len(child), buffers, 0, child.offset)
+
+
+def _values(array: pa.Array) -> pa.Array:
+    """What a list or a map is made of."""
+    if not pa.types.is_map(array.type):
+        return array.values
+    fields = [array.type.key_field, array.type.item_field]
+    return pa.StructArray.from_arrays([array.keys, array.items], fields=fields)
 
 
 def _with_child(array: pa.Array, kind: pa.DataType, child: pa.Array) -> pa.Array:

@@ -310,13 +310,24 @@ def validate(table: TableInfo) -> None:
                 "partitioned by STRING, CHAR, BOOLEAN, integers or DATE"
             )
     for key in table.schema.primary_key:
-        data_type = table.schema.column(key).data_type
-        if isinstance(data_type, t.TemporalType) and data_type.precision > _DIGITS_MAX:
+        problem = _no_identifier(table.schema.column(key).data_type)
+        if problem is not None:
             raise LakeTableError(
-                f"primary key column {key!r} of table {table.path} is {data_type}; Iceberg has "
-                f"microseconds, so two keys could become one: take a precision of {_DIGITS_MAX} or "
-                "less, or do not tier the table"
+                f"primary key column {key!r} of table {table.path} is "
+                f"{table.schema.column(key).data_type}; {problem}, or do not tier the table"
             )
+
+
+def _no_identifier(data_type: t.DataType) -> str | None:
+    """Why a primary key cannot have this type in Iceberg, and what to do."""
+    if data_type.root in (t.Root.FLOAT, t.Root.DOUBLE):
+        return "Iceberg has no identifier fields of these: take DECIMAL or another type"
+    if isinstance(data_type, t.TemporalType) and data_type.precision > _DIGITS_MAX:
+        return (
+            "Iceberg has microseconds, so two keys could become one: take a precision of "
+            f"{_DIGITS_MAX} or less"
+        )
+    return None
 
 
 def missing_columns(table: TableInfo, metadata: TableMetadata) -> list[str]:

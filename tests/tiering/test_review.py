@@ -1,0 +1,132 @@
+"""What a hostile review of the service found: threads that ended, and tables that waited for them.
+
+A worker or the heartbeat that dies leaves a process that looks alive: leases are renewed for ever
+for tables that nobody tiers, or no table is ever asked for again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+import zufluss
+from tests.tiering.support import Driver, InlineRunner, append, create_table, offsets_in_lake
+from tests.tiering.test_round import rows
+from tests.tiering.test_service import tiered, wait_until
+from zufluss.client import union
+from zufluss.client.connection import connect_async
+from zufluss.errors import NetworkError
+from zufluss.testing.server import DevServer
+from zufluss.tiering import enumerator
+from zufluss.tiering import options as o
+from zufluss.tiering.options import TieringOptions
+from zufluss.tiering.progress import LogProgress
+from zufluss.tiering.round import Lease
+from zufluss.tiering.service import TieringService
+
+
+class BrokenOnce(LogProgress):
+    """Its terminal goes away under it, as a pipe that is closed at the other end does."""
+
+    def __init__(self) -> None:
+        self.told = 0
+
+    def began(self, lease: Lease) -> None:
+        self.told += 1
+        if self.told == 1:
+            raise BrokenPipeError("nobody reads this any more")
+
+
+class BrokenLog:
+    """A logger whose stream is closed."""
+
+    def __init__(self) -> None:
+        self.asked = threading.Event()
+
+    def __getattr__(self, _level: str) -> object:
+        self.asked.set()
+        raise ValueError("I/O operation on closed file")
+
+
+def options(server: DevServer) -> TieringOptions:
+    pairs = {"fluss.bootstrap.servers": server.bootstrap}
+    pairs |= {"lake.tiering.poll-interval": "20ms", "lake.tiering.heartbeat-interval": "100ms"}
+    return TieringOptions.of(pairs | {"lake.tiering.parallel-tables": "1"})
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_worker_outlives_whatever_a_round_raises(lake: DevServer, driver: Driver) -> None:
+    path = create_table(driver.connection, "outlived", bucket_count=1)
+    append(driver.connection, path, rows(5))
+    with zufluss.connect(lake.bootstrap) as connection:
+        progress = BrokenOnce()
+        made = TieringService(connection, InlineRunner(), options(lake), progress=progress)
+        with made:
+            wait_until(lambda: tiered(driver.connection, path))
+    assert progress.told > 1
+    info = driver.admin.table_info(path)
+    assert offsets_in_lake(info) == [(0, offset) for offset in range(5)]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_heartbeats_go_on_when_nothing_can_be_logged(
+    lake: DevServer, driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = BrokenLog()
+    monkeypatch.setattr(enumerator, "_log", log)
+    path = create_table(driver.connection, "unlogged", bucket_count=1)
+    append(driver.connection, path, rows(5))
+    with zufluss.connect(lake.bootstrap) as connection:
+        made = TieringService(connection, InlineRunner(), options(lake))
+        asked = made._cluster.tiering.heartbeat
+        lost = [NetworkError("the line is cut")]
+
+        def heartbeat(**more: object) -> object:
+            if lost:
+                raise lost.pop()
+            return asked(**more)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(made._cluster.tiering, "heartbeat", heartbeat)
+        with made:
+            wait_until(lambda: tiered(driver.connection, path))
+    assert log.asked.is_set()
+
+
+def test_a_partition_that_comes_while_a_read_is_pinned_is_read_once(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tiered between two questions of the plan; who follows the log must not begin it anew."""
+    schema, keys = "id INT, day STRING", ["day"]
+    path = create_table(driver.connection, "pinned", schema, partition_keys=keys, bucket_count=1)
+    driver.admin.create_partition(path, {"day": "mon"})
+    append(driver.connection, path, {"id": [1, 2], "day": ["mon", "mon"]})
+    driver.round()
+
+    def another_day() -> None:
+        driver.admin.create_partition(path, {"day": "tue"})
+        append(driver.connection, path, {"id": [3, 4], "day": ["tue", "tue"]})
+        driver.round()
+
+    snapshots = union._snapshots
+
+    async def late_snapshots(admin: Any, asked: Any) -> Any:
+        monkeypatch.undo()
+        await asyncio.to_thread(another_day)
+        return await snapshots(admin, asked)
+
+    monkeypatch.setattr(union, "_snapshots", late_snapshots)
+
+    async def pin() -> union.UnionPlan:
+        connection = await connect_async(driver.options[o.BOOTSTRAP_SERVERS])
+        try:
+            return await union.plan_union(connection, path)
+        finally:
+            await connection.close()
+
+    plan = asyncio.run(pin())
+    assert plan.lake is not None
+    assert len(plan.lake.offsets) == 2
+    assert {part.bucket: part.start for part in plan.tail} == plan.lake.offsets
