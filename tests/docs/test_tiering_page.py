@@ -48,7 +48,7 @@ def service(server: DevServer) -> Iterator[TieringProcess]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_the_blocks_of_the_tiering_page_do_what_they_say(
     server: DevServer, service: TieringProcess
 ) -> None:

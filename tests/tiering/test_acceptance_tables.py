@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
+from itertools import chain
 
 import pyarrow as pa
 import pytest
@@ -15,7 +17,6 @@ from tests.tiering.test_service import wait_until
 from zufluss.model.table import TableInfo
 from zufluss.tiering.round import STEPS, RoundEndedError, TableGoneError
 
-PARTITIONS = 100
 FRESH = "table.datalake.freshness"
 ENABLED = "table.datalake.enabled"
 
@@ -61,9 +62,9 @@ def test_f7_an_empty_table_and_empty_buckets_are_no_trouble(cluster: Tiered, sch
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("keyed", [False, True], ids=["log", "primary key"])
-def test_f7_a_hundred_partitions_are_tiered_while_some_are_dropped(
-    cluster: Tiered, keyed: bool
+@pytest.mark.parametrize(("keyed", "count"), [(False, 100), (True, 20)], ids=["log", "primary key"])
+def test_f7_many_partitions_are_tiered_while_some_are_dropped(
+    cluster: Tiered, keyed: bool, count: int
 ) -> None:
     schema = "id INT, day STRING" + (", PRIMARY KEY (id, day)" if keyed else "")
     path = create_table(
@@ -75,9 +76,9 @@ def test_f7_a_hundred_partitions_are_tiered_while_some_are_dropped(
         bucket_count=1,
     )
     write = upsert if keyed else append
-    days = [f"d{n:03}" for n in range(PARTITIONS)]
-    numbers = pa.array(range(5 * PARTITIONS), pa.int32())
-    data = pa.table({"id": numbers, "day": [days[i % PARTITIONS] for i in range(len(numbers))]})
+    days = [f"d{n:03}" for n in range(count)]
+    numbers = pa.array(range(5 * count), pa.int32())
+    data = pa.table({"id": numbers, "day": [days[i % count] for i in range(len(numbers))]})
     write(cluster.connection, path, data)
     cluster.caught_up(path)
     per_day = "SELECT day, count(*) AS n, min(id) AS first FROM lake GROUP BY ALL ORDER BY ALL"
@@ -85,7 +86,7 @@ def test_f7_a_hundred_partitions_are_tiered_while_some_are_dropped(
     assert duckdb_rows(cluster.lake(path).metadata_location, per_day).to_pylist() == wanted
 
     gone = days[::10]
-    more = {"id": [*range(1000, 1000 + PARTITIONS)], "day": days}
+    more = {"id": [*range(1000, 1000 + count)], "day": days}
     write(cluster.connection, path, more)
     for day in gone:
         cluster.admin.drop_partition(path, day)
@@ -93,7 +94,7 @@ def test_f7_a_hundred_partitions_are_tiered_while_some_are_dropped(
     cluster.caught_up(path)
     lake = cluster.lake(path)
     found = seen_by_all(lake, ["day", "id"])
-    stay = pa.table({"id": [1000 + n for n in range(PARTITIONS)], "day": days})
+    stay = pa.table({"id": [1000 + n for n in range(count)], "day": days})
     late = pa.table({"id": [5000, 5001], "day": ["new", days[1]]})
     dropped = {repr(day) for day in gone}
 
@@ -101,7 +102,7 @@ def test_f7_a_hundred_partitions_are_tiered_while_some_are_dropped(
         return [row for row in some if row[0] not in dropped]
 
     everything = [rows_of(each, ["day", "id"]) for each in (data, stay, late)]
-    assert of_living(found) == of_living(sorted(sum(everything, [])))
+    assert of_living(found) == of_living(sorted(chain(*everything)))
     assert len(set(found)) == len(found)
     assert set(everything[0]) <= set(found), "what was tiered before a drop stays in the lake"
 
@@ -140,10 +141,9 @@ def test_f7_a_partition_dropped_at_any_step_costs_no_other_row(driver: Driver, s
             driver.admin.drop_partition(path, "b")
             append(driver.connection, path, {"id": [4, 5], "day": ["c", "d"]})
 
-    try:
+    late = step in ("job", "validate")  # or early enough to plan without it, or too late to matter
+    with pytest.raises(RoundEndedError, match="b was dropped") if late else nullcontext():
         driver.round(drop)
-    except RoundEndedError as ended:
-        assert "partition b was dropped" in str(ended)
     driver.round()
     found = ids_in_lake(driver.admin.table_info(path))
     assert [i for i in found if i != 2] == [1, 3, 4, 5]

@@ -11,6 +11,7 @@ import threading
 from typing import Any
 
 import pytest
+from pyiceberg.catalog import load_catalog
 
 import zufluss
 from tests.tiering.support import Driver, InlineRunner, append, create_table, offsets_in_lake
@@ -19,6 +20,7 @@ from tests.tiering.test_service import tiered, wait_until
 from zufluss.client import union
 from zufluss.client.connection import connect_async
 from zufluss.errors import NetworkError
+from zufluss.lake.base import catalog_properties
 from zufluss.testing.server import DevServer
 from zufluss.tiering import enumerator
 from zufluss.tiering import options as o
@@ -130,3 +132,21 @@ def test_a_partition_that_comes_while_a_read_is_pinned_is_read_once(
     assert plan.lake is not None
     assert len(plan.lake.offsets) == 2
     assert {part.bucket: part.start for part in plan.tail} == plan.lake.offsets
+
+
+def test_a_table_at_rest_can_be_read_after_others_expired_its_snapshot(driver: Driver) -> None:
+    """An engine that compacts at night and expires what is old, and nothing new to tier."""
+    path = create_table(driver.connection, "at_rest", bucket_count=1)
+    append(driver.connection, path, rows(3))
+    driver.round()
+    info = driver.admin.table_info(path)
+    catalog = load_catalog("zufluss", **catalog_properties(info, "iceberg"))
+    lake = catalog.load_table((info.path.database, info.path.table))
+    lake.append(lake.scan().to_arrow().slice(0, 0))
+    ours, _theirs = (snapshot.snapshot_id for snapshot in lake.refresh().metadata.snapshots)
+    lake.maintenance.expire_snapshots().by_id(ours).commit()
+    assert driver.round().committed
+    found = driver.connection.table(path).scan(source="union").to_arrow()
+    assert found.num_rows == 3
+    assert offsets_in_lake(info) == [(0, offset) for offset in range(3)]
+    assert not driver.round().committed

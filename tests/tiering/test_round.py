@@ -62,6 +62,7 @@ def test_a_log_table_arrives_whole_and_in_order(driver: Driver) -> None:
     assert known is not None
     assert known.snapshot_id == result.snapshot_id
     assert dict(known.offsets) == driver.admin.list_all_offsets(path)
+    assert driver.admin.lake_snapshot(path, readable=True) == known
 
 
 def test_a_round_with_nothing_new_runs_no_job_and_makes_no_snapshot(driver: Driver) -> None:
@@ -172,6 +173,7 @@ def test_a_crash_at_any_step_loses_and_doubles_nothing(driver: Driver, step: str
     known = driver.admin.lake_snapshot(path)
     assert known is not None
     assert dict(known.offsets) == {b: end for b, end in ends.items() if end}
+    assert driver.admin.lake_snapshot(path, readable=True) == known
 
 
 def test_a_primary_key_table_survives_a_crash_between_the_commits(driver: Driver) -> None:

@@ -36,6 +36,7 @@ def test_upkeep_keeps_every_row(lake: DevServer, driver: Driver, property: str, 
     assert sorted(found["id"].to_pylist()) == list(range(written + 4))
     known = driver.admin.lake_snapshot(path)
     assert known is not None
+    assert driver.admin.lake_snapshot(path, readable=True) == known
     assert not driver.round().recovered, "the cluster knows the newest snapshot"
 
 

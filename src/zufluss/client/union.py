@@ -5,8 +5,8 @@ names, however long that takes and whatever tiering does meanwhile:
 
 | step | why in this order |
 |---|---|
-| partitions | what is created later is not part of the read |
 | the lake snapshot and its offsets | everything below these offsets is in the lake |
+| partitions | all that the snapshot has; what is created later is not part of the read |
 | first and end offsets of the buckets | the tail: [lake offset, end) of every bucket |
 | the table | its schema covers every row below the end offsets |
 
@@ -125,8 +125,8 @@ async def _pin(
     info = await admin.table_info(path)
     _check_same(info, table_id)
     names = None if wanted is None else _names(info, wanted)
-    places = await _places(connection, info, names)
     lake, hidden = await _snapshots(admin, path)
+    places = await _places(connection, info, names)
     if names is not None and lake is None:
         _check_partitions(info, names, places)
     if read_optimized:

@@ -164,6 +164,8 @@ class CommittedSnapshot:
     """When."""
     readable: bool = True
     """Readers can use it; not so where a format has to compact first."""
+    expired: bool = False
+    """Others expired it below a snapshot of theirs: its rows are there, it is not."""
 
 
 @dataclass(frozen=True, slots=True)

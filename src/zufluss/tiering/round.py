@@ -174,9 +174,11 @@ class Round:
             self._step("plan")
             state, info = self._read_state(first, recovered.known)
             self._plan = plan_splits(state, self._cluster.options[o.BUCKET_RECORDS_MAX])
-            if recovered.newest is None or self._plan.splits:
+            newest = recovered.newest
+            expired = newest is not None and newest.expired and factory.capabilities.empty_commit
+            if newest is None or expired or self._plan.splits:
                 lake.follow(info)
-            if not self._plan.splits:
+            if not (self._plan.splits or expired):
                 return self._idle(info, recovered)
             return self._move(lake, factory, info, state, recovered)
 
@@ -194,11 +196,13 @@ class Round:
         state: TableState,
         recovered: Recovered,
     ) -> RoundResult:
-        """Steps 4 to 9."""
+        """Steps 4 to 9; without splits for a snapshot that readers find where theirs expired."""
         assert self._plan is not None
         self._step("job")
-        job = self._job(info, factory.format, lake.handle())
-        results = self._cluster.runner.run(job, self._lease.tag)
+        results: list[BucketResult] = []
+        if self._plan.splits:
+            job = self._job(info, factory.format, lake.handle())
+            results = self._cluster.runner.run(job, self._lease.tag)
         written = [factory.write_result_serde.loads(r.write_result) for r in results]
         try:
             self._step("validate")

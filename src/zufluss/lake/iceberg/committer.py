@@ -359,4 +359,5 @@ def _noted_newest(metadata: TableMetadata, table: TableInfo) -> CommittedSnapsho
     found = json.loads(text)
     if not _matches(found["properties"], table):
         return None
-    return CommittedSnapshot(found["snapshot"], found["properties"], found["timestamp"])
+    noted = found["snapshot"], found["properties"], found["timestamp"]
+    return CommittedSnapshot(*noted, expired=metadata.snapshot_by_id(noted[0]) is None)
