@@ -141,7 +141,11 @@ def test_f7_a_partition_dropped_at_any_step_costs_no_other_row(driver: Driver, s
             driver.admin.drop_partition(path, "b")
             append(driver.connection, path, {"id": [4, 5], "day": ["c", "d"]})
 
-    late = step in ("job", "validate")  # or early enough to plan without it, or too late to matter
+    late = step in (
+        "job",
+        "validate",
+        "prepare",
+    )  # or early enough to plan without it, or too late to matter
     with pytest.raises(RoundEndedError, match="b was dropped") if late else nullcontext():
         driver.round(drop)
     driver.round()

@@ -25,7 +25,7 @@ from zufluss.tiering.runner import JobRunner
 from zufluss.tiering.service import TieringService
 from zufluss.tiering.tasks import BucketResult, TieringJob
 
-WAIT_SECONDS = 60.0
+WAIT_SECONDS = 300.0
 
 
 def wait_until(what: Callable[[], bool]) -> None:
