@@ -4,9 +4,10 @@ The figures of Fluss 0.9.1 on Flink 1.20 are constants here: they were measured 
 of two cores with the same table, rows and buckets (`FLINK`). Everything else is measured in the
 same run: a bare `mapInArrow` job that reads the same rows from parquet and writes them to parquet.
 
-The server is at rest when a round begins. It is timed from the moment the lake is switched on for the table until the cluster knows the
-snapshot that holds the last row, so it has the hand-out, planning, both commits in it. CPU is that
-of the whole service (driver, JVM, workers) and of the server.
+The server is at rest when a round begins. It is timed from the moment the lake is switched on for
+the table until the cluster knows the snapshot that holds the last row, so it has the hand-out,
+planning and both commits in it. CPU is that of the whole service (driver, JVM, workers) and of the
+server.
 """
 
 from __future__ import annotations

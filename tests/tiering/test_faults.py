@@ -329,8 +329,8 @@ def test_f5_a_foreign_writer_that_commits_all_the_time_loses_no_row_and_hides_no
         wait_until(lambda: is_tiered(connection, path))
         info = connection.admin.table_info(path)
         with Foreigner(info) as foreigner, Load(server.bootstrap, rng, [path]):
-            wait_until(lambda: foreigner.commits >= rounds(10, 100) or foreigner.failed)
-            wait_until(lambda: len(set(epochs_in_lake(connection, path))) >= rounds(10, 100))
+            wait_until(lambda: foreigner.commits >= rounds(10, 30) or foreigner.failed)
+            wait_until(lambda: len(set(epochs_in_lake(connection, path))) >= rounds(10, 30))
         wait_until(lambda: is_tiered(connection, path))
     assert foreign_numbers(info) == list(range(foreigner.commits))
     assert check_lake(connection, path)

@@ -126,7 +126,10 @@ class LakeRows:
         try:
             self._check_partitions(reader, plan.lake.snapshot_id)
             scan = reader.plan(
-                plan.lake.snapshot_id, filter=self._shape.prune, partitions=plan.partitions
+                plan.lake.snapshot_id,
+                filter=self._shape.prune,
+                partitions=plan.partitions,
+                without=plan.fresh,
             )
             for rows in self._gathered(reader.read(scan, self._columns())):
                 yield from self._finished(rows)

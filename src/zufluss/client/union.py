@@ -17,7 +17,9 @@ longer begins at its first change: rows that were not changed since would be mis
 that left the log for a snapshot which tiering has not reported as readable.
 
 A partition that was dropped from the table stays in the lake, and a union read has its rows: the
-lake is where a table's past is kept. It has no tail any more.
+lake is where a table's past is kept. It has no tail any more. When a partition of the same name was
+created since, it is another one: of the lake only rows are read that were tiered from it, so before
+its first round none. A read of the lake alone has the old rows until that round.
 """
 
 from __future__ import annotations
@@ -72,6 +74,8 @@ class UnionPlan:
     """One range for every bucket of the partitions that exist; none when only the lake is read."""
     partitions: tuple[str, ...] | None = None
     """Names of the partitions to read, None for all; the lake may have more than the table."""
+    fresh: tuple[str, ...] = ()
+    """Names of partitions of which nothing was tiered: what the lake has under them is older."""
 
     @property
     def lake_format(self) -> str:
@@ -136,7 +140,7 @@ async def _pin(
     _check_hidden(info, tail, hidden)
     pinned = await admin.table_info(path)
     _check_same(pinned, info.table_id if lake is None else lake.table_id)
-    return UnionPlan(pinned, lake, tail, names)
+    return UnionPlan(pinned, lake, tail, names, _fresh(places, lake))
 
 
 async def _snapshots(
@@ -174,6 +178,12 @@ async def _places(
     ]
 
 
+def _fresh(places: Sequence[BucketPlace], lake: LakeSnapshot | None) -> tuple[str, ...]:
+    there = {p.bucket.partition_id: p.partition for p in places}
+    named = {id_: name for id_, name in there.items() if id_ is not None and name is not None}
+    return () if lake is None else tuple(sorted(lake.fresh(named)))
+
+
 async def _tail(
     connection: AsyncConnection,
     info: TableInfo,
@@ -198,12 +208,18 @@ async def _tail(
 def tail_range(
     info: TableInfo, place: BucketPlace, tiered: int | None, first: int, end: int
 ) -> TailRange:
-    """The tail of one bucket; an error when rows between lake and log would be missing."""
+    """The tail of one bucket; an error when lake and log do not fit together."""
     if tiered is not None and first > tiered:
         raise OffsetOutOfRangeError(
             f"table {info.path}, {_text(place)}: the log begins at offset {first}, the lake ends "
             f"at {tiered}; what lay between was removed by table.log.ttl before it was tiered. "
             'scan(source="lake") and scan(source="log") read what is left'
+        )
+    if tiered is not None and tiered > end:
+        raise OffsetOutOfRangeError(
+            f"table {info.path}, {_text(place)}: the lake has rows up to offset {tiered - 1}, but "
+            f"the log ends at {end}; the cluster lost acknowledged rows, or stands on an older "
+            'copy of its data. Restore the log; scan(source="lake") reads what was tiered'
         )
     if tiered is None and first > 0 and info.has_primary_key:
         raise OffsetOutOfRangeError(

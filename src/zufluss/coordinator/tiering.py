@@ -4,9 +4,8 @@ Plain state without I/O, over a clock that is passed in. Every table with
 `table.datalake.enabled` is in one of these states:
 
     New | Initialized → Scheduled → Pending → Tiering → Tiered → Scheduled
-                            ↑          ↑         ├── finished by force ─→ Pending
-                            │          └─────────┼── silent ────────────┘
-                            └────────────────────┴── Failed
+                            ↑                    ├── finished by force ─→ Pending
+                            └────────────────────┴── Failed, or silent
 
 | state | leaves it |
 |---|---|
@@ -17,6 +16,7 @@ Plain state without I/O, over a clock that is passed in. Every table with
 New, Initialized, Tiered and Failed are passed through at once and never seen from outside. A table
 that failed once is pending again at once, as in Apache Fluss; when it fails again and again it
 waits longer each time, so that a table that cannot be tiered does not take the turn of the others.
+A service that falls silent counts as a failure: the table may be what killed it.
 
 A *lease* is one hand-out: table, tiering epoch, coordinator epoch. It is valid while the table is
 Tiering with exactly these; with any other, `check` raises `FencedTieringEpochError`, and nothing
@@ -214,9 +214,7 @@ class TieringQueue:
         """A round failed; the table comes again, later each time that it fails in a row."""
         table = self._leased(lease)
         self._running.pop(lease.table_id)
-        table.failures += 1
-        table.failed_in_a_row += 1
-        self._at(table, self._clock_ms() + backoff_ms(table.failed_in_a_row))
+        self._again(table, self._clock_ms())
 
     # Time
 
@@ -233,8 +231,7 @@ class TieringQueue:
                     silent_ms=now - table.seen_ms,
                 )
                 del self._running[table_id]
-                table.failures += 1
-                self._at(table, now)
+                self._again(table, now)
         while self._schedule and self._schedule[0][0] <= now:
             due, ticket, table_id = heapq.heappop(self._schedule)
             found = self._tables.get(table_id)
@@ -296,6 +293,12 @@ class TieringQueue:
             f"coordinator epoch {lease.coordinator_epoch}: {now}, the coordinator's is "
             f"{self.coordinator_epoch}; drop the round and ask for a table"
         )
+
+    def _again(self, table: _Table, now: int) -> None:
+        """After a round that came to nothing: at once, later each time that happens in a row."""
+        table.failures += 1
+        table.failed_in_a_row += 1
+        self._at(table, now + backoff_ms(table.failed_in_a_row))
 
     def _after_freshness(self, table: _Table) -> None:
         self._at(table, table.tiered_ms + table.freshness_ms)

@@ -26,6 +26,10 @@ Exactly once rests on three rules that every committer keeps:
    (`LakeCommitRefusedError`) when another one of ours lies on top. Foreign commits do not count.
 3. An outcome that is not known for certain is `LakeCommitUnknownError`, and nobody deletes a file
    before the lake was asked again.
+
+A partition may be dropped and created again under its name. Of the earlier one the lake still has
+rows; to the round that writes the new one for the first time it is *fresh*: what is there under its
+name is left out of the snapshot that adds its first rows. Older snapshots keep it.
 """
 
 from __future__ import annotations
@@ -198,8 +202,11 @@ class LakeCommitter(Protocol[W_contra, C]):
         """
         ...
 
-    def writer_handle(self) -> bytes:
-        """What writers of this round need; call after `prepare_table`."""
+    def writer_handle(self, fresh: Collection[str] = ()) -> bytes:
+        """What writers of this round need; call after `prepare_table`.
+
+        To writers of `fresh` partitions, by name, the lake has no rows of these.
+        """
         ...
 
     def newest(self) -> CommittedSnapshot | None:
@@ -211,9 +218,16 @@ class LakeCommitter(Protocol[W_contra, C]):
         ...
 
     def commit(
-        self, committable: C, properties: Mapping[str, str], expected: int | None
+        self,
+        committable: C,
+        properties: Mapping[str, str],
+        expected: int | None,
+        fresh: Collection[str] = (),
     ) -> CommitResult:
-        """One snapshot with all files and these properties, if `expected` is the newest of ours."""
+        """One snapshot with all files and these properties, if `expected` is the newest of ours.
+
+        Of `fresh` partitions, by name, it has the files of this round and no others.
+        """
         ...
 
     def abort(self, committable: C) -> None:
@@ -260,8 +274,12 @@ class LakeReader(Protocol):
         *,
         filter: Expression | None = None,
         partitions: Collection[str] | None = None,
+        without: Collection[str] = (),
     ) -> LakeScan:
-        """The files of a snapshot; `filter` and `partitions` (names) may prune, nothing else."""
+        """The files of a snapshot; `filter` and `partitions` (names) may prune, nothing else.
+
+        No row of the partitions named in `without` is among them.
+        """
         ...
 
     def read(self, scan: LakeScan, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:

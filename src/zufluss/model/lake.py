@@ -26,3 +26,11 @@ class LakeSnapshot:
     """Everything below these log offsets is in it; buckets that are missing have nothing there."""
     partition_names: Mapping[int, str] = field(default_factory=dict)
     """Names of the partitions among the buckets, where the cluster still knows them."""
+
+    def fresh(self, partitions: Mapping[int, str]) -> frozenset[str]:
+        """Names of those partitions, given by id, of which it has nothing.
+
+        Rows that the lake has under such a name are of an earlier partition that was dropped.
+        """
+        tiered = {bucket.partition_id for bucket in self.offsets}
+        return frozenset(name for id_, name in partitions.items() if id_ not in tiered)

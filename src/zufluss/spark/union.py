@@ -152,8 +152,13 @@ class _UnionRead:
         reader = factory.create_reader(CommitterContext(plan.info, properties))
         try:
             self._check_partitions(reader, plan.lake.snapshot_id)
-            pruned = plan.partitions
-            return reader.plan(plan.lake.snapshot_id, filter=prune, partitions=pruned).files
+            scan = reader.plan(
+                plan.lake.snapshot_id,
+                filter=prune,
+                partitions=plan.partitions,
+                without=plan.fresh,
+            )
+            return scan.files
         finally:
             reader.close()
 

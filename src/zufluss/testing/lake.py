@@ -32,7 +32,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from decimal import Decimal
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -43,7 +42,7 @@ from zufluss.lake.base import (
     LakeTableError,
 )
 from zufluss.model.expression import ColumnRef
-from zufluss.model.lake import OFFSET_COLUMN, SYSTEM_COLUMNS
+from zufluss.model.lake import OFFSET_COLUMN
 from zufluss.model.table import TableBucket, TableInfo, TablePath
 from zufluss.testing.lake_rounds import (
     AnyFactory,
@@ -148,7 +147,7 @@ class LakeConformance:
         extra = pa.array([Decimal("1.25"), None], pa.decimal128(10, 2))
         log.commit(log.write(named_rows(4, 2).append_column("extra", extra)))
         assert self._found(log) == log.contents()
-        assert _read(log) == log.contents()
+        assert log.own_rows() == log.contents()
 
     def test_a_table_of_the_same_name_starts_afresh_and_the_old_one_keeps_its_rows(
         self, log: LakeRounds
@@ -203,7 +202,7 @@ class LakeConformance:
             states.append((result.snapshot_id, log.contents()))
         for snapshot_id, rows in states:
             assert self._found(log, snapshot_id) == rows
-            assert _read(log, snapshot_id) == rows
+            assert log.own_rows(snapshot_id) == rows
 
     def test_bytes_of_another_format_are_refused(self, factory: AnyFactory) -> None:
         """Driver and executors of different versions must not misread each other."""
@@ -336,7 +335,7 @@ class LakeConformance:
             states.append((result.snapshot_id, keyed.contents()))
             assert self._found(keyed) == keyed.contents(), f"after round {number}"
         for snapshot_id, rows in states:
-            assert _read(keyed, snapshot_id) == rows
+            assert keyed.own_rows(snapshot_id) == rows
         assert self._found(keyed, states[1][0]) == states[1][1]
 
     def test_a_key_that_was_deleted_can_come_back(self, keyed: LakeRounds) -> None:
@@ -391,7 +390,7 @@ class LakeConformance:
         """Full, empty and NULL values of all types, through both readers."""
         lake = self._prepared(factory, lake_table(factory.format, ALL_TYPES), properties)
         lake.commit(lake.write(typed_rows(lake.table, [FULL_ROW, EDGES, NULLS])))
-        assert _read(lake) == lake.contents()
+        assert lake.own_rows() == lake.contents()
         assert self._found(lake) == lake.contents()
 
     def test_every_type_comes_back_from_a_primary_key_table(
@@ -404,7 +403,7 @@ class LakeConformance:
         lake = self._prepared(factory, table, properties)
         lake.commit(lake.change(typed_rows(table, [FULL_ROW, EDGES, NULLS])))
         lake.commit(lake.change(typed_rows(table, [FULL_ROW | {"id": 3}, NULLS | {"id": 1}])))
-        assert _read(lake) == lake.contents()
+        assert lake.own_rows() == lake.contents()
         assert self._found(lake) == lake.contents()
 
     @pytest.mark.parametrize("keyed_table", [False, True])
@@ -420,7 +419,25 @@ class LakeConformance:
             ]
             lake.commit(parts[0] + parts[1] + parts[2])
             assert self._found(lake) == lake.contents()
-        assert _read(lake) == lake.contents()
+        assert lake.own_rows() == lake.contents()
+
+    @pytest.mark.parametrize("keyed_table", [False, True])
+    def test_a_partition_created_again_takes_the_place_of_the_one_that_was_dropped(
+        self, factory: AnyFactory, properties: Mapping[str, str], keyed_table: bool
+    ) -> None:
+        """Its first snapshot has none of the old rows; a reader leaves them out before that."""
+        lake = self._partitioned(factory, properties, keyed_table)
+        eu, us = (partition_rows(lake, region, range(4), "old") for region in ("eu", "us"))
+        first, before = lake.commit(eu + us).snapshot_id, lake.contents()
+        lake.recreate("eu")
+        kept = [row for row in before if row["region"] == "us"]
+        assert lake.own_rows(without=["eu"]) == kept
+        assert self._found(lake) == before
+        for ids in (range(2, 5), range(1, 3)):
+            lake.commit(partition_rows(lake, "eu", ids, f"new-{ids}"))
+            assert self._found(lake) == lake.own_rows() == lake.contents()
+        assert lake.own_rows(without=["eu"]) == kept
+        assert self._found(lake, first) == before
 
     def test_naming_partitions_and_filtering_leave_out_nothing_that_matches(
         self, factory: AnyFactory, properties: Mapping[str, str]
@@ -430,9 +447,9 @@ class LakeConformance:
         eu, us = (partition_rows(lake, region, range(5), region) for region in ("eu", "us"))
         lake.commit(eu + us)
         everything = [r for r in lake.contents() if r["region"] == "eu"]
-        assert [r for r in _read(lake, partitions=["eu"]) if r["region"] == "eu"] == everything
+        assert [r for r in lake.own_rows(partitions=["eu"]) if r["region"] == "eu"] == everything
         wanted = [r for r in lake.contents() if r["id"] > 3]
-        found = _read(lake, filter=ColumnRef("id") > 3)
+        found = lake.own_rows(filter=ColumnRef("id") > 3)
         assert [r for r in found if r["id"] > 3] == wanted
 
     def _partitioned(
@@ -491,7 +508,7 @@ class LakeConformance:
         keys = [key for key in before.properties if key.startswith(("zufluss.", "fluss-"))]
         assert {k: newest.properties[k] for k in keys} == {k: before.properties[k] for k in keys}
         assert _planned(log) < files
-        assert self._found(log) == _read(log) == log.contents()
+        assert self._found(log) == log.own_rows() == log.contents()
         assert self._found(log, before.snapshot_id) == log.contents()
 
     def test_compacting_what_is_compact_does_nothing(self, log: LakeRounds) -> None:
@@ -512,7 +529,7 @@ class LakeConformance:
         for number in range(4):
             keyed.commit(random_changes(keyed, rng, number))
         _compact(keyed)
-        assert self._found(keyed) == _read(keyed) == keyed.contents()
+        assert self._found(keyed) == keyed.own_rows() == keyed.contents()
         with keyed.reader() as reader:
             files = reader.plan(_newest_id(keyed)).files
         assert sum(file.records for file in files) == len(keyed.contents())
@@ -520,7 +537,7 @@ class LakeConformance:
             keyed.commit(random_changes(keyed, rng, number))
             assert self._found(keyed) == keyed.contents()
         _compact(keyed)
-        assert self._found(keyed) == _read(keyed) == keyed.contents()
+        assert self._found(keyed) == keyed.own_rows() == keyed.contents()
 
     def test_compaction_joins_files_from_before_and_after_a_column_was_added(
         self, log: LakeRounds
@@ -534,7 +551,7 @@ class LakeConformance:
         for number in range(2):
             log.commit(log.write(named_rows(100 * number, 4).append_column("extra", extra)))
         _compact(log)
-        assert self._found(log) == _read(log) == log.contents()
+        assert self._found(log) == log.own_rows() == log.contents()
 
     def test_compaction_keeps_values_of_every_type(
         self, factory: AnyFactory, properties: Mapping[str, str]
@@ -544,7 +561,7 @@ class LakeConformance:
         for _ in range(4):
             lake.commit(lake.write(typed_rows(lake.table, [FULL_ROW, EDGES, NULLS])))
         _compact(lake)
-        assert self._found(lake) == _read(lake) == lake.contents()
+        assert self._found(lake) == lake.own_rows() == lake.contents()
 
     def test_compaction_is_refused_when_a_round_came_first(self, keyed: LakeRounds) -> None:
         """A zombie's compaction would bring back what a later round deleted."""
@@ -581,7 +598,7 @@ class LakeConformance:
             assert maintenance.expire(_now_ms() + HOUR_MS, [states[1][0]]) == 2
             assert maintenance.expire(_now_ms() + HOUR_MS, [states[1][0]]) == 0
         assert self._found(log, states[1][0]) == states[1][1]
-        assert self._found(log) == _read(log) == log.contents()
+        assert self._found(log) == log.own_rows() == log.contents()
         assert log.newest_id() == states[3][0]
         log.commit(log.write(named_rows(100, 3)))
         assert self._found(log) == log.contents()
@@ -612,7 +629,7 @@ class LakeConformance:
         assert report.looked_at >= report.removed >= len(orphans)
         assert report.removed_bytes > 0
         assert not self._files(keyed) & orphans
-        assert self._found(keyed) == _read(keyed) == keyed.contents()
+        assert self._found(keyed) == keyed.own_rows() == keyed.contents()
         keyed.commit(keyed.change(keyed_rows([1], "after")))
         assert self._found(keyed) == keyed.contents()
 
@@ -639,19 +656,7 @@ class LakeConformance:
             assert maintenance.expire(_now_ms() + HOUR_MS, []) == 5
             maintenance.sweep(_now_ms() + HOUR_MS)
         assert len(self._files(keyed)) < len(before)
-        assert self._found(keyed) == _read(keyed) == keyed.contents()
-
-
-def _read(lake: LakeRounds, snapshot_id: int | None = None, **pruning: Any) -> list[Row]:
-    """All columns of a snapshot by the format's own reader."""
-    names = [*lake.table.schema.names, *SYSTEM_COLUMNS]
-    with lake.reader() as reader:
-        scan = reader.plan(_newest_id(lake) if snapshot_id is None else snapshot_id, **pruning)
-        batches = list(reader.read(scan, names))
-    own = lake.table.schema.arrow
-    for batch in batches:
-        assert [f.type for f in batch.schema][: len(own)] == own.types
-    return plain_rows(pa.Table.from_batches(batches)) if batches else []
+        assert self._found(keyed) == keyed.own_rows() == keyed.contents()
 
 
 def _planned(lake: LakeRounds) -> int:

@@ -43,7 +43,13 @@ from zufluss.lake.base import (
     offsets_to_json,
     table_identity,
 )
-from zufluss.model.lake import BUCKET_COLUMN, OFFSET_COLUMN, TIMESTAMP_COLUMN
+from zufluss.model.lake import (
+    BUCKET_COLUMN,
+    OFFSET_COLUMN,
+    SYSTEM_COLUMNS,
+    TIMESTAMP_COLUMN,
+)
+from zufluss.model.partition import spec_of
 from zufluss.model.schema import Schema
 from zufluss.model.table import TableBucket, TableDescriptor, TableInfo, TablePath
 from zufluss.record.keys import bucket_assign
@@ -149,6 +155,7 @@ class LakeRounds:
         self._log: list[Row] = []
         self._keyed: dict[tuple[Any, ...], Row] = {}
         self._partition_ids: dict[str, int] = {}
+        self._fresh: set[str] = set()
 
     def contents(self) -> list[Row]:
         """What the lake must hold after the commits so far, in the order of `plain_rows`."""
@@ -181,7 +188,7 @@ class LakeRounds:
         """Make the lake table fit; the handle for writers."""
         with self.committer() as committer:
             committer.prepare_table()
-            return committer.writer_handle()
+            return committer.writer_handle(self._fresh)
 
     def newest(self) -> CommittedSnapshot | None:
         """The newest snapshot of ours."""
@@ -252,9 +259,15 @@ class LakeRounds:
             committable = committer.to_committable(written.results)
             serde = self.factory.committable_serde
             committable = serde.loads(serde.dumps(committable))
-            result = committer.commit(committable, properties, expected)
+            result = committer.commit(committable, properties, expected, self._fresh)
+        self._forget(self._fresh)
         self._remember(written)
         return result
+
+    def recreate(self, partition: str) -> None:
+        """The partition is dropped and created again, and written by the next commit."""
+        self._partition_ids[partition] = max(self._partition_ids.values()) + 1
+        self._fresh.add(partition)
 
     def round_properties(self, offsets: Mapping[TableBucket, int]) -> dict[str, str]:
         """The properties of the next commit, as the service gives them."""
@@ -281,7 +294,7 @@ class LakeRounds:
             stop_offset=start + rows,
             tiering_epoch=1,
             round_id=f"round-{self.rounds}",
-            attempt=name,
+            attempt=f"{self.rounds}{name}",
         )
 
     def with_system_columns(self, rows: pa.Table, bucket: int, start: int) -> pa.Table:
@@ -313,6 +326,18 @@ class LakeRounds:
         serde = self.factory.write_result_serde
         return serde.loads(serde.dumps(result))
 
+    def _forget(self, partitions: set[str]) -> None:
+        """The rows of these partitions are gone from the newest snapshot."""
+        keys = self.table.partition_keys
+        gone = [{key: spec_of(keys, name)[key] for key in keys} for name in partitions]
+
+        def lives(row: Row) -> bool:
+            return {key: row[key] for key in keys} not in gone
+
+        self._log = [row for row in self._log if lives(row)]
+        self._keyed = {key: row for key, row in self._keyed.items() if lives(row)}
+        self._fresh = set()
+
     def _remember(self, written: Written) -> None:
         self.rounds += 1
         self.offsets.update(written.stops)
@@ -324,6 +349,18 @@ class LakeRounds:
         for row in [] if written.deletes is None else plain_rows(written.deletes):
             self._keyed.pop(tuple(row[key] for key in keys), None)
         self._keyed.update({tuple(row[key] for key in keys): row for row in rows})
+
+    def own_rows(self, snapshot_id: int | None = None, **pruning: Any) -> list[Row]:
+        """All columns of a snapshot, the newest unless given, by the format's own reader."""
+        names = [*self.table.schema.names, *SYSTEM_COLUMNS]
+        wanted = self.newest_id() if snapshot_id is None else snapshot_id
+        assert wanted is not None
+        with self.reader() as reader:
+            batches = list(reader.read(reader.plan(wanted, **pruning), names))
+        own = self.table.schema.arrow
+        for batch in batches:
+            assert [f.type for f in batch.schema][: len(own)] == own.types
+        return plain_rows(pa.Table.from_batches(batches)) if batches else []
 
     def evolved(self, table: TableInfo) -> None:
         """The table has another schema now: rows so far get NULL in the columns that are new."""

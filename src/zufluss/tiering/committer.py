@@ -15,7 +15,7 @@ are few. So whoever tiers the table next asks the lake for the newest snapshot o
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -105,12 +105,16 @@ class TableCommitter:
         return self._tiering.prepare(self._lease, offsets)
 
     def commit_to_lake(
-        self, results: Sequence[Any], properties: Mapping[str, str], expected: int | None
+        self,
+        results: Sequence[Any],
+        properties: Mapping[str, str],
+        expected: int | None,
+        fresh: Collection[str] = (),
     ) -> CommitResult:
         """One snapshot with all results, on top of `expected`; see the table above."""
         committable = self._lake.to_committable(results)
         try:
-            return self._lake.commit(committable, properties, expected)
+            return self._lake.commit(committable, properties, expected, fresh)
         except LakeCommitRefusedError:
             self._lake.abort(committable)
             raise

@@ -16,6 +16,10 @@
 
 What is read of the table is read in this order: partitions, lake snapshot, end offsets, then the
 table itself. So its schema covers every row below the end offsets.
+
+A partition that was dropped and created again has another id, and no offset in the lake snapshot:
+the first round that writes it takes the rows of the earlier one out, in the same snapshot. Until
+then the lake table still shows them; union reads do not.
 """
 
 from __future__ import annotations
@@ -23,9 +27,11 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
+
+import structlog
 
 from zufluss.client.sync import Connection
 from zufluss.client.tiering import TableLease, TieringClient
@@ -45,6 +51,8 @@ from zufluss.tiering.committer import Recovered, TableCommitter, is_fenced, snap
 from zufluss.tiering.runner import JobRunner
 from zufluss.tiering.splits import TableState, TieringPlan, known_offsets, pack, plan_splits
 from zufluss.tiering.tasks import BucketResult, TieringJob, cached_factory
+
+_log = structlog.get_logger("zufluss.tiering")
 
 STEPS: Final = (
     "received",
@@ -174,6 +182,7 @@ class Round:
             self._step("plan")
             state, info = self._read_state(first, recovered.known)
             self._plan = plan_splits(state, self._cluster.options[o.BUCKET_RECORDS_MAX])
+            self._tell_holes()
             newest = recovered.newest
             expired = newest is not None and newest.expired and factory.capabilities.empty_commit
             if newest is None or expired or self._plan.splits:
@@ -181,6 +190,18 @@ class Round:
             if not (self._plan.splits or expired):
                 return self._idle(info, recovered)
             return self._move(lake, factory, info, state, recovered)
+
+    def _tell_holes(self) -> None:
+        assert self._plan is not None
+        for bucket, start, stop in self._plan.holes:
+            _log.warning(
+                "records_missing_in_lake",
+                table=str(self._path),
+                bucket=str(bucket),
+                first_offset=start,
+                last_offset=stop - 1,
+                reason="table.log.ttl removed them while the table was not tiered",
+            )
 
     def _idle(self, info: TableInfo, recovered: Recovered) -> RoundResult:
         self._step("finish")
@@ -201,7 +222,7 @@ class Round:
         self._step("job")
         results: list[BucketResult] = []
         if self._plan.splits:
-            job = self._job(info, factory.format, lake.handle())
+            job = self._job(info, factory.format, lake.handle(self._plan.fresh))
             results = self._cluster.runner.run(job, self._lease.tag)
         written = [factory.write_result_serde.loads(r.write_result) for r in results]
         try:
@@ -218,7 +239,8 @@ class Round:
         offsets = known_offsets(state.partitions, before) | self._plan.offsets
         properties = snapshot_properties(info, self._lease.table, self._id, path, offsets)
         expected = None if recovered.newest is None else recovered.newest.snapshot_id
-        done = lake.committer.commit_to_lake(written, properties, expected)
+        fresh = self._plan.fresh
+        done = lake.committer.commit_to_lake(written, properties, expected, fresh)
         self._on_step("server-commit")
         lake.committer.commit_to_server(done.snapshot_id, path, readable=done.readable)
         self._on_step("finish")
@@ -323,11 +345,12 @@ class Round:
             return None  # the cluster cannot say; then the failure stands for itself
 
     def _partition_gone(self) -> RoundEndedError | None:
-        planned = {s.partition for s in self._plan.splits if s.partition} if self._plan else set()
+        splits = self._plan.splits if self._plan else ()
+        planned = {s.bucket.partition_id: s.partition for s in splits if s.partition}
         if not planned:
             return None
-        there = {found.name for found in self._admin.list_partitions(self._path)}
-        gone = sorted(planned - there)
+        there = {found.partition_id for found in self._admin.list_partitions(self._path)}
+        gone = [name for partition_id, name in planned.items() if partition_id not in there]
         if not gone:
             return None
         return RoundEndedError(
@@ -363,9 +386,9 @@ class _Lake:
             self._open(info)
         self._lake.prepare_table()
 
-    def handle(self) -> bytes:
+    def handle(self, fresh: Collection[str]) -> bytes:
         """What the writers need."""
-        return self._lake.writer_handle()
+        return self._lake.writer_handle(fresh)
 
     def __enter__(self) -> _Lake:
         return self

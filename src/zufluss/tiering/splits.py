@@ -8,12 +8,17 @@ bucket there is at most one split, and the splits of consecutive rounds join wit
 |---|---|---|
 | the bucket up to t | t < end | log from t |
 | | t = end | none |
-| | the log begins after t, or ends before it | an error: records were lost |
+| | the log begins after t | log from its beginning, and a hole; with a primary key an error |
+| | the log ends before t | an error: records were lost |
 | nothing of it | a key-value snapshot is there | that snapshot |
 | | the log is whole, or the table has no primary key | log from its beginning |
 | | the changelog's beginning is gone | an error: rows would be missing |
 
 A log split takes at most so many records; what is left over comes in the next round.
+
+Retention keeps what is not tiered, so a log begins after t only where tiering was switched off for
+longer than `table.log.ttl`. A log table then goes on behind a *hole*, with a split of no records
+where nothing is left, so that the next round and union reads start from there.
 """
 
 from __future__ import annotations
@@ -115,6 +120,17 @@ class TieringSnapshotSplit:
 TieringSplit = TieringLogSplit | TieringSnapshotSplit
 
 
+class Hole(NamedTuple):
+    """Offsets of a log table that are in neither lake nor log, and never will be."""
+
+    bucket: TableBucket
+    """The bucket."""
+    start: int
+    """The first one."""
+    stop: int
+    """The offset after the last one."""
+
+
 @dataclass(frozen=True, slots=True)
 class TieringPlan:
     """What one round does."""
@@ -123,6 +139,10 @@ class TieringPlan:
     """At most one per bucket; none when there is nothing new."""
     remaining: int
     """Records that are there already and left to the next round."""
+    holes: tuple[Hole, ...] = ()
+    """What is left out between the lake and the splits."""
+    fresh: frozenset[str] = frozenset()
+    """Partitions among the splits that are new under their name, as far as the lake knows."""
 
     @property
     def offsets(self) -> dict[TableBucket, int]:
@@ -158,13 +178,19 @@ class TableState:
 def plan_splits(state: TableState, bucket_records_max: int) -> TieringPlan:
     """The splits of the next round; `LakeError` when records are gone that the lake needs."""
     splits: list[TieringSplit] = []
+    holes: list[Hole] = []
     remaining = 0
     for bucket in sorted(state.ends, key=_order):
         split = _plan_bucket(state, bucket, bucket_records_max)
         if split is not None:
             splits.append(split)
             remaining += max(state.ends[bucket] - split.stopping_offset, 0)
-    return TieringPlan(tuple(splits), remaining)
+            tiered = _tiered(state, bucket)
+            if tiered is not None and tiered < split.starting_offset:
+                holes.append(Hole(bucket, tiered, split.starting_offset))
+    fresh = frozenset() if state.lake is None else state.lake.fresh(state.partitions)
+    written = {split.partition for split in splits}
+    return TieringPlan(tuple(splits), remaining, tuple(holes), fresh & written)
 
 
 def pack(splits: Sequence[TieringSplit], tasks_max: int) -> list[tuple[TieringSplit, ...]]:
@@ -209,33 +235,42 @@ def known_offsets(
 def _plan_bucket(state: TableState, bucket: TableBucket, records_max: int) -> TieringSplit | None:
     partition = _partition_of(state, bucket)
     begin, end = state.begins[bucket], state.ends[bucket]
-    tiered = None if state.lake is None else state.lake.offsets.get(bucket)
+    tiered = _tiered(state, bucket)
     snapshot = state.kv_snapshots.get(bucket)
     if tiered is None and snapshot is not None:
         return TieringSnapshotSplit(state.path, bucket, partition, *snapshot)
-    if tiered is None and not (state.has_primary_key and begin > 0):
-        tiered = begin
-    _check_whole(state.path, bucket, tiered or 0, begin, end)
-    start = tiered or 0
-    if start == end:
+    known = tiered or 0
+    if known > end:
+        raise LakeError(_too_short(state.path, bucket, known, end))
+    if state.has_primary_key and begin > known:
+        raise LakeError(_lost_changes(state.path, bucket, known, begin))
+    start = max(known, begin)
+    if start == end and (tiered is None or start == tiered):
         return None
     stop = min(end, start + records_max)
     return TieringLogSplit(state.path, bucket, partition, start, stop)
 
 
-def _check_whole(path: TablePath, bucket: TableBucket, tiered: int, begin: int, end: int) -> None:
-    if begin > tiered:
-        raise LakeError(
-            f"{path}, {bucket}: records {tiered} to {begin - 1} are neither in the lake nor in the "
-            "log any more; tiering would leave a hole. Restore the log, or drop and re-create the "
-            "table"
-        )
-    if tiered > end:
-        raise LakeError(
-            f"{path}, {bucket}: the lake has records up to {tiered - 1}, but the log ends at "
-            f"{end}; the cluster lost acknowledged records, or stands on an older copy of its "
-            "data. Restore the log, or drop and re-create the table"
-        )
+def _too_short(path: TablePath, bucket: TableBucket, tiered: int, end: int) -> str:
+    return (
+        f"{path}, {bucket}: the lake has records up to {tiered - 1}, but the log ends at "
+        f"{end}; the cluster lost acknowledged records, or stands on an older copy of its "
+        "data. Restore the log, or drop and re-create the table"
+    )
+
+
+def _lost_changes(path: TablePath, bucket: TableBucket, tiered: int, begin: int) -> str:
+    return (
+        f"{path}, {bucket}: records {tiered} to {begin - 1} are neither in the lake nor in the log "
+        "any more: table.log.ttl removed these changes while the table was not tiered, and rows "
+        "that they changed would be wrong in the lake for ever. A key-value snapshot could stand "
+        "for them, and this version has none to read. Restore the log; or set "
+        "table.datalake.enabled=false and leave the lake as it is; or drop and re-create the table"
+    )
+
+
+def _tiered(state: TableState, bucket: TableBucket) -> int | None:
+    return None if state.lake is None else state.lake.offsets.get(bucket)
 
 
 def _partition_of(state: TableState, bucket: TableBucket) -> str | None:

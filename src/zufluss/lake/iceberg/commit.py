@@ -11,6 +11,8 @@ A commit has three outcomes. What tells them apart after an error:
 | | it is not, and the catalog is a local SQLite file | not applied (no request is under way) |
 | | it is not, and the head is the parent | unknown: the request may still arrive |
 | | the table cannot be loaded | unknown |
+| | the table is gone | unknown: it may have gone after the commit, under another name |
+| there is no such table, or any of a local SQLite file | the table is gone | not applied |
 
 The snapshot's id is chosen once, so an applied attempt is found by it. Manifests of attempts that
 were certainly not applied are removed; after an unknown outcome nothing is.
@@ -165,7 +167,7 @@ def _after(table: Table, answer: CommitTableResponse) -> Table:
 def _settle(table: Table, snapshot_id: int, problem: Exception) -> tuple[Table, bool]:
     """The table as it is now and whether the attempt landed; `LakeCommitUnknownError`."""
     for recheck in range(RECHECKS):
-        now = _load_or_none(table)
+        now = _load_or_none(table, problem)
         if now is not None:
             if now.metadata.snapshot_by_id(snapshot_id) is not None:
                 return now, True
@@ -199,12 +201,14 @@ def _head(table: Table) -> int | None:
     return table.metadata.current_snapshot_id
 
 
-def _load_or_none(table: Table) -> Table | None:
-    """The table now; None when the catalog does not answer."""
+def _load_or_none(table: Table, problem: Exception) -> Table | None:
+    """The table now; None when the catalog does not answer, or has another one or none by now."""
     try:
         return _reloaded(table)
     except LakeError:
-        raise
+        if isinstance(problem, NoSuchTableError) or is_sqlite(table.catalog):
+            raise
+        return None
     except Exception:  # any error means only that the question has no answer yet
         return None
 

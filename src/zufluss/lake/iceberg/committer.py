@@ -12,6 +12,9 @@ snapshot is gone: a table that was rolled back to before it has the older one as
 | timestamp | epoch milliseconds |
 | properties | what the snapshot was committed with |
 
+Fresh partitions are emptied of whatever they hold when the commit is made, foreign rows included:
+the result is as if everything that came before this commit had come before the partition.
+
 Position deletes name data files. When another writer has replaced such a file since the round
 began, the commit is refused: the rows they were to delete would come back.
 """
@@ -21,7 +24,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import (
@@ -54,6 +57,7 @@ from zufluss.lake.iceberg.handle import (
     POSITION_DELETES,
     IcebergCommittable,
     IcebergWriteResult,
+    PartitionValues,
     WriterHandle,
 )
 from zufluss.lake.iceberg.orphans import file_system, list_files, plain_path
@@ -96,12 +100,14 @@ class IcebergCommitter:
                 continue  # somebody else changed it at this moment: look again
         raise LakeError(f"lake table {self.table.path} is changed by others all the time")
 
-    def writer_handle(self) -> bytes:
-        """What writers of this round need."""
+    def writer_handle(self, fresh: Collection[str] = ()) -> bytes:
+        """What writers of this round need; of `fresh` partitions no live files."""
         lake = self._loaded()
         metadata, io = lake.metadata, lake.io
         base = metadata.current_snapshot()
         keys = metadata.schema().identifier_field_ids
+        files = live_files(io, base, keys) if self.table.has_primary_key else {}
+        emptied = s.partitions_values(self.table, fresh)
         location = metadata.location.rstrip("/")
         return WriterHandle(
             schema=metadata.schema().model_dump_json(),
@@ -111,7 +117,7 @@ class IcebergCommitter:
             io=file_properties(io.properties),
             properties={k: v for k, v in metadata.properties.items() if k != NEWEST_KEY},
             base_snapshot_id=base.snapshot_id if base else None,
-            files=live_files(io, base, keys) if self.table.has_primary_key else {},
+            files={at: found for at, found in files.items() if at[:-1] not in emptied},
         ).to_bytes()
 
     def newest(self) -> CommittedSnapshot | None:
@@ -133,11 +139,16 @@ class IcebergCommitter:
         return IcebergCommittable(tuple(files), bases.pop() if bases else None)
 
     def commit(
-        self, committable: IcebergCommittable, properties: Mapping[str, str], expected: int | None
+        self,
+        committable: IcebergCommittable,
+        properties: Mapping[str, str],
+        expected: int | None,
+        fresh: Collection[str] = (),
     ) -> CommitResult:
         """One snapshot with all files and these properties, if `expected` is the newest of ours."""
         snapshot_id = new_snapshot_id()
-        change = round_change(self.table, committable, properties, snapshot_id)
+        emptied = s.partitions_values(self.table, fresh)
+        change = round_change(self.table, committable, properties, snapshot_id, emptied)
         done = self._commit(change, committable, expected, snapshot_id)
         self._lake = done.table
         return done.result()
@@ -278,6 +289,7 @@ def round_change(
     committable: IcebergCommittable,
     properties: Mapping[str, str],
     snapshot_id: int,
+    emptied: frozenset[PartitionValues] = frozenset(),
 ) -> SnapshotChange:
     """A round as a change of the lake table: ours, of this table, and findable."""
     marked = {**properties, COMMIT_USER_KEY: COMMIT_USER, **table_identity(table)}
@@ -285,6 +297,7 @@ def round_change(
     return SnapshotChange(
         operation="overwrite" if deletes else "append",
         added=committable.files,
+        emptied=emptied,
         properties=marked,
         table_properties={NEWEST_KEY: newest_json(snapshot_id, marked)},
     )

@@ -219,11 +219,15 @@ class SnapshotChange:
     """What a snapshot does."""
 
     operation: Literal["append", "overwrite", "replace", "delete"]
-    """As its summary says; `replace` changes files, not rows."""
+    """As its summary says; `replace` changes files, not rows; an `append` that takes files out
+    becomes an `overwrite`."""
     added: Sequence[FileWritten] = ()
     """New files, all of the current partition spec."""
     removed: frozenset[str] = frozenset()
     """Paths of live data and delete files to take out."""
+    emptied: frozenset[PartitionValues] = frozenset()
+    """Partitions, by their values without the bucket, whose files are taken out, whichever they
+    are when the commit is made."""
     properties: Mapping[str, str] = field(default_factory=dict)
     """Properties of the snapshot."""
     table_properties: Mapping[str, str] = field(default_factory=dict)
@@ -262,7 +266,7 @@ class SnapshotBuilder:
         parent = metadata.current_snapshot()
         manifests = [m for m in parent.manifests(table.io) if _has_live(m)] if parent else []
         removed: list[DataFile] = []
-        if self.change.removed:
+        if self.change.removed or self.change.emptied:
             manifests, removed = self._without(table, manifests)
         manifests = self._merged(table, manifests)
         fields = {
@@ -359,7 +363,7 @@ class SnapshotBuilder:
         removed: list[DataFile] = []
         for manifest in manifests:
             entries = manifest_entries(table.io, manifest)
-            gone = [e for e in entries if e.data_file.file_path in self.change.removed]
+            gone = [entry for entry in entries if self._goes(entry.data_file)]
             if not gone:
                 out.append(manifest)
                 continue
@@ -375,6 +379,10 @@ class SnapshotBuilder:
                 f" any more ({min(missing)} is one); another writer replaced them, plan again"
             )
         return out, removed
+
+    def _goes(self, file: DataFile) -> bool:
+        change = self.change
+        return file.file_path in change.removed or partition_of(file)[:-1] in change.emptied
 
     def _merged(self, table: Table, manifests: list[ManifestFile]) -> list[ManifestFile]:
         """The manifests, with every level that is full merged into one."""
@@ -392,7 +400,7 @@ class SnapshotBuilder:
         return merged + [m for m in manifests if m.manifest_path not in doomed]
 
     def _summary(
-        self, metadata: TableMetadata, parent: Snapshot | None, removed: Iterable[DataFile]
+        self, metadata: TableMetadata, parent: Snapshot | None, removed: Sequence[DataFile]
     ) -> Summary:
         limit = int(metadata.properties.get("write.summary.partition-limit", "0"))
         collector = SnapshotSummaryCollector(partition_summary_limit=limit)
@@ -404,7 +412,9 @@ class SnapshotBuilder:
             collector.remove_file(file, schema=schema, partition_spec=specs[file.spec_id])
         counted = Summary(Operation.OVERWRITE, **{**self.change.properties, **collector.build()})
         totals = update_snapshot_summaries(counted, parent.summary if parent else None)
-        return Summary(Operation(self.change.operation), **totals.additional_properties)
+        replaces = self.change.operation == "append" and removed
+        operation = Operation.OVERWRITE if replaces else Operation(self.change.operation)
+        return Summary(operation, **totals.additional_properties)
 
     def _path(self, table: Table, name: str) -> str:
         return table.location_provider().new_metadata_location(name)

@@ -28,7 +28,7 @@ from zufluss.lake.iceberg.deletes import Positions, deleted_positions
 from zufluss.lake.iceberg.files import LakeFiles
 from zufluss.lake.iceberg.parquet import arrow_schema, columns_in_file, convert_table
 from zufluss.lake.iceberg.pruning import pruning_expression
-from zufluss.lake.iceberg.schema import partition_values
+from zufluss.lake.iceberg.schema import partitions_values
 from zufluss.model.expression import Expression
 from zufluss.model.lake import BUCKET_COLUMN, OFFSET_COLUMN, TIMESTAMP_COLUMN
 
@@ -81,19 +81,21 @@ class IcebergReader:
         *,
         filter: Expression | None = None,
         partitions: Collection[str] | None = None,
+        without: Collection[str] = (),
     ) -> LakeScan:
         """The files of a snapshot, without those that certainly hold nothing that is wanted."""
         self._see(snapshot_id)
         wanted = None
         if partitions is not None and self._table.is_partitioned:
-            wanted = {partition_values(self._table, name, 0)[:-1] for name in partitions}
+            wanted = partitions_values(self._table, partitions)
+        unwanted = partitions_values(self._table, without)
         scan = self._lake.scan(row_filter=self._pruning(filter), snapshot_id=snapshot_id)
         found = []
         try:
             for task in scan.plan_files():
                 file = task.file
                 values = tuple(file.partition[i] for i in range(len(file.partition) - 1))
-                if wanted is None or values in wanted:
+                if values not in unwanted and (wanted is None or values in wanted):
                     found.append(_lake_file(task))
         except ValueError as problem:
             raise LakeTableError(

@@ -26,7 +26,7 @@ The partition spec is the partition keys as they are, then `bucket[n]` of the bu
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import count
 from typing import Any
 
@@ -102,6 +102,8 @@ _FLUSS_TYPES: dict[type[IcebergType], Callable[[bool], t.DataType]] = {
         root=t.Root.TIMESTAMP_LTZ, precision=6, nullable=null
     ),
 }
+_AFRESH = "drop and re-create the table itself, which is then tiered afresh beside the old one"
+"""The way out that is always there; without its lake table alone a table cannot be tiered."""
 _DIGITS_MAX = 6
 """The most fractional digits of a time in Iceberg."""
 _EPOCH = dt.date(1970, 1, 1)
@@ -273,6 +275,11 @@ def partition_values(table: TableInfo, partition: str | None, bucket: int) -> Pa
     return (*values, bucket)
 
 
+def partitions_values(table: TableInfo, names: Iterable[str]) -> frozenset[PartitionValues]:
+    """The values of partitions, by name, without the bucket."""
+    return frozenset(partition_values(table, name, 0)[:-1] for name in names)
+
+
 def table_properties(table: TableInfo) -> dict[str, str]:
     """Properties of the lake table: defaults, the table's own, its identity.
 
@@ -362,21 +369,21 @@ def _check_spec(table: TableInfo, metadata: TableMetadata) -> None:
     if metadata.format_version != 2:
         raise LakeTableError(
             f"lake table {table.path} has format version {metadata.format_version}; version 2 is "
-            "what can be written, so restore the table from an older metadata file or drop it"
+            f"what can be written: restore it from an older metadata file, or {_AFRESH}"
         )
     schema = metadata.schema()
     wanted = partition_spec(table, schema)
     if not wanted.compatible_with(metadata.spec()):
         raise LakeTableError(
             f"lake table {table.path} is partitioned by {metadata.spec()}, not by {wanted}; its "
-            "partition spec was changed from outside, change it back"
+            f"partition spec was changed from outside: change it back, or {_AFRESH}"
         )
 
 
 def _changed(table: TableInfo, column: str, how: str, way_out: str) -> LakeTableError:
     return LakeTableError(
         f"column {column!r} of lake table {table.path} {how}; the lake table was changed from "
-        f"outside and does not fit the table: {way_out}, or drop the lake table to tier afresh"
+        f"outside and does not fit the table: {way_out}, or {_AFRESH}"
     )
 
 
