@@ -205,6 +205,28 @@ def test_a_snapshot_whose_offsets_file_is_gone_is_reported_from_its_own_offsets(
     assert list(known.offsets.values()) == [4]
 
 
+def test_such_a_snapshot_is_reported_without_partitions_that_were_dropped_meanwhile(
+    driver: Driver, lake: DevServer
+) -> None:
+    columns = "id INT, name STRING"
+    path = create_table(driver.connection, "part_gone", columns, partition_keys=["name"])
+    for name in ("a", "b"):
+        driver.admin.create_partition(path, {"name": name})
+    append(driver.connection, path, {"id": [1, 2], "name": ["a", "b"]})
+    driver.round()
+    append(driver.connection, path, {"id": [3, 4], "name": ["a", "b"]})
+    with pytest.raises(Crash):
+        driver.round(crash_at("server-commit"))
+    driver.admin.drop_partition(path, {"name": "a"})
+    for file in (lake.data_dir / "remote").rglob("*part_gone*/metadata/*.offsets"):
+        file.unlink()
+    result = driver.round()
+    assert (result.recovered, result.committed) == (True, False)
+    known = driver.admin.lake_snapshot(path)
+    assert known is not None
+    assert [known.partition_names[b.partition_id] for b in known.offsets] == ["b"]
+
+
 def test_a_commit_that_was_applied_although_it_failed_counts(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:

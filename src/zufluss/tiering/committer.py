@@ -95,7 +95,15 @@ class TableCommitter:
         except ZuflussError as problem:
             if not inline or problem.retriable or is_fenced(problem):
                 raise
-            self._commit(newest, self._tiering.prepare(self._lease, inline))
+            stored = self._tiering.prepare(self._lease, self._live(inline), ignore_previous=True)
+            self._commit(newest, stored)
+
+    def _live(self, offsets: Mapping[TableBucket, int]) -> Mapping[TableBucket, int]:
+        """Those of partitions that are still there; the coordinator takes no others."""
+        if all(bucket.partition_id is None for bucket in offsets):
+            return offsets
+        there = {found.partition_id for found in self._admin.list_partitions(self._lease.path)}
+        return {bucket: o for bucket, o in offsets.items() if bucket.partition_id in there}
 
     def _commit(self, newest: CommittedSnapshot, offsets_path: str) -> None:
         self.commit_to_server(newest.snapshot_id, offsets_path, readable=newest.readable)
