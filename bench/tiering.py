@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import statistics
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -25,6 +26,7 @@ import pyarrow.parquet as pq
 import zufluss
 from bench.report import Measure, number, quantity
 from bench.work import cpu_seconds, new_table, ten_columns
+from zufluss.obs.metrics import SERVICE_ROUND_SECONDS
 from zufluss.testing.server import DevServer
 from zufluss.testing.tiering import TieringProcess
 
@@ -34,6 +36,9 @@ FLINK = {"log": 515_000.0, "log cpu": 3.55, "first": 178_000.0, "update": 166_00
 """Rows/s, and CPU seconds per million rows with the server's; facts of Fluss 0.9.1, warm."""
 FLINK_MEMORY = 2.5e9
 FRESHNESS = "50ms"
+METRICS_PORT = 29123
+IDLE_SECONDS = 10.0
+ROUND_SECONDS = SERVICE_ROUND_SECONDS.name
 LAKE = {"datalake.format": "iceberg", "zufluss.log.flush": "os"}
 
 
@@ -41,7 +46,9 @@ def run(directory: Path, rounds: int, quick: bool) -> Iterator[Measure]:
     """Everything about tiering."""
     with ExitStack() as stack:
         server = stack.enter_context(DevServer(directory / "server", LAKE))
-        service = stack.enter_context(TieringProcess(server.bootstrap))
+        service = stack.enter_context(
+            TieringProcess(server.bootstrap, {"zufluss.metrics.port": str(METRICS_PORT)})
+        )
         connection = stack.enter_context(zufluss.connect(server.bootstrap))
         lake = Lake(server, service, connection)
         lake.round(lake.log_table("warm_up"), 100_000, lake.append)
@@ -51,6 +58,7 @@ def run(directory: Path, rounds: int, quick: bool) -> Iterator[Measure]:
         yield from _key_rounds(lake, 100_000 if quick else 1_000_000, 1 if quick else rounds)
         yield _memory(lake)
         yield from _freshness(lake, 5 if quick else 20)
+        yield _idle()
         yield _restart(lake)
 
 
@@ -241,6 +249,29 @@ def _freshness(lake: Lake, samples: int) -> Iterator[Measure]:
             unit="s",
             at_most=2.0,
         )
+
+
+def _idle() -> Measure:
+    """Mean seconds of the rounds while nobody writes; all of them find nothing new."""
+    before = _rounds()
+    time.sleep(IDLE_SECONDS)
+    count, seconds = (after - old for after, old in zip(_rounds(), before, strict=True))
+    return Measure(
+        "tiering.idle",
+        f"a round that finds nothing new ({count / IDLE_SECONDS:.0f} of them a second)",
+        f"{seconds / count * 1000:.1f} ms",
+        value=seconds / count,
+        unit="s",
+        at_most=0.5,
+    )
+
+
+def _rounds() -> tuple[float, float]:
+    """How many rounds the service has run, and how long they took together."""
+    with urllib.request.urlopen(f"http://localhost:{METRICS_PORT}/metrics") as answer:
+        lines = answer.read().decode().splitlines()
+    found = dict(line.rsplit(" ", 1) for line in lines if line.startswith(ROUND_SECONDS))
+    return float(found[f"{ROUND_SECONDS}_count"]), float(found[f"{ROUND_SECONDS}_sum"])
 
 
 def _visible_after(lake: Lake, path: str) -> float:

@@ -272,7 +272,7 @@ def test_partitions_are_read_one_by_one_or_together(conn, rounds):
 
 
 @pytest.mark.parametrize("key", ["", ", PRIMARY KEY (id, day)"], ids=["log", "primary key"])
-def test_a_dropped_partition_stays_readable_from_the_lake(conn, rounds, key):
+def test_a_dropped_partition_stays_readable_until_there_is_another_of_its_name(conn, rounds, key):
     with lake_table(conn, "id INT, day STRING, n INT" + key, partition_keys=["day"]) as table:
         write = upsert if key else append
         for day in ("d1", "d2"):
@@ -286,11 +286,13 @@ def test_a_dropped_partition_stays_readable_from_the_lake(conn, rounds, key):
         rounds.tier(table)
         assert ids(table) == [1, 2, 4]
         conn.admin.create_partition(table.path, "d1")
+        assert ids(table) == [2, 4]
         write(table, id=[5], day=["d1"], n=[2])
-        assert ids(table) == [1, 2, 4, 5]
-        assert ids(table, partitions=["d1"]) == [1, 5]
+        assert ids(table) == [2, 4, 5]
+        assert ids(table, partitions=["d1"]) == [5]
+        assert ids(table, source="lake") == [1, 2, 4]  # as it is until the next round
         rounds.tier(table)
-        assert ids(table) == ids(table, source="lake") == [1, 2, 4, 5]
+        assert ids(table) == ids(table, source="lake") == [2, 4, 5]
 
 
 def test_a_scan_that_follows_finds_partitions_created_later(server, rounds, conn):
@@ -462,6 +464,14 @@ def test_a_bucket_of_a_primary_key_table_whose_changes_are_gone_is_an_error(conn
         with pytest.raises(OffsetOutOfRangeError, match="changelog begins at offset 5"):
             tail_range(table.info, place, None, 5, 9)
         assert tail_range(table.info, place, 5, 5, 9).start == 5
+
+
+def test_a_lake_that_is_ahead_of_the_log_fails_the_read_and_says_why(conn):
+    with lake_table(conn, "id INT") as table:
+        place = BucketPlace(TableBucket(table.info.table_id, None, 0), None)
+        with pytest.raises(OffsetOutOfRangeError, match="up to offset 9, but the log ends at 8"):
+            tail_range(table.info, place, 10, 0, 8)
+        assert tail_range(table.info, place, 8, 0, 8).stop == 8
 
 
 # -- beside writers and rounds -----------------------------------------------------------------

@@ -287,6 +287,27 @@ def test_a_table_that_fails_comes_again_at_once_and_then_later_each_time(cluster
     assert cluster.status().state is TieringState.PENDING
 
 
+def test_a_table_whose_services_fall_silent_waits_like_one_that_fails(cluster: Cluster) -> None:
+    cluster.clock.now_ms = 3 * MINUTE
+    waits = []
+    for number in range(5):
+        lease = cluster.taken(1_000)
+        if number == 3:
+            cluster.queue.fail(lease)  # both count together
+        else:
+            cluster.clock.now_ms += 1_000
+        since = cluster.clock.now_ms
+        while cluster.status().state is not TieringState.PENDING:
+            cluster.clock.now_ms += 1_000
+        waits.append((cluster.clock.now_ms - since) // 1_000)
+    assert waits == [0, 1, 2, 4, 8]
+    assert cluster.status().failures == 5
+    cluster.queue.finish(cluster.taken(1_000), by_force=True)
+    cluster.taken(1_000)
+    cluster.clock.now_ms += 1_000
+    assert cluster.status().state is TieringState.PENDING
+
+
 def test_the_backoff_never_grows_beyond_its_limit() -> None:
     assert backoff_ms(10_000) == BACKOFF_MS_MAX
 

@@ -261,6 +261,29 @@ def test_a_commit_is_unknown_when_the_catalog_cannot_be_asked(
     assert ids_in_lake(tmp_path, table) == [1]
 
 
+def test_a_commit_is_unknown_when_the_table_vanished_after_it(
+    tmp_path: Path, faulty: FaultyCatalog
+) -> None:
+    """It was applied, and renamed by whoever created a table of its name: its manifests live."""
+    table = table_info()
+    made = committer(tmp_path, table)
+    committable = made.to_committable([write_round(made, [1])])
+    faulty.after = [ConnectionError("lost")]
+    commit, real = faulty.commit_table, faulty.real
+
+    def commit_and_rename(*asked: Any) -> Any:
+        try:
+            return commit(*asked)
+        finally:
+            real.rename_table(tuple(table.path), ("shop", "renamed"))
+
+    faulty.commit_table = commit_and_rename  # type: ignore[method-assign]
+    with pytest.raises(LakeCommitUnknownError):
+        made.commit(committable, {}, None)
+    found = real.load_table(("shop", "renamed")).scan(selected_fields=("id",)).to_arrow()
+    assert found["id"].to_pylist() == [1]
+
+
 def test_a_lost_request_is_tried_again_once_the_head_has_moved(
     tmp_path: Path, faulty: FaultyCatalog
 ) -> None:
@@ -439,6 +462,46 @@ def test_a_log_tables_handle_names_no_files(tmp_path: Path) -> None:
     made = committer(tmp_path, table_info())
     commit_ids(made, [1])
     assert WriterHandle.from_bytes(made.writer_handle()).files == {}
+
+
+def test_a_fresh_partition_is_emptied_of_what_is_there_at_each_attempt(
+    tmp_path: Path, faulty: FaultyCatalog
+) -> None:
+    """Another writer adds to the old partition, and the commit is tried again on top of that."""
+    columns = "day STRING NOT NULL, id BIGINT, name STRING"
+    table = table_info(columns, partition_keys=["day"], buckets=1)
+    made = committer(tmp_path, table)
+
+    def data(day: str, ids: list[int]) -> pa.Table:
+        return rows(ids).add_column(0, "day", pa.array([day] * len(ids)))
+
+    def written(day: str, ids: list[int]) -> IcebergCommittable:
+        handle = WriterHandle.from_bytes(made.writer_handle())
+        file = write_data(handle, data(day, ids), (day, 0))
+        return IcebergCommittable((file,), handle.base_snapshot_id)
+
+    first = made.commit(written("mon", [1, 2]), {}, None).snapshot_id
+    second = made.commit(written("tue", [3]), {}, first, ["tue"]).snapshot_id
+    fresh = written("mon", [9])
+
+    def foreign() -> None:
+        lake = lake_table(tmp_path, table)
+        for day, ids in (("mon", [4]), ("tue", [5])):
+            lake.append(data(day, ids).cast(lake.schema().as_arrow()))
+
+    faulty.on_commit = foreign
+    third = made.commit(fresh, {}, second, ["mon"]).snapshot_id
+    assert ids_in_lake(tmp_path, table) == [3, 5, 9]
+    assert ids_in_lake(tmp_path, table, second) == [1, 2, 3]
+    metadata = lake_table(tmp_path, table).metadata
+    summaries = [metadata.snapshot_by_id(i).summary for i in (first, second, third)]  # type: ignore[union-attr]
+    assert [s.operation for s in summaries if s] == [
+        Operation.APPEND,
+        Operation.APPEND,
+        Operation.OVERWRITE,
+    ]
+    assert summaries[-1] is not None
+    assert summaries[-1]["total-records"] == "3"
 
 
 def test_deletes_of_a_file_that_a_foreign_writer_replaced_are_refused(tmp_path: Path) -> None:

@@ -243,7 +243,7 @@ def test_a_change_from_outside_that_does_not_fit_names_column_and_way_out(
     committer(tmp_path, table)
     with lake_table(tmp_path, table).update_schema(allow_incompatible_changes=True) as update:
         change(update)
-    with pytest.raises(LakeTableError, match=f"{says}.*drop the lake table"):
+    with pytest.raises(LakeTableError, match=f"{says}.*drop and re-create the table"):
         committer(tmp_path, table)
 
 

@@ -274,6 +274,26 @@ def test_a_partition_dropped_under_a_frame_fails_the_read_and_says_so(lake, part
         frame.collect()
 
 
+@pytest.mark.parametrize("key", [[], ["day", "id"]], ids=["log", "primary key"])
+def test_a_partition_created_again_has_none_of_the_rows_of_the_old_one(lake, connection, key):
+    schema, keys = "id INT, day STRING", ["day"]
+    with lake_table(connection, schema, primary_key=key, partition_keys=keys) as table:
+        write = upsert if key else append
+        for day in ("mon", "tue"):
+            connection.admin.create_partition(table.path, {"day": day})
+        write(table, id=[1, 2, 3], day=["mon", "mon", "tue"])
+        lake.rounds.tier(table)
+        connection.admin.drop_partition(table.path, {"day": "mon"})
+        connection.admin.create_partition(table.path, {"day": "mon"})
+        assert lake.rows(table) == [(3, "tue")]
+        write(table, id=[2, 4], day=["mon", "mon"])
+        wanted = [(2, "mon"), (3, "tue"), (4, "mon")]
+        assert lake.rows(table) == lake.client_rows(table) == wanted
+        assert lake.rows(table, suffix="$lake") == [(1, "mon"), (2, "mon"), (3, "tue")]
+        lake.rounds.tier(table)
+        assert lake.rows(table) == lake.rows(table, suffix="$lake") == wanted
+
+
 # -- types -------------------------------------------------------------------------------------
 
 TYPES: dict[str, tuple[str, str, list[Any], list[Any]]] = {

@@ -6,9 +6,16 @@ from collections.abc import Iterator
 
 import pytest
 
+import zufluss
 from tests.tiering.acceptance import Tiered, tiered_cluster
 from tests.tiering.support import Driver, lake_server
+from zufluss.client.sync import Admin
 from zufluss.testing.server import DevServer
+
+
+def drop_tables(admin: Admin) -> None:
+    for table in admin.list_tables("fluss"):
+        admin.drop_table(f"fluss.{table}")
 
 
 @pytest.fixture(scope="session")
@@ -21,10 +28,8 @@ def shared_lake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevServer]
 def lake(shared_lake: DevServer) -> Iterator[DevServer]:
     """The shared server, with no tables before and after."""
     yield shared_lake
-    driver = Driver(shared_lake)
-    for table in driver.admin.list_tables("fluss"):
-        driver.admin.drop_table(f"fluss.{table}")
-    driver.close()
+    with zufluss.connect(shared_lake.bootstrap) as connection:
+        drop_tables(connection.admin)
 
 
 @pytest.fixture
@@ -36,7 +41,14 @@ def driver(lake: DevServer) -> Iterator[Driver]:
 
 
 @pytest.fixture(scope="package")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tiered]:
-    """A server of its own with the real service beside it, Spark and all; for acceptance tests."""
+def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tiered]:
+    """A server of its own with the real service beside it, Spark and all."""
     with tiered_cluster(tmp_path_factory.mktemp("cluster")) as made:
         yield made
+
+
+@pytest.fixture
+def cluster(shared_cluster: Tiered) -> Iterator[Tiered]:
+    """That cluster for one acceptance test; without tables before and after, so that it rests."""
+    yield shared_cluster
+    drop_tables(shared_cluster.admin)

@@ -12,6 +12,7 @@ from zufluss.lake.base import LakeError
 from zufluss.model.lake import LakeSnapshot
 from zufluss.model.table import TableBucket, TablePath
 from zufluss.tiering.splits import (
+    Hole,
     KvSnapshot,
     TableState,
     TieringLogSplit,
@@ -106,9 +107,37 @@ def test_a_snapshot_is_of_no_use_once_the_bucket_is_in_the_lake() -> None:
     assert plan.splits == (log_split(0, 2, 9),)
 
 
-def test_a_gap_between_lake_and_log_is_an_error_that_names_what_is_lost() -> None:
+def test_a_log_that_begins_behind_the_lake_is_tiered_from_there_and_leaves_a_hole() -> None:
+    lake = {bucket(0): 4, bucket(1): 9}
+    plan = plan_splits(
+        state({bucket(0): 9, bucket(1): 9}, lake=lake, begins={bucket(0): 7, bucket(1): 9}), 10
+    )
+    assert plan.splits == (log_split(0, 7, 9),)
+    assert plan.holes == (Hole(bucket(0), 4, 7),)
+
+
+def test_a_log_of_which_nothing_is_left_behind_the_lake_still_moves_the_offset() -> None:
+    plan = plan_splits(state({bucket(0): 9}, lake={bucket(0): 4}, begins={bucket(0): 9}), 10)
+    assert plan.splits == (log_split(0, 9, 9),)
+    assert (plan.holes, plan.offsets) == ((Hole(bucket(0), 4, 9),), {bucket(0): 9})
+    after = plan_splits(state({bucket(0): 9}, lake=plan.offsets, begins={bucket(0): 9}), 10)
+    assert (after.splits, after.holes) == ((), ())
+
+
+def test_a_gap_in_a_changelog_is_an_error_that_names_what_is_lost() -> None:
+    gap = state({bucket(0): 9}, lake={bucket(0): 4}, begins={bucket(0): 7}, keyed=True)
     with pytest.raises(LakeError, match=r"db\.t, table 7, bucket 0: records 4 to 6 are neither"):
-        plan_splits(state({bucket(0): 9}, lake={bucket(0): 4}, begins={bucket(0): 7}), 10)
+        plan_splits(gap, 10)
+
+
+def test_a_partition_that_the_lake_has_no_offset_of_is_fresh_when_it_is_written() -> None:
+    ends = {bucket(0, 5): 2, bucket(0, 6): 1}
+    assert plan_splits(state(ends), 10).fresh == frozenset(), "nothing was tiered yet"
+    plan = plan_splits(state(ends, lake={bucket(0, 5): 2, bucket(0, 4): 7}), 10)
+    assert plan.fresh == {"2025"}
+    empty = {bucket(0, 5): 2, bucket(0, 6): 0}
+    assert plan_splits(state(empty, lake={bucket(0, 5): 1}), 10).fresh == frozenset()
+    assert plan_splits(state(ends, lake={bucket(1, 5): 2, bucket(0, 6): 0}), 10).fresh == set()
 
 
 def test_a_log_that_ends_before_the_lake_does_is_an_error() -> None:

@@ -382,16 +382,22 @@ class Fetcher:
             raise reason
         pauses = [state.backoff.pause_seconds() for state in states if state.backoff]
         await asyncio.sleep(max(pauses))
-        for name in {state.place.partition for state in states}:
-            await self._refresh(name)
+        for name, id_ in {(s.place.partition, s.place.bucket.partition_id) for s in states}:
+            await self._refresh(name, id_)
         for state in states:
             state.paused = False
 
-    async def _refresh(self, partition: str | None) -> None:
+    async def _refresh(self, partition: str | None, partition_id: int | None) -> None:
         """Ask for the leaders of the table, or of a partition, which may be gone."""
-        names = [] if partition is None else [partition]
+        info, names = self._plan.info, [] if partition is None else [partition]
         try:
-            await self._connection.refresh_leaders(self._plan.info, names)
+            await self._connection.refresh_leaders(info, names)
+            for name in names:
+                now = self._connection.metadata.partitions.get((info.table_id, name))
+                if now is not None and now.partition_id != partition_id:
+                    raise PartitionNotExistError(
+                        f"table {info.path}: partition {name!r} was dropped and created again"
+                    )
         except PartitionNotExistError:
             if not self._plan.partitions_may_go:
                 raise

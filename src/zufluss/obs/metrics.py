@@ -228,7 +228,7 @@ SERVICE_BYTES = Metric(
     "zufluss_tiering_service_bytes_total",
     MetricKind.COUNTER,
     Source.TIERING,
-    "Bytes of files that committed rounds wrote to the lake.",
+    "Bytes of the records that committed rounds moved to the lake, as Arrow has them in memory.",
     OF_TABLE,
 )
 SERVICE_LAG_ROWS = Metric(
@@ -283,7 +283,7 @@ class TieringServiceMetrics:
         self._seconds.observe(seconds)
 
     def committed(self, path: TablePath, rows: int, size: int, at_ms: int) -> None:
-        """A round put that many log records and bytes of files into the lake."""
+        """A round put that many log records, and bytes of them in memory, into the lake."""
         self._rows.labels(*path).inc(rows)
         self._bytes.labels(*path).inc(size)
         self._last_commit.labels(*path).set(at_ms / 1000)
