@@ -12,6 +12,7 @@ server.
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import time
 import urllib.request
@@ -223,9 +224,10 @@ def _memory(lake: Lake) -> Measure:
 
 def _own_memory(pid: int) -> int:
     """Resident memory, pages shared between processes divided among them."""
-    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-        if line.startswith("Pss:"):
-            return int(line.split()[1]) * 1024
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a process that ended
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) * 1024
     return 0
 
 
