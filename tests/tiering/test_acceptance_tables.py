@@ -217,7 +217,7 @@ def test_f9_a_table_is_not_handed_out_before_its_freshness_is_over(driver: Drive
     for turn in range(2):
         append(driver.connection, path, rows(5, 5 * turn))
         lease = driver.receive()
-        assert time.monotonic() - began >= 1
+        assert time.monotonic() - began > 0.99  # the server counts in whole milliseconds
         assert driver.tier(lease).records == 5
         began = time.monotonic()
         driver.finish(lease)

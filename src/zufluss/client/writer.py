@@ -26,6 +26,7 @@ from typing import Any, Final, NamedTuple, Self
 
 import pyarrow as pa
 
+from zufluss.client.admin import AsyncAdmin
 from zufluss.client.assign import BucketAssigner, assigner_of, split_partitions
 from zufluss.client.budget import MemoryBudget
 from zufluss.client.connection import AsyncConnection, table_path
@@ -285,16 +286,24 @@ class BatchWriter:
     async def _partition_id(self, name: str | None, *, create: bool) -> int | None:
         if name is None:
             return None
+        known = self._connection.metadata.partitions.get((self.info.table_id, name))
+        if known is not None:
+            return known.partition_id
+        if create and self._options.create_partitions and not await self._exists(name):
+            await self._create_partition(name)
         try:
             return (await self._connection.partition(self.info, name)).partition_id
         except PartitionNotExistError as e:
-            if not (create and self._options.create_partitions):
-                raise PartitionNotExistError(
-                    f"table {self.info.path} has no partition {name!r}; create it, or allow "
-                    "client.writer.dynamic-create-partition.enabled"
-                ) from e
-        await self._create_partition(name)
-        return (await self._connection.partition(self.info, name)).partition_id
+            raise PartitionNotExistError(
+                f"table {self.info.path} has no partition {name!r}; create it, or allow "
+                "client.writer.dynamic-create-partition.enabled"
+            ) from e
+
+    async def _exists(self, name: str) -> bool:
+        """Whether there is such a partition; servers take their time to say so as metadata."""
+        spec = spec_of(self.info.partition_keys, name)
+        found = await AsyncAdmin(self._connection).list_partitions(self.info.path, spec)
+        return any(partition.name == name for partition in found)
 
     async def _create_partition(self, name: str) -> None:
         request = m.CreatePartitionRequest(
