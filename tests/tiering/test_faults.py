@@ -323,7 +323,8 @@ def test_f5_a_foreign_writer_that_commits_all_the_time_loses_no_row_and_hides_no
     keyed: bool,
 ) -> None:
     schema = KEYED if keyed else "id INT, name STRING"
-    path = create_table(connection, f"foreign_{keyed}", schema, bucket_count=2)
+    room = {"table.datalake.freshness": "200ms"}  # else we leave it none, and it starves
+    path = create_table(connection, f"foreign_{keyed}", schema, bucket_count=2, properties=room)
     with tiering(server.bootstrap, tmp_path):
         write_some(connection.table(path), rng, count())
         wait_until(lambda: is_tiered(connection, path))
