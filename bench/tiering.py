@@ -160,7 +160,7 @@ def _log_rounds(lake: Lake, directory: Path, size: int, rounds: int) -> Iterator
     rate, name = statistics.median(ours), _count(size)
     yield _against(
         f"tiering.log.{size}",
-        f"log table, {name} rows a round, against Flink",
+        f"log table, {name} new rows, against Flink",
         rate,
         FLINK["log"],
         " rows/s",
