@@ -91,7 +91,7 @@ def test_an_unknown_table_property_names_the_nearest_one() -> None:
         parse_table_property("table.log.tll", "7d")
 
 
-def test_the_alterable_table_properties_are_those_of_fluss() -> None:
+def test_the_alterable_table_properties_are_those_of_fluss_and_one_of_ours() -> None:
     # A property too many lets ALTER TABLE change what tables are built on.
     assert {key for key, option in TABLE_OPTIONS.items() if option.alterable} == {
         "table.datalake.enabled",
@@ -106,6 +106,7 @@ def test_the_alterable_table_properties_are_those_of_fluss() -> None:
         "table.auto-partition.num-precreate",
         "table.statistics.columns",
         "table.kv.standby-replica.enabled",
+        "table.zufluss.remote.placement",
     }
 
 

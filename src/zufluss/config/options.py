@@ -98,13 +98,124 @@ DATA_DIR = Option(
     "zufluss-data",
     "The directory for metadata and logs; relative to where the server is started.",
 )
+# ---------------------------------------------------------------------------------------------
+# Remote storage
+# ---------------------------------------------------------------------------------------------
+
 REMOTE_DATA_DIR: Option[str | None] = Option(
     "remote.data.dir",
     Kind.STRING,
     None,
-    "The directory for what servers share with tiering services, a path or `file:` URI: the "
-    "offsets files of lake snapshots.",
+    "The one place for remote files, a path or a URI (`file:`, `s3:`, `gs:`, `az:`, `abfs:`). With "
+    "`remote.data.dirs` it must be one of these. Without either, log segments stay on the server, "
+    "and snapshots and the offsets files of the lake lie beside its data.",
     default_text="`remote` in `data.dir`",
+)
+REMOTE_DATA_DIRS: Option[tuple[str, ...]] = Option(
+    "remote.data.dirs",
+    Kind.LIST,
+    (),
+    "Several places for remote files; new files are spread over them. A place that still has "
+    "files must stay in the list, with weight 0 or drained.",
+    dynamic=True,
+)
+REMOTE_DATA_DIRS_STRATEGY = Option(
+    "remote.data.dirs.strategy",
+    Kind.ENUM,
+    "ROUND_ROBIN",
+    "How new files are spread: evenly, or by `remote.data.dirs.weights`.",
+    allowed=("ROUND_ROBIN", "WEIGHTED_ROUND_ROBIN"),
+    dynamic=True,
+)
+REMOTE_DATA_DIRS_WEIGHTS: Option[tuple[str, ...]] = Option(
+    "remote.data.dirs.weights",
+    Kind.LIST,
+    (),
+    "The share of each of `remote.data.dirs` under WEIGHTED_ROUND_ROBIN, a whole number from 0 on; "
+    "0 takes no new files.",
+    dynamic=True,
+)
+REMOTE_LOG_TASK_INTERVAL_DURATION = Option(
+    "remote.log.task-interval-duration",
+    Kind.DURATION,
+    MINUTE_MS,
+    "How often closed log segments are copied to remote storage and expired ones removed there; "
+    "0 leaves logs on the server.",
+    minimum=0,
+)
+REMOTE_LOG_DATA_TRANSFER_THREAD_NUM = Option(
+    "remote.log.data-transfer-thread-num",
+    Kind.INT,
+    4,
+    "The number of files that a server sends to remote storage at once.",
+    minimum=1,
+    maximum=64,
+)
+KV_SNAPSHOT_INTERVAL = Option(
+    "kv.snapshot.interval",
+    Kind.DURATION,
+    10 * MINUTE_MS,
+    "How often a bucket of a primary-key table that has changed is copied to remote storage.",
+    minimum=1,
+)
+KV_SNAPSHOT_NUM_RETAINED = Option(
+    "kv.snapshot.num-retained",
+    Kind.INT,
+    2,
+    "The number of snapshots of a bucket that are kept.",
+    minimum=1,
+    maximum=1000,
+)
+ZUFLUSS_REMOTE_REQUEST_TIMEOUT = Option(
+    "zufluss.remote.request-timeout",
+    Kind.DURATION,
+    30 * SECOND_MS,
+    "How long one request to remote storage may take.",
+    minimum=100,
+)
+ZUFLUSS_REMOTE_DOWN_AFTER = Option(
+    "zufluss.remote.down-after",
+    Kind.INT,
+    3,
+    "After so many failures in a row a location gets no new files until it answers probes again.",
+    minimum=1,
+)
+ZUFLUSS_REMOTE_PROBE_INTERVAL = Option(
+    "zufluss.remote.probe-interval",
+    Kind.DURATION,
+    5 * SECOND_MS,
+    "How often a location that failed is tried; the time doubles, up to a minute, while it fails.",
+    minimum=10,
+)
+ZUFLUSS_REMOTE_ADAPTIVE_WEIGHTS = Option(
+    "zufluss.remote.adaptive-weights",
+    Kind.BOOL,
+    False,
+    "Give slow, failing or throttled locations fewer new files than their weight says, never more.",
+    dynamic=True,
+)
+ZUFLUSS_REMOTE_SWEEP_INTERVAL = Option(
+    "zufluss.remote.sweep.interval",
+    Kind.DURATION,
+    60 * MINUTE_MS,
+    "How often locations are searched for files that nothing refers to; 0 never.",
+    minimum=0,
+)
+ZUFLUSS_REMOTE_SWEEP_GRACE = Option(
+    "zufluss.remote.sweep.grace",
+    Kind.DURATION,
+    DAY_MS,
+    "A file that nothing refers to is removed when it is older than this: an upload that is under "
+    "way must be younger.",
+    minimum=0,
+)
+ZUFLUSS_REMOTE_TOKENS = Option(
+    "zufluss.remote.tokens",
+    Kind.ENUM,
+    "session",
+    "What clients get to read remote files with: `session`, short-lived credentials where the "
+    "store gives any; `none`, nothing, they bring their own.",
+    allowed=("session", "none"),
 )
 
 # ---------------------------------------------------------------------------------------------

@@ -240,6 +240,14 @@ TABLE_STATISTICS_COLUMNS: Option[str | None] = Option(
     "table, so that filters skip batches: `*`, or names separated by commas.",
     alterable=True,
 )
+TABLE_ZUFLUSS_REMOTE_PLACEMENT = Option(
+    "table.zufluss.remote.placement",
+    Kind.STRING,
+    "cluster",
+    "Where the table's remote files go: `cluster` spreads them over all locations, `partition` "
+    "keeps those of a partition (or table) in one, `pinned:1,3` in the locations of these ids.",
+    alterable=True,
+)
 
 TABLE_OPTIONS: Mapping[str, Option[Any]] = {
     value.key: value for value in list(globals().values()) if isinstance(value, Option)

@@ -41,6 +41,8 @@ class Lookups:
 
     def __init__(self, server: TabletServer) -> None:
         self.server = server
+        self.answered = 0
+        """Lookups that were answered the short way."""
         self._places = LookupPlaces.of(KEYS_MAX)
         self._out = np.empty(ANSWER_BYTES, np.uint8)
 
@@ -69,6 +71,7 @@ class Lookups:
                     array, places, count, horizon, partition, bucket, out
                 )
                 if size >= 0:
+                    self.answered += 1
                     connection.respond_small(request_id, out[:size].tobytes())
                     connection.done()
                     return

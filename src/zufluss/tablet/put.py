@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -57,6 +58,12 @@ PRESSURE_FROM = 0.25
 """Answers tell how full the queue is from this share on."""
 BACKPRESSURE_VERSION = 2
 """From this version of PUT_KV on clients know the error for a full queue."""
+
+YIELD_TO_LOOKUPS = 0.75
+"""The worker rests for this share of the time of a put during which lookups were answered.
+
+Puts keep both cores busy if they can, and then lookups wait for a core at every turn. A put takes
+about a millisecond, so nobody waits long for this."""
 
 _COUNT_AT = 24
 _COUNT = struct.Struct("<i")
@@ -221,13 +228,18 @@ class Putter:
         self._queued_bytes += size
         now_ms = self.server.clock_ms()
 
+        lookups = self.server.lookups
+
         def work() -> None:
+            began, answered = time.monotonic(), lookups.answered
             try:
                 prepared = tablet.prepare(records, targets, mode, now_ms)
             except Exception as e:
                 encoder.submit(partial(_raise, e), done)
             else:
                 encoder.submit(partial(_encode, prepared), done)
+            if lookups.answered > answered:
+                time.sleep(YIELD_TO_LOOKUPS * (time.monotonic() - began))
 
         def done(outcome: Encoded | Exception) -> None:
             self._queued_bytes -= size

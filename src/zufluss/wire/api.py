@@ -4,9 +4,10 @@ Every RPC of the protocol is declared here once, whether a server implements it 
 server advertises is what it registered handlers for. `roles` says who answers a key in a cluster
 with the roles apart; one process with both roles answers the union on one port.
 
-Keys from 30000 are ours (`extension.proto`): zufluss servers use them among themselves, and they
-are private so that they are never offered to a client. Private APIs are for servers only, but for
-those of a tiering service: it is no server of the cluster, and comes as clients do.
+Keys from 30000 are ours (`extension.proto`): zufluss servers use them among themselves, and those
+are private so that they are never offered to a client; the administration of remote locations is
+for clients of ours. Private APIs are for servers only, but for those of a tiering service: it is no
+server of the cluster, and comes as clients do.
 """
 
 from __future__ import annotations
@@ -97,6 +98,11 @@ class ApiKey(IntEnum):
     TABLET_HEARTBEAT = 30001
     ALLOCATE_WRITER_IDS = 30002
     ALLOCATE_IDS = 30003
+    UPDATE_LOCATIONS = 30004
+    GET_BUCKET_REMOTES = 30005
+    LIST_LOCATIONS = 30010
+    ALTER_LOCATION = 30011
+    PROBE_LOCATION = 30012
 
 
 EXTENSION_KEY_MIN: Final = 30000
@@ -131,8 +137,12 @@ _TIERING: Final = frozenset(
         ApiKey.COMMIT_LAKE_TABLE_SNAPSHOT,
     }
 )
+_OUR_CLIENTS: Final = frozenset(
+    {ApiKey.LIST_LOCATIONS, ApiKey.ALTER_LOCATION, ApiKey.PROBE_LOCATION}
+)
 _TABLET_ONLY: Final = frozenset(
     {
+        ApiKey.UPDATE_LOCATIONS,
         ApiKey.UPDATE_METADATA,
         ApiKey.PRODUCE_LOG,
         ApiKey.FETCH_LOG,
@@ -214,7 +224,7 @@ def _api(key: ApiKey) -> Api:
         min_version=0,
         max_version=_MAX_VERSION.get(key, 0),
         public=public,
-        for_clients=public or key in _TIERING,
+        for_clients=public or key in _TIERING or key in _OUR_CLIENTS,
         request=getattr(messages, f"{stem}Request"),
         response=getattr(messages, f"{stem}Response"),
         roles=_roles(key),

@@ -362,12 +362,19 @@ class GetFileSystemSecurityTokenRequest(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    TABLES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def tables(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.PbPhysicalTablePath]:
+        """ours: tokens for these only; none: for all there are"""
+
     def __init__(
         self,
+        *,
+        tables: _abc.Iterable[_common_pb2.PbPhysicalTablePath] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tables", b"tables"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -381,12 +388,17 @@ class GetFileSystemSecurityTokenResponse(_message.Message):
     TOKEN_FIELD_NUMBER: _builtins.int
     EXPIRATION_TIME_FIELD_NUMBER: _builtins.int
     ADDITION_INFO_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
     schema: _builtins.str
     token: _builtins.bytes
     """JSON; empty when the file system needs none"""
     expiration_time: _builtins.int
     @_builtins.property
     def addition_info(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.PbKeyValue]: ...
+    @_builtins.property
+    def tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___PbFileSystemToken]:
+        """ours: one per file system, the first one again first"""
+
     def __init__(
         self,
         *,
@@ -394,11 +406,50 @@ class GetFileSystemSecurityTokenResponse(_message.Message):
         token: _builtins.bytes | None = ...,
         expiration_time: _builtins.int | None = ...,
         addition_info: _abc.Iterable[_common_pb2.PbKeyValue] | None = ...,
+        tokens: _abc.Iterable[Global___PbFileSystemToken] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["expiration_time", b"expiration_time", "schema", b"schema", "token", b"token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["addition_info", b"addition_info", "expiration_time", b"expiration_time", "schema", b"schema", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addition_info", b"addition_info", "expiration_time", b"expiration_time", "schema", b"schema", "token", b"token", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetFileSystemSecurityTokenResponse: _TypeAlias = GetFileSystemSecurityTokenResponse  # noqa: Y015
+
+@_typing.final
+class PbFileSystemToken(_message.Message):
+    """A token for everything below a prefix; the longest prefix of a path counts."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PREFIX_FIELD_NUMBER: _builtins.int
+    SCHEMA_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    EXPIRATION_TIME_FIELD_NUMBER: _builtins.int
+    ADDITION_INFO_FIELD_NUMBER: _builtins.int
+    PATH_SCOPED_FIELD_NUMBER: _builtins.int
+    prefix: _builtins.str
+    schema: _builtins.str
+    token: _builtins.bytes
+    expiration_time: _builtins.int
+    path_scoped: _builtins.bool
+    """it opens nothing outside the prefix"""
+    @_builtins.property
+    def addition_info(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.PbKeyValue]: ...
+    def __init__(
+        self,
+        *,
+        prefix: _builtins.str | None = ...,
+        schema: _builtins.str | None = ...,
+        token: _builtins.bytes | None = ...,
+        expiration_time: _builtins.int | None = ...,
+        addition_info: _abc.Iterable[_common_pb2.PbKeyValue] | None = ...,
+        path_scoped: _builtins.bool | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["expiration_time", b"expiration_time", "path_scoped", b"path_scoped", "prefix", b"prefix", "schema", b"schema", "token", b"token"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addition_info", b"addition_info", "expiration_time", b"expiration_time", "path_scoped", b"path_scoped", "prefix", b"prefix", "schema", b"schema", "token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PbFileSystemToken: _TypeAlias = PbFileSystemToken  # noqa: Y015

@@ -23,29 +23,66 @@ _sym_db = _symbol_database.Default()
 
 
 from zufluss.wire.proto import cluster_pb2 as zufluss_dot_wire_dot_proto_dot_cluster__pb2
+from zufluss.wire.proto import common_pb2 as zufluss_dot_wire_dot_proto_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"zufluss/wire/proto/extension.proto\x12\x0czufluss.wire\x1a zufluss/wire/proto/cluster.proto\"Q\n\x1bRegisterTabletServerRequest\x12\x11\n\tserver_id\x18\x01 \x02(\x05\x12\x11\n\tlisteners\x18\x02 \x02(\t\x12\x0c\n\x04rack\x18\x03 \x01(\t\"\xdc\x01\n\x1cRegisterTabletServerResponse\x12\x14\n\x0cserver_epoch\x18\x01 \x02(\x05\x12\x19\n\x11\x63oordinator_epoch\x18\x02 \x02(\x05\x12\x35\n\x08metadata\x18\x03 \x02(\x0b\x32#.zufluss.wire.UpdateMetadataRequest\x12@\n\x08replicas\x18\x04 \x03(\x0b\x32..zufluss.wire.PbNotifyLeaderAndIsrReqForBucket\x12\x12\n\ncluster_id\x18\x05 \x02(\t\"A\n\x16TabletHeartbeatRequest\x12\x11\n\tserver_id\x18\x01 \x02(\x05\x12\x14\n\x0cserver_epoch\x18\x02 \x02(\x05\"4\n\x17TabletHeartbeatResponse\x12\x19\n\x11\x63oordinator_epoch\x18\x01 \x02(\x05\")\n\x18\x41llocateWriterIdsRequest\x12\r\n\x05\x63ount\x18\x01 \x02(\x05\"C\n\x19\x41llocateWriterIdsResponse\x12\x17\n\x0f\x66irst_writer_id\x18\x01 \x02(\x03\x12\r\n\x05\x63ount\x18\x02 \x02(\x05\"H\n\x12\x41llocateIdsRequest\x12\x10\n\x08table_id\x18\x01 \x02(\x03\x12\x11\n\tcolumn_id\x18\x02 \x02(\x05\x12\r\n\x05\x63ount\x18\x03 \x02(\x03\"1\n\x13\x41llocateIdsResponse\x12\r\n\x05start\x18\x01 \x02(\x03\x12\x0b\n\x03\x65nd\x18\x02 \x02(\x03')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"zufluss/wire/proto/extension.proto\x12\x0czufluss.wire\x1a zufluss/wire/proto/cluster.proto\x1a\x1fzufluss/wire/proto/common.proto\"Q\n\x1bRegisterTabletServerRequest\x12\x11\n\tserver_id\x18\x01 \x02(\x05\x12\x11\n\tlisteners\x18\x02 \x02(\t\x12\x0c\n\x04rack\x18\x03 \x01(\t\"\x8a\x02\n\x1cRegisterTabletServerResponse\x12\x14\n\x0cserver_epoch\x18\x01 \x02(\x05\x12\x19\n\x11\x63oordinator_epoch\x18\x02 \x02(\x05\x12\x35\n\x08metadata\x18\x03 \x02(\x0b\x32#.zufluss.wire.UpdateMetadataRequest\x12@\n\x08replicas\x18\x04 \x03(\x0b\x32..zufluss.wire.PbNotifyLeaderAndIsrReqForBucket\x12\x12\n\ncluster_id\x18\x05 \x02(\t\x12,\n\tlocations\x18\x06 \x01(\x0b\x32\x19.zufluss.wire.PbLocations\"{\n\x16TabletHeartbeatRequest\x12\x11\n\tserver_id\x18\x01 \x02(\x05\x12\x14\n\x0cserver_epoch\x18\x02 \x02(\x05\x12\x38\n\x10location_reports\x18\x03 \x03(\x0b\x32\x1e.zufluss.wire.PbLocationReport\"4\n\x17TabletHeartbeatResponse\x12\x19\n\x11\x63oordinator_epoch\x18\x01 \x02(\x05\")\n\x18\x41llocateWriterIdsRequest\x12\r\n\x05\x63ount\x18\x01 \x02(\x05\"C\n\x19\x41llocateWriterIdsResponse\x12\x17\n\x0f\x66irst_writer_id\x18\x01 \x02(\x03\x12\r\n\x05\x63ount\x18\x02 \x02(\x05\"H\n\x12\x41llocateIdsRequest\x12\x10\n\x08table_id\x18\x01 \x02(\x03\x12\x11\n\tcolumn_id\x18\x02 \x02(\x05\x12\r\n\x05\x63ount\x18\x03 \x02(\x03\"1\n\x13\x41llocateIdsResponse\x12\r\n\x05start\x18\x01 \x02(\x03\x12\x0b\n\x03\x65nd\x18\x02 \x02(\x03\"M\n\nPbLocation\x12\x13\n\x0blocation_id\x18\x01 \x02(\x05\x12\x0b\n\x03uri\x18\x02 \x02(\t\x12\x0e\n\x06weight\x18\x03 \x02(\x05\x12\r\n\x05state\x18\x04 \x02(\x05\"o\n\x0bPbLocations\x12\x0f\n\x07version\x18\x01 \x02(\x03\x12+\n\tlocations\x18\x02 \x03(\x0b\x32\x18.zufluss.wire.PbLocation\x12\x10\n\x08\x65xplicit\x18\x03 \x02(\x08\x12\x10\n\x08\x61\x64\x61ptive\x18\x04 \x02(\x08\"\xb5\x01\n\x10PbLocationReport\x12\x13\n\x0blocation_id\x18\x01 \x02(\x05\x12\x0e\n\x06health\x18\x02 \x02(\x05\x12\x14\n\x0cplaced_files\x18\x03 \x02(\x03\x12\x14\n\x0cplaced_bytes\x18\x04 \x02(\x03\x12\x0e\n\x06\x65rrors\x18\x05 \x02(\x03\x12\x12\n\nlatency_ms\x18\x06 \x02(\x01\x12\x18\n\x10\x65\x66\x66\x65\x63tive_weight\x18\x07 \x02(\x01\x12\x12\n\nlast_error\x18\x08 \x01(\t\"w\n\x16UpdateLocationsRequest\x12\x19\n\x11\x63oordinator_epoch\x18\x01 \x02(\x05\x12\x14\n\x0cserver_epoch\x18\x02 \x02(\x05\x12,\n\tlocations\x18\x03 \x02(\x0b\x32\x19.zufluss.wire.PbLocations\"\x19\n\x17UpdateLocationsResponse\"G\n\x17GetBucketRemotesRequest\x12,\n\x07\x62uckets\x18\x01 \x03(\x0b\x32\x1b.zufluss.wire.PbTableBucket\"I\n\x18GetBucketRemotesResponse\x12-\n\x07remotes\x18\x01 \x03(\x0b\x32\x1c.zufluss.wire.PbBucketRemote\"\xf4\x01\n\x0ePbBucketRemote\x12+\n\x06\x62ucket\x18\x01 \x02(\x0b\x32\x1b.zufluss.wire.PbTableBucket\x12\x19\n\x11manifest_location\x18\x02 \x01(\x05\x12\x15\n\rmanifest_path\x18\x03 \x01(\t\x12\x1b\n\x13remote_start_offset\x18\x04 \x01(\x03\x12\x19\n\x11remote_end_offset\x18\x05 \x01(\x03\x12\x18\n\x10next_snapshot_id\x18\x06 \x01(\x03\x12\x31\n\tsnapshots\x18\x07 \x03(\x0b\x32\x1e.zufluss.wire.PbSnapshotHandle\"m\n\x10PbSnapshotHandle\x12\x13\n\x0bsnapshot_id\x18\x01 \x02(\x03\x12\x12\n\nlog_offset\x18\x02 \x02(\x03\x12\x19\n\x11metadata_location\x18\x03 \x02(\x05\x12\x15\n\rmetadata_path\x18\x04 \x02(\t\"\x16\n\x14ListLocationsRequest\"[\n\x15ListLocationsResponse\x12\x0f\n\x07version\x18\x01 \x02(\x03\x12\x31\n\tlocations\x18\x02 \x03(\x0b\x32\x1e.zufluss.wire.PbLocationStatus\"\x97\x01\n\x10PbLocationStatus\x12*\n\x08location\x18\x01 \x02(\x0b\x32\x18.zufluss.wire.PbLocation\x12\x12\n\nlive_files\x18\x02 \x02(\x03\x12\x12\n\nlive_bytes\x18\x03 \x02(\x03\x12/\n\x07servers\x18\x04 \x03(\x0b\x32\x1e.zufluss.wire.PbLocationServer\"U\n\x10PbLocationServer\x12\x11\n\tserver_id\x18\x01 \x02(\x05\x12.\n\x06report\x18\x02 \x02(\x0b\x32\x1e.zufluss.wire.PbLocationReport\"n\n\x14\x41lterLocationRequest\x12\n\n\x02op\x18\x01 \x02(\x05\x12\x13\n\x0blocation_id\x18\x02 \x01(\x05\x12\x0b\n\x03uri\x18\x03 \x01(\t\x12\x0e\n\x06weight\x18\x04 \x01(\x05\x12\x18\n\x10\x65xpected_version\x18\x05 \x01(\x03\"T\n\x15\x41lterLocationResponse\x12\x0f\n\x07version\x18\x01 \x02(\x03\x12*\n\x08location\x18\x02 \x02(\x0b\x32\x18.zufluss.wire.PbLocation\"+\n\x14ProbeLocationRequest\x12\x13\n\x0blocation_id\x18\x01 \x01(\x05\">\n\x15ProbeLocationResponse\x12%\n\x06probes\x18\x01 \x03(\x0b\x32\x15.zufluss.wire.PbProbe\"A\n\x07PbProbe\x12\x13\n\x0blocation_id\x18\x01 \x02(\x05\x12\x12\n\nlatency_ms\x18\x02 \x02(\x01\x12\r\n\x05\x65rror\x18\x03 \x01(\t')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'zufluss.wire.proto.extension_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_REGISTERTABLETSERVERREQUEST']._serialized_start=86
-  _globals['_REGISTERTABLETSERVERREQUEST']._serialized_end=167
-  _globals['_REGISTERTABLETSERVERRESPONSE']._serialized_start=170
-  _globals['_REGISTERTABLETSERVERRESPONSE']._serialized_end=390
-  _globals['_TABLETHEARTBEATREQUEST']._serialized_start=392
-  _globals['_TABLETHEARTBEATREQUEST']._serialized_end=457
-  _globals['_TABLETHEARTBEATRESPONSE']._serialized_start=459
-  _globals['_TABLETHEARTBEATRESPONSE']._serialized_end=511
-  _globals['_ALLOCATEWRITERIDSREQUEST']._serialized_start=513
-  _globals['_ALLOCATEWRITERIDSREQUEST']._serialized_end=554
-  _globals['_ALLOCATEWRITERIDSRESPONSE']._serialized_start=556
-  _globals['_ALLOCATEWRITERIDSRESPONSE']._serialized_end=623
-  _globals['_ALLOCATEIDSREQUEST']._serialized_start=625
-  _globals['_ALLOCATEIDSREQUEST']._serialized_end=697
-  _globals['_ALLOCATEIDSRESPONSE']._serialized_start=699
-  _globals['_ALLOCATEIDSRESPONSE']._serialized_end=748
+  _globals['_REGISTERTABLETSERVERREQUEST']._serialized_start=119
+  _globals['_REGISTERTABLETSERVERREQUEST']._serialized_end=200
+  _globals['_REGISTERTABLETSERVERRESPONSE']._serialized_start=203
+  _globals['_REGISTERTABLETSERVERRESPONSE']._serialized_end=469
+  _globals['_TABLETHEARTBEATREQUEST']._serialized_start=471
+  _globals['_TABLETHEARTBEATREQUEST']._serialized_end=594
+  _globals['_TABLETHEARTBEATRESPONSE']._serialized_start=596
+  _globals['_TABLETHEARTBEATRESPONSE']._serialized_end=648
+  _globals['_ALLOCATEWRITERIDSREQUEST']._serialized_start=650
+  _globals['_ALLOCATEWRITERIDSREQUEST']._serialized_end=691
+  _globals['_ALLOCATEWRITERIDSRESPONSE']._serialized_start=693
+  _globals['_ALLOCATEWRITERIDSRESPONSE']._serialized_end=760
+  _globals['_ALLOCATEIDSREQUEST']._serialized_start=762
+  _globals['_ALLOCATEIDSREQUEST']._serialized_end=834
+  _globals['_ALLOCATEIDSRESPONSE']._serialized_start=836
+  _globals['_ALLOCATEIDSRESPONSE']._serialized_end=885
+  _globals['_PBLOCATION']._serialized_start=887
+  _globals['_PBLOCATION']._serialized_end=964
+  _globals['_PBLOCATIONS']._serialized_start=966
+  _globals['_PBLOCATIONS']._serialized_end=1077
+  _globals['_PBLOCATIONREPORT']._serialized_start=1080
+  _globals['_PBLOCATIONREPORT']._serialized_end=1261
+  _globals['_UPDATELOCATIONSREQUEST']._serialized_start=1263
+  _globals['_UPDATELOCATIONSREQUEST']._serialized_end=1382
+  _globals['_UPDATELOCATIONSRESPONSE']._serialized_start=1384
+  _globals['_UPDATELOCATIONSRESPONSE']._serialized_end=1409
+  _globals['_GETBUCKETREMOTESREQUEST']._serialized_start=1411
+  _globals['_GETBUCKETREMOTESREQUEST']._serialized_end=1482
+  _globals['_GETBUCKETREMOTESRESPONSE']._serialized_start=1484
+  _globals['_GETBUCKETREMOTESRESPONSE']._serialized_end=1557
+  _globals['_PBBUCKETREMOTE']._serialized_start=1560
+  _globals['_PBBUCKETREMOTE']._serialized_end=1804
+  _globals['_PBSNAPSHOTHANDLE']._serialized_start=1806
+  _globals['_PBSNAPSHOTHANDLE']._serialized_end=1915
+  _globals['_LISTLOCATIONSREQUEST']._serialized_start=1917
+  _globals['_LISTLOCATIONSREQUEST']._serialized_end=1939
+  _globals['_LISTLOCATIONSRESPONSE']._serialized_start=1941
+  _globals['_LISTLOCATIONSRESPONSE']._serialized_end=2032
+  _globals['_PBLOCATIONSTATUS']._serialized_start=2035
+  _globals['_PBLOCATIONSTATUS']._serialized_end=2186
+  _globals['_PBLOCATIONSERVER']._serialized_start=2188
+  _globals['_PBLOCATIONSERVER']._serialized_end=2273
+  _globals['_ALTERLOCATIONREQUEST']._serialized_start=2275
+  _globals['_ALTERLOCATIONREQUEST']._serialized_end=2385
+  _globals['_ALTERLOCATIONRESPONSE']._serialized_start=2387
+  _globals['_ALTERLOCATIONRESPONSE']._serialized_end=2471
+  _globals['_PROBELOCATIONREQUEST']._serialized_start=2473
+  _globals['_PROBELOCATIONREQUEST']._serialized_end=2516
+  _globals['_PROBELOCATIONRESPONSE']._serialized_start=2518
+  _globals['_PROBELOCATIONRESPONSE']._serialized_end=2580
+  _globals['_PBPROBE']._serialized_start=2582
+  _globals['_PBPROBE']._serialized_end=2647
 # @@protoc_insertion_point(module_scope)

@@ -189,12 +189,15 @@ class FetchLogRequest(_message.Message):
     MAX_WAIT_MS_FIELD_NUMBER: _builtins.int
     MIN_BYTES_FIELD_NUMBER: _builtins.int
     READ_PREFERENCE_FIELD_NUMBER: _builtins.int
+    ANY_LOCATION_FIELD_NUMBER: _builtins.int
     follower_server_id: _builtins.int
     """-1 for a client"""
     max_bytes: _builtins.int
     max_wait_ms: _builtins.int
     min_bytes: _builtins.int
     read_preference: _builtins.int
+    any_location: _builtins.bool
+    """ours: the reader has a token for every remote location"""
     @_builtins.property
     def tables_req(self) -> _containers.RepeatedCompositeFieldContainer[Global___PbFetchLogReqForTable]: ...
     def __init__(
@@ -206,10 +209,11 @@ class FetchLogRequest(_message.Message):
         max_wait_ms: _builtins.int | None = ...,
         min_bytes: _builtins.int | None = ...,
         read_preference: _builtins.int | None = ...,
+        any_location: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["follower_server_id", b"follower_server_id", "max_bytes", b"max_bytes", "max_wait_ms", b"max_wait_ms", "min_bytes", b"min_bytes", "read_preference", b"read_preference"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["any_location", b"any_location", "follower_server_id", b"follower_server_id", "max_bytes", b"max_bytes", "max_wait_ms", b"max_wait_ms", "min_bytes", b"min_bytes", "read_preference", b"read_preference"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["follower_server_id", b"follower_server_id", "max_bytes", b"max_bytes", "max_wait_ms", b"max_wait_ms", "min_bytes", b"min_bytes", "read_preference", b"read_preference", "tables_req", b"tables_req"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["any_location", b"any_location", "follower_server_id", b"follower_server_id", "max_bytes", b"max_bytes", "max_wait_ms", b"max_wait_ms", "min_bytes", b"min_bytes", "read_preference", b"read_preference", "tables_req", b"tables_req"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -420,11 +424,14 @@ class PbRemoteLogSegment(_message.Message):
     REMOTE_LOG_END_OFFSET_FIELD_NUMBER: _builtins.int
     SEGMENT_SIZE_IN_BYTES_FIELD_NUMBER: _builtins.int
     MAX_TIMESTAMP_FIELD_NUMBER: _builtins.int
+    CRC32C_FIELD_NUMBER: _builtins.int
     remote_log_segment_id: _builtins.str
     remote_log_start_offset: _builtins.int
     remote_log_end_offset: _builtins.int
     segment_size_in_bytes: _builtins.int
     max_timestamp: _builtins.int
+    crc32c: _builtins.int
+    """ours: of the whole file"""
     def __init__(
         self,
         *,
@@ -433,10 +440,11 @@ class PbRemoteLogSegment(_message.Message):
         remote_log_end_offset: _builtins.int | None = ...,
         segment_size_in_bytes: _builtins.int | None = ...,
         max_timestamp: _builtins.int | None = ...,
+        crc32c: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["max_timestamp", b"max_timestamp", "remote_log_end_offset", b"remote_log_end_offset", "remote_log_segment_id", b"remote_log_segment_id", "remote_log_start_offset", b"remote_log_start_offset", "segment_size_in_bytes", b"segment_size_in_bytes"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["crc32c", b"crc32c", "max_timestamp", b"max_timestamp", "remote_log_end_offset", b"remote_log_end_offset", "remote_log_segment_id", b"remote_log_segment_id", "remote_log_start_offset", b"remote_log_start_offset", "segment_size_in_bytes", b"segment_size_in_bytes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_timestamp", b"max_timestamp", "remote_log_end_offset", b"remote_log_end_offset", "remote_log_segment_id", b"remote_log_segment_id", "remote_log_start_offset", b"remote_log_start_offset", "segment_size_in_bytes", b"segment_size_in_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["crc32c", b"crc32c", "max_timestamp", b"max_timestamp", "remote_log_end_offset", b"remote_log_end_offset", "remote_log_segment_id", b"remote_log_segment_id", "remote_log_start_offset", b"remote_log_start_offset", "segment_size_in_bytes", b"segment_size_in_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

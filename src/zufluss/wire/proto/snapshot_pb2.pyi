@@ -214,17 +214,25 @@ class PbRemotePathAndLocalFile(_message.Message):
 
     REMOTE_PATH_FIELD_NUMBER: _builtins.int
     LOCAL_FILE_NAME_FIELD_NUMBER: _builtins.int
+    SIZE_FIELD_NUMBER: _builtins.int
+    CRC32C_FIELD_NUMBER: _builtins.int
     remote_path: _builtins.str
     local_file_name: _builtins.str
+    size: _builtins.int
+    """ours"""
+    crc32c: _builtins.int
+    """ours"""
     def __init__(
         self,
         *,
         remote_path: _builtins.str | None = ...,
         local_file_name: _builtins.str | None = ...,
+        size: _builtins.int | None = ...,
+        crc32c: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["local_file_name", b"local_file_name", "remote_path", b"remote_path"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["crc32c", b"crc32c", "local_file_name", b"local_file_name", "remote_path", b"remote_path", "size", b"size"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["local_file_name", b"local_file_name", "remote_path", b"remote_path"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["crc32c", b"crc32c", "local_file_name", b"local_file_name", "remote_path", b"remote_path", "size", b"size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -513,6 +521,9 @@ class CommitRemoteLogManifestRequest(_message.Message):
     COORDINATOR_EPOCH_FIELD_NUMBER: _builtins.int
     BUCKET_LEADER_EPOCH_FIELD_NUMBER: _builtins.int
     HIGHEST_COPIED_END_OFFSET_FIELD_NUMBER: _builtins.int
+    MANIFEST_LOCATION_FIELD_NUMBER: _builtins.int
+    USAGE_FIELD_NUMBER: _builtins.int
+    BASE_MANIFEST_PATH_FIELD_NUMBER: _builtins.int
     table_id: _builtins.int
     partition_id: _builtins.int
     bucket_id: _builtins.int
@@ -522,6 +533,14 @@ class CommitRemoteLogManifestRequest(_message.Message):
     coordinator_epoch: _builtins.int
     bucket_leader_epoch: _builtins.int
     highest_copied_end_offset: _builtins.int
+    manifest_location: _builtins.int
+    """ours: then the path is relative to that location"""
+    base_manifest_path: _builtins.str
+    """ours: what it was made from; refused if that is past"""
+    @_builtins.property
+    def usage(self) -> _containers.RepeatedCompositeFieldContainer[Global___PbLocationUsage]:
+        """ours: what the manifest refers to, by location"""
+
     def __init__(
         self,
         *,
@@ -534,14 +553,44 @@ class CommitRemoteLogManifestRequest(_message.Message):
         coordinator_epoch: _builtins.int | None = ...,
         bucket_leader_epoch: _builtins.int | None = ...,
         highest_copied_end_offset: _builtins.int | None = ...,
+        manifest_location: _builtins.int | None = ...,
+        usage: _abc.Iterable[Global___PbLocationUsage] | None = ...,
+        base_manifest_path: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["bucket_id", b"bucket_id", "bucket_leader_epoch", b"bucket_leader_epoch", "coordinator_epoch", b"coordinator_epoch", "highest_copied_end_offset", b"highest_copied_end_offset", "partition_id", b"partition_id", "remote_log_end_offset", b"remote_log_end_offset", "remote_log_manifest_path", b"remote_log_manifest_path", "remote_log_start_offset", b"remote_log_start_offset", "table_id", b"table_id"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["base_manifest_path", b"base_manifest_path", "bucket_id", b"bucket_id", "bucket_leader_epoch", b"bucket_leader_epoch", "coordinator_epoch", b"coordinator_epoch", "highest_copied_end_offset", b"highest_copied_end_offset", "manifest_location", b"manifest_location", "partition_id", b"partition_id", "remote_log_end_offset", b"remote_log_end_offset", "remote_log_manifest_path", b"remote_log_manifest_path", "remote_log_start_offset", b"remote_log_start_offset", "table_id", b"table_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket_id", b"bucket_id", "bucket_leader_epoch", b"bucket_leader_epoch", "coordinator_epoch", b"coordinator_epoch", "highest_copied_end_offset", b"highest_copied_end_offset", "partition_id", b"partition_id", "remote_log_end_offset", b"remote_log_end_offset", "remote_log_manifest_path", b"remote_log_manifest_path", "remote_log_start_offset", b"remote_log_start_offset", "table_id", b"table_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_manifest_path", b"base_manifest_path", "bucket_id", b"bucket_id", "bucket_leader_epoch", b"bucket_leader_epoch", "coordinator_epoch", b"coordinator_epoch", "highest_copied_end_offset", b"highest_copied_end_offset", "manifest_location", b"manifest_location", "partition_id", b"partition_id", "remote_log_end_offset", b"remote_log_end_offset", "remote_log_manifest_path", b"remote_log_manifest_path", "remote_log_start_offset", b"remote_log_start_offset", "table_id", b"table_id", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CommitRemoteLogManifestRequest: _TypeAlias = CommitRemoteLogManifestRequest  # noqa: Y015
+
+@_typing.final
+class PbLocationUsage(_message.Message):
+    """Files and bytes in one remote location."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOCATION_ID_FIELD_NUMBER: _builtins.int
+    FILES_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    location_id: _builtins.int
+    files: _builtins.int
+    bytes: _builtins.int
+    def __init__(
+        self,
+        *,
+        location_id: _builtins.int | None = ...,
+        files: _builtins.int | None = ...,
+        bytes: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "files", b"files", "location_id", b"location_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "files", b"files", "location_id", b"location_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PbLocationUsage: _TypeAlias = PbLocationUsage  # noqa: Y015
 
 @_typing.final
 class CommitRemoteLogManifestResponse(_message.Message):

@@ -1,0 +1,62 @@
+"""A file in remote storage, as manifests refer to it: never by its full address.
+
+The location is an id of the registry, so moving a location rewrites no manifest, and the checksum
+is ours, so a store that hands back other bytes is noticed (A7).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+
+class RemoteFile(NamedTuple):
+    """One immutable file."""
+
+    location_id: int
+    """Where it lies."""
+    path: str
+    """Its path below the root of the location."""
+    size: int
+    """Its length in bytes."""
+    crc32c: int
+    """The CRC-32C of its bytes."""
+
+
+class Usage(NamedTuple):
+    """What a manifest or snapshot has in one location."""
+
+    files: int
+    bytes: int
+
+
+def usage(files: Iterable[RemoteFile]) -> dict[int, Usage]:
+    """Files and bytes by location."""
+    found: dict[int, Usage] = {}
+    for file in files:
+        before = found.get(file.location_id, Usage(0, 0))
+        found[file.location_id] = Usage(before.files + 1, before.bytes + file.size)
+    return found
+
+
+def number(value: Any) -> int:
+    """A whole number of a document, not negative; ValueError for anything else."""
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r:.100} is not a whole number from 0 on")
+    return value
+
+
+def text(value: Any) -> str:
+    """A text of a document; ValueError for anything else."""
+    if type(value) is not str:
+        raise ValueError(f"{value!r:.100} is not a text")
+    return value
+
+
+def file_of(source: Mapping[str, Any], location_id: int | None = None) -> RemoteFile:
+    """The file in a document; its location there unless it is given."""
+    path = text(source["path"])
+    if path.startswith("/") or ".." in path.split("/"):
+        raise ValueError(f"path {path!r:.200} does not lie below a location")
+    where = number(source["location_id"]) if location_id is None else location_id
+    return RemoteFile(where, path, number(source["size"]), number(source["crc32c"]))

@@ -1,0 +1,124 @@
+"""Names of remote files, below the root of a location; Fluss's, so that its clients find them.
+
+| path | content |
+|---|---|
+| `log/DATABASE/TABLE-ID[/PARTITION-pID]/BUCKET/` | a bucket's log |
+| … `SEGMENT/START.log` `.index` `.timeindex` | a closed segment and its indexes; SEGMENT is a UUID, START 20 digits |
+| … `SEGMENT/END.writer_snapshot` | the idempotent writers at its end |
+| … `metadata/UUID.manifest` | which segments there are (`manifest.py`) |
+| `kv/DATABASE/TABLE-ID[/PARTITION-pID]/BUCKET/` | a bucket's key-value snapshots |
+| … `shared/UUID` | a RocksDB table file, shared by snapshots |
+| … `snap-N/UUID` | the other files of snapshot N |
+| … `snap-N/_METADATA` | what the snapshot is made of (`snapshot.py`) |
+| `lake/DATABASE/TABLE-ID/metadata/UUID.offsets` | how far a table got in a lake snapshot |
+| `.zufluss-probe/UUID` | written and deleted to see whether the location works |
+
+Everything that the sweep may delete has a name that `parse` understands; what it does not
+understand is not ours.
+"""  # noqa: E501 - a table row does not wrap
+
+from __future__ import annotations
+
+import re
+import uuid
+from typing import Final, NamedTuple
+
+from zufluss.model.table import PhysicalTablePath, TableBucket, TablePath
+
+LOG: Final = "log"
+KV: Final = "kv"
+LAKE: Final = "lake"
+PROBE: Final = ".zufluss-probe"
+METADATA_NAME: Final = "_METADATA"
+
+_UUID = "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
+_OWNER = (
+    r"(?P<database>[A-Za-z0-9_-]+)/(?P<table>[A-Za-z0-9_-]+)-(?P<table_id>\d+)"
+    r"(?:/(?P<partition>[A-Za-z0-9_$-]+)-p(?P<partition_id>\d+))?/(?P<bucket>\d+)"
+)
+_LOG_FILE = re.compile(
+    rf"log/{_OWNER}/(?:(?P<segment>{_UUID})/\d{{20}}\.(?:log|index|timeindex|writer_snapshot)"
+    rf"|metadata/(?P<manifest>{_UUID})\.manifest)"
+)
+_KV_FILE = re.compile(
+    rf"kv/{_OWNER}/(?:shared/(?P<shared>{_UUID})|snap-(?P<snapshot>\d+)/(?:{_UUID}|_METADATA))"
+)
+
+
+class RemoteName(NamedTuple):
+    """What the path of a remote file says."""
+
+    kind: str
+    """`log` or `kv`."""
+    database: str
+    table: str
+    partition: str | None
+    bucket: TableBucket
+    """Whose file it is."""
+    segment_id: str | None = None
+    """Of the files of a log segment."""
+    snapshot_id: int | None = None
+    """Of the files that one key-value snapshot has for itself."""
+
+
+def table_directory(kind: str, path: TablePath, table_id: int) -> str:
+    """Everything of a table."""
+    return f"{kind}/{path.database}/{path.table}-{table_id}"
+
+
+def owner_directory(
+    kind: str, path: PhysicalTablePath, table_id: int, partition_id: int | None
+) -> str:
+    """Everything of a table or of one of its partitions."""
+    base = f"{kind}/{path.database}/{path.table}-{table_id}"
+    return base if partition_id is None else f"{base}/{path.partition}-p{partition_id}"
+
+
+def bucket_directory(kind: str, path: PhysicalTablePath, bucket: TableBucket) -> str:
+    """Everything of a bucket."""
+    owner = owner_directory(kind, path, bucket.table_id, bucket.partition_id)
+    return f"{owner}/{bucket.bucket_id}"
+
+
+def segment_file(directory: str, segment_id: str, offset: int, suffix: str) -> str:
+    """A file of a log segment; `suffix` with its dot, and `offset` the start (end of writers)."""
+    return f"{directory}/{segment_id}/{offset:020d}{suffix}"
+
+
+def new_manifest(directory: str) -> str:
+    """A name for a manifest to be written."""
+    return f"{directory}/metadata/{uuid.uuid4()}.manifest"
+
+
+def new_shared_file(directory: str) -> str:
+    """A name for a table file to be uploaded."""
+    return f"{directory}/shared/{uuid.uuid4()}"
+
+
+def snapshot_directory(directory: str, snapshot_id: int) -> str:
+    """What snapshot `snapshot_id` has for itself."""
+    return f"{directory}/snap-{snapshot_id}"
+
+
+def parse(path: str) -> RemoteName | None:
+    """What a path below a location's root means; None if it is none of `log/` or `kv/`."""
+    match = _LOG_FILE.fullmatch(path) or _KV_FILE.fullmatch(path)
+    if match is None:
+        return None
+    found = match.groupdict()
+    partition_id = found["partition_id"]
+    bucket = TableBucket(
+        int(found["table_id"]),
+        None if partition_id is None else int(partition_id),
+        int(found["bucket"]),
+    )
+    snapshot_id = found.get("snapshot")
+    return RemoteName(
+        path.partition("/")[0],
+        found["database"],
+        found["table"],
+        found["partition"],
+        bucket,
+        found.get("segment"),
+        None if snapshot_id is None else int(snapshot_id),
+    )

@@ -1,0 +1,160 @@
+"""`_METADATA` of a key-value snapshot: the files of a RocksDB checkpoint, and what it stands for.
+
+JSON in Fluss's form, so that its clients read it, with what we need beside it. Full paths are as
+they were when the snapshot was taken; what counts for us is the location's id with the path below
+its root, because a location may have moved since.
+
+| field | value |
+|---|---|
+| `version` | 1 |
+| `table_id`, `partition_id`, `bucket_id`, `snapshot_id` | the bucket and the snapshot; the partition's only where there is one |
+| `snapshot_location` | the full path of `snap-N` |
+| `kv_snapshot_handle` | `shared_file_handles` (table files), `private_file_handles` (the rest), `snapshot_incremental_size` (bytes uploaded for it) |
+| … of each file | `kv_file_handle` (`path`, in full, and `size`), `local_path` (its name in RocksDB), and ours: `location_id`, `relative_path`, `crc32c` |
+| `log_offset` | the changelog goes on from here |
+| `row_count` | rows in it; absent where they are not counted |
+| `auto_inc_id_range` | a list of `column_id`, `start`, `end`; absent without such a column |
+"""  # noqa: E501 - a table row does not wrap
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from zufluss.errors import CorruptRecordError
+from zufluss.model.schema import dump_object
+from zufluss.model.table import TableBucket
+from zufluss.remote.files import RemoteFile, file_of, number, text
+
+VERSION = 1
+METADATA_BYTES_MAX = 256 * 1024 * 1024
+"""Largest `_METADATA` that is read."""
+
+
+class SnapshotFile(NamedTuple):
+    """A file of a checkpoint."""
+
+    name: str
+    """Its name in RocksDB's directory."""
+    file: RemoteFile
+    """Where it lies."""
+
+
+class IdRange(NamedTuple):
+    """Ids of an auto-increment column that a server had reserved."""
+
+    column_id: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class KvSnapshot:
+    """A snapshot of a bucket's rows in remote storage."""
+
+    bucket: TableBucket
+    snapshot_id: int
+    log_offset: int
+    """It has everything below this offset of the changelog."""
+    shared: tuple[SnapshotFile, ...]
+    """Table files; other snapshots may have them too."""
+    private: tuple[SnapshotFile, ...]
+    """Files of this snapshot alone."""
+    incremental_size: int
+    """Bytes that were uploaded for it."""
+    row_count: int | None = None
+    """Rows in it, None where they are not counted."""
+    id_ranges: tuple[IdRange, ...] = ()
+    """Of auto-increment columns."""
+
+    @property
+    def files(self) -> tuple[SnapshotFile, ...]:
+        """Everything that is needed to open it."""
+        return (*self.shared, *self.private)
+
+    def to_json(self, directory: str, full_path: Callable[[RemoteFile], str]) -> bytes:
+        """As it is written; `directory` is the full path of `snap-N`."""
+        found: dict[str, Any] = {"version": VERSION, "table_id": self.bucket.table_id}
+        if self.bucket.partition_id is not None:
+            found["partition_id"] = self.bucket.partition_id
+        found |= {
+            "bucket_id": self.bucket.bucket_id,
+            "snapshot_id": self.snapshot_id,
+            "snapshot_location": directory,
+            "kv_snapshot_handle": {
+                "shared_file_handles": [_file_object(f, full_path) for f in self.shared],
+                "private_file_handles": [_file_object(f, full_path) for f in self.private],
+                "snapshot_incremental_size": self.incremental_size,
+            },
+            "log_offset": self.log_offset,
+        }
+        if self.row_count is not None:
+            found["row_count"] = self.row_count
+        if self.id_ranges:
+            found["auto_inc_id_range"] = [r._asdict() for r in self.id_ranges]
+        return dump_object(found)
+
+    @classmethod
+    def from_json(cls, data: bytes) -> KvSnapshot:
+        """What the bytes of `_METADATA` say; `CorruptRecordError` if they are none of ours."""
+        try:
+            return _snapshot(json.loads(data))
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as e:
+            raise CorruptRecordError(
+                f"the metadata of a key-value snapshot is damaged: {e!r:.300}"
+            ) from e
+
+
+def _file_object(
+    snapshot_file: SnapshotFile, full_path: Callable[[RemoteFile], str]
+) -> dict[str, Any]:
+    file = snapshot_file.file
+    return {
+        "kv_file_handle": {"path": full_path(file), "size": file.size},
+        "local_path": snapshot_file.name,
+        "location_id": file.location_id,
+        "relative_path": file.path,
+        "crc32c": file.crc32c,
+    }
+
+
+def _snapshot(source: Mapping[str, Any]) -> KvSnapshot:
+    if source["version"] != VERSION:
+        raise ValueError(f"version {source['version']!r}, this server reads {VERSION}")
+    partition_id = source.get("partition_id")
+    handle = source["kv_snapshot_handle"]
+    row_count = source.get("row_count")
+    return KvSnapshot(
+        TableBucket(
+            number(source["table_id"]),
+            None if partition_id is None else number(partition_id),
+            number(source["bucket_id"]),
+        ),
+        number(source["snapshot_id"]),
+        number(source["log_offset"]),
+        tuple(map(_file, handle["shared_file_handles"])),
+        tuple(map(_file, handle["private_file_handles"])),
+        number(handle["snapshot_incremental_size"]),
+        None if row_count is None else number(row_count),
+        tuple(
+            IdRange(number(r["column_id"]), number(r["start"]), number(r["end"]))
+            for r in source.get("auto_inc_id_range", ())
+        ),
+    )
+
+
+def _file(source: Mapping[str, Any]) -> SnapshotFile:
+    name = text(source["local_path"])
+    if not name or "/" in name or name in (".", ".."):
+        raise ValueError(f"{name!r:.200} is no file name")
+    file = file_of(
+        {
+            "path": source["relative_path"],
+            "size": source["kv_file_handle"]["size"],
+            "crc32c": source["crc32c"],
+            "location_id": source["location_id"],
+        }
+    )
+    return SnapshotFile(name, file)
