@@ -51,7 +51,10 @@ def compile_protos(out: Path) -> None:
 
 def messages_module() -> str:
     """The text of `messages.py`."""
-    names = {path.stem: sorted(MESSAGE.findall(path.read_text())) for path in proto_files()}
+    names = {
+        path.stem: sorted(MESSAGE.findall(path.read_text()), key=str.lower)
+        for path in proto_files()
+    }
     imports = "".join(
         f"from zufluss.wire.proto.{topic}_pb2 import (\n{_lines('    {},', messages)})\n"
         for topic, messages in names.items()

@@ -340,6 +340,12 @@ class LakeNotConfiguredError(ZuflussError):
     code = ErrorCode.LAKE_STORAGE_NOT_CONFIGURED_EXCEPTION
 
 
+class KvSnapshotNotExistError(ZuflussError, LookupError):
+    """The bucket has no such key-value snapshot, or no longer."""
+
+    code = ErrorCode.KV_SNAPSHOT_NOT_EXIST
+
+
 class LakeSnapshotNotExistError(ZuflussError, LookupError):
     """The table has no such snapshot in the lake."""
 

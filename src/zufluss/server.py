@@ -29,10 +29,13 @@ import structlog
 from zufluss.cluster.cluster_service import ClusterService
 from zufluss.cluster.image import ServerNode
 from zufluss.cluster.metadata_service import MetadataService
+from zufluss.cluster.remote import home
+from zufluss.cluster.token_service import TokenService
 from zufluss.cluster.writer_ids import WriterIds
 from zufluss.config import options
 from zufluss.config.lake import EMBEDDED_LAKE, embedded_lake
 from zufluss.config.load import Configuration
+from zufluss.coordinator.locations import NO_LOCATIONS
 from zufluss.coordinator.server import Coordinator
 from zufluss.errors import ConfigError, NetworkError
 from zufluss.log.files import Files, files_from_environment
@@ -44,12 +47,17 @@ from zufluss.net.server import NetServer
 from zufluss.net.services import Handler, RequestContext, Services
 from zufluss.obs.server import (
     ReadSamples,
+    location_samples,
     net_samples,
+    registry_samples,
+    remote_files_samples,
     serve_metrics,
     tablet_samples,
     tiering_samples,
 )
 from zufluss.record.kernels.resident import release_compiler
+from zufluss.remote.storage import STATE_FILE, RemoteStorage
+from zufluss.remote.tokens import Tokens
 from zufluss.tablet.link import CoordinatorLink
 from zufluss.tablet.server import TabletServer
 from zufluss.tablet.service import TabletService
@@ -263,23 +271,35 @@ async def _serve_dev(conf: Configuration, stop: asyncio.Event) -> None:
     services = Services()
     net = await _bound(conf, services)
     store = await EmbeddedStore.open(Path(conf.get(options.DATA_DIR)) / "meta")
-    coordinator = Coordinator(conf, store, clock_ms)
-    tablet = TabletServer(conf, files_from_environment(), clock_ms)
+    files = files_from_environment()
+    coordinator = Coordinator(conf, store, clock_ms, files=files)
+    tablet = TabletServer(conf, files, clock_ms)
     try:
         await coordinator.start(_node(conf.get(options.ZUFLUSS_COORDINATOR_ID), net))
         tablet.claim(coordinator.catalog.cluster_id)
         tablet.allocate_ids = coordinator.catalog.allocate_ids
+        tablet.remote = coordinator.locations.storage
+        tablet.gateway = coordinator.remote
         await coordinator.attach(_node(tablet.server_id, net), tablet)
         coordinator.register(services)
         coordinator.writer_ids.register(services)
         TabletService(tablet).register(services)
         net.on_drain = tablet.fetcher.drain
-        shown = [tablet_samples(tablet), tiering_samples(coordinator.lake.queue.status)]
+        shown = [tablet_samples(tablet), *_coordinator_samples(coordinator)]
         await _accept(net, conf, stop, "coordinator and tablet server", began, shown)
     finally:
         await coordinator.stop()
         await tablet.close()
         await store.close()
+
+
+def _coordinator_samples(coordinator: Coordinator) -> list[ReadSamples]:
+    return [
+        tiering_samples(coordinator.lake.queue.status),
+        registry_samples(coordinator.locations),
+        location_samples(coordinator.locations.storage),
+        remote_files_samples(coordinator.remote),
+    ]
 
 
 async def _serve_coordinator(conf: Configuration, stop: asyncio.Event) -> None:
@@ -298,11 +318,11 @@ async def _serve_coordinator(conf: Configuration, stop: asyncio.Event) -> None:
             )
         return await tablets.connect(endpoint.host, endpoint.port)
 
-    coordinator = Coordinator(conf, store, clock_ms, connect)
+    coordinator = Coordinator(conf, store, clock_ms, connect, files_from_environment())
     try:
         await coordinator.start(_node(conf.get(options.ZUFLUSS_COORDINATOR_ID), net))
         coordinator.register(services)
-        shown = [tiering_samples(coordinator.lake.queue.status)]
+        shown = _coordinator_samples(coordinator)
         await _accept(net, conf, stop, "coordinator", began, shown)
     finally:
         await coordinator.stop()
@@ -317,33 +337,50 @@ async def _serve_tablet(conf: Configuration, stop: asyncio.Event) -> None:
     net = await _bound(conf, services, server_type=2)
     coordinator = ServerConnections()
     tablet = TabletServer(conf, files_from_environment(), clock_ms)
+
+    def claim(cluster_id: str) -> None:
+        tablet.claim(cluster_id)
+        tablet.remote.cluster_id = cluster_id
+
     link = CoordinatorLink(
         _node(tablet.server_id, net),
         tablet.image,
         tablet,
         lambda: coordinator.connect(host, port),
-        tablet.claim,
+        claim,
     )
     link.register(services)
     tablet.allocate_ids = link.allocate_ids
+    tablet.gateway = link
+    state_file = tablet.data_dir / STATE_FILE
+    tablet.remote = RemoteStorage(conf, NO_LOCATIONS, state_file=state_file)
+    link.reports = tablet.remote.reports
     joined = asyncio.Event()
     after = AfterJoining(services, joined)
-    MetadataService(tablet.image, conf).register(after)
-    ClusterService(conf, tablet.image).register(after)
+    MetadataService(
+        tablet.image, conf, lambda location_id: home(tablet.remote.locations, location_id).uri
+    ).register(after)
+    ClusterService(tablet.image).register(after)
+    TokenService(tablet.image, lambda: tablet.remote.locations, Tokens(conf, clock_ms)).register(
+        after
+    )
     WriterIds(link.allocate_writer_ids).register(after)
     TabletService(tablet).register(after)
     net.on_drain = tablet.fetcher.drain
     try:
         await net.start()  # first: the coordinator calls back as soon as it knows us
+        tablet.remote.start()
         joining = asyncio.create_task(link.start())
         await _first(joining, stop.wait())
         if joining.done():
             joining.result()
             joined.set()
-            await _accept(net, conf, stop, "tablet server", began, [tablet_samples(tablet)])
+            shown = [tablet_samples(tablet), location_samples(tablet.remote)]
+            await _accept(net, conf, stop, "tablet server", began, shown)
     finally:
         await link.stop()
         await tablet.close()
+        await tablet.remote.stop()
         coordinator.close()
 
 

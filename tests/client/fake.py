@@ -206,6 +206,11 @@ class FakeCluster(FakeServer):
         """Cut the records of a bucket here, mid-batch."""
         self.pruned: dict[TableBucket, int] = {}
         """Buckets that answer with a filtered_end_offset and no records below it."""
+        self.remote: Callable[[TableBucket, int], m.PbRemoteLogFetchInfo | None] = lambda *_: None
+        """Asked for each bucket of a fetch (bucket, offset): where in remote storage it is."""
+        self.token = m.GetFileSystemSecurityTokenResponse(schema="file", token=b"")
+        """What opens remote files."""
+        self.token_requests: list[m.GetFileSystemSecurityTokenRequest] = []
         self.fetches: list[m.FetchLogRequest] = []
         self.stores: dict[TableBucket, FakeStore] = {}
         self.puts: list[m.PutKvRequest] = []
@@ -224,6 +229,7 @@ class FakeCluster(FakeServer):
             ApiKey.PRODUCE_LOG: self._produce,
             ApiKey.FETCH_LOG: self._fetch,
             ApiKey.LIST_OFFSETS: self._list_offsets,
+            ApiKey.GET_FILESYSTEM_SECURITY_TOKEN: self._token,
             ApiKey.PUT_KV: self._put,
             ApiKey.LOOKUP: self._lookup,
             ApiKey.PREFIX_LOOKUP: self._prefix_lookup,
@@ -365,6 +371,10 @@ class FakeCluster(FakeServer):
             result.error_code = ErrorCode.LOG_OFFSET_OUT_OF_RANGE_EXCEPTION
             return True
         result.high_watermark = log.end
+        remote = self.remote(bucket, entry.fetch_offset)
+        if remote is not None:
+            result.remote_log_fetch_info.CopyFrom(remote)
+            return True
         pruned = self.pruned.get(bucket, 0)
         if entry.fetch_offset < pruned:
             result.filtered_end_offset = pruned
@@ -377,6 +387,10 @@ class FakeCluster(FakeServer):
             records = records[: limit if len(records) > limit else len(records)]
         result.records = records
         return bool(records) or entry.fetch_offset < pruned
+
+    async def _token(self, request: m.GetFileSystemSecurityTokenRequest) -> Message:
+        self.token_requests.append(request)
+        return self.token
 
     async def _list_offsets(self, request: m.ListOffsetsRequest) -> Message:
         partition_id = request.partition_id if request.HasField("partition_id") else None

@@ -22,7 +22,6 @@ from zufluss.errors import (
     OffsetOutOfRangeError,
     PartitionNotExistError,
     SchemaNotExistError,
-    UnsupportedVersionError,
     ZuflussError,
 )
 from zufluss.model.predicate import col
@@ -275,21 +274,6 @@ async def test_other_errors_are_raised_at_once(
     with pytest.raises(raised):
         await table.scan().to_arrow()
     assert cluster.received[ApiKey.FETCH_LOG] == 1
-
-
-async def test_records_in_remote_storage_are_refused_with_the_reason(
-    cluster: FakeCluster, connection: AsyncConnection, events: TableInfo
-) -> None:
-    async def remote(request: m.FetchLogRequest) -> m.FetchLogResponse:
-        response = m.FetchLogResponse()
-        bucket = response.tables_resp.add(table_id=events.table_id).buckets_resp.add(bucket_id=0)
-        bucket.remote_log_fetch_info.remote_log_tablet_dir = "s3://x"
-        return response
-
-    cluster.handlers[ApiKey.FETCH_LOG] = remote
-    table = await connection.table("t")
-    with pytest.raises(UnsupportedVersionError, match="remote storage"):
-        await table.scan().to_arrow()
 
 
 async def test_a_damaged_batch_is_found_by_its_checksum(

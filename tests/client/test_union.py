@@ -399,6 +399,8 @@ def cut(table: Table) -> list[Any]:
 RETENTION = {
     "log.retention.check-interval": "50ms",
     "log.retention.roll-active-segment.enabled": "true",
+    "kv.snapshot.interval": "100ms",  # a changelog stays from its oldest snapshot on
+    "kv.snapshot.num-retained": "1",
 }
 
 

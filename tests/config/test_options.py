@@ -18,6 +18,7 @@ from zufluss.config.options import (
     SECURITY_SASL_PLAIN_JAAS_CONFIG,
     ZUFLUSS_LOG_FLUSH,
 )
+from zufluss.config.stores import SECRET_KEYS, STORE_KEYS
 from zufluss.config.table_options import (
     TABLE_LOG_ARROW_COMPRESSION_TYPE,
     TABLE_OPTIONS,
@@ -114,6 +115,12 @@ def test_the_page_lists_every_option_and_no_secret(tmp_path: Path) -> None:
     page = docs.render()
     for option in EVERY_OPTION:
         assert f"| `{option.key}` |" in page
+
+
+def test_the_page_lists_every_key_of_object_stores_and_says_which_are_secret() -> None:
+    page = docs.render()
+    for key, text in STORE_KEYS.items():
+        assert f"| `{key}` | {text}{' Secret.' if key in SECRET_KEYS else ''} |" in page
 
 
 def test_check_passes_on_a_fresh_page_and_fails_with_a_hint_on_a_stale_one(

@@ -128,3 +128,11 @@ def test_a_map_refuses_an_entry_without_value_and_a_key_twice() -> None:
         values.parse_map("CLIENT")
     with pytest.raises(ValueError, match="'A' is there twice"):
         values.parse_map("A:1,A:2")
+
+
+def test_a_list_with_an_empty_item_is_refused() -> None:
+    assert values.parse_list(" ") == ()
+    assert values.parse_list("a, b") == ("a", "b")
+    for text in (",", "a,,b", "a,"):
+        with pytest.raises(ValueError, match="none of them empty"):
+            values.parse_list(text)

@@ -8,7 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from zufluss.cluster.image import ClusterImage, ImageChange, ServerNode
-from zufluss.cluster.replicas import LakeOffsets, ReplicaAssignment, ReplicaStop
+from zufluss.cluster.replicas import (
+    KvSnapshotOffset,
+    LakeOffsets,
+    ReplicaAssignment,
+    ReplicaStop,
+)
 from zufluss.config.load import Configuration
 from zufluss.config.values import Endpoint
 from zufluss.coordinator.server import Coordinator
@@ -16,6 +21,7 @@ from zufluss.meta.embedded import EmbeddedStore
 from zufluss.model.schema import Schema
 from zufluss.model.table import TableBucket, TableDescriptor, TablePath
 from zufluss.net.services import RequestContext, Services
+from zufluss.remote.locations import Locations
 from zufluss.wire.api import APIS, ApiKey
 
 DAY_MS = 86_400_000
@@ -50,6 +56,8 @@ class RecordingTablet:
         self.started: asyncio.Queue[str | None] = asyncio.Queue()
         self.assigned = 0
         self.lake_offsets: dict[TableBucket, LakeOffsets] = {}
+        self.snapshot_offsets: dict[TableBucket, KvSnapshotOffset] = {}
+        self.locations: Locations | None = None
 
     async def assign(self, image: ClusterImage, replicas: Sequence[ReplicaAssignment]) -> None:
         self.image = image
@@ -81,13 +89,20 @@ class RecordingTablet:
     async def notify_lake_offsets(self, offsets: Sequence[LakeOffsets]) -> None:
         self.lake_offsets |= {o.table_bucket: o for o in offsets}
 
+    async def notify_kv_snapshot_offset(self, offsets: Sequence[KvSnapshotOffset]) -> None:
+        self.snapshot_offsets |= {o.table_bucket: o for o in offsets}
+
+    async def update_locations(self, locations: Locations) -> None:
+        self.locations = locations
+
 
 class Cluster:
     """Both roles in one process, over a store in a directory."""
 
     def __init__(self, directory: Path, conf: Mapping[str, str] | None = None) -> None:
         self.directory = directory
-        self.conf = Configuration.of(dict(conf or {}))
+        data = {"data.dir": str(directory.parent / "data")}
+        self.conf = Configuration.of(data | dict(conf or {}))
         self.clock = Clock()
         self.tablet = RecordingTablet()
         self.services = Services()

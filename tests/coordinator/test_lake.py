@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import uuid
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from zufluss.errors import ConfigError, ErrorCode, LakeSnapshotNotExistError, Ta
 from zufluss.meta.api import Delete, Op
 from zufluss.model.schema import Schema
 from zufluss.model.table import TableBucket, TableDescriptor, TablePath
+from zufluss.testing.s3 import S3Server
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
 
@@ -431,16 +433,31 @@ async def test_without_a_lake_nothing_can_be_prepared_or_committed(tmp_path: Pat
 
 
 async def test_offsets_files_lie_in_the_remote_data_directory(tmp_path: Path) -> None:
-    conf = LAKE | {"remote.data.dir": f"file://{tmp_path}/sh%20ared"}
+    conf = LAKE | {"remote.data.dir": f"file://{tmp_path}/sh ared"}
     cluster = await Cluster(tmp_path / "meta", conf).start()
     await lake_table(cluster)
     assert (await prepared(cluster, {0: 1})).startswith(f"{tmp_path}/sh ared/lake/fluss/events-")
     await cluster.stop()
 
 
-async def test_a_remote_data_directory_of_another_kind_is_refused(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path / "meta", {"remote.data.dir": "s3://bucket/path"})
-    with pytest.raises(ConfigError, match=r"remote\.data\.dir 's3://bucket/path'"):
+async def test_offsets_files_may_lie_in_s3(tmp_path: Path) -> None:
+    with S3Server() as s3:
+        root = f"{s3.bucket('shared')}/zufluss"
+        cluster = Cluster(tmp_path / "meta", LAKE | {"remote.data.dir": root} | s3.properties)
+        await cluster.start()
+        await lake_table(cluster)
+        first = await tiered(cluster, 1, {0: 10})
+        assert first.startswith(f"{root}/lake/fluss/events-")
+        again = await cluster.restart()
+        await tiered(again, 2, {0: 12, 1: 5})
+        assert offsets_of(await snapshot(again)) == {0: 12, 1: 5}
+        assert (await commit(again, 3, first)).error_code == ErrorCode.UNKNOWN_SERVER_ERROR
+        await again.stop()
+
+
+async def test_a_remote_data_directory_of_an_unknown_kind_is_refused(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path / "meta", {"remote.data.dir": "ftp://host/path"})
+    with pytest.raises(ConfigError, match=r"remote\.data\.dir has 'ftp://host/path'"):
         await cluster.start()
     await cluster.store.close()
 
@@ -459,7 +476,6 @@ async def test_a_disk_that_cannot_be_written_is_an_error_of_the_table(
     cluster: Cluster, remote: Path
 ) -> None:
     await lake_table(cluster)
-    remote.parent.mkdir(parents=True)
     remote.write_text("a file where the directory should be")
     answer = await prepare(cluster, {0: 1})
     assert answer.error_code == ErrorCode.STORAGE_EXCEPTION
@@ -695,12 +711,21 @@ async def test_a_damaged_offsets_file_is_refused(cluster: Cluster, text: str) ->
         await snapshot(cluster)
 
 
-@pytest.mark.parametrize("name", ["other.offsets", "x" * 10_000 + ".offsets"])
-async def test_a_file_that_is_not_there_cannot_be_committed(cluster: Cluster, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        (f"{uuid.UUID(int=1)}.offsets", ErrorCode.UNKNOWN_SERVER_ERROR),
+        ("other.offsets", ErrorCode.INVALID_CONFIG_EXCEPTION),
+        ("x" * 10_000 + ".offsets", ErrorCode.INVALID_CONFIG_EXCEPTION),
+    ],
+)
+async def test_a_file_that_is_not_there_cannot_be_committed(
+    cluster: Cluster, name: str, code: ErrorCode
+) -> None:
     await lake_table(cluster)
     own = Path(await prepared(cluster, {0: 10}))
     answer = await commit(cluster, 1, str(own.parent / name))
-    assert answer.error_code == ErrorCode.UNKNOWN_SERVER_ERROR
+    assert answer.error_code == code
     assert len(answer.error_message) < 1_000
 
 
@@ -889,7 +914,7 @@ async def test_a_dropped_table_leaves_nothing_behind(cluster: Cluster, remote: P
     await tiered(cluster, 1, {0: 10})
     lease = await take(cluster)
     await cluster.catalog.drop_table(PATH)
-    await cluster.coordinator.lake.settle()
+    await cluster.coordinator.remote.cleaner.drops.settle()
     assert [p for p in remote.rglob("*") if p.is_file()] == []
     assert await cluster.store.tree("/tables") == []
     answer = await beat(cluster, tiering_tables=[lease], request_table=True)

@@ -72,7 +72,7 @@ class Apart:
 
     def __init__(self, directory: Path, conf: dict[str, str] | None = None) -> None:
         self.directory = directory
-        self.conf = Configuration.of(conf or {})
+        self.conf = Configuration.of({"data.dir": str(directory.parent / "data")} | (conf or {}))
         self.clock = Clock()
         self.tablet = RecordingTablet()
         self.tablet_services = Services()

@@ -405,7 +405,7 @@ async def test_described_configs_are_those_that_were_set_without_secrets(tmp_pat
     cluster = await Cluster(tmp_path, conf).start()
     found = await cluster.call(ApiKey.DESCRIBE_CLUSTER_CONFIGS)
     rows = {c.config_key: (c.config_value, c.config_source) for c in found.configs}
-    assert set(rows) == set(conf)
+    assert set(rows) == {*conf, "data.dir"}
     assert rows["default.bucket.number"] == ("3", "INITIAL_SERVER_CONFIG")
     assert "hush" not in str(found)
     await cluster.stop()
@@ -438,7 +438,7 @@ async def test_one_process_with_both_roles_takes_no_other_tablet_servers(cluster
 async def test_a_tablet_server_answers_the_same_questions_from_its_own_picture() -> None:
     """The read-only service needs an image and nothing else."""
     services = Services()
-    MetadataService(ClusterImage(), Configuration.of({})).register(services)
+    MetadataService(ClusterImage(), Configuration.of({}), str).register(services)
     assert all("tablet" in api.roles for api in services.advertised())
     found = await call(services, ApiKey.LIST_DATABASES, m.ListDatabasesRequest())
     assert list(found.database_name) == []

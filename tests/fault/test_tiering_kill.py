@@ -229,13 +229,13 @@ def test_f3_spark_workers_and_then_the_whole_job_killed_leave_no_gap_and_no_dupl
     """A round whose Python workers die is tried again by Spark; then driver and JVM die at once."""
     step = KILL_POINTS[part] if rounds(0, 1) else rng.choice(KILL_POINTS[3:])
     journal = tmp_path / "spark.journal"
-    order = {"step": step, "nth": rounds(4, 8)}
+    order = {"step": step, "nth": rounds(4, 20)}
     paths = new_tables(server)
     with (
         loaded(server, rng, paths, tmp_path),
         spark_driver(server.bootstrap, journal, conf_of(LOCAL), **order) as driver,
     ):
-        kill_in_mid_job(driver, journal, rng, PYTHON_WORKER, rounds(1, 3))
+        kill_in_mid_job(driver, journal, rng, PYTHON_WORKER, rounds(1, 4))
         wait_until(lambda: not driver.running, f"for its end at {step}:\n{driver.log()}")
         assert driver.wait() == -signal.SIGKILL, driver.log()
     print(f"{len(read_journal(journal))} notes of rounds, killed at {step}")

@@ -167,3 +167,29 @@ def test_sets_of_the_smallest_and_largest_numbers_are_exact(
     keys, other = (pa.table({"k": pa.array(v, pa.int64())}) for v in (members, tested))
     assert KeySet(keys).contains(other).tolist() == [v in set(members) for v in tested]
     assert KeySet(keys).contains(keys).all()
+
+
+def test_rows_of_a_snapshot_become_upserts_whose_changes_nobody_knows() -> None:
+    table = table_info("id INT NOT NULL, name STRING", primary_key=["id"])
+    batches = [
+        pa.RecordBatch.from_pydict({"id": ids, "name": names}, schema=table.schema.arrow)
+        for ids, names in (([1, 2], ["a", None]), ([3], ["c"]))
+    ]
+    made = fold.inserted(table, 3, batches)
+    like = Folder(table, 3).finish()
+    assert (made.upserts.schema, made.deletes) == (like.upserts.schema, like.deletes)
+    assert made.changes == 3
+    assert made.upserts.select(["id", "name", "__bucket", "__offset"]).to_pydict() == {
+        "id": [1, 2, 3],
+        "name": ["a", None, "c"],
+        "__bucket": [3, 3, 3],
+        "__offset": [-1, -1, -1],
+    }
+    before_1970 = dt.datetime(1969, 12, 31, 23, 59, 59, 999_000, dt.UTC)
+    assert made.upserts["__timestamp"].to_pylist() == [before_1970] * 3
+
+
+def test_an_empty_snapshot_folds_to_nothing() -> None:
+    table = table_info("id INT NOT NULL, name STRING", primary_key=["id"])
+    made = fold.inserted(table, 0, [])
+    assert made == Folder(table, 0).finish()

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from tests.tablet.gateway import Gateway
 from zufluss.cluster.image import BucketState, ClusterImage, TableEntry, TablePut
 from zufluss.cluster.replicas import ReplicaStop, assignments
 from zufluss.config.load import Configuration
@@ -18,6 +19,8 @@ from zufluss.log.files import Files
 from zufluss.model.schema import Schema
 from zufluss.model.table import TableBucket, TableDescriptor, TableInfo, TablePath
 from zufluss.record.batch import build_batch
+from zufluss.remote.locations import reconciled
+from zufluss.remote.storage import RemoteStorage
 from zufluss.tablet.server import TabletServer
 from zufluss.testing.files import SilentFiles
 from zufluss.wire import messages as m
@@ -38,17 +41,23 @@ class Tablet:
         buckets: int = 2,
         conf: Mapping[str, str] | None = None,
         properties: Mapping[str, str] | None = None,
+        schema: Schema = SCHEMA,
+        gateway: Gateway | None = None,
     ) -> None:
         self.image = ClusterImage()
         descriptor = TableDescriptor(
-            SCHEMA, bucket_count=buckets, properties=dict(properties or {})
+            schema, bucket_count=buckets, properties=dict(properties or {})
         )
         info = TableInfo(TablePath("db", "t"), TABLE, 1, descriptor, 0, 0)
         self.image.apply(
-            [TablePut(TableEntry(info, {1: SCHEMA}, (BucketState((1,), 1),) * buckets))]
+            [TablePut(TableEntry(info, {1: schema}, (BucketState((1,), 1),) * buckets))]
         )
         settings = {"data.dir": str(data_dir), "tablet-server.id": "1", **(conf or {})}
-        self.server = TabletServer(Configuration.of(settings), files or SilentFiles(), lambda: 1000)
+        self.now_ms = 1000
+        parsed = Configuration.of(settings)
+        self.server = TabletServer(parsed, files or SilentFiles(), lambda: self.now_ms)
+        self.server.remote = RemoteStorage(parsed, reconciled(None, parsed, {}), state_file=None)
+        self.gateway = self.server.gateway = gateway or Gateway()
 
     async def start(self) -> Tablet:
         await self.server.assign(self.image, assignments(self.image, 1))

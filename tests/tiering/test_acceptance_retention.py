@@ -21,7 +21,12 @@ from tests.tiering.test_service import wait_until
 from zufluss.client.sync import Table
 from zufluss.testing.server import DevServer
 
-SERVER = LAKE | {"log.segment.file-size": "1kb", "log.retention.check-interval": "5ms"}
+SERVER = LAKE | {
+    "log.segment.file-size": "1kb",
+    "log.retention.check-interval": "5ms",
+    "kv.snapshot.interval": "100ms",  # a changelog stays from its oldest snapshot on
+    "kv.snapshot.num-retained": "1",
+}
 EXPIRES = {"table.log.ttl": "1ms"}
 BATCHES, ROWS = 10, 20
 COLUMNS = ["id", "name"]

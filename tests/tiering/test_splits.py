@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -12,12 +13,16 @@ from zufluss.lake.base import LakeError
 from zufluss.model.lake import LakeSnapshot
 from zufluss.model.table import TableBucket, TablePath
 from zufluss.tiering.splits import (
+    CHANGES_MIN,
+    CHANGES_PER_ROW,
     Hole,
     KvSnapshot,
     TableState,
     TieringLogSplit,
     TieringSnapshotSplit,
     TieringSplit,
+    asks_for_rows,
+    asks_for_snapshot,
     cost,
     known_offsets,
     pack,
@@ -99,6 +104,43 @@ def test_a_key_value_snapshot_stands_for_the_beginning_of_a_changelog() -> None:
     plan = plan_splits(state({bucket(0): 9}, begins={bucket(0): 4}, keyed=True, kv=kv), 10)
     assert plan.splits == (TieringSnapshotSplit(PATH, bucket(0), None, 3, 6),)
     assert (plan.offsets, plan.remaining) == ({bucket(0): 6}, 3)
+
+
+def test_a_snapshot_that_ends_before_the_log_begins_does_not_stand_for_it() -> None:
+    kv = {bucket(0): KvSnapshot(3, 6)}
+    with pytest.raises(LakeError, match="records 0 to 6 are neither in the lake nor in the log"):
+        plan_splits(state({bucket(0): 9}, begins={bucket(0): 7}, keyed=True, kv=kv), 10)
+
+
+@pytest.mark.parametrize(
+    ("changes", "rows", "taken"),
+    [
+        (CHANGES_MIN, CHANGES_MIN // CHANGES_PER_ROW, True),
+        (CHANGES_MIN, CHANGES_MIN // CHANGES_PER_ROW + 1, False),
+        (CHANGES_MIN - 1, 1, False),
+        (CHANGES_MIN, None, False),
+        (CHANGES_MIN, 0, True),
+    ],
+)
+def test_of_a_whole_changelog_a_snapshot_is_read_when_it_is_much_shorter(
+    changes: int, rows: int | None, taken: bool
+) -> None:
+    kv = {bucket(0): KvSnapshot(3, changes, rows)}
+    plan = plan_splits(state({bucket(0): changes + 5}, keyed=True, kv=kv), 10 * CHANGES_MIN)
+    snapshot = TieringSnapshotSplit(PATH, bucket(0), None, 3, changes)
+    assert plan.splits == (snapshot if taken else log_split(0, 0, changes + 5),)
+
+
+def test_snapshots_are_asked_for_only_where_they_matter() -> None:
+    begins, ends = {bucket(1): 4, bucket(3): 4}, {0: CHANGES_MIN, 1: 9, 2: 9, 3: 9}
+    known = state(
+        {bucket(i): end for i, end in ends.items()}, begins=begins, keyed=True, lake={bucket(3): 5}
+    )
+    assert [i for i in ends if asks_for_snapshot(known, bucket(i))] == [0, 1]
+    assert not any(asks_for_snapshot(replace(known, has_primary_key=False), b) for b in known.ends)
+    assert asks_for_rows(known, bucket(0), KvSnapshot(3, CHANGES_MIN))
+    assert not asks_for_rows(known, bucket(0), KvSnapshot(3, CHANGES_MIN - 1))
+    assert not asks_for_rows(known, bucket(1), KvSnapshot(3, 9)), "it is needed in any case"
 
 
 def test_a_snapshot_is_of_no_use_once_the_bucket_is_in_the_lake() -> None:

@@ -10,7 +10,7 @@ from tests.tiering.support import Driver, InlineRunner, append, create_table, la
 from tests.tiering.test_round import PARTITIONED, rows
 from zufluss.errors import UnknownTableOrBucketError, ZuflussError
 from zufluss.lake.base import LakeError
-from zufluss.tiering.splits import TieringLogSplit, TieringSnapshotSplit, TieringSplit
+from zufluss.tiering.splits import TieringLogSplit, TieringSplit
 from zufluss.tiering.tasks import TieringJob, run_group
 
 
@@ -51,13 +51,6 @@ def test_a_table_of_another_id_is_not_read(job: TieringJob) -> None:
     other = replace(job, table=replace(job.table, table_id=12345))
     with pytest.raises(UnknownTableOrBucketError, match="was dropped and re-created"):
         list(run_group(other, 0))
-
-
-def test_a_key_value_snapshot_is_refused_with_a_way_out(job: TieringJob) -> None:
-    split = only_split(job)
-    snapshot = TieringSnapshotSplit(split.path, split.bucket, None, 5, 10)
-    with pytest.raises(LakeError, match="key-value snapshot 5 cannot be read"):
-        list(run_group(with_split(job, snapshot), 0))
 
 
 def test_a_worker_that_knew_an_older_partition_of_that_name_finds_the_new_one(

@@ -29,6 +29,8 @@ SERVER = {
     "datalake.format": "iceberg",
     "log.segment.file-size": "1kb",
     "log.retention.check-interval": "5ms",
+    "kv.snapshot.interval": "100ms",  # a changelog stays from its oldest snapshot on
+    "kv.snapshot.num-retained": "1",
     "zufluss.metrics.port": "0",
 }
 EXPIRES = {"table.log.ttl": "1ms"}

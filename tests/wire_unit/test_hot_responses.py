@@ -24,6 +24,9 @@ TEXT = st.none() | st.text(max_size=20)
 BUFFER = st.binary(max_size=300).flatmap(
     lambda raw: st.sampled_from([raw, bytearray(raw), memoryview(raw)])
 )
+REMOTE = st.text(max_size=20).map(
+    lambda text: m.PbRemoteLogFetchInfo(remote_log_tablet_dir=text).SerializeToString()
+)
 
 produced_buckets = st.builds(
     ProducedBucket, st.none() | INT64, INT32, st.none() | INT64, INT32, TEXT
@@ -38,6 +41,7 @@ fetched_buckets = st.builds(
     log_start_offset=st.none() | INT64,
     records=st.none() | st.lists(BUFFER, max_size=3),
     filtered_end_offset=st.none() | INT64,
+    remote=st.none() | REMOTE,
 )
 fetched_tables = st.builds(FetchedTable, INT64, st.lists(fetched_buckets, max_size=4))
 
@@ -107,12 +111,15 @@ def _fetched(entry: m.PbFetchLogRespForBucket) -> tuple[object, ...]:
         optional(entry, "log_start_offset"),
         optional(entry, "records"),
         optional(entry, "filtered_end_offset"),
+        entry.remote_log_fetch_info.SerializeToString()
+        if entry.HasField("remote_log_fetch_info")
+        else None,
     )
 
 
 def _joined(bucket: FetchedBucket) -> tuple[object, ...]:
     records = None if bucket.records is None else b"".join(bucket.records)
-    return (*bucket[:6], records, bucket.filtered_end_offset)
+    return (*bucket[:6], records, bucket.filtered_end_offset, bucket.remote)
 
 
 def test_records_are_passed_through_and_not_copied() -> None:

@@ -54,8 +54,10 @@ def test_roles_and_versions_are_those_a_real_server_advertises(fixture: str, rol
     assert sorted(advertised) == sorted(ours)
 
 
-def test_extensions_are_private_and_have_keys_of_their_own() -> None:
+def test_extensions_have_keys_of_their_own_and_clients_get_the_administrations_only() -> None:
     extensions = {key for key in ApiKey if key >= EXTENSION_KEY_MIN}
-    assert extensions == {30000, 30001, 30002, 30003}
+    for_clients = {30010, 30011, 30012}
+    assert extensions == {*range(30000, 30006), *for_clients}
     assert not any(APIS[key].public for key in extensions)
+    assert {key for key in extensions if APIS[key].for_clients} == for_clients
     assert APIS[30000].request is m.RegisterTabletServerRequest

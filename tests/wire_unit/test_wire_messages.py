@@ -25,6 +25,7 @@ TYPES = {
     "double": FieldDescriptor.TYPE_DOUBLE,
     "string": FieldDescriptor.TYPE_STRING,
     "bytes": FieldDescriptor.TYPE_BYTES,
+    "fixed32": FieldDescriptor.TYPE_FIXED32,
 }
 OWN_FIELD_MIN = 1000
 VARINTS = {FieldDescriptor.TYPE_INT32, FieldDescriptor.TYPE_INT64, FieldDescriptor.TYPE_BOOL}

@@ -9,9 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from zufluss.client.connection import AsyncConnection, as_path, table_path
+from zufluss.client.locations import (
+    ClusterConfig,
+    LocationProbe,
+    RemoteLocation,
+    RemoteLocations,
+    alter_request,
+    altered_location,
+    configs_of,
+    locations_of,
+    probes_of,
+)
 from zufluss.client.metadata import ServerNode
 from zufluss.client.offsets import BucketPlace, Position, list_offsets, places_of
 from zufluss.errors import (
@@ -69,6 +80,47 @@ class PartitionInfo:
     """Its values joined with `$`."""
     spec: Mapping[str, str]
     """Its values by partition key."""
+
+
+@dataclass(frozen=True, slots=True)
+class KvSnapshotInfo:
+    """A key-value snapshot that is kept."""
+
+    bucket: TableBucket
+    """The bucket."""
+    snapshot_id: int
+    """Its number in the bucket; later ones have higher numbers."""
+    log_offset: int
+    """It has everything below this offset of the changelog."""
+
+
+class KvSnapshotFile(NamedTuple):
+    """A file of a key-value snapshot."""
+
+    name: str
+    """Its name in RocksDB's directory."""
+    remote_path: str
+    """Where it lies, in full."""
+    size: int | None
+    """Its length in bytes; None from an Apache Fluss server."""
+    crc32c: int | None
+    """The CRC-32C of its bytes; None from an Apache Fluss server."""
+
+
+@dataclass(frozen=True, slots=True)
+class KvSnapshotMetadata:
+    """What a key-value snapshot is made of; `table.kv_snapshot` reads it."""
+
+    bucket: TableBucket
+    """The bucket."""
+    snapshot_id: int
+    """Its number in the bucket."""
+    log_offset: int
+    """The changelog goes on from here."""
+    files: tuple[KvSnapshotFile, ...]
+    """A RocksDB checkpoint."""
+    row_count: int | None
+    """Rows in it, None where they are not counted."""
 
 
 class AsyncAdmin:
@@ -366,12 +418,108 @@ class AsyncAdmin:
             return None
         return _lake_snapshot(found)
 
+    # -- key-value snapshots -------------------------------------------------------------------
+
+    async def latest_kv_snapshots(
+        self, path: Path, partition: Partition | None = None
+    ) -> list[KvSnapshotInfo]:
+        """The newest snapshot of each bucket of a primary-key table that has one."""
+        info = await self._connection.table_info(as_path(path))
+        request = m.GetLatestKvSnapshotsRequest(
+            table_path=table_path(info.path), partition_name=_partition_name(info, partition)
+        )
+        found: m.GetLatestKvSnapshotsResponse = await self._ask(
+            ApiKey.GET_LATEST_KV_SNAPSHOTS, request
+        )
+        return _kv_snapshots(found, found.latest_snapshots)
+
+    async def list_kv_snapshots(
+        self, path: Path, partition: Partition | None = None
+    ) -> list[KvSnapshotInfo]:
+        """Every snapshot of a primary-key table that is kept, by bucket and number."""
+        info = await self._connection.table_info(as_path(path))
+        name = _partition_name(info, partition)
+        partition_id = None
+        if name is not None:
+            partition_id = (await self._connection.partition(info, name)).partition_id
+        request = m.ListKvSnapshotsRequest(table_id=info.table_id, partition_id=partition_id)
+        found: m.ListKvSnapshotsResponse = await self._ask(ApiKey.LIST_KV_SNAPSHOTS, request)
+        return _kv_snapshots(found, found.active_snapshots)
+
+    async def kv_snapshot_metadata(
+        self, bucket: TableBucket, snapshot_id: int
+    ) -> KvSnapshotMetadata:
+        """The files of a snapshot; `KvSnapshotNotExistError` if it is not kept any more."""
+        request = m.GetKvSnapshotMetadataRequest(
+            table_id=bucket.table_id,
+            partition_id=bucket.partition_id,
+            bucket_id=bucket.bucket_id,
+            snapshot_id=snapshot_id,
+        )
+        found: m.GetKvSnapshotMetadataResponse = await self._ask(
+            ApiKey.GET_KV_SNAPSHOT_METADATA, request
+        )
+        files = tuple(map(_kv_snapshot_file, found.snapshot_files))
+        rows = found.row_count if found.HasField("row_count") else None
+        return KvSnapshotMetadata(bucket, snapshot_id, found.log_offset, files, rows)
+
     async def server_nodes(self) -> list[ServerNode]:
         """The servers of the cluster, as they are reached from here."""
         await self._connection.refresh()
         metadata = self._connection.metadata
         coordinator = [metadata.coordinator] if metadata.coordinator else []
         return [*coordinator, *metadata.tablets.values()]
+
+    # -- remote locations and configuration ----------------------------------------------------
+
+    async def locations(self) -> RemoteLocations:
+        """Where remote files lie: what is wanted of each location, and what servers saw of it."""
+        return locations_of(await self._ask(ApiKey.LIST_LOCATIONS, m.ListLocationsRequest()))
+
+    async def alter_location(
+        self,
+        operation: str,
+        location_id: int | None = None,
+        *,
+        uri: str | None = None,
+        weight: int | None = None,
+        expected_version: int | None = None,
+    ) -> RemoteLocation:
+        """Change a remote location: add, drain, activate, retire, set-weight or move.
+
+        With `expected_version` only if the registry still has that version.
+
+        >>> await admin.alter_location("add", uri="s3://bucket/b", weight=2)  # doctest: +SKIP
+        >>> await admin.alter_location("drain", 1)  # doctest: +SKIP
+        """
+        request = alter_request(operation, location_id, uri, weight, expected_version)
+        return altered_location(
+            await self._connection.call_coordinator(
+                ApiKey.ALTER_LOCATION, request, repeatable=False
+            )
+        )
+
+    async def probe_locations(self, location_id: int | None = None) -> list[LocationProbe]:
+        """Have the coordinator try one location, or all, by a small object."""
+        request = m.ProbeLocationRequest(location_id=location_id)
+        return probes_of(await self._ask(ApiKey.PROBE_LOCATION, request))
+
+    async def cluster_configs(self) -> list[ClusterConfig]:
+        """The options of the cluster that somebody set, secrets hidden."""
+        request = m.DescribeClusterConfigsRequest()
+        return configs_of(await self._ask(ApiKey.DESCRIBE_CLUSTER_CONFIGS, request))
+
+    async def alter_cluster_configs(
+        self, set: Mapping[str, str] | None = None, *, reset: Iterable[str] = ()
+    ) -> None:
+        """Set options of the running cluster, or take such changes back; all of them or none.
+
+        >>> await admin.alter_cluster_configs(  # doctest: +SKIP
+        ...     {"remote.data.dirs": "s3://one/a,s3://two/b"}
+        ... )
+        """
+        request = m.AlterClusterConfigsRequest(alter_configs=_config_changes(set, reset))
+        await self._change(ApiKey.ALTER_CLUSTER_CONFIGS, request)
 
     # -- calls ---------------------------------------------------------------------------------
 
@@ -438,3 +586,30 @@ def _lake_snapshot(found: m.GetLakeSnapshotResponse) -> LakeSnapshot:
         if partition_id is not None and each.HasField("partition_name"):
             names[partition_id] = each.partition_name
     return LakeSnapshot(found.table_id, found.snapshotId, offsets, names)
+
+
+def _kv_snapshots(
+    found: m.GetLatestKvSnapshotsResponse | m.ListKvSnapshotsResponse,
+    snapshots: Iterable[m.PbKvSnapshot],
+) -> list[KvSnapshotInfo]:
+    """By bucket and number; a bucket without a snapshot may be listed without a number."""
+    partition_id = found.partition_id if found.HasField("partition_id") else None
+    there = [
+        KvSnapshotInfo(
+            TableBucket(found.table_id, partition_id, each.bucket_id),
+            each.snapshot_id,
+            each.log_offset,
+        )
+        for each in snapshots
+        if each.HasField("snapshot_id")
+    ]
+    return sorted(there, key=lambda each: (each.bucket.bucket_id, each.snapshot_id))
+
+
+def _kv_snapshot_file(found: m.PbRemotePathAndLocalFile) -> KvSnapshotFile:
+    return KvSnapshotFile(
+        found.local_file_name,
+        found.remote_path,
+        found.size if found.HasField("size") else None,
+        found.crc32c if found.HasField("crc32c") else None,
+    )

@@ -10,13 +10,14 @@ class MemoryBudget:
     """Counts bytes; whoever wants more than is left waits, first come first served."""
 
     def __init__(self, limit: int) -> None:
-        self._limit = limit
+        self.limit = limit
+        """How much may be held."""
         self._used = 0
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     def try_take(self, size: int) -> bool:
         """Take now, unless it is too much; a single piece over the limit passes when alone."""
-        if self._waiting or (self._used and self._used + size > self._limit):
+        if self._waiting or (self._used and self._used + size > self.limit):
             return False
         self._used += size
         return True
@@ -41,7 +42,7 @@ class MemoryBudget:
         self._used -= size
         while self._waiting:
             wanted, turn = self._waiting[0]
-            if self._used and self._used + wanted > self._limit:
+            if self._used and self._used + wanted > self.limit:
                 return
             self._waiting.popleft()
             if not turn.cancelled():

@@ -32,6 +32,7 @@ from google.protobuf.message import Message
 
 from zufluss.client.metadata import Metadata, PartitionMetadata
 from zufluss.client.options import ClientOptions, parse_bootstrap
+from zufluss.client.remote import RemoteReader
 from zufluss.client.retry import PASSING, Backoff
 from zufluss.errors import (
     ErrorCode,
@@ -75,6 +76,7 @@ class AsyncConnection:
         self._closed = False
         workers = min(CODEC_THREADS_MAX, os.cpu_count() or 1)
         self.executor = ThreadPoolExecutor(workers, thread_name_prefix="zufluss-codec")
+        self.remote = RemoteReader(self)
         name = f"zufluss:{self.options.client_id}" if self.options.client_id else "zufluss"
         self._software = (name, version("zufluss"))
 

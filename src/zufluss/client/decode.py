@@ -80,6 +80,8 @@ class Chunk:
     """Nor are records from this offset on."""
     projected: bool
     """The server was asked to project."""
+    source: str = ""
+    """The remote file they come from; then their checksums are always verified."""
 
 
 class Decoded(NamedTuple):
@@ -159,10 +161,12 @@ class LogDecoder:
         self, chunk: Chunk, position: int, header: BatchHeader
     ) -> tuple[pa.RecordBatch, Changes]:
         """The columns that are read, of all records of one batch, and their change types."""
-        check = self._check_crc and not chunk.projected
+        check = bool(chunk.source) or (self._check_crc and not chunk.projected)
         if check and not verify_crc(chunk.records, position, header):
+            where = f" of {chunk.source}" if chunk.source else ""
             raise CorruptRecordError(
-                f"{chunk.bucket}: the batch at offset {header.base_offset} fails its checksum"
+                f"{chunk.bucket}: the batch at offset {header.base_offset}{where} fails its "
+                "checksum"
             )
         if header.record_count == 0:
             return pa.RecordBatch.from_pylist([], schema=self._read), None

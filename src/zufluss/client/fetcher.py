@@ -2,8 +2,8 @@
 
 Each tablet server that leads buckets of the scan has one task that fetches from it, one request at
 a time, and the next one goes out as soon as an answer is taken apart, while its batches are decoded
-in threads and the consumer works. When more than `buffer_bytes` of fetched records wait for the
-consumer, fetching pauses.
+in threads and the consumer works. When more than `BUFFERED_FETCHES` times the bytes of a fetch wait
+for the consumer, fetching pauses.
 
 What a bucket's answer means:
 
@@ -11,41 +11,57 @@ What a bucket's answer means:
 |---|---|
 | records | decoded in order; the position moves past the last whole batch; a cut one is left |
 | filtered_end_offset | the position moves there |
+| segments in remote storage | read there by a task of the bucket (`remote.py`), which then asks on |
 | an error that may pass, no answer | paused, leaders asked for, tried again until the deadline |
 | 34 on a table that was altered | from then on the client projects, not the server |
 | 19 and every other error | the scan fails |
 
+What a bucket's remote files mean:
+
+| outcome | what happens |
+|---|---|
+| the location does not answer | like an error that may pass; other buckets go on |
+| a file is missing | the same: it expired meanwhile, and the server says what is there now |
+| a file is forbidden, with a new token too | once the same, since some stores say so of a missing one |
+| other bytes than were written | the scan fails |
+
 A server that answers at once although there is nothing new is asked at most every `IDLE_MS`.
-"""
+"""  # noqa: E501 - a table row does not wrap
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+from google.protobuf.message import DecodeError
+
+from zufluss.client.budget import MemoryBudget
 from zufluss.client.connection import AsyncConnection
 from zufluss.client.decode import Chunk, Decoded, LogDecoder
 from zufluss.client.hot import FetchedBucket, fetch_answer
 from zufluss.client.metadata import ServerNode
 from zufluss.client.offsets import BucketPlace
+from zufluss.client.remote import Batches
 from zufluss.client.retry import PASSING, Backoff
 from zufluss.errors import (
+    CorruptMessageError,
     CorruptRecordError,
     ErrorCode,
     LeaderNotAvailableError,
     OffsetOutOfRangeError,
     PartitionNotExistError,
-    UnsupportedVersionError,
     ZuflussError,
     error,
 )
 from zufluss.model.schema import Schema
 from zufluss.model.table import TableBucket, TableInfo
-from zufluss.record.batch import LENGTH_OVERHEAD, iter_headers
+from zufluss.record.batch import LENGTH_OVERHEAD, BatchHeader, iter_headers
+from zufluss.remote.objects import ObjectCorruptError, ObjectForbiddenError
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
 
@@ -76,6 +92,10 @@ class BucketState:
     """What one fetch of it aims at."""
     paused: bool = False
     """Waiting for a leader."""
+    remote: bool = False
+    """Being read from remote storage."""
+    forbidden: str = ""
+    """The remote file that could not be opened when it was last tried."""
     backoff: Backoff | None = None
     """Set from the first failure to the next success."""
     failing_since: float = 0.0
@@ -85,6 +105,11 @@ class BucketState:
     def finished(self) -> bool:
         """Everything up to the stop was fetched."""
         return self.stop is not None and self.position >= self.stop
+
+    @property
+    def is_fetched(self) -> bool:
+        """The server that leads it is asked for it."""
+        return not (self.paused or self.remote or self.finished)
 
 
 class Ready(NamedTuple):
@@ -134,10 +159,8 @@ class Fetcher:
         self._loop = asyncio.get_running_loop()
         self._states: dict[TableBucket, BucketState] = {}
         self._servers: dict[ServerNode, asyncio.Task[None]] = {}
-        self._recoveries: set[asyncio.Task[None]] = set()
-        self._buffered = 0
-        self._room = asyncio.Event()
-        self._room.set()
+        self._apart: set[asyncio.Task[None]] = set()
+        self._budget = MemoryBudget(BUFFERED_FETCHES * self._options.fetch_bytes)
         self._turn = 0
 
     # -- what the scanner calls ----------------------------------------------------------------
@@ -168,7 +191,7 @@ class Fetcher:
         """Start a task for every server that leads an unfinished bucket, if it has none."""
         homeless = []
         for state in self._states.values():
-            if state.finished or state.paused:
+            if not state.is_fetched:
                 continue
             leader = self._connection.metadata.leader(state.place.bucket)
             if leader is None:
@@ -184,13 +207,11 @@ class Fetcher:
 
     def release(self, size: int) -> None:
         """The consumer is done with a chunk."""
-        self._buffered -= size
-        if self._buffered < BUFFERED_FETCHES * self._options.fetch_bytes:
-            self._room.set()
+        self._budget.give(size)
 
     async def close(self) -> None:
         """Stop fetching and wait for what is under way to end."""
-        tasks = [*self._servers.values(), *self._recoveries]
+        tasks = [*self._servers.values(), *self._apart]
         for task in tasks:
             task.cancel()
         pending = [item.rows for item in self.ready]
@@ -216,14 +237,14 @@ class Fetcher:
     async def _fetch_from(self, server: ServerNode) -> None:
         """Fetch from one server as long as it leads something we want."""
         while self.failure is None:
-            await self._room.wait()
+            await self._budget.take(0)
             states = self._states_of(server)
             if not states:
                 return
             began = self._loop.time()
             projected = self._plan.push_projection
             try:
-                body = await self._fetch(server, states)
+                body = await self._fetch(server, states, self._options.fetch_wait_ms)
                 progress = await self._take_apart(body, projected)
             except ZuflussError as e:
                 if e.code not in _PASSING:
@@ -239,19 +260,21 @@ class Fetcher:
         states = [
             state
             for bucket, state in self._states.items()
-            if not state.paused and not state.finished and leader(bucket) == server
+            if state.is_fetched and leader(bucket) == server
         ]
         self._turn += 1
         first = self._turn % len(states) if states else 0
         return states[first:] + states[:first]
 
-    async def _fetch(self, server: ServerNode, states: list[BucketState]) -> memoryview:
+    async def _fetch(
+        self, server: ServerNode, states: list[BucketState], wait_ms: int
+    ) -> memoryview:
         socket = await self._connection.socket(server.address)
-        timeout_ms = self._options.request_timeout_ms + self._options.fetch_wait_ms
-        request = self._request(states).SerializeToString()
+        timeout_ms = self._options.request_timeout_ms + wait_ms
+        request = self._request(states, wait_ms).SerializeToString()
         return await socket.send(ApiKey.FETCH_LOG, [request], timeout_ms=timeout_ms)
 
-    def _request(self, states: list[BucketState]) -> m.FetchLogRequest:
+    def _request(self, states: list[BucketState], wait_ms: int) -> m.FetchLogRequest:
         plan = self._plan
         table = m.PbFetchLogReqForTable(
             table_id=plan.info.table_id,
@@ -273,8 +296,9 @@ class Fetcher:
             follower_server_id=_NO_FOLLOWER,
             max_bytes=self._options.fetch_bytes,
             min_bytes=self._options.fetch_bytes_min,
-            max_wait_ms=self._options.fetch_wait_ms,
+            max_wait_ms=wait_ms,
             tables_req=[table],
+            any_location=True,
         )
 
     # -- answers -------------------------------------------------------------------------------
@@ -284,43 +308,63 @@ class Fetcher:
         progress = False
         for found in fetch_answer(body):
             state = self._states.get(found.bucket)
-            if state is None or state.paused:
+            if state is None or not state.is_fetched:
                 continue
-            if found.error_code:
-                self._refused(state, found, projected)
-                continue
-            state.backoff = None
             before = state.position
-            if found.remote:
-                raise UnsupportedVersionError(
-                    f"{found.bucket}: offset {state.position} lies in remote storage, which this "
-                    "client does not read"
-                )
-            if len(found.records):
-                await self._take_records(state, found.records, projected)
-            if found.filtered_end_offset is not None:
-                state.position = max(state.position, found.filtered_end_offset)
-            progress = progress or state.position > before
+            info = await self._take_bucket(state, found, projected)
+            if info is not None:
+                self._read_apart(state, info)
+            progress = progress or state.position > before or info is not None
         if all(state.finished for state in self._states.values()):
             self.arrived.set()
         return progress
+
+    async def _take_bucket(
+        self, state: BucketState, found: FetchedBucket, projected: bool
+    ) -> m.PbRemoteLogFetchInfo | None:
+        """Deal with one bucket of an answer; what to read in remote storage, if it says so."""
+        if found.error_code:
+            self._refused(state, found, projected)
+            return None
+        if len(found.remote):
+            return _remote_info(found)
+        state.backoff = None
+        if len(found.records):
+            await self._take_records(state, found.records, projected)
+        if found.filtered_end_offset is not None:
+            state.position = max(state.position, found.filtered_end_offset)
+        return None
 
     async def _take_records(self, state: BucketState, records: memoryview, projected: bool) -> None:
         batches = [b for b in iter_headers(records) if b[1].next_offset > state.position]
         if not batches:
             self._want_more(state, records)
             return
+        await self._learn_schemas(batches)
+        self._budget.give(-len(records))
+        self._take_batches(state, records, batches, len(records), projected)
+
+    async def _learn_schemas(self, batches: Sequence[tuple[int, BatchHeader]]) -> None:
         for schema_id in self._plan.decoder.unknown_schemas(batches):
             self._plan.decoder.add_schema(schema_id, await self._plan.schema_of(schema_id))
-        chunk = Chunk(state.place.bucket, records, batches, state.position, state.stop, projected)
+
+    def _take_batches(
+        self,
+        state: BucketState,
+        records: memoryview,
+        batches: Sequence[tuple[int, BatchHeader]],
+        size: int,
+        projected: bool,
+        source: str = "",
+    ) -> None:
+        """Have whole batches decoded for the consumer; `size` was taken from the budget."""
+        bucket, start = state.place.bucket, state.position
+        chunk = Chunk(bucket, records, batches, start, state.stop, projected, source)
         state.position = batches[-1][1].next_offset
         rows = self._loop.run_in_executor(
             self._connection.executor, self._plan.decoder.decode, chunk
         )
-        self._buffered += len(records)
-        if self._buffered >= BUFFERED_FETCHES * self._options.fetch_bytes:
-            self._room.clear()
-        self.ready.append(Ready(state.place.bucket, rows, len(records), state.position))
+        self.ready.append(Ready(bucket, rows, size, state.position))
         self.arrived.set()
 
     def _want_more(self, state: BucketState, records: memoryview) -> None:
@@ -352,6 +396,81 @@ class Fetcher:
             )
         raise reason
 
+    # -- remote storage ------------------------------------------------------------------------
+
+    def _read_apart(self, state: BucketState, info: m.PbRemoteLogFetchInfo) -> None:
+        """Read a bucket from remote storage until the server has it again."""
+        state.remote = True
+        task = self._loop.create_task(self._read_remote(state, info))
+        self._apart.add(task)
+        task.add_done_callback(self._is_over)
+
+    async def _read_remote(self, state: BucketState, info: m.PbRemoteLogFetchInfo) -> None:
+        more: m.PbRemoteLogFetchInfo | None = info
+        try:
+            while more is not None and self._is_wanted(state):
+                await self._read_run(state, more)
+                more = await self._ask_on(state) if self._is_wanted(state) else None
+        except ZuflussError as e:
+            if not self._may_pass(state, e):
+                raise
+            self._recover([state], e)
+        finally:
+            state.remote = False
+
+    async def _read_run(self, state: BucketState, info: m.PbRemoteLogFetchInfo) -> None:
+        """Read the segments of one answer."""
+        reader, table = self._connection.remote, self._plan.info.path
+        before = state.position
+        async with aclosing(reader.batches(table, info, state.stop, self._budget)) as run:
+            async for part in run:
+                await self._take_part(state, part)
+                if not self._is_wanted(state):
+                    return
+        if state.position == before:
+            raise CorruptRecordError(
+                f"{state.place.bucket}: {info.remote_log_tablet_dir} was to have offset {before}, "
+                "but its segments end before it"
+            )
+
+    async def _take_part(self, state: BucketState, part: Batches) -> None:
+        """Have the batches of a segment decoded that are not behind us."""
+        batches = [b for b in part.batches if b[1].next_offset > state.position]
+        size = part.size
+        try:
+            await self._learn_schemas(batches)
+            if batches:
+                state.backoff, state.forbidden = None, ""
+                self._take_batches(state, part.records, batches, size, False, part.source)
+                size = 0
+        finally:
+            self._budget.give(size)
+
+    async def _ask_on(self, state: BucketState) -> m.PbRemoteLogFetchInfo | None:
+        """Ask the server where a bucket goes on, without waiting for new records."""
+        server = self._connection.metadata.leader(state.place.bucket)
+        if server is None:
+            return None
+        projected = self._plan.push_projection
+        body = await self._fetch(server, [state], 0)
+        info = None
+        for found in fetch_answer(body):
+            if found.bucket == state.place.bucket:
+                info = await self._take_bucket(state, found, projected)
+        return info
+
+    def _is_wanted(self, state: BucketState) -> bool:
+        current = self._states.get(state.place.bucket)
+        return current is state and not state.paused and not state.finished
+
+    def _may_pass(self, state: BucketState, reason: ZuflussError) -> bool:
+        """Whether a bucket that failed is tried again."""
+        if isinstance(reason, ObjectForbiddenError):
+            file = f"{reason.uri}/{reason.path}"
+            again, state.forbidden = state.forbidden == file, file
+            return not again
+        return reason.code in _PASSING and not isinstance(reason, ObjectCorruptError)
+
     # -- recovery ------------------------------------------------------------------------------
 
     def _recover(self, states: list[BucketState], reason: ZuflussError) -> None:
@@ -364,11 +483,12 @@ class Fetcher:
             if reason.refresh_metadata or reason.code is ErrorCode.REQUEST_TIME_OUT:
                 self._connection.metadata.forget_leader(state.place.bucket)
         task = self._loop.create_task(self._recover_later(states, reason))
-        self._recoveries.add(task)
-        task.add_done_callback(self._recovered)
+        self._apart.add(task)
+        task.add_done_callback(self._is_over)
 
-    def _recovered(self, task: asyncio.Task[None]) -> None:
-        self._recoveries.discard(task)
+    def _is_over(self, task: asyncio.Task[None]) -> None:
+        """A bucket that was apart is fetched with the others again, or failed."""
+        self._apart.discard(task)
         failure = None if task.cancelled() else task.exception()
         if isinstance(failure, Exception):
             self.fail(failure)
@@ -405,3 +525,10 @@ class Fetcher:
         except ZuflussError as e:
             if e.code not in PASSING:
                 raise
+
+
+def _remote_info(found: FetchedBucket) -> m.PbRemoteLogFetchInfo:
+    try:
+        return m.PbRemoteLogFetchInfo.FromString(bytes(found.remote))
+    except DecodeError as e:
+        raise CorruptMessageError(f"{found.bucket}: the remote log of an answer: {e}") from None

@@ -102,8 +102,8 @@ class FetchedBucket:
     """Batches, the last one perhaps cut; a view of the frame."""
     filtered_end_offset: int | None = None
     """Where to go on when the batches up to there were pruned."""
-    remote: bool = False
-    """The records are in remote storage."""
+    remote: memoryview = _NOTHING
+    """Where in remote storage the records are, a PbRemoteLogFetchInfo; empty if they are not."""
 
 
 def fetch_answer(body: memoryview) -> list[FetchedBucket]:
@@ -140,7 +140,7 @@ def _bucket(table_id: int, view: memoryview) -> FetchedBucket:
         _int(found.get(6)),
         _view(found.get(8)),
         _int(found.get(9)),
-        7 in found,
+        _view(found.get(7)),
     )
 
 

@@ -1,4 +1,4 @@
-"""Values of a primary-key table into Arrow: what lookups and limit scans answer.
+"""Values of a primary-key table into Arrow: what lookups and limit scans answer, snapshots have.
 
 A value is the id of the schema it was written under (i16) and a row. Most are of the schema the
 table was opened with. Others are decoded under their own, which the cluster is asked for once, and
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -24,14 +24,19 @@ from zufluss.model.schema import Schema
 from zufluss.model.table import TableInfo
 from zufluss.record.slices import Slices
 
+if TYPE_CHECKING:
+    from zufluss.record.rows import RowFormat
+
 THREAD_VALUES_MIN: Final = 2_048
 """Fewer values are decoded where they are."""
 
 
 class ValueDecoder:
-    """Decodes the values of one table."""
+    """Decodes the values of one table; rows are in its format unless another one is given."""
 
-    def __init__(self, connection: AsyncConnection, info: TableInfo) -> None:
+    def __init__(
+        self, connection: AsyncConnection, info: TableInfo, row_format: RowFormat | None = None
+    ) -> None:
         from zufluss.record.kvbatch import split_values  # these load the compiled kernels
         from zufluss.record.rowcodec import RowCodec
 
@@ -39,7 +44,7 @@ class ValueDecoder:
         self._codec = RowCodec
         self._connection = connection
         self._info = info
-        self._format = info.property(t.TABLE_KV_FORMAT)
+        self._format: RowFormat = row_format or info.property(t.TABLE_KV_FORMAT)
         self._codecs = {info.schema_id: RowCodec(info.schema, self._format)}
         self._schemas = {info.schema_id: info.schema}
 

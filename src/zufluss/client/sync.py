@@ -23,6 +23,7 @@ from zufluss.client.admin import AsyncAdmin, Partition
 from zufluss.client.append import AsyncAppendWriter
 from zufluss.client.connection import AsyncConnection, connect_async
 from zufluss.client.convert import is_row
+from zufluss.client.kvsnapshot import AsyncKvSnapshotReader
 from zufluss.client.lookup import KeyForm, Missing, Row, SingleKey
 from zufluss.client.scan import (
     AsyncScan,
@@ -238,7 +239,15 @@ class Admin:
     list_offsets = _admin_call(AsyncAdmin.list_offsets)
     list_all_offsets = _admin_call(AsyncAdmin.list_all_offsets)
     lake_snapshot = _admin_call(AsyncAdmin.lake_snapshot)
+    latest_kv_snapshots = _admin_call(AsyncAdmin.latest_kv_snapshots)
+    list_kv_snapshots = _admin_call(AsyncAdmin.list_kv_snapshots)
+    kv_snapshot_metadata = _admin_call(AsyncAdmin.kv_snapshot_metadata)
     server_nodes = _admin_call(AsyncAdmin.server_nodes)
+    locations = _admin_call(AsyncAdmin.locations)
+    alter_location = _admin_call(AsyncAdmin.alter_location)
+    probe_locations = _admin_call(AsyncAdmin.probe_locations)
+    cluster_configs = _admin_call(AsyncAdmin.cluster_configs)
+    alter_cluster_configs = _admin_call(AsyncAdmin.alter_cluster_configs)
 
 
 class Table:
@@ -395,6 +404,25 @@ class Table:
             buckets=buckets,
         )
         return LogScan(self._thread, scan)
+
+    def kv_snapshot(
+        self,
+        bucket: TableBucket,
+        snapshot_id: int,
+        columns: Sequence[str] | None = None,
+        *,
+        after: bytes | None = None,
+    ) -> KvSnapshotReader:
+        """Open a key-value snapshot: the rows of a bucket as they were at an offset.
+
+        `admin.latest_kv_snapshots` says which there are. `after` goes on behind the `last_key` of
+        an earlier reader of the same snapshot.
+
+        >>> with table.kv_snapshot(bucket, 7, ["id"]) as reader:  # doctest: +SKIP
+        ...     rows = pa.Table.from_batches(reader, reader.schema)
+        """
+        opened = self._table.kv_snapshot(bucket, snapshot_id, columns, after=after)
+        return KvSnapshotReader(self._thread, self._thread.run(opened))
 
     def head(self, count: int = 10) -> pa.Table:
         """Some rows, at most `count`: of a log table the first, of a primary-key table any.
@@ -607,3 +635,47 @@ class UnionScanner(LogScanner):
         super().__init__(thread, scanner)
         self.plan = scanner.plan
         """The lake snapshot and the ranges of the log that are read."""
+
+
+class KvSnapshotReader:
+    """The rows of a key-value snapshot; `table.kv_snapshot(…)` opens it. Iterate it, then close it.
+
+    >>> with table.kv_snapshot(bucket, 7) as reader:  # doctest: +SKIP
+    ...     for batch in reader:
+    ...         print(batch.num_rows)
+    """
+
+    def __init__(self, thread: LoopThread, reader: AsyncKvSnapshotReader) -> None:
+        self._thread = thread
+        self._reader = reader
+        self.schema: pa.Schema = reader.schema
+        """The Arrow schema of the rows."""
+        self.log_offset = reader.log_offset
+        """The changelog goes on from here."""
+
+    @property
+    def last_key(self) -> bytes | None:
+        """The encoded key of the last row handed out: an `after` to go on from."""
+        return self._reader.last_key
+
+    def close(self) -> None:
+        """Let go of the files and remove them. Closing twice is fine."""
+        self._thread.run(self._reader.close())
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        return self
+
+    def __next__(self) -> pa.RecordBatch:
+        batch = self._thread.run(self._reader.next_batch())
+        if batch is None:
+            raise StopIteration
+        return batch
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return repr(self._reader).replace("Async", "", 1)

@@ -11,6 +11,7 @@ from zufluss.client.admin import Partition
 from zufluss.client.append import AsyncAppendWriter
 from zufluss.client.connection import LAKE_SUFFIX, AsyncConnection
 from zufluss.client.head import head_of_keys
+from zufluss.client.kvsnapshot import AsyncKvSnapshotReader
 from zufluss.client.logscan import AsyncLogScan
 from zufluss.client.lookup import AsyncLookup, KeyForm, Missing, Row, SingleKey
 from zufluss.client.scan import Start, Stop
@@ -19,7 +20,7 @@ from zufluss.client.upsert import AsyncUpsertWriter
 from zufluss.errors import InvalidTableError
 from zufluss.model.expression import Expression
 from zufluss.model.schema import Schema
-from zufluss.model.table import TableInfo, TablePath
+from zufluss.model.table import TableBucket, TableInfo, TablePath
 
 
 class AsyncTable:
@@ -200,6 +201,27 @@ class AsyncTable:
             None if buckets is None else tuple(buckets),
             changelog=True,
         )
+
+    async def kv_snapshot(
+        self,
+        bucket: TableBucket,
+        snapshot_id: int,
+        columns: Sequence[str] | None = None,
+        *,
+        after: bytes | None = None,
+    ) -> AsyncKvSnapshotReader:
+        """Open a key-value snapshot: the rows of a bucket as they were at an offset.
+
+        `admin.latest_kv_snapshots` says which there are. `after` goes on behind the `last_key` of
+        an earlier reader of the same snapshot.
+
+        >>> async with await table.kv_snapshot(bucket, 7, ["id"]) as reader:  # doctest: +SKIP
+        ...     rows = [batch async for batch in reader]
+        """
+        self._check_live("kv_snapshot")
+        metadata = await self._connection.admin.kv_snapshot_metadata(bucket, snapshot_id)
+        reader = AsyncKvSnapshotReader(self._connection, self.info, metadata, columns, after=after)
+        return await reader.open()
 
     async def head(self, count: int = 10) -> pa.Table:
         """Some rows, at most `count`: of a log table the first, of a primary-key table any.

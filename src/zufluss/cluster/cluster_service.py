@@ -1,4 +1,4 @@
-"""Answers about the cluster as a whole, in either role: health, configuration, file tokens.
+"""Answers about the cluster as a whole, in either role: its health.
 
 Like `metadata_service.py`, from memory and without waiting.
 """
@@ -9,15 +9,11 @@ from enum import IntEnum
 from typing import TYPE_CHECKING
 
 from zufluss.cluster.image import ClusterImage
-from zufluss.config.load import DEFAULT_ORIGIN, Configuration
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
 
 if TYPE_CHECKING:
     from zufluss.net.services import RequestContext, Services
-
-CONFIG_SOURCE = "INITIAL_SERVER_CONFIG"
-"""How the protocol calls a value that was there when the server started."""
 
 
 class Health(IntEnum):
@@ -31,15 +27,12 @@ class Health(IntEnum):
 class ClusterService:
     """Handlers of the cluster-wide read-only APIs."""
 
-    def __init__(self, conf: Configuration, image: ClusterImage) -> None:
-        self._conf = conf
+    def __init__(self, image: ClusterImage) -> None:
         self._image = image
 
     def register(self, services: Services) -> None:
         """Attach every handler to its API key."""
         services.register(ApiKey.GET_CLUSTER_HEALTH, self.get_cluster_health)
-        services.register(ApiKey.DESCRIBE_CLUSTER_CONFIGS, self.describe_cluster_configs)
-        services.register(ApiKey.GET_FILESYSTEM_SECURITY_TOKEN, self.get_security_token)
 
     async def get_cluster_health(
         self, request: m.GetClusterHealthRequest, ctx: RequestContext
@@ -60,22 +53,3 @@ class ClusterService:
             active_leader_replicas=active,
             status=status,
         )
-
-    async def describe_cluster_configs(
-        self, request: m.DescribeClusterConfigsRequest, ctx: RequestContext
-    ) -> m.DescribeClusterConfigsResponse:
-        """DESCRIBE_CLUSTER_CONFIGS (1045): what was configured, secrets hidden."""
-        rows = [
-            m.PbDescribeConfig(
-                config_key=row.key, config_value=row.value, config_source=CONFIG_SOURCE
-            )
-            for row in self._conf.effective()
-            if row.origin != DEFAULT_ORIGIN
-        ]
-        return m.DescribeClusterConfigsResponse(configs=rows)
-
-    async def get_security_token(
-        self, request: m.GetFileSystemSecurityTokenRequest, ctx: RequestContext
-    ) -> m.GetFileSystemSecurityTokenResponse:
-        """GET_FILESYSTEM_SECURITY_TOKEN (1025): local files need no token."""
-        return m.GetFileSystemSecurityTokenResponse(schema="file", token=b"")

@@ -150,7 +150,8 @@ def _table_from(message: m.PbTableMetadata) -> TableEntry:
         modified_time=message.modified_time,
     )
     schemas = {s.schema_id: Schema.from_json(s.schema_json) for s in message.schemas}
-    return TableEntry(info, schemas, _bucket_states_from(message.bucket_metadata))
+    buckets = _bucket_states_from(message.bucket_metadata)
+    return TableEntry(info, schemas, buckets, _remote_location(message))
 
 
 def partition_to_proto(entry: PartitionEntry) -> m.PbPartitionMetadata:
@@ -187,7 +188,12 @@ def _partition_from(message: m.PbPartitionMetadata) -> PartitionEntry:
         spec=spec_from_proto(message.partition_spec),
         created_time=message.created_time,
         buckets=_bucket_states_from(message.bucket_metadata),
+        remote_location=_remote_location(message),
     )
+
+
+def _remote_location(message: m.PbTableMetadata | m.PbPartitionMetadata) -> int | None:
+    return message.remote_location if message.HasField("remote_location") else None
 
 
 def update_request(
@@ -250,6 +256,8 @@ def _table_with_schemas(entry: TableEntry) -> m.PbTableMetadata:
     message = table_to_proto(entry)
     for schema_id, schema in entry.schemas.items():
         message.schemas.add(schema_id=schema_id, schema_json=schema.to_json_bytes())
+    if entry.remote_location is not None:
+        message.remote_location = entry.remote_location
     return message
 
 
@@ -257,6 +265,8 @@ def _partition_with_spec(entry: PartitionEntry) -> m.PbPartitionMetadata:
     message = partition_to_proto(entry)
     message.created_time = entry.created_time
     message.partition_spec.CopyFrom(spec_to_proto(entry.spec))
+    if entry.remote_location is not None:
+        message.remote_location = entry.remote_location
     return message
 
 

@@ -91,6 +91,8 @@ class TableEntry:
     """Its schemas by id, from 1 to `info.schema_id`."""
     buckets: tuple[BucketState, ...] = ()
     """Its buckets by number; empty for a partitioned table."""
+    remote_location: int | None = None
+    """The id of the remote location for its metadata files; None if it is older than these."""
     table_json: bytes = field(init=False, repr=False, compare=False)
     """The descriptor as it travels, made once."""
 
@@ -119,6 +121,8 @@ class PartitionEntry:
     """When it was created, epoch milliseconds."""
     buckets: tuple[BucketState, ...] = ()
     """Its buckets by number."""
+    remote_location: int | None = None
+    """The id of its remote location; None if it is older than these."""
 
 
 @dataclass(frozen=True, slots=True)

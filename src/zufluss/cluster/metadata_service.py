@@ -6,18 +6,20 @@ same question keep their code, except where `docs/compatibility.md` says why not
 
 Tables with a lake format are shown with the cluster's own `datalake.<format>.*` among their
 properties, without secrets (`config/lake.py`). These are not in the catalog: whoever changes the
-configuration changes them for all tables at once.
+configuration changes them for all tables at once. The same holds for `remote_data_dir`: what is
+stored is the id of a location, what clients see is the address it has now.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from zufluss.cluster import codec
 from zufluss.cluster.image import ClusterImage, PartitionEntry, ServerNode, TableEntry
+from zufluss.cluster.refusal import check_refusal
 from zufluss.config.lake import handed_out
 from zufluss.config.load import Configuration
 from zufluss.config.options import LAKE_FORMATS
@@ -37,8 +39,12 @@ MISSING_PARTITION_HOLD_SECONDS = 0.5
 class MetadataService:
     """Handlers of the read-only metadata APIs."""
 
-    def __init__(self, image: ClusterImage, conf: Configuration) -> None:
+    def __init__(
+        self, image: ClusterImage, conf: Configuration, remote_uri: Callable[[int | None], str]
+    ) -> None:
+        """`remote_uri` is the address of a remote location, of the first one for None."""
         self._image = image
+        self._remote_uri = remote_uri
         self._lakes = {
             format: handed_out(format, conf.lake_properties(format)) for format in LAKE_FORMATS
         }
@@ -114,6 +120,7 @@ class MetadataService:
             table_json=self._table_json(entry),
             created_time=entry.info.created_time,
             modified_time=entry.info.modified_time,
+            remote_data_dir=self._remote_uri(entry.remote_location),
         )
 
     async def get_table_schema(
@@ -121,6 +128,7 @@ class MetadataService:
     ) -> m.GetTableSchemaResponse:
         """GET_TABLE_SCHEMA (1011): one by id, or the current one."""
         wanted = request.schema_id if request.HasField("schema_id") else None
+        check_refusal(wanted, self._remote_uri)
         path = codec.path_from_proto(request.table_path)
         schema_id, schema = self._image.schema(path, wanted)
         return m.GetTableSchemaResponse(schema_id=schema_id, schema_json=schema.to_json_bytes())
@@ -135,7 +143,9 @@ class MetadataService:
         check_partial_spec(info, partial)
         found = [
             m.PbPartitionInfo(
-                partition_id=entry.partition_id, partition_spec=codec.spec_to_proto(entry.spec)
+                partition_id=entry.partition_id,
+                partition_spec=codec.spec_to_proto(entry.spec),
+                remote_data_dir=self._remote_uri(entry.remote_location),
             )
             for name, entry in sorted(self._image.partitions(info.table_id).items())
             if partial.items() <= entry.spec.items()
@@ -166,6 +176,7 @@ class MetadataService:
     def _table(self, entry: TableEntry) -> m.PbTableMetadata:
         message = codec.table_to_proto(entry)
         message.table_json = self._table_json(entry)
+        message.remote_data_dir = self._remote_uri(entry.remote_location)
         return message
 
     def _table_json(self, entry: TableEntry) -> bytes:

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from zufluss.cluster import codec
 from zufluss.cluster.image import BucketState, ClusterImage, ImageChange
 from zufluss.model.table import PhysicalTablePath, TableBucket
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
+
+if TYPE_CHECKING:
+    from zufluss.remote.locations import Locations
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,18 @@ class LakeOffsets:
     """Ids of the tablet servers that hold the bucket; does not travel."""
 
 
+@dataclass(frozen=True, slots=True)
+class KvSnapshotOffset:
+    """From where on the changelog of a bucket is needed: its oldest retained snapshot's offset."""
+
+    table_bucket: TableBucket
+    """The bucket."""
+    min_retain_offset: int
+    """Its log below this offset may go."""
+    replicas: tuple[int, ...] = ()
+    """Ids of the tablet servers that hold the bucket; does not travel."""
+
+
 class TabletGateway(Protocol):
     """One tablet server, told what to do by the coordinator."""
 
@@ -83,6 +98,14 @@ class TabletGateway(Protocol):
 
     async def notify_lake_offsets(self, offsets: Sequence[LakeOffsets]) -> None:
         """Know how far these buckets got in the lake; buckets it does not hold are passed over."""
+        ...
+
+    async def notify_kv_snapshot_offset(self, offsets: Sequence[KvSnapshotOffset]) -> None:
+        """Know from where on changelogs are needed; buckets it does not hold are passed over."""
+        ...
+
+    async def update_locations(self, locations: Locations) -> None:
+        """Know where remote files may lie; a version it has already, or a newer one, stays."""
         ...
 
 
@@ -173,3 +196,24 @@ def lake_offsets_from_proto(message: m.PbNotifyLakeTableOffsetReqForBucket) -> L
     partition_id = message.partition_id if message.HasField("partition_id") else None
     bucket = TableBucket(message.table_id, partition_id, message.bucket_id)
     return LakeOffsets(bucket, message.snapshot_id, message.log_end_offset)
+
+
+def kv_snapshot_offset_to_proto(
+    offset: KvSnapshotOffset, coordinator_epoch: int
+) -> m.NotifyKvSnapshotOffsetRequest:
+    """From where on a changelog is needed, as it travels; who holds the bucket stays behind."""
+    bucket = offset.table_bucket
+    return m.NotifyKvSnapshotOffsetRequest(
+        table_id=bucket.table_id,
+        partition_id=bucket.partition_id,
+        bucket_id=bucket.bucket_id,
+        coordinator_epoch=coordinator_epoch,
+        min_retain_offset=offset.min_retain_offset,
+    )
+
+
+def kv_snapshot_offset_from_proto(message: m.NotifyKvSnapshotOffsetRequest) -> KvSnapshotOffset:
+    """From where on a changelog is needed, as it arrived."""
+    partition_id = message.partition_id if message.HasField("partition_id") else None
+    bucket = TableBucket(message.table_id, partition_id, message.bucket_id)
+    return KvSnapshotOffset(bucket, message.min_retain_offset)

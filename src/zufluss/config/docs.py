@@ -16,6 +16,7 @@ from typing import Any
 
 from zufluss.config.option import Option
 from zufluss.config.options import OPTIONS, is_client_option
+from zufluss.config.stores import SECRET_KEYS, STORE_KEYS
 from zufluss.config.table_options import TABLE_OPTIONS
 
 INTRODUCTION = """\
@@ -60,6 +61,15 @@ A server in one process (`zufluss dev --lake iceberg`) that is told nothing abou
 in its data directory: a catalog in `lake/catalog.db` and files below `lake/warehouse`.
 """
 
+STORE_INTRODUCTION = """\
+How servers reach the object stores of remote locations ([remote-storage.md](remote-storage.md)).
+Give all servers of a cluster the same. A key is for all buckets of its kind;
+`s3.bucket.NAME.endpoint` is `s3.endpoint` for the bucket NAME, and so with every key of `s3.`.
+Without credentials the store's own chain is used: environment, web identity, instance. `.` may
+stand for `-`, as in some keys of Fluss. In the environment, in the name of a bucket, `_` stands for
+`.` and `__` for `-` (`ZUFLUSS_S3_BUCKET_MY__LOGS_ENDPOINT` is `s3.bucket.my-logs.endpoint`).
+"""
+
 CLIENT_INTRODUCTION = """\
 Given to `zufluss.connect("host:port", **{"client.request-timeout": "10s"})`, and on the command
 line as `-D client.request-timeout=10s`.
@@ -81,6 +91,8 @@ def render() -> str:
         _table("Dynamic", ((option, option.dynamic) for option in server)),
         "*Dynamic*: takes effect without a restart when the cluster is reconfigured.\n",
         f"## Lake\n\n{LAKE_INTRODUCTION}",
+        f"## Object stores\n\n{STORE_INTRODUCTION}",
+        _store_table(),
         f"## Client\n\n{CLIENT_INTRODUCTION}",
         _table("Dynamic", ((option, option.dynamic) for option in client)),
         f"## Table properties\n\n{TABLE_INTRODUCTION}",
@@ -104,6 +116,13 @@ def _row(option: Option[Any], flag: bool) -> str:
     description = (option.help + limits + secret).replace("|", "\\|")
     cells = (f"`{option.key}`", option.kind.value, default, "yes" if flag else "no", description)
     return f"| {' | '.join(cells)} |"
+
+
+def _store_table() -> str:
+    lines = ["| Key | Description |", "|---|---|"]
+    for key, text in STORE_KEYS.items():
+        lines.append(f"| `{key}` | {text}{' Secret.' if key in SECRET_KEYS else ''} |")
+    return "\n".join(lines) + "\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

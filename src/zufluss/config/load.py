@@ -7,8 +7,8 @@ since a `server.yaml` made for Fluss has keys we do not need. Each value keeps i
 
 A key's environment variable is `env_name(key)`: `ZUFLUSS_` and the key in capitals with `_` for
 `.` and `-`; the prefix of our own keys is not said twice (`zufluss.log.flush` is
-`ZUFLUSS_LOG_FLUSH`). In YAML, nested maps are the same as dotted keys. Keys of a lake format, which
-nobody can declare, are kept as text (`lake.py`).
+`ZUFLUSS_LOG_FLUSH`). In YAML, nested maps are the same as dotted keys. Keys of a lake format
+(`lake.py`) and of object stores (`stores.py`), which exist per format or bucket, are kept as text.
 
 A `Configuration` is immutable; `with_overrides` gives a new one.
 """
@@ -28,6 +28,7 @@ from zufluss.config.lake import is_lake_key, is_secret, lake_key_of_variable
 from zufluss.config.nearest import nearest
 from zufluss.config.option import HIDDEN, Kind, Option
 from zufluss.config.options import OPTIONS, is_client_option
+from zufluss.config.stores import is_store_key, is_store_secret, store_key_of_variable
 from zufluss.errors import ConfigError
 
 T = TypeVar("T")
@@ -132,10 +133,14 @@ class Configuration:
             if key.startswith(prefix)
         }
 
+    def store_settings(self) -> dict[str, str]:
+        """The properties of object stores that somebody set, secrets included."""
+        return {key: s.value for key, s in self._settings.items() if is_store_key(key)}
+
     def effective(self) -> list[EffectiveRow]:
         """Every option with its value and origin, secrets hidden, in the order declared.
 
-        Keys of lake formats follow, as far as somebody set them.
+        Keys of lake formats and object stores follow, as far as somebody set them.
         """
         declared = [
             EffectiveRow(option.key, option.show(self.get(option)), self.origin(option))
@@ -157,7 +162,8 @@ def _shown(key: str, value: Any) -> str:
     option = OPTIONS.get(key)
     if option is not None:
         return option.show(value)
-    return HIDDEN if is_secret(key, value) else value
+    secret = is_store_secret(key) if is_store_key(key) else is_secret(key, value)
+    return HIDDEN if secret else value
 
 
 def env_name(key: str) -> str:
@@ -226,7 +232,7 @@ def _settings(pairs: Mapping[str, str], origin: str) -> dict[str, Setting]:
         option = OPTIONS.get(key)
         if option is not None:
             known[key] = Setting(_parsed(option, text, origin), origin)
-        elif is_lake_key(key):
+        elif is_lake_key(key) or is_store_key(key):
             known[key] = Setting(text.strip(), origin)
         else:
             _warn_unknown(key, origin, nearest(key, OPTIONS))
@@ -247,11 +253,11 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Setting]:
         if not name.startswith("ZUFLUSS_") or name in OTHER_VARIABLES:
             continue
         option = by_name.get(name)
-        lake_key = lake_key_of_variable(name)
+        other_key = lake_key_of_variable(name) or store_key_of_variable(name)
         if option is not None:
             found[option.key] = Setting(_parsed(option, text, name), name)
-        elif lake_key is not None:
-            found[lake_key] = Setting(text.strip(), name)
+        elif other_key is not None:
+            found[other_key] = Setting(text.strip(), name)
         else:
             _warn_unknown(name, "environment", nearest(name, by_name))
     return found

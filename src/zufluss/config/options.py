@@ -147,7 +147,7 @@ REMOTE_LOG_DATA_TRANSFER_THREAD_NUM = Option(
     "remote.log.data-transfer-thread-num",
     Kind.INT,
     4,
-    "The number of files that a server sends to remote storage at once.",
+    "The number of files that a server sends to each remote location at once.",
     minimum=1,
     maximum=64,
 )

@@ -148,7 +148,12 @@ def parse_int(text: str) -> int:
 
 def parse_list(text: str) -> tuple[str, ...]:
     """The items of a comma-separated list, trimmed; empty text is an empty list."""
-    return tuple(item for item in (part.strip() for part in text.split(",")) if item)
+    if not text.strip():
+        return ()
+    items = tuple(part.strip() for part in text.split(","))
+    if not all(items):
+        raise ValueError("items separated by commas, none of them empty")
+    return items
 
 
 def parse_map(text: str) -> dict[str, str]:

@@ -51,6 +51,7 @@ from zufluss.config.load import Configuration
 from zufluss.config.table_options import TABLE_REPLICATION_FACTOR
 from zufluss.coordinator import auto_increment, records
 from zufluss.coordinator.ledger import Ledger
+from zufluss.coordinator.locations import Home, LocationRegistry
 from zufluss.coordinator.placement import place
 from zufluss.coordinator.tablets import Tablets
 from zufluss.errors import (
@@ -105,6 +106,8 @@ class Catalog:
         """The store in the hands of this coordinator, for what lies beside the catalog."""
         self.listeners: list[Callable[[Sequence[ImageChange]], None]] = []
         """Called with every change after it was applied to the image."""
+        self.locations: LocationRegistry | None = None
+        """Where remote files may lie, and who chooses for a new table; set by `server.py`."""
         self._conf = conf
         self._tablets = tablets
         self._clock_ms = clock_ms
@@ -230,6 +233,7 @@ class Catalog:
             self.image.database(path.database)
             if existing is not None:
                 raise TableAlreadyExistError(f"table '{path}' exists already")
+            self._check_placement(descriptor)
             return await self._create_table(path, descriptor)
 
         return await self._mutate(change)
@@ -239,8 +243,10 @@ class Catalog:
         now = self._clock_ms()
         info = TableInfo(path, table_id, 1, descriptor, now, now)
         buckets = () if info.is_partitioned else self._place(info, start=table_id)
-        entry = TableEntry(info, {1: descriptor.schema}, buckets)
-        await self.ledger.commit([take_id, *records.create_table(entry)])
+        home = self._home(info)
+        entry = TableEntry(info, {1: descriptor.schema}, buckets, home.location_id)
+        await self.ledger.commit([take_id, *home.ops, *records.create_table(entry)])
+        home.take()
         await self._publish([TablePut(entry)])
         replicas = [
             ReplicaAssignment(TableBucket(table_id, None, i), entry.physical_path, state)
@@ -287,6 +293,7 @@ class Catalog:
             if descriptor == before.info.descriptor:
                 return before
             _check_size(path, descriptor)
+            self._check_placement(descriptor, before.info.descriptor)
             after = self._altered(before, descriptor)
             await self.ledger.commit(records.alter_table(before, after))
             await self._publish([TablePut(after)])
@@ -306,7 +313,7 @@ class Catalog:
             schema_id=schema_id,
             modified_time=self._clock_ms(),
         )
-        return TableEntry(info, schemas, before.buckets)
+        return replace(before, info=info, schemas=schemas)
 
     # Partitions
 
@@ -345,6 +352,7 @@ class Catalog:
 
     async def _create_partition(self, table: TableEntry, name: str) -> PartitionEntry:
         partition_id, take_id = await self.ledger.next_id(records.PARTITION_COUNTER)
+        home = self._home(table.info)
         entry = PartitionEntry(
             partition_id=partition_id,
             table_id=table.info.table_id,
@@ -352,8 +360,10 @@ class Catalog:
             spec=spec_of(table.info.partition_keys, name),
             created_time=self._clock_ms(),
             buckets=self._place(table.info, start=partition_id),
+            remote_location=home.location_id,
         )
-        await self.ledger.commit([take_id, *records.create_partition(entry)])
+        await self.ledger.commit([take_id, *home.ops, *records.create_partition(entry)])
+        home.take()
         await self._publish([PartitionPut(entry)])
         replicas = [
             ReplicaAssignment(bucket, path, state)
@@ -386,7 +396,7 @@ class Catalog:
         await self._mutate(change)
 
     async def _drop_partition(self, table: TableEntry, entry: PartitionEntry) -> None:
-        await self.ledger.commit(records.drop_partition(entry))
+        await self.ledger.commit(records.drop_partition(table.info.path, entry))
         await self._publish([PartitionGone(entry.partition_id)])
         await self._tablets.stop_replicas(
             [_stop(bucket, state) for _, bucket, state in partition_buckets(table, entry)]
@@ -451,6 +461,16 @@ class Catalog:
     def _place(self, info: TableInfo, start: int) -> tuple[BucketState, ...]:
         factor = info.property(TABLE_REPLICATION_FACTOR)
         return place(info.bucket_count, factor, self.image.tablets, start)
+
+    def _home(self, info: TableInfo) -> Home:
+        """The remote location of a new table or partition."""
+        return Home(None) if self.locations is None else self.locations.choose(info)
+
+    def _check_placement(
+        self, descriptor: TableDescriptor, before: TableDescriptor | None = None
+    ) -> None:
+        if self.locations is not None:
+            self.locations.check_placement(descriptor, before)
 
     def _drop_table_ops(self, entry: TableEntry) -> list[Op]:
         return records.drop_table(entry, self.image.partitions(entry.info.table_id).values())

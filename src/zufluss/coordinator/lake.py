@@ -20,13 +20,15 @@ out of the next file. Their ids are never used again, so nothing is tiered twice
 
 Few snapshots are kept: the newest, those from the one on that the service names as the earliest
 needed, and the newest with readable offsets. Offsets files of all others go when a newer snapshot
-was committed. Tablet servers are told after each commit, and of everything when they join; one that
+was committed; those of a dropped table go with its other remote files (`cleaner.py`). Tablet
+servers are told after each commit, and of everything when they join; one that
 is not told keeps more of its log than it must.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -43,7 +45,7 @@ from zufluss.coordinator import records
 from zufluss.coordinator.catalog import Catalog
 from zufluss.coordinator.lake_offsets import Offsets, OffsetsFileError, OffsetsFiles
 from zufluss.coordinator.ledger import Ledger
-from zufluss.coordinator.records import LakeRecord, SnapshotRecord
+from zufluss.coordinator.records import LakeRecord, OffsetsFile, SnapshotRecord
 from zufluss.coordinator.tablets import Tablets
 from zufluss.coordinator.tiering import Lease, TieringQueue
 from zufluss.errors import (
@@ -59,6 +61,7 @@ from zufluss.errors import (
 from zufluss.meta.api import ConflictError, MetaStore
 from zufluss.model.lake import LakeSnapshot
 from zufluss.model.table import TableBucket, TableInfo, TablePath
+from zufluss.remote.files import Usage
 
 log = structlog.get_logger(__name__)
 
@@ -143,7 +146,7 @@ class LakeTables:
             self._put(info)
 
     async def settle(self) -> None:
-        """Wait until tablet servers were told and the files of dropped tables are gone."""
+        """Wait until tablet servers were told and files that nobody needs are gone."""
         while self._tasks:
             await asyncio.wait(self._tasks)
 
@@ -172,15 +175,13 @@ class LakeTables:
         self.queue.remove_table(table_id)
         self._prepared.pop(table_id, None)
         self._forget(self._lakes.pop(table_id, LakeRecord()).snapshots, ())
-        info = self._infos.pop(table_id, None)
-        if info is not None:
-            self._later(self._remove_files(info))
+        self._infos.pop(table_id, None)
 
-    async def _remove_files(self, info: TableInfo) -> None:
-        try:
-            await asyncio.to_thread(self._files.remove, info)
-        except OSError as problem:
-            log.warning("lake_files_left", table=str(info.path), error=str(problem))
+    def live_usage(self) -> dict[int, Usage]:
+        """The offsets files of kept snapshots, by location; their size is not known, and small."""
+        files = {file for lake in self._lakes.values() for file in _files(lake.snapshots)}
+        counted = Counter(self._files.location(None, file) for file in files)
+        return {location_id: Usage(count, 0) for location_id, count in counted.items()}
 
     # Hand-outs
 
@@ -225,12 +226,12 @@ class LakeTables:
         merged = dict(given)
         if not ignore_previous:
             merged = self._merged(info, await self._newest_offsets(info), given)
-        file = self._files.new_name(info)
+        name = self._files.new_name(info)
         waiting = self._prepared.setdefault(table_id, [])
-        waiting.append(file)  # before it is there, or a sweep might take it for garbage
+        waiting.append(name)  # before it is there, or the next commit might take it for garbage
         del waiting[:-PREPARED_MAX]
-        await asyncio.to_thread(self._files.write, info, file, merged)
-        return str(self._files.path(file))
+        written = await self._files.write(info, self._home(table_id), name, merged)
+        return self._files.full_path(written)
 
     async def commit(self, commit: Commit) -> None:
         """Make a snapshot the newest one of its table; nothing when it is that already.
@@ -241,7 +242,7 @@ class LakeTables:
 
     async def _commit(self, commit: Commit) -> None:
         info = self._table(commit.table_id)
-        record, offsets = await asyncio.to_thread(self._read_commit, info, commit)
+        record, offsets = await self._read_commit(info, commit)
         async with self._turn:
             if commit.lease is not None:
                 self.queue.check(commit.lease)
@@ -249,13 +250,14 @@ class LakeTables:
             if not await self._is_news(info, before, record, offsets):
                 return
             after = kept(before, record, commit.earliest_to_keep)
-            await self._put_lake(info, LakeRecord(self._clock_ms(), after))
+            async with self._files.counted(_files([record])):
+                await self._put_lake(info, LakeRecord(self._clock_ms(), after))
             self._forget(before, after)
-            self._committed(info.table_id, record.offsets_file)
+            self._committed(info.table_id, record.offsets_file.path)
         log.info("lake_snapshot_committed", table=str(info.path), snapshot_id=record.snapshot_id)
         newest = after[-1]
         if newest.snapshot_id == record.snapshot_id:
-            self._later(self._after_commit(info, newest, offsets))
+            self._later(self._after_commit(info, before, newest, offsets))
 
     async def commit_offsets(
         self, table_id: int, path: TablePath | None, snapshot_id: int, given: Offsets
@@ -315,15 +317,15 @@ class LakeTables:
             self._check_forward(info, self._live(newest), offsets)
         return True
 
-    def _read_commit(
+    async def _read_commit(
         self, info: TableInfo, commit: Commit
     ) -> tuple[SnapshotRecord, dict[TableBucket, int]]:
         name = self._files.resolve(info, commit.offsets_path)
-        offsets = self._files.read(info, name)
+        offsets = await self._files.read(info, name)
         readable = None
         if commit.readable_path is not None:
             readable = self._files.resolve(info, commit.readable_path)
-            self._check_forward(info, self._files.read(info, readable), offsets)
+            self._check_forward(info, await self._files.read(info, readable), offsets)
         return SnapshotRecord(commit.snapshot_id, name, readable), offsets
 
     async def _put_lake(self, info: TableInfo, lake: LakeRecord) -> None:
@@ -346,13 +348,13 @@ class LakeTables:
         snapshots = self._lake(info.table_id).snapshots
         return await self._offsets(info, snapshots[-1].offsets_file) if snapshots else {}
 
-    async def _offsets(self, info: TableInfo, path: str) -> dict[TableBucket, int]:
+    async def _offsets(self, info: TableInfo, file: OffsetsFile) -> dict[TableBucket, int]:
         """What an offsets file says; those of snapshots that are kept are read once."""
-        known = self._read.get(path)
+        known = self._read.get(file.path)
         if known is None:
-            known = await asyncio.to_thread(self._files.read, info, path)
-            if path in _paths(self._lake(info.table_id).snapshots):
-                self._read[path] = known
+            known = await self._files.read(info, file)
+            if file.path in _paths(self._lake(info.table_id).snapshots):
+                self._read[file.path] = known
         return known
 
     def _forget(self, before: Sequence[SnapshotRecord], after: Sequence[SnapshotRecord]) -> None:
@@ -423,18 +425,27 @@ class LakeTables:
         await self._tablets.notify_lake_offsets(told)
 
     async def _after_commit(
-        self, info: TableInfo, newest: SnapshotRecord, offsets: Offsets
+        self,
+        info: TableInfo,
+        before: Sequence[SnapshotRecord],
+        newest: SnapshotRecord,
+        offsets: Offsets,
     ) -> None:
         await self._tablets.notify_lake_offsets(self._lake_offsets(newest.snapshot_id, offsets))
         try:
-            there = await asyncio.to_thread(self._files.names, info)
-            keep = _paths(self._lake(info.table_id).snapshots)
-            keep.update(self._prepared.get(info.table_id, ()))
-            await asyncio.to_thread(
-                self._files.unlink, [name for name in there if name not in keep]
-            )
-        except OSError as problem:
+            await self._remove_unneeded(info, before)
+        except ZuflussError as problem:
             log.warning("lake_files_left", table=str(info.path), error=str(problem))
+
+    async def _remove_unneeded(self, info: TableInfo, before: Sequence[SnapshotRecord]) -> None:
+        """Delete what is neither kept nor prepared, where the table has or had files."""
+        now = self._lake(info.table_id).snapshots
+        places = {self._files.location(self._home(info.table_id))}
+        places.update(self._files.location(None, file) for file in _files([*before, *now]))
+        there = await self._files.find(info, sorted(places))
+        keep = _paths(self._lake(info.table_id).snapshots)
+        keep.update(self._prepared.get(info.table_id, ()))
+        await self._files.delete(file for file in there if file.path not in keep)
 
     def _lake_offsets(self, snapshot_id: int, offsets: Offsets) -> list[LakeOffsets]:
         return [
@@ -483,6 +494,11 @@ class LakeTables:
             )
         return entry.info
 
+    def _home(self, table_id: int) -> int | None:
+        """The remote location of a table, None if it is older than these."""
+        entry = self._image.table_by_id(table_id)
+        return None if entry is None else entry.remote_location
+
     def _lake(self, table_id: int) -> LakeRecord:
         return self._lakes.get(table_id, LakeRecord())
 
@@ -517,9 +533,13 @@ def _find(
     return None
 
 
-def _paths(snapshots: Iterable[SnapshotRecord]) -> set[str]:
+def _files(snapshots: Iterable[SnapshotRecord]) -> set[OffsetsFile]:
     both = ((s.offsets_file, s.readable_file) for s in snapshots)
-    return {path for paths in both for path in paths if path is not None}
+    return {file for files in both for file in files if file is not None}
+
+
+def _paths(snapshots: Iterable[SnapshotRecord]) -> set[str]:
+    return {file.path for file in _files(snapshots)}
 
 
 def _gone(table_id: int, path: TablePath | None) -> ZuflussError:

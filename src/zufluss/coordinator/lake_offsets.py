@@ -2,9 +2,10 @@
 
 A file is written once, made durable with its name, and never changed. It lies at
 
-    <remote.data.dir>/lake/DATABASE/TABLE-ID/metadata/UUID.offsets
+    lake/DATABASE/TABLE-ID/metadata/UUID.offsets
 
-and is JSON in Fluss's form, because its tools read the path from the properties of a snapshot:
+in the remote location of its table; where that takes no files at present, in another one. It is
+JSON in Fluss's form, because its tools read the path from the properties of a snapshot:
 
 | field | value |
 |---|---|
@@ -13,32 +14,38 @@ and is JSON in Fluss's form, because its tools read the path from the properties
 | `bucket_offsets` | by bucket number the offset after the last record in the lake, -1 for none |
 | `partition_offsets` | of a partitioned table instead: a list of `partition_id`, `bucket_offsets` |
 
-The metadata store has the path from `lake` on, so a data directory can be moved; clients get and
-give the whole path, which must lie below the directory of its own table. Everything here blocks;
-`lake.py` calls it in a thread.
+The metadata store has the location's id and the path from `lake` on, so a location can be moved;
+clients get and give the whole path, which must be one of its own table.
 """
 
 from __future__ import annotations
 
 import json
-import os
+import re
 import uuid
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
-from urllib.parse import unquote
 
-from zufluss.config import options
-from zufluss.config.load import Configuration
+from zufluss.coordinator.locations import LocationRegistry
+from zufluss.coordinator.records import OffsetsFile
 from zufluss.errors import ConfigError, ErrorCode, ZuflussError
 from zufluss.model.schema import dump_object
 from zufluss.model.table import TableBucket, TableInfo
+from zufluss.remote.files import RemoteFile
+from zufluss.remote.layout import LAKE, table_directory
+from zufluss.remote.locations import AdminState
+from zufluss.remote.placement import PARTITION
+from zufluss.remote.storage import Upload
+from zufluss.remote.uri import FILE, LocationUri, parse_location
 
 VERSION = 1
 SUFFIX = ".offsets"
 FILE_BYTES_MAX = 64 * 1024 * 1024
 """Largest offsets file that is read."""
 NOTHING = -1
+
+_NAME = re.compile(r"metadata/[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\.offsets")
 
 Offsets = Mapping[TableBucket, int]
 
@@ -49,115 +56,112 @@ class OffsetsFileError(ZuflussError):
     code = ErrorCode.UNKNOWN_SERVER_ERROR
 
 
-def remote_directory(conf: Configuration) -> Path:
-    """Where `remote.data.dir` is."""
-    text = conf.get(options.REMOTE_DATA_DIR)
-    if text is None:
-        return Path(conf.get(options.DATA_DIR)).absolute() / "remote"
-    return local_path(text, options.REMOTE_DATA_DIR.key).absolute()
-
-
-def local_path(text: str, what: str) -> Path:
-    """The path of a plain path or `file:` URI; `ConfigError` for any other."""
-    path = text
-    if text.startswith("file:"):
-        path = unquote(text.removeprefix("file:"))
-        path = path.removeprefix("//localhost") if path.startswith("//localhost/") else path
-        path = path.removeprefix("//") if path.startswith("///") else path
-    if not path or "\0" in path or "://" in path or path.startswith("//"):
-        raise ConfigError(f"{what} {text!r:.200} is not supported; give a path or a file: URI")
-    return Path(path)
-
-
 class OffsetsFiles:
-    """The offsets files below one directory."""
+    """The offsets files of all tables, wherever they lie."""
 
-    def __init__(self, root: Path) -> None:
-        self._root = root.resolve()
-
-    def directory(self, table: TableInfo) -> Path:
-        """Everything of a table."""
-        name = f"{table.path.table}-{table.table_id}"
-        return self._root / "lake" / table.path.database / name
+    def __init__(self, registry: LocationRegistry) -> None:
+        self._registry = registry
 
     def new_name(self, table: TableInfo) -> str:
-        """The name of a file to write."""
-        return self._name(self.directory(table) / "metadata" / f"{uuid.uuid4()}{SUFFIX}")
+        """The path of a file to write, below the root of its location."""
+        return f"{_directory(table)}/metadata/{uuid.uuid4()}{SUFFIX}"
 
-    def path(self, name: str) -> Path:
-        """Where a file is."""
-        return self._root / name
+    def full_path(self, file: OffsetsFile) -> str:
+        """Where a file is, as clients get it: of a local file just its path."""
+        uri = self._registry.locations.get(self._location(file)).uri
+        return _joined(parse_location(uri, "a location"), file.path)
 
-    def _name(self, path: Path) -> str:
-        return str(path.relative_to(self._root))
-
-    def write(self, table: TableInfo, name: str, offsets: Offsets) -> None:
-        """Write a new file; durable with its name when this returns."""
-        path = self.path(name)
+    async def write(
+        self, table: TableInfo, home: int | None, name: str, offsets: Offsets
+    ) -> OffsetsFile:
+        """Write a new file to the table's location `home`; durable when this returns."""
+        where = self._registry.home(home).location_id
+        unit = Upload(name, to_json(table.table_id, offsets))
         try:
-            directory = path.parent
-            _make_durable_directory(directory)
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(to_json(table.table_id, offsets))
-                file.flush()
-                os.fsync(file.fileno())
-            _sync_directory(directory)
-        except OSError as problem:
+            [file] = await self._registry.storage.upload([unit], PARTITION, where)
+        except ZuflussError as problem:
             raise OffsetsFileError(
-                f"offsets file {path} of table '{table.path}' cannot be written: {problem}",
+                f"offsets file {name} of table '{table.path}' cannot be written: {problem.message}",
                 code=ErrorCode.STORAGE_EXCEPTION,
             ) from problem
+        return OffsetsFile(file.path, file.location_id)
 
-    def resolve(self, table: TableInfo, text: str) -> str:
-        """The name of a file that a client gave; `ConfigError` unless it is one of this table."""
-        given = local_path(text, f"offsets file of table '{table.path}'")
-        own = self.directory(table).resolve()
-        try:
-            found = given.resolve()
-        except (OSError, RuntimeError):
-            found = Path("/")  # a loop of links leads nowhere
-        if not found.is_relative_to(own) or found.suffix != SUFFIX:
-            raise ConfigError(
-                f"offsets file {text!r:.200} is not one of table '{table.path}'; name the path "
-                f"that PREPARE_LAKE_TABLE_SNAPSHOT gave for it"
-            )
-        return self._name(self.directory(table) / found.relative_to(own))
+    def resolve(self, table: TableInfo, text: str) -> OffsetsFile:
+        """The file that a client named; `ConfigError` unless it is one of this table."""
+        what = f"offsets file of table '{table.path}'"
+        given = parse_location(re.sub("^file://localhost/", "file:///", text), what)
+        for location in self._registry.locations.live:
+            root = parse_location(location.uri, what)
+            own = root._replace(path=f"{root.path}/{_directory(table)}")
+            if own.contains(given) and _NAME.fullmatch(given.path[len(own.path) + 1 :]):
+                return OffsetsFile(given.path[len(root.path) + 1 :], location.location_id)
+        raise ConfigError(
+            f"offsets file {text!r:.200} is not one of table '{table.path}'; name the path that "
+            f"PREPARE_LAKE_TABLE_SNAPSHOT gave for it"
+        )
 
-    def read(self, table: TableInfo, name: str) -> dict[TableBucket, int]:
+    async def read(self, table: TableInfo, file: OffsetsFile) -> dict[TableBucket, int]:
         """What a file says; `OffsetsFileError` when it is missing or damaged."""
-        path = self.path(name)
+        location_id = self._location(file)
         try:
-            with path.open("rb") as file:
-                data = file.read(FILE_BYTES_MAX + 1)
-            if len(data) > FILE_BYTES_MAX:
-                raise ValueError(f"it has more than {FILE_BYTES_MAX} bytes")
+            data = await self._registry.storage.read_at(
+                location_id, file.path, limit=FILE_BYTES_MAX
+            )
             return from_json(table.table_id, data)
-        except (OSError, ValueError, TypeError, KeyError, RecursionError) as problem:
+        except (ZuflussError, ValueError, TypeError, KeyError, RecursionError) as problem:
             raise OffsetsFileError(
-                f"offsets file {path!s:.200} of table '{table.path}' cannot be read: "
-                f"{problem!r:.300}; restore it, or commit a snapshot with all buckets' offsets"
+                f"offsets file {self.full_path(file)!s:.200} of table '{table.path}' cannot be "
+                f"read: {problem!r:.300}; restore it, or commit a snapshot with all buckets' "
+                f"offsets"
             ) from problem
 
-    def names(self, table: TableInfo) -> list[str]:
-        """The files of a table."""
-        return [self._name(path) for path in self.directory(table).glob(f"metadata/*{SUFFIX}")]
+    async def find(self, table: TableInfo, locations: Iterable[int]) -> list[OffsetsFile]:
+        """The files of a table in some locations."""
+        found: list[OffsetsFile] = []
+        for location_id in locations:
+            objects = self._registry.storage.objects(location_id)
+            async for page in objects.list(f"{_directory(table)}/metadata"):
+                paths = [each.path for each in page if each.path.endswith(SUFFIX)]
+                found += [OffsetsFile(path, location_id) for path in paths]
+        return found
 
-    def unlink(self, names: Iterable[str]) -> None:
+    async def delete(self, files: Iterable[OffsetsFile]) -> None:
         """Remove files."""
-        for name in names:
-            self.path(name).unlink(missing_ok=True)
+        await self._registry.storage.delete(
+            [RemoteFile(self._location(file), file.path, 0, 0) for file in files]
+        )
 
-    def remove(self, table: TableInfo) -> None:
-        """Remove everything of a table that was dropped."""
-        self.unlink(self.names(table))
-        directory = self.directory(table)
-        for each in (directory / "metadata", directory):
-            if each.is_dir() and not any(each.iterdir()):
-                each.rmdir()
+    @asynccontextmanager
+    async def counted(self, files: Iterable[OffsetsFile]) -> AsyncIterator[None]:
+        """Make files count in this block: the locations they lie in are not retired meanwhile."""
+        async with self._registry.turn:
+            for file in files:
+                location = self._registry.locations.get(self._location(file))
+                if location.state is AdminState.RETIRED:
+                    raise ConfigError(
+                        f"{location} was retired, so offsets file {file.path} counts no more; "
+                        f"prepare the snapshot again"
+                    )
+            yield
+
+    def location(self, home: int | None, file: OffsetsFile | None = None) -> int:
+        """The location of a file, or of a table's new files."""
+        return self._registry.home(home).location_id if file is None else self._location(file)
+
+    def _location(self, file: OffsetsFile) -> int:
+        known = file.location_id
+        return self._registry.locations.first.location_id if known is None else known
 
     def __repr__(self) -> str:
-        return f"OffsetsFiles({str(self._root)!r})"
+        return "OffsetsFiles()"
+
+
+def _directory(table: TableInfo) -> str:
+    return table_directory(LAKE, table.path, table.table_id)
+
+
+def _joined(root: LocationUri, path: str) -> str:
+    return f"{root.path if root.scheme == FILE else root.text}/{path}"
 
 
 def to_json(table_id: int, offsets: Offsets) -> bytes:
@@ -204,18 +208,3 @@ def _number(value: Any) -> int:
     if type(value) is not int or value < 0:
         raise ValueError(f"{value!r} is neither an offset nor an id")
     return value
-
-
-def _make_durable_directory(path: Path) -> None:
-    missing = [p for p in (path, *path.parents) if not p.exists()]
-    for directory in reversed(missing):
-        directory.mkdir(exist_ok=True)
-        _sync_directory(directory.parent)
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -11,14 +11,19 @@ the old table is being deleted, and dropping a table is deleting one subtree.
 | `/coordinator/epoch` | number: grows with each start of a coordinator; every change checks it |
 | `/counters/table` `/counters/partition` `/counters/writer` `/counters/server-epoch` | number: the next id, never given twice |
 | `/databases/NAME` | `descriptor` (as on the wire), `created_time`, `modified_time` |
-| `/tables/ID` | `database`, `table`, `schema_id`, `descriptor` (as on the wire), `created_time`, `modified_time` |
+| `/tables/ID` | `database`, `table`, `schema_id`, `descriptor` (as on the wire), `created_time`, `modified_time`, `remote_location` (id, for its metadata files; absent in tables older than locations) |
 | `/tables/ID/schemas/SCHEMA_ID` | the schema, as on the wire |
 | `/tables/ID/auto-increment/COLUMN_ID` | number: the last id given to the column, 0 before the first; made and deleted with the table |
 | `/tables/ID/lake/epoch` | number: the tiering epoch of the last hand-out, 0 before the first |
-| `/tables/ID/lake/snapshots` | `tiered_time` (of the last commit, absent before the first), `snapshots`: a list, the newest last, of `id`, `offsets` (the offsets file, from the remote data directory on), `readable_offsets` (the same, where known) |
+| `/tables/ID/lake/snapshots` | `tiered_time` (of the last commit, absent before the first), `snapshots`: a list, the newest last, of `id`, `offsets` (the offsets file, from the root of its location on), `location` (its id; absent for the first one), `readable_offsets` and `readable_location` (the same, where known) |
 | `/tables/ID/buckets` | `buckets`: a list by bucket number of `[replicas, leader, leader_epoch, isr, bucket_epoch]`; absent for a partitioned table |
-| `/tables/ID/partitions/PARTITION_ID` | `name`, `created_time` |
+| `/tables/ID/partitions/PARTITION_ID` | `name`, `created_time`, `remote_location` (as of a table) |
 | `/tables/ID/partitions/PARTITION_ID/buckets` | as `/tables/ID/buckets` |
+| `/tables/ID/remote/BUCKET` | what the bucket has in remote storage, see `bucket_remotes.py`; made and deleted with the table |
+| `/tables/ID/partitions/PARTITION_ID/remote/BUCKET` | the same, with the partition |
+| `/remote/drops/table-ID` | `database`, `table`, `table_id`: a dropped table whose remote files are to be deleted; made in the transaction of the drop |
+| `/remote/drops/partition-ID` | the same of a dropped partition, with `partition` (its name) and `partition_id` |
+| `/remote/locations` `/remote/placement` `/configs/cluster` | see `locations.py` |
 
 Times are epoch milliseconds. Both `lake` paths are made and deleted with the table. `buckets` is a path of its own because leaders change on their own.
 """  # noqa: E501 - a table row does not wrap
@@ -29,7 +34,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from zufluss.cluster.image import (
     BucketState,
@@ -45,7 +50,14 @@ from zufluss.errors import ErrorCode, ZuflussError
 from zufluss.meta.api import Create, Delete, Entry, Op, Put
 from zufluss.model.partition import spec_of
 from zufluss.model.schema import Schema, dump_object
-from zufluss.model.table import DatabaseDescriptor, TableDescriptor, TableInfo, TablePath
+from zufluss.model.table import (
+    DatabaseDescriptor,
+    PhysicalTablePath,
+    TableBucket,
+    TableDescriptor,
+    TableInfo,
+    TablePath,
+)
 
 FORMAT = 1
 FORMAT_PATH = "/catalog/format"
@@ -55,8 +67,19 @@ TABLE_COUNTER = "/counters/table"
 PARTITION_COUNTER = "/counters/partition"
 WRITER_COUNTER = "/counters/writer"
 SERVER_EPOCH_COUNTER = "/counters/server-epoch"
+DROPS_PATH = "/remote/drops"
 
+S = TypeVar("S")
 T = TypeVar("T")
+
+
+class OffsetsFile(NamedTuple):
+    """An offsets file (`lake_offsets.py`)."""
+
+    path: str
+    """Its path below the root of its location."""
+    location_id: int | None = None
+    """Its location; None in records older than locations, which means the first one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +88,9 @@ class SnapshotRecord:
 
     snapshot_id: int
     """Its id in the lake."""
-    offsets_file: str
+    offsets_file: OffsetsFile
     """The offsets file: how far each bucket got."""
-    readable_file: str | None = None
+    readable_file: OffsetsFile | None = None
     """The offsets file of what readers may rely on; None where that is not known."""
 
 
@@ -79,6 +102,18 @@ class LakeRecord:
     """When a snapshot was last committed, epoch milliseconds."""
     snapshots: tuple[SnapshotRecord, ...] = ()
     """The snapshots that are kept, the newest last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """A dropped table or partition whose remote files are to be deleted."""
+
+    owner: PhysicalTablePath
+    """What it was called."""
+    table_id: int
+    """The table's id."""
+    partition_id: int | None = None
+    """The partition's id; None for a whole table."""
 
 
 class CatalogDamagedError(ZuflussError):
@@ -116,19 +151,20 @@ def drop_database(name: str) -> Op:
 def create_table(entry: TableEntry) -> list[Op]:
     """Create a table with its schemas and buckets."""
     base = _table_path(entry.info.table_id)
-    ops: list[Op] = [Create(base, _table_value(entry.info))]
+    ops: list[Op] = [Create(base, _table_value(entry))]
     ops += [_create_schema(base, i, schema) for i, schema in entry.schemas.items()]
     ops += [Create(counter, number(0)) for counter in _id_counters(entry.info)]
     ops += create_lake(entry.info.table_id)
     if not entry.info.is_partitioned:
         ops.append(Create(f"{base}/buckets", _buckets_value(entry.buckets)))
+    ops += map(create_bucket_remote, _buckets(entry))
     return ops
 
 
 def alter_table(before: TableEntry, after: TableEntry) -> list[Op]:
     """Replace a table, adding the schemas it did not have."""
     base = _table_path(after.info.table_id)
-    ops: list[Op] = [Put(base, _table_value(after.info))]
+    ops: list[Op] = [Put(base, _table_value(after))]
     ops += [
         _create_schema(base, i, schema)
         for i, schema in after.schemas.items()
@@ -146,22 +182,77 @@ def drop_table(entry: TableEntry, partitions: Iterable[PartitionEntry]) -> list[
     ops += [Delete(tiering_epoch(entry.info.table_id)), Delete(_snapshots(entry.info.table_id))]
     if not entry.info.is_partitioned:
         ops.append(Delete(f"{base}/buckets"))
+    ops += [Delete(bucket_remote(bucket)) for bucket in _buckets(entry)]
     for partition in partitions:
-        ops += drop_partition(partition)
+        ops += _delete_partition(partition)
+    ops.append(_create_drop(Drop(entry.physical_path, entry.info.table_id)))
     return ops
 
 
 def create_partition(entry: PartitionEntry) -> list[Op]:
     """Create a partition with its buckets."""
     path = _partition_path(entry)
-    value = dump_object({"name": entry.name, "created_time": entry.created_time})
-    return [Create(path, value), Create(f"{path}/buckets", _buckets_value(entry.buckets))]
+    value: dict[str, Any] = {"name": entry.name, "created_time": entry.created_time}
+    ops: list[Op] = [
+        Create(path, dump_object(value | _location(entry))),
+        Create(f"{path}/buckets", _buckets_value(entry.buckets)),
+    ]
+    return [*ops, *map(create_bucket_remote, _buckets(entry))]
 
 
-def drop_partition(entry: PartitionEntry) -> list[Op]:
-    """Delete a partition with its buckets."""
+def drop_partition(table: TablePath, entry: PartitionEntry) -> list[Op]:
+    """Delete a partition with its buckets, and have its remote files deleted."""
+    owner = PhysicalTablePath(*table, entry.name)
+    drop = _create_drop(Drop(owner, entry.table_id, entry.partition_id))
+    return [*_delete_partition(entry), drop]
+
+
+def _delete_partition(entry: PartitionEntry) -> list[Op]:
     path = _partition_path(entry)
-    return [Delete(path), Delete(f"{path}/buckets")]
+    ops: list[Op] = [Delete(path), Delete(f"{path}/buckets")]
+    return [*ops, *(Delete(bucket_remote(bucket)) for bucket in _buckets(entry))]
+
+
+def bucket_remote(bucket: TableBucket) -> str:
+    """The path of what a bucket has in remote storage."""
+    base = _table_path(bucket.table_id)
+    if bucket.partition_id is not None:
+        base += f"/partitions/{bucket.partition_id}"
+    return f"{base}/remote/{bucket.bucket_id}"
+
+
+def create_bucket_remote(bucket: TableBucket) -> Op:
+    """A bucket that has nothing in remote storage."""
+    return Create(bucket_remote(bucket), b"{}")
+
+
+def _buckets(entry: TableEntry | PartitionEntry) -> list[TableBucket]:
+    numbers = range(len(entry.buckets))
+    if isinstance(entry, TableEntry):
+        return [TableBucket(entry.info.table_id, None, i) for i in numbers]
+    return [TableBucket(entry.table_id, entry.partition_id, i) for i in numbers]
+
+
+def _create_drop(drop: Drop) -> Op:
+    value = {
+        "database": drop.owner.database,
+        "table": drop.owner.table,
+        "table_id": drop.table_id,
+    }
+    if drop.partition_id is None:
+        return Create(table_drop(drop.table_id), dump_object(value))
+    value |= {"partition": drop.owner.partition, "partition_id": drop.partition_id}
+    return Create(partition_drop(drop.partition_id), dump_object(value))
+
+
+def table_drop(table_id: int) -> str:
+    """The path of a dropped table whose remote files are not all deleted yet."""
+    return f"{DROPS_PATH}/table-{table_id}"
+
+
+def partition_drop(partition_id: int) -> str:
+    """The path of a dropped partition whose remote files are not all deleted yet."""
+    return f"{DROPS_PATH}/partition-{partition_id}"
 
 
 def id_counter(table_id: int, column_id: int) -> str:
@@ -180,13 +271,21 @@ def create_lake(table_id: int) -> list[Op]:
 def put_lake(table_id: int, lake: LakeRecord) -> Op:
     """Replace the lake snapshots of a table."""
     rows = [
-        {"id": s.snapshot_id, "offsets": s.offsets_file}
-        | ({"readable_offsets": s.readable_file} if s.readable_file else {})
+        {"id": s.snapshot_id}
+        | _file_value(s.offsets_file, "offsets", "location")
+        | _file_value(s.readable_file, "readable_offsets", "readable_location")
         for s in lake.snapshots
     ]
     return Put(
         _snapshots(table_id), dump_object({"tiered_time": lake.tiered_time} | {"snapshots": rows})
     )
+
+
+def _file_value(file: OffsetsFile | None, path: str, location: str) -> dict[str, Any]:
+    if file is None:
+        return {}
+    where = {} if file.location_id is None else {location: file.location_id}
+    return {path: file.path} | where
 
 
 def tiering_epoch(table_id: int) -> str:
@@ -215,7 +314,8 @@ def _create_schema(base: str, schema_id: int, schema: Schema) -> Op:
     return Create(f"{base}/schemas/{schema_id}", schema.to_json_bytes())
 
 
-def _table_value(info: TableInfo) -> bytes:
+def _table_value(entry: TableEntry) -> bytes:
+    info = entry.info
     return dump_object(
         {
             "database": info.path.database,
@@ -225,7 +325,13 @@ def _table_value(info: TableInfo) -> bytes:
             "created_time": info.created_time,
             "modified_time": info.modified_time,
         }
+        | _location(entry)
     )
+
+
+def _location(entry: TableEntry | PartitionEntry) -> dict[str, Any]:
+    known = entry.remote_location is not None
+    return {"remote_location": entry.remote_location} if known else {}
 
 
 def _buckets_value(states: Sequence[BucketState]) -> bytes:
@@ -261,6 +367,17 @@ def load_lake(entries: Iterable[Entry], table_ids: Iterable[int]) -> dict[int, L
     return {i: _guarded(_snapshots(i), partial(_lake, tree, i)) for i in table_ids}
 
 
+def load_drop(path: str, value: bytes) -> Drop:
+    """A drop whose remote files are to be deleted."""
+    return guarded(path, _drop, value)
+
+
+def _drop(value: bytes) -> Drop:
+    found = json.loads(value)
+    owner = PhysicalTablePath(found["database"], found["table"], found.get("partition"))
+    return Drop(owner, found["table_id"], found.get("partition_id"))
+
+
 class _Tree:
     """The values of a store, with the names below a path found without a search."""
 
@@ -280,10 +397,15 @@ class _Tree:
         return json.loads(self.values[path])
 
 
+def guarded(path: str, read: Callable[[S], T], source: S) -> T:
+    """What `read` makes of a value; `CatalogDamagedError` when it cannot."""
+    return _guarded(path, partial(read, source))
+
+
 def _guarded(path: str, read: Callable[[], T]) -> T:
     try:
         return read()
-    except (KeyError, ValueError, TypeError, ZuflussError) as problem:
+    except (KeyError, ValueError, TypeError, AttributeError, ZuflussError) as problem:
         raise _damaged(path, repr(problem)) from problem
 
 
@@ -316,7 +438,7 @@ def _table(tree: _Tree, base: str) -> TableEntry:
     if list(schemas) != list(range(1, info.schema_id + 1)):
         raise ValueError(f"schemas {list(schemas)}, expected 1 to {info.schema_id}")
     buckets = () if info.is_partitioned else _bucket_states(tree, base)
-    return TableEntry(info, schemas, buckets)
+    return TableEntry(info, schemas, buckets, value.get("remote_location"))
 
 
 def _partition(tree: _Tree, path: str, table: TableEntry) -> PartitionEntry:
@@ -328,6 +450,7 @@ def _partition(tree: _Tree, path: str, table: TableEntry) -> PartitionEntry:
         spec=spec_of(table.info.partition_keys, value["name"]),
         created_time=value["created_time"],
         buckets=_bucket_states(tree, path),
+        remote_location=value.get("remote_location"),
     )
 
 
@@ -338,7 +461,13 @@ def _lake(tree: _Tree, table_id: int) -> LakeRecord | None:
     return LakeRecord(
         tiered_time=value.get("tiered_time"),
         snapshots=tuple(
-            SnapshotRecord(s["id"], s["offsets"], s.get("readable_offsets"))
+            SnapshotRecord(
+                s["id"],
+                OffsetsFile(s["offsets"], s.get("location")),
+                OffsetsFile(s["readable_offsets"], s.get("readable_location"))
+                if "readable_offsets" in s
+                else None,
+            )
             for s in value["snapshots"]
         ),
     )

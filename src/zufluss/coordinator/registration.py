@@ -3,7 +3,8 @@
 A registration has a server epoch, taken from a durable counter, and ends when the server
 registers again or is silent for `SESSION_MS`. Joining happens between two changes of the catalog:
 the answer carries the picture at that point, and every later change goes to the new registration.
-A server that has left is not in the metadata; its buckets have no leader until it is back.
+A server that has left is not in the metadata; its buckets have no leader until it is back. Its
+heartbeats tell what it saw of the remote locations.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from zufluss.config.values import parse_endpoints
 from zufluss.coordinator.catalog import Catalog
 from zufluss.coordinator.tablets import RemoteTablet, Tablets
 from zufluss.errors import ConfigError, ErrorCode, error
+from zufluss.remote.health import LocationReport
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
 
@@ -120,6 +122,7 @@ class Registrations:
                 f"registered; register again",
             )
         session.seen_ms = self._clock_ms()
+        self._report(request)
         return m.TabletHeartbeatResponse(coordinator_epoch=self._catalog.epoch)
 
     async def allocate_writer_ids(
@@ -140,6 +143,11 @@ class Registrations:
         )
         return m.AllocateIdsResponse(start=start, end=end)
 
+    def _report(self, request: m.TabletHeartbeatRequest) -> None:
+        if self._catalog.locations is not None:
+            reports = list(map(LocationReport.from_proto, request.location_reports))
+            self._catalog.locations.reporters[request.server_id] = lambda: reports
+
     async def expire(self) -> None:
         """Take out the servers that have been silent for too long."""
         for server_id, session in tuple(self._sessions.items()):
@@ -154,12 +162,14 @@ class Registrations:
         await self._announce(node.node_id, (node,))
         self._sessions[node.node_id] = Session(tablet, self._clock_ms())
         self._tablets.attach(node.node_id, tablet)
+        locations = self._catalog.locations
         return m.RegisterTabletServerResponse(
             server_epoch=server_epoch,
             coordinator_epoch=epoch,
             cluster_id=self._catalog.cluster_id,
             metadata=codec.update_request(self._image.snapshot(), epoch, server_epoch),
             replicas=map(replica_to_proto, assignments(self._image, node.node_id)),
+            locations=None if locations is None else locations.locations.to_proto(),
         )
 
     async def _leave(self, server_id: int) -> None:
@@ -170,6 +180,8 @@ class Registrations:
         del self._sessions[server_id]
         session.tablet.end()
         self._tablets.detach(server_id)
+        if self._catalog.locations is not None:
+            self._catalog.locations.reporters.pop(server_id, None)
         await self._announce(server_id, ())
 
     async def _announce(self, server_id: int, now: tuple[ServerNode, ...]) -> None:

@@ -17,23 +17,33 @@ Apart, `connect` says how to reach a tablet server, and nobody attaches one: the
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zufluss.cluster.cluster_service import ClusterService
 from zufluss.cluster.image import ClusterImage, NodesPut, ServerNode
 from zufluss.cluster.metadata_service import MetadataService
 from zufluss.cluster.replicas import LocalTablet, assignments
+from zufluss.cluster.token_service import TokenService
 from zufluss.cluster.writer_ids import WriterIds
+from zufluss.config import options
 from zufluss.config.load import Configuration
+from zufluss.coordinator.bucket_remotes import BucketRemotes
 from zufluss.coordinator.catalog import Catalog
 from zufluss.coordinator.lake import LakeTables
-from zufluss.coordinator.lake_offsets import OffsetsFiles, remote_directory
+from zufluss.coordinator.lake_offsets import OffsetsFiles
 from zufluss.coordinator.lake_service import LakeService
+from zufluss.coordinator.location_service import LocationService
+from zufluss.coordinator.locations import LocationRegistry
 from zufluss.coordinator.partitions import AutoPartitions
 from zufluss.coordinator.registration import Connect, Registrations
+from zufluss.coordinator.remote_files import RemoteFiles
 from zufluss.coordinator.service import CoordinatorService
 from zufluss.coordinator.tablets import Tablets
+from zufluss.log.files import Files
 from zufluss.meta.api import MetaStore
+from zufluss.remote.storage import STATE_FILE, RemoteStorage
+from zufluss.remote.tokens import Tokens
 
 if TYPE_CHECKING:
     from zufluss.net.services import Services
@@ -48,11 +58,15 @@ class Coordinator:
         store: MetaStore,
         clock_ms: Callable[[], int],
         connect: Connect | None = None,
+        files: Files | None = None,
     ) -> None:
         self.conf = conf
         self.image = ClusterImage()
         self.tablets = Tablets()
         self.catalog: Catalog
+        self.locations: LocationRegistry
+        self.remotes: BucketRemotes
+        self.remote: RemoteFiles
         self.lake: LakeTables
         self.partitions: AutoPartitions
         self.writer_ids: WriterIds
@@ -60,6 +74,7 @@ class Coordinator:
         self._store = store
         self._clock_ms = clock_ms
         self._connect = connect
+        self._files = files or Files()
         self._started = False
 
     async def start(self, node: ServerNode) -> None:
@@ -67,26 +82,59 @@ class Coordinator:
         self.catalog = await Catalog.open(
             self._store, self.conf, self.image, self.tablets, self._clock_ms
         )
-        self.lake = await LakeTables.open(
-            self._store,
-            self.conf,
-            self.catalog,
-            self.tablets,
-            OffsetsFiles(remote_directory(self.conf)),
-            self._clock_ms,
-        )
+        await self._open_remote()
         self.image.apply([NodesPut(node, ())])
         self.writer_ids = WriterIds(self.catalog.allocate_writer_ids)
         self.partitions = AutoPartitions(self.conf, self.catalog, self._clock_ms)
         if self._connect is not None:
+            self.locations.reporters[node.node_id] = self.locations.storage.reports
             self.registrations = Registrations(
                 self.catalog, self.tablets, self._connect, self._clock_ms, self._joined
             )
             self.registrations.start()
         self._started = True
 
+    async def _open_remote(self) -> None:
+        """Open what knows of remote files, then the registry, which asks how many there are."""
+        registry = await LocationRegistry.open(self._store, self.catalog.ledger, self.conf)
+        self.remotes = await BucketRemotes.open(self._store, self.catalog)
+        self.lake = await LakeTables.open(
+            self._store,
+            self.conf,
+            self.catalog,
+            self.tablets,
+            OffsetsFiles(registry),
+            self._clock_ms,
+        )
+        registry.uses += [self.remotes.live_usage, self.lake.live_usage]
+        registry.turn = self.remotes.turn
+        registry.on_change = self.tablets.update_locations
+        state_file = Path(self.conf.get(options.DATA_DIR)) / STATE_FILE
+        await registry.start(
+            lambda conf, locations: RemoteStorage(
+                conf,
+                locations,
+                state_file=state_file,
+                cluster_id=self.catalog.cluster_id,
+            )
+        )
+        registry.storage.start()
+        self.locations = self.catalog.locations = registry
+        self.remote = RemoteFiles(
+            self.conf,
+            self._store,
+            self.catalog,
+            self.tablets,
+            self.remotes,
+            registry.storage,
+            self._clock_ms,
+            self._files.reach,
+        )
+        await self.remote.start()
+
     async def attach(self, node: ServerNode, tablet: LocalTablet) -> None:
         """Join a tablet server of this process; its logs are recovered when this returns."""
+        self.locations.reporters[node.node_id] = self.locations.storage.reports
 
         async def join() -> None:
             others = [n for n in self.image.tablets.values() if n.node_id != node.node_id]
@@ -99,14 +147,22 @@ class Coordinator:
 
     def _joined(self, server_id: int) -> None:
         self.lake.server_joined(server_id)
+        self.remote.server_joined(server_id)
         self.partitions.start()
 
     def register(self, services: Services) -> None:
         """Attach every handler of the coordinator role; INIT_WRITER is `writer_ids.register`."""
-        MetadataService(self.image, self.conf).register(services)
-        ClusterService(self.conf, self.image).register(services)
+        MetadataService(self.image, self.conf, self.locations.uri).register(services)
+        ClusterService(self.image).register(services)
+        TokenService(
+            self.image,
+            lambda: self.locations.storage.locations,
+            Tokens(self.conf, self._clock_ms),
+        ).register(services)
+        LocationService(self.locations, self.catalog).register(services)
         CoordinatorService(self.conf, self.catalog, self.partitions.check).register(services)
         LakeService(self.lake, self.image).register(services)
+        self.remote.register(services)
         if self.registrations is not None:
             self.registrations.register(services)
 
@@ -118,8 +174,10 @@ class Coordinator:
         await self.partitions.stop()
         if self.registrations is not None:
             await self.registrations.stop()
+        await self.remote.stop()
         await self.catalog.close()
         await self.lake.settle()
+        await self.locations.storage.stop()
 
     def __repr__(self) -> str:
         return f"Coordinator(tablets={sorted(self.image.tablets)}, image={self.image!r})"

@@ -11,6 +11,8 @@ hold it.
 | start_replicas | NOTIFY_LEADER_AND_ISR (1018) | buckets were created; returns when they serve |
 | stop_replicas | STOP_REPLICA (1019) | buckets were dropped; returns when their disk is free |
 | notify_lake_offsets | NOTIFY_LAKE_TABLE_OFFSET (1031) | a lake snapshot was committed, or the server joined |
+| notify_kv_snapshot_offset | NOTIFY_KV_SNAPSHOT_OFFSET (1029) | a key-value snapshot was committed and an older one let go |
+| update_locations | UPDATE_LOCATIONS (30004) | the remote locations changed |
 | assign | answer of REGISTER_TABLET_SERVER (30000) | a tablet server joined |
 
 `assign` carries everything: the whole picture and all replicas of that server. What the server
@@ -26,18 +28,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import structlog
 
 from zufluss.cluster import codec
 from zufluss.cluster.image import ImageChange
 from zufluss.cluster.replicas import (
+    KvSnapshotOffset,
     LakeOffsets,
     ReplicaAssignment,
     ReplicaStop,
     RpcCaller,
     TabletGateway,
+    kv_snapshot_offset_to_proto,
     lake_offsets_to_proto,
     replica_to_proto,
     stop_to_proto,
@@ -46,9 +50,12 @@ from zufluss.errors import LeaderNotAvailableError, NetworkError, ZuflussError, 
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
 
+if TYPE_CHECKING:
+    from zufluss.remote.locations import Locations
+
 log = structlog.get_logger(__name__)
 
-R = TypeVar("R", "ReplicaAssignment", "ReplicaStop", "LakeOffsets")
+R = TypeVar("R", "ReplicaAssignment", "ReplicaStop", "LakeOffsets", "KvSnapshotOffset")
 
 BUCKETS_PER_REQUEST_MAX = 10_000
 """Buckets in one request to a tablet server; more are sent in several."""
@@ -115,6 +122,25 @@ class Tablets:
                 for i, gateway in self._gateways.items()
                 if i in by_server
             },
+        )
+
+    async def notify_kv_snapshot_offset(self, offsets: Sequence[KvSnapshotOffset]) -> None:
+        """Tell the holders of buckets from where on their changelogs are needed."""
+        by_server = _by_server(offsets)
+        await self._best_effort(
+            "notify_kv_snapshot_offset",
+            {
+                i: gateway.notify_kv_snapshot_offset(by_server[i])
+                for i, gateway in self._gateways.items()
+                if i in by_server
+            },
+        )
+
+    async def update_locations(self, locations: Locations) -> None:
+        """Tell every server where remote files may lie; one that is away learns it later."""
+        await self._best_effort(
+            "update_locations",
+            {i: gateway.update_locations(locations) for i, gateway in self._gateways.items()},
         )
 
     async def _best_effort(self, what: str, calls: dict[int, Awaitable[None]]) -> None:
@@ -184,6 +210,21 @@ class RemoteTablet:
                 notify_buckets_req=[lake_offsets_to_proto(o) for o in some],
             )
             await self._call(ApiKey.NOTIFY_LAKE_TABLE_OFFSET, request)
+
+    async def notify_kv_snapshot_offset(self, offsets: Sequence[KvSnapshotOffset]) -> None:
+        """Send NOTIFY_KV_SNAPSHOT_OFFSET, which is one request per bucket."""
+        for offset in offsets:
+            request = kv_snapshot_offset_to_proto(offset, self._epoch)
+            await self._call(ApiKey.NOTIFY_KV_SNAPSHOT_OFFSET, request)
+
+    async def update_locations(self, locations: Locations) -> None:
+        """Send UPDATE_LOCATIONS."""
+        request = m.UpdateLocationsRequest(
+            coordinator_epoch=self._epoch,
+            server_epoch=self.server_epoch,
+            locations=locations.to_proto(),
+        )
+        await self._call(ApiKey.UPDATE_LOCATIONS, request)
 
     def end(self) -> None:
         """The registration is over: calls under way fail now, and every later one."""

@@ -193,6 +193,15 @@ class Flusher:
 
         return self._thread.submit(run)
 
+    def rewrite(self, cold: ColdTier, state: KvState) -> Future[KvState]:
+        """Begin to write a cold tier again in the present format; its state stays."""
+
+        def run() -> KvState:
+            cold.rewrite()
+            return state
+
+        return self._thread.submit(run)
+
     def stop(self) -> None:
         """Finish the flushes that were begun, end the process. Blocks."""
         self._thread.shutdown()

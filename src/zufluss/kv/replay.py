@@ -3,18 +3,22 @@
 Recovery applies the changelog to the state it was once made from. Batches are as small as clients
 sent them, and taking one apart costs about the same for ten rows as for ten thousand, so they are
 joined; the next piece is read and decompressed in a thread while the last one is applied.
+
+A changelog is what the log has, after what only remote storage has (`Earlier`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from zufluss.errors import CorruptRecordError
 from zufluss.kv.merge.base import UPDATE_BEFORE
 from zufluss.kv.table import KvTable
 from zufluss.log.log import Log
@@ -47,31 +51,66 @@ class Piece(NamedTuple):
     """Bytes of their batches."""
 
 
-def pieces(table: KvTable, changelog: Log, offset: int) -> Iterator[Piece]:
-    """The changes from `offset` to the end of the log, which nobody writes to meanwhile."""
+class Earlier(NamedTuple):
+    """The part of a changelog that comes before the log."""
+
+    start_offset: int
+    """Where it begins; it goes on to where the log begins."""
+    batches: Callable[[int], Iterator[memoryview]]
+    """Whole batches in the order of their offsets, from the one at an offset, or earlier, on."""
+
+
+def changelog_start(changelog: Log, earlier: Earlier | None) -> int:
+    """The first offset there is."""
+    return changelog.log_start_offset if earlier is None else earlier.start_offset
+
+
+def pieces(
+    table: KvTable, changelog: Log, offset: int, earlier: Earlier | None = None
+) -> Iterator[Piece]:
+    """The changes from `offset` to the end of the log, which nobody writes to meanwhile.
+
+    `CorruptRecordError` if changes are missing in between.
+    """
     if offset == changelog.log_end_offset:
         return
+    batches = _log_batches(changelog, max(offset, changelog.log_start_offset))
+    if earlier is not None and offset < changelog.log_start_offset:
+        batches = chain(earlier.batches(offset), batches)
     with ThreadPoolExecutor(1, thread_name_prefix="zufluss-replay") as ahead:
-        source = _pieces(table, changelog, offset)
+        source = _pieces(table, batches, offset)
         following = ahead.submit(next, source, None)
         while (piece := following.result()) is not None:
             following = ahead.submit(next, source, None)
             yield piece
 
 
-def _pieces(table: KvTable, changelog: Log, offset: int) -> Iterator[Piece]:
-    waiting: list[Piece] = []
+def _log_batches(changelog: Log, offset: int) -> Iterator[memoryview]:
     while offset < changelog.log_end_offset:
         read = changelog.read(offset, READ_BYTES, at_least_one=True, nowait=False)
-        for position, header in iter_headers(read.records):
+        yield read.records
+        offset = read.end_offset
+
+
+def _pieces(table: KvTable, batches: Iterator[memoryview], offset: int) -> Iterator[Piece]:
+    waiting: list[Piece] = []
+    for records in batches:
+        for position, header in iter_headers(records):
+            if header.next_offset <= offset:
+                continue
+            if header.base_offset != offset:
+                raise CorruptRecordError(
+                    f"the changelog of {table.info.path} has nothing from offset {offset} to "
+                    f"{header.base_offset}; restore its files from a backup, or drop the table"
+                )
+            offset = header.next_offset
             if waiting and waiting[0].schema_id != header.schema_id:
                 yield _joined(waiting)
                 waiting = []
-            waiting.append(_piece(table, read.records, position, header))
+            waiting.append(_piece(table, records, position, header))
             if sum(len(piece.kinds) for piece in waiting) >= PIECE_ROWS:
                 yield _joined(waiting)
                 waiting = []
-        offset = read.end_offset
     if waiting:
         yield _joined(waiting)
 

@@ -5,11 +5,18 @@ a server are small. It has no write-ahead log and no memtable worth the name: ro
 table files that the flush process wrote (`zufluss.kv.flusher`) and are taken over whole. All of
 that is durable when `ingest` returns.
 
+Checkpoints go to remote storage, where Fluss's Java clients open them with RocksDB 6.20.3. That
+reads no table file later than block format 5, and no checksum later than CRC-32C, so everything is
+written like this, and what an earlier version of ours wrote otherwise is written again before it
+leaves the server (`readable_by_all`, `ColdTier.rewrite`).
+
 The flush process imports this module too, so it must not import numba or pyarrow.
 """
 
 from __future__ import annotations
 
+import os
+import struct
 import threading
 from collections.abc import Iterator
 from functools import cache
@@ -17,14 +24,20 @@ from itertools import islice
 from pathlib import Path
 
 from rocksdict import (
+    AccessType,
     BlockBasedOptions,
+    BottommostLevelCompaction,
     Cache,
     Checkpoint,
+    ChecksumType,
+    CompactOptions,
     DBCompressionType,
     IngestExternalFileOptions,
     Options,
     Rdict,
 )
+
+from zufluss.errors import CorruptRecordError
 
 BLOCK_CACHE_BYTES = 64 << 20
 """Blocks kept unpacked, for all databases of the process together."""
@@ -34,6 +47,17 @@ BLOOM_BITS = 10
 
 OPEN_FILES_MAX = 256
 """Table files one database keeps open."""
+
+FORMAT_VERSION = 5
+"""Of the blocks of table files; the last that RocksDB 6.20.3 reads."""
+
+TABLE_SUFFIX = ".sst"
+"""Names of table files end like this; a name is given once in the life of a database."""
+
+_CRC32C = 1
+_FOOTER_BYTES = 53
+_FOOTER_VERSION = struct.Struct("<I")
+_VERSION_AT = _FOOTER_BYTES - 12
 
 
 @cache
@@ -46,6 +70,8 @@ def table_options() -> Options:
     table = BlockBasedOptions()
     table.set_bloom_filter(BLOOM_BITS, False)
     table.set_block_cache(_block_cache())
+    table.set_format_version(FORMAT_VERSION)
+    table.set_checksum_type(ChecksumType.crc32c())
     options = Options(raw_mode=True)
     options.create_if_missing(True)
     options.set_block_based_table_factory(table)
@@ -55,6 +81,28 @@ def table_options() -> Options:
     options.set_keep_log_file_num(1)
     options.set_stats_dump_period_sec(0)
     return options
+
+
+def readable_by_all(table: Path) -> bool:
+    """Whether RocksDB 6.20.3 reads a table file, by its footer.
+
+    The footer is the last 53 bytes: the checksum type first (1 is CRC-32C), then block handles, the
+    format version (u32, little-endian) and 8 bytes that say that it is a table file.
+    """
+    with table.open("rb") as file:
+        file.seek(-_FOOTER_BYTES, os.SEEK_END)
+        footer = file.read()
+    (version,) = _FOOTER_VERSION.unpack_from(footer, _VERSION_AT)
+    return bool(version <= FORMAT_VERSION and footer[0] <= _CRC32C)
+
+
+def check_opens(directory: Path) -> None:
+    """Refuse a directory that is no whole database: `CorruptRecordError`."""
+    options = table_options()
+    try:
+        Rdict(str(directory), options, {"default": options}, AccessType.read_only()).close()
+    except Exception as e:
+        raise CorruptRecordError(f"{directory} is no whole database: {e}") from e
 
 
 class ColdTier:
@@ -98,6 +146,12 @@ class ColdTier:
         """Make a copy of the database as it is; its table files are hard links."""
         Checkpoint(self._open()).create_checkpoint(str(target))
 
+    def rewrite(self) -> None:
+        """Write every table file again, in the present format. Takes as long as it takes."""
+        options = CompactOptions()
+        options.set_bottommost_level_compaction(BottommostLevelCompaction.force())
+        self._open().compact_range(None, None, options)
+
     def close(self) -> None:
         """Close the files."""
         with self._lock:
@@ -108,5 +162,6 @@ class ColdTier:
     def _open(self) -> Rdict:
         with self._lock:
             if self._opened is None:
-                self._opened = Rdict(str(self.directory), table_options())
+                options = table_options()
+                self._opened = Rdict(str(self.directory), options, {"default": options})
             return self._opened

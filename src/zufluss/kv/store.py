@@ -27,6 +27,7 @@ import numpy as np
 import structlog
 
 from zufluss.kv.answer import answer_lookup
+from zufluss.kv.checkpoint import COLD_DIRECTORY, remove_left_overs
 from zufluss.kv.flush import STATE_FILE, TABLE_FILE, Done, KvState, View, copied, read_state
 from zufluss.kv.kernels import NEWEST, UNKNOWN
 from zufluss.kv.memory import KvMemory
@@ -39,9 +40,6 @@ from zufluss.record.slices import ABSENT, Bytes, Positions, Slices
 __all__ = ["KvStore", "group_keys", "hash_keys"]
 
 log = structlog.get_logger(__name__)
-
-COLD_DIRECTORY = "rocks"
-"""Where the cold tier lies in a bucket's directory."""
 
 PREFIX_ROWS_MAX = 1 << 20
 """Keys that one prefix may match."""
@@ -77,7 +75,7 @@ class KvStore:
         """Begins a flush when memory is short; the owner, who knows the row count, replaces it."""
         self._state = state
         self._memory = memory
-        self._files = files
+        self.files = files
         self._flush: Future[KvState] | None = None
         self._flush_horizon = NEWEST
         self._flush_bytes = 0
@@ -96,6 +94,7 @@ class KvStore:
             files.sync_directory(parent)
         for left_over in (TABLE_FILE, f"{STATE_FILE}.new"):
             files.unlink_if_there(directory / left_over)
+        remove_left_overs(files, directory)
         return cls(directory, memory, files, read_state(directory))
 
     def __repr__(self) -> str:
@@ -245,9 +244,14 @@ class KvStore:
         )  # fmt: skip
         self._flush_horizon, self._flush_bytes = state.flushed_offset, self.dirty_bytes
         flush = self._memory.flusher.flush
-        self._flush = flush(view, self.directory, self._cold, self._files, state)
+        self._flush = flush(view, self.directory, self._cold, self.files, state)
         if done is not None:
             self._flush.add_done_callback(lambda _: done())
+
+    @property
+    def flush_under_way(self) -> Future[KvState] | None:
+        """The flush that was begun, None if there is none."""
+        return self._flush
 
     def flush_end(self) -> bool:
         """Take notice of a flush that has ended; whether it moved `flushed_offset`.
@@ -308,13 +312,24 @@ class KvStore:
     def destroy(self) -> None:
         """Let go of everything and remove the files."""
         self.abandon()
-        self._files.remove_tree(self.directory)
-        self._files.sync_directory(self.directory.parent)
+        self.files.remove_tree(self.directory)
+        self.files.sync_directory(self.directory.parent)
 
     def checkpoint(self, target: Path) -> KvState:
         """Copy the cold tier as hard links to a directory that is not there; what it holds."""
+        self._poll()
+        if self._flush is not None:
+            raise RuntimeError(f"{self!r} is flushing; its files are ahead of its state")
         self._cold.checkpoint(target)
         return self._state
+
+    def rewrite_begin(self) -> Future[KvState]:
+        """Begin to write the cold tier again, all in the present format; counts as a flush."""
+        if self._flush is not None:
+            raise RuntimeError(f"{self!r} is flushing already")
+        self._flush_bytes = 0
+        self._flush = self._memory.flusher.rewrite(self._cold, self._state)
+        return self._flush
 
     # ----------------------------------------------------------------------------------- inside
 

@@ -15,6 +15,8 @@ an append that fails ends the bucket until the next start, which begins from the
 
     state = what was flushed to RocksDB + replay of the changelog from there
 
+What was flushed may also be a snapshot from remote storage, and the changelog may begin there.
+
 A refused batch changes nothing: everything that can refuse it comes before the first change.
 """
 
@@ -22,6 +24,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -30,11 +34,13 @@ import structlog
 from zufluss.errors import CorruptRecordError, ErrorCode, RecordTooLargeError, ZuflussError
 from zufluss.kv.change import Change, Groups
 from zufluss.kv.changelog import Changes
+from zufluss.kv.checkpoint import Checkpoint, remove_left_overs
+from zufluss.kv.flush import KvState
 from zufluss.kv.gather import SCHEMA_ID_BYTES, longest, prefixed
 from zufluss.kv.memtable import group_keys, hash_keys
 from zufluss.kv.merge.base import DELETE, INSERT
 from zufluss.kv.merge.partial import Ids
-from zufluss.kv.replay import Piece, pieces
+from zufluss.kv.replay import Earlier, Piece, changelog_start, pieces
 from zufluss.kv.store import KvStore
 from zufluss.kv.table import KvTable
 from zufluss.log.log import Log
@@ -82,6 +88,7 @@ class KvTablet:
         """Bytes of changelog since the last flush began; whoever appends it adds to this."""
         self.on_flushed: Callable[[], None] = _nothing
         """Called in some thread when a flush has ended."""
+        self._rewritten = False
         store.flush_wanted = self.flush
         self.failure: ZuflussError | None = None
         """Why nothing more can be written: the state is not what the log says."""
@@ -176,19 +183,20 @@ class KvTablet:
 
     # ---------------------------------------------------------------------------------- recovery
 
-    def recover(self, changelog: Log) -> None:
+    def recover(self, changelog: Log, earlier: Earlier | None = None) -> None:
         """Bring the state to the end of the log; nobody writes to it meanwhile.
 
-        `CorruptRecordError` if the log begins after what was flushed: rows would be missing.
+        `earlier` is what there is of the changelog before the log. `CorruptRecordError` if the
+        changelog begins after what was flushed: rows would be missing.
         """
-        offset = self.store.flushed_offset
-        if offset < changelog.log_start_offset or offset > changelog.log_end_offset:
+        offset, start = self.store.flushed_offset, changelog_start(changelog, earlier)
+        if offset < start or offset > changelog.log_end_offset:
             raise CorruptRecordError(
                 f"the state of {self.table.info.path} ends at offset {offset}, its changelog has "
-                f"{changelog.log_start_offset} to {changelog.log_end_offset}; the rows between "
+                f"{start} to {changelog.log_end_offset}; the rows between "
                 "are lost. Restore the files from a backup, or drop the table"
             )
-        for piece in pieces(self.table, changelog, offset):
+        for piece in pieces(self.table, changelog, offset, earlier):
             self._next_offset = piece.end_offset
             self._replay(piece)
             self.store.horizon = piece.end_offset
@@ -226,6 +234,28 @@ class KvTablet:
             self.unflushed_bytes = 0
             horizon = self.store.horizon
             self.store.flush_begin(horizon, self._settle(horizon), done=self.on_flushed)
+
+    def checkpoint(self, target: Path, wanted: int) -> Checkpoint | Future[KvState]:
+        """Copy what is flushed up to `wanted`, at least, as hard links to a directory.
+
+        If that cannot be yet, what has to end before this is tried again: a flush, or table files
+        of an earlier version being written again.
+        """
+        store = self.store
+        remove_left_overs(store.files, store.directory)
+        store.flush_end()
+        if not store.flushing and store.flushed_offset < wanted:
+            self.flush()
+        if store.flush_under_way is not None:
+            return store.flush_under_way
+        state = store.checkpoint(target)
+        counted = state.row_count if self.table.before_images else None
+        made = Checkpoint(target, state, counted, self.ids.ranges)
+        if self._rewritten or made.readable_by_all():
+            return made
+        log.info("kv_tables_rewritten", tablet=repr(store))
+        self._rewritten = True
+        return store.rewrite_begin()
 
     def close(self) -> None:
         """Flush, so that the next start has nothing to replay, and let go of everything."""

@@ -9,11 +9,13 @@ Memory follows the number of distinct keys: batches wait until there are as many
 fold left (at least `PENDING_ROWS`), then all are folded into one table. No row is copied more than
 a few times on average, and rows never become Python objects.
 
-Used by the tiering service's tasks, and by union reads for the tail of the log.
+Used by the tiering service's tasks, and by union reads for the tail of the log. `inserted` brings
+the rows of a key-value snapshot, which stands for all changes below an offset, into the same form.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -34,6 +36,10 @@ COMMIT_TIMESTAMP: Final = "_commit_timestamp"
 BEFORE_UPDATE: Final = "-U"
 DELETE: Final = "-D"
 
+UNKNOWN: Final = -1
+"""`__offset`, and milliseconds of `__timestamp`, of a row whose last change nobody knows any more:
+it comes from a key-value snapshot. Fluss writes the same."""
+
 _SYSTEM_FIELDS: Final = (
     pa.field(BUCKET_COLUMN, pa.int32(), nullable=False),
     pa.field(OFFSET_COLUMN, pa.int64(), nullable=False),
@@ -50,6 +56,20 @@ class Folded(NamedTuple):
     """Columns of the primary key and `__offset`, by offset."""
     changes: int
     """Records that were folded, `-U` included."""
+
+
+def inserted(table: TableInfo, bucket_id: int, batches: Sequence[pa.RecordBatch]) -> Folded:
+    """The rows of a key-value snapshot, whose keys are distinct; they have the table's columns."""
+    rows = pa.Table.from_batches(batches, table.schema.arrow)
+    values = (bucket_id, UNKNOWN, UNKNOWN)
+    about = [
+        pa.repeat(pa.scalar(value, field.type), rows.num_rows)
+        for value, field in zip(values, _SYSTEM_FIELDS, strict=True)
+    ]
+    upserts = pa.Table.from_arrays(
+        [*rows.columns, *about], schema=pa.schema([*table.schema.arrow, *_SYSTEM_FIELDS])
+    )
+    return Folded(upserts, Folder(table, bucket_id).finish().deletes, rows.num_rows)
 
 
 class Folder:

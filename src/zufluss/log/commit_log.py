@@ -177,7 +177,12 @@ def write_group(files: Files, target: CommitFile, position: int, group: bytearra
 
 def paths_in(directory: Path) -> list[Path]:
     """The commit files in a directory, also those kept from an earlier start."""
-    return sorted((*directory.glob(_PATTERN), *directory.glob(_PATTERN + _KEPT_SUFFIX)))
+    return sorted((*directory.glob(_PATTERN), *kept_in(directory)))
+
+
+def kept_in(directory: Path) -> list[Path]:
+    """The commit files that were set aside for logs that could not be opened."""
+    return sorted(directory.glob(_PATTERN + _KEPT_SUFFIX))
 
 
 def keep(files: Files, directory: Path) -> None:

@@ -32,6 +32,10 @@ class LogConfig:
     """A segment is closed when one of its indexes would pass this size."""
     ttl_ms: int = 7 * 24 * 3600 * 1000
     """A segment whose newest batch is older is deleted; 0 keeps everything."""
+    local_segments: int = 2
+    """Closed segments that stay when remote storage has them too."""
+    local_ttl_ms: int = 7 * 24 * 3600 * 1000
+    """A segment that remote storage has too goes when its newest batch is older; 0: not for age."""
     retention_rolls_active: bool = True
     """Close the segment being written when all of it has expired, so that it can go too."""
     writer_expiry_ms: int = 7 * 24 * 3600 * 1000

@@ -10,7 +10,7 @@ Nothing here is durable until it was synced: data with `fdatasync`, the names of
 and removed files with `sync_directory`. `ZUFLUSS_KILL_AT=<operation>#<n>` makes the process kill
 itself with SIGKILL right before the n-th operation of that name, counted over all threads; the
 operations are `open`, `write`, `truncate`, `fdatasync`, `dirsync`, `rename`, `unlink`, `rmdir` and
-`mkdir`.
+`mkdir`. Longer procedures name their steps with `reach`, which can be kill points too (`STEPS`).
 """
 
 from __future__ import annotations
@@ -33,6 +33,19 @@ OPERATIONS = (
     "open", "write", "truncate", "fdatasync", "dirsync", "rename", "unlink", "rmdir", "mkdir",
 )  # fmt: skip
 """Names of the operations that can be a kill point."""
+
+STEPS = (
+    "remote-uploaded", "remote-manifest", "remote-committed", "remote-local-delete",
+    "remote-delete", "snapshot-checkpoint", "snapshot-uploaded", "snapshot-metadata",
+    "snapshot-committed", "retain-delete", "retain-deleted", "clean-delete", "clean-deleted",
+    "sweep-delete",
+)  # fmt: skip
+"""Steps of longer procedures that can be a kill point: of the remote log, after the upload of a
+segment, after its manifest was written, after that was committed, before the segment is deleted
+here, before files are deleted there; of a key-value snapshot, after its checkpoint was made, its
+files were uploaded, `_METADATA` was written, and that was committed; of one that is dropped, before
+its files are deleted and after; of a dropped table, before its files are deleted and after; of the
+sweep, before it deletes."""
 
 OPEN_FILES_MAX = 256
 """Files kept open for reading old segments and indexes; the least recently used is closed."""
@@ -88,6 +101,9 @@ class Files:
         the file's own size gives the blocks back.
         """
         return _fallocate is not None and _fallocate(fd, _KEEP_SIZE, position, length) == 0
+
+    def reach(self, step: str) -> None:
+        """A procedure has come to the step of this name; only a crash test does something here."""
 
     def open(self, path: Path, *, create: bool = False) -> OpenFile:
         """Open for reading and writing; with `create` the file is made if it is missing."""
@@ -199,6 +215,10 @@ class KillingFiles(Files):
         if operation == self._operation and next(self._count) == self._hit:
             os.kill(os.getpid(), signal.SIGKILL)
 
+    def reach(self, step: str) -> None:
+        """Go on, or die."""
+        self._pass(step)
+
     def pwrite(self, fd: int, data: Any, position: int) -> int:
         """Write, or die."""
         self._pass("write")
@@ -251,9 +271,10 @@ def files_from_environment(environ: Mapping[str, str] = os.environ) -> Files:
     if not point:
         return Files()
     operation, _, hit = point.partition("#")
-    if operation not in OPERATIONS or not hit.isdecimal() or int(hit) < 1:
+    names = (*OPERATIONS, *STEPS)
+    if operation not in names or not hit.isdecimal() or int(hit) < 1:
         raise ConfigError(
             f"{KILL_AT_VARIABLE}={point!r} is not of the form <operation>#<n> with n from 1 and an "
-            f"operation of {', '.join(OPERATIONS)}; unset it for normal service"
+            f"operation of {', '.join(names)}; unset it for normal service"
         )
     return KillingFiles(operation, int(hit))

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import os
 import threading
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -30,9 +31,10 @@ from zufluss.log.config import INT32_MAX, LogConfig
 from zufluss.log.files import Files
 from zufluss.log.reader import LogReader
 from zufluss.log.recovery import Recovered, ReplayEntry, recover
-from zufluss.log.retention import Retired, expired
+from zufluss.log.retention import Retired, expired, surplus
 from zufluss.log.segment import (
     DELETED_SUFFIX,
+    LOG_SUFFIX,
     SNAPSHOT_SUFFIX,
     Segment,
 )
@@ -70,8 +72,8 @@ class Log(LogReader):
     __slots__ = (
         "__weakref__", "_checkpoint", "_checkpoint_lock", "_deleted", "_names", "_names_changes",
         "_pwrite", "_roll_above", "_side_files", "_snapshots", "_unsynced", "config", "failure",
-        "held_back", "incarnation", "leader_epoch", "needed_from", "on_roll", "untiered_from",
-        "writers",
+        "held_back", "incarnation", "leader_epoch", "needed_from", "on_roll", "remote_end",
+        "snapshot_from", "untiered_from", "writers",
     )  # fmt: skip
 
     def __init__(
@@ -98,6 +100,11 @@ class Log(LogReader):
         """What recovery needs: retention spares what lies from this offset on, however old."""
         self.untiered_from: int | None = None
         """What the lake does not have yet, of a table that is tiered: spared as well."""
+        self.snapshot_from: int | None = None
+        """What the oldest key-value snapshot is continued with: spared as well."""
+        self.remote_end: int | None = None
+        """Below it remote storage has everything, and nothing else is let go of; None where it has
+        nothing."""
         self.held_back = False
         """The last `expire` spared something for `needed_from` alone."""
         self._pwrite = files.pwrite
@@ -153,6 +160,27 @@ class Log(LogReader):
             log._sync_now()
         log.advance_high_watermark(log.log_end_offset)
         return log
+
+    @staticmethod
+    def create_at(
+        directory: Path, offset: int, writers: bytes, last_timestamp: int, files: Files
+    ) -> None:
+        """Make an empty log that goes on at `offset`; then `open` it.
+
+        `writers` is the writer snapshot of that offset. For a log whose disk was lost and whose
+        beginning is in remote storage. It is there whole or not at all: until it is, it has a name
+        that means deleted. Blocks.
+        """
+        target = directory.with_name(directory.name + DELETED_SUFFIX)
+        named = files.make_directories(target)
+        stem = f"{offset:020d}"
+        files.put(target / f"{stem}{SNAPSHOT_SUFFIX}", writers, sync=True)
+        files.put(target / f"{stem}{LOG_SUFFIX}", b"", sync=True)
+        write_checkpoint(files, target, Checkpoint(0, offset, offset, 0, last_timestamp, 0))
+        files.sync_directory(target)
+        files.rename(target, directory)
+        for parent in {directory.parent: None, **dict.fromkeys(named)}:
+            files.sync_directory(parent)
 
     @property
     def recovery_point(self) -> int:
@@ -524,16 +552,20 @@ class Log(LogReader):
     def expire(self, now_ms: int) -> Retired | None:
         """Let go of the segments older than the time to live; the caller has them removed.
 
-        Only what every reader may see is let go of, and nothing from `needed_from` or
-        `untiered_from` on. The segment being written goes too when all of it has expired and
-        `retention_rolls_active` is set: it is closed first, so that the log keeps its end.
+        Only what every reader may see is let go of, and nothing from `needed_from`,
+        `untiered_from` or `snapshot_from` on. The segment being written goes too when all of it has
+        expired and `retention_rolls_active` is set: it is closed first, so that the log keeps its
+        end. Of a log that is in remote storage, what is there goes, as far as it is `surplus` here.
         """
-        free = self.high_watermark
-        if self.untiered_from is not None:
-            free = min(free, self.untiered_from)
-        old = expired(self._segments, self.files, now_ms, self.config.ttl_ms)
+        free = self._spared_from()
+        if self.remote_end is None:
+            old = expired(self._segments, self.files, now_ms, self.config.ttl_ms)
+        else:
+            old = surplus(self._segments, self.files, now_ms, self.config)
         if old and old[-1] is self._active and not self._rolled_to_expire(free):
             old.pop()
+        if self.remote_end is not None:
+            free = min(free, self.remote_end)
         needed = free if self.needed_from is None else self.needed_from
         until = self._bases[1 : len(old) + 1]
         self.held_back = any(needed < end <= free for end in until)
@@ -557,6 +589,24 @@ class Log(LogReader):
         return Retired(
             self.directory, tuple(old), tuple(map(self._snapshot_path, ends)), tuple(paths)
         )
+
+    def _spared_from(self) -> int:
+        """The offset from which on nothing expires, recovery apart."""
+        if self.remote_end is not None:
+            return self.high_watermark
+        spared = (self.high_watermark, self.untiered_from, self.snapshot_from)
+        return min(offset for offset in spared if offset is not None)
+
+    def closed_from(self, offset: int) -> list[tuple[Segment, int]]:
+        """Segments from `offset` on that will not change any more and are durable, each with its
+        end: what can be copied to remote storage."""
+        found = []
+        first = bisect_left(self._bases, offset)
+        for segment, end in zip(self._segments[first:], self._bases[first + 1 :], strict=False):
+            if end > self.high_watermark or segment.synced < segment.size:
+                break
+            found.append((segment, end))
+        return found
 
     def _rolled_to_expire(self, free: int) -> bool:
         """Close the segment being written, if that frees it and the disk has room for it."""

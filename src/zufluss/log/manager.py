@@ -22,12 +22,12 @@ import structlog
 
 from zufluss.errors import CorruptRecordError, LogStorageError
 from zufluss.log.commit import FILE_BYTES, GroupCommit, OnDurable
-from zufluss.log.commit_log import EntryKey, keep, key_of, paths_in, read_commit_log
+from zufluss.log.commit_log import EntryKey, keep, kept_in, key_of, paths_in, read_commit_log
 from zufluss.log.config import FlushMode, LogConfig
 from zufluss.log.files import Files
 from zufluss.log.flush import Flusher, OnFailure
 from zufluss.log.log import Log
-from zufluss.log.recovery import ReplayEntry
+from zufluss.log.recovery import ReplayEntry, continuing
 from zufluss.log.retention import remove_deleted
 from zufluss.log.segment import DELETED_SUFFIX
 from zufluss.log.worker import ThreadWorker, Worker
@@ -164,9 +164,53 @@ class LogManager:
         self._logs[bucket] = log
         return log
 
+    def refuse(self, bucket: TableBucket, reason: Exception) -> None:
+        """Do not open the log of a bucket before the next start, which reads the commit log again.
+
+        For a log that is lost and cannot be made anew at present.
+        """
+        self._refused[bucket] = reason
+
+    def allow(self, bucket: TableBucket) -> None:
+        """Let a log be opened that was refused: what was missing may be there now.
+
+        What the commit log has for it was not forgotten.
+        """
+        self._refused.pop(bucket, None)
+
+    def settle(self, bucket: TableBucket) -> None:
+        """A log that was refused at the start is open: what was kept for it is durable in it."""
+        self._replay.pop(key_of(bucket), None)
+        if not self._refused:
+            for path in kept_in(self._commit_dir):
+                self._files.unlink(path)
+
+    def has_log(self, path: PhysicalTablePath, bucket: TableBucket) -> bool:
+        """Whether the disk has a log of this bucket."""
+        return log_directory(self._data_dir, path, bucket).is_dir()
+
+    def create_log_at(
+        self,
+        path: PhysicalTablePath,
+        bucket: TableBucket,
+        offset: int,
+        writers: bytes,
+        last_timestamp: int,
+    ) -> None:
+        """Make a log that goes on at `offset`, for a bucket without one. Blocks.
+
+        `writers` is the writer snapshot of that offset. Of what the commit log has for the bucket,
+        only what goes on from there still has a place.
+        """
+        entries = self._replay.get(key_of(bucket), [])
+        self._replay[key_of(bucket)] = continuing(entries, offset)
+        directory = log_directory(self._data_dir, path, bucket)
+        Log.create_at(directory, offset, writers, last_timestamp, self._files)
+
     def started(self) -> None:
         """All logs of the catalog are open, or were refused: begin to use the commit log."""
-        self._replay = {}
+        refused = {key_of(bucket) for bucket in self._refused}
+        self._replay = {key: found for key, found in self._replay.items() if key in refused}
         if self._refused:
             _logger.error("commit_log_kept", refused=[str(bucket) for bucket in self._refused])
             keep(self._files, self._commit_dir)
@@ -230,18 +274,20 @@ class LogManager:
 
     def expire(self, now_ms: int) -> int:
         """Delete the segments older than their table's time to live; return how many."""
-        count = 0
-        for log in self._logs.values():
-            log.writers.forget_expired(now_ms)
-            try:
-                retired = log.expire(now_ms)
-            except (CorruptRecordError, OSError) as e:
-                _logger.error("log_retention_failed", log=str(log), reason=str(e))
-                continue
-            if retired is not None:
-                count += len(retired.segments)
-                self._in_background(partial(retired.remove, self._files))
-        return count
+        return sum(self.expire_log(log, now_ms) for log in self._logs.values())
+
+    def expire_log(self, log: Log, now_ms: int) -> int:
+        """Delete segments of one log that have had their time here; return how many."""
+        log.writers.forget_expired(now_ms)
+        try:
+            retired = log.expire(now_ms)
+        except (CorruptRecordError, OSError) as e:
+            _logger.error("log_retention_failed", log=str(log), reason=str(e))
+            return 0
+        if retired is None:
+            return 0
+        self._in_background(partial(retired.remove, self._files))
+        return len(retired.segments)
 
     def _in_background(
         self, job: Callable[[], None], then: Callable[[], None] | None = None

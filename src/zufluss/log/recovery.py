@@ -386,6 +386,17 @@ def _check_replay(directory: Path, replay: Sequence[memoryview], end_offset: int
             end_offset = max(end_offset, header.next_offset)
 
 
+def continuing(entries: Sequence[ReplayEntry], end_offset: int) -> list[ReplayEntry]:
+    """The entries up to the first gap after `end_offset`: for a log that lost its own files."""
+    for i, entry in enumerate(entries):
+        for _, header in iter_headers(entry.batches):
+            if header.base_offset > end_offset:
+                _logger.error("commit_log_not_continuing", lost=(end_offset, header.base_offset))
+                return list(entries[:i])
+            end_offset = max(end_offset, header.next_offset)
+    return list(entries)
+
+
 def _refusal(directory: Path, reason: str) -> CorruptRecordError:
     _logger.error("log_refused", directory=str(directory), reason=reason)
     return CorruptRecordError(

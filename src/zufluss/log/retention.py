@@ -8,6 +8,9 @@ made from are about to be gone. A crash in between brings segments back, and the
 
 What recovery still needs, and what the lake does not have yet, stays however old it is:
 `Log.expire` knows from which offset on that is.
+
+A log that remote storage has a part of keeps only its newest segments here (`surplus`), and lets
+nothing go that is not there: the time to live then is the remote copy's.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 
+from zufluss.log.config import LogConfig
 from zufluss.log.files import Files
 from zufluss.log.segment import Segment
 
@@ -31,6 +35,15 @@ def expired(segments: Sequence[Segment], files: Files, now_ms: int, ttl_ms: int)
         return segment.size > 0 and segment.newest_timestamp(files) < limit
 
     return list(takewhile(is_expired, segments))
+
+
+def surplus(
+    segments: Sequence[Segment], files: Files, now_ms: int, config: LogConfig
+) -> list[Segment]:
+    """The leading segments that need not be here when remote storage has them."""
+    old = expired(segments, files, now_ms, config.local_ttl_ms)
+    too_many = len(segments) - 1 - config.local_segments
+    return list(segments[: max(len(old), too_many, 0)])
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,6 +79,7 @@ class Sample:
 
 
 OF_TABLE = ("database", "table")
+OF_LOCATION = ("location",)
 
 # ---------------------------------------------------------------------------------------------
 # Servers
@@ -125,6 +126,50 @@ RECEIVE_MEMORY_BYTES = Metric(
     Source.SERVER,
     "Memory of requests that are still arriving; `zufluss.net.receive-memory` bounds it.",
 )
+REMOTE_PLACED_FILES = Metric(
+    "zufluss_remote_placed_files_total",
+    MetricKind.COUNTER,
+    Source.SERVER,
+    "Files that this server put into a remote location, by the location's id.",
+    OF_LOCATION,
+)
+REMOTE_PLACED_BYTES = Metric(
+    "zufluss_remote_placed_bytes_total",
+    MetricKind.COUNTER,
+    Source.SERVER,
+    "Bytes of these files.",
+    OF_LOCATION,
+)
+REMOTE_ERRORS = Metric(
+    "zufluss_remote_errors_total",
+    MetricKind.COUNTER,
+    Source.SERVER,
+    "Requests of this server that a remote location failed; forbidden and missing objects are not "
+    "among them.",
+    OF_LOCATION,
+)
+REMOTE_LATENCY_SECONDS = Metric(
+    "zufluss_remote_latency_seconds",
+    MetricKind.GAUGE,
+    Source.SERVER,
+    "Moving average of how long this server took to put a file into a remote location.",
+    OF_LOCATION,
+)
+REMOTE_HEALTH = Metric(
+    "zufluss_remote_health",
+    MetricKind.GAUGE,
+    Source.SERVER,
+    "What this server sees of a remote location: 0 it works, 1 a request failed, 2 it is down.",
+    OF_LOCATION,
+)
+REMOTE_EFFECTIVE_WEIGHT = Metric(
+    "zufluss_remote_effective_weight",
+    MetricKind.GAUGE,
+    Source.SERVER,
+    "The weight of a remote location for new files at present, health and "
+    "`zufluss.remote.adaptive-weights` considered.",
+    OF_LOCATION,
+)
 BUCKETS = Metric(
     "zufluss_buckets", MetricKind.GAUGE, Source.TABLET, "Buckets that this server serves."
 )
@@ -137,12 +182,70 @@ BUCKETS_REFUSED = Metric(
 LOG_SIZE_BYTES = Metric(
     "zufluss_log_size_bytes", MetricKind.GAUGE, Source.TABLET, "Size of all logs on this server."
 )
+REMOTE_LOG_SIZE_BYTES = Metric(
+    "zufluss_remote_log_size_bytes",
+    MetricKind.GAUGE,
+    Source.TABLET,
+    "Size of what remote storage has of the logs on this server.",
+)
+REMOTE_LOG_WAITING_SEGMENTS = Metric(
+    "zufluss_remote_log_waiting_segments",
+    MetricKind.GAUGE,
+    Source.TABLET,
+    "Closed log segments that are not in remote storage yet; it grows while no location works.",
+)
+REMOTE_LOG_FAILURES = Metric(
+    "zufluss_remote_log_failures_total",
+    MetricKind.COUNTER,
+    Source.TABLET,
+    "Rounds of copying, expiring and moving log segments of a bucket that failed; they are done "
+    "again.",
+)
 UNTIERED_ROWS = Metric(
     "zufluss_untiered_rows",
     MetricKind.GAUGE,
     Source.TABLET,
     "Log records of a lake table that the lake does not have yet, and retention keeps for it.",
     OF_TABLE,
+)
+
+# ---------------------------------------------------------------------------------------------
+# Remote locations, as the coordinator sees them
+# ---------------------------------------------------------------------------------------------
+
+REMOTE_LIVE_FILES = Metric(
+    "zufluss_remote_live_files",
+    MetricKind.GAUGE,
+    Source.COORDINATOR,
+    "Files in a remote location that manifests, snapshots and lake tables refer to.",
+    OF_LOCATION,
+)
+REMOTE_LIVE_BYTES = Metric(
+    "zufluss_remote_live_bytes",
+    MetricKind.GAUGE,
+    Source.COORDINATOR,
+    "Bytes of these files, as far as they are known.",
+    OF_LOCATION,
+)
+REMOTE_STATE = Metric(
+    "zufluss_remote_state",
+    MetricKind.GAUGE,
+    Source.COORDINATOR,
+    "What the operator wants of a remote location: 0 active, 1 draining, 2 retired.",
+    OF_LOCATION,
+)
+REMOTE_WEIGHT = Metric(
+    "zufluss_remote_weight",
+    MetricKind.GAUGE,
+    Source.COORDINATOR,
+    "The weight of a remote location for new files, as it was set.",
+    OF_LOCATION,
+)
+REMOTE_REGISTRY_VERSION = Metric(
+    "zufluss_remote_registry_version",
+    MetricKind.GAUGE,
+    Source.COORDINATOR,
+    "The version of the registry of remote locations; it grows with each change.",
 )
 
 # ---------------------------------------------------------------------------------------------
@@ -203,6 +306,66 @@ TIERING_RECORDS = Metric(
     Source.COORDINATOR,
     "Rows of the lake table, as the last service said that knew them.",
     OF_TABLE,
+)
+
+# ---------------------------------------------------------------------------------------------
+# Remote files that are not needed any more
+# ---------------------------------------------------------------------------------------------
+
+KV_SNAPSHOT_DELETIONS = Metric(
+    "zufluss_kv_snapshot_deletions_pending",
+    MetricKind.GAUGE,
+    Source.COORDINATOR,
+    "Buckets with key-value snapshots that are dropped and whose files are to be deleted.",
+)
+CLEANER_PENDING = Metric(
+    "zufluss_remote_cleaner_pending",
+    MetricKind.GAUGE,
+    Source.COORDINATOR,
+    "Dropped tables and partitions whose remote files are not all deleted.",
+)
+CLEANER_FILES = Metric(
+    "zufluss_remote_cleaner_files_total",
+    MetricKind.COUNTER,
+    Source.COORDINATOR,
+    "Remote files of dropped tables and partitions that were deleted.",
+)
+CLEANER_FAILURES = Metric(
+    "zufluss_remote_cleaner_failures_total",
+    MetricKind.COUNTER,
+    Source.COORDINATOR,
+    "Tries to delete the remote files of a dropped table or partition that failed; the log says "
+    "why, and it is tried again.",
+)
+SWEEPS = Metric(
+    "zufluss_remote_sweeps_total",
+    MetricKind.COUNTER,
+    Source.COORDINATOR,
+    "Searches of all locations for files that nothing refers to.",
+)
+SWEEP_FILES = Metric(
+    "zufluss_remote_sweep_files_total",
+    MetricKind.COUNTER,
+    Source.COORDINATOR,
+    "Remote files that nothing referred to and that were deleted.",
+)
+SWEEP_BYTES = Metric(
+    "zufluss_remote_sweep_bytes_total",
+    MetricKind.COUNTER,
+    Source.COORDINATOR,
+    "Size of the remote files that nothing referred to and that were deleted.",
+)
+SWEEP_FAILURES = Metric(
+    "zufluss_remote_sweep_failures_total",
+    MetricKind.COUNTER,
+    Source.COORDINATOR,
+    "Locations and buckets that a sweep left out because it could not read something there.",
+)
+SWEEP_LAST = Metric(
+    "zufluss_remote_sweep_last_timestamp_seconds",
+    MetricKind.GAUGE,
+    Source.COORDINATOR,
+    "When the last sweep was finished, in seconds since 1970; 0 before the first.",
 )
 
 # ---------------------------------------------------------------------------------------------

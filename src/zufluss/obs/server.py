@@ -23,8 +23,11 @@ from zufluss.obs.metrics import MetricsEndpoint, Sample, SampleCollector
 from zufluss.wire.api import APIS
 
 if TYPE_CHECKING:
+    from zufluss.coordinator.locations import LocationRegistry
+    from zufluss.coordinator.remote_files import RemoteFiles
     from zufluss.coordinator.tiering import TieringStatus
     from zufluss.net.server import NetServer
+    from zufluss.remote.storage import RemoteStorage
     from zufluss.tablet.server import TableState, TabletServer
 
 log = structlog.get_logger(__name__)
@@ -75,6 +78,45 @@ def net_samples(net: NetServer, role: str) -> ReadSamples:
     return read
 
 
+def location_samples(storage: RemoteStorage) -> ReadSamples:
+    """What this process saw of the remote locations."""
+
+    def read() -> Iterable[Sample]:
+        for report in storage.reports():
+            values = {
+                metrics.REMOTE_PLACED_FILES: report.placed_files,
+                metrics.REMOTE_PLACED_BYTES: report.placed_bytes,
+                metrics.REMOTE_ERRORS: report.errors,
+                metrics.REMOTE_LATENCY_SECONDS: report.latency_ms / 1000,
+                metrics.REMOTE_HEALTH: report.health,
+                metrics.REMOTE_EFFECTIVE_WEIGHT: report.effective_weight,
+            }
+            for metric, value in values.items():
+                yield Sample(metric, value, (str(report.location_id),))
+
+    return read
+
+
+def registry_samples(registry: LocationRegistry) -> ReadSamples:
+    """The registry of remote locations, and what lies in them."""
+
+    def read() -> Iterable[Sample]:
+        found, live = registry.locations, registry.live()
+        yield Sample(metrics.REMOTE_REGISTRY_VERSION, found.version)
+        for location in found.locations:
+            used = live.get(location.location_id)
+            values = {
+                metrics.REMOTE_LIVE_FILES: 0 if used is None else used.files,
+                metrics.REMOTE_LIVE_BYTES: 0 if used is None else used.bytes,
+                metrics.REMOTE_STATE: location.state,
+                metrics.REMOTE_WEIGHT: location.weight,
+            }
+            for metric, value in values.items():
+                yield Sample(metric, value, (str(location.location_id),))
+
+    return read
+
+
 def tablet_samples(tablet: TabletServer) -> ReadSamples:
     """Buckets and logs of a tablet server."""
 
@@ -83,6 +125,7 @@ def tablet_samples(tablet: TabletServer) -> ReadSamples:
         yield Sample(metrics.BUCKETS, sum(len(table.replicas) for table in tables))
         yield Sample(metrics.BUCKETS_REFUSED, sum(len(table.refused) for table in tables))
         yield Sample(metrics.LOG_SIZE_BYTES, sum(each.size for each in tablet.logs.logs))
+        yield from _remote_log_samples(tablet)
         for table in tables:
             if table.tiered:
                 yield Sample(metrics.UNTIERED_ROWS, _untiered(table), tuple(table.info.path))
@@ -90,11 +133,25 @@ def tablet_samples(tablet: TabletServer) -> ReadSamples:
     return read
 
 
+def _remote_log_samples(tablet: TabletServer) -> Iterable[Sample]:
+    size = waiting = 0
+    for table in tablet.tables.values():
+        for replica in table.replicas.values():
+            if replica.remote is not None:
+                size += sum(s.log.size for s in replica.remote.manifest.segments)
+                waiting += len(replica.log.closed_from(replica.remote.copied_to))
+    yield Sample(metrics.REMOTE_LOG_SIZE_BYTES, size)
+    yield Sample(metrics.REMOTE_LOG_WAITING_SEGMENTS, waiting)
+    yield Sample(metrics.REMOTE_LOG_FAILURES, tablet.remote_logs.failures)
+
+
 def _untiered(table: TableState) -> int:
-    logs = [replica.log for replica in table.replicas.values()]
-    return sum(
-        max(x.high_watermark - max(x.untiered_from or 0, x.log_start_offset), 0) for x in logs
-    )
+    total = 0
+    for replica in table.replicas.values():
+        log = replica.log
+        start = log.log_start_offset if replica.remote is None else 0
+        total += max(log.high_watermark - max(log.untiered_from or 0, start), 0)
+    return total
 
 
 def tiering_samples(status: Callable[[], Sequence[TieringStatus]]) -> ReadSamples:
@@ -117,6 +174,24 @@ def tiering_samples(status: Callable[[], Sequence[TieringStatus]]) -> ReadSample
             for metric, value in values.items():
                 if value is not None:
                     yield Sample(metric, value, tuple(table.path))
+
+    return read
+
+
+def remote_files_samples(remote: RemoteFiles) -> ReadSamples:
+    """What is deleted in remote storage."""
+
+    def read() -> Iterable[Sample]:
+        cleaner, sweep = remote.cleaner, remote.sweep.counts
+        yield Sample(metrics.KV_SNAPSHOT_DELETIONS, remote.snapshots.deletions.pending)
+        yield Sample(metrics.CLEANER_PENDING, cleaner.drops.pending)
+        yield Sample(metrics.CLEANER_FILES, cleaner.deleted_files)
+        yield Sample(metrics.CLEANER_FAILURES, cleaner.drops.failures)
+        yield Sample(metrics.SWEEPS, sweep.sweeps)
+        yield Sample(metrics.SWEEP_FILES, sweep.deleted_files)
+        yield Sample(metrics.SWEEP_BYTES, sweep.deleted_bytes)
+        yield Sample(metrics.SWEEP_FAILURES, sweep.failures)
+        yield Sample(metrics.SWEEP_LAST, sweep.finished_ms / 1000)
 
     return read
 

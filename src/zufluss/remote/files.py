@@ -40,8 +40,8 @@ def usage(files: Iterable[RemoteFile]) -> dict[int, Usage]:
 
 
 def number(value: Any) -> int:
-    """A whole number of a document, not negative; ValueError for anything else."""
-    if type(value) is not int or value < 0:
+    """A whole number of a document, not negative, of 64 bits; ValueError for anything else."""
+    if type(value) is not int or not 0 <= value < 2**63:
         raise ValueError(f"{value!r:.100} is not a whole number from 0 on")
     return value
 

@@ -11,6 +11,7 @@
 | … `snap-N/UUID` | the other files of snapshot N |
 | … `snap-N/_METADATA` | what the snapshot is made of (`snapshot.py`) |
 | `lake/DATABASE/TABLE-ID/metadata/UUID.offsets` | how far a table got in a lake snapshot |
+| `.zufluss-cluster` | whose location it is (`marker.py`) |
 | `.zufluss-probe/UUID` | written and deleted to see whether the location works |
 
 Everything that the sweep may delete has a name that `parse` understands; what it does not
@@ -28,20 +29,22 @@ from zufluss.model.table import PhysicalTablePath, TableBucket, TablePath
 LOG: Final = "log"
 KV: Final = "kv"
 LAKE: Final = "lake"
+CLUSTER: Final = ".zufluss-cluster"
 PROBE: Final = ".zufluss-probe"
 METADATA_NAME: Final = "_METADATA"
 
 _UUID = "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
+_ID = "(?:0|[1-9][0-9]{0,18})"
 _OWNER = (
-    r"(?P<database>[A-Za-z0-9_-]+)/(?P<table>[A-Za-z0-9_-]+)-(?P<table_id>\d+)"
-    r"(?:/(?P<partition>[A-Za-z0-9_$-]+)-p(?P<partition_id>\d+))?/(?P<bucket>\d+)"
+    rf"(?P<database>[A-Za-z0-9_-]+)/(?P<table>[A-Za-z0-9_-]+)-(?P<table_id>{_ID})"
+    rf"(?:/(?P<partition>[A-Za-z0-9_$-]+)-p(?P<partition_id>{_ID}))?/(?P<bucket>{_ID})"
 )
 _LOG_FILE = re.compile(
-    rf"log/{_OWNER}/(?:(?P<segment>{_UUID})/\d{{20}}\.(?:log|index|timeindex|writer_snapshot)"
+    rf"log/{_OWNER}/(?:(?P<segment>{_UUID})/[0-9]{{20}}\.(?:log|index|timeindex|writer_snapshot)"
     rf"|metadata/(?P<manifest>{_UUID})\.manifest)"
 )
 _KV_FILE = re.compile(
-    rf"kv/{_OWNER}/(?:shared/(?P<shared>{_UUID})|snap-(?P<snapshot>\d+)/(?:{_UUID}|_METADATA))"
+    rf"kv/{_OWNER}/(?:shared/(?P<shared>{_UUID})|snap-(?P<snapshot>{_ID})/(?:{_UUID}|_METADATA))"
 )
 
 

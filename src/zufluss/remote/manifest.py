@@ -160,10 +160,18 @@ def _manifest(source: Mapping[str, Any]) -> LogManifest:
 
 def _segment(source: Mapping[str, Any]) -> RemoteSegment:
     location_id = number(source["location_id"])
+    start, end = number(source["start_offset"]), number(source["end_offset"])
+    if start >= end:
+        raise ValueError(f"segment from {start} to {end} has no records")
     return RemoteSegment(
         text(source["segment_id"]),
-        number(source["start_offset"]),
-        number(source["end_offset"]),
-        int(source["max_timestamp"]),
+        start,
+        end,
+        _timestamp(source["max_timestamp"]),
         *(file_of(source["files"][name], location_id) for name in FILES),
     )
+
+
+def _timestamp(value: Any) -> int:
+    """-1 where there is none."""
+    return -1 if value == -1 else number(value)

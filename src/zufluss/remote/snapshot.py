@@ -126,7 +126,7 @@ def _snapshot(source: Mapping[str, Any]) -> KvSnapshot:
     partition_id = source.get("partition_id")
     handle = source["kv_snapshot_handle"]
     row_count = source.get("row_count")
-    return KvSnapshot(
+    found = KvSnapshot(
         TableBucket(
             number(source["table_id"]),
             None if partition_id is None else number(partition_id),
@@ -143,6 +143,10 @@ def _snapshot(source: Mapping[str, Any]) -> KvSnapshot:
             for r in source.get("auto_inc_id_range", ())
         ),
     )
+    names = {file.name for file in found.files}
+    if len(names) != len(found.files):
+        raise ValueError("a file name is there twice")
+    return found
 
 
 def _file(source: Mapping[str, Any]) -> SnapshotFile:

@@ -19,6 +19,7 @@ from zufluss.model.table import PhysicalTablePath, TableBucket
 if TYPE_CHECKING:
     from zufluss.kv.tablet import KvTablet
     from zufluss.log.log import Log
+    from zufluss.replica.remote_log import RemoteLog
 
 
 class AppendWaiter(Protocol):
@@ -50,6 +51,7 @@ class Replica:
         "leader_epoch",
         "log",
         "path",
+        "remote",
         "tiered_offset",
     )
 
@@ -64,6 +66,8 @@ class Replica:
         self.fetch_waiters: set[FetchWaiter] = set()
         self.kv: KvTablet | None = None
         """The key-value state of a primary-key table's bucket, None for a log table."""
+        self.remote: RemoteLog | None = None
+        """What remote storage has of the log, None where logs stay on their server."""
         self.tiered_offset: int | None = None
         """Below it the lake has everything; None until the coordinator has said how far it got."""
         self.failure: LogStorageError | None = None
@@ -78,6 +82,18 @@ class Replica:
         )
 
     @property
+    def start_offset(self) -> int:
+        """The first offset there is, here or in remote storage.
+
+        A retriable `ZuflussError` while it is not known what is there.
+        """
+        here = self.log.log_start_offset
+        if self.remote is None or here == 0:
+            return here
+        there = self.remote.start_offset
+        return here if there is None else min(here, there)
+
+    @property
     def tablet(self) -> KvTablet:
         """The key-value state, of a bucket that has one."""
         assert self.kv is not None
@@ -86,7 +102,7 @@ class Replica:
     def row_count(self) -> int:
         """The rows a reader finds: of a log what is durable, of a primary-key table its keys."""
         if self.kv is None:
-            return self.log.high_watermark - self.log.log_start_offset
+            return self.log.high_watermark - self.start_offset
         count = self.kv.row_count
         if count is None:
             raise InvalidTableError(

@@ -11,6 +11,10 @@ requests in flight.
 Errors a client retries without any back-off (`HELD`) are treated like "nothing yet": held until
 `max_wait_ms`, unless another bucket has data. Other errors are answered at once.
 
+An offset that is not held here but in remote storage is answered with the segments that have it
+(`remote_log.py`); when that answer needs something from there, the fetch is parked meanwhile like
+one without records, so nobody waits for a slow location but its readers.
+
 Projection and filters work on whole batches: a projection rewrites the Arrow message to the chosen
 columns, a filter drops batches whose statistics prove that no row matches and reports how far it
 looked (`filtered_end_offset`).
@@ -26,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from zufluss.cluster.refusal import RefusedLocationError, refusal_batch
 from zufluss.errors import (
     CorruptRecordError,
     ErrorCode,
@@ -47,7 +52,6 @@ from zufluss.wire.predicates import predicate_from_proto
 from zufluss.wire.scan import BUCKETS_MAX, FetchedBucket, FetchedTable, fetch_response
 
 if TYPE_CHECKING:
-    from zufluss.log.log import Log
     from zufluss.replica.replica import Replica
     from zufluss.tablet.server import TabletServer
 
@@ -121,6 +125,8 @@ class FetchReader:
                 "send several"
             )
         self.server = server
+        self.any_location = request.any_location
+        """The client has a token for every remote location, not only for the first."""
         self.bytes_max = min(request.max_bytes, FETCH_BYTES_MAX)
         self.tables = tuple(_table_fetch(server, t) for t in request.tables_req)
         self.bytes_read = 0
@@ -154,9 +160,9 @@ class FetchReader:
                 )
                 if replica is None:
                     continue
-                log = replica.log
                 try:
-                    length = log.locate(_first_offset(wanted, log), FETCH_BYTES_MAX).length
+                    first = _first_offset(wanted, replica)
+                    length = replica.log.locate(first, FETCH_BYTES_MAX).length
                 except (ZuflussError, OSError):
                     return True
                 found += min(length, wanted.bytes_max)
@@ -199,7 +205,9 @@ class FetchReader:
         self, table: TableFetch, wanted: BucketFetch, replica: Replica, nowait: bool
     ) -> FetchedBucket:
         log = replica.log
-        offset = _first_offset(wanted, log)
+        offset = _first_offset(wanted, replica)
+        if offset < log.log_start_offset and replica.remote is not None:
+            return self._remote_bucket(wanted, replica, offset)
         room = min(wanted.bytes_max, self.bytes_max - self.bytes_read)
         first = not self.bytes_read
         records: Buffers = []
@@ -229,9 +237,28 @@ class FetchReader:
             0,
             None,
             log.high_watermark,
-            log.log_start_offset,
+            _start_offset(replica),
             records,
             filtered_end,
+        )
+
+    def _remote_bucket(self, wanted: BucketFetch, replica: Replica, offset: int) -> FetchedBucket:
+        """The segments that have an offset which is not held here; nothing while they are found."""
+        refused: Buffers = []
+        info, logs = None, self.server.remote_logs
+        try:
+            info = logs.fetch_info(replica, offset, any_location=self.any_location)
+        except RefusedLocationError as e:
+            refused = [refusal_batch(e.location_id, offset)]
+        if info is not None or refused:
+            self.answer_now = True
+        return FetchedBucket(
+            wanted.partition_id,
+            wanted.bucket_id,
+            high_watermark=replica.log.high_watermark,
+            log_start_offset=_start_offset(replica),
+            records=None if info is not None else refused,
+            remote=None if info is None else info.SerializeToString(),
         )
 
     def _prune(
@@ -270,8 +297,14 @@ def _pruned(predicate: Predicate, records: memoryview, pos: int, header: Any, sc
     return not may_match(predicate, statistics, header.record_count)
 
 
-def _first_offset(wanted: BucketFetch, log: Log) -> int:
-    return log.log_start_offset if wanted.offset == EARLIEST_OFFSET else wanted.offset
+def _first_offset(wanted: BucketFetch, replica: Replica) -> int:
+    return replica.start_offset if wanted.offset == EARLIEST_OFFSET else wanted.offset
+
+
+def _start_offset(replica: Replica) -> int | None:
+    """Where the log starts, None while that is not known; readers of what is here need not wait."""
+    remote = replica.remote
+    return None if remote is not None and remote.range is None else replica.start_offset
 
 
 def _table_fetch(server: TabletServer, request: m.PbFetchLogReqForTable) -> TableFetch:

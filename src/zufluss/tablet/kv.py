@@ -21,8 +21,10 @@ import structlog
 
 from zufluss.config import options
 from zufluss.config.load import Configuration
-from zufluss.errors import ZuflussError
+from zufluss.errors import UnknownTableOrBucketError, ZuflussError
+from zufluss.kv.checkpoint import CHECKPOINT_DIRECTORY, Checkpoint, remove_left_overs
 from zufluss.kv.memory import KvMemory
+from zufluss.kv.replay import Earlier
 from zufluss.kv.store import KvStore
 from zufluss.kv.table import KvTable
 from zufluss.kv.tablet import KvTablet
@@ -117,9 +119,12 @@ class KvHost:
         self.worker.submit(job, done)
         return await future
 
-    async def open(self, replica: Replica, table: KvTable) -> KvTablet:
+    async def open(
+        self, replica: Replica, table: KvTable, earlier: Earlier | None = None
+    ) -> KvTablet:
         """The state of a bucket, brought to the end of its log.
 
+        `earlier` is what remote storage has of the changelog before the log.
         `CorruptRecordError` if the state and the log do not belong together.
         """
         if self._memory is None:
@@ -138,7 +143,7 @@ class KvHost:
             tablet = KvTablet(table, store, value_bytes_max)
             tablet.on_flushed = partial(self._when_passed, partial(self._flush_ended, tablet))
             try:
-                tablet.recover(replica.log)
+                tablet.recover(replica.log, earlier)
             except ZuflussError:
                 store.abandon()
                 raise
@@ -148,6 +153,31 @@ class KvHost:
         self._tablets[tablet] = replica
         replica.log.needed_from = tablet.store.flushed_offset
         return tablet
+
+    async def checkpoint(self, replica: Replica) -> Checkpoint:
+        """Everything below the high watermark, flushed and as hard links beside the state.
+
+        There is one of a bucket at a time: the next one takes its place.
+        """
+        tablet = replica.tablet
+        target = tablet.store.directory / CHECKPOINT_DIRECTORY
+        wanted = tablet.store.horizon
+        while True:
+            self._check_open(tablet, replica)
+            made = await self.call(partial(tablet.checkpoint, target, wanted))
+            if isinstance(made, Checkpoint):
+                return made
+            await asyncio.shield(asyncio.wrap_future(made))
+
+    async def remove_checkpoint(self, replica: Replica) -> None:
+        """Free the disk that a checkpoint holds, unless the bucket is gone with all of it."""
+        store = replica.tablet.store
+        if replica.tablet in self._tablets:
+            await self.call(partial(remove_left_overs, self._files, store.directory))
+
+    def _check_open(self, tablet: KvTablet, replica: Replica) -> None:
+        if tablet not in self._tablets:
+            raise UnknownTableOrBucketError(f"{replica.path} {replica.bucket} has stopped")
 
     def _when_passed(self, work: Callable[[], None]) -> None:
         """Have something done on the event loop in its next turn. From any thread."""

@@ -3,9 +3,12 @@
 Used by a tablet server that runs on its own. It registers, applies the picture and the replicas in
 the answer, sends heartbeats, and registers again when the coordinator does not know it any more or
 cannot be reached for a while. It also answers what the coordinator sends: UPDATE_METADATA,
-NOTIFY_LEADER_AND_ISR, STOP_REPLICA, NOTIFY_LAKE_TABLE_OFFSET. These wait while a registration is
-under way, and are refused when they belong to another registration than the present one: an order
-from before would undo what the answer said.
+NOTIFY_LEADER_AND_ISR, STOP_REPLICA, NOTIFY_LAKE_TABLE_OFFSET, NOTIFY_KV_SNAPSHOT_OFFSET,
+UPDATE_LOCATIONS. These wait while a registration is under way, and are refused when they belong to
+another registration than the present one: an order from before would undo what the answer said.
+
+It is the tablet server's `RemoteGateway` (`cluster/remote.py`), and asks on what only the
+coordinator knows.
 
 The image is changed in place and never replaced, so whoever holds it sees the present.
 """
@@ -13,21 +16,31 @@ The image is changed in place and never replaced, so whoever holds it sees the p
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import structlog
 
 from zufluss.cluster import codec
 from zufluss.cluster.image import ClusterImage, ServerNode
+from zufluss.cluster.remote import (
+    BucketRemote,
+    ManifestCommit,
+    commit_to_proto,
+    remote_from_proto,
+)
 from zufluss.cluster.replicas import (
     LocalTablet,
     RpcCaller,
+    kv_snapshot_offset_from_proto,
     lake_offsets_from_proto,
     replica_from_proto,
     stop_from_proto,
 )
 from zufluss.errors import ErrorCode, ZuflussError, error
+from zufluss.model.table import TableBucket
+from zufluss.remote.health import LocationReport
+from zufluss.remote.locations import Locations
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
 
@@ -40,6 +53,8 @@ HEARTBEAT_SECONDS = 3.0
 """Time between heartbeats; five of them fit into a session."""
 CALL_TIMEOUT_MS = 30_000
 """How long the coordinator may take for an answer."""
+BUCKETS_PER_REQUEST_MAX = 10_000
+"""Buckets in one question to the coordinator; more are asked in several."""
 NOT_REGISTERED = -1
 
 
@@ -56,6 +71,9 @@ class CoordinatorLink:
     ) -> None:
         """`check_cluster` gets the cluster's id before anything is deleted, and may refuse."""
         self.server_epoch = NOT_REGISTERED
+        self.reports: Callable[[], Sequence[LocationReport]] = tuple
+        """What this server saw of each remote location, for heartbeats; set by who starts it."""
+        self._coordinator_epoch = NOT_REGISTERED
         self._node = node
         self._image = image
         self._tablet = tablet
@@ -70,7 +88,12 @@ class CoordinatorLink:
         services.register(ApiKey.NOTIFY_LEADER_AND_ISR, self.notify_leader_and_isr)
         services.register(ApiKey.STOP_REPLICA, self.stop_replica)
         services.register(ApiKey.NOTIFY_LAKE_TABLE_OFFSET, self.notify_lake_table_offset)
+        services.register(ApiKey.NOTIFY_KV_SNAPSHOT_OFFSET, self.notify_kv_snapshot_offset)
+        services.register(ApiKey.UPDATE_LOCATIONS, self.update_locations)
         services.register(ApiKey.GET_LAKE_SNAPSHOT, self.get_lake_snapshot)
+        services.register(ApiKey.GET_LATEST_KV_SNAPSHOTS, self.get_latest_kv_snapshots)
+        services.register(ApiKey.GET_KV_SNAPSHOT_METADATA, self.get_kv_snapshot_metadata)
+        services.register(ApiKey.DESCRIBE_CLUSTER_CONFIGS, self.describe_cluster_configs)
 
     async def start(self) -> None:
         """Register, waiting for the coordinator as long as it takes; then stay registered."""
@@ -111,6 +134,8 @@ class CoordinatorLink:
             answer = await self._call(ApiKey.REGISTER_TABLET_SERVER, request)
             self._check_cluster(answer.cluster_id)
             self._image.apply(codec.changes_of(answer.metadata))
+            self._coordinator_epoch = answer.coordinator_epoch
+            await self._tablet.update_locations(Locations.from_proto(answer.locations))
             await self._tablet.assign(self._image, list(map(replica_from_proto, answer.replicas)))
             self.server_epoch = answer.server_epoch
         log.info("registered", server_id=self._node.node_id, epoch=self.server_epoch)
@@ -118,7 +143,9 @@ class CoordinatorLink:
     async def heartbeat(self) -> None:
         """Say that we live; register again when the coordinator does not know us."""
         request = m.TabletHeartbeatRequest(
-            server_id=self._node.node_id, server_epoch=self.server_epoch
+            server_id=self._node.node_id,
+            server_epoch=self.server_epoch,
+            location_reports=[report.to_proto() for report in self.reports()],
         )
         try:
             await self._call(ApiKey.TABLET_HEARTBEAT, request)
@@ -174,12 +201,88 @@ class CoordinatorLink:
             await self._tablet.notify_lake_offsets(offsets)
         return m.NotifyLakeTableOffsetResponse()
 
+    async def notify_kv_snapshot_offset(
+        self, request: m.NotifyKvSnapshotOffsetRequest, ctx: RequestContext
+    ) -> m.NotifyKvSnapshotOffsetResponse:
+        """NOTIFY_KV_SNAPSHOT_OFFSET (1029)."""
+        async with self._turn:
+            if request.coordinator_epoch != self._coordinator_epoch:
+                raise error(
+                    ErrorCode.INVALID_COORDINATOR_EXCEPTION,
+                    f"the order belongs to coordinator epoch {request.coordinator_epoch}, tablet "
+                    f"server {self._node.node_id} is registered with {self._coordinator_epoch}",
+                )
+            await self._tablet.notify_kv_snapshot_offset([kv_snapshot_offset_from_proto(request)])
+        return m.NotifyKvSnapshotOffsetResponse()
+
+    async def update_locations(
+        self, request: m.UpdateLocationsRequest, ctx: RequestContext
+    ) -> m.UpdateLocationsResponse:
+        """UPDATE_LOCATIONS (30004)."""
+        async with self._turn:
+            self._check_epoch(request.server_epoch)
+            await self._tablet.update_locations(Locations.from_proto(request.locations))
+        return m.UpdateLocationsResponse()
+
     async def get_lake_snapshot(
         self, request: m.GetLakeSnapshotRequest, ctx: RequestContext
     ) -> m.GetLakeSnapshotResponse:
         """GET_LAKE_SNAPSHOT (1032): asked on, because only the coordinator knows snapshots."""
         answer: m.GetLakeSnapshotResponse = await self._call(ApiKey.GET_LAKE_SNAPSHOT, request)
         return answer
+
+    async def get_latest_kv_snapshots(
+        self, request: m.GetLatestKvSnapshotsRequest, ctx: RequestContext
+    ) -> m.GetLatestKvSnapshotsResponse:
+        """GET_LATEST_KV_SNAPSHOTS (1023): asked on."""
+        key = ApiKey.GET_LATEST_KV_SNAPSHOTS
+        answer: m.GetLatestKvSnapshotsResponse = await self._call(key, request)
+        return answer
+
+    async def get_kv_snapshot_metadata(
+        self, request: m.GetKvSnapshotMetadataRequest, ctx: RequestContext
+    ) -> m.GetKvSnapshotMetadataResponse:
+        """GET_KV_SNAPSHOT_METADATA (1024): asked on."""
+        key = ApiKey.GET_KV_SNAPSHOT_METADATA
+        answer: m.GetKvSnapshotMetadataResponse = await self._call(key, request)
+        return answer
+
+    async def describe_cluster_configs(
+        self, request: m.DescribeClusterConfigsRequest, ctx: RequestContext
+    ) -> m.DescribeClusterConfigsResponse:
+        """DESCRIBE_CLUSTER_CONFIGS (1045): asked on, because the coordinator changes them."""
+        key = ApiKey.DESCRIBE_CLUSTER_CONFIGS
+        answer: m.DescribeClusterConfigsResponse = await self._call(key, request)
+        return answer
+
+    # -- RemoteGateway --------------------------------------------------------------------------
+
+    async def bucket_remotes(
+        self, buckets: Sequence[TableBucket]
+    ) -> dict[TableBucket, BucketRemote]:
+        """What buckets have in remote storage."""
+        found: dict[TableBucket, BucketRemote] = {}
+        for at in range(0, len(buckets), BUCKETS_PER_REQUEST_MAX):
+            some = buckets[at : at + BUCKETS_PER_REQUEST_MAX]
+            request = m.GetBucketRemotesRequest(buckets=map(codec.bucket_to_proto, some))
+            answer = await self._call(ApiKey.GET_BUCKET_REMOTES, request)
+            found |= {r.bucket: r for r in map(remote_from_proto, answer.remotes)}
+        return found
+
+    async def commit_manifest(self, commit: ManifestCommit) -> bool:
+        """Make the manifest of a remote log count."""
+        request = commit_to_proto(commit, self._coordinator_epoch)
+        answer = await self._call(ApiKey.COMMIT_REMOTE_LOG_MANIFEST, request)
+        return bool(answer.commitSuccess)
+
+    async def commit_snapshot(self, metadata: bytes, leader_epoch: int) -> None:
+        """Make a key-value snapshot count."""
+        request = m.CommitKvSnapshotRequest(
+            completed_snapshot=metadata,
+            coordinator_epoch=self._coordinator_epoch,
+            bucket_leader_epoch=leader_epoch,
+        )
+        await self._call(ApiKey.COMMIT_KV_SNAPSHOT, request)
 
     def _check_epoch(self, server_epoch: int) -> None:
         if server_epoch != self.server_epoch:

@@ -6,7 +6,8 @@ handlers in `service.py`. In one process with the coordinator these are plain ca
 arrive as RPCs (`member.py`). Either way they run on the event-loop thread, which owns every log.
 
 A bucket whose durable data is damaged is refused, and only that bucket: its requests are answered
-with the reason, everything else is served (A7).
+with the reason, everything else is served (A7). One that waits for remote storage is tried again
+(`reopen.py`).
 """
 
 from __future__ import annotations
@@ -19,12 +20,23 @@ from typing import Any, NamedTuple
 
 import structlog
 
-from zufluss.cluster.image import ClusterImage, ImageChange, TableEntry, TablePut
-from zufluss.cluster.replicas import LakeOffsets, ReplicaAssignment, ReplicaStop
+from zufluss.cluster.image import (
+    ClusterImage,
+    ImageChange,
+    PartitionEntry,
+    TableEntry,
+    TablePut,
+)
+from zufluss.cluster.remote import BucketRemote, RemoteGateway
+from zufluss.cluster.replicas import (
+    KvSnapshotOffset,
+    LakeOffsets,
+    ReplicaAssignment,
+    ReplicaStop,
+)
 from zufluss.config import options, table_options
 from zufluss.config.load import Configuration
 from zufluss.errors import (
-    CorruptRecordError,
     InvalidTableError,
     LogStorageError,
     NonPrimaryKeyTableError,
@@ -42,13 +54,19 @@ from zufluss.model.schema import Schema
 from zufluss.model.table import PhysicalTablePath, TableBucket, TableInfo
 from zufluss.record.check import BatchChecker
 from zufluss.record.project import Projector
+from zufluss.remote.locations import Locations
+from zufluss.remote.storage import RemoteStorage
 from zufluss.replica.replica import Replica
 from zufluss.tablet.fetch import Fetcher
 from zufluss.tablet.identity import claim
 from zufluss.tablet.kv import KvHost
+from zufluss.tablet.kv_snapshots import KvSnapshotter
 from zufluss.tablet.lookup import Lookups
 from zufluss.tablet.produce import Producer
 from zufluss.tablet.put import Putter
+from zufluss.tablet.remote_logs import RemoteLogs
+from zufluss.tablet.reopen import Reopener, may_pass
+from zufluss.tablet.restore import Restorer, retained_from
 
 log = structlog.get_logger(__name__)
 
@@ -83,7 +101,7 @@ class TableState:
         """What the buckets of a primary-key table need to know."""
         self.replicas: dict[BucketKey, Replica] = {}
         self.refused: dict[BucketKey, Refused] = {}
-        """Buckets whose data is damaged."""
+        """Buckets whose data is damaged, or lost and not restored yet."""
         self.update(entry)
         self.has_primary_key = self.info.has_primary_key
         self.checker = BatchChecker(self.find_schema, self.info.log_format)
@@ -123,6 +141,10 @@ class TabletServer:
         self.image = ClusterImage()
         self.allocate_ids: AllocateIds
         """Asks the coordinator for ids of an auto-increment column; set by who starts the roles."""
+        self.remote: RemoteStorage
+        """Where remote files lie; set by who starts the roles, before `assign`."""
+        self.gateway: RemoteGateway
+        """Tells the coordinator of remote files; set by who starts the roles, before `assign`."""
         self.tables: dict[int, TableState] = {}
         self.readers = ThreadPoolExecutor(READER_THREADS, thread_name_prefix="zufluss-read")
         self.producer = Producer(self)
@@ -130,6 +152,10 @@ class TabletServer:
         self.kv = KvHost(conf, self.data_dir, files, self.loop)
         self.putter = Putter(self)
         self.lookups = Lookups(self)
+        self.remote_logs = RemoteLogs(self)
+        self.snapshots = KvSnapshotter(self)
+        self._restorer = Restorer(self)
+        self._reopener = Reopener(self._open_again)
         flush = FlushMode(conf.get(options.ZUFLUSS_LOG_FLUSH))
         self.logs = LogManager(
             self.data_dir,
@@ -154,6 +180,7 @@ class TabletServer:
 
     async def assign(self, image: ClusterImage, replicas: Sequence[ReplicaAssignment]) -> None:
         """Take over this picture, hold exactly these buckets, delete every other on the disk."""
+        await self._reopener.end_all()
         self.image = image
         wanted = {r.table_bucket for r in replicas}
         for replica in [*self._replica_of.values()]:
@@ -168,13 +195,18 @@ class TabletServer:
             state = self.tables.get(entry.info.table_id)
             if state is not None:
                 self._alter(state, entry)
+        self.snapshots.ask_again()
+        remotes = await self._remotes(replicas)
         for assignment in replicas:
-            await self._start(assignment)
+            await self._start(assignment, remotes.get(assignment.table_bucket))
         if not self._started:
             self._started = True
             self.logs.started()
             self.spawn(self._expire_requests())
             self.spawn(self._expire_segments())
+            self.spawn(self.remote_logs.run())
+            self.snapshots.start()
+            self._reopener.begin()
 
     async def update_metadata(self, changes: Sequence[ImageChange]) -> None:
         """Apply these changes to the picture of the cluster and to the tables served here."""
@@ -187,13 +219,16 @@ class TabletServer:
 
     async def start_replicas(self, replicas: Sequence[ReplicaAssignment]) -> None:
         """Hold these buckets; raises the reason when one of them cannot be served."""
+        await self._reopener.end(r.table_bucket for r in replicas)
+        remotes = await self._remotes(replicas)
         for assignment in replicas:
-            refused = await self._start(assignment)
+            refused = await self._start(assignment, remotes.get(assignment.table_bucket))
             if refused is not None:
                 raise refused
 
     async def stop_replicas(self, replicas: Sequence[ReplicaStop]) -> None:
         """Give these buckets up, and free their disk where it says delete."""
+        await self._reopener.end(stop.table_bucket for stop in replicas)
         for stop in replicas:
             replica = self.find_replica(*stop.table_bucket)
             if replica is not None:
@@ -212,39 +247,103 @@ class TabletServer:
                 replica.tiered_offset = each.log_end_offset
                 replica.hold_for_lake(self.tables[each.table_bucket.table_id].tiered)
 
-    async def _start(self, assignment: ReplicaAssignment) -> ZuflussError | None:
-        """Open a bucket and lead it, or note why its data cannot be served."""
+    async def notify_kv_snapshot_offset(self, offsets: Sequence[KvSnapshotOffset]) -> None:
+        """Know from where on snapshots of these buckets need the changelog; the last word counts.
+
+        Buckets that are not here are passed over.
+        """
+        for each in offsets:
+            replica = self.find_replica(*each.table_bucket)
+            if replica is not None and replica.kv is not None:
+                replica.log.snapshot_from = each.min_retain_offset
+
+    async def update_locations(self, locations: Locations) -> None:
+        """Know where remote files may lie."""
+        self.remote.update(locations)
+
+    async def _remotes(
+        self, replicas: Sequence[ReplicaAssignment]
+    ) -> Mapping[TableBucket, BucketRemote]:
+        """What buckets that are to be opened have in remote storage."""
+        buckets = [r.table_bucket for r in replicas if self.find_replica(*r.table_bucket) is None]
+        return await self.gateway.bucket_remotes(buckets) if buckets else {}
+
+    async def _start(
+        self, assignment: ReplicaAssignment, remote: BucketRemote | None
+    ) -> ZuflussError | None:
+        """Open a bucket and lead it, or note why its data cannot be served.
+
+        `remote` is what it has in remote storage, from where lost files are brought back.
+        """
+        state = self._state(assignment.table_bucket.table_id)
+        problem = await self._open(state, assignment, remote)
+        if problem is None:
+            return None
+        if may_pass(problem):
+            self._reopener.add(assignment)
+        return self._refuse(state, assignment, problem)
+
+    async def _open(
+        self, state: TableState, assignment: ReplicaAssignment, remote: BucketRemote | None
+    ) -> Exception | None:
+        """Open a bucket, unless it is, and lead it; or return why that is not possible."""
         bucket = assignment.table_bucket
-        state = self._state(bucket.table_id)
         key = (bucket.partition_id, bucket.bucket_id)
         replica = state.replicas.get(key)
         if replica is None:
             try:
+                await self._restorer.restore_log(assignment, remote)
                 opened = self.logs.open_log(
                     assignment.physical_path, bucket, self._log_config(state.info), self.clock_ms()
                 )
-            except (CorruptRecordError, OSError) as e:
-                return self._refuse(state, assignment, e)
+            except (ZuflussError, OSError) as e:
+                return e
             replica = Replica(bucket, assignment.physical_path, opened, assignment.leader_epoch)
             replica.hold_for_lake(True)  # nothing expires while it comes up
             if state.kv is not None:
+                opened.snapshot_from = retained_from(remote)
                 try:
-                    replica.kv = await self.kv.open(replica, state.kv)
+                    earlier = await self._restorer.restore_state(replica, remote)
+                    replica.kv = await self.kv.open(replica, state.kv, earlier)
                 except (ZuflussError, OSError) as e:
                     self.logs.let_go(opened)
-                    return self._refuse(state, assignment, e)
+                    return e
             replica.hold_for_lake(state.tiered)
             state.replicas[key] = replica
             self._replica_of[opened] = replica
+            self.remote_logs.adopt(replica, remote)
         replica.leader_epoch = replica.log.leader_epoch = assignment.leader_epoch
+        return None
+
+    async def _open_again(self, assignment: ReplicaAssignment) -> Exception | None:
+        """Try to open a bucket that was refused; what is still wrong, if anything."""
+        bucket = assignment.table_bucket
+        state = self._state(bucket.table_id)
+        key = (bucket.partition_id, bucket.bucket_id)
+        try:
+            remotes = await self._remotes([assignment])
+        except ZuflussError as e:
+            return e
+        self.logs.allow(bucket)
+        problem = await self._open(state, assignment, remotes.get(bucket))
+        if problem is not None:
+            self._note_refused(state, assignment, problem)
+            return problem
+        state.refused.pop(key, None)
+        self.logs.settle(bucket)
         return None
 
     def _refuse(
         self, state: TableState, assignment: ReplicaAssignment, error: Exception
     ) -> ZuflussError:
         """Note that a bucket cannot be served, and why."""
+        log.error("bucket_refused", bucket=str(assignment.table_bucket), reason=str(error))
+        return self._note_refused(state, assignment, error)
+
+    def _note_refused(
+        self, state: TableState, assignment: ReplicaAssignment, error: Exception
+    ) -> ZuflussError:
         bucket = assignment.table_bucket
-        log.error("bucket_refused", bucket=str(bucket), reason=str(error))
         reason = LogStorageError(f"{assignment.physical_path} {bucket}: {error}")
         key = (bucket.partition_id, bucket.bucket_id)
         state.refused[key] = Refused(assignment.physical_path, reason)
@@ -274,6 +373,8 @@ class TabletServer:
         del state.replicas[bucket.partition_id, bucket.bucket_id]
         self._forget_if_empty(state)
         del self._replica_of[replica.log]
+        self.remote_logs.forget(replica)
+        self.snapshots.forget(bucket)
         try:
             if delete:
                 self.logs.drop(replica.log)
@@ -314,14 +415,27 @@ class TabletServer:
 
     def _log_config(self, info: TableInfo) -> LogConfig:
         conf = self.conf
+        ttl_ms = info.property(table_options.TABLE_LOG_TTL)
+        local_ttl_ms = info.property(table_options.TABLE_LOG_LOCAL_TTL)
         return LogConfig(
             segment_bytes_max=conf.get(options.LOG_SEGMENT_FILE_SIZE),
             index_interval_bytes=conf.get(options.LOG_INDEX_INTERVAL_SIZE),
             index_bytes_max=conf.get(options.LOG_INDEX_FILE_SIZE),
             retention_rolls_active=conf.get(options.LOG_RETENTION_ROLL_ACTIVE_SEGMENT_ENABLED),
-            ttl_ms=info.property(table_options.TABLE_LOG_TTL),
+            ttl_ms=ttl_ms,
+            local_segments=info.property(table_options.TABLE_LOG_TIERED_LOCAL_SEGMENTS),
+            local_ttl_ms=ttl_ms if local_ttl_ms is None else local_ttl_ms,
             writer_expiry_ms=conf.get(options.SERVER_WRITER_ID_EXPIRATION_TIME),
         )
+
+    def remote_home(self, bucket: TableBucket) -> int | None:
+        """The id of the location that was chosen for a bucket's table or partition."""
+        entry: TableEntry | PartitionEntry | None
+        if bucket.partition_id is None:
+            entry = self.image.table_by_id(bucket.table_id)
+        else:
+            entry = self.image.partition_by_id(bucket.partition_id)
+        return None if entry is None else entry.remote_location
 
     # -- finding buckets --------------------------------------------------------------------
 
@@ -398,11 +512,12 @@ class TabletServer:
 
     # -- life -------------------------------------------------------------------------------
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run something beside the requests."""
         task = self.loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _expire_requests(self) -> None:
         await self._again_and_again(
@@ -438,6 +553,8 @@ class TabletServer:
         """Sync and close every log; the next start needs no recovery."""
         for task in tuple(self._tasks):
             task.cancel()
+        await self._reopener.stop()
+        await self.snapshots.stop()
         await self.kv.close()
         await self.logs.close()
         self.readers.shutdown(wait=False)

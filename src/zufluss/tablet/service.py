@@ -51,13 +51,18 @@ class TabletService:
         """Earliest, latest, or by-timestamp offsets of some buckets of a table or partition."""
         _check_bucket_count(len(request.bucket_id))
         find = self._offset_finder(request)
+        timestamp = request.startTimestamp if request.offset_type == TIMESTAMP else None
         partition_id = request.partition_id if request.HasField("partition_id") else None
         response = m.ListOffsetsResponse()
         for bucket_id in request.bucket_id:
             entry = response.buckets_resp.add(bucket_id=bucket_id)
             try:
                 replica = self.server.replica(request.table_id, partition_id, bucket_id)
-                entry.offset = await self._when_cached(partial(find, replica))
+                found = await self._when_cached(partial(find, replica))
+                if timestamp is not None and replica.remote is not None:
+                    remote = await replica.remote.offset_for_timestamp(timestamp)
+                    found = found if remote is None else remote
+                entry.offset = found
             except ZuflussError as e:
                 entry.error_code, entry.error_message = e.code, e.message
         return response
@@ -72,7 +77,7 @@ class TabletService:
 
     def _offset_finder(self, request: m.ListOffsetsRequest) -> Callable[[Replica], int]:
         if request.offset_type == EARLIEST:
-            return lambda replica: replica.log.log_start_offset
+            return lambda replica: replica.start_offset
         if request.offset_type == LATEST:
             return lambda replica: replica.log.high_watermark
         if request.offset_type != TIMESTAMP:
@@ -139,20 +144,32 @@ class TabletService:
         if limit <= 0:
             return b""
         end = log.high_watermark
-        offset = max(log.log_start_offset, end - limit)
-        parts: list[memoryview] = []
+        offset = max(replica.start_offset, end - limit)
         room = LIMIT_SCAN_BYTES_MAX
+        parts: list[bytes | memoryview] = []
+        if replica.remote is not None and offset < log.log_start_offset:
+            here = log.log_start_offset
+            remote = await replica.remote.batches_below(here, offset, room)
+            if remote is None:
+                raise _too_large(limit)
+            parts += remote
+            room -= sum(map(len, parts))
+            offset = here
         while offset < end:
             read = await self._when_cached(partial(log.read, offset, room))
             if not read.records:
-                raise RecordTooLargeError(
-                    f"the last {limit} rows take more than {LIMIT_SCAN_BYTES_MAX} bytes; "
-                    "ask for fewer rows or use a log scan"
-                )
+                raise _too_large(limit)
             parts.append(read.records)
             room -= len(read.records)
             offset = read.end_offset
         return b"".join(parts)
+
+
+def _too_large(limit: int) -> RecordTooLargeError:
+    return RecordTooLargeError(
+        f"the last {limit} rows take more than {LIMIT_SCAN_BYTES_MAX} bytes; "
+        "ask for fewer rows or use a log scan"
+    )
 
 
 def _check_bucket_count(count: int) -> None:

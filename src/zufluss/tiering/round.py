@@ -14,8 +14,9 @@
 
 `on_step` is called with the name before each step; tests kill the process there.
 
-What is read of the table is read in this order: partitions, lake snapshot, end offsets, then the
-table itself. So its schema covers every row below the end offsets.
+What is read of the table is read in this order: partitions, lake snapshot, end offsets, first
+offsets, key-value snapshots, then the table itself. So its schema covers every row below the end
+offsets and in the snapshots, and a snapshot that is there begins where the log still is.
 
 A partition that was dropped and created again has another id, and no offset in the lake snapshot:
 the first round that writes it takes the rows of the earlier one out, in the same snapshot. Until
@@ -28,15 +29,22 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import structlog
 
+from zufluss.client.admin import KvSnapshotInfo
 from zufluss.client.sync import Connection
 from zufluss.client.tiering import TableLease, TieringClient
 from zufluss.config import table_options as t
-from zufluss.errors import ConfigError, TableNotExistError, ZuflussError
+from zufluss.errors import (
+    ConfigError,
+    KvSnapshotNotExistError,
+    PartitionNotExistError,
+    TableNotExistError,
+    ZuflussError,
+)
 from zufluss.lake.base import (
     CommitterContext,
     LakeError,
@@ -45,11 +53,21 @@ from zufluss.lake.base import (
     catalog_properties,
 )
 from zufluss.model.lake import LakeSnapshot
-from zufluss.model.table import TableInfo
+from zufluss.model.table import TableBucket, TableInfo
 from zufluss.tiering import options as o
 from zufluss.tiering.committer import Recovered, TableCommitter, is_fenced, snapshot_properties
 from zufluss.tiering.runner import JobRunner
-from zufluss.tiering.splits import TableState, TieringPlan, known_offsets, pack, plan_splits
+from zufluss.tiering.splits import (
+    KvSnapshot,
+    TableState,
+    TieringPlan,
+    TieringSnapshotSplit,
+    asks_for_rows,
+    asks_for_snapshot,
+    known_offsets,
+    pack,
+    plan_splits,
+)
 from zufluss.tiering.tasks import BucketResult, TieringJob, cached_factory
 
 _log = structlog.get_logger("zufluss.tiering")
@@ -286,9 +304,37 @@ class Round:
         if any(offsets.get(bucket, 0) != end for bucket, end in ends.items()):
             begins = self._admin.list_all_offsets(self._path, "earliest")
         ends = {bucket: end for bucket, end in ends.items() if bucket in begins}
-        info = self._table_info()
-        keyed = info.has_primary_key
-        return TableState(self._path, keyed, partitions, known, ends, begins), info
+        keyed = first.has_primary_key
+        state = TableState(self._path, keyed, partitions, known, ends, begins)
+        state = replace(state, kv_snapshots=self._kv_snapshots(state))
+        return state, self._table_info()
+
+    def _kv_snapshots(self, state: TableState) -> dict[TableBucket, KvSnapshot]:
+        """The newest snapshots of the buckets for whose planning they matter."""
+        wanted = {bucket for bucket in state.ends if asks_for_snapshot(state, bucket)}
+        found: dict[TableBucket, KvSnapshot] = {}
+        for partition_id in {bucket.partition_id for bucket in wanted}:
+            name = None if partition_id is None else state.partitions[partition_id]
+            for each in self._latest_kv_snapshots(name):
+                if each.bucket in wanted:
+                    snapshot = KvSnapshot(each.snapshot_id, each.log_offset)
+                    found[each.bucket] = self._counted(state, each.bucket, snapshot)
+        return found
+
+    def _latest_kv_snapshots(self, partition: str | None) -> list[KvSnapshotInfo]:
+        try:
+            return self._admin.latest_kv_snapshots(self._path, partition)
+        except PartitionNotExistError:
+            raise self._dropped(str(partition)) from None
+
+    def _counted(self, state: TableState, bucket: TableBucket, snapshot: KvSnapshot) -> KvSnapshot:
+        if not asks_for_rows(state, bucket, snapshot):
+            return snapshot
+        try:
+            found = self._admin.kv_snapshot_metadata(bucket, snapshot.snapshot_id)
+        except KvSnapshotNotExistError:
+            return snapshot  # replaced in this moment; the changelog is whole
+        return snapshot._replace(row_count=found.row_count)
 
     def _factory(self, info: TableInfo) -> LakeTieringFactory[Any, Any]:
         format = info.property(t.TABLE_DATALAKE_FORMAT)
@@ -338,7 +384,7 @@ class Round:
             return RoundEndedError(f"{self._path}: {self._lease.reason}")
         try:
             self._table_info()
-            return self._partition_gone()
+            return self._partition_gone() or self._snapshot_gone()
         except RoundEndedError as gone:
             return gone
         except ZuflussError:
@@ -353,9 +399,27 @@ class Round:
         gone = [name for partition_id, name in planned.items() if partition_id not in there]
         if not gone:
             return None
+        return self._dropped(gone[0])
+
+    def _dropped(self, partition: str) -> RoundEndedError:
         return RoundEndedError(
-            f"{self._path}: partition {gone[0]} was dropped; the next round plans without it"
+            f"{self._path}: partition {partition} was dropped; the next round plans without it"
         )
+
+    def _snapshot_gone(self) -> RoundEndedError | None:
+        """A key-value snapshot that was planned with may be replaced by a newer one."""
+        splits = self._plan.splits if self._plan else ()
+        planned = [split for split in splits if isinstance(split, TieringSnapshotSplit)]
+        for partition in {split.partition for split in planned}:
+            kept = self._admin.list_kv_snapshots(self._path, partition)
+            there = {(each.bucket, each.snapshot_id) for each in kept}
+            for split in planned:
+                if split.partition == partition and (split.bucket, split.snapshot_id) not in there:
+                    return RoundEndedError(
+                        f"{self._path}, {split.bucket}: key-value snapshot {split.snapshot_id} is "
+                        "not kept any more; the next round plans with a newer one"
+                    )
+        return None
 
 
 class _Lake:

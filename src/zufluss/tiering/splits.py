@@ -10,9 +10,18 @@ bucket there is at most one split, and the splits of consecutive rounds join wit
 | | t = end | none |
 | | the log begins after t | log from its beginning, and a hole; with a primary key an error |
 | | the log ends before t | an error: records were lost |
-| nothing of it | a key-value snapshot is there | that snapshot |
-| | the log is whole, or the table has no primary key | log from its beginning |
-| | the changelog's beginning is gone | an error: rows would be missing |
+| nothing of it | the log is whole, or the table has no primary key | log from its beginning |
+| | the same, and a key-value snapshot is much shorter | that snapshot |
+| | the changelog's beginning is gone, a snapshot is there | that snapshot |
+| | the changelog's beginning is gone, and no snapshot | an error: rows would be missing |
+
+A snapshot is *much shorter* when it stands for at least `CHANGES_MIN` changes and has at most one
+row for `CHANGES_PER_ROW` of them: reading these changes only to fold them away would take several
+times as long. Otherwise the changelog is read, because only it knows the offset and the commit time
+of each row; rows of a snapshot have -1 for both, as in Fluss. The round after goes on with the
+changelog from the snapshot's offset. A snapshot is of use only where the lake has nothing of the
+bucket: it does not tell which rows of the lake were deleted meanwhile. It may be replaced by a
+newer one while the round runs; then the round ends and the next one plans anew.
 
 A log split takes at most so many records; what is left over comes in the next round.
 
@@ -37,6 +46,10 @@ SPLIT_COST: Final = 20_000
 TASK_COST_MIN: Final = 50_000
 """What a split costs beside its records, and what a task is started for; in records."""
 
+CHANGES_MIN: Final = 100_000
+CHANGES_PER_ROW: Final = 4
+"""When a snapshot is read although the changelog is whole; see above."""
+
 
 class KvSnapshot(NamedTuple):
     """The newest snapshot of a bucket's rows."""
@@ -45,6 +58,8 @@ class KvSnapshot(NamedTuple):
     """Its id."""
     log_offset: int
     """It has everything below this offset of the changelog."""
+    row_count: int | None = None
+    """Rows in it, None where that is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,8 +252,8 @@ def _plan_bucket(state: TableState, bucket: TableBucket, records_max: int) -> Ti
     begin, end = state.begins[bucket], state.ends[bucket]
     tiered = _tiered(state, bucket)
     snapshot = state.kv_snapshots.get(bucket)
-    if tiered is None and snapshot is not None:
-        return TieringSnapshotSplit(state.path, bucket, partition, *snapshot)
+    if tiered is None and snapshot is not None and _stands_for_changes(snapshot, begin):
+        return TieringSnapshotSplit(state.path, bucket, partition, *snapshot[:2])
     known = tiered or 0
     if known > end:
         raise LakeError(_too_short(state.path, bucket, known, end))
@@ -249,6 +264,26 @@ def _plan_bucket(state: TableState, bucket: TableBucket, records_max: int) -> Ti
         return None
     stop = min(end, start + records_max)
     return TieringLogSplit(state.path, bucket, partition, start, stop)
+
+
+def asks_for_snapshot(state: TableState, bucket: TableBucket) -> bool:
+    """Whether a key-value snapshot of a bucket could make a difference to planning."""
+    if not state.has_primary_key or _tiered(state, bucket) is not None:
+        return False
+    return state.begins[bucket] > 0 or state.ends[bucket] >= CHANGES_MIN
+
+
+def asks_for_rows(state: TableState, bucket: TableBucket, snapshot: KvSnapshot) -> bool:
+    """Whether the number of rows in it decides about a snapshot."""
+    return state.begins[bucket] == 0 and snapshot.log_offset >= CHANGES_MIN
+
+
+def _stands_for_changes(snapshot: KvSnapshot, begin: int) -> bool:
+    if begin > 0:
+        return snapshot.log_offset >= begin
+    if snapshot.row_count is None or snapshot.log_offset < CHANGES_MIN:
+        return False
+    return snapshot.row_count * CHANGES_PER_ROW <= snapshot.log_offset
 
 
 def _too_short(path: TablePath, bucket: TableBucket, tiered: int, end: int) -> str:
@@ -263,9 +298,10 @@ def _lost_changes(path: TablePath, bucket: TableBucket, tiered: int, begin: int)
     return (
         f"{path}, {bucket}: records {tiered} to {begin - 1} are neither in the lake nor in the log "
         "any more: table.log.ttl removed these changes while the table was not tiered, and rows "
-        "that they changed would be wrong in the lake for ever. A key-value snapshot could stand "
-        "for them, and this version has none to read. Restore the log; or set "
-        "table.datalake.enabled=false and leave the lake as it is; or drop and re-create the table"
+        "that they changed would be wrong in the lake for ever. A key-value snapshot stands for "
+        "them only where the lake has nothing of the bucket, and if there is one. Restore the log; "
+        "or set table.datalake.enabled=false and leave the lake as it is; or drop and re-create "
+        "the table"
     )
 
 

@@ -1,5 +1,7 @@
 """What runs inside Spark tasks: a range of a bucket is read and written to files of the lake.
 
+The range is read from the log, or a key-value snapshot stands for it (`splits.py`).
+
 Rows never pass through the JVM: a task gets the splits in its closure, reads Arrow batches from the
 cluster, hands them to the lake's writer and returns one small result per split. A Python worker is
 killed without a word when its task is cancelled, so nothing here relies on being told; files of
@@ -23,7 +25,7 @@ import pyarrow.compute as pc
 import zufluss
 from zufluss.errors import UnknownTableOrBucketError
 from zufluss.lake.base import LakeError, LakeTieringFactory, LakeWriter, WriterContext, lake_factory
-from zufluss.lake.fold import Folder
+from zufluss.lake.fold import Folder, inserted
 from zufluss.model.lake import OFFSET_COLUMN, SYSTEM_COLUMNS, TIMESTAMP_COLUMN
 from zufluss.model.table import TableBucket, TableInfo
 from zufluss.tiering.splits import TieringSnapshotSplit, TieringSplit
@@ -68,11 +70,11 @@ class BucketResult:
     bucket: TableBucket
     """Its bucket."""
     records: int
-    """Records read."""
+    """Records read; rows of a snapshot."""
     size: int
     """Their bytes in memory."""
     max_timestamp_ms: int | None
-    """The commit time of the newest one."""
+    """The commit time of the newest one; None where there are none, or it is not known."""
     write_result: bytes
     """The lake's own, through `write_result_serde`."""
 
@@ -151,18 +153,17 @@ def run_group(job: TieringJob, number: int) -> Iterator[BucketResult]:
 
 def run_split(job: TieringJob, split: TieringSplit, table: Table, attempt: str) -> BucketResult:
     """Tier one split."""
-    if isinstance(split, TieringSnapshotSplit):
-        raise LakeError(
-            f"{split.path}, {split.bucket}: key-value snapshot {split.snapshot_id} cannot be read "
-            "by this version of zufluss; use the version that the cluster runs"
-        )
     factory = cached_factory(job.format)
     writer = factory.create_writer(_writer_context(job, split, attempt))
     keyed = job.table.has_primary_key
     reading = _Reading(split, not keyed, split.starting_offset)
     try:
-        write = _write_changes if keyed else _write_log
-        write(job.table, table, writer, reading)
+        if isinstance(split, TieringSnapshotSplit):
+            _write_snapshot(job.table, table, writer, reading, split)
+        elif keyed:
+            _write_changes(job.table, table, writer, reading)
+        else:
+            _write_log(job.table, table, writer, reading)
         result = writer.complete()
     except BaseException:
         writer.abort()
@@ -204,6 +205,25 @@ def _write_changes(
             folder.add(batch)
         reading.check_end(_position(scanner, reading.split))
     folded = folder.finish()
+    writer.apply(folded.upserts, folded.deletes)
+
+
+def _write_snapshot(
+    info: TableInfo,
+    table: Table,
+    writer: LakeWriter[Any],
+    reading: _Reading,
+    split: TieringSnapshotSplit,
+) -> None:
+    """The rows as inserts; what the snapshot has below its offset is what the changelog left."""
+    with table.kv_snapshot(split.bucket, split.snapshot_id, info.schema.names) as rows:
+        if rows.log_offset != split.log_offset_of_snapshot:
+            raise LakeError(
+                f"{split.path}, {split.bucket}: key-value snapshot {split.snapshot_id} ends at "
+                f"offset {rows.log_offset}, planned was {split.log_offset_of_snapshot}"
+            )
+        folded = inserted(info, split.bucket.bucket_id, list(rows))
+    reading.records, reading.size = folded.changes, folded.upserts.nbytes
     writer.apply(folded.upserts, folded.deletes)
 
 

@@ -95,6 +95,8 @@ class FetchedBucket(NamedTuple):
     """Whole batches, in any number of buffers; None leaves the field out."""
     filtered_end_offset: int | None = None
     """Where to go on when every batch was pruned."""
+    remote: bytes | None = None
+    """A PbRemoteLogFetchInfo, instead of records."""
 
 
 class FetchedTable(NamedTuple):
@@ -293,7 +295,7 @@ def fetch_response(tables: Iterable[FetchedTable]) -> tuple[list[Buffer], int]:
 
 def _fetched_head(bucket: FetchedBucket) -> tuple[bytes, int]:
     """A bucket of a fetch answer up to its records, which come last, and their size."""
-    partition_id, bucket_id, code, message, watermark, start, records, filtered_end = bucket
+    partition_id, bucket_id, code, message, watermark, start, records, filtered_end, remote = bucket
     entry = b"\x10" + _encoded[bucket_id]
     if partition_id is not None:
         entry += b"\x08" + _encoded[partition_id]
@@ -305,8 +307,10 @@ def _fetched_head(bucket: FetchedBucket) -> tuple[bytes, int]:
         entry += b"\x30" + _encoded[start]
     if filtered_end is not None:
         entry += b"\x48" + _encoded[filtered_end]
+    if remote is not None:
+        entry += b"\x3a" + varint(len(remote)) + remote
     if records is None:
-        return b"\x12" + _encoded[len(entry)] + entry, 0
+        return b"\x12" + varint(len(entry)) + entry, 0
     payload = sum(map(len, records))
     entry += b"\x42" + varint(payload)
     return b"\x12" + varint(len(entry) + payload) + entry, payload

@@ -59,6 +59,11 @@ class Ids:
         """How many there are."""
         return sum(end - start for start, end in tuple(self._ranges))
 
+    @property
+    def ranges(self) -> tuple[tuple[int, int], ...]:
+        """What there is: firsts, and ones after the last."""
+        return tuple(self._ranges)
+
     def add(self, start: int, end: int) -> None:
         """Add the numbers from `start` to before `end`. From any thread."""
         self._ranges.append((start, end))

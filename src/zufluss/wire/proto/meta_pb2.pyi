@@ -1152,6 +1152,7 @@ class PbTableMetadata(_message.Message):
     REMOTE_DATA_DIR_FIELD_NUMBER: _builtins.int
     BUCKET_COUNT_EPOCH_FIELD_NUMBER: _builtins.int
     SCHEMAS_FIELD_NUMBER: _builtins.int
+    REMOTE_LOCATION_FIELD_NUMBER: _builtins.int
     table_id: _builtins.int
     schema_id: _builtins.int
     table_json: _builtins.bytes
@@ -1161,6 +1162,8 @@ class PbTableMetadata(_message.Message):
     remote_data_dir: _builtins.str
     bucket_count_epoch: _builtins.int
     """sent by newer peers; may be absent"""
+    remote_location: _builtins.int
+    """ours, between servers: the id of its remote location"""
     @_builtins.property
     def table_path(self) -> _common_pb2.PbTablePath: ...
     @_builtins.property
@@ -1184,10 +1187,11 @@ class PbTableMetadata(_message.Message):
         remote_data_dir: _builtins.str | None = ...,
         bucket_count_epoch: _builtins.int | None = ...,
         schemas: _abc.Iterable[Global___PbTableSchema] | None = ...,
+        remote_location: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["bucket_count_epoch", b"bucket_count_epoch", "created_time", b"created_time", "modified_time", b"modified_time", "remote_data_dir", b"remote_data_dir", "schema_id", b"schema_id", "table_id", b"table_id", "table_json", b"table_json", "table_path", b"table_path"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["bucket_count_epoch", b"bucket_count_epoch", "created_time", b"created_time", "modified_time", b"modified_time", "remote_data_dir", b"remote_data_dir", "remote_location", b"remote_location", "schema_id", b"schema_id", "table_id", b"table_id", "table_json", b"table_json", "table_path", b"table_path"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket_count_epoch", b"bucket_count_epoch", "bucket_metadata", b"bucket_metadata", "created_time", b"created_time", "modified_time", b"modified_time", "remote_data_dir", b"remote_data_dir", "schema_id", b"schema_id", "schemas", b"schemas", "table_id", b"table_id", "table_json", b"table_json", "table_path", b"table_path"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket_count_epoch", b"bucket_count_epoch", "bucket_metadata", b"bucket_metadata", "created_time", b"created_time", "modified_time", b"modified_time", "remote_data_dir", b"remote_data_dir", "remote_location", b"remote_location", "schema_id", b"schema_id", "schemas", b"schemas", "table_id", b"table_id", "table_json", b"table_json", "table_path", b"table_path"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1230,12 +1234,15 @@ class PbPartitionMetadata(_message.Message):
     BUCKET_COUNT_FIELD_NUMBER: _builtins.int
     CREATED_TIME_FIELD_NUMBER: _builtins.int
     PARTITION_SPEC_FIELD_NUMBER: _builtins.int
+    REMOTE_LOCATION_FIELD_NUMBER: _builtins.int
     table_id: _builtins.int
     partition_name: _builtins.str
     partition_id: _builtins.int
     bucket_count: _builtins.int
     """sent by newer peers; may be absent"""
     created_time: _builtins.int
+    """ours, between servers"""
+    remote_location: _builtins.int
     """ours, between servers"""
     @_builtins.property
     def bucket_metadata(self) -> _containers.RepeatedCompositeFieldContainer[Global___PbBucketMetadata]: ...
@@ -1253,10 +1260,11 @@ class PbPartitionMetadata(_message.Message):
         bucket_count: _builtins.int | None = ...,
         created_time: _builtins.int | None = ...,
         partition_spec: Global___PbPartitionSpec | None = ...,
+        remote_location: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["bucket_count", b"bucket_count", "created_time", b"created_time", "partition_id", b"partition_id", "partition_name", b"partition_name", "partition_spec", b"partition_spec", "table_id", b"table_id"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["bucket_count", b"bucket_count", "created_time", b"created_time", "partition_id", b"partition_id", "partition_name", b"partition_name", "partition_spec", b"partition_spec", "remote_location", b"remote_location", "table_id", b"table_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket_count", b"bucket_count", "bucket_metadata", b"bucket_metadata", "created_time", b"created_time", "partition_id", b"partition_id", "partition_name", b"partition_name", "partition_spec", b"partition_spec", "table_id", b"table_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket_count", b"bucket_count", "bucket_metadata", b"bucket_metadata", "created_time", b"created_time", "partition_id", b"partition_id", "partition_name", b"partition_name", "partition_spec", b"partition_spec", "remote_location", b"remote_location", "table_id", b"table_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

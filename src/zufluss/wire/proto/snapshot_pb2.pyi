@@ -189,7 +189,10 @@ class GetKvSnapshotMetadataResponse(_message.Message):
 
     LOG_OFFSET_FIELD_NUMBER: _builtins.int
     SNAPSHOT_FILES_FIELD_NUMBER: _builtins.int
+    ROW_COUNT_FIELD_NUMBER: _builtins.int
     log_offset: _builtins.int
+    row_count: _builtins.int
+    """ours: rows in it, where they are counted"""
     @_builtins.property
     def snapshot_files(self) -> _containers.RepeatedCompositeFieldContainer[Global___PbRemotePathAndLocalFile]: ...
     def __init__(
@@ -197,10 +200,11 @@ class GetKvSnapshotMetadataResponse(_message.Message):
         *,
         log_offset: _builtins.int | None = ...,
         snapshot_files: _abc.Iterable[Global___PbRemotePathAndLocalFile] | None = ...,
+        row_count: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["log_offset", b"log_offset"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["log_offset", b"log_offset", "row_count", b"row_count"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["log_offset", b"log_offset", "snapshot_files", b"snapshot_files"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["log_offset", b"log_offset", "row_count", b"row_count", "snapshot_files", b"snapshot_files"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

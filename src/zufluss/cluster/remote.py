@@ -1,0 +1,201 @@
+"""What tablet servers and the coordinator tell each other about a bucket's remote files.
+
+Tablet servers write the files, the coordinator knows which ones count. `RemoteGateway` is the
+coordinator as a tablet server sees it for that: in one process the coordinator's own object, apart
+`tablet/link.py`, which puts the same calls on the wire.
+
+| call | on the wire | when |
+|---|---|---|
+| bucket_remotes | GET_BUCKET_REMOTES (30005) | a server takes buckets over, or does not know how a commit ended |
+| commit_manifest | COMMIT_REMOTE_LOG_MANIFEST (1027) | segments were uploaded or expired, their manifest is written |
+| commit_snapshot | COMMIT_KV_SNAPSHOT (1022) | a key-value snapshot is uploaded, its `_METADATA` last |
+"""  # noqa: E501 - a table row does not wrap
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from zufluss.cluster import codec
+from zufluss.model.table import TableBucket
+from zufluss.remote.files import Usage
+from zufluss.remote.layout import METADATA_NAME
+from zufluss.remote.locations import AdminState, Location, Locations
+from zufluss.remote.snapshot import KvSnapshot
+from zufluss.wire import messages as m
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestCommit:
+    """A manifest that is written and shall count from now on."""
+
+    bucket: TableBucket
+    """Whose log it describes."""
+    leader_epoch: int
+    """Of the leader that wrote it; refused when there is a later one."""
+    manifest_location: int
+    """Where the manifest lies."""
+    manifest_path: str
+    """Its path below the root of that location."""
+    start_offset: int
+    """The first offset in remote storage; the same as the end where nothing is left."""
+    end_offset: int
+    """The offset after the last one."""
+    usage: Mapping[int, Usage] = field(default_factory=dict)
+    """Files and bytes that the manifest refers to, by location; itself not among them."""
+    base_manifest_path: str | None = None
+    """The manifest it was made from, None where there was none; refused when that is past."""
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotHandle:
+    """A key-value snapshot that is retained."""
+
+    snapshot_id: int
+    """Its number, per bucket."""
+    log_offset: int
+    """It has everything below this offset of the changelog."""
+    metadata_location: int
+    """Where its `_METADATA` lies."""
+    metadata_path: str
+    """Its path below the root of that location."""
+
+
+@dataclass(frozen=True, slots=True)
+class BucketRemote:
+    """What a bucket has in remote storage, as the coordinator knows it."""
+
+    bucket: TableBucket
+    """The bucket."""
+    manifest_location: int | None = None
+    """Where the manifest of its log lies; None where there is none."""
+    manifest_path: str | None = None
+    """Its path below the root of that location; None where there is none."""
+    remote_start_offset: int | None = None
+    """The first offset of its log in remote storage; None without a manifest."""
+    remote_end_offset: int | None = None
+    """The offset after the last one there; None without a manifest."""
+    next_snapshot_id: int = 0
+    """The number of its next key-value snapshot."""
+    snapshots: tuple[SnapshotHandle, ...] = ()
+    """Those that are retained, oldest first."""
+
+
+class RemoteGateway(Protocol):
+    """The coordinator, told by a tablet server what it has in remote storage."""
+
+    async def bucket_remotes(
+        self, buckets: Sequence[TableBucket]
+    ) -> dict[TableBucket, BucketRemote]:
+        """What these buckets have; those that have nothing, and never had, are not in it."""
+        ...
+
+    async def commit_manifest(self, commit: ManifestCommit) -> bool:
+        """Make a manifest count; False when its leader or its base is past: nothing changed."""
+        ...
+
+    async def commit_snapshot(self, metadata: bytes, leader_epoch: int) -> None:
+        """Make a snapshot count, given as the bytes of its `_METADATA` (see `metadata_file`)."""
+        ...
+
+
+def home(locations: Locations, location_id: int | None) -> Location:
+    """The location of a table or partition.
+
+    The first one if the table is older than locations, or if its own was retired.
+    """
+    found = locations.first if location_id is None else locations.get(location_id)
+    return locations.first if found.state is AdminState.RETIRED else found
+
+
+def metadata_file(snapshot: KvSnapshot) -> tuple[int, str]:
+    """Location and path of a snapshot's `_METADATA`: it always lies with its private files."""
+    beside = snapshot.private[0].file
+    return beside.location_id, f"{beside.path.rpartition('/')[0]}/{METADATA_NAME}"
+
+
+# -- on the wire ------------------------------------------------------------------------------
+
+
+def commit_to_proto(
+    commit: ManifestCommit, coordinator_epoch: int
+) -> m.CommitRemoteLogManifestRequest:
+    """A manifest's commit as it travels."""
+    bucket = commit.bucket
+    return m.CommitRemoteLogManifestRequest(
+        table_id=bucket.table_id,
+        partition_id=bucket.partition_id,
+        bucket_id=bucket.bucket_id,
+        remote_log_manifest_path=commit.manifest_path,
+        remote_log_start_offset=commit.start_offset,
+        remote_log_end_offset=commit.end_offset,
+        coordinator_epoch=coordinator_epoch,
+        bucket_leader_epoch=commit.leader_epoch,
+        manifest_location=commit.manifest_location,
+        usage=[
+            m.PbLocationUsage(location_id=i, files=used.files, bytes=used.bytes)
+            for i, used in commit.usage.items()
+        ],
+        base_manifest_path=commit.base_manifest_path,
+    )
+
+
+def commit_from_proto(message: m.CommitRemoteLogManifestRequest) -> ManifestCommit:
+    """A manifest's commit as it arrived."""
+    partition_id = message.partition_id if message.HasField("partition_id") else None
+    base = message.base_manifest_path if message.HasField("base_manifest_path") else None
+    return ManifestCommit(
+        TableBucket(message.table_id, partition_id, message.bucket_id),
+        message.bucket_leader_epoch,
+        message.manifest_location,
+        message.remote_log_manifest_path,
+        message.remote_log_start_offset,
+        message.remote_log_end_offset,
+        {used.location_id: Usage(used.files, used.bytes) for used in message.usage},
+        base,
+    )
+
+
+def remote_to_proto(remote: BucketRemote) -> m.PbBucketRemote:
+    """What a bucket has, as it travels."""
+    return m.PbBucketRemote(
+        bucket=codec.bucket_to_proto(remote.bucket),
+        manifest_location=remote.manifest_location,
+        manifest_path=remote.manifest_path,
+        remote_start_offset=remote.remote_start_offset,
+        remote_end_offset=remote.remote_end_offset,
+        next_snapshot_id=remote.next_snapshot_id,
+        snapshots=map(snapshot_to_proto, remote.snapshots),
+    )
+
+
+def remote_from_proto(message: m.PbBucketRemote) -> BucketRemote:
+    """What a bucket has, as it arrived."""
+    there = message.HasField("manifest_path")
+    return BucketRemote(
+        codec.bucket_from_proto(message.bucket),
+        message.manifest_location if there else None,
+        message.manifest_path if there else None,
+        message.remote_start_offset if there else None,
+        message.remote_end_offset if there else None,
+        message.next_snapshot_id,
+        tuple(map(snapshot_from_proto, message.snapshots)),
+    )
+
+
+def snapshot_to_proto(handle: SnapshotHandle) -> m.PbSnapshotHandle:
+    """A retained snapshot as it travels."""
+    return m.PbSnapshotHandle(
+        snapshot_id=handle.snapshot_id,
+        log_offset=handle.log_offset,
+        metadata_location=handle.metadata_location,
+        metadata_path=handle.metadata_path,
+    )
+
+
+def snapshot_from_proto(message: m.PbSnapshotHandle) -> SnapshotHandle:
+    """A retained snapshot as it arrived."""
+    return SnapshotHandle(
+        message.snapshot_id, message.log_offset, message.metadata_location, message.metadata_path
+    )

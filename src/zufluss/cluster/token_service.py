@@ -1,0 +1,161 @@
+"""GET_FILESYSTEM_SECURITY_TOKEN: what a client reads remote files with, in either role.
+
+Clients of Fluss ask for nothing in particular and get one token, that of the first location. Ours
+name tables and get a list, one entry for each file system, or for each prefix where tokens can be
+limited to prefixes (`remote/tokens.py`).
+
+| file system | tables named | none named |
+|---|---|---|
+| limits tokens | the directories of these tables | whole locations to who may read all tables, else the directories of what they may read |
+| does not | one for the file system, only to who may read all tables | the same |
+| needs none | an empty token for everybody | the same |
+
+So nobody gets a token that opens a table they may not read. A file system whose token service does
+not answer is left out of the list, since the others can be read without it; only who asks for no
+table, an old client, needs the first one and gets the error.
+"""  # noqa: E501 - a table row does not wrap
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import structlog
+
+from zufluss.cluster import codec
+from zufluss.cluster.image import ClusterImage
+from zufluss.errors import AuthorizationError, ZuflussError
+from zufluss.model.table import TablePath
+from zufluss.remote.layout import KV, LAKE, LOG, table_directory
+from zufluss.remote.locations import Locations
+from zufluss.remote.sts import SecurityTokenError
+from zufluss.remote.tokens import FileSystemToken, Tokens
+from zufluss.remote.uri import LocationUri, parse_location
+from zufluss.wire import messages as m
+from zufluss.wire.api import ApiKey
+
+if TYPE_CHECKING:
+    from zufluss.net.services import RequestContext, Services
+
+log = structlog.get_logger(__name__)
+
+MayRead = Callable[[str | None, TablePath], bool]
+"""Whether a principal may read a table; None is who came in without authentication."""
+
+
+def everybody(principal: str | None, path: TablePath) -> bool:
+    """Who got in may read everything."""
+    return True
+
+
+class TokenService:
+    """The handler of file system tokens."""
+
+    def __init__(
+        self,
+        image: ClusterImage,
+        locations: Callable[[], Locations],
+        tokens: Tokens,
+        may_read: MayRead = everybody,
+    ) -> None:
+        """`locations` is the registry as it is now, addresses resolved."""
+        self._image = image
+        self._locations = locations
+        self._tokens = tokens
+        self._may_read = may_read
+
+    def register(self, services: Services) -> None:
+        """Attach the handler to its API key."""
+        services.register(ApiKey.GET_FILESYSTEM_SECURITY_TOKEN, self.get_security_token)
+
+    async def get_security_token(
+        self, request: m.GetFileSystemSecurityTokenRequest, ctx: RequestContext
+    ) -> m.GetFileSystemSecurityTokenResponse:
+        """GET_FILESYSTEM_SECURITY_TOKEN (1025)."""
+        named = {codec.physical_path_from_proto(path).path: None for path in request.tables}
+        for path in named:
+            self._check(ctx.principal, path)
+        systems: dict[str, list[LocationUri]] = {}
+        for location in self._locations().live:
+            root = parse_location(location.uri, str(location))
+            systems.setdefault(root.fs_key, []).append(root)
+        found: list[FileSystemToken] = []
+        failures: dict[str, ZuflussError] = {}
+        for key, roots in systems.items():
+            try:
+                found += await self._of_file_system(roots, list(named), ctx.principal)
+            except (SecurityTokenError, AuthorizationError) as e:
+                log.warning("no_token", file_system=key, error=str(e))
+                failures[key] = e
+        first = next(iter(systems))
+        if first in failures and not (named and found):
+            raise failures[first]
+        return _response(first, found)
+
+    def _check(self, principal: str | None, path: TablePath) -> None:
+        self._image.table(path)
+        if not self._may_read(principal, path):
+            raise AuthorizationError(f"{principal or 'an unknown user'} may not read table {path}")
+
+    async def _of_file_system(
+        self, roots: list[LocationUri], named: Sequence[TablePath], principal: str | None
+    ) -> list[FileSystemToken]:
+        """The tokens of one file system, whose locations are `roots`."""
+        scoped, all_tables = self._tokens.is_scoped(roots[0]), self._reads_all(principal)
+        if scoped and (named or not all_tables):
+            tables = named or self._readable(principal)
+            return await self._tokens.token(roots[0], self._directories(roots, tables))
+        if self._tokens.is_secret(roots[0]) and not all_tables:
+            raise AuthorizationError(
+                f"{principal or 'an unknown user'} may not read every table, and tokens of "
+                f"{roots[0].fs_key} open all of them; set s3.assumed.role.arn to limit them"
+            )
+        return await self._tokens.token(roots[0], [root.text for root in roots])
+
+    def _readable(self, principal: str | None) -> list[TablePath]:
+        return [
+            entry.info.path
+            for entry in self._image.tables()
+            if self._may_read(principal, entry.info.path)
+        ]
+
+    def _reads_all(self, principal: str | None) -> bool:
+        return all(self._may_read(principal, entry.info.path) for entry in self._image.tables())
+
+    def _directories(self, roots: Iterable[LocationUri], tables: Sequence[TablePath]) -> list[str]:
+        """Everything of some tables in some locations."""
+        ids = {path: self._image.table(path).info.table_id for path in tables}
+        return [
+            f"{root.text}/{table_directory(kind, path, table_id)}"
+            for root in roots
+            for path, table_id in ids.items()
+            for kind in (LOG, KV, LAKE)
+        ]
+
+
+def _response(first: str, found: Sequence[FileSystemToken]) -> m.GetFileSystemSecurityTokenResponse:
+    """The list, and for those who read one token only the one of the first file system."""
+    classic = next((x for x in found if f"{x.prefix}/".startswith(f"{first}/")), None)
+    if classic is None:
+        classic = FileSystemToken(first, first.partition(":")[0])
+    return m.GetFileSystemSecurityTokenResponse(
+        schema=classic.schema,
+        token=classic.token,
+        expiration_time=classic.expires_ms,
+        addition_info=_pairs(classic),
+        tokens=[
+            m.PbFileSystemToken(
+                prefix=token.prefix,
+                schema=token.schema,
+                token=token.token,
+                expiration_time=token.expires_ms,
+                addition_info=_pairs(token),
+                path_scoped=token.path_scoped,
+            )
+            for token in found
+        ],
+    )
+
+
+def _pairs(token: FileSystemToken) -> list[m.PbKeyValue]:
+    return [m.PbKeyValue(key=key, value=value) for key, value in token.info.items()]

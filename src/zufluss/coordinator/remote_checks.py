@@ -1,0 +1,59 @@
+"""What must hold of every file that a tablet server reports, because we delete by these names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from zufluss.cluster.image import ClusterImage
+from zufluss.errors import ConfigError, ErrorCode, UnknownTableOrBucketError, error
+from zufluss.model.table import PhysicalTablePath, TableBucket
+from zufluss.remote import layout
+from zufluss.remote.layout import RemoteName
+from zufluss.remote.locations import AdminState
+from zufluss.remote.storage import RemoteStorage
+
+
+def check_name(image: ClusterImage, kind: str, bucket: TableBucket, path: str) -> RemoteName:
+    """What a file's path means; `ConfigError` unless it lies in the directory of this bucket."""
+    directory = bucket_directory(image, kind, bucket)
+    name = layout.parse(path)
+    if name is None or not path.startswith(f"{directory}/"):
+        raise ConfigError(f"{path!r:.300} is no file of {bucket}; its files lie in {directory}")
+    return name
+
+
+def bucket_directory(image: ClusterImage, kind: str, bucket: TableBucket) -> str:
+    """Where the files of a bucket lie in each location."""
+    table = image.table_by_id(bucket.table_id)
+    partition_id = bucket.partition_id
+    partition = None if partition_id is None else image.partition_by_id(partition_id)
+    if table is None or image.leader(bucket) is None:
+        raise gone(bucket)
+    path = PhysicalTablePath(*table.info.path, None if partition is None else partition.name)
+    return layout.bucket_directory(kind, path, bucket)
+
+
+def gone(bucket: TableBucket) -> UnknownTableOrBucketError:
+    """The error for a bucket that there is not."""
+    return UnknownTableOrBucketError(f"{bucket} does not exist, or not any more")
+
+
+def check_locations(storage: RemoteStorage, location_ids: Iterable[int]) -> None:
+    """Refuse files in locations that there are not, or that were retired meanwhile."""
+    for location_id in set(location_ids):
+        location = storage.locations.get(location_id)
+        if location.state is AdminState.RETIRED:
+            raise error(
+                ErrorCode.STORAGE_EXCEPTION,
+                f"location {location} was retired; upload its files to another one",
+            )
+
+
+def check_epoch(given: int, current: int) -> None:
+    """Refuse the report of a server that speaks with another coordinator than it thinks."""
+    if given != current:
+        raise error(
+            ErrorCode.INVALID_COORDINATOR_EXCEPTION,
+            f"the report belongs to coordinator epoch {given}, this coordinator has {current}; "
+            f"register again",
+        )

@@ -1,0 +1,106 @@
+"""Everything the coordinator has to do with remote files, put together.
+
+| part | what |
+|---|---|
+| `bucket_remotes.py` | which documents of a bucket count, durable |
+| `remote_log.py` | commits of manifests |
+| `kv_snapshots.py` | commits of key-value snapshots, retention |
+| `cleaner.py` | files of dropped tables and partitions |
+| `sweep.py` | files that nothing refers to |
+| `remote_service.py` | the handlers |
+
+In one process with both roles this is the tablet server's `RemoteGateway`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from zufluss.cluster.remote import BucketRemote, ManifestCommit
+from zufluss.config import options
+from zufluss.config.load import Configuration
+from zufluss.coordinator.bucket_remotes import BucketRemotes
+from zufluss.coordinator.catalog import Catalog
+from zufluss.coordinator.cleaner import Cleaner
+from zufluss.coordinator.kv_snapshots import KvSnapshots
+from zufluss.coordinator.remote_log import RemoteLogs
+from zufluss.coordinator.remote_service import RemoteService
+from zufluss.coordinator.sweep import Sweep
+from zufluss.coordinator.tablets import Tablets
+from zufluss.meta.api import MetaStore
+from zufluss.model.table import TableBucket
+from zufluss.remote.storage import RemoteStorage
+
+if TYPE_CHECKING:
+    from zufluss.net.services import Services
+
+
+class RemoteFiles:
+    """Remote logs and snapshots of all buckets, and the end of what is no longer needed."""
+
+    def __init__(
+        self,
+        conf: Configuration,
+        store: MetaStore,
+        catalog: Catalog,
+        tablets: Tablets,
+        remotes: BucketRemotes,
+        storage: RemoteStorage,
+        clock_ms: Callable[[], int],
+        reach: Callable[[str], None],
+    ) -> None:
+        self.remotes = remotes
+        self.logs = RemoteLogs(remotes, storage)
+        self.snapshots = KvSnapshots(
+            remotes, storage, tablets, conf.get(options.KV_SNAPSHOT_NUM_RETAINED), reach
+        )
+        self.cleaner = Cleaner(store, catalog, storage, reach)
+        self.sweep = Sweep(
+            store,
+            remotes,
+            self.snapshots,
+            storage,
+            clock_ms,
+            reach,
+            interval_ms=conf.get(options.ZUFLUSS_REMOTE_SWEEP_INTERVAL),
+            grace_ms=conf.get(options.ZUFLUSS_REMOTE_SWEEP_GRACE),
+        )
+        self._storage = storage
+
+    async def start(self) -> None:
+        """Go on with what was begun before, and sweep from now on."""
+        self.snapshots.start()
+        await self.cleaner.start()
+        self.sweep.start()
+
+    async def stop(self) -> None:
+        """Stop deleting; the next start goes on."""
+        await self.sweep.stop()
+        await self.cleaner.stop()
+        await self.snapshots.stop()
+        await self.remotes.settle()
+
+    def register(self, services: Services) -> None:
+        """Attach every handler."""
+        RemoteService(self.remotes, self.logs, self.snapshots, self._storage).register(services)
+
+    def server_joined(self, server_id: int) -> None:
+        """Tell a tablet server what it has to know."""
+        self.snapshots.server_joined(server_id)
+
+    # RemoteGateway
+
+    async def bucket_remotes(
+        self, buckets: Sequence[TableBucket]
+    ) -> dict[TableBucket, BucketRemote]:
+        """What these buckets have; those that have nothing, and never had, are not in it."""
+        return await self.remotes.bucket_remotes(buckets)
+
+    async def commit_manifest(self, commit: ManifestCommit) -> bool:
+        """Make a manifest count; False when its leader or its base is past: nothing changed."""
+        return await self.logs.commit(commit)
+
+    async def commit_snapshot(self, metadata: bytes, leader_epoch: int) -> None:
+        """Make a snapshot count, given as the bytes of its `_METADATA`."""
+        await self.snapshots.commit(metadata, leader_epoch)

@@ -1,0 +1,72 @@
+"""What can go wrong with an object, in kinds that a caller treats differently.
+
+Only `LocationUnavailableError` says something about the location: it counts for its health, and an
+upload goes elsewhere. A missing or forbidden object is an answer of a location that works.
+"""
+
+from __future__ import annotations
+
+from zufluss.errors import ErrorCode, ZuflussError
+
+
+class RemoteStorageError(ZuflussError):
+    """A request to remote storage failed; trying again does not help unless a subclass says so."""
+
+    code = ErrorCode.STORAGE_EXCEPTION
+
+    def __init__(self, uri: str, path: str, reason: str) -> None:
+        super().__init__(f"{uri}/{path}: {reason}" if path else f"{uri}: {reason}")
+        self.uri = uri
+        self.path = path
+
+    @property
+    def retriable(self) -> bool:
+        """The same request may succeed later."""
+        return False
+
+
+class LocationUnavailableError(RemoteStorageError):
+    """The location did not answer, or answered that it cannot at present."""
+
+    def __init__(self, uri: str, path: str, reason: str, *, throttled: bool = False) -> None:
+        super().__init__(uri, path, reason)
+        self.throttled = throttled
+        """It asked for fewer requests (429, 503)."""
+
+    @property
+    def retriable(self) -> bool:
+        """The same request may succeed later."""
+        return True
+
+
+class NotOursError(LocationUnavailableError):
+    """The location has no marker of this cluster that can be read: nobody writes or deletes there.
+
+    It is down until it has one.
+    """
+
+
+class ForeignLocationError(NotOursError):
+    """The location belongs to another cluster."""
+
+
+class ObjectMissingError(RemoteStorageError, LookupError):
+    """The location has no such object."""
+
+
+class ObjectForbiddenError(RemoteStorageError):
+    """The location refused the credentials, or they do not reach this object."""
+
+
+class ObjectExistsError(RemoteStorageError):
+    """An object was to be created, and another one has its name."""
+
+
+class ObjectCorruptError(RemoteStorageError, ValueError):
+    """The object has not the bytes that were written: its size or checksum differ."""
+
+
+def check_limit(uri: str, path: str, size: int, limit: int) -> None:
+    """Refuse an object that is larger than its reader allows."""
+    if size > limit:
+        raise RemoteStorageError(uri, path, f"it has {size} bytes; at most {limit} are read")

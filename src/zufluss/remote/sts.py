@@ -1,0 +1,133 @@
+"""Short-lived S3 credentials from a token service (STS), with the standard library alone.
+
+Two of its actions are used, both as a signed POST of a form:
+
+| action | who calls it | what the credentials open |
+|---|---|---|
+| `AssumeRole` with a policy | where a role for readers is configured | what the policy says |
+| `GetSessionToken` | where only the server's own keys are | what the server may do |
+
+The signature is AWS's version 4: a chain of HMAC-SHA256 from the secret over date, region and
+service, applied to a digest of the request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from html import unescape
+from typing import Final
+from urllib.parse import urlencode, urlsplit
+
+from zufluss.errors import ErrorCode, ZuflussError
+
+VERSION: Final = "2011-06-15"
+ANSWER_BYTES_MAX: Final = 1 << 20
+_ALGORITHM: Final = "AWS4-HMAC-SHA256"
+_FORM: Final = "application/x-www-form-urlencoded; charset=utf-8"
+
+
+class SecurityTokenError(ZuflussError):
+    """No credentials for clients could be made."""
+
+    code = ErrorCode.SECURITY_TOKEN_EXCEPTION
+
+
+@dataclass(frozen=True, slots=True)
+class AwsKeys:
+    """Credentials that sign requests."""
+
+    access_key: str
+    secret_key: str = field(repr=False)
+    session_token: str | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """Credentials that end."""
+
+    keys: AwsKeys
+    expires_ms: int
+    """Epoch milliseconds."""
+
+
+async def call(
+    endpoint: str, region: str, keys: AwsKeys, form: Mapping[str, str], timeout_ms: int
+) -> Session:
+    """Ask a token service; `form` is an action with its parameters."""
+    return await asyncio.to_thread(_call, endpoint, region, keys, form, timeout_ms / 1000)
+
+
+def _call(
+    endpoint: str, region: str, keys: AwsKeys, form: Mapping[str, str], seconds: float
+) -> Session:
+    body = urlencode({**form, "Version": VERSION}).encode()
+    headers = signed_headers(endpoint, region, keys, body, datetime.now(UTC))
+    request = urllib.request.Request(endpoint, body, dict(headers), method="POST")
+    action = form["Action"]
+    try:
+        with urllib.request.urlopen(request, timeout=seconds) as answer:
+            return session_of(answer.read(ANSWER_BYTES_MAX).decode("utf-8", "replace"))
+    except urllib.error.HTTPError as e:
+        text = e.read(ANSWER_BYTES_MAX).decode("utf-8", "replace")
+        reason = f"{e.code} {_element(text, 'Code')} {_element(text, 'Message')}".strip()
+        raise SecurityTokenError(
+            f"the token service {endpoint} refused {action}: {reason:.300}"
+        ) from None
+    except (OSError, ValueError, http.client.HTTPException) as e:
+        raise SecurityTokenError(
+            f"the token service {endpoint} did not answer {action}: {e}; check "
+            "s3.assumed.role.sts.endpoint and s3.endpoint"
+        ) from None
+
+
+def session_of(answer: str) -> Session:
+    """The credentials in an answer; ValueError if it has none."""
+    expires = datetime.fromisoformat(_element(answer, "Expiration").replace("Z", "+00:00"))
+    keys = AwsKeys(
+        _element(answer, "AccessKeyId"),
+        _element(answer, "SecretAccessKey"),
+        _element(answer, "SessionToken"),
+    )
+    if not keys.access_key or not keys.secret_key:
+        raise ValueError("the answer has no credentials")
+    return Session(keys, int(expires.timestamp() * 1000))
+
+
+def _element(answer: str, name: str) -> str:
+    found = re.search(rf"<{name}>([^<]*)</{name}>", answer)
+    return unescape(found[1]).strip() if found else ""
+
+
+def signed_headers(
+    endpoint: str, region: str, keys: AwsKeys, body: bytes, now: datetime
+) -> dict[str, str]:
+    """The headers of a POST to the root of `endpoint`, signature included."""
+    parts = urlsplit(endpoint)
+    stamp, day = now.strftime("%Y%m%dT%H%M%SZ"), now.strftime("%Y%m%d")
+    headers = {"content-type": _FORM, "host": parts.netloc, "x-amz-date": stamp}
+    if keys.session_token:
+        headers["x-amz-security-token"] = keys.session_token
+    names = ";".join(headers)
+    lines = "".join(f"{name}:{value}\n" for name, value in headers.items())
+    request = f"POST\n{parts.path or '/'}\n\n{lines}\n{names}\n{_digest(body)}"
+    scope = f"{day}/{region}/sts/aws4_request"
+    to_sign = f"{_ALGORITHM}\n{stamp}\n{scope}\n{_digest(request.encode())}"
+    key = f"AWS4{keys.secret_key}".encode()
+    for step in scope.split("/"):
+        key = hmac.digest(key, step.encode(), "sha256")
+    signature = hmac.digest(key, to_sign.encode(), "sha256").hex()
+    headers["authorization"] = (
+        f"{_ALGORITHM} Credential={keys.access_key}/{scope}, SignedHeaders={names}, "
+        f"Signature={signature}"
+    )
+    return headers
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

@@ -1,0 +1,234 @@
+"""The part of a bucket's log that lies in remote storage, and how readers get to it.
+
+A log is one range of offsets in up to two places that overlap: remote storage has it up to some
+closed segment, this server has it from some segment on. Readers are served from here whatever is
+here; for what is not, they are told which segments have it and read these themselves.
+
+What the remote part is made of is in its manifest, and which manifest counts is known to the
+coordinator. A server that starts reads it again: until it could, nothing is deleted here, and
+readers of what is only there are told to try again.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import takewhile
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from zufluss.errors import ErrorCode, OffsetOutOfRangeError, ZuflussError
+from zufluss.model.table import PhysicalTablePath, TableBucket
+from zufluss.remote.files import RemoteFile
+from zufluss.remote.layout import LOG, bucket_directory
+from zufluss.remote.manifest import LogManifest, RemoteSegment
+from zufluss.replica.remote_index import RemoteIndexes, position_in
+from zufluss.wire import messages as m
+
+if TYPE_CHECKING:
+    from zufluss.log.log import Log
+
+SEGMENTS_MAX: Final = 64
+"""Segments that one answer names; a reader asks again when it has read them."""
+
+
+class RemoteNotReadError(ZuflussError):
+    """What remote storage has of a bucket is not known yet; trying again helps."""
+
+    code = ErrorCode.STORAGE_EXCEPTION
+
+    @property
+    def retriable(self) -> bool:
+        """It is read again and again until it could be."""
+        return True
+
+
+class IndexNeededError(Exception):
+    """An answer needs an index that has to be fetched first: await `RemoteIndexes.fetch`."""
+
+    def __init__(self, file: RemoteFile) -> None:
+        super().__init__(file.path)
+        self.file = file
+
+
+class Pending(NamedTuple):
+    """A manifest that is written, of which nobody knows yet whether it counts."""
+
+    manifest: LogManifest
+    file: RemoteFile
+    """The manifest itself."""
+    removed: tuple[RemoteFile, ...]
+    """Files of which there is no need when it counts."""
+    since: float
+    """When the upload of what it has began, by the loop's clock."""
+
+
+class RemoteLog:
+    """What remote storage has of one bucket's log. Belongs to the event loop."""
+
+    def __init__(
+        self, bucket: TableBucket, path: PhysicalTablePath, log: Log, indexes: RemoteIndexes
+    ) -> None:
+        self.log = log
+        self.indexes = indexes
+        self.directory = bucket_directory(LOG, path, bucket)
+        """Of the bucket, below the root of each location."""
+        self.manifest = LogManifest(path, bucket)
+        """What is there, once `loaded`."""
+        self.manifest_file: tuple[int, str] | None = None
+        """Location and path of the manifest that counts."""
+        self.loaded = False
+        """The manifest that counts was read."""
+        self.problem: ZuflussError | None = None
+        """Why it could not be read the last time."""
+        self.copied_to = 0
+        """Everything below this offset was copied once; it may have expired since."""
+        self.range: tuple[int, int] | None = None
+        """Start and end of the remote part as the coordinator said, None until it did."""
+        self.pending: Pending | None = None
+        """Nothing else is begun, and nothing is deleted, until this is settled."""
+        self.garbage: list[RemoteFile] = []
+        """Files that no manifest has any more; readers may still be at them for a while."""
+        self.failures = 0
+        """Rounds in a row that failed."""
+        self.retry_at = 0.0
+        """When the next round is due after a failure, by the loop's clock."""
+        self.guard()
+
+    def unload(self) -> None:
+        """Forget what is there, because it may have changed; nothing is deleted here meanwhile."""
+        self.loaded = False
+        self.range = None
+        self.guard()
+
+    def told(self, manifest_file: tuple[int, str] | None, start: int, end: int) -> None:
+        """Take note of what the coordinator says of the remote part; the manifest says the rest."""
+        self.manifest_file, self.range = manifest_file, (start, end)
+        self.copied_to = max(self.copied_to, end)
+
+    def take_over(self, manifest: LogManifest, file: tuple[int, str] | None) -> None:
+        """This manifest counts."""
+        self.manifest, self.manifest_file = manifest, file
+        self.loaded, self.problem = True, None
+        start, end = manifest.start_offset, manifest.end_offset
+        self.copied_to = max(self.copied_to, end or 0)
+        self.range = (self.copied_to, self.copied_to)
+        if start is not None and end is not None:
+            self.range = (start, end)
+        self.guard()
+
+    def guard(self) -> None:
+        """Let local retention delete what is in remote storage, and nothing while it is unknown."""
+        self.log.remote_end = self.manifest.end_offset if self.loaded else 0
+
+    @property
+    def start_offset(self) -> int | None:
+        """The first offset in remote storage, None if it has nothing."""
+        if self.range is None:
+            raise self._not_read()
+        start, end = self.range
+        return start if start < end else None
+
+    @property
+    def end_offset(self) -> int | None:
+        """The offset after the last one in remote storage, None if it has nothing."""
+        if self.range is None:
+            raise self._not_read()
+        start, end = self.range
+        return end if start < end else None
+
+    def _not_read(self) -> ZuflussError:
+        if self.problem is not None:
+            return self.problem
+        return RemoteNotReadError(
+            f"{self.log}: what remote storage has of it is being read; try again"
+        )
+
+    # -- readers ------------------------------------------------------------------------------
+
+    def segment_of(self, offset: int) -> tuple[int, RemoteSegment]:
+        """The segment that has an offset, and its number; `OffsetOutOfRangeError` if none has."""
+        if not self.loaded:
+            raise self._not_read()
+        segments = self.manifest.segments
+        i = bisect_right(segments, offset, key=lambda s: s.start_offset) - 1
+        if i < 0 or offset >= segments[i].end_offset:
+            here = f"{self.log.log_start_offset} to {self.log.high_watermark}"
+            there = f"{segments[0].start_offset} to {segments[-1].end_offset}" if segments else "-"
+            raise OffsetOutOfRangeError(
+                f"offset {offset} of {self.log} is outside of {here} on the server and {there} in "
+                "remote storage"
+            )
+        return i, segments[i]
+
+    def segments_from(self, offset: int) -> Sequence[RemoteSegment]:
+        """The segments that have `offset` and what follows: of one location, not held here."""
+        i, first = self.segment_of(offset)
+        here = self.log.log_start_offset
+        return list(
+            takewhile(
+                lambda s: s.location_id == first.location_id and s.start_offset < here,
+                self.manifest.segments[i : i + SEGMENTS_MAX],
+            )
+        )
+
+    def fetch_info(self, offset: int) -> m.PbRemoteLogFetchInfo:
+        """Where a reader finds `offset`, which is not held here.
+
+        `IndexNeededError` if that needs an index; what `RemoteIndexes.get` raises if that cannot be
+        fetched.
+        """
+        segments = self.segments_from(offset)
+        first = segments[0]
+        position = 0
+        if offset > first.start_offset:
+            index = self.indexes.get(first.index)
+            if index is None:
+                raise IndexNeededError(first.index)
+            position = position_in(index, offset - first.start_offset)
+        info = m.PbRemoteLogFetchInfo(
+            remote_log_tablet_dir=self.indexes.storage.objects(first.location_id).full_path(
+                self.directory
+            ),
+            partition_name=self.manifest.path.partition,
+            first_start_pos=position,
+        )
+        for segment in segments:
+            info.remote_log_segments.add(
+                remote_log_segment_id=segment.segment_id,
+                remote_log_start_offset=segment.start_offset,
+                remote_log_end_offset=segment.end_offset,
+                segment_size_in_bytes=segment.log.size,
+                max_timestamp=segment.max_timestamp,
+                crc32c=segment.log.crc32c,
+            )
+        return info
+
+    async def offset_for_timestamp(self, timestamp: int) -> int | None:
+        """Base offset of the first batch at or after `timestamp`, None if it is held here or gone.
+
+        Only what is not held here is looked at.
+        """
+        here = self.log.log_start_offset
+        if self.range is not None and self.range[0] >= min(here, self.range[1]):
+            return None
+        if not self.loaded:
+            raise self._not_read()
+        for segment in self.manifest.segments:
+            if segment.start_offset >= here:
+                return None
+            if segment.max_timestamp >= timestamp:
+                return await self.indexes.first_at_or_after(segment, timestamp)
+        return None
+
+    async def batches_below(self, end: int, offset: int, bytes_max: int) -> list[bytes] | None:
+        """The batches from the one that has `offset` up to `end`; None if they are too large."""
+        found: list[bytes] = []
+        while offset < end:
+            _, segment = self.segment_of(offset)
+            data = await self.indexes.batches(segment, offset, bytes_max)
+            if data is None:
+                return None
+            bytes_max -= len(data)
+            found.append(data)
+            offset = segment.end_offset
+        return found

@@ -1,0 +1,443 @@
+"""Key-value snapshots: the state of buckets, copied to remote storage again and again.
+
+    checkpoint (hard links) → new table files → the other files → `_METADATA` → commit
+
+Table files never change, so one that the last snapshot has is not sent again: the new snapshot
+refers to it where it lies. It is the same file if the database gave it the same name and it has the
+same size; after a start, when the database may be another one than the snapshot was made of, its
+checksum is compared as well. A file in a location that is being drained is sent anew: that is how a
+location drains, and so a bucket that nobody writes to has snapshots, too, until none that is kept
+refers to the location.
+
+A snapshot counts from its commit on. What an attempt that failed has sent is used by the next one,
+if that comes soon; the sweep removes the rest. Each attempt has a number of its own. When nobody
+knows how a commit ended, the coordinator is asked before the next attempt.
+
+Buckets are spread over the interval, each with its own place in it, and a bucket that fails is
+logged and concerns no other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections import deque
+from collections.abc import Coroutine, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+
+import structlog
+from crc32c import crc32c
+
+from zufluss.cluster.remote import BucketRemote, SnapshotHandle
+from zufluss.config import options, table_options
+from zufluss.errors import CorruptRecordError, ZuflussError
+from zufluss.kv.checkpoint import Checkpoint
+from zufluss.model.table import TableBucket
+from zufluss.remote.errors import RemoteStorageError
+from zufluss.remote.files import RemoteFile
+from zufluss.remote.layout import (
+    KV,
+    METADATA_NAME,
+    bucket_directory,
+    new_shared_file,
+    snapshot_directory,
+)
+from zufluss.remote.locations import AdminState, UnknownLocationError
+from zufluss.remote.placement import Policy, Spread, parse_policy
+from zufluss.remote.snapshot import METADATA_BYTES_MAX, IdRange, KvSnapshot, SnapshotFile
+from zufluss.remote.storage import NoLocationError, RemoteStorage, Upload
+
+if TYPE_CHECKING:
+    from zufluss.replica.replica import Replica
+    from zufluss.tablet.server import TabletServer
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+BUCKETS_AT_ONCE: Final = 4
+"""Buckets that are being copied at the same time."""
+TICKS: Final = 50
+"""How often in an interval buckets are looked at, about."""
+TICK_SECONDS: Final = (0.01, 5.0)
+"""But not more often, and not less."""
+METADATA_TRIES: Final = 2
+"""How often the small files of a snapshot are sent anew when their location fails in between."""
+FILES_READ_AT_ONCE: Final = 2
+"""Table files that are read at the same time to see whether they are those that were sent."""
+READ_BYTES: Final = 1 << 20
+"""How much of them is read at a time."""
+
+
+class Sent(NamedTuple):
+    """A table file in remote storage."""
+
+    file: RemoteFile
+    checked: bool
+    """It is known to be the one of that name here."""
+    since: float | None
+    """When it was sent, if no snapshot that counts has it yet."""
+
+
+class BucketSnapshots:
+    """What is known of the snapshots of one bucket."""
+
+    def __init__(self, bucket: TableBucket, retained: int) -> None:
+        self.turn = asyncio.Lock()
+        """Held by who takes one."""
+        self.phase = crc32c(repr(bucket).encode()) / 2**32
+        """The place of the bucket in the interval."""
+        self.period: int | None = None
+        """The interval it was last looked at in."""
+        self.known = False
+        """The coordinator was asked, and nothing happened since of which we do not know the end."""
+        self.next_id = 0
+        self.log_offset: int | None = None
+        """Of the last one, None if there is none that can be continued."""
+        self.sent: dict[str, Sent] = {}
+        """Table files by name that need not be sent again."""
+        self.locations: deque[frozenset[int]] = deque(maxlen=retained)
+        """Where the files of the last ones lie, as many as are retained."""
+
+    def due(self, seconds: float, interval: float) -> bool:
+        """Whether a new interval has begun for this bucket since it was last asked."""
+        period = int(seconds / interval + self.phase)
+        begun = self.period is not None and period != self.period
+        self.period = period
+        return begun
+
+    def committed(self, snapshot: KvSnapshot) -> None:
+        """This one counts and is the last."""
+        self.next_id = max(self.next_id, snapshot.snapshot_id + 1)
+        self.log_offset = snapshot.log_offset
+        self.locations.append(locations_of(snapshot))
+        self.sent = {f.name: Sent(f.file, True, None) for f in snapshot.shared}
+
+
+def locations_of(snapshot: KvSnapshot) -> frozenset[int]:
+    """Where the files of a snapshot lie."""
+    return frozenset(f.file.location_id for f in snapshot.files)
+
+
+class KvSnapshotter:
+    """Takes the snapshots of all buckets of a server. Belongs to the event loop."""
+
+    def __init__(self, server: TabletServer) -> None:
+        self._server = server
+        self._interval = server.conf.get(options.KV_SNAPSHOT_INTERVAL) / 1000
+        self._retained = server.conf.get(options.KV_SNAPSHOT_NUM_RETAINED)
+        self._reusable_seconds = server.conf.get(options.ZUFLUSS_REMOTE_SWEEP_GRACE) / 2000
+        self._buckets: dict[TableBucket, BucketSnapshots] = {}
+        self._at_once = asyncio.Semaphore(BUCKETS_AT_ONCE)
+        self._reading = asyncio.Semaphore(FILES_READ_AT_ONCE)
+        self._tasks: dict[TableBucket, asyncio.Task[None]] = {}
+        self._timer: asyncio.Task[None] | None = None
+
+    # -- life ---------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Take snapshots from now on, until `stop`."""
+        if self._timer is None:
+            self._timer = self._server.loop.create_task(self._again_and_again())
+
+    async def stop(self) -> None:
+        """Give up what is under way; the next start removes what it leaves here."""
+        tasks = [*self._tasks.values(), *([self._timer] if self._timer else ())]
+        self._timer = None
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def forget(self, bucket: TableBucket) -> None:
+        """The bucket has stopped."""
+        self._buckets.pop(bucket, None)
+        task = self._tasks.get(bucket)
+        if task is not None:
+            task.cancel()
+
+    def ask_again(self) -> None:
+        """Another coordinator may know more than we do: ask before the next snapshots."""
+        for found in self._buckets.values():
+            found.known = False
+
+    async def _again_and_again(self) -> None:
+        low, high = TICK_SECONDS
+        tick = min(max(self._interval / TICKS, low), high)
+        while True:
+            await asyncio.sleep(tick)
+            now = self._server.loop.time()
+            for replica in self._replicas():
+                if self._bucket(replica).due(now, self._interval):
+                    self._begin(replica)
+
+    def _replicas(self) -> list[Replica]:
+        tables = self._server.tables.values()
+        return [r for table in tables if table.kv for r in table.replicas.values() if r.kv]
+
+    def _bucket(self, replica: Replica) -> BucketSnapshots:
+        found = self._buckets.get(replica.bucket)
+        if found is None:
+            found = BucketSnapshots(replica.bucket, self._retained)
+            self._buckets[replica.bucket] = found
+        return found
+
+    def _begin(self, replica: Replica) -> None:
+        bucket = replica.bucket
+        if bucket not in self._tasks:
+            task = self._server.loop.create_task(self._quietly(replica))
+            self._tasks[bucket] = task
+            task.add_done_callback(lambda _: self._tasks.pop(bucket, None))
+
+    async def _quietly(self, replica: Replica) -> None:
+        """A failure is logged and ends nothing: the next interval may well be better."""
+        try:
+            async with self._at_once:
+                await self.snapshot(replica)
+        except (ZuflussError, OSError) as e:
+            log.warning("kv_snapshot_failed", bucket=str(replica.bucket), error=str(e))
+        except Exception:
+            log.exception("kv_snapshot_failed", bucket=str(replica.bucket))
+
+    # -- one snapshot -------------------------------------------------------------------------
+
+    async def snapshot(self, replica: Replica) -> KvSnapshot | None:
+        """Take a snapshot of a bucket now; None if there is no need of one.
+
+        Raises why it could not be taken; whatever that is, the last one still counts.
+        """
+        bucket = self._bucket(replica)
+        async with bucket.turn:
+            if not bucket.known:
+                await self._ask(replica, bucket)
+            if not self._needed(replica, bucket):
+                return None
+            try:
+                checkpoint = await self._server.kv.checkpoint(replica)
+                taken = await self._copy(replica, bucket, checkpoint)
+            except (ZuflussError, OSError):
+                await self._server.kv.remove_checkpoint(replica)
+                raise
+            await self._server.kv.remove_checkpoint(replica)
+            return taken
+
+    def _needed(self, replica: Replica, bucket: BucketSnapshots) -> bool:
+        """Something changed since the last one, or a location is to be emptied."""
+        if replica.failure is not None or replica.tablet.failure is not None:
+            return False
+        end = replica.log.high_watermark
+        if bucket.log_offset is None:
+            return end > 0
+        return end > bucket.log_offset or any(
+            map(self._draining, frozenset().union(*bucket.locations))
+        )
+
+    def _draining(self, location_id: int) -> bool:
+        try:
+            location = self._storage.locations.get(location_id)
+        except UnknownLocationError:
+            return True
+        return location.state is not AdminState.ACTIVE
+
+    @property
+    def _storage(self) -> RemoteStorage:
+        return self._server.remote
+
+    async def _ask(self, replica: Replica, bucket: BucketSnapshots) -> None:
+        """Learn from the coordinator which snapshots there are, and what is in them."""
+        remote = await self._remote_of(replica.bucket)
+        found = [await self._read(handle) for handle in remote.snapshots]
+        pending = {name: sent for name, sent in bucket.sent.items() if sent.since is not None}
+        last = found[-1] if found else None
+        bucket.next_id = max(bucket.next_id, remote.next_snapshot_id)
+        bucket.log_offset = None if last is None else last.log_offset
+        bucket.locations.clear()
+        bucket.locations.extend(locations_of(s) for s in found if s is not None)
+        bucket.sent = pending
+        if last is not None:
+            bucket.sent |= {f.name: Sent(f.file, False, None) for f in last.shared}
+        bucket.known = True
+
+    async def _remote_of(self, bucket: TableBucket) -> BucketRemote:
+        remotes = await self._server.gateway.bucket_remotes([bucket])
+        return remotes.get(bucket, BucketRemote(bucket))
+
+    async def _read(self, handle: SnapshotHandle) -> KvSnapshot | None:
+        """A snapshot that counts; None if it cannot be read: then the next one has all files."""
+        try:
+            return await read_snapshot(self._storage, handle)
+        except (RemoteStorageError, CorruptRecordError, UnknownLocationError) as e:
+            log.warning("kv_snapshot_not_read", path=handle.metadata_path, error=str(e))
+            return None
+
+    async def _copy(
+        self, replica: Replica, bucket: BucketSnapshots, checkpoint: Checkpoint
+    ) -> KvSnapshot:
+        """Send what is not there yet and have it count."""
+        files = self._server.files
+        files.reach("snapshot-checkpoint")
+        snapshot_id, bucket.next_id = bucket.next_id, bucket.next_id + 1
+        placed = self._placement(replica)
+        tables = await asyncio.to_thread(checkpoint.tables)
+        shared = await together(self._table_file(placed, bucket, path) for path in tables)
+        files.reach("snapshot-uploaded")
+        snapshot = KvSnapshot(
+            replica.bucket,
+            snapshot_id,
+            checkpoint.state.flushed_offset,
+            tuple(file for file, _ in shared),
+            (),
+            sum(size for _, size in shared),
+            checkpoint.row_count,
+            self._id_ranges(replica, checkpoint),
+        )
+        sent = [file.file.location_id for file, size in shared if size]
+        beside = sent[-1] if sent else None
+        snapshot, metadata = await self._describe(placed, snapshot, checkpoint, beside)
+        files.reach("snapshot-metadata")
+        await self._commit(replica, bucket, snapshot, metadata)
+        files.reach("snapshot-committed")
+        log.info(
+            "kv_snapshot_taken", bucket=str(replica.bucket), snapshot=snapshot_id,
+            log_offset=snapshot.log_offset, files=len(shared), sent=snapshot.incremental_size,
+        )  # fmt: skip
+        return snapshot
+
+    def _placement(self, replica: Replica) -> Placement:
+        table = self._server.tables[replica.bucket.table_id].info
+        text = table.property(table_options.TABLE_ZUFLUSS_REMOTE_PLACEMENT)
+        return Placement(
+            parse_policy(text),
+            self._server.remote_home(replica.bucket),
+            bucket_directory(KV, replica.path, replica.bucket),
+        )
+
+    def _id_ranges(self, replica: Replica, checkpoint: Checkpoint) -> tuple[IdRange, ...]:
+        """Reserved numbers in Fluss's form, whose ranges contain their end."""
+        table = replica.tablet.table
+        if table.auto_increment is None:
+            return ()
+        column = table.schema.columns[table.auto_increment].id
+        return tuple(IdRange(column, start, end - 1) for start, end in checkpoint.ids_left)
+
+    async def _table_file(
+        self, placed: Placement, bucket: BucketSnapshots, path: Path
+    ) -> tuple[SnapshotFile, int]:
+        """A table file where it lies in remote storage, and how many bytes were sent for that."""
+        sent, size = bucket.sent.get(path.name), 0
+        if sent is None or not await self._is_same(sent, path):
+            upload = Upload(new_shared_file(placed.directory), path)
+            (file,) = await self._storage.upload([upload], placed.policy, placed.home)
+            sent, size = Sent(file, True, self._server.loop.time()), file.size
+        bucket.sent[path.name] = sent._replace(checked=True)
+        return SnapshotFile(path.name, sent.file), size
+
+    async def _is_same(self, sent: Sent, path: Path) -> bool:
+        """Whether what was sent is this file, will stay, and may stay where it is."""
+        now = self._server.loop.time()
+        if sent.since is not None and now - sent.since >= self._reusable_seconds:
+            return False
+        if self._draining(sent.file.location_id) or path.stat().st_size != sent.file.size:
+            return False
+        return sent.checked or await self._checksum(path) == sent.file.crc32c
+
+    async def _checksum(self, path: Path) -> int:
+        async with self._reading:
+            return await asyncio.to_thread(_checksum, path)
+
+    async def _describe(
+        self, placed: Placement, snapshot: KvSnapshot, checkpoint: Checkpoint, beside: int | None
+    ) -> tuple[KvSnapshot, bytes]:
+        """Write the small files and `_METADATA`; the snapshot with them.
+
+        They lie together, and beside a table file that was just sent: with a turn of their own in
+        the round-robin, of two locations one would get all large files and the other all small.
+        """
+        near = [] if beside is None else [Policy(Spread.PINNED, (beside,))]
+        *first, last = [*near, *[placed.policy] * METADATA_TRIES]
+        for policy in first:
+            try:
+                return await self._describe_in(policy, placed, snapshot, checkpoint)
+            except NoLocationError as e:
+                log.warning("kv_snapshot_elsewhere", bucket=str(snapshot.bucket), error=str(e))
+        return await self._describe_in(last, placed, snapshot, checkpoint)
+
+    async def _describe_in(
+        self, policy: Policy, placed: Placement, snapshot: KvSnapshot, checkpoint: Checkpoint
+    ) -> tuple[KvSnapshot, bytes]:
+        storage = self._storage
+        directory = snapshot_directory(placed.directory, snapshot.snapshot_id)
+        others = checkpoint.others()
+        units = [Upload(f"{directory}/{uuid.uuid4()}", path) for path in others]
+        files = await storage.upload(units, policy, placed.home)
+        private = tuple(SnapshotFile(p.name, file) for p, file in zip(others, files, strict=True))
+        whole = _with_private(snapshot, private)
+        where = files[0].location_id
+        full = storage.objects(where).full_path(directory)
+        metadata = whole.to_json(full, storage.full_path)
+        document = Upload(f"{directory}/{METADATA_NAME}", metadata)
+        await storage.upload([document], Policy(Spread.PINNED, (where,)))
+        return whole, metadata
+
+    async def _commit(
+        self, replica: Replica, bucket: BucketSnapshots, snapshot: KvSnapshot, metadata: bytes
+    ) -> None:
+        """Have a snapshot count; raises if it does not, or nobody knows."""
+        bucket.known = False
+        try:
+            await self._server.gateway.commit_snapshot(metadata, replica.leader_epoch)
+        except ZuflussError:
+            remote = await self._remote_of(replica.bucket)
+            if all(h.snapshot_id != snapshot.snapshot_id for h in remote.snapshots):
+                raise
+        bucket.known = True
+        bucket.committed(snapshot)
+
+
+class Placement(NamedTuple):
+    """Where the files of a bucket go."""
+
+    policy: Policy
+    home: int | None
+    """The location of its table or partition."""
+    directory: str
+    """The bucket's, below the root of each location."""
+
+
+async def read_snapshot(storage: RemoteStorage, handle: SnapshotHandle) -> KvSnapshot:
+    """What the `_METADATA` of a snapshot says."""
+    data = await storage.read_at(
+        handle.metadata_location, handle.metadata_path, limit=METADATA_BYTES_MAX
+    )
+    found = KvSnapshot.from_json(data)
+    if (found.snapshot_id, found.log_offset) != (handle.snapshot_id, handle.log_offset):
+        raise CorruptRecordError(
+            f"{handle.metadata_path} describes snapshot {found.snapshot_id} at offset "
+            f"{found.log_offset}, not {handle.snapshot_id} at {handle.log_offset}"
+        )
+    return found
+
+
+async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """All results; after the first failure the others are ended before it is raised."""
+    tasks = [asyncio.ensure_future(each) for each in work]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
+
+
+def _with_private(snapshot: KvSnapshot, private: tuple[SnapshotFile, ...]) -> KvSnapshot:
+    size = sum(f.file.size for f in private)
+    return replace(snapshot, private=private, incremental_size=snapshot.incremental_size + size)
+
+
+def _checksum(path: Path) -> int:
+    crc = 0
+    with path.open("rb", buffering=0) as file:
+        while data := file.read(READ_BYTES):
+            crc = crc32c(data, crc)
+    return crc

@@ -1,0 +1,447 @@
+"""One round of a bucket's remote log: copy what is new, drop what expired, leave drained places.
+
+Every change goes the same way, and a crash between any two steps loses nothing:
+
+1. Files are uploaded. Nothing refers to them yet: after a crash the sweep deletes them.
+2. A manifest that has them, or has others no more, is written beside them.
+3. The coordinator makes it count, if it was made from the one that counts and by the leader.
+4. This server takes it over. Only now files may be deleted: here what is there, by local retention;
+   there what the manifest has no more, a round later, because readers may be at it.
+
+When the coordinator's answer to 3 is lost, the manifest stays *pending*: the coordinator is asked
+what counts, the same commit is sent again until it is known, and nothing is deleted meanwhile. It is
+not sent again when its files may be gone: the sweep may have taken them for garbage, or their
+location was retired, as nothing referred to them. Then they are copied anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from zufluss.cluster.remote import ManifestCommit
+from zufluss.config import options, table_options
+from zufluss.errors import CorruptRecordError, ErrorCode, ZuflussError, error
+from zufluss.log.export import Export, export
+from zufluss.remote.errors import ObjectCorruptError
+from zufluss.remote.files import RemoteFile, usage
+from zufluss.remote.layout import new_manifest, segment_file
+from zufluss.remote.locations import AdminState, Health
+from zufluss.remote.manifest import FILES, MANIFEST_BYTES_MAX, LogManifest, RemoteSegment
+from zufluss.remote.placement import Policy, Spread, parse_policy
+from zufluss.remote.storage import NoLocationError, Upload
+from zufluss.replica.remote_log import Pending, RemoteLog
+
+if TYPE_CHECKING:
+    from zufluss.cluster.remote import BucketRemote, RemoteGateway
+    from zufluss.log.segment import Segment
+    from zufluss.remote.storage import RemoteStorage
+    from zufluss.replica.replica import Replica
+    from zufluss.tablet.server import TabletServer
+
+SEGMENTS_PER_COMMIT: Final = 8
+"""Segments that are copied before a manifest with them is committed, and others get their turn."""
+MOVED_PER_ROUND: Final = 4
+"""Segments that leave drained locations in one round of a bucket."""
+GARBAGE_MAX: Final = 10_000
+"""Files that are kept to be deleted later; more are left to the sweep."""
+UNKNOWN: Final = (OSError, TimeoutError)
+"""Besides errors of the protocol, what a call to the coordinator may end with."""
+
+MOVING: Final = ".remote/moving"
+"""Where segments lie on their way from one location to another, below the data directory."""
+
+SUFFIXES: Final = tuple(f".{name}" for name in FILES)
+
+log = structlog.get_logger(__name__)
+
+
+def due(replica: Replica, remote: RemoteLog, now_ms: int, storage: RemoteStorage) -> bool:
+    """Whether there is something to do for a bucket; cheap, since most have nothing."""
+    return bool(
+        not remote.loaded
+        or remote.pending is not None
+        or remote.garbage
+        or replica.log.closed_from(remote.copied_to)
+        or expired_count(replica, remote, now_ms)
+        or _drained(remote, storage)
+        or _manifest_drained(remote, storage)
+    )
+
+
+def expired_count(replica: Replica, remote: RemoteLog, now_ms: int) -> int:
+    """How many of the oldest remote segments have outlived the table's time to live.
+
+    What the lake does not have, and what the oldest key-value snapshot is continued with, has not.
+    """
+    replicas_log = replica.log
+    ttl_ms = replicas_log.config.ttl_ms
+    if ttl_ms <= 0 or (replica.kv is not None and replicas_log.snapshot_from is None):
+        return 0
+    spared = (
+        replicas_log.high_watermark, replicas_log.untiered_from, replicas_log.snapshot_from
+    )  # fmt: skip
+    limit = min(offset for offset in spared if offset is not None)
+    count = 0
+    for segment in remote.manifest.segments:
+        if segment.max_timestamp >= now_ms - ttl_ms or segment.end_offset > limit:
+            break
+        count += 1
+    return count
+
+
+def _drained(remote: RemoteLog, storage: RemoteStorage) -> list[RemoteSegment]:
+    """Segments that lie where nothing shall lie any more."""
+    leaving = _leaving(storage)
+    return [s for s in remote.manifest.segments if s.location_id in leaving] if leaving else []
+
+
+def _manifest_drained(remote: RemoteLog, storage: RemoteStorage) -> bool:
+    return remote.manifest_file is not None and remote.manifest_file[0] in _leaving(storage)
+
+
+def _leaving(storage: RemoteStorage) -> set[int]:
+    locations = storage.locations.locations
+    return {x.location_id for x in locations if x.state is not AdminState.ACTIVE}
+
+
+def take_note(remote: RemoteLog, told: BucketRemote | None) -> None:
+    """Tell a remote log what the coordinator knows of it."""
+    if told is None or told.manifest_path is None or told.manifest_location is None:
+        remote.told(None, 0, 0)
+    else:
+        remote.told(
+            (told.manifest_location, told.manifest_path),
+            told.remote_start_offset or 0,
+            told.remote_end_offset or 0,
+        )
+
+
+class Round:
+    """What is done for one bucket, once."""
+
+    def __init__(self, server: TabletServer, replica: Replica, remote: RemoteLog) -> None:
+        self.server = server
+        self.replica = replica
+        self.remote = remote
+        self.storage: RemoteStorage = server.remote
+        self.gateway: RemoteGateway = server.gateway
+        self.files = server.files
+        self.begun = server.loop.time()
+        self.uploaded: list[RemoteFile] = []
+        """Files of this round that no committed manifest has yet."""
+
+    async def run(self) -> bool:
+        """Do what is due, and say whether more is to be copied; what fails is done again later."""
+        remote = self.remote
+        if not remote.loaded:
+            await self._load()
+        if remote.pending is not None:
+            await self._settle(remote.pending, send=not self._may_be_gone(remote.pending))
+        problem: Exception | None = None
+        for step in (self._delete_garbage, self._expire, self._copy, self._leave_drained):
+            try:
+                await step()
+            except (ZuflussError, *UNKNOWN) as e:  # one location's failure stops no other step
+                problem = problem or e
+            if remote.pending is not None or not remote.loaded:
+                break
+        if problem is not None:
+            raise problem
+        return bool(self._to_copy())
+
+    # -- what is there --------------------------------------------------------------------------
+
+    async def _told(self) -> BucketRemote | None:
+        bucket = self.replica.bucket
+        return (await self.gateway.bucket_remotes([bucket])).get(bucket)
+
+    async def _load(self) -> None:
+        """Read the manifest that counts, as the server was told when it took the bucket over."""
+        remote = self.remote
+        if remote.range is None or remote.failures:
+            take_note(remote, await self._told())
+        manifest = LogManifest(self.replica.path, self.replica.bucket)
+        if remote.manifest_file is not None:
+            manifest = await self._read_manifest(*remote.manifest_file)
+        remote.take_over(manifest, remote.manifest_file)
+        log.debug("remote_log_read", log=str(self.replica.log), range=remote.range)
+
+    async def _read_manifest(self, location_id: int, path: str) -> LogManifest:
+        data = await self.storage.read_at(location_id, path, limit=MANIFEST_BYTES_MAX)
+        found = await asyncio.to_thread(LogManifest.from_json, data)
+        end = found.end_offset or 0
+        if found.bucket != self.replica.bucket:
+            raise CorruptRecordError(
+                f"manifest {self.storage.uri(location_id)}/{path} is of {found.bucket}, not of "
+                f"{self.replica.bucket}"
+            )
+        if end > self.replica.log.log_end_offset:
+            raise CorruptRecordError(
+                f"{self.replica.log} ends at {self.replica.log.log_end_offset}, but remote storage "
+                f"has it up to {end}: nothing is copied there until the log on this server was "
+                "restored"
+            )
+        return found
+
+    # -- changes --------------------------------------------------------------------------------
+
+    def _policy(self) -> Policy:
+        info = self.server.tables[self.replica.bucket.table_id].info
+        return parse_policy(info.property(table_options.TABLE_ZUFLUSS_REMOTE_PLACEMENT))
+
+    async def _upload(self, uploads: Sequence[Upload]) -> list[RemoteFile]:
+        home = self.server.remote_home(self.replica.bucket)
+        return await self.storage.upload(uploads, self._policy(), home)
+
+    async def _commit(self, manifest: LogManifest, removed: Sequence[RemoteFile]) -> None:
+        """Make a manifest count."""
+        path = new_manifest(self.remote.directory)
+        data = await asyncio.to_thread(manifest.to_json)
+        file = await self._upload_manifest(manifest, Upload(path, data))
+        self.uploaded.append(file)
+        self.files.reach("remote-manifest")
+        self.remote.pending = Pending(manifest, file, tuple(removed), self.begun)
+        await self._settle(self.remote.pending)
+
+    async def _upload_manifest(self, manifest: LogManifest, upload: Upload) -> RemoteFile:
+        """Write a manifest beside its newest segment, if that is possible.
+
+        It takes no turn of the round-robin: where each segment comes with a manifest, every second
+        location would get nothing but manifests.
+        """
+        if manifest.segments:
+            beside = Policy(Spread.PINNED, (manifest.segments[-1].location_id,))
+            try:
+                [file] = await self.storage.upload([upload], beside)
+                return file
+            except NoLocationError as e:
+                log.info("manifest_goes_elsewhere", log=str(self.replica.log), reason=str(e))
+        [file] = await self._upload([upload])
+        return file
+
+    def _may_be_gone(self, pending: Pending) -> bool:
+        """Whether files of a manifest that nothing refers to may be deleted by now."""
+        grace = self.server.conf.get(options.ZUFLUSS_REMOTE_SWEEP_GRACE) / 1000
+        if self.server.loop.time() - pending.since > grace / 2:
+            return True
+        live = {x.location_id for x in self.storage.locations.live}
+        return not live.issuperset(f.location_id for f in (pending.file, *pending.manifest.files))
+
+    async def _settle(self, pending: Pending, *, send: bool = True) -> None:
+        """Find out whether a pending manifest counts, by committing it unless `send` is false."""
+        taken, problem = False, None
+        try:
+            if send:
+                taken = await self.gateway.commit_manifest(self._as_commit(pending))
+        except (ZuflussError, *UNKNOWN) as e:
+            problem = e
+        base = self.remote.manifest_file
+        if not taken:
+            told = await self._told()
+            counts = None if told is None else told.manifest_path
+            taken = counts == pending.file.path
+            if not taken and problem is not None and counts == (base and base[1]):
+                raise problem
+        if not taken:
+            await self._refused(pending, problem)
+        self.files.reach("remote-committed")
+        self._take_over(pending, base)
+
+    def _as_commit(self, pending: Pending) -> ManifestCommit:
+        manifest, remote = pending.manifest, self.remote
+        end = manifest.end_offset
+        start = manifest.start_offset
+        return ManifestCommit(
+            self.replica.bucket,
+            self.replica.leader_epoch,
+            pending.file.location_id,
+            pending.file.path,
+            remote.copied_to if start is None else start,
+            remote.copied_to if end is None else end,
+            usage(manifest.files),
+            None if remote.manifest_file is None else remote.manifest_file[1],
+        )
+
+    def _take_over(self, pending: Pending, base: tuple[int, str] | None) -> None:
+        remote = self.remote
+        remote.pending = None
+        remote.take_over(pending.manifest, (pending.file.location_id, pending.file.path))
+        remote.garbage += pending.removed
+        if base is not None:
+            remote.garbage.append(RemoteFile(*base, 0, 0))
+        del remote.garbage[:-GARBAGE_MAX]
+        self.uploaded.clear()
+
+    async def _refused(self, pending: Pending, problem: Exception | None) -> None:
+        """Another manifest counts: what was made for this one is of no use."""
+        self.remote.pending = None
+        self.remote.unload()
+        if problem is None:  # otherwise the commit may still be under way somewhere
+            await self._delete(self.uploaded)
+        raise error(
+            ErrorCode.FENCED_LEADER_EPOCH_EXCEPTION,
+            f"manifest {pending.file.path} of {self.replica.log} does not count: another one or "
+            "another leader does, or it was not known for too long",
+        ) from problem
+
+    # -- copying --------------------------------------------------------------------------------
+
+    async def _copy(self) -> None:
+        """Copy closed segments, oldest first, and let local retention have what is there."""
+        segments = self._to_copy()[:SEGMENTS_PER_COMMIT]
+        if not segments:
+            return
+        self._check_placeable()
+        self.replica.log.remote_end = self.remote.manifest.end_offset or 0  # no hole behind us
+        try:
+            problem = await self._copy_some(segments)
+        finally:
+            self.remote.guard()
+        self.files.reach("remote-local-delete")
+        self.server.logs.expire_log(self.replica.log, self.server.clock_ms())
+        if problem is not None:
+            raise problem
+
+    async def _copy_some(self, segments: Sequence[tuple[Segment, int]]) -> Exception | None:
+        """Commit what could be copied, and return what went wrong with the rest."""
+        manifest, problem = self.remote.manifest, None
+        for segment, end in segments:
+            try:
+                manifest = manifest.appended(await self._copied(segment, end))
+            except (ZuflussError, *UNKNOWN) as e:
+                problem = e
+                break
+        if manifest is not self.remote.manifest:
+            await self._commit(manifest, ())
+        return problem
+
+    def _check_placeable(self) -> None:
+        """Spare the work of preparing files that no location takes at present."""
+        policy, storage = self._policy(), self.storage
+        if not any(
+            x.takes_files
+            and policy.allows(x.location_id)
+            and storage.health(x.location_id) is not Health.DOWN
+            for x in storage.locations.live
+        ):
+            raise error(
+                ErrorCode.STORAGE_EXCEPTION,
+                f"no location of policy {policy} takes files at present; segments of "
+                f"{self.replica.log} stay where they are",
+            )
+
+    def _to_copy(self) -> list[tuple[Segment, int]]:
+        segments = self.replica.log.closed_from(self.remote.copied_to)
+        end = self.remote.manifest.end_offset
+        if segments and end is not None and segments[0][0].base_offset != end:
+            log.error(
+                "remote_log_hole",
+                log=str(self.replica.log),
+                remote_end=end,
+                server_start=segments[0][0].base_offset,
+                note="nothing is copied until what is there has expired",
+            )
+            return []
+        return segments
+
+    async def _copied(self, segment: Segment, end: int) -> RemoteSegment:
+        expiry_ms = self.replica.log.config.writer_expiry_ms
+        found = await asyncio.to_thread(export, segment, end, self.files, expiry_ms)
+        copied = await self._upload_segment(found)
+        self.files.reach("remote-uploaded")
+        log.info(
+            "segment_copied",
+            log=str(self.replica.log),
+            start=found.start_offset,
+            end=end,
+            bytes=copied.log.size,
+            location=copied.location_id,
+        )
+        return copied
+
+    async def _upload_segment(self, found: Export) -> RemoteSegment:
+        segment_id = str(uuid.uuid4())
+        start, end = found.start_offset, found.end_offset
+        sources: tuple[Path | bytes, ...] = (
+            found.log,
+            found.index,
+            found.timeindex,
+            found.writer_snapshot,
+        )
+        uploads = [
+            Upload(segment_file(self.remote.directory, segment_id, offset, suffix), source)
+            for offset, suffix, source in zip(
+                (start, start, start, end), SUFFIXES, sources, strict=True
+            )
+        ]
+        files = await self._upload(uploads)
+        self.uploaded += files
+        return RemoteSegment(segment_id, start, end, found.max_timestamp, *files)
+
+    # -- leaving --------------------------------------------------------------------------------
+
+    async def _expire(self) -> None:
+        """Drop segments that outlived the table's time to live."""
+        remote = self.remote
+        count = expired_count(self.replica, remote, self.server.clock_ms())
+        if count:
+            gone = remote.manifest.segments[:count]
+            await self._commit(
+                remote.manifest.without(count), [file for s in gone for file in s.files]
+            )
+            log.info("remote_segments_expired", log=str(self.replica.log), count=count)
+
+    async def _leave_drained(self) -> None:
+        """Move a few segments, and the manifest, out of locations that are to become empty."""
+        remote = self.remote
+        leaving = _drained(remote, self.storage)[:MOVED_PER_ROUND]
+        if not leaving and not _manifest_drained(remote, self.storage):
+            return
+        self._check_placeable()
+        moved = {s.segment_id: await self._moved(s) for s in leaving}
+        segments = [moved.get(s.segment_id, s) for s in remote.manifest.segments]
+        manifest = LogManifest(remote.manifest.path, remote.manifest.bucket, tuple(segments))
+        await self._commit(manifest, [file for s in leaving for file in s.files])
+        log.info("remote_segments_moved", log=str(self.replica.log), count=len(leaving))
+
+    async def _moved(self, segment: RemoteSegment) -> RemoteSegment:
+        """A copy of a segment in a location that stays."""
+        directory = self.server.data_dir / MOVING
+        directory.mkdir(parents=True, exist_ok=True)
+        target = directory / f"{uuid.uuid4()}.log"
+        try:
+            await self.storage.download(segment.log, target)
+            limit = max(file.size for file in segment.files[1:])
+            beside = [await self.storage.read(f, limit=limit) for f in segment.files[1:]]
+            start, end = segment.start_offset, segment.end_offset
+            copy = await self._upload_segment(
+                Export(start, end, segment.max_timestamp, target, *beside)
+            )
+        finally:
+            target.unlink(missing_ok=True)
+        for before, after in zip(segment.files, copy.files, strict=True):
+            if before[2:] != after[2:]:
+                raise ObjectCorruptError(
+                    self.storage.uri(after.location_id), after.path, "it changed while it was moved"
+                )
+        return copy
+
+    async def _delete_garbage(self) -> None:
+        garbage, self.remote.garbage = self.remote.garbage, []
+        try:
+            await self._delete(garbage)
+        except ZuflussError:
+            self.remote.garbage += garbage
+            raise
+
+    async def _delete(self, files: Sequence[RemoteFile]) -> None:
+        if files:
+            self.files.reach("remote-delete")
+            known = {x.location_id for x in self.storage.locations.live}
+            await self.storage.delete([file for file in files if file.location_id in known])

@@ -1,0 +1,118 @@
+"""Buckets that wait for remote storage: refused while it is down, tried again until it answers.
+
+A bucket that lost files is refused when the location that has copies of them is down. That passes,
+so it is tried again in the background, ever more rarely, while everything else is served. A bucket
+whose files are damaged is not: nothing here would make them whole.
+
+Whoever starts or stops such a bucket ends its tries first, and waits for one that is under way: two
+at once would open the same files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from zufluss.errors import ZuflussError
+
+if TYPE_CHECKING:
+    from zufluss.cluster.replicas import ReplicaAssignment
+    from zufluss.model.table import TableBucket
+
+log = structlog.get_logger(__name__)
+
+FIRST_SECONDS: Final = 1.0
+"""How long a bucket waits for its second try."""
+MOST_SECONDS: Final = 60.0
+"""How long it waits at most."""
+
+Open = Callable[["ReplicaAssignment"], Awaitable[Exception | None]]
+"""Opens a bucket, or returns why it still cannot be opened."""
+
+
+def may_pass(problem: Exception) -> bool:
+    """Whether a bucket that was refused for this reason can be opened later as it is."""
+    return isinstance(problem, ZuflussError) and problem.retriable
+
+
+class Reopener:
+    """Tries buckets again. Belongs to the event loop."""
+
+    def __init__(self, open_bucket: Open) -> None:
+        self._open = open_bucket
+        self._tries: dict[TableBucket, asyncio.Task[None]] = {}
+        self._trying: set[TableBucket] = set()
+        self._ending: set[TableBucket] = set()
+        self._begun = asyncio.Event()
+
+    @property
+    def waiting(self) -> int:
+        """Buckets that are tried again."""
+        return len(self._tries)
+
+    def begin(self) -> None:
+        """Everything else is open: the tries may begin."""
+        self._begun.set()
+
+    def add(self, assignment: ReplicaAssignment) -> None:
+        """Try a bucket again from now on, until it opens or there is no more hope."""
+        bucket = assignment.table_bucket
+        if bucket in self._tries:
+            return
+        task = self._tries[bucket] = asyncio.ensure_future(self._again_and_again(assignment))
+        task.add_done_callback(lambda _: self._ended(bucket))
+
+    def _ended(self, bucket: TableBucket) -> None:
+        del self._tries[bucket]
+        self._ending.discard(bucket)
+
+    async def end(self, buckets: Iterable[TableBucket]) -> None:
+        """Try these no more; when this returns, what was under way has ended one way or another."""
+        tasks = {bucket: self._tries[bucket] for bucket in buckets if bucket in self._tries}
+        for bucket, task in tasks.items():
+            self._ending.add(bucket)
+            if bucket not in self._trying:
+                task.cancel()
+        if tasks:
+            await asyncio.wait(tasks.values())
+
+    async def end_all(self) -> None:
+        """Try no bucket any more."""
+        await self.end(tuple(self._tries))
+
+    async def stop(self) -> None:
+        """The server stops: give up at once."""
+        tasks = list(self._tries.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _again_and_again(self, assignment: ReplicaAssignment) -> None:
+        bucket, seconds = assignment.table_bucket, FIRST_SECONDS
+        await self._begun.wait()
+        while bucket not in self._ending:
+            await asyncio.sleep(seconds * random.uniform(0.5, 1.0))
+            seconds = min(seconds * 2, MOST_SECONDS)
+            problem = await self._try(assignment)
+            if problem is None:
+                log.info("bucket_opened_later", bucket=str(bucket))
+                return
+            if not may_pass(problem):
+                return
+
+    async def _try(self, assignment: ReplicaAssignment) -> Exception | None:
+        self._trying.add(assignment.table_bucket)
+        try:
+            return await self._open(assignment)
+        except Exception as e:
+            log.exception("bucket_not_opened", bucket=str(assignment.table_bucket))
+            return e
+        finally:
+            self._trying.discard(assignment.table_bucket)
+
+    def __repr__(self) -> str:
+        return f"Reopener(waiting={self.waiting})"

@@ -1,0 +1,91 @@
+"""`zufluss location` against a real server."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zufluss.testing.server import DevServer
+
+from .conftest import Result
+
+pytestmark = pytest.mark.timeout(120)
+
+Zufluss = Callable[..., Result]
+
+
+@pytest.fixture
+def zufluss(run: Callable[..., Result], tmp_path: Path) -> Iterator[Zufluss]:
+    """Runs a command against a server of its own with one location."""
+    properties = {"remote.data.dir": str(tmp_path / "one")}
+    with DevServer(tmp_path / "data", properties) as server:
+
+        def run_against_server(*arguments: str, code: int = 0) -> Result:
+            result = run(*arguments, "--bootstrap", server.bootstrap)
+            assert result.code == code, result
+            return result
+
+        yield run_against_server
+
+
+def locations(zufluss: Zufluss) -> dict[int, Any]:
+    found = json.loads(zufluss("location", "list", "--output", "json").out)
+    return {location["id"]: location for location in found["locations"]}
+
+
+def test_a_location_lives_from_add_to_retire(zufluss: Zufluss, tmp_path: Path) -> None:
+    two, three = (f"file://{tmp_path}/{name}" for name in ("two", "three"))
+    said = zufluss("location", "add", two, "--weight", "2").err
+    assert f"location 2 at {two} is active with weight 2" in said
+    zufluss("location", "set-weight", "2", "5")
+    zufluss("location", "drain", "2")
+    shutil.copytree(tmp_path / "two", tmp_path / "three")
+    zufluss("location", "move", "2", three)
+    found = locations(zufluss)
+    assert (found[1]["uri"], found[1]["state"]) == (f"file://{tmp_path}/one", "active")
+    assert found[2]["uri"] == three
+    assert (found[2]["state"], found[2]["weight"], found[2]["files"]) == ("draining", 5, 0)
+    assert [server["health"] for server in found[2]["servers"]] == ["active"]
+    zufluss("location", "activate", "2")
+    assert locations(zufluss)[2]["state"] == "active"
+    zufluss("location", "drain", "2")
+    zufluss("location", "retire", "2")
+    assert locations(zufluss)[2]["state"] == "retired"
+
+
+def test_the_list_for_people_has_a_line_per_location(zufluss: Zufluss, tmp_path: Path) -> None:
+    result = zufluss("location", "list")
+    head, _, line = result.out.splitlines()
+    assert head.split()[:5] == ["id", "uri", "weight", "state", "health"]
+    assert line.split()[:5] == ["1", f"file://{tmp_path}/one", "1", "active", "active"]
+    assert "version 1" in result.err
+
+
+def test_a_probe_tries_every_location_and_fails_with_one(zufluss: Zufluss, tmp_path: Path) -> None:
+    assert json.loads(zufluss("location", "probe", "-o", "json").out)[0]["works"]
+    (tmp_path / "two").write_text("a file where the directory should be")
+    zufluss("location", "add", str(tmp_path / "two"))
+    found = json.loads(zufluss("location", "probe", "-o", "json", code=1).out)
+    assert [probe["works"] for probe in found] == [True, False]
+    assert str(tmp_path / "two") in found[1]["error"]
+    zufluss("location", "probe", "1")
+
+
+def test_what_the_server_refuses_is_said_and_changes_nothing(
+    zufluss: Zufluss, tmp_path: Path
+) -> None:
+    before = locations(zufluss)
+    assert "no location would take new files" in zufluss("location", "drain", "1", code=1).err
+    assert "there is no location 7" in zufluss("location", "drain", "7", code=1).err
+    assert "drain it first" in zufluss("location", "retire", "1", code=1).err
+    inside = zufluss("location", "add", str(tmp_path / "one" / "inside"), code=1).err
+    assert "one inside the other" in inside
+    other = ("location", "add", str(tmp_path / "two"), "--if-version", "99")
+    assert "version 1, not 99" in zufluss(*other, code=1).err
+    zufluss("location", "set-weight", "1", "many", code=2)
+    assert locations(zufluss) == before

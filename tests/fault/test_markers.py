@@ -1,0 +1,44 @@
+"""A tablet server of its own looks itself whose a location is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import zufluss
+from tests.conftest import SERVERS
+from tests.fault.servers import RoleServer
+from tests.fault.test_kv_snapshots import OFTEN, create, newest_offset, upsert, wait_for
+from zufluss.remote.layout import CLUSTER
+from zufluss.remote.marker import to_json
+
+
+def test_a_tablet_server_writes_nothing_where_the_marker_is_anothers(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    root = tmp_path / "remote"
+    remote = {"remote.data.dir": str(root), "zufluss.remote.probe-interval": "100ms"}
+    coordinator = RoleServer("coordinator", tmp_path, remote)
+    address = {"zufluss.coordinator.address": coordinator.bootstrap}
+    tablet = RoleServer("tablet", tmp_path, OFTEN | remote | address)
+    known = request.config.stash.setdefault(SERVERS, [])
+    with coordinator, tablet:
+        known += [coordinator, tablet]
+        ours = (root / CLUSTER).read_bytes()
+        (root / CLUSTER).write_bytes(to_json("another"))
+        create(coordinator)
+        upsert(coordinator, {1: "row"})
+        wait_for(lambda: "belongs to cluster another" in str(errors(coordinator)))
+        assert [p.name for p in root.rglob("*") if p.is_file()] == [CLUSTER]
+        (root / CLUSTER).write_bytes(ours)
+        wait_for(lambda: newest_offset(tablet) >= 1)
+    known.remove(coordinator)
+    known.remove(tablet)
+
+
+def errors(server: RoleServer) -> list[str | None]:
+    """The newest failure of the location on each server."""
+    with zufluss.connect(server.bootstrap) as conn:
+        [location] = conn.admin.locations().locations
+        return [seen.last_error for seen in location.servers]

@@ -1,0 +1,396 @@
+"""Acceptance lines 18 to 23 of locations: slow and refusing places, and what must not stay behind."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fault.servers import WarmServer
+from tests.remote.acceptance.looking import (
+    IN_LAKE,
+    LAKE,
+    METRICS,
+    NO_COPIES,
+    SNAPSHOTS,
+    SWEEPING,
+    keyed,
+    live,
+    of_table,
+    orphan,
+    put,
+    scrape,
+    stored,
+    tiered,
+    until_snapshot,
+    upsert,
+)
+from tests.remote.acceptance.stage import (
+    DIRS,
+    PLACEMENT,
+    PROBE_INTERVAL,
+    SERVER,
+    TABLE,
+    Stage,
+    eventually,
+    everything,
+    reconnected,
+    rows,
+    stage,
+    until_health,
+    write,
+)
+from zufluss.client.sync import Table
+from zufluss.log.files import KILL_AT_VARIABLE
+from zufluss.remote.locations import Health
+from zufluss.remote.objects import ObjectMissingError, Objects
+from zufluss.remote.uri import parse_location
+from zufluss.testing.proxy import Fault, FaultProxy
+from zufluss.testing.s3 import S3Server, properties
+
+NEAR, FAR = 1, 2
+"""Locations by id: a directory, and a bucket behind the proxy."""
+FAILURES = "zufluss_remote_log_failures_total"
+SWEEPS = "zufluss_remote_sweeps_total"
+LISTINGS = Fault("status_503", methods=("GET",), path_contains="list-type")
+
+
+@pytest.fixture
+def proxy(s3_server: S3Server) -> Iterator[FaultProxy]:
+    with FaultProxy("127.0.0.1", s3_server.port) as found:
+        yield found
+
+
+@pytest.fixture
+def far(s3_server: S3Server) -> str:
+    """A place in an object store."""
+    return f"{s3_server.bucket(f'e{uuid.uuid4()}')}/place"
+
+
+@pytest.fixture
+def near(tmp_path: Path) -> Path:
+    """A place that is a directory."""
+    return tmp_path / "near"
+
+
+@pytest.fixture
+def places(near: Path, far: str, proxy: FaultProxy) -> dict[str, str]:
+    """The configuration of a directory and a bucket behind the proxy."""
+    return {
+        DIRS: f"{near},{far}",
+        PROBE_INTERVAL: "50ms",
+        **properties(proxy.endpoint),
+        **METRICS,
+    }
+
+
+# -- 18 -------------------------------------------------------------------------------------------
+
+
+def test_e18_the_share_of_a_slow_place_falls_and_the_fast_one_goes_on(
+    tmp_path: Path, places: dict[str, str], proxy: FaultProxy
+) -> None:
+    slow = {"zufluss.remote.request-timeout": "10s"}
+    with stage(tmp_path, {**places, **slow}) as it:
+        table = it.create("t")
+        proxy.set([Fault("latency", seconds=0.3, methods=("PUT",))])
+        write(table, 0, 9)
+        it.until_copied(table, 9)
+        assert weights(it) == [1.0, 1.0]
+        it.admin.alter_cluster_configs({"zufluss.remote.adaptive-weights": "true"})
+        before = placed(it)
+        write(table, 9, 50)
+        it.until_copied(table, 50)
+        found = Counter({x: count - before[x] for x, count in placed(it).items()})
+        assert found[NEAR] > 3 * found[FAR] > 0, "less than a quarter, and not nothing"
+        assert weights(it)[0] == 1.0
+        assert 0.05 <= weights(it)[1] < 0.5
+        shown = scrape(it.server)
+        assert shown['zufluss_remote_effective_weight{location="1"}'] == 1
+        assert shown['zufluss_remote_effective_weight{location="2"}'] < 0.5
+        assert it.errors(FAR) == 0
+        proxy.set()
+        assert rows(table) == everything(50)
+
+
+def weights(it: Stage) -> list[float]:
+    """The weights that count at present, by location."""
+    return [seen.effective_weight for x in it.admin.locations().locations for seen in x.servers]
+
+
+def placed(it: Stage) -> dict[int, int]:
+    """How many files the server put into each location."""
+    return {
+        x.location_id: sum(seen.placed_files for seen in x.servers)
+        for x in it.admin.locations().locations
+    }
+
+
+# -- 19 -------------------------------------------------------------------------------------------
+
+
+def test_e19_throttling_counts_against_a_place(
+    tmp_path: Path, places: dict[str, str], proxy: FaultProxy
+) -> None:
+    with stage(tmp_path, places) as it:
+        table = it.create("t")
+        proxy.set([Fault("status_503", methods=("PUT",))])
+        write(table, 0, 9)
+        it.until_copied(table, 9)
+        assert set(it.places(table)) == {NEAR}
+        assert it.errors(FAR) > 0
+        assert it.health(FAR) in (Health.SUSPECT, Health.DOWN)
+        [seen] = it.admin.locations().locations[FAR - 1].servers
+        assert seen.last_error is not None
+        assert "SlowDown" in seen.last_error
+        assert scrape(it.server)['zufluss_remote_errors_total{location="2"}'] > 0
+        proxy.set()
+        until_health(it, FAR, Health.ACTIVE)
+        assert rows(table) == everything(9)
+
+
+def test_e19_forbidden_uploads_are_errors_and_move_nothing(
+    tmp_path: Path, places: dict[str, str], proxy: FaultProxy, near: Path, far: str
+) -> None:
+    with stage(tmp_path, places) as it:
+        it.create("first")
+        table = it.create("second", **{PLACEMENT: "partition"})
+        assert it.home("second") == far
+        proxy.set([Fault("status_403", methods=("PUT",))])
+        write(table, 0, 9)
+        eventually(lambda: scrape(it.server)[FAILURES] >= 3, "uploads fail")
+        assert stored(near) == {}
+        assert it.copied(table) == 0
+        assert it.health(FAR) is Health.ACTIVE
+        assert it.errors(FAR) == 0
+        assert "ExpiredToken" in it.server.log()
+        assert f"{far}/log/fluss/second-" in it.server.log()
+        proxy.set()
+        it.until_copied(table, 9)
+        assert stored(near) == {}
+        assert rows(table) == everything(9)
+
+
+def test_e19_a_missing_object_is_an_error_and_no_failure_of_its_place(
+    tmp_path: Path, places: dict[str, str], far: str, s3_server: S3Server
+) -> None:
+    with stage(tmp_path, places) as it:
+        table = it.create("t", **{PLACEMENT: f"pinned:{FAR}"})
+        write(table, 0, 9)
+        it.until_copied(table, 9)
+        it.until_gone(table)
+        victim = min(p for p in stored(far, s3_server.properties) if p.endswith(f"/{0:020d}.log"))
+        store = Objects(parse_location(far, "far"), s3_server.properties)
+        asyncio.run(store.delete([victim]))
+        with pytest.raises(ObjectMissingError, match=f"{far}/{victim}"):
+            rows(table)
+        assert it.health(FAR) is Health.ACTIVE
+        assert it.errors(FAR) == 0
+        write(table, 9, 12)
+        it.until_copied(table, 12)
+        assert set(it.places(table, s3_server.properties)) == {FAR}
+
+
+# -- 20 -------------------------------------------------------------------------------------------
+
+
+def test_e20_orphans_of_crashes_between_upload_and_commit_leave_every_place(
+    tmp_path: Path,
+) -> None:
+    dirs = [tmp_path / "a", tmp_path / "b"]
+    copying = {**NO_COPIES, "remote.log.task-interval-duration": "20ms"}
+    snapshotting = {**NO_COPIES, **SNAPSHOTS}
+    joined = ",".join(map(str, dirs))
+    with stage(tmp_path, {DIRS: joined, **NO_COPIES, **METRICS}) as it:
+        server, table, changes = it.server, it.create("t"), keyed(it, "changes")
+        write(table, 0, 12)
+        upsert(changes, 0, 120)
+        server.kill()
+        for point, conf in (
+            ("remote-uploaded#2", copying),
+            ("remote-uploaded#1", copying),
+            ("remote-manifest#1", copying),
+            ("snapshot-uploaded#1", snapshotting),
+            ("snapshot-uploaded#1", snapshotting),
+        ):
+            die_at(server, point, conf)
+        before = [len(stored(place)) for place in dirs]
+        server.properties |= {**NO_COPIES, **SWEEPING}
+        server.environ = {KILL_AT_VARIABLE: ""}
+        server.start()
+        with reconnected(server) as again:
+            counted = live(again)
+            assert all(b > c for b, c in zip(before, counted, strict=True)), "orphans in each"
+            eventually(lambda: [len(stored(p)) for p in dirs] == counted, "orphans are swept")
+            sweeps = scrape(server)[SWEEPS]
+            eventually(lambda: scrape(server)[SWEEPS] > sweeps + 1, "it sweeps again")
+            assert [len(stored(p)) for p in dirs] == counted == live(again)
+            for location in (1, 2):
+                assert f"garbage_deleted kind=log location={location}" in plain(server) or (
+                    "garbage_deleted" in plain(server)
+                )
+            assert rows(again.conn.table("t")) == everything(12)
+            found = again.conn.table("changes").lookup(list(range(130)), missing="drop")
+            assert sorted(found["id"].to_pylist()) == list(range(120))
+
+
+def plain(server: WarmServer) -> str:
+    return server.log()
+
+
+def die_at(server: WarmServer, point: str, conf: dict[str, str]) -> None:
+    """One life that ends at a step."""
+    server.properties |= conf
+    server.environ = {KILL_AT_VARIABLE: point}
+    server.launch()
+    assert server.wait() == -signal.SIGKILL
+
+
+# -- 21 -------------------------------------------------------------------------------------------
+
+
+def test_e21_dropping_a_table_or_partition_leaves_nothing_in_any_place(
+    tmp_path: Path,
+    places: dict[str, str],
+    proxy: FaultProxy,
+    near: Path,
+    far: str,
+    s3_server: S3Server,
+) -> None:
+    def files(table: Table, kind: str = "[a-z]+") -> list[set[str]]:
+        """What each place has of a table."""
+        in_far = stored(far, s3_server.properties)
+        return [of_table(table, stored(near), kind), of_table(table, in_far, kind)]
+
+    def kinds(table: Table) -> set[str]:
+        return {path.split("/")[0] for found in files(table) for path in found}
+
+    with stage(tmp_path, {**places, **SNAPSHOTS, **LAKE}) as it:
+        server, gone = it.server, keyed(it, "gone", **IN_LAKE)
+        days, stays = keyed(it, "days", by_day=True), it.create("stays")
+        upsert(gone, 0, 90)
+        upsert(days, 0, 60, "a")
+        upsert(days, 0, 60, "b")
+        write(stays, 0, 9)
+        tiered(it, gone, 1, 50)
+        until_snapshot(it, gone, 90)
+        for day in "ab":
+            until_snapshot(it, days, 60, day)
+        it.until_copied(gone, 9)
+        it.until_copied(stays, 9)
+        assert kinds(gone) == {"log", "kv", "lake"}
+        assert all(files(gone))
+        parts = {p.name: p.partition_id for p in it.admin.list_partitions("days")}
+        of_a = f"/a-p{parts['a']}/"
+        assert all(any(of_a in path for path in found) for found in files(days))
+        it.admin.drop_partition("days", {"day": "a"})
+        eventually(lambda: not any(of_a in p for found in files(days) for p in found), "no a")
+        proxy.set([Fault("status_503", methods=("DELETE", "POST"))])
+        it.admin.drop_table("gone")
+        eventually(lambda: not files(gone)[0], "the near place is empty")
+        left = files(gone)[1]
+        assert left
+        server.kill()
+        proxy.set()
+        server.start()
+        eventually(lambda: not any(files(gone)), "the far place is empty")
+        with reconnected(server) as again:
+            assert rows(again.conn.table("stays")) == everything(9)
+            found = again.conn.table("days").lookup(
+                [{"id": i, "day": "b"} for i in range(60)], missing="drop"
+            )
+            assert len(found) == 60
+            again.admin.drop_table("days")
+            again.admin.drop_table("stays")
+        eventually(lambda: not stored(near) and not stored(far, s3_server.properties), "all gone")
+
+
+# -- 22 -------------------------------------------------------------------------------------------
+
+
+def test_e22_dropping_a_table_with_a_thousand_partitions_leaves_no_directory(
+    tmp_path: Path,
+) -> None:
+    dirs = [tmp_path / "a", tmp_path / "b"]
+    with stage(tmp_path, {DIRS: ",".join(map(str, dirs)), **NO_COPIES}) as it:
+        it.admin.create_table(
+            "t", "id BIGINT, day STRING", partition_keys=["day"], bucket_count=1
+        )
+        table = it.conn.table("t")
+        create_partitions(it, 1000)
+        parts = it.admin.list_partitions("t")
+        assert len(parts) == 1000
+        for part in parts:
+            path = orphan(table, f"/{part.name}-p{part.partition_id}")
+            for place in dirs:
+                (place / path).parent.mkdir(parents=True)
+                (place / path).write_bytes(b"content")
+        it.admin.drop_table("t")
+        name = f"t-{table.info.table_id}"
+        eventually(
+            lambda: not any(list(place.glob(f"*/fluss/{name}/*")) for place in dirs), "all gone"
+        )
+        assert all(stored(place) == {} for place in dirs)
+
+
+def create_partitions(it: Stage, count: int) -> None:
+    """All at once, as far as the connection takes them."""
+    admin = it.conn.admin._admin
+
+    async def create() -> None:
+        await asyncio.gather(*(admin.create_partition("t", {"day": str(i)}) for i in range(count)))
+
+    it.conn._thread.run(create())
+
+
+# -- 23 -------------------------------------------------------------------------------------------
+
+
+def test_e23_nothing_outside_the_roots_is_deleted_nor_where_a_listing_failed(
+    tmp_path: Path,
+    places: dict[str, str],
+    proxy: FaultProxy,
+    near: Path,
+    far: str,
+    s3_server: S3Server,
+) -> None:
+    keys = s3_server.properties
+    with stage(tmp_path, {**places, **NO_COPIES, **SWEEPING}) as it:
+        proxy.set([LISTINGS])
+        table, other = it.create("t"), it.create("t2")
+        name = f"t-{table.info.table_id}"
+        outside = tmp_path / "outside"
+        strangers = {
+            f"log/fluss/{name}0/0/{uuid.uuid4()}/{0:020d}.log": near,
+            f"log/fluss/{name}/0/notes.txt": near,
+            f"logs/fluss/{name}/0/{uuid.uuid4()}/{0:020d}.log": near,
+            orphan(table): outside,
+            f"place-2/{orphan(table)}": far.removesuffix("/place"),
+            f"{uuid.uuid4()}.log": far,
+        }
+        for path, place in strangers.items():
+            put(place, path, keys)
+        link = near / f"log/fluss/{name}/0/linked"
+        link.symlink_to(outside)
+        garbage = [put(place, orphan(table), keys) for place in (near, far)]
+        mine = [put(place, orphan(other), keys) for place in (near, far)]
+        assert mine
+        eventually(lambda: garbage[0] not in stored(near), "the near one is swept")
+        sweeps = scrape(it.server)[SWEEPS]
+        eventually(lambda: scrape(it.server)[SWEEPS] > sweeps + 1, "it sweeps again")
+        assert garbage[1] in stored(far, keys), "its listing failed"
+        it.admin.drop_table("t")
+        eventually(lambda: not of_table(table, stored(near)), "the near one is cleaned")
+        assert garbage[1] in stored(far, keys), "its listing failed"
+        proxy.set()
+        eventually(lambda: not of_table(table, stored(far, keys)), "the far one is cleaned")
+        for path, place in strangers.items():
+            kept = stored(place, keys)
+            assert (path in kept) == (path != f"log/fluss/{name}/0/notes.txt"), path
+
+
