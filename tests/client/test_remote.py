@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -34,6 +36,15 @@ from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
 
 ROWS = list(range(60))
+
+
+def test_a_client_loads_what_reads_cloud_stores_only_when_it_meets_one() -> None:
+    code = (
+        "import sys, zufluss.client.sync\n"
+        "heavy = {'obstore', 'rocksdict', 'urllib.request', 'http.client', 'numba'}\n"
+        "sys.exit(', '.join(heavy & sys.modules.keys()) or 0)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 async def rest(scanner: AsyncLogScanner) -> list[int]:

@@ -161,6 +161,9 @@ async def test_files_that_are_not_the_snapshots_own_are_refused(
 ) -> None:
     await cluster.catalog.create_table(BY_DAY, keyed_json(("d",)))
     _, data = await snapshot(cluster, bucket, 0, (await shared_file(cluster, bucket, "1.sst"),))
+    with pytest.raises(CorruptRecordError, match="checksum"):
+        await commit(cluster, data.replace(b"/shared/", b"/snap-7/"))
+    data = data[: data.rindex(b',"zufluss_crc32c"')] + b"}"  # nothing but what it says counts now
     for change in (
         ("/shared/", "/snap-7/"),
         ("kv/fluss/keyed-0/0/shared/", "kv/fluss/keyed-0/1/shared/"),

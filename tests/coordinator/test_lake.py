@@ -22,6 +22,8 @@ from zufluss.errors import ConfigError, ErrorCode, LakeSnapshotNotExistError, Ta
 from zufluss.meta.api import Delete, Op
 from zufluss.model.schema import Schema
 from zufluss.model.table import TableBucket, TableDescriptor, TablePath
+from zufluss.remote.errors import LocationUnavailableError
+from zufluss.remote.storage import RemoteStorage
 from zufluss.testing.s3 import S3Server
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
@@ -739,6 +741,37 @@ async def test_a_lost_offsets_file_is_mended_by_a_snapshot_with_all_offsets(
     file = await prepared(again, {0: 12, 1: 5}, ignore_previous=True)
     assert (await commit(again, 2, file)).error_code == OK
     assert offsets_of(await snapshot(again)) == {0: 12, 1: 5}
+    await again.stop()
+
+
+async def test_a_snapshot_waits_for_a_location_that_does_not_answer_and_nobody_else_does(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await lake_table(cluster)
+    other = TablePath("fluss", "other")
+    await lake_table(cluster, other)
+    first = await tiered(cluster, 1, {0: 10})
+    back = await prepared(cluster, {0: 5}, ignore_previous=True)
+    again = await cluster.restart()
+    reached, answer = asyncio.Event(), asyncio.Event()
+    read_at = RemoteStorage.read_at
+
+    async def hanging(self: RemoteStorage, location_id: int, path: str, *, limit: int) -> bytes:
+        if first.endswith(path):
+            reached.set()
+            await answer.wait()
+            raise LocationUnavailableError(first, "", "no answer")
+        return await read_at(self, location_id, path, limit=limit)
+
+    monkeypatch.setattr(RemoteStorage, "read_at", hanging)
+    waiting = asyncio.create_task(commit(again, 2, back))
+    await reached.wait()
+    assert (await take(again)).tiering_epoch  # while the commit waits
+    answer.set()
+    assert (await waiting).error_code == ErrorCode.STORAGE_EXCEPTION
+    monkeypatch.undo()
+    assert (await commit(again, 2, back)).error_code != OK  # it goes back
+    assert offsets_of(await snapshot(again)) == {0: 10}
     await again.stop()
 
 

@@ -10,6 +10,7 @@ import pytest_asyncio
 
 from tests.coordinator.remotes import (
     KEYED,
+    LOGGED,
     keyed_json,
     locations,
     manifest,
@@ -17,7 +18,7 @@ from tests.coordinator.remotes import (
     shared_file,
     snapshot,
 )
-from tests.coordinator.support import call
+from tests.coordinator.support import call, table_json
 from tests.coordinator.test_registration import Apart
 from zufluss.errors import ErrorCode, KvSnapshotNotExistError, ZuflussError
 from zufluss.model.table import TableBucket
@@ -38,6 +39,24 @@ async def apart(tmp_path: Path) -> AsyncIterator[Apart]:
 @pytest.fixture
 def bucket(apart: Apart) -> TableBucket:
     return TableBucket(apart.coordinator.image.table(KEYED).info.table_id, None, 0)
+
+
+async def test_a_tablet_server_asks_how_far_the_lake_is(tmp_path: Path) -> None:
+    apart = Apart(tmp_path / "meta", {**locations(tmp_path), "datalake.format": "iceberg"})
+    await apart.start_coordinator()
+    await apart.link.join()
+    coordinator = apart.coordinator
+    table = await coordinator.catalog.create_table(
+        LOGGED, table_json(buckets=2, properties={"table.datalake.enabled": "true"})
+    )
+    bucket = TableBucket(table.info.table_id, None, 1)
+    for gateway in (apart.link, coordinator.remote):
+        assert await gateway.lake_offset(LOGGED, bucket) == 0
+    await coordinator.lake.commit_offsets(bucket.table_id, LOGGED, 1, {bucket: 7})
+    for gateway in (apart.link, coordinator.remote):
+        assert await gateway.lake_offset(LOGGED, bucket) == 7
+        assert await gateway.lake_offset(LOGGED, bucket._replace(bucket_id=0)) == 0
+    await apart.stop_coordinator()
 
 
 async def test_a_tablet_server_commits_and_asks_what_counts(

@@ -158,6 +158,13 @@ async def test_a_manifest_must_be_named_as_one_of_its_bucket(
         await cluster.coordinator.remote.commit_manifest(replace(made, start_offset=1))
 
 
+async def test_negative_counts_are_refused(cluster: Cluster, bucket: TableBucket) -> None:
+    made = await manifest(cluster, bucket, [await segment(cluster, bucket, 0, 10)])
+    for used in (Usage(-1, 0), Usage(1, -1)):
+        with pytest.raises(ConfigError, match="negative"):
+            await cluster.coordinator.remote.commit_manifest(replace(made, usage={1: used}))
+
+
 async def test_files_in_a_retired_or_unknown_location_are_refused(
     cluster: Cluster, bucket: TableBucket
 ) -> None:

@@ -10,7 +10,7 @@ batch.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -227,25 +227,41 @@ class Looker(Worker):
 # -- what must hold ---------------------------------------------------------------------------
 
 
-def kv_violations(port: int, target: Target, writers: Sequence[PutWriter]) -> list[str]:
-    """Everything that is wrong with the table, once all writers are done."""
+def kv_violations(
+    port: int,
+    target: Target,
+    writers: Sequence[PutWriter],
+    changelog: Callable[[int], Sequence[Change]] | None = None,
+) -> list[str]:
+    """Everything that is wrong with the table, once all writers are done.
+
+    `changelog` reads that of a bucket if it is not all on the server.
+    """
     found: list[str] = []
     with RawClient(port) as client:
+        read = changelog or (lambda bucket: _changelog(client, target.table_id, bucket))
         for bucket in range(target.buckets):
-            found += _bucket_violations(client, target.table_id, bucket, writers)
+            found += _bucket_violations(client, target.table_id, bucket, writers, read(bucket))
     return found
 
 
+def _changelog(client: RawClient, table_id: int, bucket: int) -> list[Change]:
+    return [Change(*r) for r in raw_changelog(client, table_id, SCHEMA, bucket)]  # type: ignore[arg-type]
+
+
 def _bucket_violations(
-    client: RawClient, table_id: int, bucket: int, writers: Sequence[PutWriter]
+    client: RawClient,
+    table_id: int,
+    bucket: int,
+    writers: Sequence[PutWriter],
+    changes: Sequence[Change],
 ) -> list[str]:
     found: list[str] = []
-    changes = [Change(*r) for r in raw_changelog(client, table_id, SCHEMA, bucket)]  # type: ignore[arg-type]
     try:
         state = fold(changes, RULES)
     except AssertionError as e:
         return [f"bucket {bucket}: the changelog contradicts itself: {e}"]
-    if _looked_up(client, table_id, bucket, changes) != state:
+    if looked_up(client, table_id, bucket, changes) != state:
         found.append(f"bucket {bucket}: the state is not the fold of the changelog")
     if _scanned(client, table_id, bucket) != state:
         found.append(f"bucket {bucket}: a scan does not give the fold of the changelog")
@@ -268,7 +284,7 @@ def _first_difference(found: list[Any], expected: list[Any]) -> str:
     return "one ends before the other"
 
 
-def _looked_up(
+def looked_up(
     client: RawClient, table_id: int, bucket: int, changes: Sequence[Change]
 ) -> dict[tuple[Any, ...], tuple[Any, ...]]:
     """The state of all keys that were ever there, by lookups."""

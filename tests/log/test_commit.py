@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,12 @@ import pytest
 
 from tests.log.support import batch, entry, offsets, read_all
 from zufluss.errors import CorruptRecordError, LogStorageError
-from zufluss.log.commit_log import BLOCK_BYTES, read_commit_log
+from zufluss.log.commit_log import BLOCK_BYTES, kept_in, read_commit_log
 from zufluss.log.config import FlushMode, LogConfig
 from zufluss.log.files import Files, OpenFile
 from zufluss.log.log import Appended, Log
 from zufluss.log.manager import COMMIT_DIRECTORY, COPY_BYTES_MAX, LogManager, log_directory
+from zufluss.log.writer_state import WriterState
 from zufluss.model.table import PhysicalTablePath, TableBucket
 from zufluss.testing.files import ManualWorker, RecordingFiles, SilentFiles
 
@@ -489,6 +491,61 @@ async def test_dropping_all_buckets_leaves_no_directory(tmp_path: Path) -> None:
         server.manager.drop(server.log(dropped))
     server.flush_worker.run()
     assert [p.name for p in tmp_path.iterdir()] == [COMMIT_DIRECTORY]
+
+
+def restarted(root: Path) -> LogManager:
+    """A manager that has opened nothing yet."""
+    return LogManager(
+        root,
+        files=SilentFiles(),
+        flush=FlushMode.ACK,
+        on_durable=lambda items: None,
+        on_failure=_unexpected,
+        commit_file_bytes=1 << 16,
+        make_worker=lambda name: ManualWorker(),
+    )
+
+
+async def test_a_log_made_anew_is_not_refused_for_a_commit_log_that_it_does_not_reach(
+    tmp_path: Path,
+) -> None:
+    server = Server(tmp_path, buckets=(FIRST,))
+    server.append(body=bytes(COPY_BYTES_MAX))
+    server.append()
+    server.sync()
+    server.kill()
+    shutil.rmtree(log_directory(tmp_path, PATH, FIRST))
+    dies_before_it_has_started = restarted(tmp_path)
+    dies_before_it_has_started.create_log_at(PATH, FIRST, 1, WriterState(0).to_json(), 0)
+    server = Server(tmp_path, buckets=(FIRST,))
+    assert server.refused == []
+    assert server.log().log_end_offset == 1
+    server.append()
+    server.sync()
+    server.kill()
+    assert Server(tmp_path, buckets=(FIRST,)).log().log_end_offset == 3
+
+
+async def test_a_refused_log_that_is_made_later_still_gets_its_end_from_the_commit_log(
+    tmp_path: Path,
+) -> None:
+    server = Server(tmp_path, buckets=(FIRST,))
+    for _ in range(3):
+        server.append()
+    server.sync()
+    server.kill()
+    shutil.rmtree(log_directory(tmp_path, PATH, FIRST))
+    manager = restarted(tmp_path)
+    manager.refuse(FIRST, OSError("its location is down"))
+    manager.started()
+    assert kept_in(tmp_path / COMMIT_DIRECTORY)
+    with pytest.raises(OSError, match="down"):
+        manager.open_log(PATH, FIRST, LogConfig(), 0)
+    manager.allow(FIRST)
+    manager.create_log_at(PATH, FIRST, 2, WriterState(0).to_json(), 0)
+    assert manager.open_log(PATH, FIRST, LogConfig(), 0).log_end_offset == 6
+    manager.settle(FIRST)
+    assert kept_in(tmp_path / COMMIT_DIRECTORY) == []
 
 
 async def test_group_commit_with_real_threads(tmp_path: Path) -> None:

@@ -127,3 +127,15 @@ def test_a_bucket_lies_below_its_partition_and_that_below_its_table(
 def test_what_is_not_exactly_ours_is_not_understood(path: str) -> None:
     """Acceptance 23: the sweep deletes only what is understood."""
     assert layout.parse(path) is None
+
+
+@settings(max_examples=100)
+@given(owner=OWNERS, kind=st.sampled_from([layout.LOG, layout.KV]))
+def test_a_full_path_says_where_its_location_begins(
+    owner: tuple[PhysicalTablePath, TableBucket], kind: str
+) -> None:
+    directory = layout.bucket_directory(kind, *owner)
+    for root in ("/place", "/mnt/log/kv/a", "/mnt/log/db/t-1"):
+        for path in (directory, layout.segment_file(directory, SEGMENT, 0, ".log")):
+            assert layout.root_of(f"{root}/{path}") == root
+    assert layout.root_of("/place/elsewhere/file") is None

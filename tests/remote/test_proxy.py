@@ -93,6 +93,10 @@ def test_a_refused_request_does_not_reach_the_service(proxy: FaultProxy, got: li
     status, body = ask(proxy, "PUT", "/a", b"x")
     assert status == 503
     assert b"SlowDown" in body
+    proxy.set([Fault("status_403")])
+    status, body = ask(proxy, "PUT", "/a", b"x")
+    assert status == 403
+    assert b"ExpiredToken" in body
     proxy.set([Fault("reset")])
     with pytest.raises(ConnectionError):
         ask(proxy)

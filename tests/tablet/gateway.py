@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from zufluss.cluster.remote import BucketRemote, ManifestCommit, SnapshotHandle, metadata_file
 from zufluss.errors import NetworkError
-from zufluss.model.table import TableBucket
+from zufluss.model.table import TableBucket, TablePath
 from zufluss.remote.snapshot import KvSnapshot
 
 
@@ -31,6 +31,8 @@ class Gateway:
         """So many commits count, and nobody hears of it."""
         self.silent = False
         """Questions are not answered."""
+        self.lake_offsets: dict[TableBucket, int] = {}
+        """Below these the lake has everything."""
         self.before_commit: Callable[[], object] = lambda: None
         """Called when a commit arrives."""
 
@@ -72,6 +74,9 @@ class Gateway:
         )
         self.snapshots.append(snapshot)
         self._answer()
+
+    async def lake_offset(self, path: TablePath, bucket: TableBucket) -> int:
+        return self.lake_offsets.get(bucket, 0)
 
     def _remote(self, bucket: TableBucket) -> BucketRemote:
         return self.remotes.get(bucket, BucketRemote(bucket))

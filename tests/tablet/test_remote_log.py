@@ -15,7 +15,7 @@ from tests.log.support import entry
 from tests.tablet.gateway import Gateway
 from tests.tablet.support import TABLE, Connection, Tablet, batch, fetch_request
 from zufluss.cluster.refusal import refusal_batch
-from zufluss.cluster.replicas import ReplicaStop
+from zufluss.cluster.replicas import LakeOffsets, ReplicaStop
 from zufluss.errors import ErrorCode
 from zufluss.log.export import build_indexes
 from zufluss.model.table import TableBucket
@@ -515,6 +515,29 @@ async def test_logs_stay_on_the_server_without_a_location_or_when_switched_off(
             assert await tablet.read_all() == list(range(0, 60, ROWS))
 
 
+async def test_a_log_still_expires_when_copying_is_switched_off(tmp_path: Path) -> None:
+    gateway = Gateway()
+    options: dict[str, Any] = {
+        "buckets": 1,
+        "gateway": gateway,
+        "properties": {"table.log.ttl": "1h", "table.log.tiered.local-segments": "1"},
+    }
+    async with serving(tmp_path, **options) as tablet:
+        await tablet.write(12)
+        await tablet.round()
+    off = {"remote.log.task-interval-duration": "0"}
+    async with serving(tmp_path, conf=off, **options) as tablet:
+        tablet.now_ms += 100_000
+        await tablet.write(12)
+        copied = len(gateway.commits)
+        assert await tablet.read_all() == list(range(0, 72, ROWS))
+        tablet.now_ms += 2 * 3600 * 1000
+        await tablet.round()
+        assert len(gateway.commits) == copied + 1, "what is there has expired"
+        tablet.server.logs.expire(tablet.now_ms)
+        assert tablet.replica().start_offset == tablet.replica().log.log_start_offset == 72
+
+
 async def test_what_cannot_be_deleted_is_deleted_later_and_stops_no_upload(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -563,6 +586,37 @@ async def test_a_log_whose_disk_is_lost_goes_on_where_remote_storage_ends(tmp_pa
         await tablet.write(6)
         await tablet.round()
         assert await tablet.read_all() == list(range(0, 45, ROWS))
+
+
+async def test_a_lost_log_gives_no_offset_again_that_the_lake_has(tmp_path: Path) -> None:
+    gateway = Gateway()
+    properties = {"table.datalake.enabled": "true", "table.log.ttl": "1h"}
+    options: dict[str, Any] = {"buckets": 1, "gateway": gateway, "properties": properties}
+    async with serving(tmp_path, **options) as tablet:
+        await tablet.write(12)
+        await tablet.round()
+        assert gateway.commits[-1].end_offset < 33
+    gateway.lake_offsets[TableBucket(TABLE, None, 0)] = 33
+    (tmp_path / "data" / "db").rename(tmp_path / "lost")
+    async with serving(tmp_path, **options) as tablet:
+        log = tablet.replica().log
+        assert (log.log_start_offset, log.log_end_offset) == (33, 33)
+        await tablet.write(1)
+        assert (await tablet.fetched(33)).error_code == 0
+        missing = await tablet.fetched(30)
+        assert missing.error_code == ErrorCode.LOG_OFFSET_OUT_OF_RANGE_EXCEPTION
+
+        await tablet.write(12)
+        remote = tablet.replica().remote
+        assert remote is not None
+        await tablet.round()
+        assert (remote.failures, remote.start_offset) == (1, 0), "there is a hole"
+        tiered = LakeOffsets(TableBucket(TABLE, None, 0), 1, 1000, (1,))
+        await tablet.server.notify_lake_offsets([tiered])
+        tablet.now_ms += 2 * 3600 * 1000
+        await tablet.round()
+        assert remote.failures == 0
+        assert remote.copied_to > 33, "what was before has expired"
 
 
 async def test_a_log_whose_end_is_lost_is_not_copied_over_the_remote_one(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from tests.tablet.gateway import Gateway
 from tests.tablet.keyed import Keyed, keyed, many
 from tests.tablet.support import TABLE
 from zufluss.errors import ZuflussError
+from zufluss.model.table import TableBucket
 from zufluss.remote.snapshot import KvSnapshot
 
 LOCATIONS = ("a", "b", "c")
@@ -182,6 +183,22 @@ async def test_a_bucket_is_refused_when_serving_it_would_hide_rows(
             message = refusal(tablet).message
             assert "with checksum" in message, "why the newest one is of no use"
             assert "snapshot 0 ends at offset 100" in message, "and why the older one is not"
+
+
+async def test_a_bucket_is_refused_while_the_lake_is_ahead_of_remote_storage(
+    tmp_path: Path, gateway: Gateway
+) -> None:
+    tiered = {"properties": {"table.datalake.enabled": "true"}}
+    rows = await filled(tmp_path, gateway, **tiered)
+    end = gateway.snapshots[-1].log_offset
+    gateway.lake_offsets[TableBucket(TABLE, None, 0)] = end + 5
+    lose(tmp_path, "log", "kv")
+    async with keyed(tmp_path, LOCATIONS, gateway=gateway, **tiered) as tablet:
+        refused = refusal(tablet)
+        assert f"up to offset {end + 4}" in refused.message
+        assert "table.datalake.enabled=false" in refused.message
+    async with keyed(tmp_path, LOCATIONS, gateway=gateway) as tablet:
+        assert await tablet.rows() == rows, "as the message says"
 
 
 async def test_without_any_readable_snapshot_a_whole_changelog_is_enough(

@@ -61,7 +61,7 @@ from zufluss.errors import (
 from zufluss.model.schema import Schema
 from zufluss.model.table import TableBucket, TableInfo
 from zufluss.record.batch import LENGTH_OVERHEAD, BatchHeader, iter_headers
-from zufluss.remote.objects import ObjectCorruptError, ObjectForbiddenError
+from zufluss.remote.errors import ObjectCorruptError, ObjectForbiddenError
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
 

@@ -28,8 +28,8 @@ from zufluss.client.tokens import RemoteFiles
 from zufluss.errors import CorruptRecordError
 from zufluss.model.table import TablePath
 from zufluss.record.batch import LENGTH_OVERHEAD, MIN_BATCH_SIZE, BatchHeader, iter_headers
+from zufluss.remote.errors import ObjectCorruptError
 from zufluss.remote.layout import segment_file
-from zufluss.remote.objects import ObjectCorruptError
 from zufluss.remote.uri import LocationUri, parse_location
 from zufluss.wire import messages as m
 

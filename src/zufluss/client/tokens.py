@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING, Final
 
 from zufluss.errors import CorruptMessageError, ErrorCode, ZuflussError
 from zufluss.model.table import TablePath
-from zufluss.remote.objects import LocationUnavailableError, ObjectForbiddenError, Objects
+from zufluss.remote.errors import LocationUnavailableError, ObjectForbiddenError
+from zufluss.remote.layout import root_of
+from zufluss.remote.objects import Objects
 from zufluss.remote.tokens import ENDPOINT, ENDPOINT_REGION, PATH_STYLE
 from zufluss.remote.uri import FILE, LocationUri, parse_location
 from zufluss.wire import messages as m
@@ -182,6 +184,6 @@ def _root(access: Access, uri: LocationUri) -> LocationUri:
     below = access.prefix.removeprefix(uri.fs_key).strip("/")
     if below and access.prefix.startswith(uri.fs_key):
         return LocationUri(uri.scheme, uri.authority, f"/{below}")
-    if uri.scheme == FILE:
-        return LocationUri(FILE, "", "/" + uri.path.split("/")[1])
+    if uri.scheme == FILE:  # the directory of the location: without it, the disk is away
+        return LocationUri(FILE, "", root_of(uri.path) or "/" + uri.path.split("/")[1])
     return LocationUri(uri.scheme, uri.authority, "")

@@ -291,15 +291,20 @@ class ClusterImage:
 
     def leader(self, bucket: TableBucket) -> tuple[int, int] | None:
         """Leader id and leader epoch of a bucket, None when there is no such bucket."""
-        holder: TableEntry | PartitionEntry | None
+        state = self.bucket_state(bucket)
+        return None if state is None else (state.leader, state.leader_epoch)
+
+    def bucket_state(self, bucket: TableBucket) -> BucketState | None:
+        """Who holds a bucket, None when there is no such bucket."""
+        holder = self.holder(bucket)
+        known = holder is not None and 0 <= bucket.bucket_id < len(holder.buckets)
+        return holder.buckets[bucket.bucket_id] if holder is not None and known else None
+
+    def holder(self, bucket: TableBucket) -> TableEntry | PartitionEntry | None:
+        """The table or partition that a bucket is one of, None when there is none."""
         if bucket.partition_id is None:
-            holder = self._tables.get(bucket.table_id)
-        else:
-            holder = self._partitions.get(bucket.partition_id)
-        if holder is None or not 0 <= bucket.bucket_id < len(holder.buckets):
-            return None
-        state = holder.buckets[bucket.bucket_id]
-        return state.leader, state.leader_epoch
+            return self._tables.get(bucket.table_id)
+        return self._partitions.get(bucket.partition_id)
 
     def buckets(self) -> Iterator[tuple[PhysicalTablePath, TableBucket, BucketState]]:
         """Every bucket of the cluster with its path and state."""

@@ -9,6 +9,7 @@ coordinator as a tablet server sees it for that: in one process the coordinator'
 | bucket_remotes | GET_BUCKET_REMOTES (30005) | a server takes buckets over, or does not know how a commit ended |
 | commit_manifest | COMMIT_REMOTE_LOG_MANIFEST (1027) | segments were uploaded or expired, their manifest is written |
 | commit_snapshot | COMMIT_KV_SNAPSHOT (1022) | a key-value snapshot is uploaded, its `_METADATA` last |
+| lake_offset | GET_LAKE_SNAPSHOT (1032) | a log was lost and begins again |
 """  # noqa: E501 - a table row does not wrap
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from zufluss.cluster import codec
-from zufluss.model.table import TableBucket
+from zufluss.model.table import TableBucket, TablePath
 from zufluss.remote.files import Usage
 from zufluss.remote.layout import METADATA_NAME
 from zufluss.remote.locations import AdminState, Location, Locations
@@ -97,6 +98,10 @@ class RemoteGateway(Protocol):
 
     async def commit_snapshot(self, metadata: bytes, leader_epoch: int) -> None:
         """Make a snapshot count, given as the bytes of its `_METADATA` (see `metadata_file`)."""
+        ...
+
+    async def lake_offset(self, path: TablePath, bucket: TableBucket) -> int:
+        """Below it the lake has everything of a bucket; 0 where it has nothing."""
         ...
 
 

@@ -29,10 +29,10 @@ from typing import Any
 
 import structlog
 
-from zufluss.cluster.image import BucketState, ClusterImage
+from zufluss.cluster.image import ClusterImage
 from zufluss.cluster.remote import SnapshotHandle, metadata_file
 from zufluss.cluster.replicas import KvSnapshotOffset
-from zufluss.coordinator.bucket_remotes import BucketRecord, BucketRemotes, UsageByLocation
+from zufluss.coordinator.bucket_remotes import BucketRecord, BucketRemotes
 from zufluss.coordinator.remote_checks import check_locations, check_name, gone
 from zufluss.coordinator.tablets import Tablets
 from zufluss.coordinator.worklist import WorkList
@@ -49,7 +49,7 @@ from zufluss.errors import (
 from zufluss.model.table import TableBucket
 from zufluss.remote import layout
 from zufluss.remote.errors import ObjectMissingError
-from zufluss.remote.files import RemoteFile, Usage, usage
+from zufluss.remote.files import RemoteFile, summed, usage
 from zufluss.remote.snapshot import METADATA_BYTES_MAX, KvSnapshot
 from zufluss.remote.storage import RemoteStorage
 
@@ -197,7 +197,7 @@ class KvSnapshots:
             record,
             next_snapshot_id=handle.snapshot_id + 1,
             snapshots=(*record.snapshots, handle),
-            kv_usage=_sum(record.kv_usage, added),
+            kv_usage=summed([record.kv_usage, added]),
         )
         return self._retained_of(bucket, after)
 
@@ -343,7 +343,7 @@ class KvSnapshots:
             KvSnapshotOffset(bucket, snapshots[0].log_offset, state.replicas)
             for bucket in buckets
             if (snapshots := self._remotes.get(bucket).snapshots)
-            and (state := _state(self._image, bucket)) is not None
+            and (state := self._image.bucket_state(bucket)) is not None
         ]
 
     def _later(self, work: Coroutine[Any, Any, None]) -> None:
@@ -382,21 +382,3 @@ async def _parsed(metadata: bytes) -> KvSnapshot:
 
 def _files(snapshot: KvSnapshot) -> list[RemoteFile]:
     return [each.file for each in snapshot.files]
-
-
-def _sum(one: UsageByLocation, other: UsageByLocation) -> dict[int, Usage]:
-    total = dict(one)
-    for location_id, used in other.items():
-        before = total.get(location_id, Usage(0, 0))
-        total[location_id] = Usage(before.files + used.files, before.bytes + used.bytes)
-    return total
-
-
-def _state(image: ClusterImage, bucket: TableBucket) -> BucketState | None:
-    holder = (
-        image.table_by_id(bucket.table_id)
-        if bucket.partition_id is None
-        else image.partition_by_id(bucket.partition_id)
-    )
-    known = holder is not None and 0 <= bucket.bucket_id < len(holder.buckets)
-    return holder.buckets[bucket.bucket_id] if holder is not None and known else None

@@ -35,7 +35,7 @@ from typing import Any, TypeVar
 
 import structlog
 
-from zufluss.cluster.image import BucketState, ClusterImage, ImageChange, TableGone, TablePut
+from zufluss.cluster.image import ClusterImage, ImageChange, TableGone, TablePut
 from zufluss.cluster.replicas import LakeOffsets
 from zufluss.config import options
 from zufluss.config.load import Configuration
@@ -61,6 +61,7 @@ from zufluss.errors import (
 from zufluss.meta.api import ConflictError, MetaStore
 from zufluss.model.lake import LakeSnapshot
 from zufluss.model.table import TableBucket, TableInfo, TablePath
+from zufluss.remote.errors import LocationUnavailableError
 from zufluss.remote.files import Usage
 
 log = structlog.get_logger(__name__)
@@ -243,6 +244,7 @@ class LakeTables:
     async def _commit(self, commit: Commit) -> None:
         info = self._table(commit.table_id)
         record, offsets = await self._read_commit(info, commit)
+        await self._read_ahead(info, record.snapshot_id)
         async with self._turn:
             if commit.lease is not None:
                 self.queue.check(commit.lease)
@@ -291,6 +293,16 @@ class LakeTables:
             and (partition := self._image.partition_by_id(bucket.partition_id)) is not None
         }
         return LakeSnapshot(info.table_id, found.snapshot_id, offsets, names)
+
+    async def _read_ahead(self, info: TableInfo, snapshot_id: int) -> None:
+        """Read what `_is_news` compares with, while nobody waits for us."""
+        known = self._lake(info.table_id).snapshots
+        same = _find(known, snapshot_id, readable=False)
+        for snapshot in (*known[-1:], *([same] if same else ())):
+            try:
+                await self._offsets(info, snapshot.offsets_file)
+            except OffsetsFileError as problem:  # what that means is said when it is needed
+                log.debug("lake_offsets_not_read", table=str(info.path), error=str(problem))
 
     async def _is_news(
         self,
@@ -414,8 +426,8 @@ class LakeTables:
             newest = lake.snapshots[-1]
             try:
                 offsets = await self._offsets(info, newest.offsets_file)
-            except OffsetsFileError as problem:
-                log.error("lake_offsets_lost", table=str(info.path), error=str(problem))
+            except (OffsetsFileError, LocationUnavailableError) as problem:
+                log.error("lake_offsets_not_told", table=str(info.path), error=str(problem))
                 continue
             told += [
                 replace(o, replicas=(server_id,))
@@ -451,17 +463,8 @@ class LakeTables:
         return [
             LakeOffsets(bucket, snapshot_id, offset, state.replicas)
             for bucket, offset in offsets.items()
-            if (state := self._state(bucket)) is not None
+            if (state := self._image.bucket_state(bucket)) is not None
         ]
-
-    def _state(self, bucket: TableBucket) -> BucketState | None:
-        holder = (
-            self._image.table_by_id(bucket.table_id)
-            if bucket.partition_id is None
-            else self._image.partition_by_id(bucket.partition_id)
-        )
-        known = holder is not None and 0 <= bucket.bucket_id < len(holder.buckets)
-        return holder.buckets[bucket.bucket_id] if holder is not None and known else None
 
     async def _undisturbed(self, work: Coroutine[Any, Any, T]) -> T:
         task = asyncio.ensure_future(work)

@@ -32,6 +32,7 @@ from zufluss.coordinator.records import OffsetsFile
 from zufluss.errors import ConfigError, ErrorCode, ZuflussError
 from zufluss.model.schema import dump_object
 from zufluss.model.table import TableBucket, TableInfo
+from zufluss.remote.errors import LocationUnavailableError
 from zufluss.remote.files import RemoteFile
 from zufluss.remote.layout import LAKE, table_directory
 from zufluss.remote.locations import AdminState
@@ -101,13 +102,18 @@ class OffsetsFiles:
         )
 
     async def read(self, table: TableInfo, file: OffsetsFile) -> dict[TableBucket, int]:
-        """What a file says; `OffsetsFileError` when it is missing or damaged."""
+        """What a file says; `OffsetsFileError` when it is missing or damaged.
+
+        `LocationUnavailableError` when nobody knows, because its location does not answer.
+        """
         location_id = self._location(file)
         try:
             data = await self._registry.storage.read_at(
                 location_id, file.path, limit=FILE_BYTES_MAX
             )
             return from_json(table.table_id, data)
+        except LocationUnavailableError:
+            raise
         except (ZuflussError, ValueError, TypeError, KeyError, RecursionError) as problem:
             raise OffsetsFileError(
                 f"offsets file {self.full_path(file)!s:.200} of table '{table.path}' cannot be "

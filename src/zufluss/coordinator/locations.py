@@ -23,6 +23,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import structlog
@@ -30,7 +31,7 @@ import structlog
 from zufluss.cluster.remote import home
 from zufluss.config.load import Configuration
 from zufluss.config.option import Kind, Option
-from zufluss.config.options import OPTIONS
+from zufluss.config.options import DATA_DIR, OPTIONS
 from zufluss.config.table_options import TABLE_ZUFLUSS_REMOTE_PLACEMENT
 from zufluss.coordinator import records
 from zufluss.coordinator.ledger import Ledger
@@ -40,10 +41,18 @@ from zufluss.model.alter import AlterOp as ConfigOp
 from zufluss.model.schema import dump_object
 from zufluss.model.table import TableDescriptor, TableInfo
 from zufluss.remote.errors import LocationUnavailableError, NotOursError
-from zufluss.remote.files import Usage
+from zufluss.remote.files import Usage, summed
 from zufluss.remote.health import LocationReport
-from zufluss.remote.layout import CLUSTER
-from zufluss.remote.locations import AdminState, AlterOp, Health, Location, Locations, altered
+from zufluss.remote.layout import CLUSTER, LAKE
+from zufluss.remote.locations import (
+    IMPLICIT_NAME,
+    AdminState,
+    AlterOp,
+    Health,
+    Location,
+    Locations,
+    altered,
+)
 from zufluss.remote.locations import reconciled as reconcile
 from zufluss.remote.placement import Policy, SmoothRoundRobin, parse_policy
 from zufluss.remote.storage import RemoteStorage
@@ -141,17 +150,30 @@ class LocationRegistry:
 
         `uses` must be complete: a configuration without a location that has files is refused.
         """
-        before = None if self._stored is NO_LOCATIONS else self._stored
+        before = self._before()
         after = reconcile(before, self.conf, {} if before is None else self.live_files())
         self.storage = storage(self.conf, after)
         self.storage.claim = self.claim
         after = after.with_marks(await self._settled(after), self.conf)
-        if after is not before:
+        if after is not before or LOCATIONS_PATH not in self._versions:
             await self._commit(self._put(LOCATIONS_PATH, after.to_json()))
             log.info("locations_changed", version=after.version, locations=_shown(after))
         self._stored = after
         if PLACEMENT_PATH not in self._versions:
             await self._commit(self._put(PLACEMENT_PATH, self._turn.to_json()))
+
+    def _before(self) -> Locations | None:
+        """The registry so far; None if there are no files yet.
+
+        A cluster that is older than registries has its files beside the data, unless it was told
+        another place: then that one has to come first.
+        """
+        if self._stored is NO_LOCATIONS:
+            data = self.conf.get(DATA_DIR)
+            if not (Path(data) / IMPLICIT_NAME / LAKE).is_dir():
+                return None
+            self._stored = reconcile(None, Configuration.of({DATA_DIR.key: data}), {})
+        return self._stored
 
     @property
     def locations(self) -> Locations:
@@ -160,12 +182,7 @@ class LocationRegistry:
 
     def live(self) -> dict[int, Usage]:
         """Files and bytes that something refers to, by location."""
-        total: dict[int, Usage] = {}
-        for use in self.uses:
-            for location_id, used in use().items():
-                before = total.get(location_id, Usage(0, 0))
-                total[location_id] = Usage(before.files + used.files, before.bytes + used.bytes)
-        return total
+        return summed(use() for use in self.uses)
 
     def live_files(self) -> dict[int, int]:
         """Files that something refers to, by location."""

@@ -24,12 +24,14 @@ from zufluss.coordinator.bucket_remotes import BucketRemotes
 from zufluss.coordinator.catalog import Catalog
 from zufluss.coordinator.cleaner import Cleaner
 from zufluss.coordinator.kv_snapshots import KvSnapshots
+from zufluss.coordinator.lake import LakeTables
 from zufluss.coordinator.remote_log import RemoteLogs
 from zufluss.coordinator.remote_service import RemoteService
 from zufluss.coordinator.sweep import Sweep
 from zufluss.coordinator.tablets import Tablets
+from zufluss.errors import LakeSnapshotNotExistError
 from zufluss.meta.api import MetaStore
-from zufluss.model.table import TableBucket
+from zufluss.model.table import TableBucket, TablePath
 from zufluss.remote.storage import RemoteStorage
 
 if TYPE_CHECKING:
@@ -47,6 +49,7 @@ class RemoteFiles:
         tablets: Tablets,
         remotes: BucketRemotes,
         storage: RemoteStorage,
+        lake: LakeTables,
         clock_ms: Callable[[], int],
         reach: Callable[[str], None],
     ) -> None:
@@ -67,6 +70,7 @@ class RemoteFiles:
             grace_ms=conf.get(options.ZUFLUSS_REMOTE_SWEEP_GRACE),
         )
         self._storage = storage
+        self._lake = lake
 
     async def start(self) -> None:
         """Go on with what was begun before, and sweep from now on."""
@@ -104,3 +108,11 @@ class RemoteFiles:
     async def commit_snapshot(self, metadata: bytes, leader_epoch: int) -> None:
         """Make a snapshot count, given as the bytes of its `_METADATA`."""
         await self.snapshots.commit(metadata, leader_epoch)
+
+    async def lake_offset(self, path: TablePath, bucket: TableBucket) -> int:
+        """Below it the lake has everything of a bucket; 0 where it has nothing."""
+        try:
+            found = await self._lake.snapshot(path)
+        except LakeSnapshotNotExistError:
+            return 0
+        return found.offsets.get(bucket, 0)

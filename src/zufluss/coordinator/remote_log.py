@@ -80,6 +80,8 @@ class RemoteLogs:
                 f"a manifest of {commit.bucket} from offset {commit.start_offset} to "
                 f"{commit.end_offset} is not allowed; give offsets from 0 on, in order"
             )
+        if any(used.files < 0 or used.bytes < 0 for used in commit.usage.values()):
+            raise ConfigError(f"a manifest of {commit.bucket} refers to a negative number of files")
 
 
 def _path(manifest: ManifestRecord | None) -> str | None:

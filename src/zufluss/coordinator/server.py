@@ -127,6 +127,7 @@ class Coordinator:
             self.tablets,
             self.remotes,
             registry.storage,
+            self.lake,
             self._clock_ms,
             self._files.reach,
         )

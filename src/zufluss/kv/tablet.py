@@ -88,7 +88,7 @@ class KvTablet:
         """Bytes of changelog since the last flush began; whoever appends it adds to this."""
         self.on_flushed: Callable[[], None] = _nothing
         """Called in some thread when a flush has ended."""
-        self._rewritten = False
+        self._readable_by_all = False
         store.flush_wanted = self.flush
         self.failure: ZuflussError | None = None
         """Why nothing more can be written: the state is not what the log says."""
@@ -251,10 +251,11 @@ class KvTablet:
         state = store.checkpoint(target)
         counted = state.row_count if self.table.before_images else None
         made = Checkpoint(target, state, counted, self.ids.ranges)
-        if self._rewritten or made.readable_by_all():
+        if self._readable_by_all or made.readable_by_all():
+            self._readable_by_all = True  # and so is what comes after
             return made
         log.info("kv_tables_rewritten", tablet=repr(store))
-        self._rewritten = True
+        self._readable_by_all = True
         return store.rewrite_begin()
 
     def close(self) -> None:

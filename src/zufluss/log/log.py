@@ -163,11 +163,17 @@ class Log(LogReader):
 
     @staticmethod
     def create_at(
-        directory: Path, offset: int, writers: bytes, last_timestamp: int, files: Files
+        directory: Path,
+        offset: int,
+        writers: bytes,
+        last_timestamp: int,
+        files: Files,
+        incarnation: int = 0,
     ) -> None:
         """Make an empty log that goes on at `offset`; then `open` it.
 
-        `writers` is the writer snapshot of that offset. For a log whose disk was lost and whose
+        `writers` is the writer snapshot of that offset. What the commit log has of an earlier
+        incarnation is not this log's. For a log whose disk was lost and whose
         beginning is in remote storage. It is there whole or not at all: until it is, it has a name
         that means deleted. Blocks.
         """
@@ -176,7 +182,9 @@ class Log(LogReader):
         stem = f"{offset:020d}"
         files.put(target / f"{stem}{SNAPSHOT_SUFFIX}", writers, sync=True)
         files.put(target / f"{stem}{LOG_SUFFIX}", b"", sync=True)
-        write_checkpoint(files, target, Checkpoint(0, offset, offset, 0, last_timestamp, 0))
+        write_checkpoint(
+            files, target, Checkpoint(0, offset, offset, 0, last_timestamp, incarnation)
+        )
         files.sync_directory(target)
         files.rename(target, directory)
         for parent in {directory.parent: None, **dict.fromkeys(named)}:

@@ -200,12 +200,17 @@ class LogManager:
         """Make a log that goes on at `offset`, for a bucket without one. Blocks.
 
         `writers` is the writer snapshot of that offset. Of what the commit log has for the bucket,
-        only what goes on from there still has a place.
+        only what goes on from there still has a place. If there is more, the log is another
+        incarnation: a later start, which may find that again, shall not take it for this log's end.
         """
-        entries = self._replay.get(key_of(bucket), [])
-        self._replay[key_of(bucket)] = continuing(entries, offset)
+        known = self._replay.get(key_of(bucket), [])
+        incarnation = max((entry.incarnation for entry in known), default=0)
+        entries = [entry for entry in known if entry.incarnation == incarnation]
+        kept = continuing(entries, offset)
+        incarnation += len(kept) < len(entries)
+        self._replay[key_of(bucket)] = [e._replace(incarnation=incarnation) for e in kept]
         directory = log_directory(self._data_dir, path, bucket)
-        Log.create_at(directory, offset, writers, last_timestamp, self._files)
+        Log.create_at(directory, offset, writers, last_timestamp, self._files, incarnation)
 
     def started(self) -> None:
         """All logs of the catalog are open, or were refused: begin to use the commit log."""

@@ -29,14 +29,30 @@ class Usage(NamedTuple):
     files: int
     bytes: int
 
+    def plus(self, other: Usage) -> Usage:
+        """Both together."""
+        return Usage(self.files + other.files, self.bytes + other.bytes)
+
+
+NOTHING = Usage(0, 0)
+
 
 def usage(files: Iterable[RemoteFile]) -> dict[int, Usage]:
     """Files and bytes by location."""
     found: dict[int, Usage] = {}
     for file in files:
-        before = found.get(file.location_id, Usage(0, 0))
-        found[file.location_id] = Usage(before.files + 1, before.bytes + file.size)
+        before = found.get(file.location_id, NOTHING)
+        found[file.location_id] = before.plus(Usage(1, file.size))
     return found
+
+
+def summed(parts: Iterable[Mapping[int, Usage]]) -> dict[int, Usage]:
+    """Several usages by location together."""
+    total: dict[int, Usage] = {}
+    for part in parts:
+        for location_id, used in part.items():
+            total[location_id] = total.get(location_id, NOTHING).plus(used)
+    return total
 
 
 def number(value: Any) -> int:

@@ -47,6 +47,10 @@ _KV_FILE = re.compile(
     rf"kv/{_OWNER}/(?:shared/(?P<shared>{_UUID})|snap-(?P<snapshot>{_ID})/(?:{_UUID}|_METADATA))"
 )
 
+_IN_LOCATION = re.compile(
+    rf"(?P<root>.+)/(?:log|kv|lake)/[A-Za-z0-9_-]+/[A-Za-z0-9_-]+-{_ID}(?:/.*)?"
+)
+
 
 class RemoteName(NamedTuple):
     """What the path of a remote file says."""
@@ -101,6 +105,12 @@ def new_shared_file(directory: str) -> str:
 def snapshot_directory(directory: str, snapshot_id: int) -> str:
     """What snapshot `snapshot_id` has for itself."""
     return f"{directory}/snap-{snapshot_id}"
+
+
+def root_of(path: str) -> str | None:
+    """Where the location begins in a full path of something of a table; None if it is no such."""
+    match = _IN_LOCATION.fullmatch(path)
+    return None if match is None else match["root"]
 
 
 def parse(path: str) -> RemoteName | None:

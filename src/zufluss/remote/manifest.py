@@ -11,6 +11,7 @@ the coordinator knows which one counts.
 | … `segment_id`, `start_offset`, `end_offset`, `max_timestamp`, `size_in_bytes` | the segment; the end is exclusive |
 | … `location_id` | ours: where its files lie |
 | … `files` | ours: of `log`, `index`, `timeindex`, `writer_snapshot` each `path`, `size`, `crc32c` |
+| `zufluss_crc32c` | ours: the checksum of the rest (`seal.py`) |
 """  # noqa: E501 - a table row does not wrap
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from zufluss.errors import CorruptRecordError
 from zufluss.model.schema import dump_object
 from zufluss.model.table import PhysicalTablePath, TableBucket
 from zufluss.remote.files import RemoteFile, file_of, number, text
+from zufluss.remote.seal import check_seal, sealed
 
 VERSION = 1
 MANIFEST_BYTES_MAX = 64 * 1024 * 1024
@@ -103,22 +105,22 @@ class LogManifest:
                 "partition_name": self.path.partition,
                 "partition_id": self.bucket.partition_id,
             }
-        return dump_object(
-            {
-                "version": VERSION,
-                "database": self.path.database,
-                "table": self.path.table,
-                "table_id": self.bucket.table_id,
-                **partition,
-                "bucket_id": self.bucket.bucket_id,
-                "remote_log_segments": [_segment_object(s) for s in self.segments],
-            }
-        )
+        document = {
+            "version": VERSION,
+            "database": self.path.database,
+            "table": self.path.table,
+            "table_id": self.bucket.table_id,
+            **partition,
+            "bucket_id": self.bucket.bucket_id,
+            "remote_log_segments": [_segment_object(s) for s in self.segments],
+        }
+        return sealed(dump_object(document))
 
     @classmethod
     def from_json(cls, data: bytes) -> LogManifest:
         """What the bytes of a manifest say; `CorruptRecordError` if they are none."""
         try:
+            check_seal(data)
             return _manifest(json.loads(data))
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as e:
             raise CorruptRecordError(f"a manifest of a remote log is damaged: {e!r:.300}") from e

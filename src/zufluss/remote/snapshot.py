@@ -14,6 +14,7 @@ its root, because a location may have moved since.
 | `log_offset` | the changelog goes on from here |
 | `row_count` | rows in it; absent where they are not counted |
 | `auto_inc_id_range` | a list of `column_id`, `start`, `end`; absent without such a column |
+| `zufluss_crc32c` | ours: the checksum of the rest (`seal.py`) |
 """  # noqa: E501 - a table row does not wrap
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from zufluss.errors import CorruptRecordError
 from zufluss.model.schema import dump_object
 from zufluss.model.table import TableBucket
 from zufluss.remote.files import RemoteFile, file_of, number, text
+from zufluss.remote.seal import check_seal, sealed
 
 VERSION = 1
 METADATA_BYTES_MAX = 256 * 1024 * 1024
@@ -94,12 +96,13 @@ class KvSnapshot:
             found["row_count"] = self.row_count
         if self.id_ranges:
             found["auto_inc_id_range"] = [r._asdict() for r in self.id_ranges]
-        return dump_object(found)
+        return sealed(dump_object(found))
 
     @classmethod
     def from_json(cls, data: bytes) -> KvSnapshot:
         """What the bytes of `_METADATA` say; `CorruptRecordError` if they are none of ours."""
         try:
+            check_seal(data)
             return _snapshot(json.loads(data))
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as e:
             raise CorruptRecordError(

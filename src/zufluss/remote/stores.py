@@ -13,14 +13,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Any, Final
-
-from obstore.store import AzureStore, GCSStore, MemoryStore, S3Store
+from typing import TYPE_CHECKING, Any, Final
 
 from zufluss.config.load import Configuration
 from zufluss.config.stores import STORE_KEYS, bucket_prefix, canonical
 from zufluss.errors import ConfigError
 from zufluss.remote.uri import AZURE, GS, MEMORY, S3, LocationUri
+
+if TYPE_CHECKING:
+    from obstore.store import MemoryStore
 
 TRIES: Final = 3
 """How often a request is sent at most."""
@@ -83,6 +84,8 @@ def open_store(
 ) -> Any:
     """The obstore store of an address's file system; paths in it begin at its root."""
     if uri.scheme == MEMORY:
+        from obstore.store import MemoryStore
+
         with _memory_lock:
             return _memory.setdefault(uri.authority, MemoryStore())
     arguments = store_arguments(uri, properties, timeout_ms, retries)
@@ -153,6 +156,8 @@ def _renamed(properties: Mapping[str, str], names: Mapping[str, str]) -> dict[st
 
 
 def _factory(uri: LocationUri) -> Callable[..., Any]:
+    from obstore.store import AzureStore, GCSStore, S3Store
+
     return S3Store if uri.scheme == S3 else GCSStore if uri.scheme == GS else AzureStore
 
 

@@ -25,11 +25,15 @@ from typing import Final
 from urllib.parse import urlencode, urlsplit
 
 from zufluss.errors import ErrorCode, ZuflussError
+from zufluss.remote.threads import Threads
 
 VERSION: Final = "2011-06-15"
 ANSWER_BYTES_MAX: Final = 1 << 20
+CALLS_AT_ONCE: Final = 4
+"""Questions to token services at a time."""
 _ALGORITHM: Final = "AWS4-HMAC-SHA256"
 _FORM: Final = "application/x-www-form-urlencoded; charset=utf-8"
+_threads = Threads(CALLS_AT_ONCE)  # of our own: a dead service shall not hold those of others
 
 
 class SecurityTokenError(ZuflussError):
@@ -60,12 +64,19 @@ async def call(
     endpoint: str, region: str, keys: AwsKeys, form: Mapping[str, str], timeout_ms: int
 ) -> Session:
     """Ask a token service; `form` is an action with its parameters."""
-    return await asyncio.to_thread(_call, endpoint, region, keys, form, timeout_ms / 1000)
+    loop = asyncio.get_running_loop()
+    return await loop.run_in_executor(
+        _threads, _call, endpoint, region, keys, form, timeout_ms / 1000
+    )
 
 
 def _call(
     endpoint: str, region: str, keys: AwsKeys, form: Mapping[str, str], seconds: float
 ) -> Session:
+    import http.client
+    import urllib.error
+    import urllib.request
+
     body = urlencode({**form, "Version": VERSION}).encode()
     headers = signed_headers(endpoint, region, keys, body, datetime.now(UTC))
     request = urllib.request.Request(endpoint, body, dict(headers), method="POST")

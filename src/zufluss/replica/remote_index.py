@@ -17,8 +17,6 @@ from collections.abc import AsyncIterator
 from functools import partial
 from typing import Final
 
-import numpy as np
-
 from zufluss.errors import ZuflussError
 from zufluss.log.index import OFFSET_ENTRY, TIME_ENTRY
 from zufluss.log.segment import verify_batches
@@ -39,9 +37,11 @@ WINDOW_BYTES: Final = 64 << 10
 
 def position_in(index: bytes, relative_offset: int) -> int:
     """Where to start reading for an offset: a batch at or before the one that has it."""
-    count = len(index) // OFFSET_ENTRY.size
-    offsets = np.frombuffer(index, ">i4")[: 2 * count : 2]
-    i = int(np.searchsorted(offsets, relative_offset, side="right"))
+    i = bisect_right(
+        range(len(index) // OFFSET_ENTRY.size),
+        relative_offset,
+        key=lambda i: OFFSET_ENTRY.unpack_from(index, i * OFFSET_ENTRY.size)[0],
+    )
     return OFFSET_ENTRY.unpack_from(index, (i - 1) * OFFSET_ENTRY.size)[1] if i else 0
 
 

@@ -166,10 +166,16 @@ class KvSnapshotter:
         tick = min(max(self._interval / TICKS, low), high)
         while True:
             await asyncio.sleep(tick)
-            now = self._server.loop.time()
-            for replica in self._replicas():
-                if self._bucket(replica).due(now, self._interval):
-                    self._begin(replica)
+            try:
+                self._begin_due()
+            except Exception:
+                log.exception("kv_snapshots_not_begun")
+
+    def _begin_due(self) -> None:
+        now = self._server.loop.time()
+        for replica in self._replicas():
+            if self._bucket(replica).due(now, self._interval):
+                self._begin(replica)
 
     def _replicas(self) -> list[Replica]:
         tables = self._server.tables.values()

@@ -37,8 +37,8 @@ from zufluss.cluster.replicas import (
     replica_from_proto,
     stop_from_proto,
 )
-from zufluss.errors import ErrorCode, ZuflussError, error
-from zufluss.model.table import TableBucket
+from zufluss.errors import ErrorCode, LakeSnapshotNotExistError, ZuflussError, error
+from zufluss.model.table import TableBucket, TablePath
 from zufluss.remote.health import LocationReport
 from zufluss.remote.locations import Locations
 from zufluss.wire import messages as m
@@ -283,6 +283,19 @@ class CoordinatorLink:
             bucket_leader_epoch=leader_epoch,
         )
         await self._call(ApiKey.COMMIT_KV_SNAPSHOT, request)
+
+    async def lake_offset(self, path: TablePath, bucket: TableBucket) -> int:
+        """Below it the lake has everything of a bucket; 0 where it has nothing."""
+        request = m.GetLakeSnapshotRequest(table_path=codec.path_to_proto(path))
+        try:
+            answer = await self._call(ApiKey.GET_LAKE_SNAPSHOT, request)
+        except LakeSnapshotNotExistError:
+            return 0
+        for found in answer.bucket_snapshots:
+            partition_id = found.partition_id if found.HasField("partition_id") else None
+            if (partition_id, found.bucket_id) == (bucket.partition_id, bucket.bucket_id):
+                return int(found.log_offset)
+        return 0
 
     def _check_epoch(self, server_epoch: int) -> None:
         if server_epoch != self.server_epoch:

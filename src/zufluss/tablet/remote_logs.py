@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 RETRY_SECONDS_MAX: Final = 30.0
 """Longest time between two rounds of a bucket that fail, unless rounds are rarer anyway."""
+READ_AGAIN_SECONDS: Final = 1.0
+"""Where nothing is copied: the time until a manifest that could not be read is tried again."""
 ROLE: Final = "s3.assumed.role.arn"
 """With a role, tokens open one location only."""
 FAILURES: Final = (ZuflussError, OSError, TimeoutError)
@@ -70,7 +72,7 @@ class RemoteLogs:
 
         `told` is what the coordinator knows of it.
         """
-        remote = self._made(replica)
+        remote = self._made(replica, told is not None and told.manifest_path is not None)
         if remote is not None and not remote.loaded:
             take_note(remote, told)
             if remote.manifest_file is None:
@@ -78,8 +80,9 @@ class RemoteLogs:
             else:
                 self._start(replica, remote)
 
-    def _made(self, replica: Replica) -> RemoteLog | None:
-        if replica.remote is None and self.enabled:
+    def _made(self, replica: Replica, has_files: bool = False) -> RemoteLog | None:
+        """The remote log of a bucket; what was copied before is read though no more is copied."""
+        if replica.remote is None and (self.enabled or has_files):
             replica.remote = RemoteLog(replica.bucket, replica.path, replica.log, self.indexes)
         return replica.remote
 
@@ -93,11 +96,9 @@ class RemoteLogs:
 
     async def run(self) -> None:
         """Begin the rounds that are due, again and again."""
-        if self.interval <= 0:
-            return
         await asyncio.to_thread(shutil.rmtree, self.server.data_dir / MOVING, ignore_errors=True)
         while True:
-            await asyncio.sleep(self.interval)
+            await asyncio.sleep(self.interval or READ_AGAIN_SECONDS)
             try:
                 self.begin()
             except Exception:
@@ -111,7 +112,7 @@ class RemoteLogs:
                 remote = self._made(replica)  # locations may have been configured since it came up
                 if remote is None or replica in self._rounds or remote.retry_at > now:
                     continue
-                if due(replica, remote, now_ms, self.server.remote):
+                if due(replica, remote, now_ms, self.server.remote, copies=self.enabled):
                     self._start(replica, remote)
 
     def _start(self, replica: Replica, remote: RemoteLog) -> None:
@@ -124,7 +125,7 @@ class RemoteLogs:
             more = True
             while more:
                 async with self._slots:
-                    more = await Round(self.server, replica, remote).run()
+                    more = await Round(self.server, replica, remote).run(copies=self.enabled)
         except FAILURES as e:
             self._failed(replica, remote, e)
             if remote.failures.bit_count() == 1:  # the 1st, 2nd, 4th … in a row
@@ -148,7 +149,9 @@ class RemoteLogs:
         self.failures += 1
         remote.failures += 1
         longest = max(self.interval, RETRY_SECONDS_MAX)
-        delay = min(self.interval * 2.0 ** min(remote.failures - 1, 30), longest)
+        delay = min(
+            (self.interval or READ_AGAIN_SECONDS) * 2.0 ** min(remote.failures - 1, 30), longest
+        )
         remote.retry_at = self.server.loop.time() + delay * random.uniform(0.5, 1.0)
         if not remote.loaded:
             remote.problem = error(

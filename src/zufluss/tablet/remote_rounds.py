@@ -9,9 +9,9 @@ Every change goes the same way, and a crash between any two steps loses nothing:
    there what the manifest has no more, a round later, because readers may be at it.
 
 When the coordinator's answer to 3 is lost, the manifest stays *pending*: the coordinator is asked
-what counts, the same commit is sent again until it is known, and nothing is deleted meanwhile. It is
-not sent again when its files may be gone: the sweep may have taken them for garbage, or their
-location was retired, as nothing referred to them. Then they are copied anew.
+what counts, the same commit is sent again until it is known, and nothing is deleted meanwhile. But
+it is not sent again when its files may be gone, because nothing referred to them: the sweep may
+have taken them for garbage, or their location was retired. Then everything is copied anew.
 """
 
 from __future__ import annotations
@@ -61,13 +61,15 @@ SUFFIXES: Final = tuple(f".{name}" for name in FILES)
 log = structlog.get_logger(__name__)
 
 
-def due(replica: Replica, remote: RemoteLog, now_ms: int, storage: RemoteStorage) -> bool:
+def due(
+    replica: Replica, remote: RemoteLog, now_ms: int, storage: RemoteStorage, *, copies: bool
+) -> bool:
     """Whether there is something to do for a bucket; cheap, since most have nothing."""
     return bool(
         not remote.loaded
         or remote.pending is not None
         or remote.garbage
-        or replica.log.closed_from(remote.copied_to)
+        or (copies and replica.log.closed_from(remote.copied_to))
         or expired_count(replica, remote, now_ms)
         or _drained(remote, storage)
         or _manifest_drained(remote, storage)
@@ -136,15 +138,20 @@ class Round:
         self.uploaded: list[RemoteFile] = []
         """Files of this round that no committed manifest has yet."""
 
-    async def run(self) -> bool:
-        """Do what is due, and say whether more is to be copied; what fails is done again later."""
+    async def run(self, *, copies: bool = True) -> bool:
+        """Do what is due, and say whether more is to be copied; what fails is done again later.
+
+        Without `copies` nothing new goes there, and what is there is read until it has expired:
+        only then the log may expire here, since there is never a hole in between.
+        """
         remote = self.remote
         if not remote.loaded:
             await self._load()
         if remote.pending is not None:
             await self._settle(remote.pending, send=not self._may_be_gone(remote.pending))
         problem: Exception | None = None
-        for step in (self._delete_garbage, self._expire, self._copy, self._leave_drained):
+        copy = (self._copy,) if copies else ()
+        for step in (self._delete_garbage, self._expire, *copy, self._leave_drained):
             try:
                 await step()
             except (ZuflussError, *UNKNOWN) as e:  # one location's failure stops no other step
@@ -153,7 +160,7 @@ class Round:
                 break
         if problem is not None:
             raise problem
-        return bool(self._to_copy())
+        return copies and bool(self._to_copy())
 
     # -- what is there --------------------------------------------------------------------------
 
@@ -337,17 +344,15 @@ class Round:
             )
 
     def _to_copy(self) -> list[tuple[Segment, int]]:
+        """Segments that follow on what is there; an error if there is a hole in between."""
         segments = self.replica.log.closed_from(self.remote.copied_to)
         end = self.remote.manifest.end_offset
         if segments and end is not None and segments[0][0].base_offset != end:
-            log.error(
-                "remote_log_hole",
-                log=str(self.replica.log),
-                remote_end=end,
-                server_start=segments[0][0].base_offset,
-                note="nothing is copied until what is there has expired",
+            raise error(
+                ErrorCode.STORAGE_EXCEPTION,
+                f"{self.replica.log} goes on at offset {segments[0][0].base_offset}, but remote "
+                f"storage has it up to {end}: nothing is copied until what is there has expired",
             )
-            return []
         return segments
 
     async def _copied(self, segment: Segment, end: int) -> RemoteSegment:
@@ -444,4 +449,12 @@ class Round:
         if files:
             self.files.reach("remote-delete")
             known = {x.location_id for x in self.storage.locations.live}
-            await self.storage.delete([file for file in files if file.location_id in known])
+            await self._delete_in_retired([x for x in files if x.location_id not in known])
+            await self.storage.delete([x for x in files if x.location_id in known])
+
+    async def _delete_in_retired(self, files: Sequence[RemoteFile]) -> None:
+        """Delete what left a location just before it was retired; tried once, it may be gone."""
+        try:
+            await self.storage.delete(files)
+        except ZuflussError as e:
+            log.warning("left_in_retired_location", files=len(files), reason=str(e))

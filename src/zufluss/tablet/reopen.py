@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from zufluss.errors import ZuflussError
+from zufluss.errors import CorruptRecordError, ZuflussError
 
 if TYPE_CHECKING:
     from zufluss.cluster.replicas import ReplicaAssignment
@@ -35,8 +35,12 @@ Open = Callable[["ReplicaAssignment"], Awaitable[Exception | None]]
 
 
 def may_pass(problem: Exception) -> bool:
-    """Whether a bucket that was refused for this reason can be opened later as it is."""
-    return isinstance(problem, ZuflussError) and problem.retriable
+    """Whether a bucket that was refused for this reason can be opened later as it is.
+
+    A client may read damaged bytes again, from another replica; a disk does not get better.
+    """
+    damaged = isinstance(problem, CorruptRecordError)
+    return isinstance(problem, ZuflussError) and problem.retriable and not damaged
 
 
 class Reopener:

@@ -5,13 +5,14 @@ log, that of its state, or both.
 
 | lost | what comes back |
 |---|---|
-| the log | an empty one that goes on where remote storage ends: after the last remote segment, the newest snapshot, or the state that is still here, whichever is furthest; its writers as the last remote segment knew them |
+| the log | an empty one that goes on where remote storage ends: after the last remote segment, the newest snapshot, the state that is still here, or, of a log table, what the lake has, whichever is furthest; its writers as the last remote segment knew them |
 | the state | the newest snapshot that can be read and that the changelog goes on from, then the changelog: its remote segments, and the log |
 
 A snapshot that cannot be read, or whose files are not what was written, is passed over for an older
 one. If none is left and the changelog does not go back to the first row, the bucket is refused:
 serving it would hide rows. What was written after the last upload is lost with the disk, which is
-logged as an error when there is a hole.
+logged as an error when there is a hole. No offset of a log table is given again that the lake has:
+the new record would not be tiered.
 """  # noqa: E501 - a table row does not wrap
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from zufluss.remote.manifest import MANIFEST_BYTES_MAX, LogManifest, RemoteSegme
 from zufluss.remote.snapshot import SnapshotFile
 from zufluss.remote.storage import RemoteStorage
 from zufluss.tablet.kv_snapshots import read_snapshot, together
+from zufluss.tablet.reopen import may_pass
 
 if TYPE_CHECKING:
     from zufluss.cluster.replicas import ReplicaAssignment
@@ -56,13 +58,13 @@ class NotRestoredError(ZuflussError):
 
     code = ErrorCode.STORAGE_EXCEPTION
 
-    def __init__(self, message: str, causes: Sequence[ZuflussError]) -> None:
+    def __init__(self, message: str, *, retriable: bool) -> None:
         super().__init__(message)
-        self._retriable = any(cause.retriable for cause in causes)
+        self._retriable = retriable
 
     @property
     def retriable(self) -> bool:
-        """A location did not answer; it may do so later."""
+        """What stands in the way may pass: a location did not answer, or can be settled."""
         return self._retriable
 
 
@@ -106,6 +108,12 @@ class Restorer:
         directory = self._server.kv.directory(path, bucket)
         if has_state(directory):
             end = max(end, read_state(directory).flushed_offset)
+        table = self._server.tables[bucket.table_id]
+        if table.tiered:
+            lake_end = await self._server.gateway.lake_offset(path.path, bucket)
+            if table.kv is not None and lake_end > end:
+                raise _lake_is_ahead(path, bucket, lake_end, end)
+            end = max(end, lake_end)
         if end == 0:
             return
         writers, timestamp = await self._writers(remote)
@@ -198,7 +206,7 @@ class Restorer:
                 f"the state of {replica.path} {replica.bucket} is lost and its changelog begins at "
                 f"offset {first}: {reasons}. It is tried again while a location does not answer; "
                 "else make the files readable and restart the server, or drop the table",
-                problems,
+                retriable=any(map(may_pass, problems)),
             )
 
     async def _install(self, handle: SnapshotHandle, directory: Path) -> None:
@@ -212,6 +220,19 @@ class Restorer:
     async def _fetch(self, file: SnapshotFile, incoming: Path) -> None:
         async with self._fetching:
             await self._storage.download(file.file, incoming / file.name)
+
+
+def _lake_is_ahead(
+    path: PhysicalTablePath, bucket: TableBucket, lake_end: int, end: int
+) -> NotRestoredError:
+    """New changes would get offsets that the lake has: they would never be tiered."""
+    return NotRestoredError(
+        f"the disk of {path} {bucket} is lost. The lake has its changes up to offset "
+        f"{lake_end - 1}, remote storage only up to {end - 1}. To go on with what remote storage "
+        "has, set table.datalake.enabled=false, and leave the lake table as it is; to begin anew, "
+        "drop the table",
+        retriable=True,
+    )
 
 
 def _not_continued(handle: SnapshotHandle, first: int, end: int) -> ZuflussError:

@@ -23,7 +23,6 @@ import structlog
 from zufluss.cluster.image import (
     ClusterImage,
     ImageChange,
-    PartitionEntry,
     TableEntry,
     TablePut,
 )
@@ -430,12 +429,8 @@ class TabletServer:
 
     def remote_home(self, bucket: TableBucket) -> int | None:
         """The id of the location that was chosen for a bucket's table or partition."""
-        entry: TableEntry | PartitionEntry | None
-        if bucket.partition_id is None:
-            entry = self.image.table_by_id(bucket.table_id)
-        else:
-            entry = self.image.partition_by_id(bucket.partition_id)
-        return None if entry is None else entry.remote_location
+        holder = self.image.holder(bucket)
+        return None if holder is None else holder.remote_location
 
     # -- finding buckets --------------------------------------------------------------------
 

@@ -134,6 +134,8 @@ class FaultProxy:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._server: asyncio.Server | None = None
+        self._never = asyncio.Event()
+        """What half-open connections wait for; it keeps their tasks from being collected."""
 
     @property
     def endpoint(self) -> str:
@@ -196,7 +198,7 @@ class FaultProxy:
             _reset(writer)
             return False
         if "half_open" in kinds:
-            await asyncio.Event().wait()
+            await self._never.wait()
         pace = _Pace(kinds["bandwidth"].bytes_per_second if "bandwidth" in kinds else 0)
         refusal = next((_REFUSALS[kind] for kind in kinds if kind in _REFUSALS), None)
         if refusal is not None:

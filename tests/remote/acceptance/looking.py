@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import subprocess
-import sys
 import urllib.request
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from typer.testing import CliRunner
 
-from tests.remote.acceptance.stage import TABLE, Stage, eventually
+import zufluss
+from tests.fault.servers import WarmServer
+from tests.remote.acceptance.stage import CLIENT, SERVER, TABLE, Stage, eventually
+from zufluss.cli.main import app
 from zufluss.client.sync import Table
 from zufluss.remote.objects import Objects
 from zufluss.remote.uri import parse_location
@@ -34,6 +37,25 @@ SWEEPING = {"zufluss.remote.sweep.interval": "20ms", "zufluss.remote.sweep.grace
 """A server that deletes garbage at once; only good for one that uploads nothing."""
 DOCUMENTS = re.compile(r".*(\.manifest|/_METADATA|\.offsets)")
 """Files whose bytes no document knows."""
+
+
+PATIENT = {**CLIENT, "client.request-timeout": "30s"}
+
+
+@contextmanager
+def patient(directory: Path, properties: Mapping[str, str]) -> Iterator[Stage]:
+    """A server and a client to whom a slow machine is no failure."""
+    conf = {**SERVER, "zufluss.remote.request-timeout": "30s", **properties}
+    server = WarmServer(directory / "data", conf)
+    with server, patient_again(server) as it:
+        yield it
+
+
+@contextmanager
+def patient_again(server: WarmServer) -> Iterator[Stage]:
+    """The same server after a restart."""
+    with zufluss.connect(server.bootstrap, **PATIENT) as conn:
+        yield Stage(server, conn)
 
 
 def stored(place: object, properties: Mapping[str, str] | None = None) -> dict[str, int]:
@@ -61,10 +83,10 @@ def orphan(table: Table, directory: str = "") -> str:
     return f"{bucket}/{uuid.uuid4()}/{0:020d}.log"
 
 
-def of_table(table: Table, files: Mapping[str, int], kind: str = "[a-z]+") -> set[str]:
+def of_table(table: Table, files: Mapping[str, int], kind: str = "log|kv|lake") -> set[str]:
     """Those of some files that belong to a table."""
     name = f"{table.info.path.table}-{table.info.table_id}"
-    return {path for path in files if re.match(rf"{kind}/fluss/{name}/", path)}
+    return {path for path in files if re.match(rf"({kind})/fluss/{name}/", path)}
 
 
 def keyed(it: Stage, name: str, *, by_day: bool = False, **properties: str) -> Table:
@@ -126,11 +148,9 @@ def scrape(server: DevServer) -> dict[str, float]:
 
 def cli(server: DevServer, *arguments: str) -> str:
     """What `zufluss …` prints."""
-    command = [sys.executable, "-m", "zufluss.cli.main", *arguments]
-    command += ["--bootstrap", server.bootstrap]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    done = CliRunner().invoke(app, [*arguments, "--bootstrap", server.bootstrap])
+    assert done.exit_code == 0, done.output
+    return str(done.stdout)
 
 
 def listed_by_cli(server: DevServer) -> dict[int, Any]:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, TypeVar
 
 import fluss
 import pyarrow as pa
@@ -28,6 +30,8 @@ from zufluss.remote.placement import SmoothRoundRobin
 from zufluss.remote.uri import parse_location
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
+
+T = TypeVar("T")
 
 DIRS = "remote.data.dirs"
 STRATEGY = "remote.data.dirs.strategy"
@@ -47,6 +51,12 @@ SERVER = {
 TABLE = {"table.log.tiered.local-segments": "1", "table.log.arrow.compression.type": "NONE"}
 CLIENT = {"client.request-timeout": "1s", "client.scanner.log.fetch.wait-max-time": "20ms"}
 DEADLINE_SECONDS = 60.0
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Do asynchronous work, also in a test that is asynchronous itself."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, work).result()
 
 
 def eventually(condition: Callable[[], bool], what: str = "") -> None:
@@ -131,7 +141,7 @@ class Stage:
             root, _, name = path.rpartition("/")
             objects = Objects(parse_location(root, "manifest"), properties or {})
             try:
-                data = asyncio.run(objects.get(name, limit=MANIFEST_BYTES_MAX))
+                data = run(objects.get(name, limit=MANIFEST_BYTES_MAX))
             except ObjectMissingError:  # another one has replaced it
                 continue
             found = LogManifest.from_json(data)
@@ -217,7 +227,7 @@ def rows_by_pyfluss(bootstrap: str, name: str) -> list[int]:
             table = await in_time(conn.get_table(fluss.TablePath("fluss", name)))
             return sorted((await read_arrow(table))["id"].to_pylist())
 
-    return asyncio.run(read())
+    return run(read())
 
 
 def segment_files(directory: Path) -> list[Path]:
@@ -234,7 +244,7 @@ def objects_in(uri: str, properties: Mapping[str, str], *prefixes: str) -> list[
             x.path for p in prefixes for page in [x async for x in objects.list(p)] for x in page
         ]
 
-    return asyncio.run(listed())
+    return run(listed())
 
 
 def everything(batches: int) -> list[int]:

@@ -1,0 +1,152 @@
+"""An object store that misbehaves under appends and upserts: nothing is lost, doubled or stuck.
+
+F10: requests to the S3 location are slow, refused, reset, never answered, answered with an error
+although they were done, or answered by half. The log table lies in that location only, so each of
+its segments has to get through. F11: the location is dead for a while. New files of tables that may
+go elsewhere do, readers get what is there or a clear error, and it is used again when it is back.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import zufluss
+from tests.fault.conftest import rounds
+from tests.fault.remote_load import (
+    BUSY,
+    CLIENT,
+    DIRECTORY,
+    IN_S3,
+    Locations,
+    Traffic,
+    check_locations,
+    run,
+    settle,
+    wait_for,
+)
+from tests.fault.servers import WarmServer
+from zufluss.errors import ZuflussError
+from zufluss.remote.locations import Health
+from zufluss.testing.proxy import Fault, FaultProxy, Kind
+from zufluss.testing.s3 import S3Server
+
+PATIENT = {**BUSY, "zufluss.remote.down-after": "1000000"}
+"""However often it fails, a location is tried."""
+TRIES = 200
+"""Reads of everything before one must have got through."""
+FAULTS: dict[Kind, tuple[float, int, int]] = {
+    "status_503": (0.3, 30, 1000),
+    "error_after_success": (0.3, 30, 1000),
+    "reset": (0.3, 30, 1000),
+    "cut_body": (0.3, 30, 1000),
+    "latency": (0.3, 30, 1000),
+    "half_open": (0.05, 3, 60),
+}
+"""How likely a request is hit, and how many are in `make test` and in `make fault`."""
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[S3Server]:
+    with S3Server() as server:
+        yield server
+
+
+@pytest.fixture
+def proxy(s3: S3Server) -> Iterator[FaultProxy]:
+    with FaultProxy("127.0.0.1", s3.port) as found:
+        yield found
+
+
+def hits(proxy: FaultProxy, kind: Kind) -> int:
+    return sum(kind in request.faults for request in tuple(proxy.seen))
+
+
+def read_through(traffic: Traffic) -> int:
+    """Read everything in spite of faults; how often there was an error instead of an answer."""
+    for errors in range(TRIES):
+        try:
+            traffic.check()
+        except ZuflussError:  # an error is allowed, a wrong answer is not
+            continue
+        return errors
+    raise AssertionError("no read got through")
+
+
+def finish(traffic: Traffic, locations: Locations) -> None:
+    """Everything gets to its place, and what is there is right."""
+    traffic.pause()
+    settle(traffic)
+    check_locations(traffic, locations)
+    traffic.check()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", FAULTS)
+def test_nothing_is_lost_doubled_or_stuck_while_requests_fail(
+    warm_server: Callable[..., WarmServer],
+    s3: S3Server,
+    proxy: FaultProxy,
+    tmp_path: Path,
+    rng: random.Random,
+    kind: Kind,
+) -> None:
+    probability, few, many = FAULTS[kind]
+    locations = Locations(tmp_path, s3, proxy)
+    server = warm_server(PATIENT | locations.properties).start()
+    pinned = {"table.zufluss.remote.placement": f"pinned:{IN_S3}"}
+    with Traffic(server, rng, pinned) as traffic:
+        traffic.progress()
+        proxy.set([Fault(kind, probability=probability, seed=rng.randrange(1 << 32))])
+        wanted, errors = rounds(few, many), 0
+        while (found := hits(proxy, kind)) < wanted:
+            traffic.progress(200)
+            if found >= wanted / 2 and not errors:
+                traffic.pause()
+                errors = 1 + read_through(traffic)
+                traffic.resume()
+        proxy.set()
+        finish(traffic, locations)
+    print(f"{kind}: {hits(proxy, kind)} requests hit, {traffic.acked_rows} rows acknowledged")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(rounds(1, 10)))
+def test_a_location_that_dies_again_and_again_stops_nobody_and_is_used_again(
+    warm_server: Callable[..., WarmServer],
+    s3: S3Server,
+    proxy: FaultProxy,
+    tmp_path: Path,
+    rng: random.Random,
+    part: int,
+) -> None:
+    locations = Locations(tmp_path, s3, proxy)
+    server = warm_server(BUSY | locations.properties).start()
+    with Traffic(server, rng) as traffic:
+        for _ in range(rounds(2, 5)):
+            proxy.set()
+            wait_for(lambda: health(server) is Health.ACTIVE, "the location is used again")
+            await_files(traffic, locations, IN_S3)
+            kind: Kind = rng.choice(("reset", "status_503"))
+            proxy.set([Fault(kind)])
+            wait_for(lambda: health(server) is Health.DOWN, "the location is down")
+            await_files(traffic, locations, DIRECTORY)
+        proxy.set()
+        finish(traffic, locations)
+    print(f"{rounds(2, 5)} deaths, {traffic.acked_rows} rows acknowledged")
+
+
+def health(server: WarmServer) -> Health:
+    """What the server says of the location in S3."""
+    with zufluss.connect(server.bootstrap, **CLIENT) as conn:
+        return {x.location_id: x.health for x in conn.admin.locations().locations}[IN_S3]
+
+
+def await_files(traffic: Traffic, locations: Locations, location_id: int) -> None:
+    """Go on until there are new files in a location."""
+    before = {name for at, name in run(locations.names()) if at == location_id}
+    while not {name for at, name in run(locations.names()) if at == location_id} - before:
+        traffic.progress()
