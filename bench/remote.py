@@ -70,12 +70,15 @@ TIERED = {"table.log.tiered.local-segments": "1"}
 def run(directory: Path, rounds: int, quick: bool, keys: int = KEYS) -> Iterator[Measure]:
     """Everything; `keys` is the size of the bucket that is restored."""
     with S3Server() as s3:
-        place = parse_location(f"{s3.bucket('bench')}/remote", "bench")
+        bucket = s3.bucket("bench")
+        place = parse_location(f"{bucket}/upload", "bench")
         conf = {"remote.data.dirs": place.text, **s3.properties}
         count = 4 if quick else 16
         yield _uploads(directory, "object store", place, conf, rounds, count, at_least=0.8)
         for kind, goal in (("plain", 0.6), ("zstd", None)):
             where = directory / f"read-{kind}"
+            place = parse_location(f"{bucket}/{kind}", "bench")  # a place belongs to one cluster
+            conf = {"remote.data.dirs": place.text, **s3.properties}
             yield _catch_up(where, kind, place, conf, rounds, 20 if quick else 100, goal)
     local = parse_location(str(directory / "local"), "bench")
     Path(local.path).mkdir()

@@ -23,7 +23,7 @@ from zufluss.wire.api import ApiKey
 DATABASES = ("ddl_one", "ddl_two")
 NAMES = ("t1", "t2", "t3", "t4", "parted1", "parted2")
 PARTITIONS = ("a", "b", "c", "d")
-KEPT_APART = ("meta", ".commit-log")
+KEPT_APART = ("meta", ".commit-log", "remote", ".remote")
 """Directories of a data directory that hold no tables."""
 
 Path_ = tuple[str, str]

@@ -39,11 +39,11 @@ PATIENT = {**BUSY, "zufluss.remote.down-after": "1000000"}
 TRIES = 200
 """Reads of everything before one must have got through."""
 FAULTS: dict[Kind, tuple[float, int, int]] = {
-    "status_503": (0.3, 30, 1000),
-    "error_after_success": (0.3, 30, 1000),
-    "reset": (0.3, 30, 1000),
-    "cut_body": (0.3, 30, 1000),
-    "latency": (0.3, 30, 1000),
+    "status_503": (0.3, 10, 1000),
+    "error_after_success": (0.3, 10, 1000),
+    "reset": (0.3, 10, 1000),
+    "cut_body": (0.3, 10, 1000),
+    "latency": (0.3, 10, 1000),
     "half_open": (0.05, 3, 60),
 }
 """How likely a request is hit, and how many are in `make test` and in `make fault`."""

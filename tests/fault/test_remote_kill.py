@@ -163,12 +163,14 @@ def test_a_death_at_any_step_of_remote_storage_loses_doubles_and_leaves_nothing(
     with traffic:
         traffic.progress()
         for step in rng.sample(UNDER_LOAD, len(UNDER_LOAD)):
-            deaths.die()
+            if rounds(rng.random() < 0.25, True):
+                deaths.die()
             deaths.die_at(step, rng.randint(1, FIRST_FEW.get(step, 6)))
             deaths.live()
-            traffic.pause()
-            traffic.check()
-            traffic.resume()
+            if rounds(rng.random() < 0.5, True):
+                traffic.pause()
+                traffic.check()
+                traffic.resume()
             traffic.progress()
         finish(deaths, traffic, locations)
     print(f"{deaths.count} deaths, {traffic.acked_rows} rows acknowledged")

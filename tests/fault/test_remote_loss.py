@@ -302,6 +302,8 @@ class Damaged:
                     writer.write({"id": ids, "batch": [at] * 10, "text": texts})
                     writer.flush()
                     self.expected |= dict(zip(ids, texts, strict=True))
+                    if at == 0:
+                        wait_for(lambda: self._snapshots(bucket), "the first snapshot is there")
             wait_for(lambda: self._is_copied(bucket), "everything is in remote storage")
             self.changes = table.changelog(stop={0: self.copied}).to_arrow().to_pylist()
         assert len(self.changes) == self.copied
@@ -309,6 +311,9 @@ class Damaged:
         server.properties |= QUIET
         for name in ("data", "cold"):
             shutil.copytree(self.root / name, self.saved / name)
+
+    def _snapshots(self, bucket: TableBucket) -> int:
+        return len(remotes(self.server, [bucket])[bucket].snapshots)
 
     def _is_copied(self, bucket: TableBucket) -> bool:
         record = remotes(self.server, [bucket])[bucket]
@@ -356,7 +361,7 @@ class Damaged:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS if rounds(0, 1) else ("log", "manifest", "table file"))
 def test_damaged_objects_are_noticed_and_never_served(
     warm_server: Callable[..., WarmServer], tmp_path: Path, rng: random.Random, kind: str
 ) -> None:

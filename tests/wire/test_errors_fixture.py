@@ -1,7 +1,7 @@
 """The requests of `fixtures/errors.json` and the codes a real Fluss server gave to them.
 
-Where we answer otherwise on purpose, `OURS` says what and why. What belongs to full scans, KV
-snapshots and access control is not served yet: those APIs are not advertised, and answer 2.
+Where we answer otherwise on purpose, `OURS` says what and why. What belongs to full scans,
+leases and access control is not served yet: those APIs are not advertised, and answer 2.
 """
 
 from __future__ import annotations
@@ -38,9 +38,6 @@ UNSUPPORTED = 2
 
 LATER = {
     ApiKey.SCAN_KV,
-    ApiKey.GET_LATEST_KV_SNAPSHOTS,
-    ApiKey.GET_KV_SNAPSHOT_METADATA,
-    ApiKey.LIST_KV_SNAPSHOTS,
     ApiKey.ACQUIRE_KV_SNAPSHOT_LEASE,
     ApiKey.DROP_KV_SNAPSHOT_LEASE,
     ApiKey.REGISTER_PRODUCER_OFFSETS,
