@@ -47,6 +47,8 @@ FAULTS: dict[Kind, tuple[float, int, int]] = {
     "half_open": (0.05, 3, 60),
 }
 """How likely a request is hit, and how many are in `make test` and in `make fault`."""
+SAMPLE: tuple[Kind, ...] = ("error_after_success",)
+"""What `make test` has of them."""
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +87,7 @@ def finish(traffic: Traffic, locations: Locations) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", FAULTS)
+@pytest.mark.parametrize("kind", FAULTS if rounds(0, 1) else SAMPLE)
 def test_nothing_is_lost_doubled_or_stuck_while_requests_fail(
     warm_server: Callable[..., WarmServer],
     s3: S3Server,
@@ -126,7 +128,7 @@ def test_a_location_that_dies_again_and_again_stops_nobody_and_is_used_again(
     locations = Locations(tmp_path, s3, proxy)
     server = warm_server(BUSY | locations.properties).start()
     with Traffic(server, rng) as traffic:
-        for _ in range(rounds(2, 5)):
+        for _ in range(rounds(1, 5)):
             proxy.set()
             wait_for(lambda: health(server) is Health.ACTIVE, "the location is used again")
             await_files(traffic, locations, IN_S3)
@@ -136,7 +138,7 @@ def test_a_location_that_dies_again_and_again_stops_nobody_and_is_used_again(
             await_files(traffic, locations, DIRECTORY)
         proxy.set()
         finish(traffic, locations)
-    print(f"{rounds(2, 5)} deaths, {traffic.acked_rows} rows acknowledged")
+    print(f"{rounds(1, 5)} deaths, {traffic.acked_rows} rows acknowledged")
 
 
 def health(server: WarmServer) -> Health:

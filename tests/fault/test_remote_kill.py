@@ -163,11 +163,11 @@ def test_a_death_at_any_step_of_remote_storage_loses_doubles_and_leaves_nothing(
     with traffic:
         traffic.progress()
         for step in rng.sample(UNDER_LOAD, len(UNDER_LOAD)):
-            if rounds(rng.random() < 0.25, True):
+            if rounds(rng.random() < 0.1, True):
                 deaths.die()
             deaths.die_at(step, rng.randint(1, FIRST_FEW.get(step, 6)))
             deaths.live()
-            if rounds(rng.random() < 0.5, True):
+            if rounds(rng.random() < 0.2, True):
                 traffic.pause()
                 traffic.check()
                 traffic.resume()
