@@ -147,7 +147,8 @@ def finish(deaths: Deaths, traffic: Traffic, locations: Locations) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", range(rounds(1, 20)))
+@pytest.mark.skipif(not rounds(0, 1), reason="minutes on a busy machine: with the full counts only")
+@pytest.mark.parametrize("part", range(20))
 def test_a_death_at_any_step_of_remote_storage_loses_doubles_and_leaves_nothing(
     warm_server: Callable[..., WarmServer],
     s3: S3Server,
@@ -163,14 +164,12 @@ def test_a_death_at_any_step_of_remote_storage_loses_doubles_and_leaves_nothing(
     with traffic:
         traffic.progress()
         for step in rng.sample(UNDER_LOAD, len(UNDER_LOAD)):
-            if rounds(rng.random() < 0.1, True):
-                deaths.die()
+            deaths.die()
             deaths.die_at(step, rng.randint(1, FIRST_FEW.get(step, 6)))
             deaths.live()
-            if rounds(rng.random() < 0.2, True):
-                traffic.pause()
-                traffic.check()
-                traffic.resume()
+            traffic.pause()
+            traffic.check()
+            traffic.resume()
             traffic.progress()
         finish(deaths, traffic, locations)
     print(f"{deaths.count} deaths, {traffic.acked_rows} rows acknowledged")
