@@ -147,8 +147,7 @@ def finish(deaths: Deaths, traffic: Traffic, locations: Locations) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not rounds(0, 1), reason="minutes on a busy machine: with the full counts only")
-@pytest.mark.parametrize("part", range(20))
+@pytest.mark.parametrize("part", range(rounds(1, 20)))
 def test_a_death_at_any_step_of_remote_storage_loses_doubles_and_leaves_nothing(
     warm_server: Callable[..., WarmServer],
     s3: S3Server,
@@ -163,7 +162,7 @@ def test_a_death_at_any_step_of_remote_storage_loses_doubles_and_leaves_nothing(
     traffic = Traffic(server, rng)
     with traffic:
         traffic.progress()
-        for step in rng.sample(UNDER_LOAD, len(UNDER_LOAD)):
+        for step in rng.sample(UNDER_LOAD, rounds(3, len(UNDER_LOAD))):
             deaths.die()
             deaths.die_at(step, rng.randint(1, FIRST_FEW.get(step, 6)))
             deaths.live()
