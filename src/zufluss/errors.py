@@ -91,8 +91,17 @@ class ErrorCode(IntEnum):
     STORAGE_BACKPRESSURE_EXCEPTION = 72
     HISTORICAL_PARTITION_THROTTLED = 73
 
+    # Ours; a Fluss client reports them as unknown, with their messages.
+    KV_SNAPSHOT_LEASE_NOT_FOUND = 30000
+    KV_SNAPSHOT_LEASE_FENCED = 30001
+    KV_SNAPSHOT_REVOKED = 30002
+    KV_PIN_GONE = 30003
+    KV_SCAN_BUSY = 30004
 
-RETRIABLE = frozenset(map(ErrorCode, (1, 3, 9, 10, 11, 12, 14, 21, 25, 26, 28, 29, 44, 70, 72, 73)))
+
+RETRIABLE = frozenset(
+    map(ErrorCode, (1, 3, 9, 10, 11, 12, 14, 21, 25, 26, 28, 29, 44, 70, 72, 73, 30004))
+)
 REFRESH_METADATA = frozenset(map(ErrorCode, (1, 12, 21, 24, 44, 65)))
 
 
@@ -344,6 +353,36 @@ class KvSnapshotNotExistError(ZuflussError, LookupError):
     """The bucket has no such key-value snapshot, or no longer."""
 
     code = ErrorCode.KV_SNAPSHOT_NOT_EXIST
+
+
+class KvSnapshotLeaseNotFoundError(ZuflussError, LookupError):
+    """There is no such lease, or it has expired."""
+
+    code = ErrorCode.KV_SNAPSHOT_LEASE_NOT_FOUND
+
+
+class KvSnapshotLeaseFencedError(ZuflussError):
+    """Another client has taken the lease over."""
+
+    code = ErrorCode.KV_SNAPSHOT_LEASE_FENCED
+
+
+class KvSnapshotRevokedError(ZuflussError, LookupError):
+    """A leased snapshot was taken away, because its table or partition was dropped."""
+
+    code = ErrorCode.KV_SNAPSHOT_REVOKED
+
+
+class KvPinGoneError(ZuflussError, LookupError):
+    """The pinned state of a bucket is no longer there and cannot be had again."""
+
+    code = ErrorCode.KV_PIN_GONE
+
+
+class KvScanBusyError(ZuflussError):
+    """Too many scans at once, or another call on the same scan; try again."""
+
+    code = ErrorCode.KV_SCAN_BUSY
 
 
 class LakeSnapshotNotExistError(ZuflussError, LookupError):

@@ -55,6 +55,14 @@ SECURITY_PROTOCOL_MAP: Option[dict[str, str]] = Option(
     allowed=("plaintext", "sasl"),
     default_text="all plaintext",
 )
+SUPER_USERS: Option[str | None] = Option(
+    "super.users",
+    Kind.STRING,
+    None,
+    "Users that may do everything, such as dropping the leases of others, with semicolons between: "
+    "`User:admin;User:root`.",
+    default_text="nobody",
+)
 SECURITY_SASL_PLAIN_JAAS_CONFIG: Option[str | None] = Option(
     "security.sasl.plain.jaas.config",
     Kind.STRING,
@@ -165,6 +173,62 @@ KV_SNAPSHOT_NUM_RETAINED = Option(
     "The number of snapshots of a bucket that are kept.",
     minimum=1,
     maximum=1000,
+)
+KV_SNAPSHOT_LEASE_EXPIRATION_CHECK_INTERVAL = Option(
+    "kv.snapshot.lease.expiration-check-interval",
+    Kind.DURATION,
+    10 * MINUTE_MS,
+    "How often the time that leases of snapshots have left is made durable, so that it goes on "
+    "from there after a restart. A lease that expires frees its snapshots at once in any case.",
+    minimum=1,
+)
+ZUFLUSS_KV_SNAPSHOT_LEASE_DURATION_MAX = Option(
+    "zufluss.kv.snapshot.lease.duration-max",
+    Kind.DURATION,
+    7 * DAY_MS,
+    "The longest time a lease of snapshots may be asked for at once; renewing extends it.",
+    minimum=1,
+)
+ZUFLUSS_KV_SNAPSHOT_LEASE_COUNT_MAX = Option(
+    "zufluss.kv.snapshot.lease.count-max",
+    Kind.INT,
+    10_000,
+    "The number of leases that one user may have.",
+    minimum=1,
+)
+ZUFLUSS_KV_SNAPSHOT_LEASE_BYTES_MAX: Option[int | None] = Option(
+    "zufluss.kv.snapshot.lease.bytes-max",
+    Kind.MEMORY,
+    None,
+    "How large the leased snapshots of a table may be together; an acquire that would exceed it is "
+    "refused.",
+    minimum=1,
+    default_text="no limit",
+)
+ZUFLUSS_KV_SNAPSHOT_LEASE_RESTART_GRACE = Option(
+    "zufluss.kv.snapshot.lease.restart-grace",
+    Kind.DURATION,
+    10 * MINUTE_MS,
+    "How long a lease has at least after a start of the coordinator, because nobody could renew it "
+    "before.",
+    minimum=0,
+)
+ZUFLUSS_KV_SNAPSHOT_LEASE_ON_DROP = Option(
+    "zufluss.kv.snapshot.lease.on-drop",
+    Kind.ENUM,
+    "wait",
+    "What happens to leased snapshots of a table or partition that is dropped or expires: `wait` "
+    "keeps their files, and an expired partition, until they are released or "
+    "`zufluss.kv.snapshot.lease.drop-wait-max` is over; `revoke` takes them away at once, and the "
+    "reader is told.",
+    allowed=("wait", "revoke"),
+)
+ZUFLUSS_KV_SNAPSHOT_LEASE_DROP_WAIT_MAX = Option(
+    "zufluss.kv.snapshot.lease.drop-wait-max",
+    Kind.DURATION,
+    DAY_MS,
+    "The longest time that leases hold what was dropped or has expired; then they are revoked.",
+    minimum=0,
 )
 ZUFLUSS_REMOTE_REQUEST_TIMEOUT = Option(
     "zufluss.remote.request-timeout",
@@ -344,6 +408,60 @@ ZUFLUSS_LOG_FLUSH_INTERVAL = Option(
 # Primary-key tables
 # ---------------------------------------------------------------------------------------------
 
+KV_SCANNER_TTL = Option(
+    "kv.scanner.ttl",
+    Kind.DURATION,
+    10 * MINUTE_MS,
+    "How long a scan of a primary-key bucket, or its pinned state, is kept while nobody asks for "
+    "more of it.",
+    minimum=1,
+)
+KV_SCANNER_EXPIRATION_INTERVAL = Option(
+    "kv.scanner.expiration-interval",
+    Kind.DURATION,
+    30 * SECOND_MS,
+    "How often scans that have expired are cleared away; no call finds them from their end on.",
+    minimum=1,
+)
+KV_SCANNER_MAX_PER_BUCKET = Option(
+    "kv.scanner.max-per-bucket",
+    Kind.INT,
+    8,
+    "The number of scans and pinned states that a bucket may have at once.",
+    minimum=1,
+)
+KV_SCANNER_MAX_PER_SERVER = Option(
+    "kv.scanner.max-per-server",
+    Kind.INT,
+    200,
+    "The number of scans and pinned states that a server may have at once.",
+    minimum=1,
+)
+KV_SCANNER_MAX_BATCH_SIZE = Option(
+    "kv.scanner.max-batch-size",
+    Kind.MEMORY,
+    10 * MIB,
+    "The most bytes of rows in one answer of a scan, whatever the client asks for; a single larger "
+    "row comes alone.",
+    minimum=1,
+    maximum=512 * MIB,
+)
+ZUFLUSS_KV_SCANNER_AGE_MAX = Option(
+    "zufluss.kv.scanner.age-max",
+    Kind.DURATION,
+    60 * MINUTE_MS,
+    "How long a scan or pinned state is kept at most, however busily it is read: it holds back "
+    "space on the disk.",
+    minimum=1,
+)
+ZUFLUSS_KV_SCANNER_TIME_LIMIT = Option(
+    "zufluss.kv.scanner.time-limit",
+    Kind.DURATION,
+    2 * SECOND_MS,
+    "How long one call of a scan may look for rows; then it answers how far it came, if need be "
+    "without a row.",
+    minimum=1,
+)
 ZUFLUSS_KV_MEMORY: Option[int | None] = Option(
     "zufluss.kv.memory",
     Kind.MEMORY,

@@ -103,6 +103,12 @@ class ApiKey(IntEnum):
     LIST_LOCATIONS = 30010
     ALTER_LOCATION = 30011
     PROBE_LOCATION = 30012
+    ACQUIRE_LATEST_KV_SNAPSHOT_LEASE = 30020
+    RENEW_KV_SNAPSHOT_LEASE = 30021
+    LIST_KV_SNAPSHOT_LEASES = 30022
+    OPEN_KV_SNAPSHOT = 30030
+    SCAN_KV_SNAPSHOT = 30031
+    CLOSE_KV_SNAPSHOT = 30032
 
 
 EXTENSION_KEY_MIN: Final = 30000
@@ -138,7 +144,17 @@ _TIERING: Final = frozenset(
     }
 )
 _OUR_CLIENTS: Final = frozenset(
-    {ApiKey.LIST_LOCATIONS, ApiKey.ALTER_LOCATION, ApiKey.PROBE_LOCATION}
+    {
+        ApiKey.LIST_LOCATIONS,
+        ApiKey.ALTER_LOCATION,
+        ApiKey.PROBE_LOCATION,
+        ApiKey.ACQUIRE_LATEST_KV_SNAPSHOT_LEASE,
+        ApiKey.RENEW_KV_SNAPSHOT_LEASE,
+        ApiKey.LIST_KV_SNAPSHOT_LEASES,
+        ApiKey.OPEN_KV_SNAPSHOT,
+        ApiKey.SCAN_KV_SNAPSHOT,
+        ApiKey.CLOSE_KV_SNAPSHOT,
+    }
 )
 _TABLET_ONLY: Final = frozenset(
     {
@@ -159,6 +175,9 @@ _TABLET_ONLY: Final = frozenset(
         ApiKey.PREFIX_LOOKUP,
         ApiKey.GET_TABLE_STATS,
         ApiKey.SCAN_KV,
+        ApiKey.OPEN_KV_SNAPSHOT,
+        ApiKey.SCAN_KV_SNAPSHOT,
+        ApiKey.CLOSE_KV_SNAPSHOT,
     }
 )
 _BOTH_ROLES: Final = frozenset(

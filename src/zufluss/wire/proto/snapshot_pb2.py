@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from zufluss.wire.proto import common_pb2 as zufluss_dot_wire_dot_proto_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!zufluss/wire/proto/snapshot.proto\x12\x0czufluss.wire\x1a\x1fzufluss/wire/proto/common.proto\"d\n\x1bGetLatestKvSnapshotsRequest\x12-\n\ntable_path\x18\x01 \x02(\x0b\x32\x19.zufluss.wire.PbTablePath\x12\x16\n\x0epartition_name\x18\x02 \x01(\t\"|\n\x1cGetLatestKvSnapshotsResponse\x12\x10\n\x08table_id\x18\x01 \x02(\x03\x12\x14\n\x0cpartition_id\x18\x02 \x01(\x03\x12\x34\n\x10latest_snapshots\x18\x03 \x03(\x0b\x32\x1a.zufluss.wire.PbKvSnapshot\"@\n\x16ListKvSnapshotsRequest\x12\x10\n\x08table_id\x18\x01 \x02(\x03\x12\x14\n\x0cpartition_id\x18\x02 \x01(\x03\"w\n\x17ListKvSnapshotsResponse\x12\x10\n\x08table_id\x18\x01 \x02(\x03\x12\x14\n\x0cpartition_id\x18\x02 \x01(\x03\x12\x34\n\x10\x61\x63tive_snapshots\x18\x03 \x03(\x0b\x32\x1a.zufluss.wire.PbKvSnapshot\"J\n\x0cPbKvSnapshot\x12\x11\n\tbucket_id\x18\x01 \x02(\x05\x12\x13\n\x0bsnapshot_id\x18\x02 \x01(\x03\x12\x12\n\nlog_offset\x18\x03 \x01(\x03\"n\n\x1cGetKvSnapshotMetadataRequest\x12\x10\n\x08table_id\x18\x01 \x02(\x03\x12\x14\n\x0cpartition_id\x18\x02 \x01(\x03\x12\x11\n\tbucket_id\x18\x03 \x02(\x05\x12\x13\n\x0bsnapshot_id\x18\x04 \x02(\x03\"\x87\x01\n\x1dGetKvSnapshotMetadataResponse\x12\x12\n\nlog_offset\x18\x01 \x02(\x03\x12>\n\x0esnapshot_files\x18\x02 \x03(\x0b\x32&.zufluss.wire.PbRemotePathAndLocalFile\x12\x12\n\trow_count\x18\xe8\x07 \x01(\x03\"h\n\x18PbRemotePathAndLocalFile\x12\x13\n\x0bremote_path\x18\x01 \x02(\t\x12\x17\n\x0flocal_file_name\x18\x02 \x02(\t\x12\r\n\x04size\x18\xe8\x07 \x01(\x03\x12\x0f\n\x06\x63rc32c\x18\xe9\x07 \x01(\x07\"m\n\x17\x43ommitKvSnapshotRequest\x12\x1a\n\x12\x63ompleted_snapshot\x18\x01 \x02(\x0c\x12\x19\n\x11\x63oordinator_epoch\x18\x02 \x02(\x05\x12\x1b\n\x13\x62ucket_leader_epoch\x18\x03 \x02(\x05\"\x1a\n\x18\x43ommitKvSnapshotResponse\"\x90\x01\n\x1dNotifyKvSnapshotOffsetRequest\x12\x10\n\x08table_id\x18\x01 \x02(\x03\x12\x14\n\x0cpartition_id\x18\x02 \x01(\x03\x12\x11\n\tbucket_id\x18\x03 \x02(\x05\x12\x19\n\x11\x63oordinator_epoch\x18\x04 \x02(\x05\x12\x19\n\x11min_retain_offset\x18\x05 \x02(\x03\" \n\x1eNotifyKvSnapshotOffsetResponse\"\x91\x01\n\x1d\x41\x63quireKvSnapshotLeaseRequest\x12\x10\n\x08lease_id\x18\x01 \x02(\t\x12\x19\n\x11lease_duration_ms\x18\x02 \x02(\x03\x12\x43\n\x12snapshots_to_lease\x18\x03 \x03(\x0b\x32\'.zufluss.wire.PbKvSnapshotLeaseForTable\"h\n\x1e\x41\x63quireKvSnapshotLeaseResponse\x12\x46\n\x15unavailable_snapshots\x18\x01 \x03(\x0b\x32\'.zufluss.wire.PbKvSnapshotLeaseForTable\"j\n\x1dReleaseKvSnapshotLeaseRequest\x12\x10\n\x08lease_id\x18\x01 \x02(\t\x12\x37\n\x12\x62uckets_to_release\x18\x02 \x03(\x0b\x32\x1b.zufluss.wire.PbTableBucket\" \n\x1eReleaseKvSnapshotLeaseResponse\".\n\x1a\x44ropKvSnapshotLeaseRequest\x12\x10\n\x08lease_id\x18\x01 \x02(\t\"\x1d\n\x1b\x44ropKvSnapshotLeaseResponse\"q\n\x19PbKvSnapshotLeaseForTable\x12\x10\n\x08table_id\x18\x01 \x02(\x03\x12\x42\n\x10\x62ucket_snapshots\x18\x02 \x03(\x0b\x32(.zufluss.wire.PbKvSnapshotLeaseForBucket\"Z\n\x1aPbKvSnapshotLeaseForBucket\x12\x14\n\x0cpartition_id\x18\x01 \x01(\x03\x12\x11\n\tbucket_id\x18\x02 \x02(\x05\x12\x13\n\x0bsnapshot_id\x18\x03 \x02(\x03\"\x80\x03\n\x1e\x43ommitRemoteLogManifestRequest\x12\x10\n\x08table_id\x18\x01 \x02(\x03\x12\x14\n\x0cpartition_id\x18\x02 \x01(\x03\x12\x11\n\tbucket_id\x18\x03 \x02(\x05\x12 \n\x18remote_log_manifest_path\x18\x04 \x02(\t\x12\x1f\n\x17remote_log_start_offset\x18\x05 \x02(\x03\x12\x1d\n\x15remote_log_end_offset\x18\x06 \x02(\x03\x12\x19\n\x11\x63oordinator_epoch\x18\x07 \x02(\x05\x12\x1b\n\x13\x62ucket_leader_epoch\x18\x08 \x02(\x05\x12!\n\x19highest_copied_end_offset\x18\t \x01(\x03\x12\x1a\n\x11manifest_location\x18\xe8\x07 \x01(\x05\x12-\n\x05usage\x18\xe9\x07 \x03(\x0b\x32\x1d.zufluss.wire.PbLocationUsage\x12\x1b\n\x12\x62\x61se_manifest_path\x18\xea\x07 \x01(\t\"D\n\x0fPbLocationUsage\x12\x13\n\x0blocation_id\x18\x01 \x02(\x05\x12\r\n\x05\x66iles\x18\x02 \x02(\x03\x12\r\n\x05\x62ytes\x18\x03 \x02(\x03\"8\n\x1f\x43ommitRemoteLogManifestResponse\x12\x15\n\rcommitSuccess\x18\x01 \x02(\x08\"\xd0\x01\n\x1dNotifyRemoteLogOffsetsRequest\x12\x10\n\x08table_id\x18\x01 \x02(\x03\x12\x14\n\x0cpartition_id\x18\x02 \x01(\x03\x12\x11\n\tbucket_id\x18\x03 \x02(\x05\x12\x19\n\x11\x63oordinator_epoch\x18\x04 \x02(\x05\x12\x1b\n\x13remote_start_offset\x18\x05 \x02(\x03\x12\x19\n\x11remote_end_offset\x18\x06 \x02(\x03\x12!\n\x19highest_copied_end_offset\x18\x07 \x01(\x03\" \n\x1eNotifyRemoteLogOffsetsResponse\"G\n\x1dListRemoteLogManifestsRequest\x12\x10\n\x08table_id\x18\x01 \x02(\x03\x12\x14\n\x0cpartition_id\x18\x02 \x01(\x03\"[\n\x1eListRemoteLogManifestsResponse\x12\x39\n\tmanifests\x18\x01 \x03(\x0b\x32&.zufluss.wire.PbRemoteLogManifestEntry\"\x8e\x01\n\x18PbRemoteLogManifestEntry\x12\x31\n\x0ctable_bucket\x18\x01 \x02(\x0b\x32\x1b.zufluss.wire.PbTableBucket\x12 \n\x18remote_log_manifest_path\x18\x02 \x02(\t\x12\x1d\n\x15remote_log_end_offset\x18\x03 \x02(\x03')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!zufluss/wire/proto/snapshot.proto\x12\x0czufluss.wire\x1a\x1fzufluss/wire/proto/common.proto\"d\n\x1bGetLatestKvSnapshotsRequest\x12-\n\ntable_path\x18\x01 \x02(\x0b\x32\x19.zufluss.wire.PbTablePath\x12\x16\n\x0epartition_name\x18\x02 \x01(\t\"|\n\x1cGetLatestKvSnapshotsResponse\x12\x10\n\x08table_id\x18\x01 \x02(\x03\x12\x14\n\x0cpartition_id\x18\x02 \x01(\x03\x12\x34\n\x10latest_snapshots\x18\x03 \x03(\x0b\x32\x1a.zufluss.wire.PbKvSnapshot\"@\n\x16ListKvSnapshotsRequest\x12\x10\n\x08table_id\x18\x01 \x02(\x03\x12\x14\n\x0cpartition_id\x18\x02 \x01(\x03\"w\n\x17ListKvSnapshotsResponse\x12\x10\n\x08table_id\x18\x01 \x02(\x03\x12\x14\n\x0cpartition_id\x18\x02 \x01(\x03\x12\x34\n\x10\x61\x63tive_snapshots\x18\x03 \x03(\x0b\x32\x1a.zufluss.wire.PbKvSnapshot\"J\n\x0cPbKvSnapshot\x12\x11\n\tbucket_id\x18\x01 \x02(\x05\x12\x13\n\x0bsnapshot_id\x18\x02 \x01(\x03\x12\x12\n\nlog_offset\x18\x03 \x01(\x03\"n\n\x1cGetKvSnapshotMetadataRequest\x12\x10\n\x08table_id\x18\x01 \x02(\x03\x12\x14\n\x0cpartition_id\x18\x02 \x01(\x03\x12\x11\n\tbucket_id\x18\x03 \x02(\x05\x12\x13\n\x0bsnapshot_id\x18\x04 \x02(\x03\"\x87\x01\n\x1dGetKvSnapshotMetadataResponse\x12\x12\n\nlog_offset\x18\x01 \x02(\x03\x12>\n\x0esnapshot_files\x18\x02 \x03(\x0b\x32&.zufluss.wire.PbRemotePathAndLocalFile\x12\x12\n\trow_count\x18\xe8\x07 \x01(\x03\"h\n\x18PbRemotePathAndLocalFile\x12\x13\n\x0bremote_path\x18\x01 \x02(\t\x12\x17\n\x0flocal_file_name\x18\x02 \x02(\t\x12\r\n\x04size\x18\xe8\x07 \x01(\x03\x12\x0f\n\x06\x63rc32c\x18\xe9\x07 \x01(\x07\"m\n\x17\x43ommitKvSnapshotRequest\x12\x1a\n\x12\x63ompleted_snapshot\x18\x01 \x02(\x0c\x12\x19\n\x11\x63oordinator_epoch\x18\x02 \x02(\x05\x12\x1b\n\x13\x62ucket_leader_epoch\x18\x03 \x02(\x05\"\x1a\n\x18\x43ommitKvSnapshotResponse\"\x90\x01\n\x1dNotifyKvSnapshotOffsetRequest\x12\x10\n\x08table_id\x18\x01 \x02(\x03\x12\x14\n\x0cpartition_id\x18\x02 \x01(\x03\x12\x11\n\tbucket_id\x18\x03 \x02(\x05\x12\x19\n\x11\x63oordinator_epoch\x18\x04 \x02(\x05\x12\x19\n\x11min_retain_offset\x18\x05 \x02(\x03\" \n\x1eNotifyKvSnapshotOffsetResponse\"\xa7\x01\n\x1d\x41\x63quireKvSnapshotLeaseRequest\x12\x10\n\x08lease_id\x18\x01 \x02(\t\x12\x19\n\x11lease_duration_ms\x18\x02 \x02(\x03\x12\x43\n\x12snapshots_to_lease\x18\x03 \x03(\x0b\x32\'.zufluss.wire.PbKvSnapshotLeaseForTable\x12\x14\n\x0blease_epoch\x18\xe8\x07 \x01(\x05\"~\n\x1e\x41\x63quireKvSnapshotLeaseResponse\x12\x46\n\x15unavailable_snapshots\x18\x01 \x03(\x0b\x32\'.zufluss.wire.PbKvSnapshotLeaseForTable\x12\x14\n\x0blease_epoch\x18\xe8\x07 \x01(\x05\"\x80\x01\n\x1dReleaseKvSnapshotLeaseRequest\x12\x10\n\x08lease_id\x18\x01 \x02(\t\x12\x37\n\x12\x62uckets_to_release\x18\x02 \x03(\x0b\x32\x1b.zufluss.wire.PbTableBucket\x12\x14\n\x0blease_epoch\x18\xe8\x07 \x01(\x05\" \n\x1eReleaseKvSnapshotLeaseResponse\"D\n\x1a\x44ropKvSnapshotLeaseRequest\x12\x10\n\x08lease_id\x18\x01 \x02(\t\x12\x14\n\x0blease_epoch\x18\xe8\x07 \x01(\x05\"\x1d\n\x1b\x44ropKvSnapshotLeaseResponse\"q\n\x19PbKvSnapshotLeaseForTable\x12\x10\n\x08table_id\x18\x01 \x02(\x03\x12\x42\n\x10\x62ucket_snapshots\x18\x02 \x03(\x0b\x32(.zufluss.wire.PbKvSnapshotLeaseForBucket\"p\n\x1aPbKvSnapshotLeaseForBucket\x12\x14\n\x0cpartition_id\x18\x01 \x01(\x03\x12\x11\n\tbucket_id\x18\x02 \x02(\x05\x12\x13\n\x0bsnapshot_id\x18\x03 \x02(\x03\x12\x14\n\x0bunavailable\x18\xe8\x07 \x01(\x05\"\x80\x03\n\x1e\x43ommitRemoteLogManifestRequest\x12\x10\n\x08table_id\x18\x01 \x02(\x03\x12\x14\n\x0cpartition_id\x18\x02 \x01(\x03\x12\x11\n\tbucket_id\x18\x03 \x02(\x05\x12 \n\x18remote_log_manifest_path\x18\x04 \x02(\t\x12\x1f\n\x17remote_log_start_offset\x18\x05 \x02(\x03\x12\x1d\n\x15remote_log_end_offset\x18\x06 \x02(\x03\x12\x19\n\x11\x63oordinator_epoch\x18\x07 \x02(\x05\x12\x1b\n\x13\x62ucket_leader_epoch\x18\x08 \x02(\x05\x12!\n\x19highest_copied_end_offset\x18\t \x01(\x03\x12\x1a\n\x11manifest_location\x18\xe8\x07 \x01(\x05\x12-\n\x05usage\x18\xe9\x07 \x03(\x0b\x32\x1d.zufluss.wire.PbLocationUsage\x12\x1b\n\x12\x62\x61se_manifest_path\x18\xea\x07 \x01(\t\"D\n\x0fPbLocationUsage\x12\x13\n\x0blocation_id\x18\x01 \x02(\x05\x12\r\n\x05\x66iles\x18\x02 \x02(\x03\x12\r\n\x05\x62ytes\x18\x03 \x02(\x03\"8\n\x1f\x43ommitRemoteLogManifestResponse\x12\x15\n\rcommitSuccess\x18\x01 \x02(\x08\"\xd0\x01\n\x1dNotifyRemoteLogOffsetsRequest\x12\x10\n\x08table_id\x18\x01 \x02(\x03\x12\x14\n\x0cpartition_id\x18\x02 \x01(\x03\x12\x11\n\tbucket_id\x18\x03 \x02(\x05\x12\x19\n\x11\x63oordinator_epoch\x18\x04 \x02(\x05\x12\x1b\n\x13remote_start_offset\x18\x05 \x02(\x03\x12\x19\n\x11remote_end_offset\x18\x06 \x02(\x03\x12!\n\x19highest_copied_end_offset\x18\x07 \x01(\x03\" \n\x1eNotifyRemoteLogOffsetsResponse\"G\n\x1dListRemoteLogManifestsRequest\x12\x10\n\x08table_id\x18\x01 \x02(\x03\x12\x14\n\x0cpartition_id\x18\x02 \x01(\x03\"[\n\x1eListRemoteLogManifestsResponse\x12\x39\n\tmanifests\x18\x01 \x03(\x0b\x32&.zufluss.wire.PbRemoteLogManifestEntry\"\x8e\x01\n\x18PbRemoteLogManifestEntry\x12\x31\n\x0ctable_bucket\x18\x01 \x02(\x0b\x32\x1b.zufluss.wire.PbTableBucket\x12 \n\x18remote_log_manifest_path\x18\x02 \x02(\t\x12\x1d\n\x15remote_log_end_offset\x18\x03 \x02(\x03')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -57,35 +57,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_NOTIFYKVSNAPSHOTOFFSETRESPONSE']._serialized_start=1217
   _globals['_NOTIFYKVSNAPSHOTOFFSETRESPONSE']._serialized_end=1249
   _globals['_ACQUIREKVSNAPSHOTLEASEREQUEST']._serialized_start=1252
-  _globals['_ACQUIREKVSNAPSHOTLEASEREQUEST']._serialized_end=1397
-  _globals['_ACQUIREKVSNAPSHOTLEASERESPONSE']._serialized_start=1399
-  _globals['_ACQUIREKVSNAPSHOTLEASERESPONSE']._serialized_end=1503
-  _globals['_RELEASEKVSNAPSHOTLEASEREQUEST']._serialized_start=1505
-  _globals['_RELEASEKVSNAPSHOTLEASEREQUEST']._serialized_end=1611
-  _globals['_RELEASEKVSNAPSHOTLEASERESPONSE']._serialized_start=1613
-  _globals['_RELEASEKVSNAPSHOTLEASERESPONSE']._serialized_end=1645
-  _globals['_DROPKVSNAPSHOTLEASEREQUEST']._serialized_start=1647
-  _globals['_DROPKVSNAPSHOTLEASEREQUEST']._serialized_end=1693
-  _globals['_DROPKVSNAPSHOTLEASERESPONSE']._serialized_start=1695
-  _globals['_DROPKVSNAPSHOTLEASERESPONSE']._serialized_end=1724
-  _globals['_PBKVSNAPSHOTLEASEFORTABLE']._serialized_start=1726
-  _globals['_PBKVSNAPSHOTLEASEFORTABLE']._serialized_end=1839
-  _globals['_PBKVSNAPSHOTLEASEFORBUCKET']._serialized_start=1841
-  _globals['_PBKVSNAPSHOTLEASEFORBUCKET']._serialized_end=1931
-  _globals['_COMMITREMOTELOGMANIFESTREQUEST']._serialized_start=1934
-  _globals['_COMMITREMOTELOGMANIFESTREQUEST']._serialized_end=2318
-  _globals['_PBLOCATIONUSAGE']._serialized_start=2320
-  _globals['_PBLOCATIONUSAGE']._serialized_end=2388
-  _globals['_COMMITREMOTELOGMANIFESTRESPONSE']._serialized_start=2390
-  _globals['_COMMITREMOTELOGMANIFESTRESPONSE']._serialized_end=2446
-  _globals['_NOTIFYREMOTELOGOFFSETSREQUEST']._serialized_start=2449
-  _globals['_NOTIFYREMOTELOGOFFSETSREQUEST']._serialized_end=2657
-  _globals['_NOTIFYREMOTELOGOFFSETSRESPONSE']._serialized_start=2659
-  _globals['_NOTIFYREMOTELOGOFFSETSRESPONSE']._serialized_end=2691
-  _globals['_LISTREMOTELOGMANIFESTSREQUEST']._serialized_start=2693
-  _globals['_LISTREMOTELOGMANIFESTSREQUEST']._serialized_end=2764
-  _globals['_LISTREMOTELOGMANIFESTSRESPONSE']._serialized_start=2766
-  _globals['_LISTREMOTELOGMANIFESTSRESPONSE']._serialized_end=2857
-  _globals['_PBREMOTELOGMANIFESTENTRY']._serialized_start=2860
-  _globals['_PBREMOTELOGMANIFESTENTRY']._serialized_end=3002
+  _globals['_ACQUIREKVSNAPSHOTLEASEREQUEST']._serialized_end=1419
+  _globals['_ACQUIREKVSNAPSHOTLEASERESPONSE']._serialized_start=1421
+  _globals['_ACQUIREKVSNAPSHOTLEASERESPONSE']._serialized_end=1547
+  _globals['_RELEASEKVSNAPSHOTLEASEREQUEST']._serialized_start=1550
+  _globals['_RELEASEKVSNAPSHOTLEASEREQUEST']._serialized_end=1678
+  _globals['_RELEASEKVSNAPSHOTLEASERESPONSE']._serialized_start=1680
+  _globals['_RELEASEKVSNAPSHOTLEASERESPONSE']._serialized_end=1712
+  _globals['_DROPKVSNAPSHOTLEASEREQUEST']._serialized_start=1714
+  _globals['_DROPKVSNAPSHOTLEASEREQUEST']._serialized_end=1782
+  _globals['_DROPKVSNAPSHOTLEASERESPONSE']._serialized_start=1784
+  _globals['_DROPKVSNAPSHOTLEASERESPONSE']._serialized_end=1813
+  _globals['_PBKVSNAPSHOTLEASEFORTABLE']._serialized_start=1815
+  _globals['_PBKVSNAPSHOTLEASEFORTABLE']._serialized_end=1928
+  _globals['_PBKVSNAPSHOTLEASEFORBUCKET']._serialized_start=1930
+  _globals['_PBKVSNAPSHOTLEASEFORBUCKET']._serialized_end=2042
+  _globals['_COMMITREMOTELOGMANIFESTREQUEST']._serialized_start=2045
+  _globals['_COMMITREMOTELOGMANIFESTREQUEST']._serialized_end=2429
+  _globals['_PBLOCATIONUSAGE']._serialized_start=2431
+  _globals['_PBLOCATIONUSAGE']._serialized_end=2499
+  _globals['_COMMITREMOTELOGMANIFESTRESPONSE']._serialized_start=2501
+  _globals['_COMMITREMOTELOGMANIFESTRESPONSE']._serialized_end=2557
+  _globals['_NOTIFYREMOTELOGOFFSETSREQUEST']._serialized_start=2560
+  _globals['_NOTIFYREMOTELOGOFFSETSREQUEST']._serialized_end=2768
+  _globals['_NOTIFYREMOTELOGOFFSETSRESPONSE']._serialized_start=2770
+  _globals['_NOTIFYREMOTELOGOFFSETSRESPONSE']._serialized_end=2802
+  _globals['_LISTREMOTELOGMANIFESTSREQUEST']._serialized_start=2804
+  _globals['_LISTREMOTELOGMANIFESTSREQUEST']._serialized_end=2875
+  _globals['_LISTREMOTELOGMANIFESTSRESPONSE']._serialized_start=2877
+  _globals['_LISTREMOTELOGMANIFESTSRESPONSE']._serialized_end=2968
+  _globals['_PBREMOTELOGMANIFESTENTRY']._serialized_start=2971
+  _globals['_PBREMOTELOGMANIFESTENTRY']._serialized_end=3113
 # @@protoc_insertion_point(module_scope)

@@ -344,8 +344,11 @@ class AcquireKvSnapshotLeaseRequest(_message.Message):
     LEASE_ID_FIELD_NUMBER: _builtins.int
     LEASE_DURATION_MS_FIELD_NUMBER: _builtins.int
     SNAPSHOTS_TO_LEASE_FIELD_NUMBER: _builtins.int
+    LEASE_EPOCH_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.str
     lease_duration_ms: _builtins.int
+    lease_epoch: _builtins.int
+    """of who holds it; another one is refused"""
     @_builtins.property
     def snapshots_to_lease(self) -> _containers.RepeatedCompositeFieldContainer[Global___PbKvSnapshotLeaseForTable]: ...
     def __init__(
@@ -354,10 +357,11 @@ class AcquireKvSnapshotLeaseRequest(_message.Message):
         lease_id: _builtins.str | None = ...,
         lease_duration_ms: _builtins.int | None = ...,
         snapshots_to_lease: _abc.Iterable[Global___PbKvSnapshotLeaseForTable] | None = ...,
+        lease_epoch: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["lease_duration_ms", b"lease_duration_ms", "lease_id", b"lease_id"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lease_duration_ms", b"lease_duration_ms", "lease_epoch", b"lease_epoch", "lease_id", b"lease_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_duration_ms", b"lease_duration_ms", "lease_id", b"lease_id", "snapshots_to_lease", b"snapshots_to_lease"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_duration_ms", b"lease_duration_ms", "lease_epoch", b"lease_epoch", "lease_id", b"lease_id", "snapshots_to_lease", b"snapshots_to_lease"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -368,16 +372,20 @@ class AcquireKvSnapshotLeaseResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     UNAVAILABLE_SNAPSHOTS_FIELD_NUMBER: _builtins.int
+    LEASE_EPOCH_FIELD_NUMBER: _builtins.int
+    lease_epoch: _builtins.int
+    """absent when nothing was leased"""
     @_builtins.property
     def unavailable_snapshots(self) -> _containers.RepeatedCompositeFieldContainer[Global___PbKvSnapshotLeaseForTable]: ...
     def __init__(
         self,
         *,
         unavailable_snapshots: _abc.Iterable[Global___PbKvSnapshotLeaseForTable] | None = ...,
+        lease_epoch: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lease_epoch", b"lease_epoch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["unavailable_snapshots", b"unavailable_snapshots"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_epoch", b"lease_epoch", "unavailable_snapshots", b"unavailable_snapshots"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -391,7 +399,9 @@ class ReleaseKvSnapshotLeaseRequest(_message.Message):
 
     LEASE_ID_FIELD_NUMBER: _builtins.int
     BUCKETS_TO_RELEASE_FIELD_NUMBER: _builtins.int
+    LEASE_EPOCH_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.str
+    lease_epoch: _builtins.int
     @_builtins.property
     def buckets_to_release(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.PbTableBucket]: ...
     def __init__(
@@ -399,10 +409,11 @@ class ReleaseKvSnapshotLeaseRequest(_message.Message):
         *,
         lease_id: _builtins.str | None = ...,
         buckets_to_release: _abc.Iterable[_common_pb2.PbTableBucket] | None = ...,
+        lease_epoch: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["lease_id", b"lease_id"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lease_epoch", b"lease_epoch", "lease_id", b"lease_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["buckets_to_release", b"buckets_to_release", "lease_id", b"lease_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["buckets_to_release", b"buckets_to_release", "lease_epoch", b"lease_epoch", "lease_id", b"lease_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -430,15 +441,18 @@ class DropKvSnapshotLeaseRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     LEASE_ID_FIELD_NUMBER: _builtins.int
+    LEASE_EPOCH_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.str
+    lease_epoch: _builtins.int
     def __init__(
         self,
         *,
         lease_id: _builtins.str | None = ...,
+        lease_epoch: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["lease_id", b"lease_id"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lease_epoch", b"lease_epoch", "lease_id", b"lease_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_id", b"lease_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_epoch", b"lease_epoch", "lease_id", b"lease_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -489,19 +503,23 @@ class PbKvSnapshotLeaseForBucket(_message.Message):
     PARTITION_ID_FIELD_NUMBER: _builtins.int
     BUCKET_ID_FIELD_NUMBER: _builtins.int
     SNAPSHOT_ID_FIELD_NUMBER: _builtins.int
+    UNAVAILABLE_FIELD_NUMBER: _builtins.int
     partition_id: _builtins.int
     bucket_id: _builtins.int
     snapshot_id: _builtins.int
+    unavailable: _builtins.int
+    """why, see PbUnavailableSnapshots; only in answers"""
     def __init__(
         self,
         *,
         partition_id: _builtins.int | None = ...,
         bucket_id: _builtins.int | None = ...,
         snapshot_id: _builtins.int | None = ...,
+        unavailable: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["bucket_id", b"bucket_id", "partition_id", b"partition_id", "snapshot_id", b"snapshot_id"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["bucket_id", b"bucket_id", "partition_id", b"partition_id", "snapshot_id", b"snapshot_id", "unavailable", b"unavailable"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket_id", b"bucket_id", "partition_id", b"partition_id", "snapshot_id", b"snapshot_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket_id", b"bucket_id", "partition_id", b"partition_id", "snapshot_id", b"snapshot_id", "unavailable", b"unavailable"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
