@@ -346,9 +346,9 @@ def _restore(directory: Path, keys: int) -> Iterator[Measure]:
         server.stop()
         whole = _first_lookup(server, info, keys)
         server.stop()
-        _lose_disk(server, info)
-        seconds = _first_lookup(server, info, keys)
         size = sum(file.stat().st_size for file in files)
+        _lose_disk(server, info, size)
+        seconds = _first_lookup(server, info, keys)
         plain = [_download(files, directory / "plain") for _ in range(3)]
     download = statistics.median(plain)
     yield Measure(
@@ -374,11 +374,12 @@ def _wait_for_snapshot(connection: zufluss.Connection, info: TableInfo) -> list[
         time.sleep(POLL_SECONDS)
 
 
-def _lose_disk(server: DevServer, info: TableInfo) -> None:
+def _lose_disk(server: DevServer, info: TableInfo, at_least: int) -> None:
     name = f"{info.path.table}-{info.table_id}"
     gone = [path for path in server.data_dir.rglob(f"*{name}*") if path.is_dir()]
-    if not gone:
-        raise RuntimeError(f"{server.data_dir} has no directory of {name}")
+    size = sum(file.stat().st_size for path in gone for file in path.rglob("*") if file.is_file())
+    if size < at_least:
+        raise RuntimeError(f"{server.data_dir} has {size} bytes of {name}, not {at_least}")
     for path in sorted(gone):
         shutil.rmtree(path, ignore_errors=True)
 
