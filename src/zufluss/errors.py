@@ -385,6 +385,28 @@ class KvScanBusyError(ZuflussError):
     code = ErrorCode.KV_SCAN_BUSY
 
 
+class KvScanExpiredError(ZuflussError, LookupError):
+    """A scan of a primary-key bucket, or its pinned state, has ended or was never there.
+
+    Whether it expired (66) or is not known at all (67), the way out is the same: open it again, at
+    its log offset if the rows must go on where they stopped.
+    """
+
+    code = ErrorCode.SCANNER_EXPIRED
+
+
+class InvalidScanRequestError(ZuflussError, ValueError):
+    """The request of a scan is malformed, or out of order."""
+
+    code = ErrorCode.INVALID_SCAN_REQUEST
+
+
+class TooManyScannersError(ZuflussError):
+    """A bucket, or a server, has as many scans as it may have."""
+
+    code = ErrorCode.TOO_MANY_SCANNERS
+
+
 class LakeSnapshotNotExistError(ZuflussError, LookupError):
     """The table has no such snapshot in the lake."""
 
@@ -419,6 +441,7 @@ class AuthorizationError(ZuflussError, PermissionError):
 
 
 _BY_CODE: dict[ErrorCode, type[ZuflussError]] = {c.code: c for c in ZuflussError.__subclasses__()}
+_BY_CODE[ErrorCode.UNKNOWN_SCANNER_ID] = KvScanExpiredError
 
 
 def error(code: int, message: str) -> ZuflussError:

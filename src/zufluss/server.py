@@ -47,6 +47,7 @@ from zufluss.net.server import NetServer
 from zufluss.net.services import Handler, RequestContext, Services
 from zufluss.obs.server import (
     ReadSamples,
+    lease_samples,
     location_samples,
     net_samples,
     registry_samples,
@@ -299,6 +300,7 @@ def _coordinator_samples(coordinator: Coordinator) -> list[ReadSamples]:
         registry_samples(coordinator.locations),
         location_samples(coordinator.locations.storage),
         remote_files_samples(coordinator.remote),
+        lease_samples(coordinator.remote.leases),
     ]
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import pty
 import signal
 import subprocess
 from collections.abc import Callable
@@ -186,15 +189,54 @@ def test_a_followed_changelog_prints_changes_as_they_come(
             process.kill()
 
 
-def test_a_scan_shows_some_rows_and_otherwise_names_the_ways(zufluss: Zufluss, orders: str) -> None:
+def test_a_scan_prints_the_rows_there_are_or_some_of_them(zufluss: Zufluss, orders: str) -> None:
     zufluss("upsert", orders, stdin=lines(*({"id": i, "status": "s"} for i in range(9))))
+    zufluss("delete", orders, "--key", "4")
+    rows = rows_of(zufluss("scan", orders, "-o", "json"))
+    assert sorted(row["id"] for row in rows) == [0, 1, 2, 3, 5, 6, 7, 8]
     some = rows_of(zufluss("scan", orders, "--limit", "4", "--columns", "status", "-o", "json"))
     assert some == [{"status": "s"}] * 4
-    for more in ((), ("--follow", "--limit", "2"), ("--from", "latest", "--limit", "2")):
+    zufluss("scan", orders, "--source", "snapshot")
+    table = zufluss("scan", orders, "--columns", "id").out
+    assert len(table.splitlines()) == 2 + 8
+
+
+def test_a_scan_of_keys_names_the_ways_to_what_it_cannot_do(zufluss: Zufluss, orders: str) -> None:
+    for more in (("--source", "log"), ("--follow",), ("--from", "latest", "--limit", "2")):
         message = " ".join(zufluss("scan", orders, *more, code=2).err.replace("│", " ").split())
         assert f"zufluss changelog fluss.{orders}" in message
         assert f"zufluss lookup fluss.{orders} KEY" in message
-        assert f"scan fluss.{orders} --limit 10" in message
+        assert f"zufluss scan fluss.{orders} prints its rows" in message
+    zufluss("table", "create", "log_only", "id INT")
+    for source in ("live", "snapshot"):
+        refused = zufluss("scan", "log_only", "--source", source, code=2)
+        assert "has no primary key" in refused.err
+
+
+def read_terminal(terminal: int) -> str:
+    """What is written to a terminal until nobody has it open any more."""
+    shown = b""
+    with open(terminal, "rb", buffering=0) as source, contextlib.suppress(OSError):
+        while piece := source.read(4096):
+            shown += piece
+    return shown.decode()
+
+
+def test_a_scan_into_a_file_says_on_the_terminal_how_far_it_is(
+    server_address: str, zufluss: Zufluss, orders: str, tmp_path: Path
+) -> None:
+    zufluss("upsert", orders, stdin=lines(*({"id": i, "status": "s"} for i in range(2_000))))
+    master, slave = pty.openpty()
+    with (tmp_path / "rows.ndjson").open("wb") as out:
+        command = [*COMMAND, "scan", orders, "-o", "json", "--bootstrap", server_address]
+        terminal = environment() | {"TERM": "xterm"}
+        process = subprocess.Popen(command, stdout=out, stderr=slave, env=terminal)
+    os.close(slave)
+    shown = read_terminal(master)
+    assert process.wait(60) == 0, shown
+    assert f"scan fluss.{orders}" in shown
+    assert " rows" in shown
+    assert len((tmp_path / "rows.ndjson").read_text().splitlines()) == 2_000
 
 
 def test_each_kind_of_table_names_the_command_of_the_other(zufluss: Zufluss, orders: str) -> None:

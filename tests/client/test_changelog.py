@@ -143,9 +143,11 @@ def test_a_long_changelog_folds_to_the_rows_of_the_table(conn: Connection) -> No
     assert len(state) == 900
 
 
-def test_a_scan_of_a_primary_key_table_names_what_to_use(people: Table) -> None:
-    with pytest.raises(InvalidTableError, match=r"table.changelog\(\).*table.lookup.*table.head"):
-        people.scan()
+def test_a_scan_of_the_log_of_a_primary_key_table_names_what_to_use(people: Table) -> None:
+    with pytest.raises(
+        InvalidTableError, match=r"table.changelog\(\).*table.scan\(\).*table.lookup"
+    ):
+        people.scan(source="log")
 
 
 async def test_a_log_table_has_no_changelog(

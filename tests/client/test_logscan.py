@@ -430,7 +430,7 @@ async def test_scans_that_cannot_be_are_refused_when_made(
     with pytest.raises(ValueError, match="negative"):
         table.scan(limit=-1)
     with pytest.raises(InvalidTableError, match="primary key"):
-        (await connection.table("k")).scan()
+        (await connection.table("k")).scan(source="log")
 
 
 def test_a_decoder_reads_the_columns_of_its_filter_too(cluster: FakeCluster) -> None:

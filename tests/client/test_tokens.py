@@ -208,3 +208,27 @@ async def test_a_token_that_is_no_json_is_refused(
     answer(cluster, broken)
     with pytest.raises(CorruptMessageError, match="s3://logs"):
         await read(connection, "s3://logs/file")
+
+
+@pytest.mark.parametrize("known", [True, False])
+async def test_the_coordinator_is_asked_where_no_other_server_gives_a_token(
+    connection: AsyncConnection, cluster: FakeCluster, iam: Iam, known: bool
+) -> None:
+    """A table dropped while a lease holds it: unknown to servers, or another one by that name."""
+    keys = iam.user(f"leased-{known}")
+    await Objects(parse_location("s3://logs", "test"), keys).put("old-1/file", b"hello")
+    asked = 0
+
+    async def tokens(request: m.GetFileSystemSecurityTokenRequest) -> Any:
+        nonlocal asked
+        asked += 1
+        if asked == 1 and not known:
+            return error(ErrorCode.TABLE_NOT_EXIST, "table 'fluss.t' does not exist")
+        found = token(f"s3://logs/{'new-2' if asked == 1 else 'old-1'}", keys)
+        return m.GetFileSystemSecurityTokenResponse(schema="s3", token=b"", tokens=[found])
+
+    cluster.handlers[ApiKey.GET_FILESYSTEM_SECURITY_TOKEN] = tokens
+    with iam.enforced():
+        for _ in range(2):
+            assert await read(connection, "s3://logs/old-1/file") == b"hello"
+    assert asked == 2

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,16 @@ class Clock:
 
     def __call__(self) -> int:
         return self.now_ms
+
+
+class Seconds:
+    """A monotonic clock that stands still until it is told."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
 
 
 class RecordingTablet:
@@ -104,12 +115,13 @@ class Cluster:
         data = {"data.dir": str(directory.parent / "data")}
         self.conf = Configuration.of(data | dict(conf or {}))
         self.clock = Clock()
+        self.seconds: Callable[[], float] = time.monotonic
         self.tablet = RecordingTablet()
         self.services = Services()
 
     async def start(self) -> Cluster:
         self.store = await EmbeddedStore.open(self.directory)
-        self.coordinator = Coordinator(self.conf, self.store, self.clock)
+        self.coordinator = Coordinator(self.conf, self.store, self.clock, clock=self.seconds)
         await self.coordinator.start(COORDINATOR)
         await self.coordinator.attach(TABLET, self.tablet)
         self.catalog = self.coordinator.catalog
@@ -125,7 +137,7 @@ class Cluster:
     async def restart(self) -> Cluster:
         await self.stop()
         again = Cluster(self.directory)
-        again.conf, again.clock = self.conf, self.clock
+        again.conf, again.clock, again.seconds = self.conf, self.clock, self.seconds
         return await again.start()
 
     async def call(self, key: ApiKey, listener: str = "CLIENT", **fields: Any) -> Any:

@@ -194,7 +194,7 @@ async def test_a_pinned_snapshot_stays_until_it_is_let_go(
     assert files_below(tmp_path) >= paths_of(made[0])
     assert cluster.tablet.snapshot_offsets[bucket].min_retain_offset == 0
     snapshots.pinned = lambda of, snapshot_id: False
-    await snapshots.retain(bucket)
+    await snapshots.retain([bucket])
     await snapshots.deletions.settle()
     assert await kept(cluster, bucket) == [3, 4]
     assert not files_below(tmp_path) & paths_of(made[0])

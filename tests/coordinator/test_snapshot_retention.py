@@ -1,4 +1,4 @@
-"""Snapshots of a bucket under commits, pins, failing deletions, drops and crashes, at random.
+"""Snapshots of a bucket under commits, leases, failing deletions, drops and crashes, at random.
 
 Whatever happens, every file of a kept snapshot exists. When the trouble is over, nothing else does.
 """
@@ -34,6 +34,7 @@ from tests.coordinator.remotes import (
     storage,
 )
 from tests.coordinator.support import DAY_MS, Cluster
+from zufluss.coordinator.leases import Leases
 from zufluss.model.table import TableBucket
 from zufluss.remote.errors import LocationUnavailableError
 from zufluss.remote.files import usage
@@ -83,8 +84,7 @@ class Retention(RuleBasedStateMachine):
         self.bucket = TableBucket(entry.info.table_id, None, 0)
 
     def watch(self) -> None:
-        """Have this process obey the pins and the failures."""
-        self.cluster.coordinator.remote.snapshots.pinned = lambda _, i: i in self.pinned
+        """Have this process obey the failures."""
         for location_id in range(1, LOCATIONS + 1):
             self.fail_where_told(location_id, storage(self.cluster).objects(location_id))
 
@@ -137,13 +137,19 @@ class Retention(RuleBasedStateMachine):
     @precondition(lambda self: self.committed)
     @rule(data=st.data())
     def pin(self, data: st.DataObject) -> None:
-        self.pinned.add(data.draw(st.sampled_from([s.snapshot_id for s in self.kept()])))
+        """Lease what is kept, each snapshot with a lease of its own; again is fine."""
+        snapshot_id = data.draw(st.sampled_from([s.snapshot_id for s in self.kept()]))
+        wanted = {self.bucket: snapshot_id}
+        got = self.run(self.leases.acquire(f"s{snapshot_id}", DAY_MS, wanted, principal=None))
+        assert got.leased[self.bucket].snapshot_id == snapshot_id
+        self.pinned.add(snapshot_id)
 
     @precondition(lambda self: self.pinned)
     @rule(data=st.data())
     def unpin(self, data: st.DataObject) -> None:
-        self.pinned.discard(data.draw(st.sampled_from(sorted(self.pinned))))
-        self.run(self.cluster.coordinator.remote.snapshots.retain(self.bucket))
+        snapshot_id = data.draw(st.sampled_from(sorted(self.pinned)))
+        self.run(self.leases.release(f"s{snapshot_id}", [self.bucket], principal=None))
+        self.pinned.discard(snapshot_id)
 
     @rule(location_id=st.integers(1, LOCATIONS))
     def location_fails_or_heals(self, location_id: int) -> None:
@@ -164,11 +170,20 @@ class Retention(RuleBasedStateMachine):
     @rule()
     def drop(self) -> None:
         self.run(self.cluster.catalog.drop_table(KEYED))
+        self.run(self.cluster.coordinator.remote.cleaner.drops.settle())
+        there = files_below(self.directory)
+        assert all(paths_of(s) <= there for s in self.committed if s.snapshot_id in self.pinned)
+        for snapshot_id in self.pinned:
+            self.run(self.leases.drop(f"s{snapshot_id}", principal=None))
         self.pinned.clear()
         self.committed, self.next_id = [], 0
         self.create()
 
     # What must hold
+
+    @property
+    def leases(self) -> Leases:
+        return self.cluster.coordinator.remote.leases
 
     def kept(self) -> list[KvSnapshot]:
         found = self.cluster.coordinator.remotes.get(self.bucket).snapshots
@@ -198,12 +213,13 @@ class Retention(RuleBasedStateMachine):
     async def everything_else_goes(self) -> None:
         self.failing.clear()
         remote = self.cluster.coordinator.remote
+        await remote.snapshots.retentions.settle()
         for works in (remote.snapshots.deletions, remote.cleaner.drops):
             works.hurry()
             await works.settle()
-        await remote.snapshots.retain(self.bucket)
-        await remote.snapshots.deletions.settle()
         kept = self.kept()
+        newest = {s.snapshot_id for s in self.committed[-RETAINED:]}
+        assert {s.snapshot_id for s in kept} == newest | self.pinned
         wanted = {path for each in kept for path in paths_of(each)}
         dropped = {path for each in self.committed for path in paths_of(each)} - wanted
         assert not files_below(self.directory) & dropped  # without the sweep

@@ -21,7 +21,7 @@ from zufluss.kv.checkpoint import (
     install,
 )
 from zufluss.kv.flush import KvState, read_state, write_state
-from zufluss.kv.replay import Earlier
+from zufluss.kv.replay import Earlier, pieces_of
 from zufluss.kv.rocks import ColdTier, readable_by_all
 from zufluss.kv.store import KvStore
 from zufluss.kv.table import KvTable
@@ -222,3 +222,12 @@ def test_a_changelog_with_a_hole_is_not_replayed(tmp_path: Path) -> None:
         tablet_of(store).recover(changelog, Earlier(0, lambda offset: iter(())))
     end(store)
     changelog.close(clean=False)
+
+
+def test_a_changelog_that_ends_early_is_not_replayed(tmp_path: Path) -> None:
+    """Of a segment that was cut, the last batch is passed over as if it were not there yet."""
+    store = open_store(tmp_path / "kv-0", small_memory(100))
+    cut = memoryview(bytes(batch(3)))[:-1]
+    with pytest.raises(CorruptRecordError, match="nothing from offset 0 to 3"):
+        list(pieces_of(tablet_of(store).table, iter([cut]), 0, 3))
+    end(store)

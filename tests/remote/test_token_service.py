@@ -9,7 +9,13 @@ import pytest
 
 from zufluss.cluster.image import ClusterImage, DatabaseEntry, DatabasePut, TableEntry, TablePut
 from zufluss.cluster.refusal import RefusedLocationError, check_refusal, refusal_batch
-from zufluss.cluster.token_service import MayRead, TokenService, everybody
+from zufluss.cluster.token_service import (
+    DroppedTables,
+    MayRead,
+    TokenService,
+    everybody,
+    no_dropped,
+)
 from zufluss.config.load import Configuration
 from zufluss.errors import AuthorizationError, TableNotExistError
 from zufluss.model.schema import Schema
@@ -48,13 +54,14 @@ def service(
     uris: list[str],
     properties: dict[str, str],
     may_read: MayRead = everybody,
+    dropped: DroppedTables = no_dropped,
 ) -> TokenService:
     locations = Locations(
         1, tuple(Location(i, uri) for i, uri in enumerate(uris, 1)), explicit=True
     )
     conf = Configuration.of(properties, origin="test")
     tokens = Tokens(conf, lambda: time.time_ns() // 10**6)
-    return TokenService(image, lambda: locations, tokens, may_read)
+    return TokenService(image, lambda: locations, tokens, may_read, dropped)
 
 
 async def ask(found: TokenService, *tables: str) -> m.GetFileSystemSecurityTokenResponse:
@@ -114,6 +121,22 @@ async def test_a_role_limits_tokens_to_the_tables_that_are_named(
         "s3://two/lake/db/t-1",
     ]
     assert all(token.path_scoped for token in answer.tokens)
+
+
+async def test_a_dropped_table_that_leases_hold_is_opened_with_the_one_that_has_its_name(
+    image: ClusterImage, s3: S3Server
+) -> None:
+    held = {TablePath("db", "t"): [1, 7], TablePath("db", "gone"): [9]}
+    properties = {**s3.properties, **ROLE}
+    found = service(image, ["s3://one"], properties, dropped=lambda path: held.get(path, []))
+    opened = prefixes(await ask(found, "t"))
+    assert [prefix for prefix in opened if "/kv/" in prefix] == [
+        "s3://one/kv/db/t-1",
+        "s3://one/kv/db/t-7",
+    ]
+    assert "s3://one/kv/db/gone-9" in prefixes(await ask(found, "gone"))
+    with pytest.raises(TableNotExistError):
+        await ask(found, "never")
 
 
 async def test_who_may_read_everything_gets_whole_locations(

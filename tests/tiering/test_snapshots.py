@@ -7,7 +7,7 @@ What a round made of it is asked of readers that share no code with ours.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,8 +31,14 @@ from tests.tiering.test_service import tiered, wait_until
 from zufluss.model.table import TableBucket
 from zufluss.testing.server import DevServer
 from zufluss.testing.tiering import TieringProcess
+from zufluss.tiering import round as tiering_round
 from zufluss.tiering.round import RoundEndedError
-from zufluss.tiering.splits import TieringSnapshotSplit, TieringSplit
+from zufluss.tiering.splits import (
+    TableState,
+    TieringSnapshotSplit,
+    TieringSplit,
+    asks_for_snapshot,
+)
 from zufluss.tiering.tasks import TieringJob
 
 SERVER = LAKE | {
@@ -203,26 +209,97 @@ def test_a_crash_between_the_commits_loses_and_doubles_nothing(cutting: Driver) 
     table.check()
 
 
-def test_a_snapshot_that_is_replaced_before_it_is_read_ends_the_round(cutting: Driver) -> None:
-    table = Cut(cutting)
-    table.write(0, "first")
-    table.wait_for_snapshots()
-    table.tier()
-    planned = dict(table.snapshots())
+def replace_before_the_job(table: Cut, then: Callable[[], None] = lambda: None) -> None:
+    """Let newer snapshots come between planning and reading, in every bucket."""
+    planned = table.snapshots()
 
     def replace(job: TieringJob) -> None:
         table.write(0, "newer")
         wait_until(lambda: all(table.snapshots()[b] > planned[b] for b in planned))
+        then()
 
-    runner = cutting.runner
-    assert isinstance(runner, InlineRunner)
-    runner.before = replace
-    with pytest.raises(RoundEndedError, match="is not kept any more; the next round plans with"):
+    assert isinstance(table.driver.runner, InlineRunner)
+    table.driver.runner.before = replace
+
+
+def leases_of(driver: Driver) -> list[str]:
+    return [lease.lease_id for lease in driver.admin.kv_snapshot_leases()]
+
+
+def test_a_snapshot_that_is_replaced_before_it_is_read_is_read_all_the_same(
+    cutting: Driver,
+) -> None:
+    table = Cut(cutting)
+    table.write(0, "first")
+    table.wait_for_snapshots()
+    table.tier()
+    rows = len(table.rows)
+    replace_before_the_job(table)
+    result = cutting.round()
+    assert {type(split) for split in splits(cutting)} == {TieringSnapshotSplit}
+    assert result.records == rows
+    assert leases_of(cutting) == []
+    table.check_union()
+
+
+def test_a_round_whose_lease_is_dropped_ends_and_the_next_one_plans_anew(cutting: Driver) -> None:
+    table = Cut(cutting)
+    table.write(0, "first")
+    table.wait_for_snapshots()
+    table.tier()
+    held = []
+
+    def drop() -> None:
+        (lease_id,) = leases_of(cutting)
+        held.append(lease_id)
+        kept = table.admin.list_kv_snapshots(table.path)
+        table.admin.drop_kv_snapshot_lease(lease_id)
+        wait_until(lambda: len(table.admin.list_kv_snapshots(table.path)) < len(kept))
+
+    replace_before_the_job(table, drop)
+    with pytest.raises(RoundEndedError, match=r"zufluss-tiering-.*; the next round plans anew"):
         cutting.round()
+    assert held[0].startswith("zufluss-tiering-")
     assert cutting.admin.lake_snapshot(table.path) is None
-    runner.before = None
+    assert isinstance(cutting.runner, InlineRunner)
+    cutting.runner.before = None
     table.wait_for_snapshots()
     cutting.round()
+    table.check()
+
+
+def test_a_partition_that_is_dropped_while_a_round_plans_ends_the_round(
+    cutting: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = Cut(
+        cutting,
+        "id INT NOT NULL, name STRING, day STRING NOT NULL, PRIMARY KEY (id, day)",
+        partition_keys=["day"],
+        bucket_count=1,
+    )
+    table.write(0, "first", day="a")
+    table.wait_for_snapshots()
+    table.tier()
+
+    def drop_and_ask(state: TableState, bucket: TableBucket) -> bool:
+        table.admin.drop_partition(table.path, "a", ignore_if_not_exists=True)
+        return asks_for_snapshot(state, bucket)
+
+    monkeypatch.setattr(tiering_round, "asks_for_snapshot", drop_and_ask)
+    with pytest.raises(RoundEndedError, match="partition a was dropped; the next round plans with"):
+        cutting.round()
+    assert leases_of(cutting) == []
+
+
+def test_a_round_that_reads_only_changes_holds_no_snapshots(cutting: Driver) -> None:
+    table = Cut(cutting, properties={"table.log.ttl": "7d"})
+    table.write(0, "first")
+    table.tier()
+    assert isinstance(cutting.runner, InlineRunner)
+    seen: list[list[str]] = []
+    cutting.runner.before = lambda job: seen.append(leases_of(cutting))
+    cutting.round()
+    assert seen == [[]]
     table.check()
 
 

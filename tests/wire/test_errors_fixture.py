@@ -1,7 +1,7 @@
 """The requests of `fixtures/errors.json` and the codes a real Fluss server gave to them.
 
-Where we answer otherwise on purpose, `OURS` says what and why. What belongs to full scans,
-leases and access control is not served yet: those APIs are not advertised, and answer 2.
+Where we answer otherwise on purpose, `OURS` says what and why. What belongs to access
+control is not served yet: those APIs are not advertised, and answer 2.
 """
 
 from __future__ import annotations
@@ -37,9 +37,6 @@ NO_SUCH_TABLE = 987_654
 UNSUPPORTED = 2
 
 LATER = {
-    ApiKey.SCAN_KV,
-    ApiKey.ACQUIRE_KV_SNAPSHOT_LEASE,
-    ApiKey.DROP_KV_SNAPSHOT_LEASE,
     ApiKey.REGISTER_PRODUCER_OFFSETS,
     ApiKey.LIST_ACLS,
 }

@@ -7,6 +7,7 @@ import datetime as dt
 import math
 from decimal import Decimal
 from itertools import pairwise
+from random import Random
 from typing import Any
 
 import fluss
@@ -49,6 +50,24 @@ async def test_an_old_value_of_every_type_stands_in_the_changelog(
     assert [kind for _, kind, _ in records] == kinds
     assert [row["x"] for _, _, row in records] == [*seen, values[-1]]
     assert {row["last"] for _, _, row in records} == {"end"}
+
+
+async def test_columns_that_compress_and_columns_that_do_not_are_read_from_one_changelog(
+    conn: fluss.FlussConnection, path: fluss.TablePath
+) -> None:
+    """In one message some buffers are packed, some as they were, some are too small to try."""
+    names = {"id": pa.int32(), "noise": pa.float64(), "text": pa.string(), "flag": pa.bool_()}
+    table = await create_keyed(conn, path, pa.schema(list(names.items())))
+    random = Random(4)
+    for _ in range(3):
+        values = ((i, random.random(), f"word {i % 7}", i % 3 == 0) for i in range(400))
+        rows = [dict(zip(names, value, strict=True)) for value in values]
+        await upsert(table, *rows)
+    records = await changelog(table, 5 * 400)
+    assert [kind for _, kind, _ in records] == ["+I"] * 400 + ["-U", "+U"] * 800
+    assert [row for _, _, row in records[-799::2]] == rows
+    noise = await changelog(table, len(records), columns=["noise"])
+    assert [row["noise"] for _, _, row in noise] == [row["noise"] for _, _, row in records]
 
 
 @pytest.mark.parametrize("kind", [pa.float32(), pa.float64()], ids=str)

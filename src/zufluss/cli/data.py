@@ -78,6 +78,8 @@ def append(
 class Source(StrEnum):
     """Where a scan takes rows from."""
 
+    LIVE = "live"
+    SNAPSHOT = "snapshot"
     LOG = "log"
     UNION = "union"
     LAKE = "lake"
@@ -91,19 +93,24 @@ def scan(
     follow: FollowOption = False,
     origin: Annotated[
         Source | None,
-        typer.Option("--source", help="log, lake, or union: both together, every row there is."),
+        typer.Option(
+            "--source",
+            help="log, lake, or union: both together. Of a primary-key table also live (the "
+            "default): its rows now; snapshot: its newest key-value snapshots.",
+        ),
     ] = None,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     settings: Settings = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Print the rows of a log table; with --follow also those still to come.
+    """Print the rows of a table; with --follow of a log table also those still to come.
 
-    With --source union it reads what was tiered from the lake and the rest from the log, also of a
-    primary-key table. Without, of a primary-key table it prints some rows with --limit: `zufluss
-    lookup` finds its rows by key, `zufluss changelog` prints its changes.
+    Of a primary-key table it prints the rows as they are when the scan begins, by bucket in the
+    order of their keys; `zufluss lookup` finds rows by key, `zufluss changelog` prints changes.
+    With --source union it reads what was tiered from the lake and the rest from the log.
 
-    JSON output is one object per line, the form that `zufluss append` reads.
+    JSON output is one object per line, the form that `zufluss append` and `upsert` read. When it
+    goes to a file or a pipe, stderr shows how far the scan of a primary-key table is.
 
     Examples:
 
@@ -113,25 +120,26 @@ def scan(
 
       zufluss scan logs --from latest --follow
 
+      zufluss scan shop.orders --output json > orders.ndjson
+
       zufluss scan shop.orders --source union
     """
     name = table_path(table)
     with connected(bootstrap, settings) as connection:
         source = connection.table(str(name))
-        from_log = origin is Source.LOG or (origin is None and not source.lake_only)
         keyed = source.info.has_primary_key
-        if keyed and from_log:
-            _check_head(name, limit, start, follow)
-            _print_head(source, columns, limit, output)
+        where = origin or _usual(source)
+        if _is_state(where, keyed):
+            _check_state(name, where, start, follow, keyed)
+            _print_state(source, columns, limit, where, output)
             return
-        if not from_log:
-            _check_union(name, origin or Source.LAKE, start, follow, keyed)
+        _check_union(name, where, start, follow, keyed)
         batches = source.scan(
             columns=list(names(columns)) or None,
             start=start_of(start, source.info.bucket_count),
             stop=None if follow else LATEST,
             limit=limit,
-            source=None if origin is None else origin.value,
+            source=where.value,
         )
         print_scan(batches, output)
 
@@ -188,17 +196,35 @@ def _partitions(admin: Any, name: str, chosen: str | None, partitioned: bool) ->
     return [item.name for item in admin.list_partitions(name)] if partitioned else [None]
 
 
-def _check_head(name: TablePath, limit: int | None, start: str, follow: bool) -> None:
-    if limit is None or follow or start != EARLIEST:
+def _usual(table: Table) -> Source:
+    """Where rows come from unless told otherwise."""
+    if table.lake_only:
+        return Source.LAKE
+    return Source.LIVE if table.info.has_primary_key else Source.LOG
+
+
+def _is_state(origin: Source, keyed: bool) -> bool:
+    """Whether rows are asked for that a primary-key table has, or would have."""
+    return origin in (Source.LIVE, Source.SNAPSHOT) or (keyed and origin is Source.LOG)
+
+
+def _check_state(name: TablePath, origin: Source, start: str, follow: bool, keyed: bool) -> None:
+    if not keyed:
+        raise typer.BadParameter(
+            f"table {name} has no primary key, so --source {origin} has no rows of it; its log has "
+            "them all: --source log"
+        )
+    if origin is Source.LOG or follow or start != EARLIEST:
         raise typer.BadParameter(
             f"table {name} has a primary key, so its log has changes and not rows: zufluss "
-            f"changelog {name} prints these, zufluss lookup {name} KEY finds rows, zufluss scan "
-            f"{name} --limit 10 shows some (without --from and --follow), zufluss scan {name} "
-            "--source union all"
+            f"changelog {name} prints these, also with --from and --follow; zufluss scan {name} "
+            f"prints its rows, zufluss lookup {name} KEY finds some"
         )
 
 
 def _check_union(name: TablePath, origin: Source, start: str, follow: bool, keyed: bool) -> None:
+    if origin is Source.LOG:
+        return
     if start != EARLIEST:
         raise typer.BadParameter(f"--from {start} is for --source log; {origin} reads everything")
     if follow and keyed:
@@ -212,10 +238,19 @@ def _check_union(name: TablePath, origin: Source, start: str, follow: bool, keye
         )
 
 
-def _print_head(source: Table, columns: str | None, limit: int | None, output: Output) -> None:
-    """Some rows of a primary-key table; which ones is the server's choice."""
-    assert limit is not None
+def _print_state(
+    source: Table, columns: str | None, limit: int | None, origin: Source, output: Output
+) -> None:
+    """Rows of a primary-key table; a server without scans gives some rows, in no order."""
+    from zufluss.errors import UnsupportedVersionError
+
     chosen = chosen_columns(source, columns)
-    show = row_printer(output, chosen)
-    for batch in source.head(limit).select(chosen).to_batches():
-        show(batch)
+    scan = source.scan(chosen, limit=limit, source=origin.value)
+    try:
+        print_scan(scan, output, f"scan {source.path}")
+    except UnsupportedVersionError:
+        if limit is None or origin is not Source.LIVE:
+            raise
+        show = row_printer(output, chosen)
+        for batch in source.head(limit).select(chosen).to_batches():
+            show(batch)

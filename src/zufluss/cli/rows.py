@@ -20,7 +20,8 @@ from zufluss.cli.times import Position, parse_position
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from zufluss.client.sync import LogScan, LogScanner, Table
+    from zufluss.client.sync import Table
+    from zufluss.client.syncscan import LogScan, LogScanner
     from zufluss.model.table import TablePath
 
 PRINT_ROWS: Final = 1000
@@ -119,12 +120,16 @@ def chosen_columns(table: Table, columns: str | None) -> list[str]:
     return chosen
 
 
-def print_scan(batches: LogScan, output: Output) -> None:
-    """Print what a scan hands out, as it comes."""
+def print_scan(batches: LogScan, output: Output, title: str = "") -> None:
+    """Print what a scan hands out, as it comes; with a title and a progress line beside a file."""
     show = row_printer(output, batches.schema.names)
-    with until_told_to_stop(), batches.open() as scanner:
+    beside = bool(title) and not sys.stdout.isatty()
+    with until_told_to_stop(), batches.open() as scanner, _progress(title, beside) as advance:
+        rows = 0
         for batch in _polled(scanner):
             show(batch)
+            rows += batch.num_rows
+            advance(rows, scanner.progress)
 
 
 def _polled(scanner: LogScanner) -> Iterator[pa.RecordBatch]:
@@ -209,9 +214,9 @@ def until_told_to_stop() -> Iterator[None]:
 
 
 @contextmanager
-def _progress(title: str) -> Iterator[Callable[[int, float | None], None]]:
+def _progress(title: str, wanted: bool = True) -> Iterator[Callable[[int, float | None], None]]:
     """A progress line on the terminal; nothing when stderr is no terminal."""
-    if not sys.stderr.isatty():
+    if not wanted or not sys.stderr.isatty():
         yield lambda rows, fraction: None
         return
     from rich.console import Console
@@ -224,7 +229,8 @@ def _progress(title: str) -> Iterator[Callable[[int, float | None], None]]:
         TextColumn("{task.fields[rows]:,} rows"),
         TimeElapsedColumn(),
     )
-    with Progress(*shown, console=Console(stderr=True), transient=True) as progress:
+    terminal = Console(stderr=True)
+    with Progress(*shown, console=terminal, transient=True, redirect_stdout=False) as progress:
         task = progress.add_task(title, total=None, rows=0)
 
         def advance(rows: int, fraction: float | None) -> None:

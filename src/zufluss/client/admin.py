@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from zufluss.client.connection import AsyncConnection, as_path, table_path
+from zufluss.client.lease import AsyncKvSnapshotLease, IfLost, open_lease
+from zufluss.client.leaseinfo import KvSnapshotLeaseInfo, leases_of
+from zufluss.client.leasewire import Duration
 from zufluss.client.locations import (
     ClusterConfig,
     LocationProbe,
@@ -462,6 +465,44 @@ class AsyncAdmin:
         files = tuple(map(_kv_snapshot_file, found.snapshot_files))
         rows = found.row_count if found.HasField("row_count") else None
         return KvSnapshotMetadata(bucket, snapshot_id, found.log_offset, files, rows)
+
+    async def kv_snapshot_lease(
+        self,
+        tables: Path | Iterable[Path] = (),
+        *,
+        buckets: Iterable[int | TableBucket] | None = None,
+        partition: Partition | None = None,
+        duration: Duration = "1d",
+        lease_id: str | None = None,
+        resume: bool = False,
+        if_lost: IfLost = "error",
+    ) -> AsyncKvSnapshotLease:
+        """Lease the latest snapshots of primary-key tables; they stay until the lease is closed.
+
+        It is renewed in the background, and dropped at the end of its block. Without `partition`
+        all partitions are leased; `buckets` are numbers, or `TableBucket`s without tables.
+
+        With `resume` the snapshots are those that the lease `lease_id` has already, left there by
+        a process that ended; if it has expired, `if_lost="latest"` leases the latest ones instead.
+
+        >>> async with await admin.kv_snapshot_lease("fluss.orders") as lease:  # doctest: +SKIP
+        ...     print(lease.snapshots)
+        """
+        named = [tables] if isinstance(tables, (str, TablePath)) else tables
+        paths = [as_path(each) for each in named]
+        return await open_lease(
+            self._connection, paths, partition, buckets, duration, lease_id, resume, if_lost
+        )
+
+    async def kv_snapshot_leases(self, lease_id: str | None = None) -> list[KvSnapshotLeaseInfo]:
+        """All leases of key-value snapshots, or one with its snapshots; none if there is none."""
+        request = m.ListKvSnapshotLeasesRequest(lease_id=lease_id)
+        return leases_of(await self._ask(ApiKey.LIST_KV_SNAPSHOT_LEASES, request))
+
+    async def drop_kv_snapshot_lease(self, lease_id: str) -> None:
+        """End a lease, whoever uses it; its snapshots may go. One that there is not is fine."""
+        request = m.DropKvSnapshotLeaseRequest(lease_id=lease_id)
+        await self._ask(ApiKey.DROP_KV_SNAPSHOT_LEASE, request)
 
     async def server_nodes(self) -> list[ServerNode]:
         """The servers of the cluster, as they are reached from here."""

@@ -112,6 +112,11 @@ class AsyncConnection:
                 task.cancel()
         self.executor.shutdown(wait=False, cancel_futures=True)
 
+    @property
+    def closed(self) -> bool:
+        """Nothing can be called any more."""
+        return self._closed
+
     async def __aenter__(self) -> Self:
         return self
 

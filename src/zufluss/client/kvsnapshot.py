@@ -3,7 +3,8 @@
 A snapshot is a RocksDB checkpoint in remote storage. Its files are downloaded into a temporary
 directory, each checked by size and CRC-32C where the server says them, and opened read-only; rows
 come in the order of their keys, a batch at a time, so memory holds one batch whatever the size of
-the snapshot. A reader that was interrupted goes on behind the last key it handed out.
+the snapshot. A reader that was interrupted goes on behind the last key it handed out. One that has
+a lease asks it before each file and each batch, and so ends with what happened to the lease.
 
 The directory is removed when the reader is closed, or when opening it fails; what a killed process
 leaves is removed by the next one (`scratch.py`).
@@ -18,8 +19,7 @@ RocksDB is opened here, in a few lines, and not through `zufluss.kv`, which belo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, ParamSpec, Self, TypeVar
 
@@ -29,12 +29,19 @@ from zufluss.client.admin import KvSnapshotFile, KvSnapshotMetadata
 from zufluss.client.connection import AsyncConnection
 from zufluss.client.kvkeys import check_primary_key
 from zufluss.client.kvvalues import ValueDecoder, slices_of
+from zufluss.client.lease import AsyncKvSnapshotLease
 from zufluss.client.scratch import Scratch
-from zufluss.errors import CorruptRecordError, InvalidColumnProjectionError
-from zufluss.model.table import TableInfo
-from zufluss.remote.errors import ObjectCorruptError
+from zufluss.errors import (
+    ConfigError,
+    CorruptRecordError,
+    InvalidColumnProjectionError,
+    KvSnapshotNotExistError,
+)
+from zufluss.model.table import TableBucket, TableInfo
+from zufluss.remote.errors import ObjectCorruptError, ObjectForbiddenError, ObjectMissingError
 
 if TYPE_CHECKING:
+    from zufluss.client.sync import LoopThread
     from zufluss.remote.objects import Objects
 
 BATCH_ROWS: Final = 65_536
@@ -69,6 +76,7 @@ class AsyncKvSnapshotReader:
         columns: Sequence[str] | None = None,
         *,
         after: bytes | None = None,
+        lease: AsyncKvSnapshotLease | None = None,
     ) -> None:
         self.metadata = metadata
         """What is read."""
@@ -76,6 +84,7 @@ class AsyncKvSnapshotReader:
         """The Arrow schema of the rows."""
         self.last_key = after
         """The encoded key of the last row handed out: an `after` to go on from."""
+        self._lease = lease
         self._path = info.path
         self._files = connection.remote.files
         ours = all(file.crc32c is not None for file in metadata.files)
@@ -93,7 +102,7 @@ class AsyncKvSnapshotReader:
         self._scratch = Scratch(PREFIX)
         try:
             target = self._scratch.path
-            await download(self.metadata, target, partial(self._files.objects, self._path))
+            await download(self.metadata, target, self._directory)
             self._rows = await _in_thread(SnapshotRows, target, self.last_key)
         except BaseException:
             await self.close()
@@ -102,6 +111,7 @@ class AsyncKvSnapshotReader:
 
     async def next_batch(self) -> pa.RecordBatch | None:
         """The next rows in the order of their keys; None at the end."""
+        self._check_lease()
         if self._rows is None:
             return None
         values = await _in_thread(self._rows.take, BATCH_ROWS)
@@ -110,6 +120,15 @@ class AsyncKvSnapshotReader:
         batch = await self._decoder.decode(slices_of(values))
         self.last_key = self._rows.last_key
         return batch.select(self.schema.names)
+
+    async def _directory(self, directory: str) -> tuple[Objects, str]:
+        """Where a file lies; asked before each of them."""
+        self._check_lease()
+        return await self._files.objects(self._path, directory)
+
+    def _check_lease(self) -> None:
+        if self._lease is not None:
+            self._lease.check(self.metadata.bucket)
 
     async def close(self) -> None:
         """Let go of the files and remove them. Closing twice is fine."""
@@ -140,6 +159,73 @@ class AsyncKvSnapshotReader:
     def __repr__(self) -> str:
         about = self.metadata
         return f"<AsyncKvSnapshotReader {about.bucket}, snapshot {about.snapshot_id}>"
+
+
+class KvSnapshotReader:
+    """The rows of a key-value snapshot; `table.kv_snapshot(…)` opens it. Iterate it, then close it.
+
+    >>> with table.kv_snapshot(bucket, 7) as reader:  # doctest: +SKIP
+    ...     for batch in reader:
+    ...         print(batch.num_rows)
+    """
+
+    def __init__(self, thread: LoopThread, reader: AsyncKvSnapshotReader) -> None:
+        self._thread = thread
+        self._reader = reader
+        self.schema: pa.Schema = reader.schema
+        """The Arrow schema of the rows."""
+        self.log_offset = reader.log_offset
+        """The changelog goes on from here."""
+
+    @property
+    def last_key(self) -> bytes | None:
+        """The encoded key of the last row handed out: an `after` to go on from."""
+        return self._reader.last_key
+
+    def close(self) -> None:
+        """Let go of the files and remove them. Closing twice is fine."""
+        self._thread.run(self._reader.close())
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        return self
+
+    def __next__(self) -> pa.RecordBatch:
+        batch = self._thread.run(self._reader.next_batch())
+        if batch is None:
+            raise StopIteration
+        return batch
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return repr(self._reader).replace("Async", "", 1)
+
+
+async def open_snapshot(
+    connection: AsyncConnection,
+    info: TableInfo,
+    bucket: TableBucket,
+    snapshot_id: int | None,
+    columns: Sequence[str] | None,
+    after: bytes | None,
+    lease: AsyncKvSnapshotLease | None,
+) -> AsyncKvSnapshotReader:
+    """What `table.kv_snapshot` does; a failure that a lost lease explains is told as that loss."""
+    number = _chosen(bucket, snapshot_id, lease)
+    try:
+        metadata = await connection.admin.kv_snapshot_metadata(bucket, number)
+        reader = AsyncKvSnapshotReader(
+            connection, info, metadata, columns, after=after, lease=lease
+        )
+        return await reader.open()
+    except (ObjectMissingError, ObjectForbiddenError, KvSnapshotNotExistError):
+        if lease is not None:
+            await lease.verify(bucket)
+        raise
 
 
 class SnapshotRows:
@@ -245,6 +331,24 @@ async def _in_thread(work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) ->
     except asyncio.CancelledError:
         await asyncio.wait([job])
         raise
+
+
+def _chosen(
+    bucket: TableBucket, snapshot_id: int | None, lease: AsyncKvSnapshotLease | None
+) -> int:
+    """The number of the snapshot to read."""
+    if lease is None:
+        if snapshot_id is None:
+            raise ConfigError(f"which snapshot of {bucket}? Give its snapshot_id, or a lease")
+        return snapshot_id
+    lease.check(bucket)
+    held = lease.snapshots[bucket].snapshot_id
+    if snapshot_id not in (None, held):
+        raise ConfigError(
+            f"lease {lease.lease_id} holds snapshot {held} of {bucket}, not {snapshot_id}; leave "
+            "snapshot_id out"
+        )
+    return held
 
 
 def _projected(info: TableInfo, columns: Sequence[str] | None) -> pa.Schema:

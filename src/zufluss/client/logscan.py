@@ -34,10 +34,10 @@ from zufluss.client.decode import Decoded, LogDecoder
 from zufluss.client.fetcher import Fetcher, FetchPlan, Ready
 from zufluss.client.kvkeys import check_primary_key
 from zufluss.client.offsets import BucketPlace, Position, check_buckets, list_offsets, places_of
+from zufluss.client.partitions import partition_names
 from zufluss.client.scan import AsyncScan, AsyncScanner, Offsets, Start, Stop
 from zufluss.errors import InvalidTableError, PartitionNotExistError, ZuflussError
 from zufluss.model.expression import Expression
-from zufluss.model.partition import partition_name
 from zufluss.model.table import TableBucket, TableInfo
 from zufluss.wire.predicates import predicate_to_proto
 
@@ -82,8 +82,8 @@ class AsyncLogScan(AsyncScan):
         if self.info.has_primary_key and not self.changelog:
             raise InvalidTableError(
                 f"table {self.info.path} has a primary key, and its log has changes, not rows; use "
-                "table.changelog() for these, table.lookup(keys) for rows by key, table.head(n) "
-                'for some rows, table.scan(source="union") for all rows'
+                "table.changelog() for these, table.scan() for all rows, table.lookup(keys) for "
+                "rows by key, table.head(n) for some rows"
             )
         if self.changelog:
             check_primary_key(self.info, "changelog", "table.scan()")
@@ -161,7 +161,7 @@ class AsyncLogScanner(AsyncScanner):
 
     async def start(self) -> None:
         """Find the buckets and their offsets, and begin to fetch."""
-        names = await self._partition_names()
+        names = await partition_names(self._connection, self.scan.info, self.scan.partitions)
         places = await self._places(names)
         if self.scan.buckets is not None:
             check_buckets(self.scan.buckets, self.scan.info)
@@ -197,16 +197,6 @@ class AsyncLogScanner(AsyncScanner):
     def _follows_partitions(self) -> bool:
         scan = self.scan
         return scan.info.is_partitioned and scan.partitions is None and scan.stop is None
-
-    async def _partition_names(self) -> list[str | None]:
-        info, wanted = self.scan.info, self.scan.partitions
-        if not info.is_partitioned:
-            if wanted is not None:
-                raise InvalidTableError(f"table {info.path} is not partitioned")
-            return [None]
-        if wanted is None:
-            return [found.name for found in await self._admin.list_partitions(info.path)]
-        return [p if isinstance(p, str) else partition_name(info.partition_keys, p) for p in wanted]
 
     async def _offsets(
         self, places: Sequence[BucketPlace], at: Position | Offsets

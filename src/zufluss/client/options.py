@@ -64,6 +64,8 @@ class ClientOptions:
     """A fetch waits until this much is there, at most `fetch_wait_ms`."""
     fetch_wait_ms: int
     """How long the server may hold a fetch."""
+    kv_fetch_bytes: int
+    """What one answer of a scan of a primary-key bucket aims at."""
 
     @property
     def delivery_timeout_ms(self) -> int:
@@ -106,6 +108,7 @@ class ClientOptions:
             fetch_bucket_bytes=conf.get(o.CLIENT_SCANNER_LOG_FETCH_MAX_BYTES_FOR_BUCKET),
             fetch_bytes_min=conf.get(o.CLIENT_SCANNER_LOG_FETCH_MIN_BYTES),
             fetch_wait_ms=conf.get(o.CLIENT_SCANNER_LOG_FETCH_WAIT_MAX_TIME),
+            kv_fetch_bytes=conf.get(o.CLIENT_SCANNER_KV_FETCH_MAX_BYTES),
         )
 
 

@@ -6,7 +6,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 import pyarrow as pa
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 Offsets = Mapping[int, int] | Mapping[TableBucket, int]
 Start = Position | Offsets
 Stop = Position | Offsets | None
+Source = Literal["live", "snapshot", "log", "union", "lake"]
+"""Where the rows of a scan come from."""
 
 
 class AsyncScan(ABC):

@@ -11,8 +11,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import threading
-import weakref
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 
@@ -23,19 +22,15 @@ from zufluss.client.admin import AsyncAdmin, Partition
 from zufluss.client.append import AsyncAppendWriter
 from zufluss.client.connection import AsyncConnection, connect_async
 from zufluss.client.convert import is_row
-from zufluss.client.kvsnapshot import AsyncKvSnapshotReader
+from zufluss.client.kvscan import AsyncKvScan
+from zufluss.client.kvsnapshot import KvSnapshotReader
+from zufluss.client.lease import AsyncKvSnapshotLease, KvSnapshotLease
 from zufluss.client.lookup import KeyForm, Missing, Row, SingleKey
-from zufluss.client.scan import (
-    AsyncScan,
-    AsyncScanner,
-    Start,
-    Stop,
-    duckdb_relation,
-    polars_frame,
-)
+from zufluss.client.scan import Offsets, Source, Start, Stop
+from zufluss.client.syncscan import KvScan, LogScan, UnionScan
 from zufluss.client.table import AsyncTable
 from zufluss.client.union import UnionPlan, plan_union
-from zufluss.client.unionscan import AsyncUnionScan, AsyncUnionScanner, Source
+from zufluss.client.unionscan import AsyncUnionScan
 from zufluss.client.upsert import AsyncUpsertWriter
 from zufluss.errors import NetworkError
 from zufluss.model.expression import Expression
@@ -44,9 +39,7 @@ from zufluss.model.table import TableBucket, TableInfo, TablePath
 from zufluss.wire.api import ApiKey
 
 if TYPE_CHECKING:
-    import duckdb
-    import pandas as pd
-    import polars as pl
+    pass
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -208,6 +201,17 @@ def _admin_call(
     return call
 
 
+def _lease_call(
+    method: Callable[Concatenate[AsyncAdmin, P], Coroutine[Any, Any, AsyncKvSnapshotLease]],
+) -> Callable[Concatenate[Admin, P], KvSnapshotLease]:
+    @functools.wraps(method)
+    def call(self: Admin, /, *args: P.args, **kwargs: P.kwargs) -> KvSnapshotLease:
+        lease = self._thread.run(method(self._admin, *args, **kwargs))
+        return KvSnapshotLease(self._thread, lease)
+
+    return call
+
+
 class Admin:
     """The administrative calls; get it from `connection.admin`.
 
@@ -242,6 +246,9 @@ class Admin:
     latest_kv_snapshots = _admin_call(AsyncAdmin.latest_kv_snapshots)
     list_kv_snapshots = _admin_call(AsyncAdmin.list_kv_snapshots)
     kv_snapshot_metadata = _admin_call(AsyncAdmin.kv_snapshot_metadata)
+    kv_snapshot_lease = _lease_call(AsyncAdmin.kv_snapshot_lease)
+    kv_snapshot_leases = _admin_call(AsyncAdmin.kv_snapshot_leases)
+    drop_kv_snapshot_lease = _admin_call(AsyncAdmin.drop_kv_snapshot_lease)
     server_nodes = _admin_call(AsyncAdmin.server_nodes)
     locations = _admin_call(AsyncAdmin.locations)
     alter_location = _admin_call(AsyncAdmin.alter_location)
@@ -311,14 +318,21 @@ class Table:
         buckets: Iterable[int] | None = None,
         with_offsets: bool = False,
         source: Source | None = None,
+        at: Offsets | None = None,
+        prefetch: int = 1,
+        resume: bool = True,
     ) -> LogScan:
         """What to read of a table; nothing is read until the scan is used.
 
-        `source` says where from: `"log"`, which a log table is read from unless told otherwise;
-        `"union"`, lake and log together, for log tables and primary-key tables; `"lake"`.
+        `source` says where from. Of a log table `"log"`, unless told otherwise. Of a primary-key
+        table `"live"`, its rows at the moment the run is opened, or `"snapshot"`, its newest
+        key-value snapshots. Of both `"union"`, lake and log together, and `"lake"`.
 
-        `columns` and `filter` are pushed to the server, and the filter is applied exactly here.
-        `stop=None` follows the log. `with_offsets` adds `__offset`, `__timestamp`, `__bucket`.
+        `columns`, `filter` and `limit` are pushed to the server, and the filter is applied exactly
+        here. `stop=None` follows a log. `with_offsets` adds `__offset`, `__timestamp`, `__bucket`.
+        Rows of a primary-key table can be read as they were at offsets of its changelog (`at`, as
+        far as the server can make them again), without reading ahead (`prefetch=0`), and without
+        opening the state again where the server lost it (`resume=False`).
 
         >>> table.scan(["id"], col("id") > 5).to_pandas()  # doctest: +SKIP
         >>> orders.scan(source="union").to_pandas()  # doctest: +SKIP
@@ -333,7 +347,12 @@ class Table:
             buckets=buckets,
             with_offsets=with_offsets,
             source=source,
+            at=at,
+            prefetch=prefetch,
+            resume=resume,
         )
+        if isinstance(scan, AsyncKvScan):
+            return KvScan(self._thread, scan)
         if isinstance(scan, AsyncUnionScan):
             return UnionScan(self._thread, scan)
         return LogScan(self._thread, scan)
@@ -408,20 +427,23 @@ class Table:
     def kv_snapshot(
         self,
         bucket: TableBucket,
-        snapshot_id: int,
+        snapshot_id: int | None = None,
         columns: Sequence[str] | None = None,
         *,
         after: bytes | None = None,
+        lease: KvSnapshotLease | None = None,
     ) -> KvSnapshotReader:
         """Open a key-value snapshot: the rows of a bucket as they were at an offset.
 
-        `admin.latest_kv_snapshots` says which there are. `after` goes on behind the `last_key` of
-        an earlier reader of the same snapshot.
+        `admin.latest_kv_snapshots` says which there are. With a `lease` it is the one that the
+        lease holds, and losing the lease is what the reader raises. `after` goes on behind the
+        `last_key` of an earlier reader of the same snapshot.
 
-        >>> with table.kv_snapshot(bucket, 7, ["id"]) as reader:  # doctest: +SKIP
+        >>> with table.kv_snapshot(bucket, columns=["id"], lease=lease) as reader:  # doctest: +SKIP
         ...     rows = pa.Table.from_batches(reader, reader.schema)
         """
-        opened = self._table.kv_snapshot(bucket, snapshot_id, columns, after=after)
+        held = None if lease is None else lease.lease
+        opened = self._table.kv_snapshot(bucket, snapshot_id, columns, after=after, lease=held)
         return KvSnapshotReader(self._thread, self._thread.run(opened))
 
     def head(self, count: int = 10) -> pa.Table:
@@ -494,188 +516,3 @@ class UpsertWriter(_Writer[AsyncUpsertWriter]):
         >>> writer.delete({"id": [1, 2]})  # doctest: +SKIP
         """
         self._take_over(data, delete=True)
-
-
-class LogScan:
-    """What to read of a log; `table.scan(…)` or `table.changelog(…)` makes it.
-
-    Iterate it for Arrow batches.
-
-    As a context manager it closes the runs that were begun and not finished.
-
-    >>> table.scan(limit=10).to_polars()  # doctest: +SKIP
-    >>> for batch in table.scan(start="latest", stop=None):  # doctest: +SKIP
-    ...     print(batch.num_rows)
-    """
-
-    def __init__(self, thread: LoopThread, scan: AsyncScan) -> None:
-        self._thread = thread
-        self._scan = scan
-        self._runs: weakref.WeakSet[LogScanner] = weakref.WeakSet()
-
-    @property
-    def schema(self) -> pa.Schema:
-        """The Arrow schema of the rows."""
-        return self._scan.schema
-
-    def open(self) -> LogScanner:
-        """Start a run that can be polled and asked for its positions."""
-        scanner = LogScanner(self._thread, self._thread.run(self._scan.open()))
-        self._runs.add(scanner)
-        return scanner
-
-    def __iter__(self) -> Iterator[pa.RecordBatch]:
-        with self.open() as scanner:
-            yield from scanner
-
-    def to_arrow(self) -> pa.Table:
-        """All rows as an Arrow table; the scan must be bounded."""
-        return self._thread.run(self._scan.to_arrow())
-
-    def to_pandas(self) -> pd.DataFrame:
-        """All rows as a pandas frame."""
-        return self.to_arrow().to_pandas()
-
-    def to_polars(self) -> pl.DataFrame:
-        """All rows as a polars frame."""
-        return polars_frame(self.to_arrow())
-
-    def to_duckdb(
-        self, connection: duckdb.DuckDBPyConnection | None = None
-    ) -> duckdb.DuckDBPyRelation:
-        """All rows as a DuckDB relation, in a database of its own or in `connection`."""
-        return duckdb_relation(self.to_arrow(), connection)
-
-    def to_reader(self) -> pa.RecordBatchReader:
-        """The rows as a stream of Arrow batches."""
-        return pa.RecordBatchReader.from_batches(self.schema, iter(self))
-
-    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
-        return self.to_reader().__arrow_c_stream__(requested_schema)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        for scanner in list(self._runs):
-            scanner.close()
-
-    def __repr__(self) -> str:
-        return repr(self._scan).replace("Async", "", 1)
-
-
-class UnionScan(LogScan):
-    """What to read of lake and log; `table.scan(source="union")` or `"lake"` makes it."""
-
-    def __init__(self, thread: LoopThread, scan: AsyncUnionScan) -> None:
-        super().__init__(thread, scan)
-        self._union = scan
-
-    def open(self) -> UnionScanner:
-        """Pin a plan and start a run of it."""
-        scanner = UnionScanner(self._thread, self._thread.run(self._union.open()))
-        self._runs.add(scanner)
-        return scanner
-
-
-class LogScanner:
-    """A run of a scan: iterate it, or `poll` it; `positions` says where it is.
-
-    >>> with table.scan(stop=None).open() as scanner:  # doctest: +SKIP
-    ...     batch = scanner.poll(timeout_ms=1000)
-    ...     resume = scanner.positions()
-    """
-
-    def __init__(self, thread: LoopThread, scanner: AsyncScanner) -> None:
-        self._thread = thread
-        self._scanner = scanner
-        self.schema: pa.Schema = scanner.schema
-        """The Arrow schema of the rows."""
-
-    @property
-    def finished(self) -> bool:
-        """A bounded scan has handed out everything."""
-        return self._scanner.finished
-
-    def positions(self) -> dict[TableBucket, int]:
-        """The offset after what was handed out, by bucket: a `start` to go on from."""
-        return self._scanner.positions()
-
-    def poll(self, timeout_ms: int = 1_000) -> pa.RecordBatch | None:
-        """The next rows, None if there are none within the time or the scan is finished."""
-        return self._thread.run(self._scanner.poll(timeout_ms))
-
-    def close(self) -> None:
-        """Stop fetching. Closing twice is fine."""
-        self._thread.run(self._scanner.close())
-
-    def __iter__(self) -> Iterator[pa.RecordBatch]:
-        return self
-
-    def __next__(self) -> pa.RecordBatch:
-        batch = self._thread.run(self._scanner.next_batch())
-        if batch is None:
-            raise StopIteration
-        return batch
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        return repr(self._scanner).replace("Async", "", 1)
-
-
-class UnionScanner(LogScanner):
-    """A run of a union scan; `plan` says what it is pinned to."""
-
-    def __init__(self, thread: LoopThread, scanner: AsyncUnionScanner) -> None:
-        super().__init__(thread, scanner)
-        self.plan = scanner.plan
-        """The lake snapshot and the ranges of the log that are read."""
-
-
-class KvSnapshotReader:
-    """The rows of a key-value snapshot; `table.kv_snapshot(…)` opens it. Iterate it, then close it.
-
-    >>> with table.kv_snapshot(bucket, 7) as reader:  # doctest: +SKIP
-    ...     for batch in reader:
-    ...         print(batch.num_rows)
-    """
-
-    def __init__(self, thread: LoopThread, reader: AsyncKvSnapshotReader) -> None:
-        self._thread = thread
-        self._reader = reader
-        self.schema: pa.Schema = reader.schema
-        """The Arrow schema of the rows."""
-        self.log_offset = reader.log_offset
-        """The changelog goes on from here."""
-
-    @property
-    def last_key(self) -> bytes | None:
-        """The encoded key of the last row handed out: an `after` to go on from."""
-        return self._reader.last_key
-
-    def close(self) -> None:
-        """Let go of the files and remove them. Closing twice is fine."""
-        self._thread.run(self._reader.close())
-
-    def __iter__(self) -> Iterator[pa.RecordBatch]:
-        return self
-
-    def __next__(self) -> pa.RecordBatch:
-        batch = self._thread.run(self._reader.next_batch())
-        if batch is None:
-            raise StopIteration
-        return batch
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        return repr(self._reader).replace("Async", "", 1)

@@ -11,11 +11,13 @@ from zufluss.client.admin import Partition
 from zufluss.client.append import AsyncAppendWriter
 from zufluss.client.connection import LAKE_SUFFIX, AsyncConnection
 from zufluss.client.head import head_of_keys
-from zufluss.client.kvsnapshot import AsyncKvSnapshotReader
+from zufluss.client.kvscan import AsyncKvScan
+from zufluss.client.kvsnapshot import AsyncKvSnapshotReader, open_snapshot
+from zufluss.client.lease import AsyncKvSnapshotLease
 from zufluss.client.logscan import AsyncLogScan
 from zufluss.client.lookup import AsyncLookup, KeyForm, Missing, Row, SingleKey
-from zufluss.client.scan import Start, Stop
-from zufluss.client.unionscan import AsyncUnionScan, Source
+from zufluss.client.scan import Offsets, Source, Start, Stop
+from zufluss.client.unionscan import AsyncUnionScan
 from zufluss.client.upsert import AsyncUpsertWriter
 from zufluss.errors import InvalidTableError
 from zufluss.model.expression import Expression
@@ -84,14 +86,21 @@ class AsyncTable:
         buckets: Iterable[int] | None = None,
         with_offsets: bool = False,
         source: Source | None = None,
-    ) -> AsyncLogScan | AsyncUnionScan:
+        at: Offsets | None = None,
+        prefetch: int = 1,
+        resume: bool = True,
+    ) -> AsyncLogScan | AsyncUnionScan | AsyncKvScan:
         """What to read of a table; nothing is read until the scan is used.
 
-        `source` says where from: `"log"`, which a log table is read from unless told otherwise;
-        `"union"`, lake and log together, for log tables and primary-key tables; `"lake"`.
+        `source` says where from. Of a log table `"log"`, unless told otherwise. Of a primary-key
+        table `"live"`, its rows at the moment the run is opened, or `"snapshot"`, its newest
+        key-value snapshots. Of both `"union"`, lake and log together, and `"lake"`.
 
-        `columns` and `filter` are pushed to the server, and the filter is applied exactly here.
-        `stop=None` follows the log. `with_offsets` adds `__offset`, `__timestamp`, `__bucket`.
+        `columns`, `filter` and `limit` are pushed to the server, and the filter is applied exactly
+        here. `stop=None` follows a log. `with_offsets` adds `__offset`, `__timestamp`, `__bucket`.
+        Rows of a primary-key table can be read as they were at offsets of its changelog (`at`, as
+        far as the server can make them again), without reading ahead (`prefetch=0`), and without
+        opening the state again where the server lost it (`resume=False`).
 
         >>> await table.scan(["id"], col("id") > 5).to_arrow()  # doctest: +SKIP
         >>> await orders.scan(source="union").to_pandas()  # doctest: +SKIP
@@ -100,15 +109,23 @@ class AsyncTable:
         parts = None if partitions is None else tuple(partitions)
         numbers = None if buckets is None else tuple(buckets)
         place = (self._connection, self.info, names, filter)
-        if self._source(source) == "log":
+        origin = self._source(source)
+        if origin == "live" or origin == "snapshot":
+            _check_state(self.info, start, stop, with_offsets)
+            return AsyncKvScan(*place, limit, parts, numbers, origin, at, prefetch, resume)
+        if at is not None:
+            raise ValueError(f"at is for the rows of a primary-key table, not for a {origin}")
+        if origin == "log":
             return AsyncLogScan(*place, start, stop, limit, parts, numbers, with_offsets)
-        lake_only = self._source(source) == "lake"
+        lake_only = origin == "lake"
         end = _union_end(start, stop)
         return AsyncUnionScan(*place, end, limit, parts, numbers, with_offsets, lake_only)
 
     def _source(self, source: Source | None) -> Source:
         if source is None:
-            return "lake" if self.lake_only else "log"
+            if self.lake_only:
+                return "lake"
+            return "live" if self.info.has_primary_key else "log"
         if source not in get_args(Source):
             raise ValueError(f"source {source!r} is none of {', '.join(get_args(Source))}")
         if source != "lake":
@@ -205,23 +222,24 @@ class AsyncTable:
     async def kv_snapshot(
         self,
         bucket: TableBucket,
-        snapshot_id: int,
+        snapshot_id: int | None = None,
         columns: Sequence[str] | None = None,
         *,
         after: bytes | None = None,
+        lease: AsyncKvSnapshotLease | None = None,
     ) -> AsyncKvSnapshotReader:
         """Open a key-value snapshot: the rows of a bucket as they were at an offset.
 
-        `admin.latest_kv_snapshots` says which there are. `after` goes on behind the `last_key` of
-        an earlier reader of the same snapshot.
+        `admin.latest_kv_snapshots` says which there are. With a `lease` it is the one that the
+        lease holds, and losing the lease is what the reader raises. `after` goes on behind the
+        `last_key` of an earlier reader of the same snapshot.
 
-        >>> async with await table.kv_snapshot(bucket, 7, ["id"]) as reader:  # doctest: +SKIP
+        >>> async with await table.kv_snapshot(bucket, lease=lease) as reader:  # doctest: +SKIP
         ...     rows = [batch async for batch in reader]
         """
         self._check_live("kv_snapshot")
-        metadata = await self._connection.admin.kv_snapshot_metadata(bucket, snapshot_id)
-        reader = AsyncKvSnapshotReader(self._connection, self.info, metadata, columns, after=after)
-        return await reader.open()
+        place = (self._connection, self.info, bucket)
+        return await open_snapshot(*place, snapshot_id, columns, after, lease)
 
     async def head(self, count: int = 10) -> pa.Table:
         """Some rows, at most `count`: of a log table the first, of a primary-key table any.
@@ -244,6 +262,16 @@ class AsyncTable:
     def __repr__(self) -> str:
         name = f"{self.path}{LAKE_SUFFIX if self.lake_only else ''}"
         return f"<AsyncTable {name}, id {self.info.table_id}, {self.info.bucket_count} buckets>"
+
+
+def _check_state(info: TableInfo, start: Start, stop: Stop, with_offsets: bool) -> None:
+    """Rows of a primary-key table have no place in a log."""
+    if start != "earliest" or stop != "latest" or with_offsets:
+        raise InvalidTableError(
+            f"table {info.path} has a primary key: a scan reads its rows, which have no offsets, "
+            "start or stop; at={bucket: offset} reads them as they were there, "
+            "table.changelog(start=…, stop=…) the changes, also of the log"
+        )
 
 
 def _union_end(start: Start, stop: Stop) -> Literal["latest"] | None:

@@ -6,6 +6,9 @@ reads next, and at once when a store refuses it. As long as the old one is good,
 cannot be reached does not disturb readers.
 
 A cluster without lists of tokens gives one for all files of its scheme.
+
+Any server gives tokens, but of a table that was dropped while a lease holds its snapshots only the
+coordinator knows. It is asked where no other server gives a token for an address.
 """
 
 from __future__ import annotations
@@ -13,10 +16,11 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from zufluss.errors import CorruptMessageError, ErrorCode, ZuflussError
+from zufluss.errors import CorruptMessageError, ErrorCode, TableNotExistError, ZuflussError
 from zufluss.model.table import TablePath
 from zufluss.remote.errors import LocationUnavailableError, ObjectForbiddenError
 from zufluss.remote.layout import root_of
@@ -111,7 +115,7 @@ class RemoteFiles:
         if held is not None and time.monotonic() < held.renew_at:
             return held
         try:
-            await self._ask(table)
+            await self._ask(table, uri)
         except ZuflussError as e:
             if held is None or time.monotonic() >= held.ends_at or not held.renew_at:
                 if e.code is ErrorCode.SECURITY_TOKEN_EXCEPTION:
@@ -127,20 +131,26 @@ class RemoteFiles:
         found = [access for access in self._held.values() if access.covers(uri)]
         return max(found, key=lambda access: len(access.prefix), default=None)
 
-    async def _ask(self, table: TablePath) -> None:
+    async def _ask(self, table: TablePath, uri: LocationUri) -> None:
         task = self._asking.get(table)
         if task is None:
-            task = asyncio.ensure_future(self._renew(table))
+            task = asyncio.ensure_future(self._renew(table, uri))
             self._asking[table] = task
             task.add_done_callback(lambda _: self._asking.pop(table, None))
         await asyncio.shield(task)
 
-    async def _renew(self, table: TablePath) -> None:
+    async def _renew(self, table: TablePath, uri: LocationUri) -> None:
         path = m.PbPhysicalTablePath(database_name=table.database, table_name=table.table)
-        answer: m.GetFileSystemSecurityTokenResponse = await self._connection.call_any(
-            ApiKey.GET_FILESYSTEM_SECURITY_TOKEN,
-            m.GetFileSystemSecurityTokenRequest(tables=[path]),
-        )
+        request = m.GetFileSystemSecurityTokenRequest(tables=[path])
+        key = ApiKey.GET_FILESYSTEM_SECURITY_TOKEN
+        with suppress(TableNotExistError):
+            self._take(await self._connection.call_any(key, request))
+            found = self._longest(uri)
+            if found is not None and time.monotonic() < found.renew_at:
+                return
+        self._take(await self._connection.call_coordinator(key, request))
+
+    def _take(self, answer: m.GetFileSystemSecurityTokenResponse) -> None:
         if not answer.tokens:
             self._hold(f"{answer.schema}://", answer)
         for token in answer.tokens:

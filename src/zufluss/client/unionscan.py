@@ -35,9 +35,6 @@ from zufluss.lake.fold import Folded, Folder
 from zufluss.model.expression import Expression
 from zufluss.model.table import TableBucket, TableInfo
 
-Source = Literal["log", "union", "lake"]
-"""Where the rows of a scan come from."""
-
 FOLDED_AT_ONCE: Final = 4
 """Buckets of a primary-key table whose changes are read at the same time."""
 

@@ -61,6 +61,8 @@ class SnapshotHandle:
     """Where its `_METADATA` lies."""
     metadata_path: str
     """Its path below the root of that location."""
+    size: int = field(default=0, compare=False)
+    """Bytes of its files together; 0 where an older version committed it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,11 +198,16 @@ def snapshot_to_proto(handle: SnapshotHandle) -> m.PbSnapshotHandle:
         log_offset=handle.log_offset,
         metadata_location=handle.metadata_location,
         metadata_path=handle.metadata_path,
+        size=handle.size,
     )
 
 
 def snapshot_from_proto(message: m.PbSnapshotHandle) -> SnapshotHandle:
     """A retained snapshot as it arrived."""
     return SnapshotHandle(
-        message.snapshot_id, message.log_offset, message.metadata_location, message.metadata_path
+        message.snapshot_id,
+        message.log_offset,
+        message.metadata_location,
+        message.metadata_path,
+        message.size,
     )

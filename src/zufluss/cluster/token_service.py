@@ -13,6 +13,9 @@ limited to prefixes (`remote/tokens.py`).
 So nobody gets a token that opens a table they may not read. A file system whose token service does
 not answer is left out of the list, since the others can be read without it; only who asks for no
 table, an old client, needs the first one and gets the error.
+
+A table that was dropped while leases hold its snapshots can be named as before, and opens its old
+directories, also when another table has its name by now. The coordinator alone knows of these.
 """  # noqa: E501 - a table row does not wrap
 
 from __future__ import annotations
@@ -43,9 +46,18 @@ MayRead = Callable[[str | None, TablePath], bool]
 """Whether a principal may read a table; None is who came in without authentication."""
 
 
+DroppedTables = Callable[[TablePath], Sequence[int]]
+"""The ids of dropped tables of a name whose snapshots leases still hold."""
+
+
 def everybody(principal: str | None, path: TablePath) -> bool:
     """Who got in may read everything."""
     return True
+
+
+def no_dropped(path: TablePath) -> Sequence[int]:
+    """A server that knows of no leases."""
+    return ()
 
 
 class TokenService:
@@ -57,12 +69,14 @@ class TokenService:
         locations: Callable[[], Locations],
         tokens: Tokens,
         may_read: MayRead = everybody,
+        dropped: DroppedTables = no_dropped,
     ) -> None:
         """`locations` is the registry as it is now, addresses resolved."""
         self._image = image
         self._locations = locations
         self._tokens = tokens
         self._may_read = may_read
+        self._dropped = dropped
 
     def register(self, services: Services) -> None:
         """Attach the handler to its API key."""
@@ -93,7 +107,8 @@ class TokenService:
         return _response(first, found)
 
     def _check(self, principal: str | None, path: TablePath) -> None:
-        self._image.table(path)
+        if not self._dropped(path):
+            self._image.table(path)
         if not self._may_read(principal, path):
             raise AuthorizationError(f"{principal or 'an unknown user'} may not read table {path}")
 
@@ -124,13 +139,19 @@ class TokenService:
 
     def _directories(self, roots: Iterable[LocationUri], tables: Sequence[TablePath]) -> list[str]:
         """Everything of some tables in some locations."""
-        ids = {path: self._image.table(path).info.table_id for path in tables}
         return [
             f"{root.text}/{table_directory(kind, path, table_id)}"
             for root in roots
-            for path, table_id in ids.items()
+            for path in tables
+            for table_id in self._ids(path)
             for kind in (LOG, KV, LAKE)
         ]
+
+    def _ids(self, path: TablePath) -> list[int]:
+        """The table of a name, and those that had it before and are still read."""
+        found = self._image.find_table(path)
+        now = [] if found is None else [found.info.table_id]
+        return [*now, *(each for each in self._dropped(path) if each not in now)]
 
 
 def _response(first: str, found: Sequence[FileSystemToken]) -> m.GetFileSystemSecurityTokenResponse:

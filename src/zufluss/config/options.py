@@ -732,6 +732,15 @@ CLIENT_SCANNER_LOG_CHECK_CRC = Option(
     True,
     "Verify the checksum of every batch that is read.",
 )
+CLIENT_SCANNER_KV_FETCH_MAX_BYTES = Option(
+    "client.scanner.kv.fetch.max-bytes",
+    Kind.MEMORY,
+    4 * MIB,
+    "The size one answer of a scan of a primary-key bucket aims at; the server has a limit of its "
+    "own, `kv.scanner.max-batch-size`.",
+    minimum=1,
+    maximum=INT32_MAX,
+)
 CLIENT_SCANNER_LOG_FETCH_MAX_BYTES = Option(
     "client.scanner.log.fetch.max-bytes",
     Kind.MEMORY,

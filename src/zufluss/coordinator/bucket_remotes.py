@@ -8,7 +8,7 @@ garbage. The value of a bucket (its path is in `records.py`) is a JSON object, `
 |---|---|
 | `manifest` | of the remote log: `location`, `path`, `start`, `end`, `usage`; absent before the first |
 | `next_snapshot` | the number of the next key-value snapshot; absent for 0 |
-| `snapshots` | those that are kept, oldest first, each `[id, log_offset, location, path of _METADATA]` |
+| `snapshots` | those that are kept, oldest first, each `[id, log_offset, location, path of _METADATA, bytes of its files]`, the last one absent in older rows |
 | `dropped` | in the same form: no longer kept, their files not all deleted yet |
 | `kv_usage` | what the kept snapshots refer to, each file once |
 
@@ -17,7 +17,11 @@ memory, so that the question whether a location is empty needs no I/O. It counts
 to: a file that waits to be deleted does not hold a location.
 
 All changes take turns, with each other and with whoever holds `turn` to change the registry of
-locations, so no document comes to refer to a location that was retired meanwhile.
+locations, so no document comes to refer to a location that was retired meanwhile. While a change is
+being committed it was decided what its buckets will have, and that is not yet what `get` says. When
+a commit fails and nobody knows whether it took place, its buckets are read again before anything
+else happens to them. Who relies on what `get` says (`leases.py`, and whoever deletes) asks
+`is_certain`, and waits for `certain`.
 """  # noqa: E501 - a table row does not wrap
 
 from __future__ import annotations
@@ -28,16 +32,21 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import structlog
+
 from zufluss.cluster.image import ClusterImage, ImageChange, PartitionGone, TableGone
 from zufluss.cluster.remote import BucketRemote, SnapshotHandle
 from zufluss.coordinator import records
 from zufluss.coordinator.catalog import Catalog
-from zufluss.coordinator.ledger import Ledger
+from zufluss.coordinator.ledger import Ledger, is_without_effect
 from zufluss.coordinator.remote_checks import gone
+from zufluss.errors import ZuflussError
 from zufluss.meta.api import ConflictError, MetaStore, Op, Put
 from zufluss.model.schema import dump_object
 from zufluss.model.table import TableBucket
 from zufluss.remote.files import Usage
+
+log = structlog.get_logger(__name__)
 
 CREATED_AT_ONCE = 10_000
 """Most values that are made in one transaction for tables of an older version."""
@@ -137,9 +146,15 @@ class BucketRemotes:
         self.image = image
         self.epoch = ledger.epoch
         """The coordinator epoch."""
+        self.ledger = ledger
+        """The store in the hands of this coordinator."""
         self.turn = asyncio.Lock()
         """Held by whoever changes a bucket, or the registry of locations."""
-        self._ledger = ledger
+        self._changing: frozenset[TableBucket] = frozenset()
+        self._doubtful: set[TableBucket] = set()
+        self._over = asyncio.Event()
+        self._over.set()
+        self._waiting = 0
         self._tables: dict[int, dict[TableBucket, BucketRecord]] = {}
         self._live: dict[int, Usage] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -208,9 +223,10 @@ class BucketRemotes:
     async def bucket_remotes(
         self, buckets: Sequence[TableBucket]
     ) -> dict[TableBucket, BucketRemote]:
-        """What these buckets have, those left out that never had anything."""
+        """What these buckets have for certain, those left out that never had anything."""
         found: dict[TableBucket, BucketRemote] = {}
         for bucket in buckets:
+            await self.certain(bucket)
             record = self.get(bucket)
             if record is NOTHING:
                 continue
@@ -248,18 +264,98 @@ class BucketRemotes:
         Hold `turn`, in `undisturbed`. The same record back changes nothing. `make` may raise, and
         nothing changes.
         """
-        assert self.turn.locked(), "changes take turns"
+        await self.read_again([bucket])
         before = self.get(bucket)
         after = make(before)
         if after is before:
             return before
-        try:
-            await self._ledger.commit([Put(records.bucket_remote(bucket), after.to_json())])
-        except ConflictError as conflict:
-            raise gone(bucket) from conflict
-        if self.image.leader(bucket) is not None:  # or it was dropped just now
-            self._set(bucket, after)
+        if not await self._commit({bucket: after}):
+            raise gone(bucket)
         return after
+
+    async def change_all(
+        self,
+        buckets: Iterable[TableBucket],
+        make: Callable[[TableBucket, BucketRecord], BucketRecord],
+    ) -> list[TableBucket]:
+        """Change many buckets in one transaction, as `change` does; those that were changed.
+
+        A bucket that is dropped meanwhile is left out.
+        """
+        chosen = list(buckets)
+        await self.read_again(chosen)
+        made = {bucket: make(bucket, self.get(bucket)) for bucket in chosen}
+        wanted = {bucket: after for bucket, after in made.items() if after is not self.get(bucket)}
+        return await self._commit(wanted)
+
+    def is_certain(self, bucket: TableBucket) -> bool:
+        """Whether `get` says of a bucket what the store has, and will have."""
+        return bucket not in self._changing and bucket not in self._doubtful
+
+    async def certain(self, bucket: TableBucket) -> None:
+        """Wait until `get` says of a bucket what the store has; do not hold `turn`."""
+        while not self.is_certain(bucket):
+            if bucket in self._changing:
+                await self._change_over()
+            else:
+                async with self.turn:
+                    await self.read_again([bucket])
+
+    async def _change_over(self) -> None:
+        """Wait until the change that is being committed now is over."""
+        self._waiting += 1
+        try:
+            await self._over.wait()
+        finally:
+            self._waiting -= 1
+
+    async def read_again(self, buckets: Iterable[TableBucket]) -> None:
+        """Take over what the store has of those buckets that are in doubt; hold `turn`."""
+        for bucket in self._doubtful.intersection(buckets):
+            path = records.bucket_remote(bucket)
+            found = await self.ledger.read(path)
+            if found is not None and self.image.leader(bucket) is not None:
+                self._set(bucket, records.guarded(path, BucketRecord.from_json, found.value))
+            self._doubtful.discard(bucket)
+
+    async def _doubt(self, buckets: Sequence[TableBucket]) -> None:
+        """Nobody knows how a change ended: find out, now or before the next one."""
+        self._doubtful.update(buckets)
+        try:
+            await self.read_again(buckets)
+        except ZuflussError as problem:
+            log.warning("buckets_in_doubt", buckets=len(self._doubtful), error=str(problem))
+
+    async def _commit(self, wanted: dict[TableBucket, BucketRecord]) -> list[TableBucket]:
+        """Make new records durable, then known; those of the buckets that are still there."""
+        assert self.turn.locked(), "changes take turns"
+        puts = {
+            bucket: Put(records.bucket_remote(bucket), after.to_json())
+            for bucket, after in wanted.items()
+        }
+        left = {put.path: bucket for bucket, put in puts.items()}
+        self._changing = frozenset(wanted)
+        self._over.clear()
+        try:
+            while left:
+                try:
+                    await self.ledger.commit([puts[bucket] for bucket in left.values()])
+                    break
+                except ConflictError as conflict:  # it was dropped: nothing lies there any more
+                    del left[conflict.op.path]
+            for bucket in left.values():
+                if self.image.leader(bucket) is not None:  # or it was dropped just now
+                    self._set(bucket, wanted[bucket])
+        except Exception as problem:
+            if not is_without_effect(problem):
+                await self._doubt(list(left.values()))
+            raise
+        finally:
+            self._changing = frozenset()
+            self._over.set()
+        if self._waiting:
+            await asyncio.sleep(0)  # who waited comes before the next change
+        return list(left.values())
 
     def _set(self, bucket: TableBucket, record: BucketRecord) -> None:
         for sign, each in ((-1, self.get(bucket)), (1, record)):
@@ -288,10 +384,11 @@ def _usage(rows: Iterable[Sequence[int]]) -> dict[int, Usage]:
     return {i: Usage(files, size) for i, files, size in rows}
 
 
-def _snapshot_row(snapshot: SnapshotHandle) -> tuple[int, int, int, str]:
+def _snapshot_row(snapshot: SnapshotHandle) -> tuple[int, int, int, str, int]:
     return (
         snapshot.snapshot_id,
         snapshot.log_offset,
         snapshot.metadata_location,
         snapshot.metadata_path,
+        snapshot.size,
     )

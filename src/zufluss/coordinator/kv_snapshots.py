@@ -3,7 +3,7 @@
 A tablet server uploads a snapshot, `_METADATA` last, and has it committed here. Its number must be
 new, its leader present, and it may not reach less far than the one before. The commit says in the
 same transaction which snapshots are kept from now on: the newest `kv.snapshot.num-retained`, and
-those that `pinned` says somebody reads. The others are dropped:
+those that `pinned` says somebody reads (`leases.py`). The others are dropped:
 
 | step | durable afterwards |
 |---|---|
@@ -15,6 +15,9 @@ A crash in between repeats the rest. What a snapshot is made of stands in its `_
 while that of a kept one cannot be read nothing of the bucket is deleted. A dropped one whose
 `_METADATA` is gone was deleted before; one with a damaged one is left to the sweep (`sweep.py`).
 
+A snapshot that is no longer pinned goes at once, without waiting for the next commit: `free` takes
+all buckets whose pins ended and goes through them many at a time.
+
 After a commit the bucket's holders learn the offset of the oldest kept snapshot: the changelog from
 there on is needed to restore the bucket. A server that joins learns all of its buckets' offsets.
 """
@@ -25,6 +28,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import structlog
@@ -61,6 +65,8 @@ FILES_KNOWN_MAX = 50_000
 """Files of snapshots whose names are kept in memory; others are read again when needed."""
 DROPPED_MAX = 1_000
 """Dropped snapshots of a bucket that wait for their deletion; older ones are left to the sweep."""
+RETAINED_AT_ONCE = 500
+"""Buckets whose snapshots are dropped in one transaction."""
 PARSED_AT_ONCE = 256 * 1024
 """A larger `_METADATA` is parsed in a thread."""
 
@@ -83,6 +89,9 @@ class KvSnapshots:
         """Whether a snapshot is kept beyond its time; set by who knows."""
         self.deletions = WorkList("kv_snapshot_deletion", self._delete_dropped, workers=WORKERS)
         """Buckets whose dropped snapshots are being deleted."""
+        self.retentions = WorkList("kv_snapshot_retention", self._retain_freed, workers=1)
+        """Tables with buckets whose pins ended."""
+        self._freed: dict[int, set[TableBucket]] = {}
         self._remotes = remotes
         self._image: ClusterImage = remotes.image
         self._storage = storage
@@ -94,14 +103,18 @@ class KvSnapshots:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
-        """Go on deleting what was dropped before."""
+        """Go on deleting what was dropped before, and drop what nobody pins any more."""
         for bucket, record in self._remotes.items():
             if record.dropped:
                 self.deletions.add(bucket)
+            if len(record.snapshots) > self._retained:
+                self.free([bucket])
         self.deletions.start()
+        self.retentions.start()
 
     async def stop(self) -> None:
         """Stop deleting; tablet servers are told what is under way."""
+        await self.retentions.stop()
         await self.deletions.stop()
         while self._tasks:
             await asyncio.wait(self._tasks)
@@ -119,27 +132,52 @@ class KvSnapshots:
     ) -> None:
         bucket = snapshot.bucket
         async with self._remotes.turn:
-            if self._is_known(snapshot, handle):
-                return
-            self._check_fence(bucket, leader_epoch)
-            check_locations(self._storage, [f.file.location_id for f in snapshot.files])
-            await self._remotes.change(bucket, lambda r: self._with_snapshot(r, snapshot, handle))
-            self._remember(snapshot)
+            await self._remotes.read_again([bucket])
+            if not self._is_known(snapshot, handle):
+                self._check_fence(bucket, leader_epoch)
+                check_locations(self._storage, [f.file.location_id for f in snapshot.files])
+                await self._remotes.change(
+                    bucket, lambda r: self._with_snapshot(r, snapshot, handle)
+                )
+                self._remember(snapshot)
         log.info("kv_snapshot_committed", bucket=str(bucket), snapshot_id=snapshot.snapshot_id)
-        self._after_change(bucket)
+        self._after_change([bucket])  # also for one that is known: it may have been in doubt
 
-    async def retain(self, bucket: TableBucket) -> None:
-        """Drop what is no longer kept, because a snapshot is no longer pinned."""
-        await self._remotes.undisturbed(self._retain(bucket))
+    def free(self, buckets: Iterable[TableBucket]) -> None:
+        """Drop soon what is no longer kept, because snapshots are no longer pinned."""
+        for bucket in buckets:
+            self._freed.setdefault(bucket.table_id, set()).add(bucket)
+        for table_id in tuple(self._freed):
+            self.retentions.add(table_id)
 
-    async def _retain(self, bucket: TableBucket) -> None:
+    async def _retain_freed(self, table_id: int) -> None:
+        while waiting := self._freed.get(table_id):
+            some = set(islice(waiting, RETAINED_AT_ONCE))
+            waiting -= some  # before: who is freed meanwhile is looked at once more
+            try:
+                await self.retain(some)
+            except BaseException:
+                waiting |= some
+                raise
+        self._freed.pop(table_id, None)
+
+    async def retain(self, buckets: Iterable[TableBucket]) -> None:
+        """Drop what is no longer kept, because snapshots are no longer pinned."""
+        await self._remotes.undisturbed(self._retain(list(buckets)))
+
+    async def _retain(self, buckets: Sequence[TableBucket]) -> None:
         async with self._remotes.turn:
-            await self._remotes.change(bucket, lambda record: self._retained_of(bucket, record))
-        self._after_change(bucket)
+            there = [b for b in buckets if self._image.leader(b) is not None]
+            changed = set(await self._remotes.change_all(there, self._retained_of))
+        # What is dropped already may have been in doubt until now.
+        todo = [b for b in there if b in changed or self._remotes.get(b).dropped]
+        if todo:
+            self._after_change(todo)
 
-    def _after_change(self, bucket: TableBucket) -> None:
-        self.deletions.add(bucket)
-        self._later(self._tablets.notify_kv_snapshot_offset(self._offsets([bucket])))
+    def _after_change(self, buckets: Sequence[TableBucket]) -> None:
+        for bucket in buckets:
+            self.deletions.add(bucket)
+        self._later(self._tablets.notify_kv_snapshot_offset(self._offsets(buckets)))
 
     def _checked(self, snapshot: KvSnapshot) -> SnapshotHandle:
         """Where its `_METADATA` lies; `ConfigError` unless it can be one of this bucket."""
@@ -158,7 +196,9 @@ class KvSnapshots:
                     raise ConfigError(
                         f"{each.file.path!r:.300} is not a file of snapshot {snapshot.snapshot_id}"
                     )
-        return SnapshotHandle(snapshot.snapshot_id, snapshot.log_offset, *metadata_file(snapshot))
+        where = metadata_file(snapshot)
+        size = sum(each.size for each in _files(snapshot))
+        return SnapshotHandle(snapshot.snapshot_id, snapshot.log_offset, *where, size)
 
     def _is_known(self, snapshot: KvSnapshot, handle: SnapshotHandle) -> bool:
         record = self._remotes.get(snapshot.bucket)
@@ -212,8 +252,9 @@ class KvSnapshots:
 
     async def _delete_dropped(self, bucket: TableBucket) -> None:
         """Delete the files of dropped snapshots, and count what the kept ones have."""
+        await self._remotes.certain(bucket)
         record = self._remotes.get(bucket)
-        kept = [await self._read(bucket, handle) for handle in record.snapshots]
+        kept = [await self.read(bucket, handle) for handle in record.snapshots]
         in_use = {file for snapshot in kept for file in _files(snapshot)}
         names = {(file.location_id, file.path) for file in in_use}
         deleted: list[SnapshotHandle] = []
@@ -251,7 +292,7 @@ class KvSnapshots:
         self, bucket: TableBucket, handle: SnapshotHandle, in_use: set[tuple[int, str]]
     ) -> None:
         try:
-            snapshot = await self._read(bucket, handle)
+            snapshot = await self.read(bucket, handle)
         except ObjectMissingError:
             return
         except CorruptRecordError as problem:
@@ -273,7 +314,7 @@ class KvSnapshots:
         """What a snapshot is made of; `KvSnapshotNotExistError` when it is not kept."""
         for handle in self._remotes.get(bucket).snapshots:
             if handle.snapshot_id == snapshot_id:
-                return await self._read(bucket, handle)
+                return await self.read(bucket, handle)
         raise KvSnapshotNotExistError(
             f"{bucket} has no snapshot {snapshot_id}, or no longer; ask for the latest one"
         )
@@ -289,10 +330,11 @@ class KvSnapshots:
         """Location and path of everything that the kept snapshots of a record have."""
         found = {(h.metadata_location, h.metadata_path) for h in record.snapshots}
         for handle in record.snapshots:
-            found |= {(f.location_id, f.path) for f in _files(await self._read(bucket, handle))}
+            found |= {(f.location_id, f.path) for f in _files(await self.read(bucket, handle))}
         return found
 
-    async def _read(self, bucket: TableBucket, handle: SnapshotHandle) -> KvSnapshot:
+    async def read(self, bucket: TableBucket, handle: SnapshotHandle) -> KvSnapshot:
+        """What a snapshot is made of, by where its `_METADATA` lies."""
         known = self._known.get((bucket, handle.snapshot_id))
         if known is not None:
             self._known.move_to_end((bucket, handle.snapshot_id))

@@ -15,8 +15,17 @@ import uuid
 from collections.abc import Sequence
 
 from zufluss.coordinator import records
-from zufluss.errors import ErrorCode, error
-from zufluss.meta.api import Check, ConflictError, Create, MetaStore, Op, Put
+from zufluss.errors import ErrorCode, ZuflussError, error
+from zufluss.meta.api import (
+    Check,
+    ConflictError,
+    Create,
+    MetaStore,
+    Op,
+    Put,
+    StoreClosedError,
+    Versioned,
+)
 
 
 class Ledger:
@@ -54,6 +63,10 @@ class Ledger:
                 f"metadata store; ask that one",
             ) from conflict
 
+    async def read(self, path: str) -> Versioned | None:
+        """The value of a path, or None."""
+        return await self._store.read(path)
+
     async def next_id(self, counter: str, count: int = 1) -> tuple[int, Op]:
         """The next number of a counter, and the operation that takes it and `count - 1` more."""
         found = await self._store.read(counter)
@@ -87,6 +100,14 @@ class Ledger:
 
     def __repr__(self) -> str:
         return f"Ledger(cluster_id={self.cluster_id!r}, epoch={self.epoch})"
+
+
+def is_without_effect(problem: Exception) -> bool:
+    """Whether a commit that failed has certainly changed nothing."""
+    if isinstance(problem, StoreClosedError):
+        return True
+    code = problem.code if isinstance(problem, ZuflussError) else None
+    return code is ErrorCode.NOT_COORDINATOR_LEADER_EXCEPTION
 
 
 async def _cluster_id(store: MetaStore) -> str:

@@ -8,12 +8,17 @@ at once for a table that was just created or altered.
 A partition that cannot be created or dropped is logged and tried again with the next check; it
 never stops the others. A table that was dropped between plan and action is left alone, even when
 another one has taken its name.
+
+An expired partition of which leases hold snapshots stays, readable and writable, as long as
+`lease_holds.py` says. It is dropped as soon as they let go, or when the time for that is over;
+then the leases are revoked, by who cleans up after the drop.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import structlog
@@ -22,10 +27,11 @@ from zufluss.cluster.image import ClusterImage, TableEntry
 from zufluss.config import options
 from zufluss.config.load import Configuration
 from zufluss.coordinator.catalog import Catalog
+from zufluss.coordinator.lease_holds import LeaseHolds
 from zufluss.errors import ZuflussError
 from zufluss.model.auto_partition import auto_partitions, expired_partitions
 from zufluss.model.partition import spec_of
-from zufluss.model.table import TableInfo
+from zufluss.model.table import TableBucket, TableInfo
 
 log = structlog.get_logger(__name__)
 
@@ -73,10 +79,19 @@ def plan(image: ClusterImage, now_ms: int, tables: Iterable[TableEntry] | None =
 class AutoPartitions:
     """Carries plans out, now and then."""
 
-    def __init__(self, conf: Configuration, catalog: Catalog, clock_ms: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        conf: Configuration,
+        catalog: Catalog,
+        holds: LeaseHolds,
+        clock_ms: Callable[[], int],
+    ) -> None:
         self._interval_s = conf.get(options.AUTO_PARTITION_CHECK_INTERVAL) / 1000
         self._catalog = catalog
+        self._holds = holds
         self._clock_ms = clock_ms
+        self._held: dict[int, Step] = {}
+        self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -94,12 +109,48 @@ class AutoPartitions:
 
     async def check(self, tables: Iterable[TableEntry] | None = None) -> None:
         """Create and drop what is due now, for some tables or for all."""
-        todo = plan(self._catalog.image, self._clock_ms(), tables)
+        chosen = None if tables is None else tuple(tables)
+        todo = plan(self._catalog.image, self._clock_ms(), chosen)
+        self._forget_held(todo, chosen)
         # Drops first: they make room below max.partition.num.
         for step in todo.drops:
-            await self._attempt(step, "drop", self._drop)
+            if not self._is_held(step):
+                await self._attempt(step, "drop", self._drop)
         for step in todo.creates:
             await self._attempt(step, "create", self._create)
+
+    def freed(self, buckets: Iterable[TableBucket]) -> None:
+        """Leases let go of buckets: drop expired partitions that nothing holds any more."""
+        if not self._seconds():
+            self._wake.set()
+
+    def _is_held(self, step: Step) -> bool:
+        """Whether leases keep an expired partition; remembered, to look again in time."""
+        entry = self._catalog.image.partitions(step.table.table_id).get(step.partition)
+        if entry is None:
+            return False
+        if self._holds.seconds_left((entry.table_id, entry.partition_id)) <= 0:
+            self._held.pop(entry.partition_id, None)
+            return False
+        if entry.partition_id not in self._held:
+            log.info(
+                "expired_partition_waits_for_leases",
+                table=str(step.table.path),
+                partition=step.partition,
+            )
+        self._held[entry.partition_id] = step
+        return True
+
+    def _forget_held(self, todo: Plan, tables: tuple[TableEntry, ...] | None) -> None:
+        """Forget partitions that waited and are not expired any more, or are gone."""
+        checked = None if tables is None else {table.info.table_id for table in tables}
+        still = {(step.table.table_id, step.partition) for step in todo.drops}
+        for partition_id, step in tuple(self._held.items()):
+            table_id = step.table.table_id
+            if (checked is None or table_id in checked) and (table_id, step.partition) not in still:
+                del self._held[partition_id]
+                if self._catalog.image.partition_by_id(partition_id) is not None:
+                    self._holds.forget((table_id, partition_id))
 
     async def _create(self, step: Step) -> None:
         await self._catalog.create_partition(
@@ -127,8 +178,19 @@ class AutoPartitions:
 
     async def _loop(self) -> None:
         while True:
+            self._wake.clear()
+            seconds = self._interval_s
             try:
                 await self.check()
+                seconds = self._seconds()
             except Exception:
                 log.exception("auto_partition_check_failed")
-            await asyncio.sleep(self._interval_s)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._wake.wait()
+
+    def _seconds(self) -> float:
+        """Until the next check, sooner if a partition may not wait any longer before that."""
+        owners = ((step.table.table_id, i) for i, step in self._held.items())
+        left = (self._holds.seconds_left(owner) for owner in owners)
+        return min([self._interval_s, *left])

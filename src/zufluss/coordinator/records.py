@@ -22,7 +22,9 @@ the old table is being deleted, and dropping a table is deleting one subtree.
 | `/tables/ID/remote/BUCKET` | what the bucket has in remote storage, see `bucket_remotes.py`; made and deleted with the table |
 | `/tables/ID/partitions/PARTITION_ID/remote/BUCKET` | the same, with the partition |
 | `/remote/drops/table-ID` | `database`, `table`, `table_id`: a dropped table whose remote files are to be deleted; made in the transaction of the drop |
-| `/remote/drops/partition-ID` | the same of a dropped partition, with `partition` (its name) and `partition_id` |
+| `/remote/drops/table-ID/partitions/N` | `partitions`: the names by id of up to 1,000 partitions that went with a primary-key table, since its leased snapshots lie below them |
+| `/remote/drops/partition-ID` | the same as of a table, of a dropped partition, with `partition` (its name) and `partition_id` |
+| `/leases/kv-snapshot/ID…` | leases of key-value snapshots, binary, see `lease_records.py` |
 | `/remote/locations` `/remote/placement` `/configs/cluster` | see `locations.py` |
 
 Times are epoch milliseconds. Both `lake` paths are made and deleted with the table. `buckets` is a path of its own because leaders change on their own.
@@ -67,7 +69,11 @@ TABLE_COUNTER = "/counters/table"
 PARTITION_COUNTER = "/counters/partition"
 WRITER_COUNTER = "/counters/writer"
 SERVER_EPOCH_COUNTER = "/counters/server-epoch"
+LEASE_EPOCH_COUNTER = "/counters/lease-epoch"
 DROPS_PATH = "/remote/drops"
+LEASES_PATH = "/leases/kv-snapshot"
+NAMES_AT_ONCE = 1000
+"""Names of dropped partitions in one value."""
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -183,10 +189,11 @@ def drop_table(entry: TableEntry, partitions: Iterable[PartitionEntry]) -> list[
     if not entry.info.is_partitioned:
         ops.append(Delete(f"{base}/buckets"))
     ops += [Delete(bucket_remote(bucket)) for bucket in _buckets(entry)]
-    for partition in partitions:
+    gone = tuple(partitions)
+    for partition in gone:
         ops += _delete_partition(partition)
     ops.append(_create_drop(Drop(entry.physical_path, entry.info.table_id)))
-    return ops
+    return ops + (_create_names(gone) if entry.info.has_primary_key else [])
 
 
 def create_partition(entry: PartitionEntry) -> list[Op]:
@@ -245,6 +252,18 @@ def _create_drop(drop: Drop) -> Op:
     return Create(partition_drop(drop.partition_id), dump_object(value))
 
 
+def _create_names(partitions: Sequence[PartitionEntry]) -> list[Op]:
+    """What the partitions of a dropped table were called."""
+    return [
+        Create(
+            f"{dropped_names(some[0].table_id)}/{at // NAMES_AT_ONCE}",
+            dump_object({"partitions": {str(each.partition_id): each.name for each in some}}),
+        )
+        for at in range(0, len(partitions), NAMES_AT_ONCE)
+        if (some := partitions[at : at + NAMES_AT_ONCE])
+    ]
+
+
 def table_drop(table_id: int) -> str:
     """The path of a dropped table whose remote files are not all deleted yet."""
     return f"{DROPS_PATH}/table-{table_id}"
@@ -253,6 +272,11 @@ def table_drop(table_id: int) -> str:
 def partition_drop(partition_id: int) -> str:
     """The path of a dropped partition whose remote files are not all deleted yet."""
     return f"{DROPS_PATH}/partition-{partition_id}"
+
+
+def dropped_names(table_id: int) -> str:
+    """Below it are the names of the partitions that went with a dropped table."""
+    return f"{table_drop(table_id)}/partitions"
 
 
 def id_counter(table_id: int, column_id: int) -> str:
@@ -376,6 +400,15 @@ def _drop(value: bytes) -> Drop:
     found = json.loads(value)
     owner = PhysicalTablePath(found["database"], found["table"], found.get("partition"))
     return Drop(owner, found["table_id"], found.get("partition_id"))
+
+
+def load_names(path: str, value: bytes) -> dict[int, str]:
+    """Some of the names of a dropped table's partitions, by id."""
+    return guarded(path, _names, value)
+
+
+def _names(value: bytes) -> dict[int, str]:
+    return {int(found): name for found, name in json.loads(value)["partitions"].items()}
 
 
 class _Tree:

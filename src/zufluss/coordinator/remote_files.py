@@ -5,9 +5,11 @@
 | `bucket_remotes.py` | which documents of a bucket count, durable |
 | `remote_log.py` | commits of manifests |
 | `kv_snapshots.py` | commits of key-value snapshots, retention |
+| `leases.py` | who reads which snapshots, so that they are kept |
+| `lease_holds.py` | how long that holds back the end of what was dropped |
 | `cleaner.py` | files of dropped tables and partitions |
 | `sweep.py` | files that nothing refers to |
-| `remote_service.py` | the handlers |
+| `remote_service.py`, `lease_service.py` | the handlers |
 
 In one process with both roles this is the tablet server's `RemoteGateway`.
 """
@@ -25,6 +27,8 @@ from zufluss.coordinator.catalog import Catalog
 from zufluss.coordinator.cleaner import Cleaner
 from zufluss.coordinator.kv_snapshots import KvSnapshots
 from zufluss.coordinator.lake import LakeTables
+from zufluss.coordinator.lease_holds import LeaseHolds
+from zufluss.coordinator.leases import Leases
 from zufluss.coordinator.remote_log import RemoteLogs
 from zufluss.coordinator.remote_service import RemoteService
 from zufluss.coordinator.sweep import Sweep
@@ -50,20 +54,27 @@ class RemoteFiles:
         remotes: BucketRemotes,
         storage: RemoteStorage,
         lake: LakeTables,
+        leases: Leases,
         clock_ms: Callable[[], int],
+        clock: Callable[[], float],
         reach: Callable[[str], None],
     ) -> None:
         self.remotes = remotes
+        self.leases = leases
+        self.holds = LeaseHolds(conf, leases, clock)
         self.logs = RemoteLogs(remotes, storage)
         self.snapshots = KvSnapshots(
             remotes, storage, tablets, conf.get(options.KV_SNAPSHOT_NUM_RETAINED), reach
         )
-        self.cleaner = Cleaner(store, catalog, storage, reach)
+        self.snapshots.pinned = leases.pinned
+        self.cleaner = Cleaner(store, catalog, storage, self.holds, reach)
+        leases.freed += [self.snapshots.free, self.cleaner.freed]
         self.sweep = Sweep(
             store,
             remotes,
             self.snapshots,
             storage,
+            leases.holds,
             clock_ms,
             reach,
             interval_ms=conf.get(options.ZUFLUSS_REMOTE_SWEEP_INTERVAL),
@@ -74,6 +85,7 @@ class RemoteFiles:
 
     async def start(self) -> None:
         """Go on with what was begun before, and sweep from now on."""
+        self.leases.start()
         self.snapshots.start()
         await self.cleaner.start()
         self.sweep.start()
@@ -82,12 +94,15 @@ class RemoteFiles:
         """Stop deleting; the next start goes on."""
         await self.sweep.stop()
         await self.cleaner.stop()
+        await self.leases.stop()
         await self.snapshots.stop()
         await self.remotes.settle()
 
     def register(self, services: Services) -> None:
         """Attach every handler."""
-        RemoteService(self.remotes, self.logs, self.snapshots, self._storage).register(services)
+        RemoteService(
+            self.remotes, self.logs, self.snapshots, self.leases, self.cleaner, self._storage
+        ).register(services)
 
     def server_joined(self, server_id: int) -> None:
         """Tell a tablet server what it has to know."""

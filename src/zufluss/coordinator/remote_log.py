@@ -39,6 +39,7 @@ class RemoteLogs:
 
     async def _commit(self, commit: ManifestCommit) -> bool:
         async with self._remotes.turn:
+            await self._remotes.read_again([commit.bucket])
             leader = self._remotes.image.leader(commit.bucket)
             if leader is None:
                 raise gone(commit.bucket)

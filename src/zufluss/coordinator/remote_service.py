@@ -1,7 +1,8 @@
 """Handlers of remote files: tablet servers report and ask, clients ask for snapshots.
 
 Thin: what counts stands in `remote_log.py` and `kv_snapshots.py`. Clients get full addresses, made
-with the registry as it is now, so a location may be moved.
+with the registry as it is now, so a location may be moved. A snapshot that a lease holds can be
+asked for after its table or partition was dropped, until it is released or revoked.
 """
 
 from __future__ import annotations
@@ -10,19 +11,25 @@ from typing import TYPE_CHECKING
 
 from zufluss.cluster import codec
 from zufluss.cluster.image import ClusterImage
-from zufluss.cluster.remote import commit_from_proto, remote_to_proto
+from zufluss.cluster.remote import SnapshotHandle, commit_from_proto, remote_to_proto
 from zufluss.coordinator.bucket_remotes import BucketRemotes
+from zufluss.coordinator.cleaner import Cleaner
 from zufluss.coordinator.kv_snapshots import KvSnapshots
+from zufluss.coordinator.leases import Leases
 from zufluss.coordinator.remote_checks import check_epoch
 from zufluss.coordinator.remote_log import RemoteLogs
 from zufluss.errors import (
+    KvSnapshotRevokedError,
     NonPrimaryKeyTableError,
     PartitionNotExistError,
     TableNotExistError,
     TableNotPartitionedError,
 )
+from zufluss.model.lease import LOG_OFFSET_UNKNOWN
 from zufluss.model.table import TableBucket, TableInfo
+from zufluss.remote import layout
 from zufluss.remote.files import RemoteFile
+from zufluss.remote.snapshot import KvSnapshot
 from zufluss.remote.storage import RemoteStorage
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
@@ -39,11 +46,15 @@ class RemoteService:
         remotes: BucketRemotes,
         logs: RemoteLogs,
         snapshots: KvSnapshots,
+        leases: Leases,
+        cleaner: Cleaner,
         storage: RemoteStorage,
     ) -> None:
         self._remotes = remotes
         self._logs = logs
         self._snapshots = snapshots
+        self._leases = leases
+        self._cleaner = cleaner
         self._storage = storage
         self._image: ClusterImage = remotes.image
 
@@ -147,7 +158,10 @@ class RemoteService:
         """GET_KV_SNAPSHOT_METADATA (1024): the files of a snapshot; error 41 for an unknown one."""
         partition_id = request.partition_id if request.HasField("partition_id") else None
         bucket = TableBucket(request.table_id, partition_id, request.bucket_id)
-        snapshot = await self._snapshots.snapshot(bucket, request.snapshot_id)
+        if self._image.leader(bucket) is None:
+            snapshot = await self._dropped_snapshot(bucket, request.snapshot_id)
+        else:
+            snapshot = await self._snapshots.snapshot(bucket, request.snapshot_id)
         return m.GetKvSnapshotMetadataResponse(
             log_offset=snapshot.log_offset,
             row_count=snapshot.row_count,
@@ -160,6 +174,24 @@ class RemoteService:
                 )
                 for each in snapshot.files
             ],
+        )
+
+    async def _dropped_snapshot(self, bucket: TableBucket, snapshot_id: int) -> KvSnapshot:
+        """A leased snapshot of a bucket that is not in the catalog any more."""
+        what = self._leases.revocation(bucket)
+        if what is not None:
+            raise KvSnapshotRevokedError(
+                f"snapshot {snapshot_id} of {bucket} was taken away from its leases, because "
+                f"{what} was dropped; what was read of it before is whole, the rest is gone"
+            )
+        location_id = self._leases.location(bucket, snapshot_id)
+        drop = None if location_id is None else await self._cleaner.dropped(bucket)
+        if location_id is None or drop is None:
+            return await self._snapshots.snapshot(bucket, snapshot_id)
+        directory = layout.bucket_directory(layout.KV, drop.owner, bucket)
+        path = f"{layout.snapshot_directory(directory, snapshot_id)}/{layout.METADATA_NAME}"
+        return await self._snapshots.read(
+            bucket, SnapshotHandle(snapshot_id, LOG_OFFSET_UNKNOWN, location_id, path)
         )
 
     def _check_owner(self, table_id: int, partition_id: int | None) -> TableInfo:

@@ -16,10 +16,12 @@ Apart, `connect` says how to reach a tablet server, and nobody attaches one: the
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from zufluss.cluster.authority import Authority
 from zufluss.cluster.cluster_service import ClusterService
 from zufluss.cluster.image import ClusterImage, NodesPut, ServerNode
 from zufluss.cluster.metadata_service import MetadataService
@@ -33,6 +35,8 @@ from zufluss.coordinator.catalog import Catalog
 from zufluss.coordinator.lake import LakeTables
 from zufluss.coordinator.lake_offsets import OffsetsFiles
 from zufluss.coordinator.lake_service import LakeService
+from zufluss.coordinator.lease_service import LeaseService
+from zufluss.coordinator.leases import Leases
 from zufluss.coordinator.location_service import LocationService
 from zufluss.coordinator.locations import LocationRegistry
 from zufluss.coordinator.partitions import AutoPartitions
@@ -59,8 +63,11 @@ class Coordinator:
         clock_ms: Callable[[], int],
         connect: Connect | None = None,
         files: Files | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`clock` is what leases are counted by: seconds that never jump."""
         self.conf = conf
+        self.authority = Authority(conf)
         self.image = ClusterImage()
         self.tablets = Tablets()
         self.catalog: Catalog
@@ -73,6 +80,7 @@ class Coordinator:
         self.registrations: Registrations | None = None
         self._store = store
         self._clock_ms = clock_ms
+        self._clock = clock
         self._connect = connect
         self._files = files or Files()
         self._started = False
@@ -85,7 +93,8 @@ class Coordinator:
         await self._open_remote()
         self.image.apply([NodesPut(node, ())])
         self.writer_ids = WriterIds(self.catalog.allocate_writer_ids)
-        self.partitions = AutoPartitions(self.conf, self.catalog, self._clock_ms)
+        self.partitions = AutoPartitions(self.conf, self.catalog, self.remote.holds, self._clock_ms)
+        self.remote.leases.freed.append(self.partitions.freed)
         if self._connect is not None:
             self.locations.reporters[node.node_id] = self.locations.storage.reports
             self.registrations = Registrations(
@@ -120,6 +129,14 @@ class Coordinator:
         )
         registry.storage.start()
         self.locations = self.catalog.locations = registry
+        leases = await Leases.open(
+            self._store,
+            self.remotes,
+            self.conf,
+            is_super=self.authority.is_super,
+            clock=self._clock,
+            wall_ms=self._clock_ms,
+        )
         self.remote = RemoteFiles(
             self.conf,
             self._store,
@@ -128,9 +145,12 @@ class Coordinator:
             self.remotes,
             registry.storage,
             self.lake,
+            leases,
             self._clock_ms,
+            self._clock,
             self._files.reach,
         )
+        registry.uses.append(self.remote.cleaner.live_usage)
         await self.remote.start()
 
     async def attach(self, node: ServerNode, tablet: LocalTablet) -> None:
@@ -159,11 +179,13 @@ class Coordinator:
             self.image,
             lambda: self.locations.storage.locations,
             Tokens(self.conf, self._clock_ms),
+            dropped=self.remote.cleaner.leased_tables,
         ).register(services)
         LocationService(self.locations, self.catalog).register(services)
         CoordinatorService(self.conf, self.catalog, self.partitions.check).register(services)
         LakeService(self.lake, self.image).register(services)
         self.remote.register(services)
+        LeaseService(self.remote.leases, self.image, self.authority).register(services)
         if self.registrations is not None:
             self.registrations.register(services)
 

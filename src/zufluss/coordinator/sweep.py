@@ -9,7 +9,7 @@ over: each leaves files that no record knows. Every `zufluss.remote.sweep.interv
 | its name is one of ours (`layout.parse`) | what we do not understand belongs to somebody else |
 | it is older than `zufluss.remote.sweep.grace`, counted from the beginning of the sweep | an upload may be under way |
 | its table's and partition's ids were given by this cluster before the sweep | a store restored from a backup, or another cluster, may own it |
-| its table, partition or bucket is gone, or | dropped |
+| its table, partition or bucket is gone, and no lease holds it; or | dropped |
 | the current manifest does not have it, and is not it; or | of `log/` |
 | no kept snapshot has it | of `kv/` |
 
@@ -95,18 +95,21 @@ class Sweep:
         remotes: BucketRemotes,
         snapshots: KvSnapshots,
         storage: RemoteStorage,
+        held: Callable[[int, int | None], bool],
         clock_ms: Callable[[], int],
         reach: Callable[[str], None],
         *,
         interval_ms: int,
         grace_ms: int,
     ) -> None:
+        """`held` says whether leases hold something of a table or partition that was dropped."""
         self.counts = SweepCounts()
         self._store = store
         self._remotes = remotes
         self._image: ClusterImage = remotes.image
         self._snapshots = snapshots
         self._storage = storage
+        self._held = held
         self._clock_ms = clock_ms
         self._reach = reach
         self._interval_ms = interval_ms
@@ -174,7 +177,7 @@ class Sweep:
         try:
             directory = bucket_directory(self._image, name.kind, name.bucket)
         except UnknownTableOrBucketError:
-            return False
+            return self._held(name.bucket.table_id, name.bucket.partition_id)
         if not file.path.startswith(f"{directory}/"):
             return False
         try:
@@ -185,6 +188,7 @@ class Sweep:
 
     async def _files(self, kind: str, bucket: TableBucket) -> set[Key]:
         """What the documents of a bucket refer to that count now, these included."""
+        await self._remotes.certain(bucket)
         record = self._remotes.get(bucket)
         known = self._known.get((kind, bucket))
         if known is not None and known[0] is record:

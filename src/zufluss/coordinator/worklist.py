@@ -8,6 +8,7 @@ is due at once when it is added again.
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable
 from functools import partial
 from typing import Generic, TypeVar
@@ -44,7 +45,7 @@ class WorkList(Generic[K]):
         self._workers = workers
         self._first_seconds = first_seconds
         self._started = False
-        self._due: dict[K, None] = {}
+        self._due: OrderedDict[K, None] = OrderedDict()
         self._running: dict[K, asyncio.Task[None]] = {}
         self._waiting: dict[K, asyncio.TimerHandle] = {}
         self._tries: dict[K, int] = {}
@@ -90,9 +91,9 @@ class WorkList(Generic[K]):
             self.add(key)
 
     def _fill(self) -> None:
-        ready = (key for key in tuple(self._due) if key not in self._running)
-        for key in ready:
-            if not self._started or len(self._running) >= self._workers:
+        while self._started and len(self._running) < self._workers:
+            key = next((key for key in self._due if key not in self._running), None)
+            if key is None:
                 break
             del self._due[key]
             task = asyncio.create_task(self._run(key), name=self._name)

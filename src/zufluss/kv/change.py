@@ -3,9 +3,9 @@
 Rows go by number (`merge/base.py`): record i of the batch is candidate i, the stored row of group g
 is candidate `records + g`. Most engines decide by keys alone; then only the rows of the changelog
 are brought together, in its order, and taken apart once: that checks them, compares them with their
-keys and makes the columns. An engine that looks into rows gets all candidates as columns first.
+keys and finds the columns. An engine that looks into rows gets all candidates as columns first.
 
-What comes out is columns for the changelog and values for the store; a value is `schema id i16` +
+What comes out is rows for the changelog and values for the store; a value is `schema id i16` +
 compacted row. Whole rows are stored as they came; rows of partial updates are put together from
 several and encoded again under the current schema.
 """
@@ -42,7 +42,7 @@ class Change:
 
     fold: Fold
     """The change types, and what each key ends up with."""
-    columns: pa.RecordBatch
+    rows: pa.RecordBatch | Located
     """The rows of the changelog."""
 
     def __init__(
@@ -69,7 +69,7 @@ class Change:
         elif engine.needs_rows:
             rows = self._all_columns()
             self.fold = engine.fold(self._candidates._replace(rows=rows))
-            self.columns = rows.take(pa.array(self.fold.rows))
+            self.rows = rows.take(pa.array(self.fold.rows))
         else:
             self._fold_by_keys(engine)
 
@@ -81,15 +81,16 @@ class Change:
         fold = self.fold = engine.fold(self._candidates)
         if not engine.logs_every_row:
             self._located(np.setdiff1d(self._candidates.new, [*fold.rows, NO_ROW]))
-        self.columns = self._table.codec.columns(self._located(fold.rows))
+        self.rows = self._table.changelog.rows(self._located(fold.rows))
 
     def _fold_partial(self, engine: PartialUpdate, ids: Ids) -> None:
         table = self._table
         free = _NO_IDS if table.auto_increment is None else ids.peek(self._batch.count)
         candidates = self._candidates._replace(rows=self._all_columns())
-        self.fold, self.columns, used = engine.fold(candidates, free)
+        self.fold, rows, used = engine.fold(candidates, free)
         ids.use(used)
-        self._values, self._schema_id = table.codec.encode(self.columns), table.info.schema_id
+        self.rows = rows
+        self._values, self._schema_id = table.codec.encode(rows), table.info.schema_id
 
     def _all_columns(self) -> pa.RecordBatch:
         """Every candidate as columns; one that is not there is NULL throughout."""

@@ -16,6 +16,7 @@ import pyarrow as pa
 from zufluss.model.table import TableInfo
 from zufluss.record.batch import HEADER_SIZES, write_header
 from zufluss.record.check import CheckedBatch
+from zufluss.record.rowcodec import Located, RowCodec
 from zufluss.record.rows import encode_body
 from zufluss.record.serialize import ArrowSerializer
 
@@ -28,8 +29,8 @@ class Changes(NamedTuple):
 
     encoder: ChangelogEncoder
     """Makes it one."""
-    rows: pa.RecordBatch
-    """The rows."""
+    rows: pa.RecordBatch | Located
+    """The rows, as `ChangelogEncoder.rows` gave them."""
     kinds: npt.NDArray[np.uint8]
     """Their change types."""
     writer_id: int
@@ -59,14 +60,28 @@ class ChangelogBatch(NamedTuple):
 class ChangelogEncoder:
     """Makes the changelog batches of one table."""
 
-    def __init__(self, info: TableInfo) -> None:
+    def __init__(self, info: TableInfo, codec: RowCodec) -> None:
+        """`codec` is that of the table's stored rows."""
         self._schema_id = info.schema_id
         self._schema = info.schema
         self._log_format = info.log_format
         self._arrow = ArrowSerializer(info)
+        self._codec = codec
+        self._zstd = self._arrow.zstd if info.log_format == "ARROW" else None
+
+    def rows(self, located: Located) -> pa.RecordBatch | Located:
+        """Checked rows as `encode` takes them; `CorruptRecordError` if Arrow cannot hold one."""
+        if self._zstd is None or self._codec.buffers is None:
+            return self._codec.columns(located)
+        self._codec.buffers.check(located)
+        return located
 
     def encode(
-        self, rows: pa.RecordBatch, kinds: npt.NDArray[np.uint8], writer_id: int, sequence: int
+        self,
+        rows: pa.RecordBatch | Located,
+        kinds: npt.NDArray[np.uint8],
+        writer_id: int,
+        sequence: int,
     ) -> ChangelogBatch:
         """The batch of these rows and their change types."""
         count = len(kinds)
@@ -86,14 +101,19 @@ class ChangelogEncoder:
         )
         return ChangelogBatch(view, checked)
 
-    def _body(self, rows: pa.RecordBatch, kinds: npt.NDArray[np.uint8]) -> memoryview:
+    def _body(self, rows: pa.RecordBatch | Located, kinds: npt.NDArray[np.uint8]) -> memoryview:
         """The records, with room for the header in front."""
         header = HEADER_SIZES[MAGIC]
         if not len(kinds):
             return memoryview(bytearray(header))
-        if self._log_format != "ARROW":
+        if isinstance(rows, Located):
+            assert self._zstd is not None
+            assert self._codec.buffers is not None
+            view = self._zstd.write(self._codec.buffers.of(rows), header + len(kinds))
+        elif self._log_format != "ARROW":
             body = encode_body(rows, self._schema, self._log_format, kinds)
             return memoryview(bytearray(header) + body)
-        view = self._arrow.serialize(rows, header + len(kinds))
+        else:
+            view = self._arrow.serialize(rows, header + len(kinds))
         view[header : header + len(kinds)] = kinds.data
         return view

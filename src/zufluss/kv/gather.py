@@ -133,7 +133,7 @@ def _number(rows: Any, values: Any, new: Any, old: Any) -> Any:
     return deletes
 
 
-@kernel()
+@kernel(inline=True)
 def _place(rows: Any, row_ends: Any, values: Any, value_ends: Any, candidate: Any) -> Any:
     """Where a candidate lies; one that does not exist is as absent as one without a row."""
     count = len(rows)
@@ -235,7 +235,7 @@ def _changed_size(starts: Any, ends: Any, final: Any, old: Any) -> Any:
     return count, size, more, np.int64(0)
 
 
-@kernel()
+@kernel(inline=True)
 def _put(data: Any, start: Any, end: Any, prefix: Any, width: Any, out: Any, at: Any) -> Any:
     """Write `width` bytes of `prefix` and a slice; where it ends, −1 if it lies outside."""
     size = end - start

@@ -99,7 +99,7 @@ PAIR = types.UniTuple(types.int64, 2)
 # --- entries -----------------------------------------------------------------------------------
 
 
-@kernel()
+@kernel(inline=True)
 def entry(arena: Any, ref: Any) -> Any:
     """Key length and value length of an entry; key length −1 if none can lie there."""
     if ref < 8 or ref & 7 or ref + HEADER_BYTES > arena.size:
@@ -110,7 +110,7 @@ def entry(arena: Any, ref: Any) -> Any:
     return key, value
 
 
-@kernel()
+@kernel(inline=True)
 def padded(key: Any, value: Any) -> Any:
     """Bytes of an entry with a key and a value of these lengths (−1: none)."""
     return (HEADER_BYTES + key + max(value, 0) + 7) & ~7
@@ -169,7 +169,7 @@ def append(
 # --- the index ---------------------------------------------------------------------------------
 
 
-@kernel()
+@kernel(inline=True)
 def _block(arena: Any, root: Any, hash: Any) -> Any:
     """Position of the index block of a hash, −1 if the root is damaged."""
     if root.size < 3 or not 0 <= root[0] < 40 or not 2 <= root[1] < 30:
@@ -183,7 +183,7 @@ def _block(arena: Any, root: Any, hash: Any) -> Any:
     return block
 
 
-@kernel()
+@kernel(inline=True)
 def _find(arena: Any, root: Any, hash: Any, data: Any, start: Any, size: Any) -> Any:
     """Find a key: position of its slot, its reference, position of a slot it could take; or 0."""
     block = _block(arena, root, hash)
@@ -210,7 +210,7 @@ def _find(arena: Any, root: Any, hash: Any, data: Any, start: Any, size: Any) ->
     return np.int64(0), np.int64(0), free
 
 
-@kernel()
+@kernel(inline=True)
 def _fetch_ahead(arena: Any, root: Any, hashes: Any, begin: Any, end: Any) -> Any:
     """Bring slots, then entries of some keys near, all at once instead of one after the other."""
     mask = (np.int64(1) << root[1]) - 1
@@ -233,7 +233,7 @@ def _fetch_ahead(arena: Any, root: Any, hashes: Any, begin: Any, end: Any) -> An
                 break
 
 
-@kernel()
+@kernel(inline=True)
 def _visible(arena: Any, ref: Any, horizon: Any) -> Any:
     """The newest version with an offset below the horizon, 0 if the chain has none."""
     for _ in range(CHAIN_MAX):
@@ -246,7 +246,7 @@ def _visible(arena: Any, ref: Any, horizon: Any) -> Any:
     return np.int64(0)
 
 
-@kernel()
+@kernel(inline=True)
 def _locate(
     arena: Any, root: Any, hash: Any, data: Any, start: Any, size: Any, horizon: Any
 ) -> Any:
@@ -418,7 +418,7 @@ def split(arena: Any, block: Any, bits: Any, low: Any, high: Any, new_bits: Any,
 # --- segments ----------------------------------------------------------------------------------
 
 
-@kernel()
+@kernel(inline=True)
 def _newer(arena: Any, head: Any, ref: Any, horizon: Any) -> Any:
     """The version right above `ref` in its chain: 0 if it is the head, −1 if nobody sees `ref`.
 

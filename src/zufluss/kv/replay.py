@@ -30,6 +30,8 @@ READ_BYTES = 8 << 20
 """How much of the changelog is read at a time."""
 PIECE_ROWS = 32_768
 """Rows that are applied together, about."""
+PIECE_BYTES = 16 << 20
+"""Bytes of rows that are applied together, about: they have to fit into memory at once."""
 
 Kinds = npt.NDArray[np.uint8]
 
@@ -77,8 +79,19 @@ def pieces(
     batches = _log_batches(changelog, max(offset, changelog.log_start_offset))
     if earlier is not None and offset < changelog.log_start_offset:
         batches = chain(earlier.batches(offset), batches)
+    yield from pieces_of(table, batches, offset, changelog.log_end_offset)
+
+
+def pieces_of(
+    table: KvTable, batches: Iterator[memoryview], offset: int, until: int
+) -> Iterator[Piece]:
+    """The changes from `offset` to `until` in batches that are read one piece ahead, in a thread.
+
+    What of the batches lies outside of that is passed over, also part of a batch at the end.
+    `CorruptRecordError` if changes are missing in between.
+    """
     with ThreadPoolExecutor(1, thread_name_prefix="zufluss-replay") as ahead:
-        source = _pieces(table, batches, offset)
+        source = _pieces(table, batches, offset, until)
         following = ahead.submit(next, source, None)
         while (piece := following.result()) is not None:
             following = ahead.submit(next, source, None)
@@ -92,30 +105,43 @@ def _log_batches(changelog: Log, offset: int) -> Iterator[memoryview]:
         offset = read.end_offset
 
 
-def _pieces(table: KvTable, batches: Iterator[memoryview], offset: int) -> Iterator[Piece]:
+def _pieces(
+    table: KvTable, batches: Iterator[memoryview], offset: int, until: int
+) -> Iterator[Piece]:
     waiting: list[Piece] = []
+    rows = size = 0
     for records in batches:
         for position, header in iter_headers(records):
-            if header.next_offset <= offset:
+            if header.next_offset <= offset or offset >= until:
                 continue
             if header.base_offset != offset:
-                raise CorruptRecordError(
-                    f"the changelog of {table.info.path} has nothing from offset {offset} to "
-                    f"{header.base_offset}; restore its files from a backup, or drop the table"
-                )
+                raise _hole(table, offset, header.base_offset)
             offset = header.next_offset
-            if waiting and waiting[0].schema_id != header.schema_id:
+            changed = waiting and waiting[0].schema_id != header.schema_id
+            if changed or rows >= PIECE_ROWS or size >= PIECE_BYTES:
                 yield _joined(waiting)
-                waiting = []
-            waiting.append(_piece(table, records, position, header))
-            if sum(len(piece.kinds) for piece in waiting) >= PIECE_ROWS:
-                yield _joined(waiting)
-                waiting = []
+                waiting, rows, size = [], 0, 0
+            waiting.append(_piece(table, records, position, header, until))
+            rows += waiting[-1].rows.num_rows
+            size += waiting[-1].rows.nbytes
+        if offset >= until:
+            break
+    if offset < until:  # a batch that is cut at the end is passed over
+        raise _hole(table, offset, until)
     if waiting:
         yield _joined(waiting)
 
 
-def _piece(table: KvTable, view: memoryview, position: int, header: BatchHeader) -> Piece:
+def _hole(table: KvTable, offset: int, end: int) -> CorruptRecordError:
+    return CorruptRecordError(
+        f"the changelog of {table.info.path} has nothing from offset {offset} to {end}; restore "
+        "its files from a backup, or drop the table"
+    )
+
+
+def _piece(
+    table: KvTable, view: memoryview, position: int, header: BatchHeader, until: int
+) -> Piece:
     schema = table.schema_of(header.schema_id)
     if table.info.log_format == "ARROW":
         rows, kinds = decode(view, position, header, schema.arrow)
@@ -125,10 +151,12 @@ def _piece(table: KvTable, view: memoryview, position: int, header: BatchHeader)
             view, body, position + header.size, header.record_count, schema, table.info.log_format
         )
     assert kinds is not None
+    end = min(header.next_offset, until)
+    rows, kinds = rows.slice(0, end - header.base_offset), kinds[: end - header.base_offset]
     after = np.flatnonzero(kinds != UPDATE_BEFORE)
     if len(after) < len(kinds):
         rows, kinds = rows.take(pa.array(after)), kinds[after]
-    return Piece(rows, kinds, header.schema_id, header.base_offset, header.next_offset, header.size)
+    return Piece(rows, kinds, header.schema_id, header.base_offset, end, header.size)
 
 
 def _joined(pieces: list[Piece]) -> Piece:

@@ -58,7 +58,8 @@ def _merge_sort(arena: Any, refs: Any, begin: Any, end: Any, scratch: Any) -> An
                 else:
                     scratch[k] = refs[right]
                     right += 1
-        refs[begin:end] = scratch[begin:end]
+        for k in range(begin, end):
+            refs[k] = scratch[k]
         width *= 2
 
 

@@ -33,6 +33,7 @@ from zufluss.kv.kernels import NEWEST, UNKNOWN
 from zufluss.kv.memory import KvMemory
 from zufluss.kv.memtable import SEED, Block, Memtable, group_keys, hash_keys
 from zufluss.kv.order import KeyOrder, successor
+from zufluss.kv.pins import PINS_DIRECTORY, PinDirectory
 from zufluss.kv.rocks import ColdTier
 from zufluss.log.files import Files
 from zufluss.record.slices import ABSENT, Bytes, Positions, Slices
@@ -85,6 +86,8 @@ class KvStore:
         """Everything in the cold tier is in memory too. Once lost, lost until the next start."""
         self._memtable = Memtable(memory.arena, memory.alloc, self._retire)
         self._order = KeyOrder(self._memtable)
+        self.pins = PinDirectory(directory / PINS_DIRECTORY, files)
+        """States of the bucket that are kept as they were."""
         memory.stores.add(self)
 
     @classmethod
@@ -95,7 +98,9 @@ class KvStore:
         for left_over in (TABLE_FILE, f"{STATE_FILE}.new"):
             files.unlink_if_there(directory / left_over)
         remove_left_overs(files, directory)
-        return cls(directory, memory, files, read_state(directory))
+        store = cls(directory, memory, files, read_state(directory))
+        store.pins.remove_unfinished()
+        return store
 
     def __repr__(self) -> str:
         return (
@@ -312,6 +317,7 @@ class KvStore:
     def destroy(self) -> None:
         """Let go of everything and remove the files."""
         self.abandon()
+        self.pins.end()
         self.files.remove_tree(self.directory)
         self.files.sync_directory(self.directory.parent)
 
@@ -322,6 +328,12 @@ class KvStore:
             raise RuntimeError(f"{self!r} is flushing; its files are ahead of its state")
         self._cold.checkpoint(target)
         return self._state
+
+    def pin(self, target: Path) -> KvState:
+        """As `checkpoint`, but a cold tier without rows makes no directory."""
+        if self._cold.empty and self._flush is None:
+            return self._state
+        return self.checkpoint(target)
 
     def rewrite_begin(self) -> Future[KvState]:
         """Begin to write the cold tier again, all in the present format; counts as a flush."""

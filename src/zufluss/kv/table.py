@@ -50,7 +50,7 @@ class KvTable:
         self.schema = info.schema
         self.codec = RowCodec(info.schema)
         """Rows as they are stored, of this and earlier schemas, to columns."""
-        self.changelog = ChangelogEncoder(info)
+        self.changelog = ChangelogEncoder(info, self.codec)
         self.before_images = info.property(t.TABLE_CHANGELOG_IMAGE) == "FULL"
         self.deletes: str = self._delete_behavior()
         self.indexed = info.property(t.TABLE_KV_FORMAT) == "INDEXED"

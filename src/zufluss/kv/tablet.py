@@ -23,7 +23,7 @@ A refused batch changes nothing: everything that can refuse it comes before the 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import NamedTuple
@@ -128,7 +128,7 @@ class KvTablet:
         old = self.store.get(keys, hashes)
         change = Change(table, batch, groups, old, engine, self.ids)
         changes = Changes(
-            table.changelog, change.columns, change.fold.kinds, batch.writer_id,
+            table.changelog, change.rows, change.fold.kinds, batch.writer_id,
             batch.batch_sequence,
         )  # fmt: skip
         self._apply(keys, hashes, change, changes, now_ms)
@@ -196,15 +196,19 @@ class KvTablet:
                 f"{start} to {changelog.log_end_offset}; the rows between "
                 "are lost. Restore the files from a backup, or drop the table"
             )
-        for piece in pieces(self.table, changelog, offset, earlier):
-            self._next_offset = piece.end_offset
-            self._replay(piece)
-            self.store.horizon = piece.end_offset
+        self.replay(pieces(self.table, changelog, offset, earlier))
         self._next_offset = changelog.log_end_offset
         self._last_timestamp = changelog.last_timestamp
         self._writers = changelog.writers.copy()
         self.store.horizon = changelog.high_watermark
         self._settle(self.store.horizon)
+
+    def replay(self, changes: Iterable[Piece]) -> None:
+        """Apply changes that follow what the state has."""
+        for piece in changes:
+            self._next_offset = piece.end_offset
+            self._replay(piece)
+            self.store.horizon = piece.end_offset
 
     def _replay(self, piece: Piece) -> None:
         table = self.table
@@ -243,11 +247,8 @@ class KvTablet:
         """
         store = self.store
         remove_left_overs(store.files, store.directory)
-        store.flush_end()
-        if not store.flushing and store.flushed_offset < wanted:
-            self.flush()
-        if store.flush_under_way is not None:
-            return store.flush_under_way
+        if (waiting := self._flush_to(wanted)) is not None:
+            return waiting
         state = store.checkpoint(target)
         counted = state.row_count if self.table.before_images else None
         made = Checkpoint(target, state, counted, self.ids.ranges)
@@ -257,6 +258,23 @@ class KvTablet:
         log.info("kv_tables_rewritten", tablet=repr(store))
         self._readable_by_all = True
         return store.rewrite_begin()
+
+    def pin(self, target: Path, wanted: int) -> KvState | Future[KvState]:
+        """As `checkpoint`, for readers on this server, who read table files of every version.
+
+        Nothing is made if there are no rows.
+        """
+        if (waiting := self._flush_to(wanted)) is not None:
+            return waiting
+        return self.store.pin(target)
+
+    def _flush_to(self, wanted: int) -> Future[KvState] | None:
+        """The flush that has to end before everything below `wanted` is flushed, and no more is."""
+        store = self.store
+        store.flush_end()
+        if not store.flushing and store.flushed_offset < wanted:
+            self.flush()
+        return store.flush_under_way
 
     def close(self) -> None:
         """Flush, so that the next start has nothing to replay, and let go of everything."""

@@ -89,7 +89,7 @@ def prefetch(_context: Any, array: Any, _position: Any) -> Any:
     return types.void(array, types.int64), generate
 
 
-@kernel()
+@kernel(inline=True)
 def short_word(data: Any, start: Any, size: Any) -> Any:
     """Up to eight bytes as a little-endian number."""
     if size >= 8:
@@ -100,7 +100,7 @@ def short_word(data: Any, start: Any, size: Any) -> Any:
     return word
 
 
-@kernel()
+@kernel(inline=True)
 def hash_key(data: Any, start: Any, size: Any, seed: Any) -> Any:
     """64 bits of a byte string: multiply and fold, 16 bytes a step, keyed by the seed."""
     second = mix(seed, np.int64(-7046029254386353131))
@@ -116,7 +116,7 @@ def hash_key(data: Any, start: Any, size: Any, seed: Any) -> Any:
     return mix(h ^ size, second ^ np.int64(-2024118823216138003))
 
 
-@kernel()
+@kernel(inline=True)
 def same(one: Any, at: Any, other: Any, pos: Any, size: Any) -> Any:
     """Whether two byte strings of one length are the same."""
     words = size >> 3
@@ -128,7 +128,7 @@ def same(one: Any, at: Any, other: Any, pos: Any, size: Any) -> Any:
     return short_word(one, at + done, rest) == short_word(other, pos + done, rest)
 
 
-@kernel()
+@kernel(inline=True)
 def inside(start: Any, end: Any, size: Any) -> Any:
     """Whether [start, end) lies in [0, size) and is not longer than a length field can say."""
     return 0 <= start <= end <= size and end - start <= 0x7FFFFFFF - 64

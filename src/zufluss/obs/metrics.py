@@ -201,6 +201,31 @@ REMOTE_LOG_FAILURES = Metric(
     "Rounds of copying, expiring and moving log segments of a bucket that failed; they are done "
     "again.",
 )
+KV_PINS = Metric(
+    "zufluss_kv_pins",
+    MetricKind.GAUGE,
+    Source.TABLET,
+    "Scans and pinned states of primary-key buckets that are open; `kv.scanner.max-per-server` "
+    "bounds them.",
+)
+KV_PIN_OLDEST_AGE_SECONDS = Metric(
+    "zufluss_kv_pin_oldest_age_seconds",
+    MetricKind.GAUGE,
+    Source.TABLET,
+    "Age of the oldest of them, 0 without any; each holds back space on the disk.",
+)
+KV_SCAN_ROWS = Metric(
+    "zufluss_kv_scan_rows_total",
+    MetricKind.COUNTER,
+    Source.TABLET,
+    "Rows that scans of primary-key buckets answered.",
+)
+KV_SCAN_BYTES = Metric(
+    "zufluss_kv_scan_bytes_total",
+    MetricKind.COUNTER,
+    Source.TABLET,
+    "Bytes of these rows, as they were sent.",
+)
 UNTIERED_ROWS = Metric(
     "zufluss_untiered_rows",
     MetricKind.GAUGE,
@@ -312,6 +337,39 @@ TIERING_RECORDS = Metric(
 # Remote files that are not needed any more
 # ---------------------------------------------------------------------------------------------
 
+KV_SNAPSHOT_LEASES = Metric(
+    "zufluss_kv_snapshot_leases",
+    MetricKind.GAUGE,
+    Source.COORDINATOR,
+    "Leases of key-value snapshots.",
+)
+KV_SNAPSHOT_LEASED_SNAPSHOTS = Metric(
+    "zufluss_kv_snapshot_leased_snapshots",
+    MetricKind.GAUGE,
+    Source.COORDINATOR,
+    "Key-value snapshots that leases hold, each once.",
+)
+KV_SNAPSHOT_LEASED_BYTES = Metric(
+    "zufluss_kv_snapshot_leased_bytes",
+    MetricKind.GAUGE,
+    Source.COORDINATOR,
+    "Size of the key-value snapshots that leases hold, each once; files that snapshots share count "
+    "for each of them.",
+)
+KV_SNAPSHOT_LEASE_OLDEST_AGE_SECONDS = Metric(
+    "zufluss_kv_snapshot_lease_oldest_age_seconds",
+    MetricKind.GAUGE,
+    Source.COORDINATOR,
+    "How long ago the oldest lease was made; 0 without one. A lease that grows old keeps files "
+    "that nobody else needs: see `zufluss lease list`.",
+)
+KV_SNAPSHOT_LEASES_DAMAGED = Metric(
+    "zufluss_kv_snapshot_leases_damaged",
+    MetricKind.GAUGE,
+    Source.COORDINATOR,
+    "Leases whose record cannot be read: they hold everything of their tables until they are "
+    "dropped.",
+)
 KV_SNAPSHOT_DELETIONS = Metric(
     "zufluss_kv_snapshot_deletions_pending",
     MetricKind.GAUGE,
@@ -322,7 +380,8 @@ CLEANER_PENDING = Metric(
     "zufluss_remote_cleaner_pending",
     MetricKind.GAUGE,
     Source.COORDINATOR,
-    "Dropped tables and partitions whose remote files are not all deleted.",
+    "Dropped tables and partitions whose remote files are not all deleted, those that leases hold "
+    "included.",
 )
 CLEANER_FILES = Metric(
     "zufluss_remote_cleaner_files_total",

@@ -23,6 +23,7 @@ from zufluss.obs.metrics import MetricsEndpoint, Sample, SampleCollector
 from zufluss.wire.api import APIS
 
 if TYPE_CHECKING:
+    from zufluss.coordinator.leases import Leases
     from zufluss.coordinator.locations import LocationRegistry
     from zufluss.coordinator.remote_files import RemoteFiles
     from zufluss.coordinator.tiering import TieringStatus
@@ -126,6 +127,10 @@ def tablet_samples(tablet: TabletServer) -> ReadSamples:
         yield Sample(metrics.BUCKETS_REFUSED, sum(len(table.refused) for table in tables))
         yield Sample(metrics.LOG_SIZE_BYTES, sum(each.size for each in tablet.logs.logs))
         yield from _remote_log_samples(tablet)
+        yield Sample(metrics.KV_PINS, len(tablet.scans.pins))
+        yield Sample(metrics.KV_PIN_OLDEST_AGE_SECONDS, tablet.scans.pins.oldest_seconds())
+        yield Sample(metrics.KV_SCAN_ROWS, tablet.scans.counts.rows)
+        yield Sample(metrics.KV_SCAN_BYTES, tablet.scans.counts.bytes)
         for table in tables:
             if table.tiered:
                 yield Sample(metrics.UNTIERED_ROWS, _untiered(table), tuple(table.info.path))
@@ -184,7 +189,7 @@ def remote_files_samples(remote: RemoteFiles) -> ReadSamples:
     def read() -> Iterable[Sample]:
         cleaner, sweep = remote.cleaner, remote.sweep.counts
         yield Sample(metrics.KV_SNAPSHOT_DELETIONS, remote.snapshots.deletions.pending)
-        yield Sample(metrics.CLEANER_PENDING, cleaner.drops.pending)
+        yield Sample(metrics.CLEANER_PENDING, cleaner.pending)
         yield Sample(metrics.CLEANER_FILES, cleaner.deleted_files)
         yield Sample(metrics.CLEANER_FAILURES, cleaner.drops.failures)
         yield Sample(metrics.SWEEPS, sweep.sweeps)
@@ -192,6 +197,20 @@ def remote_files_samples(remote: RemoteFiles) -> ReadSamples:
         yield Sample(metrics.SWEEP_BYTES, sweep.deleted_bytes)
         yield Sample(metrics.SWEEP_FAILURES, sweep.failures)
         yield Sample(metrics.SWEEP_LAST, sweep.finished_ms / 1000)
+
+    return read
+
+
+def lease_samples(leases: Leases) -> ReadSamples:
+    """The leases of key-value snapshots."""
+
+    def read() -> Iterable[Sample]:
+        counts = leases.counts
+        yield Sample(metrics.KV_SNAPSHOT_LEASES, counts.leases)
+        yield Sample(metrics.KV_SNAPSHOT_LEASED_SNAPSHOTS, counts.snapshots)
+        yield Sample(metrics.KV_SNAPSHOT_LEASED_BYTES, counts.bytes)
+        yield Sample(metrics.KV_SNAPSHOT_LEASE_OLDEST_AGE_SECONDS, counts.oldest_age_seconds)
+        yield Sample(metrics.KV_SNAPSHOT_LEASES_DAMAGED, counts.damaged)
 
     return read
 

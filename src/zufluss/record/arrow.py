@@ -36,8 +36,8 @@ CONTINUATION = 0xFFFFFFFF
 RECORD_BATCH = 3
 CODECS = ("lz4_frame", "zstd")
 """Codec names by number, as Arrow spells them."""
-LZ4_FRAME = 0
-"""The number of the first."""
+LZ4_FRAME, ZSTD = range(2)
+"""Their numbers."""
 
 _FIELD_FORMATS = {1: "<B", 2: "<h", 8: "<q"}
 

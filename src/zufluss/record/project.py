@@ -54,7 +54,7 @@ MAX_PLANS = 64
 EXTRA_ROOM = 4096
 """What the result may need beyond the source's size before a second piece is begun."""
 
-_STORED = b"\xff" * 8
+STORED = b"\xff" * 8
 """Prefix of a buffer that a compressed message holds uncompressed."""
 
 _PAIR = struct.Struct("<qq")
@@ -62,7 +62,7 @@ _NUMBER = struct.Struct("<q")
 _LENGTH = struct.Struct("<i")
 
 
-def _template(nodes: int, buffers: int, coded: bool) -> bytes:
+def message_template(nodes: int, buffers: int, coded: bool) -> bytes:
     """Build an encapsulated message without a body, all its numbers 0."""
     message = struct.pack("<I 6H i I q H B 5x", 16, 12, 20, 16, 18, 4, 8, 12, 36, 0, 4, 3)
     nodes_vector = (100 if coded else 84, nodes)
@@ -162,8 +162,8 @@ def _make_plan(schema_id: int, batch: Schema, latest: Schema, columns: tuple[int
         tuple(nodes),
         tuple(buffers),
         np.array(flat, dtype=np.int64),
-        np.frombuffer(_template(len(nodes), len(buffers), coded=False), dtype=np.uint8),
-        np.frombuffer(_template(len(nodes), len(buffers), coded=True), dtype=np.uint8),
+        np.frombuffer(message_template(len(nodes), len(buffers), coded=False), dtype=np.uint8),
+        np.frombuffer(message_template(len(nodes), len(buffers), coded=True), dtype=np.uint8),
         struct.Struct(f"<{2 * len(nodes)}qII{2 * len(buffers)}q"),
     )
 
@@ -337,7 +337,7 @@ class _Body:
         """Append a buffer of a column of nulls."""
         n = count * source.rows
         size = (0, (n + 7) // 8, n * source.width, 4 * (n + 1))[source.need]
-        stored = _STORED if size and self.message.codec is not None else b""
+        stored = STORED if size and self.message.codec is not None else b""
         place = (self.size, len(stored) + size)
         padded = (len(stored) + size + 7) & ~7
         if padded:

@@ -146,19 +146,22 @@ def _read_maps(maps: Slices, plans: Sequence[Plan]) -> Inner:
     return Inner(keys.offsets, (*keys.parts, *items.parts))
 
 
-def to_arrow(located: Located, plan: Plan, what: str = "record") -> list[pa.Array]:
-    """The columns of rows as Arrow arrays; `what` is what a refusal calls a row."""
+def to_arrow(
+    located: Located, plan: Plan, what: str = "record", fields: Sequence[int] | None = None
+) -> list[pa.Array]:
+    """The columns of rows, or some of them, as Arrow arrays; a refusal calls a row `what`."""
     buffer, count = pa.py_buffer(located.cells), located.count
     facts = located.facts.tolist()
     stride = (count + 63) // 64 * 8
     valid_at, column = 8 * count * plan.slots[-1], 8 * count
     arrays = []
-    for i, arrow in enumerate(plan.arrow):
+    for i in range(len(plan.arrow)) if fields is None else fields:
+        arrow = plan.arrow[i]
         nulls, placed, beyond, _ = facts[i]
         valid = buffer.slice(valid_at + i * stride, stride) if nulls else None
         if plan.sinks[i] < k.TEXT:
             if beyond:
-                raise _beyond_arrow(f"{what} {beyond - 1}", i, plan)
+                raise beyond_arrow(f"{what} {beyond - 1}", i, plan)
             values = buffer.slice(column * plan.slots[i], count * plan.widths[i] or stride)
             arrays.append(pa.Array.from_buffers(arrow, count, [valid, values], nulls))
         elif plan.sinks[i] == k.NESTED:
@@ -169,7 +172,8 @@ def to_arrow(located: Located, plan: Plan, what: str = "record") -> list[pa.Arra
     return arrays
 
 
-def _beyond_arrow(where: str, index: int, plan: Plan) -> CorruptRecordError:
+def beyond_arrow(where: str, index: int, plan: Plan) -> CorruptRecordError:
+    """What to raise for a timestamp that a column cannot have."""
     return CorruptRecordError(
         f"{where}: field {index} ({plan.types[index]}): "
         f"a timestamp is beyond what Arrow holds in its unit"

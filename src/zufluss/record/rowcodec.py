@@ -18,6 +18,7 @@ import pyarrow as pa
 from zufluss.errors import CorruptRecordError
 from zufluss.model.schema import Schema
 from zufluss.record.kernels.rowkeys import match_keys
+from zufluss.record.rowbuffers import RowBuffers
 from zufluss.record.rowcells import CellFault, Located, read_rows, to_arrow
 from zufluss.record.rowplan import Plan
 from zufluss.record.rows import RowFormat
@@ -39,6 +40,8 @@ class RowCodec:
         self.row_format = row_format
         self._arrow = schema.arrow
         self._plan = Plan([column.data_type for column in schema.columns], row_format)
+        self.buffers = None if self._plan.inner else RowBuffers(self._plan)
+        """Makes messages of rows that were located; None where something is nested."""
 
     def __repr__(self) -> str:
         return f"RowCodec({self.row_format}, {len(self.schema.columns)} columns)"
@@ -61,6 +64,15 @@ class RowCodec:
         arrays = to_arrow(located, self._plan)
         batch = pa.RecordBatch.from_arrays(arrays, schema=self._arrow)
         return batch if selection is None else batch.take(pa.array(selection))
+
+    def arrays(self, located: Located, fields: Sequence[int]) -> list[pa.Array]:
+        """Some columns of the rows, by their indexes; nothing is copied of the others."""
+        return to_arrow(located, self._plan, fields=fields)
+
+    @property
+    def cells_per_row(self) -> int:
+        """How many cells of 8 bytes a row takes while it is decoded."""
+        return self._plan.slots[-1] + 1
 
     def decode(
         self, rows: Slices, field_counts: npt.NDArray[np.int32] | None = None

@@ -23,6 +23,7 @@ from zufluss.config import options
 from zufluss.config.load import Configuration
 from zufluss.errors import UnknownTableOrBucketError, ZuflussError
 from zufluss.kv.checkpoint import CHECKPOINT_DIRECTORY, Checkpoint, remove_left_overs
+from zufluss.kv.flush import KvState
 from zufluss.kv.memory import KvMemory
 from zufluss.kv.replay import Earlier
 from zufluss.kv.store import KvStore
@@ -166,6 +167,19 @@ class KvHost:
             self._check_open(tablet, replica)
             made = await self.call(partial(tablet.checkpoint, target, wanted))
             if isinstance(made, Checkpoint):
+                return made
+            await asyncio.shield(asyncio.wrap_future(made))
+
+    async def pin(self, replica: Replica, target: Path, wanted: int) -> KvState:
+        """Everything below `wanted`, at least, flushed and as hard links; what it holds.
+
+        `target` is not made if there are no rows.
+        """
+        tablet = replica.tablet
+        while True:
+            self._check_open(tablet, replica)
+            made = await self.call(partial(tablet.pin, target, wanted))
+            if isinstance(made, KvState):
                 return made
             await asyncio.shield(asyncio.wrap_future(made))
 

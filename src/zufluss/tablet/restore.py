@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import mmap
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -127,14 +127,15 @@ class Restorer:
 
     async def _writers(self, remote: BucketRemote) -> tuple[bytes, int]:
         """The writers at the end of the remote log, and the time of its last batch."""
-        manifest = await self._manifest(remote)
+        manifest = await self.manifest(remote)
         if manifest is None or not manifest.segments:
             return WriterState(0).to_json(), 0
         last = manifest.segments[-1]
         writers = await self._storage.read(last.writer_snapshot, limit=WRITERS_BYTES_MAX)
         return writers, last.max_timestamp
 
-    async def _manifest(self, remote: BucketRemote | None) -> LogManifest | None:
+    async def manifest(self, remote: BucketRemote | None) -> LogManifest | None:
+        """What remote storage has of a log."""
         if remote is None or remote.manifest_path is None or remote.manifest_location is None:
             return None
         data = await self._storage.read_at(
@@ -154,19 +155,17 @@ class Restorer:
         there = has_state(directory)
         if remote is None or (there and read_state(directory).flushed_offset >= start):
             return None
-        earlier = self._earlier(await self._manifest(remote), start, directory)
+        earlier = self.earlier(await self.manifest(remote), start, directory)
         first = start if earlier is None else earlier.start_offset
         if not (there and read_state(directory).flushed_offset >= first):
             await self._install_newest(replica, remote.snapshots, first, directory)
         return earlier
 
-    def _earlier(
-        self, manifest: LogManifest | None, log_start: int, directory: Path
-    ) -> Earlier | None:
-        """The remote part of a changelog, if it reaches to the log without a hole."""
+    def earlier(self, manifest: LogManifest | None, until: int, directory: Path) -> Earlier | None:
+        """The remote part of a changelog up to some offset, if it reaches there."""
         segments = [] if manifest is None else manifest.segments
-        needed = [s for s in segments if s.start_offset < log_start]
-        if not needed or needed[-1].end_offset < log_start:
+        needed = [s for s in segments if s.start_offset < until]
+        if not needed or needed[-1].end_offset < until:
             return None
         fetched = FetchedSegments(
             self._storage, self._server.loop, self._server.files, directory / CHANGELOG_DIRECTORY
@@ -187,7 +186,7 @@ class Restorer:
                 problems.append(_not_continued(handle, first, replica.log.log_end_offset))
                 continue
             try:
-                await self._install(handle, directory)
+                await self.install(handle, directory)
             except ZuflussError as e:
                 problems.append(e)
                 log.error(
@@ -209,7 +208,8 @@ class Restorer:
                 retriable=any(map(may_pass, problems)),
             )
 
-    async def _install(self, handle: SnapshotHandle, directory: Path) -> None:
+    async def install(self, handle: SnapshotHandle, directory: Path) -> None:
+        """Make a snapshot the state of the bucket that has this directory."""
         snapshot = await read_snapshot(self._storage, handle)
         files = self._server.files
         incoming = await asyncio.to_thread(incoming_directory, files, directory)
@@ -262,13 +262,16 @@ class FetchedSegments:
         wanted = [segment for segment in segments if segment.end_offset > offset]
         self._files.make_directories(self._directory)
         coming = [self._fetch(segment) for segment in wanted[:1]]
-        for i in range(len(wanted)):
-            path = coming.pop().result()
-            coming += [self._fetch(segment) for segment in wanted[i + 1 : i + 2]]
-            with path.open("rb") as file:
-                data = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-            self._files.unlink(path)
-            yield memoryview(data)
+        try:
+            for i in range(len(wanted)):
+                path = coming.pop().result()
+                coming += [self._fetch(segment) for segment in wanted[i + 1 : i + 2]]
+                with path.open("rb") as file:
+                    data = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+                self._files.unlink(path)
+                yield memoryview(data)
+        finally:
+            wait(coming)  # whoever stops early may remove the directory
 
     def _fetch(self, segment: RemoteSegment) -> Future[Path]:
         target = self._directory / segment.segment_id

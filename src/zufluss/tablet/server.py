@@ -61,11 +61,13 @@ from zufluss.tablet.identity import claim
 from zufluss.tablet.kv import KvHost
 from zufluss.tablet.kv_snapshots import KvSnapshotter
 from zufluss.tablet.lookup import Lookups
+from zufluss.tablet.pin_states import PinStates
 from zufluss.tablet.produce import Producer
 from zufluss.tablet.put import Putter
 from zufluss.tablet.remote_logs import RemoteLogs
 from zufluss.tablet.reopen import Reopener, may_pass
 from zufluss.tablet.restore import Restorer, retained_from
+from zufluss.tablet.scan_service import ScanService
 
 log = structlog.get_logger(__name__)
 
@@ -153,6 +155,8 @@ class TabletServer:
         self.lookups = Lookups(self)
         self.remote_logs = RemoteLogs(self)
         self.snapshots = KvSnapshotter(self)
+        self.pin_states = PinStates(self)
+        self.scans = ScanService(self)
         self._restorer = Restorer(self)
         self._reopener = Reopener(self._open_again)
         flush = FlushMode(conf.get(options.ZUFLUSS_LOG_FLUSH))
@@ -204,6 +208,7 @@ class TabletServer:
             self.spawn(self._expire_requests())
             self.spawn(self._expire_segments())
             self.spawn(self.remote_logs.run())
+            self.spawn(self.scans.expire())
             self.snapshots.start()
             self._reopener.begin()
 
@@ -311,6 +316,10 @@ class TabletServer:
             state.replicas[key] = replica
             self._replica_of[opened] = replica
             self.remote_logs.adopt(replica, remote)
+            if replica.kv is not None:
+                self.pin_states.adopt(replica)
+        if replica.leader_epoch != assignment.leader_epoch:
+            self.scans.end_bucket(bucket)
         replica.leader_epoch = replica.log.leader_epoch = assignment.leader_epoch
         return None
 
@@ -374,6 +383,8 @@ class TabletServer:
         del self._replica_of[replica.log]
         self.remote_logs.forget(replica)
         self.snapshots.forget(bucket)
+        self.scans.end_bucket(bucket)
+        self.pin_states.forget(replica)
         try:
             if delete:
                 self.logs.drop(replica.log)
@@ -550,6 +561,8 @@ class TabletServer:
             task.cancel()
         await self._reopener.stop()
         await self.snapshots.stop()
+        self.scans.stop()
+        await self.pin_states.stop()
         await self.kv.close()
         await self.logs.close()
         self.readers.shutdown(wait=False)

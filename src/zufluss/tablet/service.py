@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 from zufluss.errors import InvalidTimestampError, RecordTooLargeError, ZuflussError
 from zufluss.log.segment import PagesNotCachedError
 from zufluss.net.services import RequestContext, Services
+from zufluss.tablet.scan_sessions import ScanSessions
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
 from zufluss.wire.scan import BUCKETS_MAX
@@ -44,6 +45,8 @@ class TabletService:
         services.register(ApiKey.LIST_OFFSETS, self.list_offsets)
         services.register(ApiKey.LIMIT_SCAN, self.limit_scan)
         services.register(ApiKey.GET_TABLE_STATS, self.get_table_stats)
+        self.server.scans.register(services)
+        ScanSessions(self.server.scans).register(services)
 
     async def list_offsets(
         self, request: m.ListOffsetsRequest, context: RequestContext

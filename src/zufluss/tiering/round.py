@@ -16,7 +16,10 @@
 
 What is read of the table is read in this order: partitions, lake snapshot, end offsets, first
 offsets, key-value snapshots, then the table itself. So its schema covers every row below the end
-offsets and in the snapshots, and a snapshot that is there begins where the log still is.
+offsets and in the snapshots, and a snapshot that is there begins where the log still is. The
+key-value snapshots are leased as they are found (`docs/leases.md`), and let go when the round is
+over, so the tasks find them however long they take. A round whose lease is lost ends, and the next
+one plans anew.
 
 A partition that was dropped and created again has another id, and no offset in the lake snapshot:
 the first round that writes it takes the rows of the earlier one out, in the same snapshot. Until
@@ -29,19 +32,19 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import structlog
 
-from zufluss.client.admin import KvSnapshotInfo
+from zufluss.client.lease import KvSnapshotLease
 from zufluss.client.sync import Connection
 from zufluss.client.tiering import TableLease, TieringClient
 from zufluss.config import table_options as t
+from zufluss.config.values import MINUTE_MS
 from zufluss.errors import (
     ConfigError,
-    KvSnapshotNotExistError,
-    PartitionNotExistError,
     TableNotExistError,
     ZuflussError,
 )
@@ -53,6 +56,7 @@ from zufluss.lake.base import (
     catalog_properties,
 )
 from zufluss.model.lake import LakeSnapshot
+from zufluss.model.lease import Unavailable
 from zufluss.model.table import TableBucket, TableInfo
 from zufluss.tiering import options as o
 from zufluss.tiering.committer import Recovered, TableCommitter, is_fenced, snapshot_properties
@@ -83,6 +87,9 @@ STEPS: Final = (
     "server-commit",
     "finish",
 )
+SNAPSHOT_LEASE_MS: Final = 10 * MINUTE_MS
+"""How long snapshots are leased at a time: so long they stay when the service is killed."""
+
 OnStep = Callable[[str], None]
 
 
@@ -177,18 +184,21 @@ class Round:
         self._on_step = on_step
         self._id = uuid.uuid4().hex
         self._plan: TieringPlan | None = None
+        self._held = ExitStack()
+        self._snapshots: KvSnapshotLease | None = None
 
     def run(self) -> RoundResult:
         """Tier what is new; `RoundEndedError` when that makes no sense any more."""
-        try:
-            return self._run()
-        except RoundEndedError:
-            raise
-        except Exception as problem:
-            explained = self._explain(problem)
-            if explained is None:
+        with self._held:
+            try:
+                return self._run()
+            except RoundEndedError:
                 raise
-            raise explained from problem
+            except Exception as problem:
+                explained = self._explain(problem)
+                if explained is None:
+                    raise
+                raise explained from problem
 
     def _run(self) -> RoundResult:
         self._step("received")
@@ -200,6 +210,9 @@ class Round:
             self._step("plan")
             state, info = self._read_state(first, recovered.known)
             self._plan = plan_splits(state, self._cluster.options[o.BUCKET_RECORDS_MAX])
+            if not any(isinstance(split, TieringSnapshotSplit) for split in self._plan.splits):
+                self._held.close()
+                self._snapshots = None
             self._tell_holes()
             newest = recovered.newest
             expired = newest is not None and newest.expired and factory.capabilities.empty_commit
@@ -310,30 +323,26 @@ class Round:
         return state, self._table_info()
 
     def _kv_snapshots(self, state: TableState) -> dict[TableBucket, KvSnapshot]:
-        """The newest snapshots of the buckets for whose planning they matter."""
-        wanted = {bucket for bucket in state.ends if asks_for_snapshot(state, bucket)}
-        found: dict[TableBucket, KvSnapshot] = {}
-        for partition_id in {bucket.partition_id for bucket in wanted}:
-            name = None if partition_id is None else state.partitions[partition_id]
-            for each in self._latest_kv_snapshots(name):
-                if each.bucket in wanted:
-                    snapshot = KvSnapshot(each.snapshot_id, each.log_offset)
-                    found[each.bucket] = self._counted(state, each.bucket, snapshot)
-        return found
-
-    def _latest_kv_snapshots(self, partition: str | None) -> list[KvSnapshotInfo]:
-        try:
-            return self._admin.latest_kv_snapshots(self._path, partition)
-        except PartitionNotExistError:
-            raise self._dropped(str(partition)) from None
+        """The newest snapshots of the buckets for whose planning they matter, leased."""
+        wanted = [bucket for bucket in state.ends if asks_for_snapshot(state, bucket)]
+        if not wanted:
+            return {}
+        lease = self._admin.kv_snapshot_lease(
+            buckets=wanted, duration=SNAPSHOT_LEASE_MS, lease_id=f"{self._lease.tag}-{self._id}"
+        )
+        self._snapshots = self._held.enter_context(lease)
+        for bucket, reason in lease.unavailable.items():
+            if reason is Unavailable.NO_BUCKET and bucket.partition_id is not None:
+                raise self._dropped(state.partitions[bucket.partition_id])
+        return {
+            bucket: self._counted(state, bucket, KvSnapshot(*snapshot))
+            for bucket, snapshot in lease.snapshots.items()
+        }
 
     def _counted(self, state: TableState, bucket: TableBucket, snapshot: KvSnapshot) -> KvSnapshot:
         if not asks_for_rows(state, bucket, snapshot):
             return snapshot
-        try:
-            found = self._admin.kv_snapshot_metadata(bucket, snapshot.snapshot_id)
-        except KvSnapshotNotExistError:
-            return snapshot  # replaced in this moment; the changelog is whole
+        found = self._admin.kv_snapshot_metadata(bucket, snapshot.snapshot_id)
         return snapshot._replace(row_count=found.row_count)
 
     def _factory(self, info: TableInfo) -> LakeTieringFactory[Any, Any]:
@@ -384,7 +393,7 @@ class Round:
             return RoundEndedError(f"{self._path}: {self._lease.reason}")
         try:
             self._table_info()
-            return self._partition_gone() or self._snapshot_gone()
+            return self._partition_gone() or self._snapshots_lost()
         except RoundEndedError as gone:
             return gone
         except ZuflussError:
@@ -406,19 +415,14 @@ class Round:
             f"{self._path}: partition {partition} was dropped; the next round plans without it"
         )
 
-    def _snapshot_gone(self) -> RoundEndedError | None:
-        """A key-value snapshot that was planned with may be replaced by a newer one."""
-        splits = self._plan.splits if self._plan else ()
-        planned = [split for split in splits if isinstance(split, TieringSnapshotSplit)]
-        for partition in {split.partition for split in planned}:
-            kept = self._admin.list_kv_snapshots(self._path, partition)
-            there = {(each.bucket, each.snapshot_id) for each in kept}
-            for split in planned:
-                if split.partition == partition and (split.bucket, split.snapshot_id) not in there:
-                    return RoundEndedError(
-                        f"{self._path}, {split.bucket}: key-value snapshot {split.snapshot_id} is "
-                        "not kept any more; the next round plans with a newer one"
-                    )
+    def _snapshots_lost(self) -> RoundEndedError | None:
+        """The lease of the key-value snapshots may have expired, or somebody dropped it."""
+        if self._snapshots is None:
+            return None
+        try:
+            self._snapshots.verify()
+        except ZuflussError as lost:
+            return RoundEndedError(f"{self._path}: {lost.message}; the next round plans anew")
         return None
 
 

@@ -20,8 +20,8 @@ row for `CHANGES_PER_ROW` of them: reading these changes only to fold them away 
 times as long. Otherwise the changelog is read, because only it knows the offset and the commit time
 of each row; rows of a snapshot have -1 for both, as in Fluss. The round after goes on with the
 changelog from the snapshot's offset. A snapshot is of use only where the lake has nothing of the
-bucket: it does not tell which rows of the lake were deleted meanwhile. It may be replaced by a
-newer one while the round runs; then the round ends and the next one plans anew.
+bucket: it does not tell which rows of the lake were deleted meanwhile. It is leased while the round
+runs, so newer ones do not replace it.
 
 A log split takes at most so many records; what is left over comes in the next round.
 

@@ -548,7 +548,7 @@ _RESULT = types.UniTuple(types.int64, 12)
 _PROGRAM = types.Array(types.int64, 1, "C", readonly=True)
 
 
-@kernel(_RESULT(BYTES, types.int64, types.int64, _PROGRAM, types.boolean))
+@kernel(_RESULT(BYTES, types.int64, types.int64, _PROGRAM, types.boolean), allocates=True)
 def check_batch(buf: Any, start: Any, end: Any, program: Any, changelog: Any) -> Any:
     """Check the batch that begins at `start`; see the module for what comes back."""
     zero = np.int64(0)

@@ -184,7 +184,7 @@ def read_metadata(buf: Any, start: Any, end: Any, note: Any) -> Any:
     return _record_batch(buf, lo, hi, header, note)
 
 
-@kernel(types.UniTuple(types.int64, 11)(BYTES, types.int64, types.int64))
+@kernel(types.UniTuple(types.int64, 11)(BYTES, types.int64, types.int64), allocates=True)
 def read_message(buf: Any, start: Any, end: Any) -> Any:
     """Read the metadata of the Arrow message in [start, end); the body need not be in `buf`.
 

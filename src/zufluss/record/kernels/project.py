@@ -193,7 +193,8 @@ _OUT = types.Array(types.uint8, 1, "C")
 @kernel(
     types.UniTuple(types.int64, 6)(
         BYTES, types.int64, types.int64, _PLAN, BYTES, BYTES, _OUT, types.int64
-    )
+    ),
+    allocates=True,
 )
 def project_batches(
     buf: Any, start: Any, end: Any, plan: Any, plain: Any, coded: Any, out: Any, at: Any

@@ -1,7 +1,7 @@
 """Loads, stores and copies at addresses, for the parts that row kernels are made of.
 
-An array handed from one compiled function to another travels as seven numbers and is counted in
-and out, which costs more than reading a field of a row. Row kernels take the addresses of their
+An array handed from one compiled function to another travels as seven numbers, which costs more
+than reading a field of a row. Row kernels take the addresses of their
 arrays once and hand on numbers. As in `memory`, **nothing is checked here**: whoever calls has
 compared the position with the end before, and the caller of the kernel keeps the arrays alive.
 """

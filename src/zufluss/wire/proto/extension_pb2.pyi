@@ -485,10 +485,13 @@ class PbSnapshotHandle(_message.Message):
     LOG_OFFSET_FIELD_NUMBER: _builtins.int
     METADATA_LOCATION_FIELD_NUMBER: _builtins.int
     METADATA_PATH_FIELD_NUMBER: _builtins.int
+    SIZE_FIELD_NUMBER: _builtins.int
     snapshot_id: _builtins.int
     log_offset: _builtins.int
     metadata_location: _builtins.int
     metadata_path: _builtins.str
+    size: _builtins.int
+    """bytes of its files"""
     def __init__(
         self,
         *,
@@ -496,10 +499,11 @@ class PbSnapshotHandle(_message.Message):
         log_offset: _builtins.int | None = ...,
         metadata_location: _builtins.int | None = ...,
         metadata_path: _builtins.str | None = ...,
+        size: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["log_offset", b"log_offset", "metadata_location", b"metadata_location", "metadata_path", b"metadata_path", "snapshot_id", b"snapshot_id"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["log_offset", b"log_offset", "metadata_location", b"metadata_location", "metadata_path", b"metadata_path", "size", b"size", "snapshot_id", b"snapshot_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["log_offset", b"log_offset", "metadata_location", b"metadata_location", "metadata_path", b"metadata_path", "snapshot_id", b"snapshot_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["log_offset", b"log_offset", "metadata_location", b"metadata_location", "metadata_path", b"metadata_path", "size", b"size", "snapshot_id", b"snapshot_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,319 @@
+"""Pinned state of primary-key buckets, as a client holds it: open, read, open again, let go.
+
+A pin is the state of a bucket at one offset of its changelog. It lives on the server that leads the
+bucket and is read page by page, each behind the last key of the one before: the same question gets
+the same rows, so that a call whose answer was lost is simply made again.
+
+| what happens | what is done |
+|---|---|
+| connection lost, leader moved, storage error | the same question again, to who leads it now |
+| too many scans, or the page is being read for somebody else | the same question after a pause |
+| the pin is unknown or has expired | opened again at the same offset, which the server rebuilds |
+| the state at that offset cannot be had any more | `KvPinGoneError` |
+
+Pauses grow, and all of it ends at the delivery timeout, counted from the last page. Pins that
+nobody read from for a third of their idle time are read from in the background, so that buckets
+that wait for their turn, and slow consumers, keep theirs. A run that was forgotten and not closed
+does not; and the server bounds the age of pins all the same.
+
+All pins of a scan are opened before its first row is read, with one call per server: all or none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from zufluss.client.connection import AsyncConnection
+from zufluss.client.metadata import ServerNode
+from zufluss.client.offsets import BucketPlace
+from zufluss.client.retry import PASSING, Backoff
+from zufluss.errors import (
+    CorruptMessageError,
+    ErrorCode,
+    KvScanExpiredError,
+    LeaderNotAvailableError,
+    PartitionNotExistError,
+    UnsupportedVersionError,
+    ZuflussError,
+)
+from zufluss.model.table import TableBucket, TableInfo
+from zufluss.wire import messages as m
+from zufluss.wire.api import ApiKey
+
+log = logging.getLogger(__name__)
+
+REOPENED_MAX: Final = 8
+"""How often a pin is opened again without a page in between."""
+KEPT_PARTS: Final = 3
+"""A pin is read from in the background when it was idle for this part of its idle time."""
+
+AGAIN: Final = PASSING | {ErrorCode.KV_SCAN_BUSY}
+"""The same call may succeed later."""
+
+
+@dataclass(slots=True)
+class Pin:
+    """The pinned state of one bucket."""
+
+    place: BucketPlace
+    """The bucket."""
+    pin_id: bytes
+    """Its name on the server."""
+    log_offset: int
+    """The changelog goes on from here."""
+    server: ServerNode
+    """Who holds it."""
+    idle_ms: int
+    """It ends when nobody used it for so long."""
+    used: float
+    """When it was used last, by the clock of the loop."""
+    cursor: bytes | None = None
+    """The key it was read up to."""
+    spent: bool = False
+    """There is nothing more to read."""
+
+
+class Pins:
+    """The pins of one run of a scan."""
+
+    def __init__(self, connection: AsyncConnection, info: TableInfo, *, resume: bool) -> None:
+        self._connection = connection
+        self._info = info
+        self._resume = resume
+        self._pins: dict[TableBucket, Pin] = {}
+        self._loop = asyncio.get_running_loop()
+        self._keeper: asyncio.Task[None] | None = None
+
+    # -- opening -------------------------------------------------------------------------------
+
+    def __getitem__(self, bucket: TableBucket) -> Pin:
+        return self._pins[bucket]
+
+    async def open(
+        self, places: Sequence[BucketPlace], at: Mapping[TableBucket, int]
+    ) -> dict[TableBucket, int]:
+        """Pin these buckets, at these offsets where there are any: all of them or none."""
+        pins = await self._open(places, at, self._connection.options.request_timeout_ms)
+        self._pins = {pin.place.bucket: pin for pin in pins}
+        if pins:
+            seconds = min(pin.idle_ms for pin in pins) / KEPT_PARTS / 1000
+            self._keeper = self._loop.create_task(_keep(weakref.ref(self), seconds))
+        return {bucket: pin.log_offset for bucket, pin in self._pins.items()}
+
+    async def _open(
+        self, places: Sequence[BucketPlace], at: Mapping[TableBucket, int], timeout_ms: int
+    ) -> list[Pin]:
+        backoff = Backoff(timeout_ms)
+        while True:
+            pins, failure = await self._open_once(places, at)
+            if failure is None:
+                return pins
+            await self._let_go(pins)
+            if failure.code not in AGAIN:
+                raise failure
+            await backoff.pause(failure)
+            await self._find_leaders(places)
+
+    async def _open_once(
+        self, places: Sequence[BucketPlace], at: Mapping[TableBucket, int]
+    ) -> tuple[list[Pin], ZuflussError | None]:
+        """Ask every leader; what was opened, and the error to tell if that is not everything."""
+        groups: dict[ServerNode, list[BucketPlace]] = {}
+        for place in places:
+            leader = self._connection.metadata.leader(place.bucket)
+            if leader is None:
+                return [], LeaderNotAvailableError(f"{place.bucket} has no leader at the moment")
+            groups.setdefault(leader, []).append(place)
+        outcomes = await asyncio.gather(*(self._outcome(*group, at) for group in groups.items()))
+        pins = [pin for opened, _ in outcomes for pin in opened]
+        failures = [failure for _, failure in outcomes if failure is not None]
+        final = [failure for failure in failures if failure.code not in AGAIN]
+        return pins, next(iter([*final, *failures]), None)
+
+    async def _outcome(
+        self, server: ServerNode, places: Sequence[BucketPlace], at: Mapping[TableBucket, int]
+    ) -> tuple[list[Pin], ZuflussError | None]:
+        try:
+            return await self._open_at(server, places, at), None
+        except ZuflussError as e:
+            return [], e
+
+    async def _open_at(
+        self, server: ServerNode, places: Sequence[BucketPlace], at: Mapping[TableBucket, int]
+    ) -> list[Pin]:
+        request = m.OpenKvSnapshotRequest(table_id=self._info.table_id)
+        for place in places:
+            bucket = place.bucket
+            request.buckets.add(
+                partition_id=bucket.partition_id,
+                bucket_id=bucket.bucket_id,
+                log_offset=at.get(bucket),
+            )
+        answer = await self._call(server, ApiKey.OPEN_KV_SNAPSHOT, request)
+        now = self._loop.time()
+        pins = [
+            Pin(place, found.pin_id, found.log_offset, server, found.idle_ms, now)
+            for place, found in zip(places, answer.pins, strict=False)
+        ]
+        wrong = [p for p in pins if p.log_offset != at.get(p.place.bucket, p.log_offset)]
+        if len(pins) < len(places) or wrong:
+            await self._let_go(pins)
+            raise CorruptMessageError(
+                f"{server} was to pin {len(places)} buckets of {self._info.path} and answered "
+                f"{len(answer.pins)} pins, {len(wrong)} of them at another offset than asked for"
+            )
+        return pins
+
+    async def _call(
+        self, server: ServerNode, api_key: ApiKey, request: m.OpenKvSnapshotRequest
+    ) -> m.OpenKvSnapshotResponse:
+        socket = await self._connection.socket(server.address)
+        timeout_ms = self._connection.options.request_timeout_ms
+        try:
+            answer: m.OpenKvSnapshotResponse = await socket.call(
+                api_key, request, timeout_ms=timeout_ms
+            )
+        except UnsupportedVersionError:
+            raise UnsupportedVersionError(
+                f"{server} offers no scans of primary-key tables; table.head(n) gives some rows of "
+                f'{self._info.path}, table.lookup(keys) rows by key, table.scan(source="union") '
+                "all rows of a table that is tiered"
+            ) from None
+        return answer
+
+    # -- reading -------------------------------------------------------------------------------
+
+    async def scan(self, pin: Pin, request: m.ScanKvSnapshotRequest) -> m.ScanKvSnapshotResponse:
+        """The answer to a question about a pin, whatever happens to its server meanwhile."""
+        backoff: Backoff | None = None
+        reopened = 0
+        while True:
+            request.pin_id = pin.pin_id
+            try:
+                return self._moved(pin, await self._ask(pin, request))
+            except ZuflussError as e:
+                failure = e
+            if isinstance(failure, KvScanExpiredError):
+                if not self._resume or reopened == REOPENED_MAX:
+                    raise failure
+                reopened += 1
+                await self._reopen(pin, failure)
+            elif failure.code in AGAIN:
+                backoff = backoff or Backoff(self._connection.options.delivery_timeout_ms)
+                await backoff.pause(failure)
+                await self._find_leaders([pin.place])
+            else:
+                raise failure
+
+    def _moved(self, pin: Pin, answer: m.ScanKvSnapshotResponse) -> m.ScanKvSnapshotResponse:
+        """Go on behind an answer; rows without a way on would come for ever."""
+        before, pin.cursor = pin.cursor, answer.last_key or pin.cursor
+        pin.spent = answer.done
+        if answer.rows and not answer.done and pin.cursor == before:
+            raise CorruptMessageError(
+                f"{pin.place.bucket}: an answer of a scan has {answer.rows} rows behind the key "
+                f"{'(none)' if before is None else before.hex()} and ends there again"
+            )
+        return answer
+
+    async def _ask(self, pin: Pin, request: m.ScanKvSnapshotRequest) -> m.ScanKvSnapshotResponse:
+        pin.used = self._loop.time()
+        answer: m.ScanKvSnapshotResponse = await self._connection.call_leader(
+            pin.place.bucket, ApiKey.SCAN_KV_SNAPSHOT, request
+        )
+        pin.used = self._loop.time()
+        return answer
+
+    async def _reopen(self, pin: Pin, cause: ZuflussError) -> None:
+        """Have the same state again, under another id."""
+        bucket, offset = pin.place.bucket, pin.log_offset
+        log.info("scan.pin_reopened bucket=%r log_offset=%d cause=%s", bucket, offset, cause)
+        timeout_ms = self._connection.options.delivery_timeout_ms
+        [found] = await self._open([pin.place], {bucket: offset}, timeout_ms)
+        pin.pin_id, pin.server, pin.used = found.pin_id, found.server, found.used
+
+    async def _find_leaders(self, places: Sequence[BucketPlace]) -> None:
+        """Ask who leads the buckets now; what is gone for good is raised."""
+        names = {place.partition for place in places if place.partition is not None}
+        try:
+            await self._connection.refresh_leaders(self._info, names)
+        except ZuflussError as e:
+            if e.code not in PASSING:
+                raise
+        for place in places:
+            known = self._connection.metadata.partitions.get(
+                (self._info.table_id, place.partition or "")
+            )
+            if known is not None and known.partition_id != place.bucket.partition_id:
+                raise PartitionNotExistError(
+                    f"table {self._info.path}: partition {place.partition!r} was dropped and "
+                    "created again"
+                )
+
+    # -- keeping and letting go ----------------------------------------------------------------
+
+    async def keep(self, idle_seconds: float) -> None:
+        """Read from pins that were idle for so long; one that is gone is opened when needed."""
+        for pin in self._pins.values():
+            if pin.spent or self._loop.time() - pin.used < idle_seconds:
+                continue
+            try:
+                await self._ask(pin, self._touch(pin))
+            except ZuflussError as e:
+                log.debug("scan.pin_not_kept bucket=%r error=%s", pin.place.bucket, e)
+
+    def _touch(self, pin: Pin) -> m.ScanKvSnapshotRequest:
+        """The smallest question there is."""
+        bucket = pin.place.bucket
+        return m.ScanKvSnapshotRequest(
+            table_id=bucket.table_id,
+            partition_id=bucket.partition_id,
+            bucket_id=bucket.bucket_id,
+            pin_id=pin.pin_id,
+            after_key=pin.cursor,
+            limit=1,
+            batch_size_bytes=1,
+            schema_id=self._info.schema_id,
+            projected_columns=[0],
+        )
+
+    async def close(self) -> None:
+        """Let go of all pins. Closing twice is fine."""
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.gather(self._keeper, return_exceptions=True)
+            self._keeper = None
+        pins, self._pins = self._pins, {}
+        await self._let_go(list(pins.values()))
+
+    async def _let_go(self, pins: Sequence[Pin]) -> None:
+        """Tell the servers; where that fails the pins end when their idle time is over."""
+        groups: dict[ServerNode, list[bytes]] = {}
+        for pin in pins:
+            groups.setdefault(pin.server, []).append(pin.pin_id)
+        await asyncio.gather(*(self._close_at(*group) for group in groups.items()))
+
+    async def _close_at(self, server: ServerNode, pin_ids: list[bytes]) -> None:
+        request = m.CloseKvSnapshotRequest(pin_ids=pin_ids)
+        try:
+            socket = await self._connection.socket(server.address)
+            timeout_ms = self._connection.options.request_timeout_ms
+            await socket.call(ApiKey.CLOSE_KV_SNAPSHOT, request, timeout_ms=timeout_ms)
+        except ZuflussError as e:
+            log.debug("scan.pins_not_closed server=%s pins=%d error=%s", server, len(pin_ids), e)
+
+
+async def _keep(of: weakref.ref[Pins], seconds: float) -> None:
+    """Keep pins for as long as somebody else has hold of them."""
+    while True:
+        await asyncio.sleep(seconds)
+        pins = of()
+        if pins is None:
+            return
+        await pins.keep(seconds)
+        del pins

@@ -1,0 +1,137 @@
+"""Leases of key-value snapshots as messages: what is asked for, and columns of answers as dicts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from zufluss.config.values import parse_duration_ms
+from zufluss.errors import ConfigError, TableNotPartitionedError
+from zufluss.model.lease import LeasedSnapshot, Revoked, Unavailable
+from zufluss.model.partition import partition_name
+from zufluss.model.table import TableBucket, TablePath
+from zufluss.wire import messages as m
+
+if TYPE_CHECKING:
+    from zufluss.client.connection import AsyncConnection
+
+Duration = str | int | timedelta
+"""`"6h"`, milliseconds, or a timedelta."""
+
+
+def duration_ms_of(duration: Duration) -> int:
+    """Milliseconds of a duration; whether they are allowed is for the server to say."""
+    if isinstance(duration, timedelta):
+        return duration // timedelta(milliseconds=1)
+    if isinstance(duration, int):
+        return duration
+    try:
+        return parse_duration_ms(duration)
+    except ValueError as allowed:
+        raise ConfigError(
+            f"the lease duration {duration!r} is not allowed; allowed: {allowed}"
+        ) from None
+
+
+async def targets_of(
+    connection: AsyncConnection,
+    tables: Sequence[TablePath],
+    partition: str | Mapping[str, str] | None,
+    buckets: Iterable[int | TableBucket] | None,
+) -> list[m.PbLeaseTarget]:
+    """What to lease: whole tables, a partition of each, some buckets, or buckets by themselves."""
+    chosen = None if buckets is None else [*buckets]
+    exact = [each for each in chosen or () if isinstance(each, TableBucket)]
+    numbers = sorted({each for each in chosen or () if not isinstance(each, TableBucket)})
+    if (exact and numbers) or bool(exact) == bool(tables) or (chosen is not None and not chosen):
+        raise ConfigError(
+            "a lease of snapshots needs tables, maybe with some of their bucket numbers, or "
+            f"TableBuckets without tables; it got {len(tables)} tables and "
+            f"{'no choice of' if chosen is None else len(chosen)} buckets"
+        )
+    if exact:
+        return bucket_targets(exact)
+    return [await _target(connection, path, partition, numbers) for path in tables]
+
+
+async def _target(
+    connection: AsyncConnection,
+    path: TablePath,
+    partition: str | Mapping[str, str] | None,
+    numbers: Sequence[int],
+) -> m.PbLeaseTarget:
+    info = await connection.table_info(path, refresh=True)
+    target = m.PbLeaseTarget(table_id=info.table_id, bucket_ids=numbers)
+    if partition is not None:
+        if not info.is_partitioned:
+            raise TableNotPartitionedError(f"table {path} is not partitioned; name no partition")
+        name = partition
+        if not isinstance(name, str):
+            name = partition_name(info.partition_keys, name)
+        connection.metadata.forget_partition(info.table_id, name)  # it may be a new one by now
+        target.partition_id = (await connection.partition(info, name)).partition_id
+    return target
+
+
+def bucket_targets(buckets: Iterable[TableBucket]) -> list[m.PbLeaseTarget]:
+    """These buckets, by table and partition."""
+    grouped: dict[tuple[int, int | None], set[int]] = {}
+    for table_id, partition_id, bucket_id in buckets:
+        grouped.setdefault((table_id, partition_id), set()).add(bucket_id)
+    return [
+        m.PbLeaseTarget(table_id=table, partition_id=partition, bucket_ids=sorted(numbers))
+        for (table, partition), numbers in grouped.items()
+    ]
+
+
+def acquire_request(
+    lease_id: str, duration_ms: int, targets: Sequence[m.PbLeaseTarget]
+) -> m.AcquireLatestKvSnapshotLeaseRequest:
+    """Make a lease, or take it over."""
+    return m.AcquireLatestKvSnapshotLeaseRequest(
+        lease_id=lease_id, lease_duration_ms=duration_ms, targets=targets
+    )
+
+
+def release_request(
+    lease_id: str, epoch: int, buckets: Iterable[TableBucket]
+) -> m.ReleaseKvSnapshotLeaseRequest:
+    """Let go of the snapshots of some buckets."""
+    request = m.ReleaseKvSnapshotLeaseRequest(lease_id=lease_id, lease_epoch=epoch)
+    for table_id, partition_id, bucket_id in buckets:
+        request.buckets_to_release.add(
+            table_id=table_id, partition_id=partition_id, bucket_id=bucket_id
+        )
+    return request
+
+
+def leased_of(found: Iterable[m.PbLeasedSnapshots]) -> dict[TableBucket, LeasedSnapshot]:
+    """The snapshots of an answer."""
+    return {
+        TableBucket(each.table_id, _partition(each), bucket_id): LeasedSnapshot(number, offset)
+        for each in found
+        for bucket_id, number, offset in zip(
+            each.bucket_ids, each.snapshot_ids, each.log_offsets, strict=True
+        )
+    }
+
+
+def unavailable_of(found: Iterable[m.PbUnavailableSnapshots]) -> dict[TableBucket, Unavailable]:
+    """The buckets of an answer of which there is nothing."""
+    return {
+        TableBucket(each.table_id, _partition(each), bucket_id): Unavailable(reason)
+        for each in found
+        for bucket_id, reason in zip(each.bucket_ids, each.reasons, strict=True)
+    }
+
+
+def revoked_of(found: Iterable[m.PbRevokedSnapshots]) -> list[Revoked]:
+    """What an answer says was taken away."""
+    return [Revoked(each.table_id, _partition(each), each.what) for each in found]
+
+
+def _partition(
+    found: m.PbLeasedSnapshots | m.PbUnavailableSnapshots | m.PbRevokedSnapshots,
+) -> int | None:
+    return found.partition_id if found.HasField("partition_id") else None

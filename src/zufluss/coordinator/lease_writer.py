@@ -1,0 +1,101 @@
+"""Changes of leases made durable, those of many callers in one transaction.
+
+A renewal writes a few bytes, and thousands of clients renew. So while one transaction is under way
+the next one is gathered: everything that waits, up to a limit. Acquires, releases and drops wait in
+one queue and renewals in another; the two take turns at being served first, so that a wave of
+renewals delays an acquire by one transaction, and no number of acquires stops renewals.
+
+Every caller learns the outcome of its own change. If one change of a group does not fit what the
+store has, each is tried alone, so it fails alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from zufluss.coordinator.ledger import Ledger
+from zufluss.meta.api import ConflictError, Create, Op, Put
+
+OPS_MAX = 1_000
+"""Operations of one transaction, unless a single change needs more."""
+BYTES_MAX = 500_000
+"""Bytes of one transaction, unless a single change needs more."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    ops: Sequence[Op]
+    size: int
+    outcome: asyncio.Future[None]
+
+    def ended(self, problem: Exception | None) -> None:
+        if self.outcome.done():  # its caller is gone
+            return
+        if problem is None:
+            self.outcome.set_result(None)
+        else:
+            self.outcome.set_exception(problem)
+
+
+class LeaseWriter:
+    """Writes the changes of leases, one transaction at a time."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.transactions = 0
+        """Transactions that were committed."""
+        self._ledger = ledger
+        self._queues: tuple[deque[_Change], deque[_Change]] = deque(), deque()
+        self._first = 0
+        self._task: asyncio.Task[None] | None = None
+
+    async def write(self, ops: Sequence[Op], *, renewal: bool = False) -> None:
+        """Apply all operations or none; durable when this returns.
+
+        No two changes that wait at a time may touch the same path.
+        """
+        size = sum(len(op.value) for op in ops if isinstance(op, Create | Put))
+        change = _Change(ops, size, asyncio.get_running_loop().create_future())
+        self._queues[renewal].append(change)
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._run(), name="lease-writer")
+        await change.outcome
+
+    async def _run(self) -> None:
+        while any(self._queues):
+            await self._commit(self._group())
+
+    def _group(self) -> list[_Change]:
+        """The next changes to write; the queues take turns at being the first."""
+        group: list[_Change] = []
+        ops = size = 0
+        for queue in (self._queues[self._first], self._queues[1 - self._first]):
+            while queue:
+                ops += len(queue[0].ops)
+                size += queue[0].size
+                if group and (ops > OPS_MAX or size > BYTES_MAX):
+                    break
+                group.append(queue.popleft())
+        self._first = 1 - self._first
+        return group
+
+    async def _commit(self, group: Sequence[_Change]) -> None:
+        problem: Exception | None = None
+        try:
+            await self._ledger.commit([op for change in group for op in change.ops])
+            self.transactions += 1
+        except ConflictError as conflict:
+            if len(group) > 1:
+                for change in group:
+                    await self._commit([change])
+                return
+            problem = conflict
+        except Exception as failure:
+            problem = failure
+        for change in group:
+            change.ended(problem)
+
+    def __repr__(self) -> str:
+        return f"LeaseWriter(waiting={sum(map(len, self._queues))})"

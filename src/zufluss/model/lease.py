@@ -1,0 +1,44 @@
+"""Leases of key-value snapshots, as client and server both speak of them.
+
+A lease keeps one snapshot of each of its buckets readable until it is released, or its time is
+over. What a lease is on the server stands in `coordinator/leases.py`.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import NamedTuple
+
+LOG_OFFSET_UNKNOWN = -1
+"""The log offset of a leased snapshot whose table was dropped before a restart."""
+
+
+class Unavailable(IntEnum):
+    """Why a bucket has no snapshot to lease."""
+
+    NO_BUCKET = 1
+    """There is no such bucket."""
+    NO_SNAPSHOT = 2
+    """The bucket has no snapshot yet: read its changelog from the beginning."""
+    GONE = 3
+    """The bucket has no such snapshot, or no longer: lease the latest one."""
+
+
+class LeasedSnapshot(NamedTuple):
+    """The snapshot of a bucket that a lease has."""
+
+    snapshot_id: int
+    """Its number, per bucket."""
+    log_offset: int
+    """The changelog goes on from here; -1 where that is not known any more."""
+
+
+class Revoked(NamedTuple):
+    """What a lease held and lost, because it was dropped."""
+
+    table_id: int
+    """The table's id."""
+    partition_id: int | None
+    """The partition's id; None for the whole table."""
+    what: str
+    """The name of the table or partition."""

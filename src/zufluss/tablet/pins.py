@@ -1,0 +1,319 @@
+"""Pins: who holds which state of which bucket, and until when.
+
+A pin is a random id that stands for the state of a bucket at one log offset. It belongs to the
+principal that opened it, and ends for one of these reasons, whatever comes first:
+
+| reason | answer to later calls |
+|---|---|
+| it was closed, or read to its end | UNKNOWN_SCANNER_ID, as for an id that never was |
+| nobody used it for `kv.scanner.ttl` | SCANNER_EXPIRED |
+| it reached `zufluss.kv.scanner.age-max`, used or not | SCANNER_EXPIRED |
+| its bucket stopped or has another leader epoch | SCANNER_EXPIRED |
+
+Every access looks at the clock, so no call gets through after the end, whether or not the sweep
+came by. A pin that is in use does not expire by idleness, and what it holds is let go only after
+the last call on it has left: nothing is closed under a reader. Ids that expired are remembered for
+twice the time-to-live, to tell them from unknown ones; that is for people, clients treat both
+alike.
+
+A pin counts towards the limits from before its state is made until its end. The numbers are those
+of the pins that are there; nothing is counted beside them that could drift.
+
+No I/O: the clock is passed in, and letting go is a call. Belongs to the event loop.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
+
+from zufluss.config import options
+from zufluss.config.load import Configuration
+from zufluss.errors import (
+    AuthorizationError,
+    ErrorCode,
+    KvScanBusyError,
+    KvScanExpiredError,
+    NotLeaderError,
+)
+from zufluss.model.table import TableBucket
+
+T = TypeVar("T")
+
+ID_BYTES: Final = 16
+REMEMBERED_MAX: Final = 10_000
+"""Expired ids that are remembered; older ones become unknown."""
+RETRY_AFTER_MS: Final = 500
+"""What a refused client is told to wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class PinLimits:
+    """How long pins live, and how many there may be."""
+
+    idle_seconds: float
+    """A pin that nobody used for so long has ended."""
+    age_seconds: float
+    """A pin of this age has ended."""
+    per_bucket: int
+    """Pins of one bucket."""
+    per_server: int
+    """Pins of all buckets."""
+
+    @classmethod
+    def of(cls, conf: Configuration) -> PinLimits:
+        """As configured."""
+        return cls(
+            conf.get(options.KV_SCANNER_TTL) / 1000,
+            conf.get(options.ZUFLUSS_KV_SCANNER_AGE_MAX) / 1000,
+            conf.get(options.KV_SCANNER_MAX_PER_BUCKET),
+            conf.get(options.KV_SCANNER_MAX_PER_SERVER),
+        )
+
+
+class Pin(Generic[T]):
+    """The state of a bucket, held for one principal."""
+
+    __slots__ = (
+        "bucket",
+        "calls",
+        "ended",
+        "held",
+        "leader_epoch",
+        "opened",
+        "owner",
+        "pin_id",
+        "used",
+    )
+
+    def __init__(
+        self, pin_id: bytes, bucket: TableBucket, owner: str | None, leader_epoch: int, now: float
+    ) -> None:
+        self.pin_id = pin_id
+        self.bucket = bucket
+        self.owner = owner
+        """Who opened it, None without authentication."""
+        self.leader_epoch = leader_epoch
+        """The bucket's when it was opened; a pin does not outlive it."""
+        self.opened = now
+        self.used = now
+        """When the last valid call on it began or ended."""
+        self.calls = 1
+        """Calls under way; making its state is the first."""
+        self.ended = False
+        """No call finds it any more."""
+        self.held: T | None = None
+        """What it stands for, None until that is made and after it was let go."""
+
+    def __repr__(self) -> str:
+        return f"Pin({self.pin_id.hex()}, {self.bucket}, {self.calls} calls)"
+
+    @property
+    def content(self) -> T:
+        """What it stands for, of a pin in use."""
+        assert self.held is not None
+        return self.held
+
+
+class Pins(Generic[T]):
+    """All pins of a server."""
+
+    def __init__(
+        self,
+        limits: PinLimits,
+        let_go: Callable[[T], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`let_go` is called once with what a pin held, after its end and its last call."""
+        self.limits = limits
+        self._let_go = let_go
+        self._clock = clock
+        self._pins: dict[bytes, Pin[T]] = {}
+        self._of_bucket: dict[TableBucket, set[Pin[T]]] = {}
+        self._expired: dict[bytes, tuple[float, str]] = {}
+
+    def __len__(self) -> int:
+        return len(self._pins)
+
+    def of_bucket(self, bucket: TableBucket) -> int:
+        """How many pins a bucket has."""
+        return len(self._of_bucket.get(bucket, ()))
+
+    def oldest_seconds(self) -> float:
+        """The age of the oldest pin, 0 without any."""
+        now = self._clock()
+        return max((now - pin.opened for pin in self._pins.values()), default=0.0)
+
+    def remaining_seconds(self, pin: Pin[T]) -> float:
+        """How long a pin can live at most from now on."""
+        return max(pin.opened + self.limits.age_seconds - self._clock(), 0.0)
+
+    # -- opening ----------------------------------------------------------------------------
+
+    def begin(self, bucket: TableBucket, owner: str | None, leader_epoch: int) -> Pin[T]:
+        """A pin whose state is yet to be made: `complete` or `abandon` must follow.
+
+        `KvScanBusyError` if there are too many, those that have expired not counted.
+        """
+        if self._full(bucket):
+            self.sweep()
+        if refusal := self._full(bucket):
+            raise KvScanBusyError(refusal)
+        pin: Pin[T] = Pin(secrets.token_bytes(ID_BYTES), bucket, owner, leader_epoch, self._clock())
+        self._pins[pin.pin_id] = pin
+        self._of_bucket.setdefault(bucket, set()).add(pin)
+        return pin
+
+    def complete(self, pin: Pin[T], content: T) -> None:
+        """The state of a pin is made; `NotLeaderError` if the bucket stopped meanwhile."""
+        pin.held = content
+        pin.opened = self._clock()
+        self._leave(pin)
+        if pin.ended:
+            raise NotLeaderError(
+                f"{pin.bucket} stopped, or has another leader epoch, while its state was pinned; "
+                "refresh the metadata and open it again"
+            )
+
+    def abandon(self, pin: Pin[T]) -> None:
+        """Nobody is told of a pin: its state could not be made, or is wanted no more."""
+        self._end(pin)
+
+    def _full(self, bucket: TableBucket) -> str | None:
+        """Why no pin of a bucket can be added."""
+        limits = self.limits
+        if self.of_bucket(bucket) >= limits.per_bucket:
+            what, option = f"{bucket} has {limits.per_bucket}", options.KV_SCANNER_MAX_PER_BUCKET
+        elif len(self._pins) >= limits.per_server:
+            what, option = f"this server has {limits.per_server}", options.KV_SCANNER_MAX_PER_SERVER
+        else:
+            return None
+        return (
+            f"{what} scans and pinned states open, as many as {option.key} allows; retry after "
+            f"{RETRY_AFTER_MS} ms, or close one"
+        )
+
+    # -- using ------------------------------------------------------------------------------
+
+    def find(self, pin_id: bytes, owner: str | None) -> Pin[T]:
+        """The pin of an id; this is no use of it yet, a request may still turn out to be wrong.
+
+        `KvScanExpiredError` if it has ended or never was, `AuthorizationError` if it is not yours.
+        """
+        pin = self._pins.get(pin_id)
+        if pin is None or pin.held is None:
+            raise self._gone(pin_id)
+        reason = self._over(pin)
+        if reason is not None:
+            self._expire(pin, reason)
+            raise self._gone(pin_id)
+        self._check_owner(pin, owner)
+        return pin
+
+    @contextmanager
+    def use(self, pin: Pin[T]) -> Iterator[T]:
+        """Use a pin that `find` returned in this turn of the loop: it stays until the block ends.
+
+        Its time-to-live begins anew, now and at the end.
+        """
+        pin.used = self._clock()
+        pin.calls += 1
+        try:
+            yield pin.content
+        finally:
+            self._leave(pin)
+
+    def _leave(self, pin: Pin[T]) -> None:
+        pin.calls -= 1
+        pin.used = self._clock()
+        self._free(pin)
+
+    def _gone(self, pin_id: bytes) -> KvScanExpiredError:
+        self._forget_old()
+        found = self._expired.get(pin_id)
+        if found is not None:
+            return KvScanExpiredError(
+                f"the scan or pin {pin_id.hex()} has ended: {found[1]}; open it again"
+            )
+        return KvScanExpiredError(
+            f"the scan or pin {pin_id.hex():.64} is not known here: it was closed, read to its "
+            "end, or is none of this server's; open it again",
+            code=ErrorCode.UNKNOWN_SCANNER_ID,
+        )
+
+    def _check_owner(self, pin: Pin[T], owner: str | None) -> None:
+        if pin.owner != owner:
+            raise AuthorizationError(
+                f"the scan or pin {pin.pin_id.hex()} was opened by another user; open your own"
+            )
+
+    # -- ending -----------------------------------------------------------------------------
+
+    def close(self, pin_id: bytes, owner: str | None) -> None:
+        """End a pin; one that has ended or never was is fine. `AuthorizationError`."""
+        pin = self._pins.get(pin_id)
+        if pin is not None and pin.held is not None:
+            self._check_owner(pin, owner)
+            self._end(pin)
+
+    def end_bucket(self, bucket: TableBucket) -> None:
+        """The bucket has stopped or begins a new leader epoch: its pins end."""
+        for pin in [*self._of_bucket.get(bucket, ())]:
+            self._expire(pin, f"{bucket} stopped or has another leader epoch")
+
+    def sweep(self) -> None:
+        """End what has expired."""
+        for pin in [*self._pins.values()]:
+            reason = self._over(pin)
+            if reason is not None:
+                self._expire(pin, reason)
+        self._forget_old()
+
+    def _over(self, pin: Pin[T]) -> str | None:
+        """Why a pin has expired; one that is being made has not."""
+        if pin.held is None:
+            return None
+        now, limits = self._clock(), self.limits
+        if now - pin.opened >= limits.age_seconds:
+            key = options.ZUFLUSS_KV_SCANNER_AGE_MAX.key
+            return f"it was open for {limits.age_seconds:g} s, the limit of {key}"
+        if not pin.calls and now - pin.used >= limits.idle_seconds:
+            key = options.KV_SCANNER_TTL.key
+            return f"nobody used it for {limits.idle_seconds:g} s, the limit of {key}"
+        return None
+
+    def _expire(self, pin: Pin[T], reason: str) -> None:
+        self._end(pin)
+        self._expired[pin.pin_id] = (self._clock() + 2 * self.limits.idle_seconds, reason)
+        if len(self._expired) > REMEMBERED_MAX:
+            del self._expired[next(iter(self._expired))]
+
+    def _end(self, pin: Pin[T]) -> None:
+        if pin.ended:
+            return
+        pin.ended = True
+        del self._pins[pin.pin_id]
+        others = self._of_bucket[pin.bucket]
+        others.remove(pin)
+        if not others:
+            del self._of_bucket[pin.bucket]
+        self._free(pin)
+
+    def _free(self, pin: Pin[T]) -> None:
+        if pin.ended and not pin.calls:
+            held, pin.held = pin.held, None
+            if held is not None:
+                self._let_go(held)
+
+    def _forget_old(self) -> None:
+        """They stand in the order in which they expired."""
+        now = self._clock()
+        while self._expired:
+            pin_id = next(iter(self._expired))
+            if self._expired[pin_id][0] > now:
+                return
+            del self._expired[pin_id]

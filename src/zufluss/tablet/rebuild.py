@@ -1,0 +1,268 @@
+"""The state of a bucket at exactly one log offset, made again after it was lost.
+
+    the newest key-value snapshot at or below the offset → the changelog from there to the offset
+
+Without a snapshot it is made of the changelog alone, if that begins at 0. The changelog is what
+remote storage has of it and the log. Replay is deterministic, so the rows are those that whoever
+pinned the state then was shown: a scan that lost its server goes on behind its last key.
+
+It is made in the directory of a pinned state that is not finished, in a store of its own with
+little memory, in a thread: neither the key-value worker nor the event loop has any part in it but
+to read the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import structlog
+
+from zufluss.cluster.remote import BucketRemote, SnapshotHandle
+from zufluss.config import options
+from zufluss.errors import (
+    KvPinGoneError,
+    LogStorageError,
+    OffsetOutOfRangeError,
+    UnknownTableOrBucketError,
+    ZuflussError,
+)
+from zufluss.kv.checkpoint import remove_left_overs
+from zufluss.kv.flush import KvState
+from zufluss.kv.memory import KvMemory
+from zufluss.kv.pins import PinnedFiles
+from zufluss.kv.replay import Earlier, pieces_of
+from zufluss.kv.store import KvStore
+from zufluss.kv.tablet import KvTablet
+from zufluss.log.segment import PagesNotCachedError
+from zufluss.tablet.reopen import may_pass
+from zufluss.tablet.restore import Restorer
+
+if TYPE_CHECKING:
+    from zufluss.log.reader import LogRead
+    from zufluss.replica.replica import Replica
+    from zufluss.tablet.server import TabletServer
+
+log = structlog.get_logger(__name__)
+
+AT_ONCE: Final = 2
+"""States that are rebuilt at the same time."""
+MEMORY_BYTES: Final = 128 << 20
+"""Memory of each; what does not fit is flushed."""
+LARGEST_VALUES: Final = 16
+"""And room for so many rows of the largest size."""
+READ_BYTES: Final = 1 << 20
+"""How much of the log is read at a time, by the event loop."""
+TRIES: Final = 2
+"""How often it is planned: retention may take what was going to be read."""
+
+
+class Changelog(NamedTuple):
+    """What there is of a changelog."""
+
+    replica: Replica
+    earlier: Earlier | None
+    """The part in remote storage, before the log."""
+    log_start: int
+    """Where the log begins."""
+
+    @property
+    def start(self) -> int:
+        """Its first offset."""
+        return self.log_start if self.earlier is None else self.earlier.start_offset
+
+
+class Rebuilder:
+    """Makes states again. Belongs to the event loop."""
+
+    def __init__(self, server: TabletServer) -> None:
+        self._server = server
+        self._restorer = Restorer(server)
+        self._at_once = asyncio.Semaphore(AT_ONCE)
+        self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="zufluss-rebuild")
+        self._running: dict[asyncio.Task[PinnedFiles], Replica] = {}
+
+    async def rebuild(self, replica: Replica, log_offset: int) -> PinnedFiles:
+        """The state at an offset below the high watermark.
+
+        `KvPinGoneError` says what is missing; retriable errors of remote storage come as they are.
+        """
+        task = self._server.loop.create_task(self._rebuild_at_last(replica, log_offset))
+        self._running[task] = replica
+        task.add_done_callback(self._running.pop)
+        await asyncio.wait({task})
+        if task.cancelled():
+            raise UnknownTableOrBucketError(
+                f"{replica.bucket} has stopped before {_state(replica, log_offset)} was rebuilt; "
+                "refresh the metadata and open the scan again"
+            )
+        return task.result()
+
+    def end(self, replica: Replica) -> None:
+        """A bucket has stopped."""
+        for task, other in self._running.items():
+            if other is replica:
+                task.cancel()
+
+    def stop(self) -> None:
+        """The server stops; what is under way ends soon."""
+        for task in self._running:
+            task.cancel()
+        self._threads.shutdown(wait=False)
+
+    async def _rebuild_at_last(self, replica: Replica, log_offset: int) -> PinnedFiles:
+        """One of a few at a time, and again if the changelog changed meanwhile."""
+        async with self._at_once:
+            for _ in range(TRIES):
+                try:
+                    return await self._rebuild(replica, log_offset)
+                except OffsetOutOfRangeError as e:
+                    log.info("kv_rebuild_again", bucket=str(replica.bucket), reason=str(e))
+        raise KvPinGoneError(
+            f"{_state(replica, log_offset)} cannot be rebuilt: its changelog expires faster than "
+            "it is read; open a new scan"
+        )
+
+    async def _rebuild(self, replica: Replica, log_offset: int) -> PinnedFiles:
+        pins = replica.tablet.store.pins
+        fresh = await asyncio.to_thread(pins.fresh)
+        try:
+            remote = await self._remote(replica)
+            manifest = await self._restorer.manifest(remote)
+            log_start = replica.log.log_start_offset
+            earlier = self._restorer.earlier(manifest, min(log_start, log_offset), fresh)
+            changelog = Changelog(replica, earlier, log_start)
+            await self._install_base(changelog, remote, log_offset, fresh)
+            state = await self._replay(changelog, log_offset, fresh)
+            made = await asyncio.to_thread(pins.finish, fresh, state)
+        except BaseException:
+            await asyncio.to_thread(pins.discard, fresh)
+            raise
+        log.info("kv_state_rebuilt_at", bucket=str(replica.bucket), log_offset=log_offset)
+        return made
+
+    async def _remote(self, replica: Replica) -> BucketRemote:
+        bucket = replica.bucket
+        remotes = await self._server.gateway.bucket_remotes([bucket])
+        return remotes.get(bucket, BucketRemote(bucket))
+
+    # -- the snapshot to begin with -----------------------------------------------------------
+
+    async def _install_base(
+        self, changelog: Changelog, remote: BucketRemote, log_offset: int, fresh: Path
+    ) -> None:
+        """Install the newest snapshot that the changelog goes on from, or none if it has it all."""
+        start, replica = changelog.start, changelog.replica
+        problems: list[ZuflussError] = []
+        for handle in reversed(remote.snapshots):
+            if not min(start, log_offset) <= handle.log_offset <= log_offset:
+                continue
+            try:
+                await self._restorer.install(handle, fresh)
+            except ZuflussError as e:
+                log.warning(
+                    "kv_snapshot_unusable", bucket=str(replica.bucket),
+                    snapshot=handle.snapshot_id, error=str(e),
+                )  # fmt: skip
+                problems.append(e)
+                continue
+            return
+        if start == 0 or log_offset == 0:
+            return
+        for problem in filter(may_pass, problems):
+            raise problem
+        raise _gone(changelog, remote.snapshots, log_offset, problems)
+
+    # -- the changelog ------------------------------------------------------------------------
+
+    async def _replay(self, changelog: Changelog, log_offset: int, fresh: Path) -> KvState:
+        """Bring what is in a directory to an offset. Not ended before its thread has."""
+        ended = threading.Event()
+        work = self._server.loop.run_in_executor(
+            self._threads, self._replay_to, changelog, log_offset, fresh, ended
+        )
+        try:
+            return await asyncio.shield(work)
+        except asyncio.CancelledError:
+            ended.set()
+            await asyncio.wait({work})
+            log.info("kv_rebuild_ended", reason=str(work.exception()))
+            raise
+
+    def _replay_to(
+        self, changelog: Changelog, log_offset: int, fresh: Path, ended: threading.Event
+    ) -> KvState:
+        """In a thread."""
+        conf, files = self._server.conf, self._server.files
+        value_bytes = conf.get(options.ZUFLUSS_KV_VALUE_MAX_SIZE)
+        memory = KvMemory(MEMORY_BYTES + LARGEST_VALUES * value_bytes, lambda free: free())
+        store = KvStore.open(fresh, memory, files)
+        try:
+            tablet = KvTablet(changelog.replica.tablet.table, store, value_bytes)
+            offset = store.flushed_offset
+            batches = self._batches(changelog, offset, log_offset, ended)
+            tablet.replay(pieces_of(tablet.table, batches, offset, log_offset))
+            store.horizon = log_offset
+            tablet.close()
+        except BaseException:
+            store.abandon()
+            raise
+        finally:
+            memory.close()
+        remove_left_overs(files, fresh)
+        return KvState(log_offset, store.row_count, {})
+
+    def _batches(
+        self, changelog: Changelog, offset: int, until: int, ended: threading.Event
+    ) -> Iterator[memoryview]:
+        """The changelog from an offset to another one."""
+        replica, earlier, log_start = changelog
+        before: Iterator[memoryview] = iter(())
+        if earlier is not None and offset < min(log_start, until):
+            before = earlier.batches(offset)
+        for records in chain(before, self._log_batches(replica, max(offset, log_start), until)):
+            if ended.is_set():
+                raise LogStorageError(f"{_state(replica, until)} is not needed any more")
+            yield records
+
+    def _log_batches(self, replica: Replica, offset: int, until: int) -> Iterator[memoryview]:
+        while offset < until:
+            reading = asyncio.run_coroutine_threadsafe(
+                self._read(replica, offset), self._server.loop
+            )
+            records, offset = reading.result()
+            yield records
+
+    async def _read(self, replica: Replica, offset: int) -> LogRead:
+        """A part of the log, which belongs to the event loop."""
+        while True:
+            if self._server.find_replica(*replica.bucket) is not replica:
+                raise UnknownTableOrBucketError(f"{replica.path} {replica.bucket} has stopped")
+            try:
+                return replica.log.read(offset, READ_BYTES, at_least_one=True)
+            except PagesNotCachedError as cold:
+                await self._server.loop.run_in_executor(self._server.readers, cold.load)
+
+
+def _state(replica: Replica, log_offset: int) -> str:
+    return f"the state of {replica.path} {replica.bucket} at offset {log_offset}"
+
+
+def _gone(
+    changelog: Changelog,
+    snapshots: tuple[SnapshotHandle, ...],
+    log_offset: int,
+    problems: list[ZuflussError],
+) -> KvPinGoneError:
+    there = ", ".join(str(s.log_offset) for s in snapshots) or "none"
+    reasons = "".join(f"; {problem.message}" for problem in problems)
+    return KvPinGoneError(
+        f"{_state(changelog.replica, log_offset)} cannot be rebuilt: its changelog begins at "
+        f"offset {changelog.start}, and no key-value snapshot that can be read lies between there "
+        f"and the offset (snapshots: {there}{reasons}); open a new scan"
+    )

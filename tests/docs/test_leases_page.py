@@ -1,0 +1,85 @@
+"""docs/leases.md does what it says: its blocks run in order on one server.
+
+Python blocks print what stands behind their `print(…)`. What the page says of options and metrics
+is compared with what there is.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import zufluss
+from tests.docs.test_readme import ROOT, run_python
+from zufluss.config.options import OPTIONS
+from zufluss.obs.metrics import render
+from zufluss.testing.server import DevServer
+
+PAGE = ROOT / "docs" / "leases.md"
+QUICK = {"kv.snapshot.interval": "50ms"}
+SECONDS = 60
+pytestmark = pytest.mark.timeout(180)
+
+
+def test_the_blocks_of_the_page_do_what_they_say(tmp_path: Path) -> None:
+    found = re.findall(r"^```(sh|python)\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
+    with DevServer(tmp_path, QUICK) as server:
+        fill(server)
+        for language, code in found:
+            if language == "python":
+                said = re.findall(r"^ *print\(.*\)  # (.*)$", code, re.M)
+                assert run_python(code, server).splitlines() == said
+            else:
+                run_commands(code.splitlines(), server)
+    assert [language for language, _ in found] == ["python"] * 3 + ["sh"]
+
+
+def fill(server: DevServer) -> None:
+    """A thousand orders, all of them in a snapshot."""
+    schema = "id BIGINT NOT NULL, status STRING, PRIMARY KEY (id)"
+    with zufluss.connect(server.bootstrap) as connection:
+        admin = connection.admin
+        admin.create_table("fluss.orders", schema, bucket_count=1)
+        with connection.table("fluss.orders").upsert() as writer:
+            writer.write({"id": [*range(1000)], "status": ["new"] * 1000})
+        ends = admin.list_offsets("fluss.orders")
+        deadline = time.monotonic() + SECONDS
+        while [x.log_offset for x in admin.latest_kv_snapshots("fluss.orders")] != [ends[0]]:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+def run_commands(lines: list[str], server: DevServer) -> None:
+    """With a lease of the name that the page uses, which the last command drops."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = os.environ | {"PATH": path, "ZUFLUSS_BOOTSTRAP": server.bootstrap}
+    with zufluss.connect(server.bootstrap) as connection:
+        connection.admin.kv_snapshot_lease("fluss.orders", lease_id="nightly")
+        for line in lines:
+            done = subprocess.run(
+                ["bash", "-c", line], capture_output=True, text=True, env=environment
+            )
+            assert done.returncode == 0, (line, done.stderr)
+            assert "nightly" in done.stdout + done.stderr
+        assert connection.admin.kv_snapshot_leases() == []
+
+
+def test_the_options_of_the_page_exist() -> None:
+    named = set(re.findall(r"`((?:zufluss\.)?kv\.snapshot\.[a-z.-]+)", PAGE.read_text()))
+    assert len(named) >= 7
+    for key in named:
+        assert key in OPTIONS
+
+
+def test_the_metrics_of_the_page_exist() -> None:
+    declared = render()
+    named = re.findall(r"`(zufluss_\w+)`", PAGE.read_text())
+    assert len(named) == 5
+    for name in named:
+        assert f"`{name}`" in declared

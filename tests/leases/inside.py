@@ -1,0 +1,98 @@
+"""A coordinator in this process whose leases run by a clock that a test turns, with real files."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.coordinator.remotes import KEYED, files_below, keyed_json, locations, paths_of, snapshot
+from tests.coordinator.support import Cluster, Seconds
+from zufluss.coordinator.leases import Leases
+from zufluss.model.table import TableBucket
+from zufluss.net.services import RequestContext
+from zufluss.remote.snapshot import KvSnapshot, SnapshotFile
+from zufluss.wire.api import ApiKey
+
+
+class Inside:
+    """A cluster with one keyed table, and its clock."""
+
+    def __init__(self, directory: Path, cluster: Cluster, buckets: int) -> None:
+        self.directory = directory
+        self.cluster = cluster
+        self.time = Seconds()
+        table_id = cluster.image.table(KEYED).info.table_id
+        self.buckets = [TableBucket(table_id, None, i) for i in range(buckets)]
+        self.bucket = self.buckets[0]
+
+    @property
+    def leases(self) -> Leases:
+        """The leases themselves."""
+        return self.cluster.coordinator.remote.leases
+
+    async def ask(self, key: ApiKey, principal: str | None = None, **fields: Any) -> Any:
+        """Ask as the network would: through the message, both ways."""
+        api, handler = self.cluster.services.handlers[key]
+        request = api.request.FromString(api.request(**fields).SerializeToString())
+        answer = await handler(request, RequestContext(principal, "CLIENT", 0, "test"))
+        return api.response.FromString(answer.SerializeToString())
+
+    async def take(
+        self,
+        snapshot_id: int,
+        shared: Sequence[SnapshotFile] = (),
+        bucket: TableBucket | None = None,
+    ) -> KvSnapshot:
+        """Upload a snapshot and have it committed."""
+        made, data = await snapshot(self.cluster, bucket or self.bucket, snapshot_id, shared)
+        await self.cluster.coordinator.remote.commit_snapshot(data, 0)
+        return made
+
+    async def settled(self) -> None:
+        """Wait until what is no longer kept was dropped and its files deleted."""
+        snapshots = self.cluster.coordinator.remote.snapshots
+        await snapshots.retentions.settle()
+        await snapshots.deletions.settle()
+
+    def kept(self, bucket: TableBucket | None = None) -> list[int]:
+        """The snapshots of a bucket that are kept."""
+        found = self.cluster.coordinator.remotes.get(bucket or self.bucket)
+        return [handle.snapshot_id for handle in found.snapshots]
+
+    def are_there(self, made: Iterable[KvSnapshot]) -> bool:
+        """Whether every file of some snapshots is there, `_METADATA` included."""
+        return {path for each in made for path in paths_of(each)} <= files_below(self.directory)
+
+    async def crash(self, away_seconds: float = 0) -> None:
+        """Die without a word, and come back after a time with another monotonic clock."""
+        dead = self.cluster
+        await dead.store.close()
+        await dead.coordinator.stop()
+        self.cluster = Cluster(dead.directory)
+        self.cluster.conf, self.cluster.clock = dead.conf, dead.clock
+        self.cluster.clock.now_ms += round(away_seconds * 1000)
+        self.cluster.seconds, self.time.now = self.time, 5.0
+        await self.cluster.start()
+
+    async def stored(self) -> dict[str, bytes]:
+        """Everything in the metadata store."""
+        return {entry.path: entry.value for entry in await self.cluster.store.tree("/")}
+
+
+@asynccontextmanager
+async def inside(
+    directory: Path, conf: Mapping[str, str] | None = None, *, buckets: int = 1
+) -> AsyncIterator[Inside]:
+    """A coordinator of its own."""
+    cluster = Cluster(directory / "meta", {**locations(directory), **(conf or {})})
+    time = cluster.seconds = Seconds()
+    await cluster.start()
+    await cluster.catalog.create_table(KEYED, keyed_json(buckets=buckets))
+    found = Inside(directory, cluster, buckets)
+    found.time = time
+    try:
+        yield found
+    finally:
+        await found.cluster.stop()
