@@ -15,6 +15,7 @@ All tablet servers there are is one that does nothing; snapshots are rows in the
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import random
 import statistics
@@ -43,6 +44,7 @@ from zufluss.model.schema import Schema
 from zufluss.model.table import TableBucket, TableDescriptor, TablePath
 from zufluss.net.services import RequestContext, Services
 from zufluss.remote.locations import Locations
+from zufluss.server import settle_memory
 from zufluss.wire.api import APIS, ApiKey
 
 PARTITIONS = 100
@@ -51,8 +53,10 @@ BUCKETS = 1_000
 LEASES = 10_000
 QUICK = 10
 """So many times less of each with `--quick`."""
-ACQUIRES = 200
+ACQUIRES = 100
 """Acquires beside renewals, in each round."""
+ARRIVING = 50
+"""Renewals that the event loop learns of in one turn."""
 HOUR_MS = 3_600_000
 TABLE = TablePath("fluss", "leased")
 COORDINATOR = ServerNode(0, (Endpoint("CLIENT", "localhost", 1),))
@@ -245,23 +249,28 @@ class Leased:
         return seconds
 
     async def _renew_all(self, ids: Sequence[str]) -> None:
-        await asyncio.gather(*map(self.renew, ids))
+        """Renew all at once; requests come in a few at a time, as from sockets."""
+        tasks: list[asyncio.Future[None]] = []
+        for at in range(0, len(ids), ARRIVING):
+            tasks += [asyncio.ensure_future(self.renew(i)) for i in ids[at : at + ARRIVING]]
+            await asyncio.sleep(0)
+        await asyncio.gather(*tasks)
 
     @asynccontextmanager
     async def _renewing(self, ids: Sequence[str]) -> AsyncIterator[None]:
-        """As many clients as there are leases, each renews its own without end."""
+        """Everybody renews at once, again and again."""
         over = False
 
-        async def without_end(lease_id: str) -> None:
+        async def without_end() -> None:
             while not over:
-                await self.renew(lease_id)
+                await self._renew_all(ids)
 
-        tasks = [asyncio.ensure_future(without_end(i)) for i in ids]
+        task = asyncio.ensure_future(without_end())
         try:
             yield
         finally:
             over = True
-            await asyncio.gather(*tasks)
+            await task
 
     async def _put_all(self, ids: Sequence[str]) -> float:
         """Seconds of putting what renewals put, without any lease."""
@@ -284,6 +293,7 @@ class Leased:
 async def leased(directory: Path, partitions: int) -> AsyncIterator[Leased]:
     """A coordinator with a table of so many partitions, each with many buckets."""
     data = {"data.dir": str(directory / "data"), "zufluss.kv.snapshot.lease.count-max": "1000000"}
+    usual = gc.get_threshold()
     store = await EmbeddedStore.open(directory / "meta")
     coordinator = Coordinator(Configuration.of(data), store, lambda: time.time_ns() // 1_000_000)
     await coordinator.start(COORDINATOR)
@@ -291,8 +301,11 @@ async def leased(directory: Path, partitions: int) -> AsyncIterator[Leased]:
     try:
         world = Leased(store, coordinator)
         await world.fill(partitions)
+        settle_memory()
         yield world
     finally:
+        gc.unfreeze()
+        gc.set_threshold(*usual)
         await coordinator.stop()
         await store.close()
 
@@ -342,9 +355,7 @@ def _acquire_measures(
 ) -> Iterator[Measure]:
     label = f"acquire of the latest snapshots of {buckets} buckets"
     typical = statistics.median(seconds)
-    yield Measure(
-        "leases.acquire", label, f"{typical:.2f} s", value=typical, unit="s", at_most=1.0
-    )
+    yield Measure("leases.acquire", label, f"{typical:.2f} s", value=typical, unit="s", at_most=1.0)
     yield compared(
         "leases.acquire_bare",
         "the same, against a bare transaction of its bytes",

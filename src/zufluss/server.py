@@ -70,6 +70,9 @@ MALLOC_TRIM_THRESHOLD = -1
 MALLOC_MMAP_THRESHOLD = -3
 OPEN_FILES_MAX = 1 << 20
 """Open files we ask the system for."""
+COLLECT_AFTER = (3_000, 10, 30)
+"""When Python looks for cycles. With its own numbers (700, 10, 10) it looks at everything that was
+made since the start whenever thousands of requests are under way, and the event loop waits."""
 CONNECT_TIMEOUT_MS = 10_000
 """How long one server waits for another to accept a connection."""
 
@@ -160,6 +163,13 @@ def _do_without_pandas() -> None:
             return None
 
     sys.meta_path.insert(0, NoPandas())
+
+
+def settle_memory() -> None:
+    """What start-up made stays; later collections need not look at it, and are rarer."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*COLLECT_AFTER)
 
 
 def _allow_open_files() -> None:
@@ -430,8 +440,7 @@ async def _accept(
     await net.start()
     async with _metrics(conf, [net_samples(net, role), *shown]):
         release_compiler()
-        gc.collect()
-        gc.freeze()  # what start-up made stays; later collections need not look at it
+        settle_memory()
         _ready(net, role, began)
         await stop.wait()
         log.info("stopping", role=role)

@@ -92,7 +92,7 @@ async def test_a_scan_has_every_row_once_and_says_where_the_changelog_goes_on(
     for bucket in range(3):
         found = [i for i in ids(batches) if i % 3 == bucket]
         assert found == sorted(found)
-    assert len(cluster.opens) == 1
+    assert [request.time_limit_ms for request in cluster.opens] == [250], "before it gives up"
     assert len(cluster.closed) == 3
     assert not cluster.pins
 
@@ -432,6 +432,46 @@ async def test_a_run_that_is_closed_while_somebody_waits_ends(
     assert await waiting is None
     await scanner.close()
     assert not cluster.pins
+
+
+async def test_an_open_that_is_given_up_leaves_no_pins(
+    cluster: PinCluster, connection: AsyncConnection
+) -> None:
+    """The server makes them all the same, and has few to give."""
+    table = await make(cluster, connection)
+    asked, go = asyncio.Event(), asyncio.Event()
+    pin = cluster.handlers[ApiKey.OPEN_KV_SNAPSHOT]
+
+    async def slow(request: Any) -> Any:
+        asked.set()
+        await go.wait()
+        return await pin(request)
+
+    cluster.handlers[ApiKey.OPEN_KV_SNAPSHOT] = slow
+    opening = asyncio.ensure_future(table.scan().open())
+    await asked.wait()
+    opening.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    go.set()
+    await cluster.until(lambda: len(cluster.closed) == 2)
+    assert not cluster.pins
+
+
+async def test_a_close_that_is_given_up_leaves_no_pins(
+    cluster: PinCluster, connection: AsyncConnection
+) -> None:
+    table = await make(cluster, connection)
+    for turns in range(20):
+        scanner = await table.scan().open()
+        await scanner.next_batch()
+        closing = asyncio.ensure_future(scanner.close())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        closing.cancel()
+        await asyncio.gather(closing, return_exceptions=True)
+        await scanner.close()
+        await cluster.until(lambda: not cluster.pins)
 
 
 async def test_pins_that_nobody_reads_from_are_kept(

@@ -457,3 +457,25 @@ async def test_verifying_asks_and_tells_what_is_known(holder: Holder, leases: Fa
     leases.epochs.clear()
     with pytest.raises(KvSnapshotLeaseNotFoundError):
         await holder.lease.verify(FIRST)
+
+
+async def test_a_lease_of_nothing_has_nothing_to_renew_and_nothing_to_lose(
+    connection: AsyncConnection, leases: FakeLeases
+) -> None:
+    leases.held, leases.unavailable = {}, {FIRST: 2}
+    async with await connection.admin.kv_snapshot_lease(buckets=[FIRST]) as lease:
+        await lease.renew()
+        await lease.verify()
+        assert (lease.epoch, lease.lost) == (None, None)
+
+
+async def test_the_renewer_ends_with_its_connection(
+    connection: AsyncConnection, leases: FakeLeases
+) -> None:
+    before = asyncio.all_tasks()
+    await connection.admin.kv_snapshot_lease(buckets=[FIRST])
+    renewers = [task for task in asyncio.all_tasks() - before if "_keep" in repr(task)]
+    assert len(renewers) == 1
+    await connection.close()
+    done, _ = await asyncio.wait(renewers, timeout=30)
+    assert done == set(renewers)

@@ -358,6 +358,44 @@ async def test_a_location_is_not_retired_with_files_of_a_dropped_table_that_is_l
     await registry.alter(AlterOp.RETIRE, location_id=2)
 
 
+async def test_a_location_is_not_retired_before_the_files_of_a_leased_drop_were_counted(
+    cluster: Cluster,
+) -> None:
+    bucket = await keyed(cluster)
+    await lease(cluster, bucket)
+    registry, cleaner = cluster.coordinator.locations, cluster.coordinator.remote.cleaner
+    await registry.alter(AlterOp.DRAIN, location_id=2)
+    await cleaner.drops.stop()  # it has other things to do
+    await cluster.catalog.drop_table(KEYED)
+    with pytest.raises(ConfigError, match="files"):
+        await registry.alter(AlterOp.RETIRE, location_id=2)
+    cleaner.drops.start()
+    await cleaned(cluster)
+    assert {i: used.files for i, used in registry.live().items()} == {1: 3, 2: 5}
+
+
+async def test_a_start_does_not_leave_out_a_location_with_files_of_a_leased_drop(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    bucket = await keyed(cluster)
+    await lease(cluster, bucket)
+    await cluster.catalog.drop_table(KEYED)
+    await cleaned(cluster)
+    await cluster.stop()
+    fewer = Cluster(cluster.directory, locations(tmp_path, 1))
+    fewer.seconds = cluster.seconds
+    with pytest.raises(ConfigError, match="files"):
+        await fewer.start()
+    await fewer.store.close()
+    await cluster.start()
+    await leases(cluster).drop("reader", principal=None)
+    await cleaned(cluster)
+    await cluster.stop()
+    await fewer.start()
+    await fewer.stop()
+    await cluster.start()
+
+
 @pytest.mark.parametrize("waited", [False, True])
 async def test_a_damaged_lease_keeps_a_dropped_table_until_it_is_dropped(
     cluster: Cluster, tmp_path: Path, waited: bool
@@ -378,6 +416,10 @@ async def test_a_damaged_lease_keeps_a_dropped_table_until_it_is_dropped(
         assert len(remote_files(tmp_path)) == 8
         assert cleaner.drops.failures == 1
     assert cleaner.pending == 1
+    registry = again.coordinator.locations
+    await registry.alter(AlterOp.DRAIN, location_id=2)
+    with pytest.raises(ConfigError, match="files"):
+        await registry.alter(AlterOp.RETIRE, location_id=2)
     await leases(again).drop("reader", principal=None)
     cleaner.drops.hurry()
     await cleaned(again)

@@ -166,7 +166,7 @@ def test_a_damaged_file_is_an_error_and_not_the_end(scanner: Scanner, tmp_path: 
     first = read(scanner, state, rows=1)
     assert first.last_key == min(ROWS), "the rows before are there"
     for _ in range(2):
-        with pytest.raises(LogStorageError, match="could not be read"):
+        with pytest.raises(LogStorageError, match="Check the disk"):
             read(scanner, state, first.last_key)
 
 
@@ -202,10 +202,22 @@ def test_a_process_that_dies_is_replaced_and_asked_again(state: Path) -> None:
     scanner.stop()
 
 
+def test_an_interrupt_at_the_terminal_is_for_the_server_to_hear(state: Path) -> None:
+    """It is sent to all processes there; the pages of those who are served last go on."""
+    scanner = Scanner(1)
+    read(scanner, state, rows=1)
+    (process_id,) = scanner.process_ids
+    os.kill(process_id, signal.SIGINT)
+    assert read(scanner, state).done
+    assert scanner.process_ids == [process_id]
+    scanner.stop()
+
+
+@pytest.mark.parametrize("executable", [shutil.which("true"), "/nowhere/python"])
 def test_a_process_that_dies_again_and_again_is_an_error(
-    state: Path, monkeypatch: pytest.MonkeyPatch
+    state: Path, monkeypatch: pytest.MonkeyPatch, executable: str
 ) -> None:
-    monkeypatch.setattr(sys, "executable", shutil.which("true"))
+    monkeypatch.setattr(sys, "executable", executable)
     scanner = Scanner(1)
     with pytest.raises(LogStorageError, match="died over it twice"):
         read(scanner, state)

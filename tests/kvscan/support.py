@@ -154,7 +154,7 @@ def open_pins(server: DevServer) -> float:
 
 def bucket_directory(server: DevServer, table_id: int, bucket: int = 0) -> Path:
     """Where the rows of a bucket are."""
-    (found,) = server.data_dir.glob(f"**/*-{table_id}/kv-{bucket}")
+    (found,) = server.data_dir.glob(f"*/*-{table_id}/kv-{bucket}")
     return found
 
 

@@ -84,8 +84,7 @@ class Scan:
 
         def read() -> None:
             nonlocal after
-            options = {"size": self.size, "after_key": after}
-            answer = page(self.raw, self.table_id, made.pin_id, **options)
+            answer = page(self.raw, self.table_id, made.pin_id, size=self.size, after_key=after)
             self.rows += all_rows([answer])
             after, self.done = answer.last_key, answer.done
             if self.done:
@@ -291,8 +290,8 @@ async def test_e04_rows_that_are_not_committed_are_in_no_scan(tmp_path: Path) ->
         assert await scanned(scans, made) == many(0, 20), "a pin does not grow"
         (later,) = await scans.open()
         assert later.log_offset == log.high_watermark == log.log_end_offset
-        found = dict(await scanned(scans, later))
-        assert (len(found), found[0], 15 in found) == (24, "changed 0", False)
+        found = by_key(await scanned(scans, later))
+        assert (len(found), found[0][1], 15 in found) == (24, "changed 0", False)
 
 
 async def scanned(scans: Scans, made: m.PbPin) -> list[Row]:

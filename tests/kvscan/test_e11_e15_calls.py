@@ -29,6 +29,7 @@ from tests.kvscan.support import (
 )
 from tests.wire.raw import RawClient
 from tests.wire.scans import (
+    SCANNED,
     all_rows,
     arrow_of,
     call,
@@ -47,6 +48,7 @@ from tests.wire.scans import (
     put_rows,
     rows_of,
 )
+from zufluss.model.predicate import col
 from zufluss.testing.server import DevServer
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
@@ -280,6 +282,21 @@ def test_e14_a_pin_that_is_closed_during_calls_ends_after_them(
     (again,) = pin(raw, filled)
     assert all_rows(pages(raw, filled, again.pin_id)) == ROWS
     close_pins(raw, again.pin_id)
+
+
+def test_e14_a_call_that_reads_many_pages_has_them_all_though_its_pin_is_closed(
+    server: DevServer, raw: RawClient, filled: int
+) -> None:
+    """A filter passes over row after row, each a page of its own."""
+    (made,) = pin(raw, filled)
+    page(raw, filled, made.pin_id, size=SIZE)
+    last = (col("id") == ROWS[-1][0]).resolve(SCANNED)
+    with no_pages(server):
+        request = page_request(filled, made.pin_id, size=1, filter=last)
+        going = raw.begin(ApiKey.SCAN_KV_SNAPSHOT, request)
+        close_pins(raw, made.pin_id)
+    assert all_rows([page_answer(raw, going)]) == ROWS[-1:]
+    eventually(lambda: not pinned_offsets(server, filled), "the end of the state")
 
 
 def test_e14_closes_that_race_with_calls_harm_nothing(

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.coordinator.remotes import files_below, paths_of, shared_file
 from tests.fault.conftest import rounds
@@ -36,7 +36,7 @@ from zufluss.wire.api import ApiKey
 BUCKETS = 2
 RETAINED = 2
 GRACE_SECONDS = 600.0
-IDS = st.sampled_from("abc")
+IDS = st.sampled_from("ab")
 MINUTES = st.integers(1, 60)
 NUMBERS = st.sets(st.integers(0, BUCKETS - 1), min_size=1)
 
@@ -93,9 +93,15 @@ class FilesOfLeases(RuleBasedStateMachine):
 
     # What happens
 
-    @rule(number=st.integers(0, BUCKETS - 1), inherit=st.sets(st.integers(0, 3)))
+    @rule(numbers=NUMBERS, count=st.integers(1, RETAINED + 1), inherit=st.sets(st.integers(0, 3)))
+    def snapshots(self, numbers: set[int], count: int, inherit: set[int]) -> None:
+        """New ones, up to so many that what was there is outside the window."""
+        for number in numbers:
+            for _ in range(count):
+                self.snapshot(number, inherit)
+
     def snapshot(self, number: int, inherit: set[int]) -> None:
-        """A new one, with some of the files that the one before shares, and one of its own."""
+        """With some of the files that the one before shares, and one of its own."""
         bucket, before = self.it.buckets[number], self.made[number]
         known = before[-1].shared if before else ()
         shared = [file for at, file in enumerate(known) if at in inherit]
@@ -143,13 +149,22 @@ class FilesOfLeases(RuleBasedStateMachine):
         left = self.pins.get(lease_id, {})
         for number in numbers:
             left.pop(number, None)
-        if not left:
+        if not left:  # it ends with its last snapshot
             self.end(lease_id)
 
     @rule(lease_id=IDS)
     def drop(self, lease_id: str) -> None:
         self.run(self.it.leases.drop(lease_id, principal=None))
         self.end(lease_id)
+
+    @precondition(lambda self: self.pins)
+    @rule(at=st.integers(0, 5), release=st.booleans())
+    def end_one_of_those_there_are(self, at: int, release: bool) -> None:
+        lease_id = sorted(self.pins)[at % len(self.pins)]
+        if release:
+            self.release(lease_id, {min(self.pins[lease_id])})
+        else:
+            self.drop(lease_id)
 
     @rule(minutes=st.integers(1, 40))
     def time_passes(self, minutes: int) -> None:
@@ -210,8 +225,8 @@ class FilesOfLeases(RuleBasedStateMachine):
 
 test_e34_leased_is_readable_and_the_rest_is_gone = FilesOfLeases.TestCase
 test_e34_leased_is_readable_and_the_rest_is_gone.settings = settings(
-    max_examples=rounds(15, 300),
-    stateful_step_count=rounds(15, 40),
+    max_examples=rounds(30, 300),
+    stateful_step_count=rounds(20, 40),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )

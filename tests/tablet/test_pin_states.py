@@ -20,7 +20,7 @@ from tests.tablet.support import TABLE
 from zufluss.cluster.replicas import ReplicaStop
 from zufluss.errors import InvalidScanRequestError, UnknownTableOrBucketError
 from zufluss.model.table import TableBucket
-from zufluss.tablet.pin_states import PinnedState
+from zufluss.tablet.pin_states import PAGES_MAX, PinnedState
 
 ALL = 1 << 40
 EXAMPLES = 1_000 if os.environ.get("ZUFLUSS_FAULT") == "full" else 25
@@ -147,6 +147,23 @@ async def test_the_same_question_at_the_same_time_is_read_once(
     pages = await asyncio.gather(*(state.page(None, None, 10, ALL) for _ in range(5)))
     assert len(asked) == 1
     assert all(page is not None and page.values.count == 10 for page in pages)
+
+
+async def test_pages_that_nobody_comes_for_are_bounded(tablet: Keyed) -> None:
+    """Who asks and does not wait would have any number of pages read into memory."""
+    await tablet.put(*many(0, 50))
+    state, pages = await opened(tablet), tablet.server.pin_states.pages
+    for count in range(1, 5 * PAGES_MAX):
+        assert await state.page(None, None, count, ALL, wait=0) is None
+        assert len(pages) <= PAGES_MAX
+    page = await state.page(None, None, 7, ALL)
+    assert page is not None
+    assert page.values.count == 7
+    other = asyncio.gather(*(state.page(None, None, n, ALL) for n in range(1, 3 * PAGES_MAX)))
+    assert [p and p.values.count for p in await other] == [
+        min(n, 50) for n in range(1, 3 * PAGES_MAX)
+    ]
+    assert len(pages) <= PAGES_MAX
 
 
 async def test_files_go_after_the_pages_that_are_being_read(tablet: Keyed) -> None:

@@ -292,6 +292,36 @@ async def test_a_bucket_that_ends_while_its_state_is_rebuilt_ends_that_too(
     assert directories(tablet) == []
 
 
+@pytest.mark.parametrize(
+    "properties",
+    [
+        {"table.changelog.image": "WAL"},
+        {"table.merge-engine": "first_row"},
+        {"table.log.format": "INDEXED"},
+        {"table.log.format": "COMPACTED"},
+    ],
+    ids=lambda properties: "-".join(properties.values()),
+)
+async def test_what_was_pinned_is_rebuilt_whatever_the_table_is_made_of(
+    tmp_path: Path, properties: dict[str, str]
+) -> None:
+    rng = random.Random(7)
+    deletes = "first_row" not in properties.values()
+    async with keyed(tmp_path, properties=properties) as tablet:
+        pinned: dict[int, list[tuple[int, str]]] = {}
+        for turn in range(8):
+            keys = rng.sample(range(12), 5)
+            gone = {key for key in keys if deletes and rng.random() < 0.4}
+            await tablet.put(*((k, None if k in gone else f"text {turn}") for k in keys))
+            state = await opened(tablet)
+            pinned[state.log_offset] = await rows_of(tablet, state)
+            await state.release()
+        for offset, rows in pinned.items():
+            state = await rebuilt(tablet, offset)
+            assert (state.log_offset, await rows_of(tablet, state)) == (offset, rows)
+            await state.release()
+
+
 async def test_states_opened_beside_writers_are_exact_and_go_on_with_the_changelog(
     tmp_path: Path,
 ) -> None:
@@ -384,7 +414,7 @@ async def test_a_log_that_has_it_all_needs_no_remote_storage(
         tablet.replica().log.roll()
         await copied_log(tablet)
 
-        async def away(*_: object) -> Any:
+        async def away(*_: object, **__: object) -> Any:
             raise NetworkError("remote storage does not answer")
 
         monkeypatch.setattr(tablet.server.remote, "read_at", away)

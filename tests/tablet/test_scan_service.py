@@ -40,7 +40,8 @@ from zufluss.net.services import RequestContext
 from zufluss.obs import metrics
 from zufluss.obs.server import tablet_samples
 from zufluss.tablet.pin_states import PinnedState
-from zufluss.tablet.scan_service import ScanService
+from zufluss.tablet.rebuild import Rebuilder
+from zufluss.tablet.scan_service import CALLS_MAX, ScanService
 from zufluss.tablet.scan_sessions import ScanSessions
 from zufluss.wire import messages as m
 
@@ -357,6 +358,54 @@ async def test_a_scan_of_fluss_whose_time_is_over_says_that_there_is_more(
         assert [row for answer in answers for row in rows_of(answer)] == many(0, 20)
 
 
+async def test_a_call_that_waits_for_others_answers_in_its_time_too(tmp_path: Path) -> None:
+    """Else a client gives it up and asks again, and there are more of them."""
+    async with scanning(tmp_path) as scans:
+        (pin,) = await scans.open()
+        session = await scans.scan(open_request(TABLE, size=1))
+        for _ in range(CALLS_MAX):
+            await scans.service.calls.acquire()
+        enough, scans.service.seconds_max = scans.service.seconds_max, 0.05
+        async with asyncio.timeout(10):
+            answer = await scans.page(pin, after_key=b"\x05")
+            assert (answer.rows, answer.done, answer.last_key) == (0, False, b"\x05")
+            more = await scans.scan(next_request(session.scanner_id, 1))
+        assert (more.error_code, more.has_more_results) == (0, True)
+        assert not more.HasField("records")
+        scans.service.seconds_max = enough
+        for _ in range(CALLS_MAX):
+            scans.service.calls.release()
+        assert (await scans.page(pin)).rows == 20
+        assert len(rows_of(await scans.scan(next_request(session.scanner_id, 2)))) == 19
+
+
+class Unread:
+    """A client that sends many calls and reads no answer."""
+
+    backlogged = False
+
+    async def has_read(self) -> None:
+        while self.backlogged:
+            await asyncio.sleep(0.001)
+
+
+async def test_calls_of_a_client_that_reads_no_answers_make_few_of_them(tmp_path: Path) -> None:
+    """All of them have passed the first look when the first answer is sent."""
+    async with scanning(tmp_path) as scans:
+        (pin,) = await scans.open()
+        reader = Unread()
+        request = page_request(TABLE, pin.pin_id, 0, schema=KEYED, time_limit_ms=1000)
+        asking = RequestContext(None, "CLIENT", 0, "test", reader)
+
+        async def call() -> m.ScanKvSnapshotResponse:
+            answer = await scans.service.scan_kv_snapshot(request, asking)
+            reader.backlogged = True
+            return answer
+
+        answers = await asyncio.gather(*(call() for _ in range(5 * CALLS_MAX)))
+        assert 1 <= sum(answer.rows > 0 for answer in answers) <= CALLS_MAX
+
+
 async def test_a_call_beside_another_one_is_busy_and_a_close_waits_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -506,6 +555,65 @@ async def test_buckets_beyond_the_limit_are_pinned_all_or_none(tmp_path: Path) -
         assert len(scans.pins) == 2
         await scans.close(known[0])
         await scans.open(0, 1, 2)
+
+
+async def test_more_buckets_than_there_may_be_pins_are_refused_for_good(tmp_path: Path) -> None:
+    """It makes no sense to try that again."""
+    async with scanning(tmp_path, buckets=3, conf={"kv.scanner.max-per-server": "2"}) as scans:
+        with pytest.raises(InvalidScanRequestError, match="max-per-server"):
+            await scans.open(0, 1, 2)
+        assert len(scans.pins) == 0
+
+
+async def test_a_state_that_takes_longer_to_rebuild_than_a_client_waits_is_had_by_asking_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each call that a client gave up would hold a pin, and be made for nobody."""
+    go, rebuilt = asyncio.Event(), list[int]()
+    rebuild = Rebuilder.rebuild
+
+    async def slow(self: Rebuilder, replica: Any, log_offset: int) -> Any:
+        rebuilt.append(log_offset)
+        await go.wait()
+        return await rebuild(self, replica, log_offset)
+
+    monkeypatch.setattr(Rebuilder, "rebuild", slow)
+    async with scanning(tmp_path) as scans:
+        request = pin_request(TABLE, (0,), [19])
+        request.time_limit_ms = 20
+        for _ in range(10):
+            with pytest.raises(KvScanBusyError, match="being made"):
+                await scans.service.open_kv_snapshot(request, context())
+            assert len(scans.pins) == 0
+        go.set()
+        await scans.settled("19")
+        request.ClearField("time_limit_ms")
+        answer = await scans.service.open_kv_snapshot(request, context())
+        assert (await scans.page(answer.pins[0])).rows == 19
+        assert rebuilt == [19], "once, for all of them"
+
+
+async def test_states_that_are_made_for_nobody_are_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No pin counts them any more."""
+    go = asyncio.Event()
+    rebuild = Rebuilder.rebuild
+
+    async def slow(self: Rebuilder, replica: Any, log_offset: int) -> Any:
+        await go.wait()
+        return await rebuild(self, replica, log_offset)
+
+    monkeypatch.setattr(Rebuilder, "rebuild", slow)
+    async with scanning(tmp_path, conf={"kv.scanner.max-per-server": "3"}) as scans:
+        for offset in range(10):
+            request = pin_request(TABLE, (0,), [offset])
+            request.time_limit_ms = 1
+            with pytest.raises(KvScanBusyError):
+                await scans.service.open_kv_snapshot(request, context())
+        assert len(scans.tablet.server.pin_states._making) == 3
+        go.set()
+        await scans.settled("0", "1", "2")
 
 
 async def test_an_opening_that_is_given_up_holds_nothing(tmp_path: Path) -> None:

@@ -191,7 +191,7 @@ def test_a_user_cannot_use_the_lease_of_another_and_a_super_user_can(
     assert anna.call(RENEW, renew).remaining_ms <= HOUR_MS
     assert admin.error_code(DROP, drop) == 0
     assert anna.error_code(RENEW, renew) == int(ErrorCode.KV_SNAPSHOT_LEASE_NOT_FOUND)
-    assert bert.call(LATEST, latest(table_id, name)).lease_epoch == 1
+    assert bert.call(LATEST, latest(table_id, name)).lease_epoch == 2
 
 
 def test_a_dropped_table_is_readable_until_its_lease_is_dropped(

@@ -73,6 +73,8 @@ class AsyncConnection:
         self._bootstrap = parse_bootstrap(bootstrap)
         self._sockets: dict[Address, asyncio.Task[RpcConnection]] = {}
         self._refreshes: dict[str, asyncio.Task[None]] = {}
+        self.tasks: set[asyncio.Task[Any]] = set()
+        """Work in the background that ends with the connection."""
         self._closed = False
         workers = min(CODEC_THREADS_MAX, os.cpu_count() or 1)
         self.executor = ThreadPoolExecutor(workers, thread_name_prefix="zufluss-codec")
@@ -104,6 +106,8 @@ class AsyncConnection:
     async def close(self) -> None:
         """Close the sockets. Writers and scanners must be closed before."""
         self._closed = True
+        for task in self.tasks:
+            task.cancel()
         sockets, self._sockets = self._sockets, {}
         for task in sockets.values():
             if task.done() and not task.cancelled() and task.exception() is None:

@@ -7,7 +7,7 @@ the same rows, so that a call whose answer was lost is simply made again.
 | what happens | what is done |
 |---|---|
 | connection lost, leader moved, storage error | the same question again, to who leads it now |
-| too many scans, or the page is being read for somebody else | the same question after a pause |
+| too many scans, or a state is still being rebuilt | the same question after a pause |
 | the pin is unknown or has expired | opened again at the same offset, which the server rebuilds |
 | the state at that offset cannot be had any more | `KvPinGoneError` |
 
@@ -24,9 +24,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from zufluss.client.connection import AsyncConnection
 from zufluss.client.metadata import ServerNode
@@ -88,6 +88,7 @@ class Pins:
         self._pins: dict[TableBucket, Pin] = {}
         self._loop = asyncio.get_running_loop()
         self._keeper: asyncio.Task[None] | None = None
+        self._ending: set[asyncio.Task[None]] = set()
 
     # -- opening -------------------------------------------------------------------------------
 
@@ -98,7 +99,9 @@ class Pins:
         self, places: Sequence[BucketPlace], at: Mapping[TableBucket, int]
     ) -> dict[TableBucket, int]:
         """Pin these buckets, at these offsets where there are any: all of them or none."""
-        pins = await self._open(places, at, self._connection.options.request_timeout_ms)
+        options = self._connection.options
+        timeout_ms = options.delivery_timeout_ms if at else options.request_timeout_ms
+        pins = await self._open(places, at, timeout_ms)
         self._pins = {pin.place.bucket: pin for pin in pins}
         if pins:
             seconds = min(pin.idle_ms for pin in pins) / KEPT_PARTS / 1000
@@ -110,30 +113,47 @@ class Pins:
     ) -> list[Pin]:
         backoff = Backoff(timeout_ms)
         while True:
-            pins, failure = await self._open_once(places, at)
-            if failure is None:
-                return pins
-            await self._let_go(pins)
-            if failure.code not in AGAIN:
-                raise failure
-            await backoff.pause(failure)
+            try:
+                return await self._unless_given_up(self._open_once(places, at))
+            except ZuflussError as failure:
+                if failure.code not in AGAIN:
+                    raise
+                await backoff.pause(failure)
             await self._find_leaders(places)
+
+    async def _unless_given_up(self, work: Coroutine[Any, Any, list[Pin]]) -> list[Pin]:
+        """Open pins; who does not wait for them gets none, but servers make them all the same."""
+        opening = self._loop.create_task(work)
+        try:
+            return await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            opening.add_done_callback(self._nobody_came)
+            raise
+
+    def _nobody_came(self, opening: asyncio.Task[list[Pin]]) -> None:
+        if not opening.cancelled() and opening.exception() is None:
+            ending = self._loop.create_task(self._let_go(opening.result()))
+            self._ending.add(ending)
+            ending.add_done_callback(self._ending.discard)
 
     async def _open_once(
         self, places: Sequence[BucketPlace], at: Mapping[TableBucket, int]
-    ) -> tuple[list[Pin], ZuflussError | None]:
-        """Ask every leader; what was opened, and the error to tell if that is not everything."""
+    ) -> list[Pin]:
+        """Ask every leader; what was opened is let go if that is not everything."""
         groups: dict[ServerNode, list[BucketPlace]] = {}
         for place in places:
             leader = self._connection.metadata.leader(place.bucket)
             if leader is None:
-                return [], LeaderNotAvailableError(f"{place.bucket} has no leader at the moment")
+                raise LeaderNotAvailableError(f"{place.bucket} has no leader at the moment")
             groups.setdefault(leader, []).append(place)
         outcomes = await asyncio.gather(*(self._outcome(*group, at) for group in groups.items()))
         pins = [pin for opened, _ in outcomes for pin in opened]
         failures = [failure for _, failure in outcomes if failure is not None]
-        final = [failure for failure in failures if failure.code not in AGAIN]
-        return pins, next(iter([*final, *failures]), None)
+        if failures:
+            await self._let_go(pins)
+            final = [failure for failure in failures if failure.code not in AGAIN]
+            raise [*final, *failures][0]
+        return pins
 
     async def _outcome(
         self, server: ServerNode, places: Sequence[BucketPlace], at: Mapping[TableBucket, int]
@@ -146,7 +166,8 @@ class Pins:
     async def _open_at(
         self, server: ServerNode, places: Sequence[BucketPlace], at: Mapping[TableBucket, int]
     ) -> list[Pin]:
-        request = m.OpenKvSnapshotRequest(table_id=self._info.table_id)
+        time_limit_ms = self._connection.options.request_timeout_ms // 2
+        request = m.OpenKvSnapshotRequest(table_id=self._info.table_id, time_limit_ms=time_limit_ms)
         for place in places:
             bucket = place.bucket
             request.buckets.add(

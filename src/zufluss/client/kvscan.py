@@ -138,6 +138,7 @@ class AsyncKvScanner(AsyncScanner):
         self._read = 0
         self._offsets: dict[TableBucket, int] = {}
         self._failure: BaseException | None = None
+        self._closing: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Find the buckets and fix what is read of them."""
@@ -234,7 +235,12 @@ class AsyncKvScanner(AsyncScanner):
             await lane.close()
 
     async def close(self) -> None:
-        """Stop reading. Closing twice is fine."""
+        """Stop reading. Closing twice is fine, and who gives up waiting does not undo it."""
+        if self._closing is None:
+            self._closing = asyncio.ensure_future(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
         lanes, self._lanes = self._lanes, []
         self._waiting.clear()
         for lane in lanes:

@@ -134,7 +134,9 @@ class AsyncKvSnapshotLease:
         self.resumed = not targets
         if self.snapshots:
             self._renewals.succeeded(sent_at, answer.remaining_ms / 1000)
-            self._renewer = asyncio.ensure_future(self._keep())
+            self._renewer = asyncio.create_task(self._keep())
+            self._connection.tasks.add(self._renewer)
+            self._renewer.add_done_callback(self._connection.tasks.discard)
         return self
 
     async def _abandon(self) -> None:
@@ -184,6 +186,8 @@ class AsyncKvSnapshotLease:
         """Renew it now; raise what keeps it from being renewed."""
         if self._loss is not None:
             raise type(self._loss)(self._loss.message)
+        if self.epoch is None:  # it holds nothing
+            return
         async with self._calls:
             await self._renew()
 
@@ -233,7 +237,7 @@ class AsyncKvSnapshotLease:
     async def _keep(self) -> None:
         """Renew until it is lost or closed."""
         renewals = self._renewals
-        while self._loss is None and not self._connection.closed:
+        while self._loss is None:
             await self._sleep(renewals.pause(self._clock()))
             try:
                 async with asyncio.timeout(renewals.try_seconds), self._calls:

@@ -13,7 +13,7 @@ import functools
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 
 import pyarrow as pa
 from google.protobuf.message import Message
@@ -37,9 +37,6 @@ from zufluss.model.expression import Expression
 from zufluss.model.schema import Schema
 from zufluss.model.table import TableBucket, TableInfo, TablePath
 from zufluss.wire.api import ApiKey
-
-if TYPE_CHECKING:
-    pass
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -10,7 +10,8 @@ mounted has nothing to list.
 
 While leases hold snapshots of a dropped one, all its files stay (`lease_holds.py`): it waits until
 they let go, or the time for that is over and they are revoked, durable before the first deletion.
-Meanwhile its files count as live, so that no location is retired with them.
+Meanwhile its files count as live, so that no location is retired with them; before they were
+counted no location at all is.
 
 It begins when the drop is over, so tablet servers have given the buckets up. What one of them still
 uploads after that belongs to nothing, and is the sweep's (`sweep.py`).
@@ -27,7 +28,8 @@ import structlog
 from zufluss.cluster.image import ImageChange, PartitionGone, TableGone
 from zufluss.coordinator import records
 from zufluss.coordinator.catalog import Catalog
-from zufluss.coordinator.lease_holds import LeaseHolds, Owner
+from zufluss.coordinator.lease_holds import LeaseHolds
+from zufluss.coordinator.leases import Owner
 from zufluss.coordinator.records import Drop
 from zufluss.coordinator.worklist import WorkList
 from zufluss.errors import ZuflussError
@@ -52,7 +54,8 @@ class _Waiting(NamedTuple):
 
     drop: Drop
     timer: asyncio.TimerHandle
-    usage: dict[int, Usage]
+    usage: dict[int, Usage] | None
+    """None before its files were counted."""
 
 
 class Cleaner:
@@ -81,7 +84,7 @@ class Cleaner:
     @property
     def pending(self) -> int:
         """Drops that are not done yet, those that wait for leases among them."""
-        return self.drops.pending + len(self._waiting)
+        return len(self.drops.keys | self._waiting.keys())
 
     async def start(self) -> None:
         """Begin, with the drops that were noted before."""
@@ -111,7 +114,13 @@ class Cleaner:
 
     def live_usage(self) -> dict[int, Usage]:
         """What lies where of the drops that leases hold."""
-        return summed(waiting.usage for waiting in self._waiting.values())
+        return summed(waiting.usage or {} for waiting in self._waiting.values())
+
+    @property
+    def counted(self) -> set[Owner]:
+        """The drops that leases hold and that are in `live_usage`."""
+        waiting = self._waiting.values()
+        return {_owner(each.drop) for each in waiting if each.usage is not None}
 
     def leased_tables(self, path: TablePath) -> list[int]:
         """The ids of dropped tables, or tables of dropped partitions, that leases still read."""
@@ -142,7 +151,8 @@ class Cleaner:
             names |= records.load_names(each.path, each.value)
         return names
 
-    def _wait(self, path: str, drop: Drop, seconds: float, usage: dict[int, Usage]) -> None:
+    def _wait(self, path: str, drop: Drop, seconds: float) -> None:
+        usage = self._waiting[path].usage if path in self._waiting else None
         self._stop_waiting(path)
         loop = asyncio.get_running_loop()
         timer = loop.call_later(min(seconds, WAIT_SECONDS_MAX), self.drops.add, path)
@@ -155,7 +165,7 @@ class Cleaner:
 
     async def _count(self, path: str, drop: Drop) -> None:
         """See what lies where of a drop that waits; once, since it only becomes less."""
-        if self._waiting[path].usage:
+        if self._waiting[path].usage is not None:
             return
         usage: dict[int, Usage] = {}
         for location in self._storage.locations.live:
@@ -175,12 +185,11 @@ class Cleaner:
         drop = records.load_drop(path, note.value)
         owner = _owner(drop)
         if (seconds := self._holds.seconds_left(owner)) > 0:
-            before = self._waiting.get(path)
-            self._wait(path, drop, seconds, {} if before is None else before.usage)
+            self._wait(path, drop, seconds)
             await self._count(path, drop)
             return
-        self._stop_waiting(path)
         await self._holds.end(owner, str(drop.owner))
+        self._stop_waiting(path)
         await self._delete(drop)
         found = await self._store.tree(path)
         await self._catalog.ledger.commit([Delete(each.path) for each in found])

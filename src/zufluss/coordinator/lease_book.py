@@ -12,9 +12,8 @@ and of all leases now and then. After a start every lease has at least a grace, 
 renew it. A lease that is over is gone for every call, even before the timer comes to it; either way
 it is deleted durably first, and its pins end after that, once.
 
-Nothing is left of a lease that ended, yet its name may come back, and so may who held it. So a new
-lease gets an epoch above those of all that ended. The store knows one above all that were given,
-reserved many at a time; a start begins there.
+Nothing durable is left of a lease that ended, yet its id may come back, and so may who held it: a
+new lease never gets an epoch that one of its id had before (`lease_epochs.py`).
 """
 
 from __future__ import annotations
@@ -31,11 +30,12 @@ import structlog
 from zufluss.coordinator import lease_records
 from zufluss.coordinator.bucket_remotes import BucketRemotes
 from zufluss.coordinator.lease_deadlines import Deadlines
+from zufluss.coordinator.lease_epochs import Epochs
 from zufluss.coordinator.lease_pins import Pins
 from zufluss.coordinator.lease_rules import Lease, Pin, TableLease
 from zufluss.coordinator.lease_writer import LeaseWriter
 from zufluss.coordinator.ledger import is_without_effect
-from zufluss.coordinator.records import LEASE_EPOCH_COUNTER, LEASES_PATH
+from zufluss.coordinator.records import LEASES_PATH
 from zufluss.errors import ZuflussError
 from zufluss.meta.api import MetaStore, Op
 from zufluss.model.table import TableBucket
@@ -46,8 +46,6 @@ BUCKETS_AT_ONCE = 2_000
 """Buckets that are looked at before others get their turn on the event loop."""
 LEASES_AT_ONCE = 2_000
 """Leases that are expired, or whose time is written, at once."""
-EPOCHS_AT_ONCE = 1_000
-"""Epochs that are reserved in one transaction."""
 RETRY_SECONDS = 5.0
 """How long the end of a lease waits after it could not be written."""
 
@@ -68,6 +66,8 @@ class LeaseBook:
         """Every lease by id, those too whose time is over and that are not deleted yet."""
         self.owned: Counter[str | None] = Counter()
         """How many leases each principal has, or is about to have."""
+        self.epochs = Epochs(remotes.ledger)
+        """What new leases and takeovers get."""
         self.pins = Pins()
         """What they hold together."""
         self.writer = LeaseWriter(remotes.ledger)
@@ -77,7 +77,6 @@ class LeaseBook:
         self._clock = clock
         self._checkpoint_seconds = checkpoint_seconds
         self._deadlines = Deadlines()
-        self._ended_epoch = self._epochs_reserved = 0
         self._unsettled: dict[str, dict[TableBucket, Pin]] = {}
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._checkpointed = clock()
@@ -87,9 +86,7 @@ class LeaseBook:
     async def load(self, grace_seconds: float) -> None:
         """Take over what the store knows; each lease has at least its grace from now on."""
         entries = await self._store.tree(LEASES_PATH)
-        reserved = await self._store.read(LEASE_EPOCH_COUNTER)
-        if reserved is not None:
-            self._ended_epoch = self._epochs_reserved = int(reserved.value)
+        await self.epochs.open()
         for stored in await asyncio.to_thread(lease_records.load, entries):
             await self._hold(stored.lease)
             seconds = max(stored.remaining_ms / 1000, grace_seconds)
@@ -128,14 +125,6 @@ class LeaseBook:
             await self.end(lease, "expired")
             return None
         return lease
-
-    async def next_epoch(self, lease: Lease | None) -> int:
-        """For a lease that is taken over, or a new one: no lease of its name had it before."""
-        epoch = 1 + (self._ended_epoch if lease is None else lease.epoch)
-        while epoch > self._epochs_reserved:
-            given = await self._remotes.ledger.take(LEASE_EPOCH_COUNTER, EPOCHS_AT_ONCE)
-            self._epochs_reserved = max(self._epochs_reserved, given.stop)
-        return epoch
 
     @property
     def busy(self) -> list[str]:
@@ -224,8 +213,7 @@ class LeaseBook:
         self._deadlines.discard(lease.lease_id)
         if lease.owner_known:
             self.owned[lease.owner] -= 1
-        known = lease.owner_known  # else neither is its epoch
-        self._ended_epoch = max(self._ended_epoch, lease.epoch if known else self._epochs_reserved)
+        self.epochs.ended(lease)
         self.pins.unblock(lease.unreadable, lease.holds_all)
 
     def prolong(self, lease: Lease, now: float, duration_ms: int) -> None:

@@ -19,19 +19,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from zufluss.config import options
 from zufluss.config.load import Configuration
+from zufluss.coordinator.leases import Leases, Owner
 from zufluss.errors import ErrorCode, error
 
-if TYPE_CHECKING:
-    from zufluss.coordinator.leases import Leases
-
 _WAIT: Final = "wait"
-
-Owner = tuple[int, int | None]
-"""A table, or a partition of it, by id."""
 
 
 class LeaseHolds:

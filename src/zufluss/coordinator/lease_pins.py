@@ -15,10 +15,14 @@ from zufluss.model.table import TableBucket
 
 
 class Pins:
-    """The leased snapshots of all buckets, each with the number of leases that have it."""
+    """The leased snapshots of all buckets, each with the number of leases that have it.
+
+    Most have one; how many more there are is counted apart, so that 100,000 pins are few objects.
+    """
 
     def __init__(self) -> None:
-        self._pins: dict[tuple[TableBucket, int], tuple[Pin, int]] = {}
+        self._pins: dict[tuple[TableBucket, int], Pin] = {}
+        self._again: Counter[tuple[TableBucket, int]] = Counter()
         self._owners: Counter[tuple[int, int | None]] = Counter()
         self._bytes: Counter[int] = Counter()
         self._blocked: Counter[int] = Counter()
@@ -29,21 +33,21 @@ class Pins:
     def add(self, bucket: TableBucket, pin: Pin) -> None:
         """One lease more has a snapshot."""
         key = bucket, pin.snapshot_id
-        known = self._pins.get(key)
-        if known is not None:
-            self._pins[key] = known[0], known[1] + 1
+        if key in self._pins:
+            self._again[key] += 1
             return
-        self._pins[key] = pin, 1
+        self._pins[key] = pin
         self._count(bucket, pin.size, 1)
 
     def remove(self, bucket: TableBucket, pin: Pin) -> bool:
         """One lease less has a snapshot; whether it was the last one."""
         key = bucket, pin.snapshot_id
-        known, leases = self._pins[key]
-        if leases > 1:
-            self._pins[key] = known, leases - 1
+        if key in self._again:
+            self._again[key] -= 1
+            if not self._again[key]:
+                del self._again[key]
             return False
-        del self._pins[key]
+        known = self._pins.pop(key)
         self._count(bucket, -known.size, -1)
         return True
 
@@ -88,19 +92,29 @@ class Pins:
 
     def only_once(self, bucket: TableBucket, pin: Pin) -> bool:
         """Whether one lease alone has a snapshot."""
-        return self._pins[bucket, pin.snapshot_id][1] == 1
+        return (bucket, pin.snapshot_id) not in self._again
 
     def holds(self, table_id: int, partition_id: int | None = None) -> bool:
         """Whether something of a partition, or without one of the table, may not be deleted."""
         return (table_id, partition_id) in self._owners or self._is_blocked(table_id)
 
+    @property
+    def owners(self) -> list[tuple[int, int | None]]:
+        """Tables, and partitions, of which something may not be deleted, as far as is known."""
+        return [*self._owners, *((table_id, None) for table_id in self._blocked)]
+
+    @property
+    def is_all_blocked(self) -> bool:
+        """Whether everything there is may not be deleted."""
+        return self._blocked_all > 0
+
     def location(self, bucket: TableBucket, snapshot_id: int) -> int | None:
         """Where the `_METADATA` of a leased snapshot lies; None for one that is not leased."""
         found = self._pins.get((bucket, snapshot_id))
-        return None if found is None else found[0].location_id
+        return None if found is None else found.location_id
 
     def _is_blocked(self, table_id: int) -> bool:
-        return self._blocked_all > 0 or table_id in self._blocked
+        return self.is_all_blocked or table_id in self._blocked
 
     def __repr__(self) -> str:
         return f"Pins(snapshots={len(self)}, blocked={len(self._blocked)})"

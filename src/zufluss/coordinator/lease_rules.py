@@ -5,7 +5,7 @@
 | id | 1 to 128 characters of `A-Za-z0-9._:-`, not `.` or `..`: it is part of a path |
 | duration | from 1 ms to `zufluss.kv.snapshot.lease.duration-max` |
 | owner | who made it; nobody else may use it, but for super users |
-| epoch | one more with each takeover, and never one that a lease of that id had before; a call with another one is fenced |
+| epoch | one more with each takeover, see `lease_epochs.py`; a call with another one is fenced |
 | deadline | seconds of a monotonic clock: no jump of the wall clock ends or prolongs a lease |
 
 A lease whose record cannot be read is *damaged*. It holds what it may hold, for ever: only a drop

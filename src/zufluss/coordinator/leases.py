@@ -24,7 +24,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -63,6 +63,8 @@ log = structlog.get_logger(__name__)
 
 ENCODED_AT_ONCE = 5_000
 """What a lease has of a table is encoded in a thread if it is more."""
+Owner = tuple[int, int | None]
+"""A table, or a partition of it, by id."""
 IsSuper = Callable[[str | None], bool]
 """Whether a principal may use the leases of others."""
 
@@ -91,6 +93,13 @@ class _Found:
     new: dict[TableBucket, Pin] = field(default_factory=dict)
     leased: dict[TableBucket, LeasedSnapshot] = field(default_factory=dict)
     unavailable: dict[TableBucket, Unavailable] = field(default_factory=dict)
+
+    async def add_all(self, pins: Iterable[tuple[TableBucket, Pin]]) -> None:
+        """What a lease has already; others get their turn meanwhile."""
+        for at, (bucket, pin) in enumerate(pins, 1):
+            self.leased[bucket] = pin.leased
+            if at % BUCKETS_AT_ONCE == 0:
+                await asyncio.sleep(0)
 
 
 class Leases:
@@ -243,6 +252,22 @@ class Leases:
         """Whether leases hold something of a partition, or without one of the table."""
         return self._book.pins.holds(table_id, partition_id)
 
+    def holds_dropped(self, but: Collection[Owner] = ()) -> bool:
+        """Whether leases hold something that is not in the catalog any more, `but` for these.
+
+        True when a lease is so damaged that it may hold anything.
+        """
+
+        def is_dropped(table_id: int, partition_id: int | None) -> bool:
+            if partition_id is not None:
+                return self._image.partition_by_id(partition_id) is None
+            return self._image.table_by_id(table_id) is None
+
+        return self._book.pins.is_all_blocked or any(
+            is_dropped(*owner) and owner not in but and (owner[0], None) not in but
+            for owner in self._book.pins.owners
+        )
+
     def location(self, bucket: TableBucket, snapshot_id: int) -> int | None:
         """Where the `_METADATA` of a leased snapshot lies; None for one that is not leased."""
         return self._book.pins.location(bucket, snapshot_id)
@@ -332,7 +357,7 @@ class Leases:
                 return await self._make(call, duration_ms, wanted)
             check_sound(lease)
             taken_over = take_over and call.epoch is None
-            epoch = await self._book.next_epoch(lease) if taken_over else lease.epoch
+            epoch = await self._book.epochs.of_takeover(lease) if taken_over else lease.epoch
             return await self._extend(lease, epoch, duration_ms, wanted)
 
     async def _make(
@@ -343,7 +368,7 @@ class Leases:
         check_count(self._book.owned[owner], self._count_max, owner)
         self._book.owned[owner] += 1  # at once: others are being made meanwhile
         try:
-            epoch = await self._book.next_epoch(None)
+            epoch = await self._book.epochs.of_new(call.lease_id)
             found, tables, values = await self._more({}, wanted)
             if not found.new:
                 return Acquired(None, 0, {}, found.unavailable)
@@ -373,13 +398,13 @@ class Leases:
         after = replace(lease, epoch=epoch, tables=lease.tables | tables)
         ops = lease_records.change(lease, after, values)
         ops.append(lease_records.put_expiry(lease.lease_id, duration_ms, duration_ms))
+        replaced = await _all_pinned(lease.tables, found.new)
         await self._book.write(lease.lease_id, ops, found.new)
-        replaced = _pinned(lease.tables, found.new)
         lease.epoch, lease.tables = epoch, after.tables
         self._book.prolong(lease, now, duration_ms)
         await self._book.unpin(replaced)
         if not wanted:
-            found.leased = _leased(lease)
+            await found.add_all(all_pins(lease))
         return self._acquired(lease, found)
 
     def _acquired(self, lease: Lease, found: _Found) -> Acquired:
@@ -404,7 +429,7 @@ class Leases:
             if lease is None:
                 return
             check_sound(lease)
-            let_go = _pinned(lease.tables, buckets)
+            let_go = await _all_pinned(lease.tables, buckets)
             if let_go:
                 await self._without(lease, let_go)
 
@@ -413,8 +438,10 @@ class Leases:
         tables = dict(lease.tables)
         touched = {bucket.table_id for bucket, _ in let_go}
         fewer = {table_id: dict(tables[table_id].pins) for table_id in touched}
-        for bucket, _ in let_go:
+        for at, (bucket, _) in enumerate(let_go, 1):
             del fewer[bucket.table_id][bucket]
+            if at % BUCKETS_AT_ONCE == 0:
+                await asyncio.sleep(0)
         values: dict[int, bytes] = {}
         for table_id, pins in fewer.items():
             table, value = await _encoded(pins, tables.pop(table_id).revoked)
@@ -521,9 +548,7 @@ class Leases:
                 return Pin.of(handle)
         return Unavailable.GONE
 
-    def _check_sizes(
-        self, held: Mapping[int, TableLease], new: Mapping[TableBucket, Pin]
-    ) -> None:
+    def _check_sizes(self, held: Mapping[int, TableLease], new: Mapping[TableBucket, Pin]) -> None:
         """Refuse new pins that are too much for a table."""
         if self._bytes_max is None:
             return
@@ -542,12 +567,9 @@ class Leases:
         self, held: Mapping[int, TableLease], new: Mapping[TableBucket, Pin]
     ) -> tuple[dict[int, TableLease], dict[int, bytes]]:
         """The tables that change by new pins, also as they are stored."""
-        by_table: dict[int, dict[TableBucket, Pin]] = {}
-        for bucket, pin in new.items():
-            by_table.setdefault(bucket.table_id, {})[bucket] = pin
         tables: dict[int, TableLease] = {}
         values: dict[int, bytes] = {}
-        for table_id, pins in by_table.items():
+        for table_id, pins in (await _by_table(new)).items():
             before = held.get(table_id, TableLease())
             merged = await _encoded({**before.pins, **pins}, before.revoked)
             tables[table_id], values[table_id] = merged
@@ -556,6 +578,16 @@ class Leases:
     def __repr__(self) -> str:
         damaged = self.counts.damaged
         return f"Leases(damaged={damaged}, {self._book!r})"
+
+
+async def _by_table(pins: Mapping[TableBucket, Pin]) -> dict[int, dict[TableBucket, Pin]]:
+    """The pins of each table; others get their turn meanwhile."""
+    found: dict[int, dict[TableBucket, Pin]] = {}
+    for at, (bucket, pin) in enumerate(pins.items(), 1):
+        found.setdefault(bucket.table_id, {})[bucket] = pin
+        if at % BUCKETS_AT_ONCE == 0:
+            await asyncio.sleep(0)
+    return found
 
 
 async def _encoded(
@@ -568,6 +600,19 @@ async def _encoded(
         return table, lease_records.encode_table(table)
 
     return await asyncio.to_thread(work) if len(pins) > ENCODED_AT_ONCE else work()
+
+
+async def _all_pinned(
+    tables: Mapping[int, TableLease], buckets: Iterable[TableBucket]
+) -> list[tuple[TableBucket, Pin]]:
+    """As `_pinned`, of many buckets; others get their turn meanwhile."""
+    todo = list(buckets)
+    found: list[tuple[TableBucket, Pin]] = []
+    for at in range(0, len(todo), BUCKETS_AT_ONCE):
+        if at:
+            await asyncio.sleep(0)
+        found += _pinned(tables, todo[at : at + BUCKETS_AT_ONCE])
+    return found
 
 
 def _pinned(

@@ -110,6 +110,8 @@ class LocationRegistry:
         """What was changed while the cluster ran."""
         self.uses: list[Uses] = []
         """Who refers to remote files: what they have counts as live."""
+        self.uncounted: Callable[[], bool] = lambda: False
+        """Whether somebody reads files that nobody has counted: they may lie anywhere."""
         self.reporters: dict[int, Callable[[], Sequence[LocationReport]]] = {}
         """What each server saw of the locations, by server id."""
         self.on_change: Callable[[Locations], Awaitable[None]] | None = None
@@ -181,8 +183,11 @@ class LocationRegistry:
         return self._stored.resolved(self.conf)
 
     def live(self) -> dict[int, Usage]:
-        """Files and bytes that something refers to, by location."""
-        return summed(use() for use in self.uses)
+        """Files and bytes that something refers to, by location; one file where nobody knows."""
+        found = summed(use() for use in self.uses)
+        if self.uncounted():
+            found = summed([found, {x.location_id: Usage(1, 0) for x in self._stored.live}])
+        return found
 
     def live_files(self) -> dict[int, int]:
         """Files that something refers to, by location."""

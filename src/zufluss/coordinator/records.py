@@ -9,7 +9,7 @@ the old table is being deleted, and dropping a table is deleting one subtree.
 | `/catalog/format` | number: version of this layout, 1 |
 | `/catalog/cluster` | text: the cluster's id, 32 hex digits, made once |
 | `/coordinator/epoch` | number: grows with each start of a coordinator; every change checks it |
-| `/counters/table` `/counters/partition` `/counters/writer` `/counters/server-epoch` | number: the next id, never given twice |
+| `/counters/table` `/counters/partition` `/counters/writer` `/counters/server-epoch` `/counters/lease-epoch` | number: the next id, never given twice |
 | `/databases/NAME` | `descriptor` (as on the wire), `created_time`, `modified_time` |
 | `/tables/ID` | `database`, `table`, `schema_id`, `descriptor` (as on the wire), `created_time`, `modified_time`, `remote_location` (id, for its metadata files; absent in tables older than locations) |
 | `/tables/ID/schemas/SCHEMA_ID` | the schema, as on the wire |

@@ -98,6 +98,10 @@ class RemoteFiles:
         await self.snapshots.stop()
         await self.remotes.settle()
 
+    def uncounted(self) -> bool:
+        """Whether leases hold something that was dropped and whose files nobody has counted yet."""
+        return self.leases.holds_dropped(self.cleaner.counted)
+
     def register(self, services: Services) -> None:
         """Attach every handler."""
         RemoteService(

@@ -115,7 +115,16 @@ class Coordinator:
             OffsetsFiles(registry),
             self._clock_ms,
         )
+        leases = await Leases.open(
+            self._store,
+            self.remotes,
+            self.conf,
+            is_super=self.authority.is_super,
+            clock=self._clock,
+            wall_ms=self._clock_ms,
+        )
         registry.uses += [self.remotes.live_usage, self.lake.live_usage]
+        registry.uncounted = leases.holds_dropped
         registry.turn = self.remotes.turn
         registry.on_change = self.tablets.update_locations
         state_file = Path(self.conf.get(options.DATA_DIR)) / STATE_FILE
@@ -129,14 +138,6 @@ class Coordinator:
         )
         registry.storage.start()
         self.locations = self.catalog.locations = registry
-        leases = await Leases.open(
-            self._store,
-            self.remotes,
-            self.conf,
-            is_super=self.authority.is_super,
-            clock=self._clock,
-            wall_ms=self._clock_ms,
-        )
         self.remote = RemoteFiles(
             self.conf,
             self._store,
@@ -151,6 +152,7 @@ class Coordinator:
             self._files.reach,
         )
         registry.uses.append(self.remote.cleaner.live_usage)
+        registry.uncounted = self.remote.uncounted
         await self.remote.start()
 
     async def attach(self, node: ServerNode, tablet: LocalTablet) -> None:

@@ -53,9 +53,14 @@ class WorkList(Generic[K]):
         self._idle.set()
 
     @property
-    def pending(self) -> int:
+    def keys(self) -> set[K]:
         """Keys that are due, worked on, or wait after a failure."""
-        return len({*self._due, *self._running, *self._waiting})
+        return {*self._due, *self._running, *self._waiting}
+
+    @property
+    def pending(self) -> int:
+        """How many keys there are."""
+        return len(self.keys)
 
     def add(self, key: K) -> None:
         """Work on it as soon as there is room."""

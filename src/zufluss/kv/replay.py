@@ -9,7 +9,7 @@ A changelog is what the log has, after what only remote storage has (`Earlier`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from typing import NamedTuple
@@ -84,7 +84,7 @@ def pieces(
 
 def pieces_of(
     table: KvTable, batches: Iterator[memoryview], offset: int, until: int
-) -> Iterator[Piece]:
+) -> Generator[Piece, None, None]:
     """The changes from `offset` to `until` in batches that are read one piece ahead, in a thread.
 
     What of the batches lies outside of that is passed over, also part of a batch at the end.

@@ -41,6 +41,7 @@ from __future__ import annotations
 import gc
 import os
 import resource
+import signal
 import struct
 import sys
 from array import array
@@ -188,6 +189,7 @@ class Databases:
 
 def main() -> None:
     """Serve requests until the input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal; the server ends the input
     os.nice(NICENESS)
     _allow_many_files()
     gc.disable()  # a page makes a million objects, and no cycles

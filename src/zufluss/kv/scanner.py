@@ -149,14 +149,14 @@ class ScanProcess:
                 break
             try:
                 return self._ask(request)
-            except (EOFError, BrokenPipeError) as e:
+            except LogStorageError:  # it answered
+                raise
+            except (EOFError, OSError) as e:  # also one that cannot be started
                 status = self._end_process()
                 log.warning(
                     "kv_scan_process_gone", state=request.path, attempt=attempt, status=status,
                     reason=str(e),
                 )  # fmt: skip
-            except LogStorageError:
-                raise
             except BaseException:
                 self._end_process()  # the rest of its answer would be taken for the next one
                 raise

@@ -21,13 +21,18 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from weakref import WeakValueDictionary
 
 import structlog
 
 from zufluss.config import options
-from zufluss.errors import InvalidScanRequestError, UnknownTableOrBucketError, ZuflussError
+from zufluss.errors import (
+    InvalidScanRequestError,
+    KvScanBusyError,
+    UnknownTableOrBucketError,
+    ZuflussError,
+)
 from zufluss.kv.checkpoint import COLD_DIRECTORY
 from zufluss.kv.pins import PinDirectory, PinnedFiles
 from zufluss.kv.scanner import EMPTY, Page, Scanner
@@ -42,8 +47,15 @@ __all__ = ["Page", "PinStates", "PinnedState"]
 
 log = structlog.get_logger(__name__)
 
+PAGES_MAX: Final = 32
+"""Pages that are being read, or wait for who asked, at a time."""
+REBUILT_SECONDS: Final = 60.0
+"""How long a state is kept that took longer to rebuild than who asked for it waited."""
+
 Question: TypeAlias = tuple[bytes | None, bytes | None, int, int]
 """What a page is asked for: after, until, rows, size."""
+Place: TypeAlias = tuple[Path, Question]
+"""A page of a database."""
 Key: TypeAlias = tuple[TableBucket, int]
 """Bucket and log offset."""
 
@@ -69,8 +81,6 @@ class PinnedState:
         """Why it answers nothing any more."""
         self._owner = owner
         self._database = None if files.database is None else files.database.absolute()
-        self._pages: dict[Question, asyncio.Future[Page]] = {}
-        """Those that are being read, or were and that nobody came for."""
 
     def __repr__(self) -> str:
         return f"PinnedState({self.bucket} at {self.log_offset}, {self.users} users)"
@@ -98,14 +108,16 @@ class PinnedState:
             raise self.failure
         if self._database is None:
             return EMPTY._replace(last_key=after)
-        question = (after, until, rows, size)
-        reading = self._pages.get(question)
-        if reading is None:
-            reading = self._begin(self._database, question)
-        await asyncio.wait({reading}, timeout=wait)
-        if not reading.done():
+        place = (self._database, (after, until, rows, size))
+        pages = self._owner.pages
+        try:
+            async with asyncio.timeout(wait):
+                reading = await pages.begun(place)
+                if not reading.done():
+                    await asyncio.wait({reading})
+        except TimeoutError:
             return None
-        self._pages.pop(question, None)
+        pages.taken(place, reading)
         if reading.cancelled():
             raise _stopped(self.bucket)
         page = reading.result()
@@ -124,17 +136,50 @@ class PinnedState:
 
     async def settled(self) -> Path | None:
         """Wait until no page is being read; the database, if there is one to be closed."""
-        if self._pages:
-            await asyncio.wait(self._pages.values())
+        if self._database is not None:
+            await self._owner.pages.settled(self._database)
         return self._database
 
-    def _begin(self, database: Path, question: Question) -> asyncio.Future[Page]:
-        for other in [q for q, reading in self._pages.items() if reading.done()]:
-            del self._pages[other]
-        reading = asyncio.wrap_future(self._owner.scanner.read(database, *question))
-        reading.add_done_callback(_noticed)
-        self._pages[question] = reading
-        return reading
+
+class Pages:
+    """The pages of all states that are being read, or were and that nobody came for."""
+
+    def __init__(self, scanner: Scanner) -> None:
+        self._scanner = scanner
+        self._pages: dict[Place, asyncio.Future[Page]] = {}
+
+    def __len__(self) -> int:
+        return len(self._pages)
+
+    async def begun(self, place: Place) -> asyncio.Future[Page]:
+        """A page that is being read; if there are too many, one of them has to end before."""
+        while place not in self._pages:
+            self._drop(place[0] if len(self._pages) < PAGES_MAX else None)
+            if len(self._pages) < PAGES_MAX:
+                reading = asyncio.wrap_future(self._scanner.read(place[0], *place[1]))
+                reading.add_done_callback(_noticed)
+                self._pages[place] = reading
+            else:
+                waiting = [*self._pages.values()]
+                await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        return self._pages[place]
+
+    def taken(self, place: Place, reading: asyncio.Future[Page]) -> None:
+        """Somebody has this page."""
+        if self._pages.get(place) is reading:
+            del self._pages[place]
+
+    async def settled(self, database: Path) -> None:
+        """Wait until no page of a state is being read; what nobody came for is dropped."""
+        if reading := [page for place, page in self._pages.items() if place[0] == database]:
+            await asyncio.wait(reading)
+        self._drop(database)
+
+    def _drop(self, database: Path | None) -> None:
+        """Drop what was read of a state, or of all, and nobody came for; who waits has it."""
+        for place, reading in [*self._pages.items()]:
+            if reading.done() and database in (None, place[0]):
+                del self._pages[place]
 
 
 class PinStates:
@@ -142,9 +187,11 @@ class PinStates:
 
     def __init__(self, server: TabletServer) -> None:
         self.scanner = Scanner()
+        self.pages = Pages(self.scanner)
         self._server = server
         self._rebuilder = Rebuilder(server)
         self._left_seconds = server.conf.get(options.KV_SCANNER_TTL) / 1000
+        self._making_max = server.conf.get(options.KV_SCANNER_MAX_PER_SERVER)
         self._states: dict[Key, PinnedState] = {}
         self._ending: dict[Key, asyncio.Task[None]] = {}
         self._turns: WeakValueDictionary[TableBucket | Key, asyncio.Lock] = WeakValueDictionary()
@@ -179,10 +226,22 @@ class PinStates:
             if state.log_offset == log_offset:
                 return state
             await state.release()
-        return await self._made(replica, self._find(replica, log_offset))
+        return await self._made(replica, self._find(replica, log_offset), REBUILT_SECONDS)
 
-    async def _made(self, replica: Replica, work: Coroutine[Any, Any, PinnedState]) -> PinnedState:
-        """Have a state made. Who asks may be cancelled; what was begun is finished, and let go."""
+    async def _made(
+        self, replica: Replica, work: Coroutine[Any, Any, PinnedState], kept: float = 0
+    ) -> PinnedState:
+        """Have a state made. Who asks may be cancelled; what was begun is finished, and let go.
+
+        It is kept for so many seconds before, for who asks again. `KvScanBusyError` if too many
+        are being made, which those who gave up have no pins for.
+        """
+        if len(self._making) >= self._making_max:
+            work.close()
+            raise KvScanBusyError(
+                f"{len(self._making)} states are being made for scans, as many as "
+                f"{options.KV_SCANNER_MAX_PER_SERVER.key} allows; ask again"
+            )
         task = self._server.loop.create_task(work)
         self._making[task] = replica
         task.add_done_callback(self._making.pop)
@@ -191,12 +250,12 @@ class PinStates:
         except asyncio.CancelledError:
             if task.cancelled():
                 raise _stopped(replica.bucket) from None
-            task.add_done_callback(self._nobody_came)
+            task.add_done_callback(partial(self._nobody_came, kept))
             raise
 
-    def _nobody_came(self, task: asyncio.Task[PinnedState]) -> None:
+    def _nobody_came(self, kept: float, task: asyncio.Task[PinnedState]) -> None:
         if not task.cancelled() and task.exception() is None:
-            self._server.spawn(task.result().release())
+            self._server.spawn(_release_after(kept, task.result()))
 
     async def _open(self, replica: Replica) -> PinnedState:
         store, bucket = replica.tablet.store, replica.bucket
@@ -322,6 +381,11 @@ class PinStates:
             state.failure = _stopped(state.bucket)
         await self._server.loop.run_in_executor(None, self.scanner.stop)
         await asyncio.gather(*self._ending.values(), return_exceptions=True)
+
+
+async def _release_after(seconds: float, state: PinnedState) -> None:
+    await asyncio.sleep(seconds)
+    await state.release()
 
 
 def _stopped(bucket: TableBucket) -> UnknownTableOrBucketError:

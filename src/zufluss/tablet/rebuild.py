@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import chain
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -36,7 +36,7 @@ from zufluss.kv.checkpoint import remove_left_overs
 from zufluss.kv.flush import KvState
 from zufluss.kv.memory import KvMemory
 from zufluss.kv.pins import PinnedFiles
-from zufluss.kv.replay import Earlier, pieces_of
+from zufluss.kv.replay import Earlier, Piece, pieces_of
 from zufluss.kv.store import KvStore
 from zufluss.kv.tablet import KvTablet
 from zufluss.log.segment import PagesNotCachedError
@@ -133,8 +133,8 @@ class Rebuilder:
         fresh = await asyncio.to_thread(pins.fresh)
         try:
             remote = await self._remote(replica)
-            manifest = await self._restorer.manifest(remote)
             log_start = replica.log.log_start_offset
+            manifest = await self._restorer.manifest(remote) if log_start else None
             earlier = self._restorer.earlier(manifest, min(log_start, log_offset), fresh)
             changelog = Changelog(replica, earlier, log_start)
             await self._install_base(changelog, remote, log_offset, fresh)
@@ -205,8 +205,10 @@ class Rebuilder:
         try:
             tablet = KvTablet(changelog.replica.tablet.table, store, value_bytes)
             offset = store.flushed_offset
-            batches = self._batches(changelog, offset, log_offset, ended)
-            tablet.replay(pieces_of(tablet.table, batches, offset, log_offset))
+            batches = self._batches(changelog, offset, log_offset)
+            changes = pieces_of(tablet.table, batches, offset, log_offset)
+            with closing(batches), closing(changes):  # nothing is fetched into `fresh` any more
+                tablet.replay(_while_needed(changes, ended))
             store.horizon = log_offset
             tablet.close()
         except BaseException:
@@ -218,17 +220,13 @@ class Rebuilder:
         return KvState(log_offset, store.row_count, {})
 
     def _batches(
-        self, changelog: Changelog, offset: int, until: int, ended: threading.Event
-    ) -> Iterator[memoryview]:
+        self, changelog: Changelog, offset: int, until: int
+    ) -> Generator[memoryview, None, None]:
         """The changelog from an offset to another one."""
         replica, earlier, log_start = changelog
-        before: Iterator[memoryview] = iter(())
         if earlier is not None and offset < min(log_start, until):
-            before = earlier.batches(offset)
-        for records in chain(before, self._log_batches(replica, max(offset, log_start), until)):
-            if ended.is_set():
-                raise LogStorageError(f"{_state(replica, until)} is not needed any more")
-            yield records
+            yield from earlier.batches(offset)
+        yield from self._log_batches(replica, max(offset, log_start), until)
 
     def _log_batches(self, replica: Replica, offset: int, until: int) -> Iterator[memoryview]:
         while offset < until:
@@ -247,6 +245,13 @@ class Rebuilder:
                 return replica.log.read(offset, READ_BYTES, at_least_one=True)
             except PagesNotCachedError as cold:
                 await self._server.loop.run_in_executor(self._server.readers, cold.load)
+
+
+def _while_needed(changes: Iterator[Piece], ended: threading.Event) -> Iterator[Piece]:
+    for piece in changes:
+        if ended.is_set():
+            raise LogStorageError("the state is not needed any more")
+        yield piece
 
 
 def _state(replica: Replica, log_offset: int) -> str:

@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
@@ -28,9 +29,10 @@ from zufluss.errors import (
     AuthorizationError,
     ErrorCode,
     InvalidScanRequestError,
+    KvScanBusyError,
     KvScanExpiredError,
 )
-from zufluss.net.services import RequestContext, Services
+from zufluss.net.services import Reader, RequestContext, Services
 from zufluss.tablet.pins import Pin, PinLimits, Pins
 from zufluss.tablet.scan_rows import RowReader, Rows
 from zufluss.wire import messages as m
@@ -141,7 +143,16 @@ class ScanService:
                 f"{count} buckets are to be pinned in one call; name 1 to {BUCKETS_MAX} of them"
             )
         wanted = [self._wanted(request.table_id, b, context.principal) for b in request.buckets]
-        pins = await self.open(wanted, context.principal)
+        seconds = None
+        if request.HasField("time_limit_ms"):
+            seconds = not_negative("time_limit_ms", request.time_limit_ms) / 1000
+        try:
+            async with asyncio.timeout(seconds):
+                pins = await self.open(wanted, context.principal)
+        except TimeoutError:
+            raise KvScanBusyError(
+                f"the state of {count} buckets is still being made after {seconds:g} s; ask again"
+            ) from None
         idle_ms = round(self.pins.limits.idle_seconds * 1000)
         return m.OpenKvSnapshotResponse(
             pins=[
@@ -168,7 +179,9 @@ class ScanService:
         self.check_leader(pin, replica)
         search = self._search(request, replica)
         with self.pins.use(pin) as pinned:
-            async with self.calls:
+            async with self.turn(search.deadline, context.reader) as mine:
+                if not mine:
+                    return m.ScanKvSnapshotResponse(last_key=search.after, done=False, rows=0)
                 return await self._rows(search, pinned.state)
 
     async def close_kv_snapshot(
@@ -194,6 +207,12 @@ class ScanService:
 
     async def open(self, wanted: Sequence[Wanted], principal: str | None) -> list[Pin[Pinned]]:
         """Pin states, all of them or none."""
+        if len(wanted) > self.pins.limits.per_server:
+            raise InvalidScanRequestError(
+                f"{len(wanted)} buckets are to be pinned at once; "
+                f"{options.KV_SCANNER_MAX_PER_SERVER.key} allows {self.pins.limits.per_server} on "
+                "this server: raise it, or scan fewer partitions or buckets at a time"
+            )
         pins: list[Pin[Pinned]] = []
         try:
             for replica, _ in wanted:
@@ -234,6 +253,27 @@ class ScanService:
         self.server.spawn(pinned.state.release())
 
     # -- rows -------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def turn(self, deadline: float, reader: Reader | None = None) -> AsyncIterator[bool]:
+        """Be one of the few calls that read; False if it is too late for that.
+
+        A client that sent many calls at once may be behind by the time it is their turn.
+        """
+        mine = False
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(deadline):
+                mine = await self.calls.acquire()
+                while reader is not None and reader.backlogged:
+                    self.calls.release()
+                    mine = False
+                    await reader.has_read()
+                    mine = await self.calls.acquire()
+        try:
+            yield mine
+        finally:
+            if mine:
+                self.calls.release()
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         """Make rows, beside the event loop."""

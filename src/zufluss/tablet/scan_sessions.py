@@ -179,9 +179,13 @@ class ScanSessions:
             session = pinned.session
             assert session is not None
             session.busy = True
+            deadline = self._scans.server.loop.time() + self._scans.seconds_max
             try:
-                async with self._scans.calls:
-                    answer = await self._page(pinned, session, request.batch_size_bytes, table)
+                async with self._scans.turn(deadline) as mine:
+                    answer = m.ScanKvResponse(has_more_results=True)
+                    if mine:
+                        size = self._scans.size(request.batch_size_bytes)
+                        answer = await self._page(pinned, session, size, deadline, table)
             finally:
                 session.busy = False
             answer.scanner_id = pin.pin_id
@@ -195,12 +199,11 @@ class ScanSessions:
         return answer
 
     async def _page(
-        self, pinned: Pinned, session: Session, size: int, table: KvTable
+        self, pinned: Pinned, session: Session, size: int, deadline: float, table: KvTable
     ) -> m.ScanKvResponse:
         rows = ROWS_MAX if session.left is None else min(session.left, ROWS_MAX)
-        page = await pinned.state.page(
-            session.after, None, rows, self._scans.size(size), self._scans.seconds_max
-        )
+        wait = max(deadline - self._scans.server.loop.time(), 0.0)
+        page = await pinned.state.page(session.after, None, rows, size, wait)
         if page is None:
             return m.ScanKvResponse(has_more_results=True)
         values = page.values

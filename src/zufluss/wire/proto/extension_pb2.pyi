@@ -1125,7 +1125,10 @@ class OpenKvSnapshotRequest(_message.Message):
 
     TABLE_ID_FIELD_NUMBER: _builtins.int
     BUCKETS_FIELD_NUMBER: _builtins.int
+    TIME_LIMIT_MS_FIELD_NUMBER: _builtins.int
     table_id: _builtins.int
+    time_limit_ms: _builtins.int
+    """then KV_SCAN_BUSY; a rebuild goes on, for who asks again"""
     @_builtins.property
     def buckets(self) -> _containers.RepeatedCompositeFieldContainer[Global___PbPinBucket]: ...
     def __init__(
@@ -1133,10 +1136,11 @@ class OpenKvSnapshotRequest(_message.Message):
         *,
         table_id: _builtins.int | None = ...,
         buckets: _abc.Iterable[Global___PbPinBucket] | None = ...,
+        time_limit_ms: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["table_id", b"table_id"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["table_id", b"table_id", "time_limit_ms", b"time_limit_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["buckets", b"buckets", "table_id", b"table_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["buckets", b"buckets", "table_id", b"table_id", "time_limit_ms", b"time_limit_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
