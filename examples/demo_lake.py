@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table as Grid
 
 import zufluss
-from zufluss.client.sync import UnionScanner
+from zufluss.client.syncscan import UnionScanner
 from zufluss.client.union import UnionPlan
 from zufluss.lake.base import catalog_properties
 from zufluss.testing.tiering import TieringProcess

@@ -70,7 +70,7 @@ MALLOC_TRIM_THRESHOLD = -1
 MALLOC_MMAP_THRESHOLD = -3
 OPEN_FILES_MAX = 1 << 20
 """Open files we ask the system for."""
-COLLECT_AFTER = (3_000, 10, 30)
+COLLECT_AFTER = (3_000, 10, 300)
 """When Python looks for cycles. With its own numbers (700, 10, 10) it looks at everything that was
 made since the start whenever thousands of requests are under way, and the event loop waits."""
 CONNECT_TIMEOUT_MS = 10_000

@@ -286,12 +286,12 @@ def test_offsets_of_a_dropped_partition_are_refused(
     assert found.partition_names == {}
 
 
-def test_a_server_that_is_away_is_an_error_for_who_asks_for_a_table(
-    server: DevServer, tiering: TieringClient
-) -> None:
+def test_a_server_that_is_away_is_an_error_for_who_asks_for_a_table(server: DevServer) -> None:
     """Nobody knows whether a table was handed out, so it is not asked for twice."""
-    assert tiering.heartbeat(request_table=True).table is None
-    server.kill()
-    with pytest.raises(NetworkError):
-        tiering.heartbeat(request_table=True)
+    with zufluss.connect(server.bootstrap, **{"client.request-timeout": "3s"}) as connection:
+        tiering = TieringClient(connection)
+        assert tiering.heartbeat(request_table=True).table is None
+        server.kill()
+        with pytest.raises(NetworkError):
+            tiering.heartbeat(request_table=True)
     server.start()

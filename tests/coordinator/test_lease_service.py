@@ -115,6 +115,15 @@ async def listed(cluster: Cluster, lease_id: str | None = None) -> list[m.PbLeas
 # Acquiring
 
 
+async def test_a_request_for_more_buckets_than_are_allowed_leases_nothing(
+    cluster: Cluster, table_id: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease_service, "BUCKETS_MAX", 2)
+    with pytest.raises(ConfigError, match="more than 2 buckets"):
+        await latest(cluster, m.PbLeaseTarget(table_id=table_id, bucket_ids=[0, 1, 7]))
+    assert not cluster.coordinator.remote.leases.leases()
+
+
 async def test_what_cannot_be_leased_is_listed_with_its_reason(
     cluster: Cluster, table_id: int
 ) -> None:

@@ -18,6 +18,7 @@ import pytest
 
 import zufluss
 from tests.conftest import SERVERS
+from tests.fault.conftest import FULL
 from tests.fault.servers import RoleServer
 from zufluss.errors import ZuflussError
 from zufluss.log.files import KILL_AT_VARIABLE, STEPS
@@ -162,7 +163,7 @@ def test_a_tablet_server_of_its_own_that_lost_its_disk_gets_its_buckets_back(
     known.remove(tablet)
 
 
-@pytest.mark.parametrize("step", SNAPSHOT_STEPS)
+@pytest.mark.parametrize("step", SNAPSHOT_STEPS if FULL else SNAPSHOT_STEPS[-1:])
 def test_a_death_in_any_step_of_a_snapshot_loses_nothing(
     new_server: Callable[..., DevServer], tmp_path: Path, step: str
 ) -> None:

@@ -3,12 +3,12 @@
 import asyncio
 import struct
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 
 import pytest
 
 from zufluss.config.load import Configuration
-from zufluss.errors import ErrorCode
+from zufluss.errors import ErrorCode, NetworkError
 from zufluss.net.listeners import resolve_listeners
 from zufluss.net.memory import Limits
 from zufluss.net.server import BURST_FACTOR, NetServer
@@ -302,14 +302,17 @@ async def test_a_client_that_does_not_read_its_answers_is_closed():
 
 
 @pytest.mark.parametrize("leaves", [False, True])
-async def test_a_handler_with_a_large_answer_waits_for_the_client_to_read_or_to_go(leaves):
+async def test_a_large_answer_waits_for_the_client_to_read_and_ends_when_it_goes(
+    leaves,
+):
     services = large_answers()
     waited, went_on = asyncio.Event(), asyncio.Event()
 
     async def limit_scan(request, context):
         assert context.reader.backlogged
         waited.set()
-        await context.reader.has_read()
+        with pytest.raises(NetworkError) if leaves else nullcontext():
+            await context.reader.has_read()
         assert not context.reader.backlogged
         went_on.set()
         return m.LimitScanResponse()

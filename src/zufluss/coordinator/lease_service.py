@@ -42,6 +42,8 @@ from zufluss.wire.api import ApiKey
 if TYPE_CHECKING:
     from zufluss.net.services import RequestContext, Services
 
+BUCKETS_MAX: Final = 1_000_000
+"""Buckets that one request may name, each partition's counted."""
 BUCKETS_AT_ONCE: Final = 4096
 """Buckets of a message that are handled before others get their turn."""
 
@@ -101,6 +103,11 @@ class LeaseService:
         for target in request.targets:
             async for some in _in_pieces(self._buckets(target)):
                 buckets |= dict.fromkeys(some)
+                if len(buckets) > BUCKETS_MAX:
+                    raise ConfigError(
+                        f"the request names more than {BUCKETS_MAX} buckets; lease some tables or "
+                        "partitions at a time"
+                    )
         found = await self._latest(request, list(buckets), ctx.principal)
         return m.AcquireLatestKvSnapshotLeaseResponse(
             lease_epoch=found.epoch,

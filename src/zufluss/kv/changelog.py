@@ -13,12 +13,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from zufluss.config import table_options as t
 from zufluss.model.table import TableInfo
 from zufluss.record.batch import HEADER_SIZES, write_header
 from zufluss.record.check import CheckedBatch
 from zufluss.record.rowcodec import Located, RowCodec
 from zufluss.record.rows import encode_body
 from zufluss.record.serialize import ArrowSerializer
+from zufluss.record.zstd import ZstdMessages
 
 MAGIC = 0
 """Header version of changelog batches: what every client reads."""
@@ -67,7 +69,7 @@ class ChangelogEncoder:
         self._log_format = info.log_format
         self._arrow = ArrowSerializer(info)
         self._codec = codec
-        self._zstd = self._arrow.zstd if info.log_format == "ARROW" else None
+        self._zstd = _zstd_messages(info)
 
     def rows(self, located: Located) -> pa.RecordBatch | Located:
         """Checked rows as `encode` takes them; `CorruptRecordError` if Arrow cannot hold one."""
@@ -113,7 +115,18 @@ class ChangelogEncoder:
         elif self._log_format != "ARROW":
             body = encode_body(rows, self._schema, self._log_format, kinds)
             return memoryview(bytearray(header) + body)
+        elif self._zstd is not None:
+            view = self._zstd.write(self._zstd.of(rows), header + len(kinds))
         else:
             view = self._arrow.serialize(rows, header + len(kinds))
         view[header : header + len(kinds)] = kinds.data
         return view
+
+
+def _zstd_messages(info: TableInfo) -> ZstdMessages | None:
+    """The writer of logs that are Arrow compressed with Zstandard, the default."""
+    kind = info.property(t.TABLE_LOG_ARROW_COMPRESSION_TYPE)
+    if info.log_format != "ARROW" or kind != "ZSTD":
+        return None
+    level = info.property(t.TABLE_LOG_ARROW_COMPRESSION_ZSTD_LEVEL)
+    return ZstdMessages(info.schema.arrow, level)

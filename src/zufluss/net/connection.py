@@ -23,6 +23,7 @@ from zufluss.errors import (
     AuthenticationError,
     AuthorizationError,
     ErrorCode,
+    NetworkError,
     RecordTooLargeError,
     ZuflussError,
 )
@@ -336,11 +337,13 @@ class Connection(asyncio.BufferedProtocol):
         self._drained.append(callback)
 
     async def has_read(self) -> None:
-        """Wait until the client has read what was sent, or is gone."""
+        """Wait until the client has read what was sent; `NetworkError` if it is gone."""
         while self.backlogged:
             drained = asyncio.Event()
             self.when_drained(drained.set)
             await drained.wait()
+        if self.closing:
+            raise NetworkError(f"{self.peer} is gone; nobody waits for the answer")
 
     def _wake_drained(self) -> None:
         waiting, self._drained = self._drained, []

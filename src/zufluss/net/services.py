@@ -27,7 +27,7 @@ class Reader(Protocol):
         ...
 
     async def has_read(self) -> None:
-        """Wait until it has, or is gone."""
+        """Wait until it has; `NetworkError` if it is gone, so that no work is done for nobody."""
         ...
 
 

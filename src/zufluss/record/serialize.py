@@ -6,8 +6,7 @@ is used for what stands before the message on the wire, and nothing is copied af
     Arrow writes   [ room ][ schema message           ][ record batch message      ]
     we send                    [ header ][ statistics or change types ][ message   ]
 
-Arrow releases the GIL in the costly part, the compression. Tables compressed with Zstandard, which
-is the default, have a writer of their own (`zstd.py`).
+Arrow releases the GIL in the costly part, the compression.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ import pyarrow as pa
 
 from zufluss.config import table_options as t
 from zufluss.model.table import TableInfo
-from zufluss.record.zstd import ZstdMessages
 
 BUFFER_SLACK_BYTES: Final = 192
 """What compression and padding may add to one Arrow buffer that does not compress."""
@@ -31,15 +29,11 @@ class ArrowSerializer:
     def __init__(self, info: TableInfo) -> None:
         self._options = pa.ipc.IpcWriteOptions(compression=_codec(info), use_threads=False)
         schema = info.schema.arrow
-        self.zstd = _zstd_messages(info)
-        """Writes the messages of tables compressed with Zstandard, None for others."""
         self._schema_bytes = schema.serialize().size
         self._slack = BUFFER_SLACK_BYTES * (1 + 3 * sum(_nodes(field.type) for field in schema))
 
     def serialize(self, rows: pa.RecordBatch, before: int) -> memoryview:
         """The Arrow message of the rows, with `before` bytes left free in front of it."""
-        if self.zstd is not None and rows.num_rows:
-            return self.zstd.write(self.zstd.of(rows), before)
         room = max(0, before - self._schema_bytes)
         size = pa.ipc.get_record_batch_size(rows)
         total = room + self._schema_bytes + size + size // 128 + self._slack
@@ -50,13 +44,6 @@ class ArrowSerializer:
             writer.write_batch(rows)
             end = room + sink.tell()
         return memory.data[room + self._schema_bytes - before : end]
-
-
-def _zstd_messages(info: TableInfo) -> ZstdMessages | None:
-    if info.property(t.TABLE_LOG_ARROW_COMPRESSION_TYPE) != "ZSTD":
-        return None
-    level = info.property(t.TABLE_LOG_ARROW_COMPRESSION_ZSTD_LEVEL)
-    return ZstdMessages(info.schema.arrow, level)
 
 
 def _codec(info: TableInfo) -> pa.Codec | None:
