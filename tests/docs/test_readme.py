@@ -57,14 +57,20 @@ def test_the_python_blocks_of_the_readme_run_in_order(server):
     assert "id: [[1,2,3]]" in printed[-1], "what pyfluss scanned"
 
 
-def test_the_python_blocks_on_primary_keys_print_what_they_say(server):
-    code = "\n".join(blocks(KEYED, "python"))
-    said = re.findall(r"^print\(.*\)  # (.*)$", code, re.M)
+@pytest.fixture(scope="module")
+def printed_on_keys(server) -> list[str]:
+    """What the Python blocks of the page on primary keys print; their tables are there then."""
+    return run_python("\n".join(blocks(KEYED, "python")), server).splitlines()
+
+
+def test_the_python_blocks_on_primary_keys_print_what_they_say(printed_on_keys):
+    said = re.findall(r"^print\(.*\)  # (.*)$", "\n".join(blocks(KEYED, "python")), re.M)
     assert len(said) >= 10
-    assert run_python(code, server).splitlines() == said
+    assert printed_on_keys == said
 
 
 @pytest.mark.parametrize("page", [README, KEYED], ids=lambda page: page.name)
+@pytest.mark.usefixtures("printed_on_keys")  # the commands use its tables
 def test_the_shell_commands_on_tables_run_in_order(server, tmp_path, page):
     pq.write_table(
         pa.table({"id": [1, 2], "city": ["Ulm", "Bern"], "km": [1.5, 2.5]}),
