@@ -97,10 +97,17 @@ class ErrorCode(IntEnum):
     KV_SNAPSHOT_REVOKED = 30002
     KV_PIN_GONE = 30003
     KV_SCAN_BUSY = 30004
+    PRODUCER_FENCED = 30005
+    PRODUCER_NOT_FOUND = 30006
+    PRODUCER_STATE_INVALID = 30007
+    COLUMN_LOCKED = 30008
+    AGGREGATION_FAILED = 30009
+    UNDO_UNDER_WAY = 30010
+    UNDO_IMPOSSIBLE = 30011
 
 
 RETRIABLE = frozenset(
-    map(ErrorCode, (1, 3, 9, 10, 11, 12, 14, 21, 25, 26, 28, 29, 44, 70, 72, 73, 30004))
+    map(ErrorCode, (1, 3, 9, 10, 11, 12, 14, 21, 25, 26, 28, 29, 44, 70, 72, 73, 30004, 30010))
 )
 REFRESH_METADATA = frozenset(map(ErrorCode, (1, 12, 21, 24, 44, 65)))
 
@@ -405,6 +412,54 @@ class TooManyScannersError(ZuflussError):
     """A bucket, or a server, has as many scans as it may have."""
 
     code = ErrorCode.TOO_MANY_SCANNERS
+
+
+class InvalidProducerIdError(ZuflussError, ValueError):
+    """The id of a producer is not one."""
+
+    code = ErrorCode.INVALID_PRODUCER_ID_EXCEPTION
+
+
+class ProducerFencedError(ZuflussError):
+    """A later epoch of the producer has begun; this writer must end."""
+
+    code = ErrorCode.PRODUCER_FENCED
+
+
+class ProducerNotFoundError(ZuflussError, LookupError):
+    """The table has no such producer, or no longer."""
+
+    code = ErrorCode.PRODUCER_NOT_FOUND
+
+
+class ProducerStateError(ZuflussError, ValueError):
+    """The state a producer wants to come back to is not one it can come back to."""
+
+    code = ErrorCode.PRODUCER_STATE_INVALID
+
+
+class ColumnLockedError(ZuflussError):
+    """Another producer owns the columns."""
+
+    code = ErrorCode.COLUMN_LOCKED
+
+
+class AggregationError(ZuflussError, ValueError):
+    """A value cannot be aggregated: it overflows, is malformed, or cannot be taken back."""
+
+    code = ErrorCode.AGGREGATION_FAILED
+
+
+class UndoUnderWayError(ZuflussError):
+    """The bucket takes no puts of the producer until its earlier ones are undone."""
+
+    code = ErrorCode.UNDO_UNDER_WAY
+
+
+class UndoImpossibleError(ZuflussError):
+    """Changes cannot be undone: the changelog does not reach back so far, or never came so far."""
+
+    code = ErrorCode.UNDO_IMPOSSIBLE
 
 
 class LakeSnapshotNotExistError(ZuflussError, LookupError):

@@ -16,7 +16,7 @@ from typing import Any
 
 from zufluss.config.option import Kind
 from zufluss.config.option import Option as Option
-from zufluss.config.values import DAY_MS, GIB, KIB, MIB, MINUTE_MS, SECOND_MS, Endpoint
+from zufluss.config.values import DAY_MS, GIB, HOUR_MS, KIB, MIB, MINUTE_MS, SECOND_MS, Endpoint
 
 INT32_MAX = 2**31 - 1
 LAKE_FORMATS = ("paimon", "iceberg", "lance", "hudi")
@@ -228,6 +228,42 @@ ZUFLUSS_KV_SNAPSHOT_LEASE_DROP_WAIT_MAX = Option(
     Kind.DURATION,
     DAY_MS,
     "The longest time that leases hold what was dropped or has expired; then they are revoked.",
+    minimum=0,
+)
+COORDINATOR_PRODUCER_OFFSETS_TTL = Option(
+    "coordinator.producer-offsets.ttl",
+    Kind.DURATION,
+    DAY_MS,
+    "How long the offsets that a producer registered are kept, unless it says so itself.",
+    minimum=1,
+)
+COORDINATOR_PRODUCER_OFFSETS_CLEANUP_INTERVAL = Option(
+    "coordinator.producer-offsets.cleanup-interval",
+    Kind.DURATION,
+    HOUR_MS,
+    "How often offsets of producers that have expired are deleted. Nobody gets them before that.",
+    minimum=1,
+)
+ZUFLUSS_PRODUCER_TTL_MAX = Option(
+    "zufluss.producer.ttl-max",
+    Kind.DURATION,
+    7 * DAY_MS,
+    "The longest time a producer may ask to own its columns for without a sign of life.",
+    minimum=1,
+)
+ZUFLUSS_PRODUCER_COUNT_MAX = Option(
+    "zufluss.producer.count-max",
+    Kind.INT,
+    1000,
+    "The number of producers that a table remembers; release or drop those that ended.",
+    minimum=1,
+)
+ZUFLUSS_PRODUCER_HOLD_MAX = Option(
+    "zufluss.producer.hold-max",
+    Kind.DURATION,
+    7 * DAY_MS,
+    "How long after its last sign of life a producer keeps the changelog from expiring that it "
+    "would need to undo.",
     minimum=0,
 )
 ZUFLUSS_REMOTE_REQUEST_TIMEOUT = Option(
@@ -717,6 +753,22 @@ CLIENT_WRITER_BUCKET_NO_KEY_ASSIGNER = Option(
     "How rows of a table without bucket key find their bucket: `sticky` fills a batch before it "
     "moves on, `round_robin` spreads evenly.",
     allowed=("sticky", "round_robin"),
+)
+CLIENT_COLUMN_LOCK_OWNER_ID: Option[str | None] = Option(
+    "client.column-lock.owner-id",
+    Kind.STRING,
+    None,
+    "The id of exactly-once writers that are given none. It must be the same after a restart, and "
+    "no two writers may have it.",
+    default_text="a new one per writer, which its checkpoints remember",
+)
+CLIENT_COLUMN_LOCK_TTL = Option(
+    "client.column-lock.ttl",
+    Kind.DURATION,
+    10 * MINUTE_MS,
+    "Others may take the columns of an exactly-once writer when it gave no sign of life for so "
+    "long.",
+    minimum=1,
 )
 CLIENT_BUCKET_HASH = Option(
     "client.bucket.hash",

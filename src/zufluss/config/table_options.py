@@ -208,6 +208,22 @@ TABLE_MERGE_ENGINE_VERSIONED_VER_COLUMN: Option[str | None] = Option(
     None,
     "The version column of the `versioned` engine: INT, BIGINT, TIMESTAMP or TIMESTAMP_LTZ.",
 )
+TABLE_MERGE_ENGINE_AGGREGATION_DEFAULT_FUNCTION: Option[str | None] = Option(
+    "table.merge-engine.aggregation.default-function",
+    Kind.STRING,
+    None,
+    "The function of columns of the `aggregation` engine that name none. Without it every column "
+    "outside the primary key must name one.",
+)
+TABLE_COLUMN_LOCK_ENABLED: Option[bool | None] = Option(
+    "table.column-lock.enabled",
+    Kind.BOOL,
+    None,
+    "Whether a producer owns the columns it writes, so that nobody else writes them meanwhile. "
+    "`false` lets several producers add to the same columns, if the functions can be undone one by "
+    "one.",
+    default_text="true with the `aggregation` engine, else false",
+)
 TABLE_DELETE_BEHAVIOR = Option(
     "table.delete.behavior",
     Kind.ENUM,

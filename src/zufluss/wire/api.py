@@ -109,6 +109,13 @@ class ApiKey(IntEnum):
     OPEN_KV_SNAPSHOT = 30030
     SCAN_KV_SNAPSHOT = 30031
     CLOSE_KV_SNAPSHOT = 30032
+    INIT_PRODUCER = 30040
+    CHECKPOINT_PRODUCER = 30041
+    RELEASE_PRODUCER = 30042
+    LIST_PRODUCERS = 30043
+    UPDATE_PRODUCERS = 30044
+    GET_PRODUCER_ACTIVITY = 30045
+    UNDO_PRODUCER = 30046
 
 
 EXTENSION_KEY_MIN: Final = 30000
@@ -154,6 +161,11 @@ _OUR_CLIENTS: Final = frozenset(
         ApiKey.OPEN_KV_SNAPSHOT,
         ApiKey.SCAN_KV_SNAPSHOT,
         ApiKey.CLOSE_KV_SNAPSHOT,
+        ApiKey.INIT_PRODUCER,
+        ApiKey.CHECKPOINT_PRODUCER,
+        ApiKey.RELEASE_PRODUCER,
+        ApiKey.LIST_PRODUCERS,
+        ApiKey.UNDO_PRODUCER,
     }
 )
 _TABLET_ONLY: Final = frozenset(
@@ -178,6 +190,9 @@ _TABLET_ONLY: Final = frozenset(
         ApiKey.OPEN_KV_SNAPSHOT,
         ApiKey.SCAN_KV_SNAPSHOT,
         ApiKey.CLOSE_KV_SNAPSHOT,
+        ApiKey.UPDATE_PRODUCERS,
+        ApiKey.GET_PRODUCER_ACTIVITY,
+        ApiKey.UNDO_PRODUCER,
     }
 )
 _BOTH_ROLES: Final = frozenset(

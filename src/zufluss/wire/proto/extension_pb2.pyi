@@ -1357,3 +1357,503 @@ class CloseKvSnapshotResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CloseKvSnapshotResponse: _TypeAlias = CloseKvSnapshotResponse  # noqa: Y015
+
+@_typing.final
+class PbBucketOffsets(_message.Message):
+    """---- Producers: exactly-once writers of a primary-key table, with an epoch that fences older ones
+
+    A producer's columns of buckets, offsets in the order of the ids.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITION_ID_FIELD_NUMBER: _builtins.int
+    BUCKET_IDS_FIELD_NUMBER: _builtins.int
+    LOG_OFFSETS_FIELD_NUMBER: _builtins.int
+    partition_id: _builtins.int
+    @_builtins.property
+    def bucket_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def log_offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        partition_id: _builtins.int | None = ...,
+        bucket_ids: _abc.Iterable[_builtins.int] | None = ...,
+        log_offsets: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["partition_id", b"partition_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket_ids", b"bucket_ids", "log_offsets", b"log_offsets", "partition_id", b"partition_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PbBucketOffsets: _TypeAlias = PbBucketOffsets  # noqa: Y015
+
+@_typing.final
+class InitProducerRequest(_message.Message):
+    """INIT_PRODUCER (30040): take the columns, fence every earlier epoch at all leaders, then answer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PRODUCER_ID_FIELD_NUMBER: _builtins.int
+    TABLE_ID_FIELD_NUMBER: _builtins.int
+    COLUMN_IDS_FIELD_NUMBER: _builtins.int
+    TTL_MS_FIELD_NUMBER: _builtins.int
+    RESTORED_FIELD_NUMBER: _builtins.int
+    IS_RESTORE_FIELD_NUMBER: _builtins.int
+    producer_id: _builtins.str
+    table_id: _builtins.int
+    ttl_ms: _builtins.int
+    """others may take the columns when it wrote nothing for so long"""
+    is_restore: _builtins.bool
+    """restored counts, also when it is empty"""
+    @_builtins.property
+    def column_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """none: every column that is not in the key"""
+
+    @_builtins.property
+    def restored(self) -> _containers.RepeatedCompositeFieldContainer[Global___PbBucketOffsets]:
+        """of a checkpoint the caller comes back to"""
+
+    def __init__(
+        self,
+        *,
+        producer_id: _builtins.str | None = ...,
+        table_id: _builtins.int | None = ...,
+        column_ids: _abc.Iterable[_builtins.int] | None = ...,
+        ttl_ms: _builtins.int | None = ...,
+        restored: _abc.Iterable[Global___PbBucketOffsets] | None = ...,
+        is_restore: _builtins.bool | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["is_restore", b"is_restore", "producer_id", b"producer_id", "table_id", b"table_id", "ttl_ms", b"ttl_ms"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["column_ids", b"column_ids", "is_restore", b"is_restore", "producer_id", b"producer_id", "restored", b"restored", "table_id", b"table_id", "ttl_ms", b"ttl_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InitProducerRequest: _TypeAlias = InitProducerRequest  # noqa: Y015
+
+@_typing.final
+class InitProducerResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PRODUCER_NUMBER_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    CREATED_FIELD_NUMBER: _builtins.int
+    UNDO_NEEDED_FIELD_NUMBER: _builtins.int
+    EXCLUSIVE_FIELD_NUMBER: _builtins.int
+    BASELINE_FIELD_NUMBER: _builtins.int
+    COLUMN_IDS_FIELD_NUMBER: _builtins.int
+    producer_number: _builtins.int
+    """stands in the writer ids of its puts"""
+    epoch: _builtins.int
+    created: _builtins.bool
+    """nothing was ever written under this id: there is nothing to undo"""
+    undo_needed: _builtins.bool
+    """false: replaying gives the same, because of the functions"""
+    exclusive: _builtins.bool
+    @_builtins.property
+    def baseline(self) -> _containers.RepeatedCompositeFieldContainer[Global___PbBucketOffsets]:
+        """undo from here; buckets that are missing: from 0"""
+
+    @_builtins.property
+    def column_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        producer_number: _builtins.int | None = ...,
+        epoch: _builtins.int | None = ...,
+        created: _builtins.bool | None = ...,
+        undo_needed: _builtins.bool | None = ...,
+        exclusive: _builtins.bool | None = ...,
+        baseline: _abc.Iterable[Global___PbBucketOffsets] | None = ...,
+        column_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["created", b"created", "epoch", b"epoch", "exclusive", b"exclusive", "producer_number", b"producer_number", "undo_needed", b"undo_needed"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["baseline", b"baseline", "column_ids", b"column_ids", "created", b"created", "epoch", b"epoch", "exclusive", b"exclusive", "producer_number", b"producer_number", "undo_needed", b"undo_needed"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InitProducerResponse: _TypeAlias = InitProducerResponse  # noqa: Y015
+
+@_typing.final
+class CheckpointProducerRequest(_message.Message):
+    """CHECKPOINT_PRODUCER (30041): changes before these offsets will never be undone; renews."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PRODUCER_ID_FIELD_NUMBER: _builtins.int
+    TABLE_ID_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    BASELINE_FIELD_NUMBER: _builtins.int
+    producer_id: _builtins.str
+    table_id: _builtins.int
+    epoch: _builtins.int
+    @_builtins.property
+    def baseline(self) -> _containers.RepeatedCompositeFieldContainer[Global___PbBucketOffsets]:
+        """none: renew only"""
+
+    def __init__(
+        self,
+        *,
+        producer_id: _builtins.str | None = ...,
+        table_id: _builtins.int | None = ...,
+        epoch: _builtins.int | None = ...,
+        baseline: _abc.Iterable[Global___PbBucketOffsets] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "producer_id", b"producer_id", "table_id", b"table_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["baseline", b"baseline", "epoch", b"epoch", "producer_id", b"producer_id", "table_id", b"table_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckpointProducerRequest: _TypeAlias = CheckpointProducerRequest  # noqa: Y015
+
+@_typing.final
+class CheckpointProducerResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REMAINING_MS_FIELD_NUMBER: _builtins.int
+    remaining_ms: _builtins.int
+    def __init__(
+        self,
+        *,
+        remaining_ms: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["remaining_ms", b"remaining_ms"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["remaining_ms", b"remaining_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckpointProducerResponse: _TypeAlias = CheckpointProducerResponse  # noqa: Y015
+
+@_typing.final
+class ReleaseProducerRequest(_message.Message):
+    """RELEASE_PRODUCER (30042): a clean end, or an administrator's drop; nothing can be undone after it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PRODUCER_ID_FIELD_NUMBER: _builtins.int
+    TABLE_ID_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    producer_id: _builtins.str
+    table_id: _builtins.int
+    epoch: _builtins.int
+    """absent: whatever it is"""
+    def __init__(
+        self,
+        *,
+        producer_id: _builtins.str | None = ...,
+        table_id: _builtins.int | None = ...,
+        epoch: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "producer_id", b"producer_id", "table_id", b"table_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "producer_id", b"producer_id", "table_id", b"table_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReleaseProducerRequest: _TypeAlias = ReleaseProducerRequest  # noqa: Y015
+
+@_typing.final
+class ReleaseProducerResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReleaseProducerResponse: _TypeAlias = ReleaseProducerResponse  # noqa: Y015
+
+@_typing.final
+class ListProducersRequest(_message.Message):
+    """LIST_PRODUCERS (30043)"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TABLE_ID_FIELD_NUMBER: _builtins.int
+    table_id: _builtins.int
+    def __init__(
+        self,
+        *,
+        table_id: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["table_id", b"table_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["table_id", b"table_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListProducersRequest: _TypeAlias = ListProducersRequest  # noqa: Y015
+
+@_typing.final
+class ListProducersResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PRODUCERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def producers(self) -> _containers.RepeatedCompositeFieldContainer[Global___PbProducer]: ...
+    def __init__(
+        self,
+        *,
+        producers: _abc.Iterable[Global___PbProducer] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["producers", b"producers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListProducersResponse: _TypeAlias = ListProducersResponse  # noqa: Y015
+
+@_typing.final
+class PbProducer(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PRODUCER_ID_FIELD_NUMBER: _builtins.int
+    TABLE_ID_FIELD_NUMBER: _builtins.int
+    PRODUCER_NUMBER_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    COLUMN_IDS_FIELD_NUMBER: _builtins.int
+    EXCLUSIVE_FIELD_NUMBER: _builtins.int
+    TTL_MS_FIELD_NUMBER: _builtins.int
+    IDLE_MS_FIELD_NUMBER: _builtins.int
+    LOST_FIELD_NUMBER: _builtins.int
+    CHECKPOINTED_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
+    BASELINE_FIELD_NUMBER: _builtins.int
+    producer_id: _builtins.str
+    table_id: _builtins.int
+    producer_number: _builtins.int
+    epoch: _builtins.int
+    exclusive: _builtins.bool
+    ttl_ms: _builtins.int
+    idle_ms: _builtins.int
+    """since its last sign of life"""
+    lost: _builtins.bool
+    """others have taken columns of it: it cannot come back"""
+    checkpointed: _builtins.bool
+    owner: _builtins.str
+    @_builtins.property
+    def column_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def baseline(self) -> _containers.RepeatedCompositeFieldContainer[Global___PbBucketOffsets]: ...
+    def __init__(
+        self,
+        *,
+        producer_id: _builtins.str | None = ...,
+        table_id: _builtins.int | None = ...,
+        producer_number: _builtins.int | None = ...,
+        epoch: _builtins.int | None = ...,
+        column_ids: _abc.Iterable[_builtins.int] | None = ...,
+        exclusive: _builtins.bool | None = ...,
+        ttl_ms: _builtins.int | None = ...,
+        idle_ms: _builtins.int | None = ...,
+        lost: _builtins.bool | None = ...,
+        checkpointed: _builtins.bool | None = ...,
+        owner: _builtins.str | None = ...,
+        baseline: _abc.Iterable[Global___PbBucketOffsets] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpointed", b"checkpointed", "epoch", b"epoch", "exclusive", b"exclusive", "idle_ms", b"idle_ms", "lost", b"lost", "owner", b"owner", "producer_id", b"producer_id", "producer_number", b"producer_number", "table_id", b"table_id", "ttl_ms", b"ttl_ms"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["baseline", b"baseline", "checkpointed", b"checkpointed", "column_ids", b"column_ids", "epoch", b"epoch", "exclusive", b"exclusive", "idle_ms", b"idle_ms", "lost", b"lost", "owner", b"owner", "producer_id", b"producer_id", "producer_number", b"producer_number", "table_id", b"table_id", "ttl_ms", b"ttl_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PbProducer: _TypeAlias = PbProducer  # noqa: Y015
+
+@_typing.final
+class UpdateProducersRequest(_message.Message):
+    """UPDATE_PRODUCERS (30044), coordinator to tablet server: all producers of a table, as they are now."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COORDINATOR_EPOCH_FIELD_NUMBER: _builtins.int
+    SERVER_EPOCH_FIELD_NUMBER: _builtins.int
+    TABLES_FIELD_NUMBER: _builtins.int
+    coordinator_epoch: _builtins.int
+    server_epoch: _builtins.int
+    @_builtins.property
+    def tables(self) -> _containers.RepeatedCompositeFieldContainer[Global___PbTableProducers]: ...
+    def __init__(
+        self,
+        *,
+        coordinator_epoch: _builtins.int | None = ...,
+        server_epoch: _builtins.int | None = ...,
+        tables: _abc.Iterable[Global___PbTableProducers] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["coordinator_epoch", b"coordinator_epoch", "server_epoch", b"server_epoch"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator_epoch", b"coordinator_epoch", "server_epoch", b"server_epoch", "tables", b"tables"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpdateProducersRequest: _TypeAlias = UpdateProducersRequest  # noqa: Y015
+
+@_typing.final
+class PbTableProducers(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TABLE_ID_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    PRODUCERS_FIELD_NUMBER: _builtins.int
+    table_id: _builtins.int
+    version: _builtins.int
+    """grows with each change of the table's producers"""
+    @_builtins.property
+    def producers(self) -> _containers.RepeatedCompositeFieldContainer[Global___PbProducer]: ...
+    def __init__(
+        self,
+        *,
+        table_id: _builtins.int | None = ...,
+        version: _builtins.int | None = ...,
+        producers: _abc.Iterable[Global___PbProducer] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["table_id", b"table_id", "version", b"version"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["producers", b"producers", "table_id", b"table_id", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PbTableProducers: _TypeAlias = PbTableProducers  # noqa: Y015
+
+@_typing.final
+class UpdateProducersResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpdateProducersResponse: _TypeAlias = UpdateProducersResponse  # noqa: Y015
+
+@_typing.final
+class GetProducerActivityRequest(_message.Message):
+    """GET_PRODUCER_ACTIVITY (30045), coordinator to tablet server: how long ago they wrote here."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TABLE_ID_FIELD_NUMBER: _builtins.int
+    PRODUCER_NUMBERS_FIELD_NUMBER: _builtins.int
+    table_id: _builtins.int
+    @_builtins.property
+    def producer_numbers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        table_id: _builtins.int | None = ...,
+        producer_numbers: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["table_id", b"table_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["producer_numbers", b"producer_numbers", "table_id", b"table_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetProducerActivityRequest: _TypeAlias = GetProducerActivityRequest  # noqa: Y015
+
+@_typing.final
+class GetProducerActivityResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IDLE_MS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def idle_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """in the order asked; -1: not since the server started"""
+
+    def __init__(
+        self,
+        *,
+        idle_ms: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["idle_ms", b"idle_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetProducerActivityResponse: _TypeAlias = GetProducerActivityResponse  # noqa: Y015
+
+@_typing.final
+class UndoProducerRequest(_message.Message):
+    """UNDO_PRODUCER (30046), client to the leader: take back what earlier epochs of a producer wrote."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TABLE_ID_FIELD_NUMBER: _builtins.int
+    PARTITION_ID_FIELD_NUMBER: _builtins.int
+    BUCKET_ID_FIELD_NUMBER: _builtins.int
+    PRODUCER_NUMBER_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    FROM_OFFSET_FIELD_NUMBER: _builtins.int
+    TIME_LIMIT_MS_FIELD_NUMBER: _builtins.int
+    table_id: _builtins.int
+    partition_id: _builtins.int
+    bucket_id: _builtins.int
+    producer_number: _builtins.int
+    epoch: _builtins.int
+    from_offset: _builtins.int
+    time_limit_ms: _builtins.int
+    """then the answer tells how far it is, and it goes on"""
+    def __init__(
+        self,
+        *,
+        table_id: _builtins.int | None = ...,
+        partition_id: _builtins.int | None = ...,
+        bucket_id: _builtins.int | None = ...,
+        producer_number: _builtins.int | None = ...,
+        epoch: _builtins.int | None = ...,
+        from_offset: _builtins.int | None = ...,
+        time_limit_ms: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["bucket_id", b"bucket_id", "epoch", b"epoch", "from_offset", b"from_offset", "partition_id", b"partition_id", "producer_number", b"producer_number", "table_id", b"table_id", "time_limit_ms", b"time_limit_ms"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket_id", b"bucket_id", "epoch", b"epoch", "from_offset", b"from_offset", "partition_id", b"partition_id", "producer_number", b"producer_number", "table_id", b"table_id", "time_limit_ms", b"time_limit_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UndoProducerRequest: _TypeAlias = UndoProducerRequest  # noqa: Y015
+
+@_typing.final
+class UndoProducerResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DONE_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
+    END_OFFSET_FIELD_NUMBER: _builtins.int
+    KEYS_FIELD_NUMBER: _builtins.int
+    done: _builtins.bool
+    position: _builtins.int
+    """changelog read up to here"""
+    end_offset: _builtins.int
+    """where it ended when the undo began"""
+    keys: _builtins.int
+    """keys changed so far"""
+    def __init__(
+        self,
+        *,
+        done: _builtins.bool | None = ...,
+        position: _builtins.int | None = ...,
+        end_offset: _builtins.int | None = ...,
+        keys: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "end_offset", b"end_offset", "keys", b"keys", "position", b"position"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "end_offset", b"end_offset", "keys", b"keys", "position", b"position"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UndoProducerResponse: _TypeAlias = UndoProducerResponse  # noqa: Y015

@@ -1,0 +1,103 @@
+"""The functions of the aggregation engine, declared once: what they take and what can be done.
+
+| function | column | parameters | NULL input | retract | undone one by one | replay |
+|---|---|---|---|---|---|---|
+| sum | numbers | overflow = error, wrap | ignored | subtracts | yes (not floats) | |
+| product | numbers | overflow = error, wrap | ignored | divides | | |
+| count | INT, BIGINT | overflow = error, wrap | not counted | subtracts 1 | yes | |
+| max, min | numbers, texts, times | | ignored | | | same |
+| max_by, min_by | any | by = a column of max, min | see below | | | same |
+| last_value | any | | taken | | | same |
+| last_value_ignore_nulls | any | | ignored | | | same |
+| first_value | any | | kept if it is the first | | | same |
+| first_value_ignore_nulls | any | | ignored | | | same |
+| listagg, string_agg | texts | delimiter, limit, overflow = error, truncate | ignored | | | |
+| array_agg | ARRAY | limit, overflow = error, truncate | ignored; elements kept | | | |
+| collect | ARRAY | limit, overflow = error, truncate | ignored; one element kept | | | same |
+| bool_and, bool_or | BOOLEAN | | ignored | | | same |
+| rbm32, rbm64 | BYTES | | ignored | | | same |
+| hll, theta | BYTES | | ignored | | | same |
+
+Every function also takes `ignore_retract = true`: a retract leaves the column as it is, where it
+would otherwise be refused. The value of a column is the state of its function, so states merge by
+the function itself; only `count` tells an input (which counts as 1) from a state (which is added).
+The rows of `max_by` and `min_by` take the value of the row whose `by` is the greatest or least, the
+later one of equals; a row whose `by` is NULL changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final
+
+from zufluss.model.types import Root
+
+NUMBERS: Final = frozenset(
+    {Root.TINYINT, Root.SMALLINT, Root.INTEGER, Root.BIGINT, Root.FLOAT, Root.DOUBLE, Root.DECIMAL}
+)
+TEXTS: Final = frozenset({Root.CHAR, Root.STRING})
+TIMES: Final = frozenset({Root.DATE, Root.TIME, Root.TIMESTAMP, Root.TIMESTAMP_LTZ})
+FLOATS: Final = frozenset({Root.FLOAT, Root.DOUBLE})
+ANY: Final = frozenset(Root)
+
+IGNORE_RETRACT: Final = "ignore_retract"
+OVERFLOW: Final = "overflow"
+LIMIT: Final = "limit"
+DELIMITER: Final = "delimiter"
+BY: Final = "by"
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """What is known of a function without running it."""
+
+    roots: frozenset[Root]
+    """Types of columns it can aggregate."""
+    parameters: Mapping[str, tuple[str, ...] | None] = field(default_factory=dict)
+    """Its parameters; their allowed values, where these can be listed."""
+    idempotent: bool = False
+    """Replaying the same rows in order after a crash gives the same value."""
+    retracts: bool = False
+    """An input can be taken back."""
+    invertible: bool = False
+    """What one writer added can be taken away although others have added since; not of floats."""
+
+
+_OVERFLOW = MappingProxyType({OVERFLOW: ("error", "wrap")})
+_LIMITED = MappingProxyType({LIMIT: None, OVERFLOW: ("error", "truncate")})
+_LISTED = MappingProxyType({DELIMITER: None, **_LIMITED})
+_BY = MappingProxyType({BY: None})
+_SAME = Declared(ANY, idempotent=True)
+_BYTES = Declared(frozenset({Root.BYTES}), idempotent=True)
+_BOOLEAN = Declared(frozenset({Root.BOOLEAN}), idempotent=True)
+_EXTREME = Declared(NUMBERS | TEXTS | TIMES, idempotent=True)
+_INTEGERS = frozenset({Root.INTEGER, Root.BIGINT})
+
+FUNCTIONS: Final[Mapping[str, Declared]] = MappingProxyType(
+    {
+        "sum": Declared(NUMBERS, _OVERFLOW, retracts=True, invertible=True),
+        "product": Declared(NUMBERS, _OVERFLOW, retracts=True),
+        "count": Declared(_INTEGERS, _OVERFLOW, retracts=True, invertible=True),
+        "max": _EXTREME,
+        "min": _EXTREME,
+        "max_by": Declared(ANY, _BY, idempotent=True),
+        "min_by": Declared(ANY, _BY, idempotent=True),
+        "last_value": _SAME,
+        "last_value_ignore_nulls": _SAME,
+        "first_value": _SAME,
+        "first_value_ignore_nulls": _SAME,
+        "listagg": Declared(TEXTS, _LISTED),
+        "string_agg": Declared(TEXTS, _LISTED),
+        "array_agg": Declared(frozenset({Root.ARRAY}), _LIMITED),
+        "collect": Declared(frozenset({Root.ARRAY}), _LIMITED, idempotent=True),
+        "bool_and": _BOOLEAN,
+        "bool_or": _BOOLEAN,
+        "rbm32": _BYTES,
+        "rbm64": _BYTES,
+        "hll": _BYTES,
+        "theta": _BYTES,
+    }
+)
+"""Every function by its name."""
