@@ -32,6 +32,7 @@ SECTIONS = {
     "micro": 3,
     "kv": 5,
     "kvscan": 5,
+    "aggregate": 5,
     "tiering": 3,
     "union": 6,
     "remote": 5,

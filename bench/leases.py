@@ -19,6 +19,7 @@ import gc
 import itertools
 import random
 import statistics
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -44,7 +45,7 @@ from zufluss.model.schema import Schema
 from zufluss.model.table import TableBucket, TableDescriptor, TablePath
 from zufluss.net.services import RequestContext, Services
 from zufluss.remote.locations import Locations
-from zufluss.server import settle_memory
+from zufluss.server import settle_memory, share_interpreter
 from zufluss.wire.api import APIS, ApiKey
 
 PARTITIONS = 100
@@ -298,7 +299,7 @@ class Leased:
 async def leased(directory: Path, partitions: int) -> AsyncIterator[Leased]:
     """A coordinator with a table of so many partitions, each with many buckets."""
     data = {"data.dir": str(directory / "data"), "zufluss.kv.snapshot.lease.count-max": "1000000"}
-    usual = gc.get_threshold()
+    usual, usual_switch = gc.get_threshold(), sys.getswitchinterval()
     store = await EmbeddedStore.open(directory / "meta")
     coordinator = Coordinator(Configuration.of(data), store, lambda: time.time_ns() // 1_000_000)
     await coordinator.start(COORDINATOR)
@@ -307,10 +308,12 @@ async def leased(directory: Path, partitions: int) -> AsyncIterator[Leased]:
         world = Leased(store, coordinator)
         await world.fill(partitions)
         settle_memory()
+        share_interpreter()
         yield world
     finally:
         gc.unfreeze()
         gc.set_threshold(*usual)
+        sys.setswitchinterval(usual_switch)
         await coordinator.stop()
         await store.close()
 

@@ -1,7 +1,8 @@
 """`make demo`: two tables, a million rows in and out again, and both of them in a lake meanwhile.
 
-Everything happens in a temporary directory and on a free port; nothing is left behind. It takes
-about a minute, most of it in the last part (`demo_lake.py`): writers go on while Spark moves
+Everything happens in a temporary directory and on a free port; nothing is left behind. In between
+a third table counts page views, once each although their writer is killed (`demo_counts.py`). It
+takes about a minute, most of it in the last part (`demo_lake.py`): writers go on while Spark moves
 what they wrote to Iceberg, and every few seconds lake and log together are compared with the table.
 """
 
@@ -19,6 +20,7 @@ from contextlib import contextmanager
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from demo_counts import counts_part
 from demo_lake import TIERED, DemoError, check, console, lake_part, say
 from rich.markup import escape
 from rich.progress import (
@@ -59,7 +61,7 @@ def main() -> int:
 
 
 def story(directory: str) -> None:
-    """A server, a tiering service beside it, three parts."""
+    """A server, a tiering service beside it, four parts."""
     began = time.perf_counter()
     with DevServer(directory, {"datalake.format": "iceberg"}) as server:
         say(f"server ready on {server.bootstrap} in {time.perf_counter() - began:.1f} s")
@@ -74,6 +76,8 @@ def story(directory: str) -> None:
             log_table(connection)
             console.rule("[bold]a primary-key table[/]: orders, and what becomes of them")
             primary_key_table(connection)
+            console.rule("[bold]an aggregation table[/]: page views, and a writer that is killed")
+            counts_part(connection, server.bootstrap, directory)
             console.rule("[bold]a lake[/]: Spark moves both tables to Iceberg while they change")
             lake_part(connection, started)
             check(service.stop() == 0, f"the tiering service ended badly:\n{service.log()}")

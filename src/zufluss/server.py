@@ -50,6 +50,7 @@ from zufluss.obs.server import (
     lease_samples,
     location_samples,
     net_samples,
+    producer_samples,
     registry_samples,
     remote_files_samples,
     serve_metrics,
@@ -73,6 +74,11 @@ OPEN_FILES_MAX = 1 << 20
 COLLECT_AFTER = (3_000, 10, 300)
 """When Python looks for cycles. With its own numbers (700, 10, 10) it looks at everything that was
 made since the start whenever thousands of requests are under way, and the event loop waits."""
+SWITCH_SECONDS = 0.0002
+"""After so long a thread interrupts the event loop. With Python's own number, 5 ms, it never does
+while the turns of a busy loop are shorter: between two of them the loop lets go of the interpreter
+for an instant, too short for another thread, whose wait begins anew each time. A transaction of
+2 ms then lasts as long as the loop is busy."""
 CONNECT_TIMEOUT_MS = 10_000
 """How long one server waits for another to accept a connection."""
 
@@ -106,7 +112,13 @@ def _with_lake(conf: Configuration) -> Configuration:
 Serve = Callable[[Configuration, asyncio.Event], Awaitable[None]]
 
 
+def share_interpreter() -> None:
+    """Let the threads that write to disks run beside a busy event loop."""
+    sys.setswitchinterval(SWITCH_SECONDS)
+
+
 def _run(conf: Configuration, serve: Serve) -> int:
+    share_interpreter()
     _do_without_pandas()
     _keep_freed_memory()
     _allow_open_files()
@@ -311,6 +323,7 @@ def _coordinator_samples(coordinator: Coordinator) -> list[ReadSamples]:
         location_samples(coordinator.locations.storage),
         remote_files_samples(coordinator.remote),
         lease_samples(coordinator.remote.leases),
+        producer_samples(coordinator.producers),
     ]
 
 

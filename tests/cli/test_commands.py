@@ -69,6 +69,24 @@ def test_what_describe_prints_makes_a_twin(zufluss: Zufluss, tmp_path: Path) -> 
     assert twin["descriptor"] == json.loads(path.read_text())["descriptor"]
 
 
+def test_functions_of_columns_are_written_shown_and_added(zufluss: Zufluss, tmp_path: Path) -> None:
+    path = tmp_path / "views.yaml"
+    path.write_text(
+        """
+        columns: [page STRING, pv BIGINT SUM, "names STRING LISTAGG(delimiter = ';')"]
+        primary_key: [page]
+        properties: {table.merge-engine: aggregation}
+        """
+    )
+    zufluss("table", "create", "views", "--schema", str(path))
+    zufluss("table", "alter", "views", "--add-column", "seen DATE MAX")
+    text = zufluss("table", "describe", "views").out
+    for function in ("SUM", "LISTAGG(delimiter = ';')", "MAX"):
+        assert function in text
+    refused = zufluss("table", "alter", "views", "--add-column", "more INT", code=1)
+    assert "column 'more' has no aggregation function" in refused.err
+
+
 def test_rows_of_every_format_arrive_and_are_scanned_back(zufluss: Zufluss, tmp_path: Path) -> None:
     schema = pa.schema([("id", pa.int64()), ("name", pa.string()), ("day", pa.date32())])
     table = pa.Table.from_pylist([{"id": 1, "name": "parquet"}], schema=schema)

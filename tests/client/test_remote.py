@@ -20,7 +20,7 @@ from zufluss.client.budget import MemoryBudget
 from zufluss.client.connection import AsyncConnection, connect_async
 from zufluss.client.hot import fetch_answer
 from zufluss.client.logscan import AsyncLogScanner
-from zufluss.client.remote import Cutter
+from zufluss.client.remote import AHEAD, PLANNED, Cutter
 from zufluss.errors import CorruptRecordError, ErrorCode, OffsetOutOfRangeError
 from zufluss.model.predicate import col
 from zufluss.model.table import TableBucket, TableInfo, TablePath
@@ -31,7 +31,7 @@ from zufluss.remote.objects import (
     ObjectMissingError,
     Objects,
 )
-from zufluss.remote.uri import parse_location
+from zufluss.remote.uri import LocationUri, parse_location
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
 
@@ -395,6 +395,45 @@ async def test_a_reader_that_stops_early_gives_everything_back(
     assert budget._used == 0
 
 
+async def test_ranges_behind_a_slow_one_are_read_meanwhile_and_handed_out_after_it(
+    connection: AsyncConnection, remote: RemoteBucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = remote.info(0)
+    assert info is not None
+    files, budget = connection.remote.files, MemoryBudget(500)
+    read, slow, all_begun = files.read, asyncio.Event(), asyncio.Event()
+    begun, under_way, most = 0, 0, 0
+
+    async def held_up(table: TablePath, uri: LocationUri, start: int, end: int) -> memoryview:
+        nonlocal begun, under_way, most
+        begun, under_way = begun + 1, under_way + 1
+        most, number = max(most, under_way), begun
+        if number == 1 + PLANNED:
+            all_begun.set()
+        if number == 2:
+            await slow.wait()
+        data = await read(table, uri, start, end)
+        under_way -= 1
+        return data
+
+    async def offsets() -> list[int]:
+        found = []
+        async for part in connection.remote.batches(TablePath("fluss", "t"), info, None, budget):
+            found += [header.base_offset for _, header in part.batches]
+            budget.give(part.size)
+        return found
+
+    monkeypatch.setattr(files, "read", held_up)
+    reading = asyncio.create_task(offsets())
+    async with asyncio.timeout(30):
+        await all_begun.wait()
+        assert begun == 1 + PLANNED > 1 + AHEAD
+        slow.set()
+        assert await reading == [0, 10, 20, 30]
+    assert most <= AHEAD
+    assert budget._used == 0
+
+
 @settings(max_examples=100, deadline=None)
 @given(
     st.lists(st.integers(0, 200), min_size=1, max_size=20),
@@ -408,7 +447,7 @@ def test_any_cut_gives_the_same_batches(bodies: list[int], cuts: list[int]) -> N
     while at < len(data):
         piece = data[at : at + cuts[turn % len(cuts)]]
         at, turn = at + len(piece), turn + 1
-        for part in cutter.cut(piece):
+        for part in cutter.cut(memoryview(piece)):
             found += [bytes(part.records[p : p + h.size]) for p, h in part.batches]
     cutter.check_end(len(batches))
     assert found == [bytes(batch) for batch in batches]
@@ -418,9 +457,9 @@ def test_a_batch_with_an_impossible_length_is_refused() -> None:
     batch = build_batch(1, b"", 1)
     batch[8:12] = (5).to_bytes(4, "little")
     cutter = Cutter("s3://b/f")
-    assert list(cutter.cut(bytes(batch[:20]))) == []
+    assert list(cutter.cut(memoryview(batch)[:20])) == []
     with pytest.raises(CorruptRecordError, match="s3://b/f"):
-        list(cutter.cut(bytes(batch[20:])))
+        list(cutter.cut(memoryview(batch)[20:]))
 
 
 # -- another server --------------------------------------------------------------------------------

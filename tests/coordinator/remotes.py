@@ -120,8 +120,9 @@ async def snapshot(
     *,
     log_offset: int | None = None,
     location_id: int = 1,
+    writers: bool = False,
 ) -> tuple[KvSnapshot, bytes]:
-    """Upload the private files and `_METADATA` of a snapshot."""
+    """Upload the private files and `_METADATA` of a snapshot, and a file of writers if wanted."""
     where = layout.snapshot_directory(directory(cluster, layout.KV, bucket), snapshot_id)
     private = [
         SnapshotFile(name, await put(cluster, location_id, f"{where}/{uuid.uuid4()}", 5))
@@ -135,6 +136,7 @@ async def snapshot(
         tuple(private),
         100,
         row_count=7,
+        writers=await put(cluster, location_id, f"{where}/{uuid.uuid4()}", 5) if writers else None,
     )
     objects = storage(cluster).objects(location_id)
     data = made.to_json(objects.full_path(where), storage(cluster).full_path)
@@ -145,5 +147,5 @@ async def snapshot(
 def paths_of(made: KvSnapshot) -> set[str]:
     """Its files as `files_below` names them, `_METADATA` included."""
     where, path = metadata_file(made)
-    files = {f"l{each.file.location_id}/{each.file.path}" for each in made.files}
+    files = {f"l{each.location_id}/{each.path}" for each in made.objects}
     return {f"l{where}/{path}", *files}

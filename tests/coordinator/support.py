@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from zufluss.cluster.image import ClusterImage, ImageChange, ServerNode
+from zufluss.cluster.producers import TableProducers
 from zufluss.cluster.replicas import (
     KvSnapshotOffset,
     LakeOffsets,
@@ -55,7 +56,10 @@ class Seconds:
 
 
 class RecordingTablet:
-    """Holds buckets as a tablet server does, without any log; `failure` makes starts fail."""
+    """Holds buckets as a tablet server does, without any log; `failure` makes starts fail.
+
+    `deaf` is what every call about producers raises.
+    """
 
     def __init__(self) -> None:
         self.image = ClusterImage()
@@ -69,10 +73,20 @@ class RecordingTablet:
         self.lake_offsets: dict[TableBucket, LakeOffsets] = {}
         self.snapshot_offsets: dict[TableBucket, KvSnapshotOffset] = {}
         self.locations: Locations | None = None
+        self.producers: dict[int, TableProducers] = {}
+        self.idle_ms: dict[int, int] = {}
+        self.ends: dict[TableBucket, int] = {}
+        self.deaf: Exception | None = None
 
-    async def assign(self, image: ClusterImage, replicas: Sequence[ReplicaAssignment]) -> None:
+    async def assign(
+        self,
+        image: ClusterImage,
+        replicas: Sequence[ReplicaAssignment],
+        producers: Sequence[TableProducers] = (),
+    ) -> None:
         self.image = image
         self.buckets = {r.table_bucket: r for r in replicas}
+        self.producers = {t.table_id: t for t in producers}
         self.assigned += 1
 
     async def update_metadata(self, changes: Sequence[ImageChange]) -> None:
@@ -105,6 +119,25 @@ class RecordingTablet:
 
     async def update_locations(self, locations: Locations) -> None:
         self.locations = locations
+
+    async def update_producers(self, tables: Sequence[TableProducers]) -> None:
+        if self.deaf is not None:
+            raise self.deaf
+        for table in tables:
+            before = self.producers.get(table.table_id)
+            if before is None or before.version < table.version:
+                self.producers[table.table_id] = table
+
+    async def producer_idle_ms(self, table_id: int, numbers: Sequence[int]) -> list[int]:
+        if self.deaf is not None:
+            raise self.deaf
+        return [self.idle_ms.get(number, -1) for number in numbers]
+
+    async def end_offsets(self, buckets: Sequence[TableBucket]) -> dict[TableBucket, int]:
+        if self.deaf is not None:
+            raise self.deaf
+        assert set(buckets) <= set(self.buckets), "it is asked for what it leads"
+        return {bucket: self.ends.get(bucket, 0) for bucket in buckets}
 
 
 class Cluster:

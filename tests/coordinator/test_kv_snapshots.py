@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,10 @@ async def take(
     shared: tuple[SnapshotFile, ...] = (),
     location_id: int = 1,
 ) -> KvSnapshot:
-    made, data = await snapshot(cluster, bucket, snapshot_id, shared, location_id=location_id)
+    """A snapshot with all kinds of files that counts."""
+    made, data = await snapshot(
+        cluster, bucket, snapshot_id, shared, location_id=location_id, writers=True
+    )
     await commit(cluster, data)
     return made
 
@@ -91,7 +95,18 @@ async def test_the_newest_snapshots_are_kept_and_the_files_of_others_go(
     locations_only = {p for p in files_below(tmp_path) if p.startswith(("l1/", "l2/"))}
     assert locations_only == paths_of(second) | paths_of(third)
     usage = cluster.coordinator.remotes.live_usage()
-    assert usage == {1: Usage(7, 120), 2: Usage(1, 100)}
+    assert usage == {1: Usage(9, 130), 2: Usage(1, 100)}
+
+
+async def test_writers_that_lie_elsewhere_are_refused(
+    cluster: Cluster, bucket: TableBucket
+) -> None:
+    """They would be deleted with this snapshot, whose ever they are."""
+    other = await shared_file(cluster, bucket, "1.sst")
+    made, _ = await snapshot(cluster, bucket, 0, writers=True)
+    wrong = replace(made, writers=other.file)
+    with pytest.raises(ConfigError, match="is not a file of snapshot 0"):
+        await commit(cluster, wrong.to_json("snap-0", lambda file: file.path))
 
 
 async def test_what_counts_survives_a_restart_with_its_counts(

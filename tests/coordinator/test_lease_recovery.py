@@ -243,6 +243,23 @@ async def test_while_nobody_knows_how_a_write_ended_all_its_pins_hold(world: Lea
         assert world.leases.pinned(bucket, 1) is after
 
 
+@pytest.mark.parametrize("after", [False, True])
+async def test_a_renewal_that_failed_prolongs_nothing_and_the_next_one_may(
+    world: Leasing, after: bool
+) -> None:
+    await lease(world)
+    world.seconds.now += 60
+    faults = Faults(world)
+    faults.set(before=not after, after=after)
+    with pytest.raises(MetaStoreError, match="unplugged"):
+        await world.leases.renew("a", HOUR_MS, principal=None)
+    faults.set()
+    assert left_ms(world) == 59 * MINUTE_MS
+    await world.leases.renew("a", HOUR_MS, principal=None)
+    assert left_ms(world) == HOUR_MS
+    assert world.leases.counts.snapshots == 4
+
+
 async def test_a_lease_in_doubt_that_nobody_asks_for_is_looked_at_by_the_timer(
     world: Leasing,
 ) -> None:

@@ -18,7 +18,8 @@ from tests.coordinator.remotes import (
     snapshot,
 )
 from tests.coordinator.support import DAY_MS, Cluster, Seconds, table_json
-from zufluss.cluster.authority import Authority, super_users
+from zufluss.cluster.authority import Authority, users
+from zufluss.config import options
 from zufluss.config.load import Configuration
 from zufluss.coordinator import lease_records, lease_service
 from zufluss.coordinator.lease_service import LeaseService
@@ -396,8 +397,9 @@ async def test_who_may_not_read_a_table_cannot_lease_it_nor_drop_its_leases(
 
 
 def test_super_users_are_users_with_semicolons_between() -> None:
-    assert super_users("") == frozenset()
-    assert super_users("User:admin; User:a:b ;") == {"admin", "a:b"}
+    assert users(Configuration.of({}), options.SUPER_USERS) == frozenset()
+    several = Configuration.of({"super.users": "User:admin; User:a:b ;"})
+    assert users(several, options.SUPER_USERS) == {"admin", "a:b"}
     authority = Authority(Configuration.of({"super.users": "User:admin"}))
     assert [authority.is_super(each) for each in ("admin", "anna", "", None)] == [
         True,

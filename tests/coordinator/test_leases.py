@@ -444,6 +444,29 @@ async def test_a_caller_that_goes_away_leaves_memory_and_store_the_same(world: L
     assert world.leases.counts == counts
 
 
+async def test_a_renewal_is_finished_even_when_its_caller_goes_away(world: Leasing) -> None:
+    await latest(world, "a", *world.buckets)
+    world.seconds.now += 60
+    task = asyncio.ensure_future(world.leases.renew("a", HOUR_MS, principal=None))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await world.leases.release("a", world.buckets[:1], principal=None)  # after the renewal
+    assert world.leases.leases("a")[0].remaining_ms == HOUR_MS
+
+
+async def test_calls_of_one_lease_take_turns_with_its_renewals(world: Leasing) -> None:
+    await latest(world, "a", *world.buckets)
+    renewals = [world.leases.renew("a", HOUR_MS + i, principal=None) for i in range(3)]
+    drop = world.leases.drop("a", principal=None)
+    late = world.leases.renew("a", HOUR_MS, principal=None)
+    *renewed, _, gone = await asyncio.gather(*renewals, drop, late, return_exceptions=True)
+    assert [each.remaining_ms for each in renewed] == [HOUR_MS, HOUR_MS + 1, HOUR_MS + 2]
+    assert isinstance(gone, KvSnapshotLeaseNotFoundError)
+    assert await world.stored() == {}
+
+
 async def test_thousands_of_renewals_and_expiries_share_transactions(tmp_path: Path) -> None:
     world = await Leasing.start(tmp_path)
     await world.take(world.buckets, 0)

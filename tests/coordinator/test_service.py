@@ -113,7 +113,7 @@ async def test_a_database_property_can_only_be_set_or_deleted(cluster: Cluster) 
 # Tables
 
 
-@pytest.mark.parametrize("name", ["log_zstd", "log_none", "log_nested", "log_stats", "rich"])
+@pytest.mark.parametrize("name", ["log_zstd", "log_none", "log_nested", "log_stats", "kv_all"])
 async def test_a_table_of_the_java_client_is_stored_as_fluss_stores_it(
     tmp_path: Path, name: str
 ) -> None:

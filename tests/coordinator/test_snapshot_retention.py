@@ -227,7 +227,7 @@ class Retention(RuleBasedStateMachine):
         await remote.sweep.sweep()
         there = {p for p in files_below(self.directory) if p.startswith("l")}
         assert there == wanted
-        counted = usage({each.file for made in kept for each in made.files})
+        counted = usage({file for made in kept for file in made.objects})
         live = remote.remotes.live_usage()
         assert sum(u.files for u in live.values()) == len(there)
         assert sum(u.bytes for u in live.values()) == sum(u.bytes for u in counted.values())

@@ -410,7 +410,7 @@ async def audit(locations: Locations, known: Mapping[TableBucket, BucketRecord])
             at = handle.metadata_location, handle.metadata_path
             found.names.add(at)
             snapshot = KvSnapshot.from_json(await locations.read(*at))
-            found.files.extend(each.file for each in snapshot.files)
+            found.files.extend(snapshot.objects)
     at_once = asyncio.Semaphore(READS_AT_ONCE)
     reads = (_problems(locations, file, at_once) for file in set(found.files))
     for problems in await asyncio.gather(*reads):

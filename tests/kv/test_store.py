@@ -22,6 +22,7 @@ from zufluss.kv import flush, memtable
 from zufluss.kv.flush import STATE_FILE, TABLE_FILE, KvState, read_state
 from zufluss.kv.memory import KvMemory
 from zufluss.kv.plain import PlainStore
+from zufluss.kv.rest import Rests
 from zufluss.kv.store import KvStore, hash_keys
 from zufluss.record.slices import Bytes, Positions, Slices
 
@@ -245,8 +246,8 @@ def test_a_flush_process_killed_in_the_middle_of_a_table_loses_nothing(
     whole = flush._pieces
     kills: list[int] = []
 
-    def broken(arena: Bytes, refs: Positions) -> Iterator[bytes | memoryview]:
-        parts = whole(arena, refs)
+    def broken(arena: Bytes, refs: Positions, rests: Rests) -> Iterator[bytes | memoryview]:
+        parts = whole(arena, refs, rests)
         yield next(parts)
         if not kills:
             process = memory.flusher.process_id

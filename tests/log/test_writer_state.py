@@ -10,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.log.support import append, batch, crash, expire, offsets, open_log, read_all
-from zufluss.errors import OutOfOrderSequenceError
+from zufluss.errors import OutOfOrderSequenceError, ProducerFencedError
+from zufluss.log.log import Log
 from zufluss.log.writer_state import RETAINED_BATCHES, SEQUENCE_MAX, WriterState
+from zufluss.model.producer import EPOCH_MAX, ProducerWriter
 from zufluss.record.check import CheckedBatch
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "remote-log"
@@ -167,3 +169,91 @@ def test_a_damaged_snapshot_is_noticed(data: st.DataObject) -> None:
     except ValueError:
         return
     assert read == state  # a blank may become another blank, the content may not change
+
+
+# -- producers ------------------------------------------------------------------------------------
+
+EPOCHS = EPOCH_MAX + 1
+
+
+def _producer(epoch: int, task: int = 0, number: int = 3) -> int:
+    return ProducerWriter(number, epoch % EPOCHS, task).writer_id
+
+
+def test_a_task_that_is_run_again_appends_only_what_is_missing(tmp_path: Path) -> None:
+    """A Spark task that is retried sends everything from its first batch on."""
+    log = open_log(tmp_path)
+    writer = _producer(1)
+    for sequence in range(9):
+        append(log, batch(2, writer=writer, sequence=sequence))
+    for sequence in range(9):
+        again = append(log, batch(2, writer=writer, sequence=sequence))
+        assert again.duplicate
+        assert again.end_offset <= 2 * sequence + 2 or sequence < 9 - RETAINED_BATCHES
+    assert not append(log, batch(2, writer=writer, sequence=9)).duplicate
+    with pytest.raises(OutOfOrderSequenceError, match="so 10 is next"):
+        append(log, batch(writer=writer, sequence=11))
+    assert len(offsets(read_all(log))) == 10
+
+
+def test_a_newer_epoch_begins_at_zero_and_fences_the_older_one(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    append(log, batch(writer=_producer(4), sequence=0))
+    with pytest.raises(OutOfOrderSequenceError, match="must start at 0"):
+        append(log, batch(writer=_producer(5), sequence=1))
+    append(log, batch(writer=_producer(5), sequence=0))
+    append(log, batch(writer=_producer(4, task=1), sequence=0))  # another task, another life
+    append(log, batch(writer=_producer(4, number=7), sequence=0))
+    log = _opened_again(log, tmp_path)
+    for sequence in (0, 1):
+        with pytest.raises(ProducerFencedError, match=r"epoch 4, and epoch 5 has written here"):
+            append(log, batch(writer=_producer(4), sequence=sequence))
+    assert append(log, batch(writer=_producer(5), sequence=0)).duplicate
+
+
+def _opened_again(log: Log, directory: Path) -> Log:
+    log.close(clean=True)
+    return open_log(directory)
+
+
+@given(
+    first=st.integers(0, EPOCH_MAX),
+    steps=st.lists(st.tuples(st.integers(-3, 3), st.integers(0, 4)), max_size=40),
+)
+def test_producers_are_remembered_as_a_plain_model_does(
+    first: int, steps: list[tuple[int, int]]
+) -> None:
+    """Epochs go on after the last one; a snapshot at any time changes nothing."""
+    state, newest, count = WriterState(1000), first, 0
+    for at, (more, sequence) in enumerate(steps):
+        epoch = first + more
+        entry = _entry((_producer(epoch), sequence))
+        state = WriterState.from_json(state.to_json(), 1000)
+        if count and epoch < newest:
+            with pytest.raises(ProducerFencedError):
+                state.check(entry, 0)
+            continue
+        last = count - 1 if epoch == newest and count else -1
+        if sequence > last + 1:
+            with pytest.raises(OutOfOrderSequenceError):
+                state.check(entry, 0)
+        elif sequence <= last:
+            assert state.check(entry, 0) is not None
+        else:
+            assert state.check(entry, 0) is None
+            state.record(_producer(epoch), sequence, at, at + 1, 0)
+            newest, count = epoch, sequence + 1
+        assert len(state) == (count > 0)
+        assert state.copy() == state
+
+
+def test_a_producers_numbers_have_an_end_and_its_gaps_do_not_expire() -> None:
+    state, writer = WriterState(10), _producer(1)
+    state.record(writer, SEQUENCE_MAX, 0, 1, 0)
+    assert state.check(_entry((writer, 0)), 0) is not None, "sent again, not begun again"
+    state.record(_producer(2), 0, 1, 2, 0)
+    with pytest.raises(OutOfOrderSequenceError):
+        state.check(_entry((_producer(2), 5)), 1000)
+    assert state.forget_expired(1000) == 1
+    assert not state.producer_writers()
+    assert state.check(_entry((_producer(2), 0)), 1000) is None

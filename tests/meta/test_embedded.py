@@ -12,8 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from zufluss.meta.api import Create, MetaStore, MetaStoreError, Put, StoreOwnedError
-from zufluss.meta.embedded import DATABASE_FILE, EmbeddedStore
+from zufluss.meta.api import (
+    ConflictError,
+    Create,
+    Delete,
+    MetaStore,
+    MetaStoreError,
+    Op,
+    Put,
+    StoreOwnedError,
+)
+from zufluss.meta.embedded import DATABASE_FILE, ROWS_AT_ONCE, EmbeddedStore
 from zufluss.testing.metastore import MetaStoreConformance
 
 WRITER = Path(__file__).with_name("writer.py")
@@ -33,6 +42,24 @@ async def test_a_version_is_never_given_twice_even_after_deletion(tmp_path: Path
     again = await EmbeddedStore.open(tmp_path)
     assert await again.compare_and_set("/b", b"1", None) > first + 1
     await again.close()
+
+
+async def test_a_transaction_of_more_operations_than_a_statement_takes(tmp_path: Path) -> None:
+    store = await EmbeddedStore.open(tmp_path)
+    paths = [f"/é{i:05}" for i in range(2 * ROWS_AT_ONCE + 1)]
+    await store.transact([Create(path, b"") for path in paths])
+    ops: list[Op] = [Put(path, b"1") for path in paths[:-1]]
+    with pytest.raises(ConflictError) as refused:
+        await store.transact([*ops, Delete("/unknown"), Delete(paths[-1])])
+    assert refused.value.index == len(ops)
+    assert {entry.value for entry in await store.tree("/")} == {b""}
+    await store.transact([*ops, Delete(paths[-1])])
+    assert [(entry.path, entry.value) for entry in await store.tree("/")] == [
+        (path, b"1") for path in paths[:-1]
+    ]
+    await store.transact([Delete(path) for path in paths[:-1]])
+    assert await store.tree("/") == []
+    await store.close()
 
 
 async def test_a_second_store_on_the_same_directory_is_refused(tmp_path: Path) -> None:

@@ -54,6 +54,8 @@ def request(
     if auto is not None:
         schema["auto_increment_column"] = auto
     given = {f"table.{k.replace('__', '.').replace('_', '-')}": v for k, v in properties.items()}
+    if primary_key is not None and properties.get("merge_engine", "").lower() == "aggregation":
+        given["table.merge-engine.aggregation.default-function"] = "last_value"
     return json.dumps(
         {
             "schema": schema,

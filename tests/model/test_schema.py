@@ -125,13 +125,23 @@ def test_an_aggregation_function_on_a_key_column_is_refused() -> None:
         Schema((Column("a", t.INTEGER, agg_function=AggFunction("sum")),), ("a",))
 
 
-def test_aggregation_functions_are_read_in_any_spelling_and_unknown_ones_dropped() -> None:
+def test_aggregation_functions_are_read_in_any_spelling_and_unknown_ones_kept() -> None:
     column = {"name": "a", "data_type": {"type": "STRING"}}
     read = Column.from_json(
         {**column, "agg_function": {"type": "LAST-VALUE", "parameters": {"delimiter": ";"}}}
     )
     assert read.agg_function == AggFunction("last_value", (("delimiter", ";"),))
-    assert Column.from_json({**column, "agg_function": {"type": "median"}}).agg_function is None
+    unknown = Column.from_json({**column, "agg_function": {"type": "median"}})
+    assert unknown.agg_function == AggFunction("median")
+
+
+@pytest.mark.parametrize(
+    "function", ["sum", {}, {"type": 1}, {"type": "sum", "parameters": ["overflow"]}, []]
+)
+def test_what_is_no_aggregation_function_is_refused_by_column(function: object) -> None:
+    """It used to be dropped, and the column then merged in another way than was asked for."""
+    with pytest.raises(InvalidTableError, match="of column 'a' must be an object with a 'type'"):
+        Column.from_json({"name": "a", "data_type": {"type": "STRING"}, "agg_function": function})
 
 
 def test_a_pyarrow_schema_becomes_a_schema_with_its_nullability() -> None:

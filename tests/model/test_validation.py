@@ -238,7 +238,8 @@ def test_the_bucket_key_of_a_partitioned_primary_key_table_leaves_the_partition_
         (AggFunction("last_value"), "ARRAY<INT>", True),
         (AggFunction("listagg", (("delimiter", ";"),)), "STRING", True),
         (AggFunction("listagg", (("delimiter", ""),)), "STRING", False),
-        (AggFunction("listagg", (("limit", "3"),)), "STRING", False),
+        (AggFunction("listagg", (("limit", "3"),)), "STRING", True),
+        (AggFunction("listagg", (("limit", "-3"),)), "STRING", False),
         (AggFunction("sum", (("delimiter", ";"),)), "INT", False),
     ],
 )

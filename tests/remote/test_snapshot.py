@@ -34,6 +34,7 @@ def snapshot() -> KvSnapshot:
         26,
         5,
         (IdRange(2, 100, 200),),
+        RemoteFile(2, "kv/c", 90, 9),
     )
 
 
@@ -101,6 +102,7 @@ def snapshots(draw: st.DrawFn) -> KvSnapshot:
         draw(INT64),
         draw(st.none() | INT64),
         tuple(draw(st.lists(st.builds(IdRange, INT64, INT64, INT64), max_size=2))),
+        draw(st.none() | FILE),
     )
 
 
@@ -112,8 +114,9 @@ def test_metadata_comes_back_as_it_was(found: KvSnapshot) -> None:
 
 def test_what_is_not_there_is_not_written() -> None:
     bare = KvSnapshot(TableBucket(1, None, 0), 3, 140, (), (), 0)
-    assert not written(bare).keys() & {"partition_id", "row_count", "auto_inc_id_range"}
-    assert written(snapshot()).keys() >= {"partition_id", "row_count", "auto_inc_id_range"}
+    keys = {"partition_id", "row_count", "auto_inc_id_range", "zufluss_writers"}
+    assert not written(bare).keys() & keys
+    assert written(snapshot()).keys() >= keys
 
 
 def test_full_paths_are_those_of_each_files_location() -> None:
@@ -121,6 +124,20 @@ def test_full_paths_are_those_of_each_files_location() -> None:
     assert handle["shared_file_handles"][0]["kv_file_handle"]["path"] == "s3://bucket-1/kv/a"
     assert handle["private_file_handles"][0]["kv_file_handle"]["path"] == "s3://bucket-2/kv/b"
     assert [x.name for x in snapshot().files] == ["000008.sst", "CURRENT"]
+
+
+def test_readers_need_the_files_of_rocksdb_and_who_deletes_everything() -> None:
+    found = snapshot()
+    assert found.objects == (*(each.file for each in found.files), found.writers)
+    assert found.writers not in [each.file for each in found.files]
+
+
+def test_a_file_of_writers_outside_its_location_is_refused() -> None:
+    source = written(snapshot())
+    del source["zufluss_crc32c"]
+    source["zufluss_writers"]["path"] = "../elsewhere"
+    with pytest.raises(CorruptRecordError, match="does not lie below a location"):
+        KvSnapshot.from_json(json.dumps(source).encode())
 
 
 SHARED = ("kv_snapshot_handle", "shared_file_handles", 0)

@@ -47,10 +47,10 @@ async def test_a_snapshot_has_all_rows_and_the_next_one_sends_only_what_is_new(
         assert (first.row_count, second.row_count) == (100, 99)
         assert set(first.shared) < set(second.shared)
         assert len(second.shared) == len(first.shared) + 1
-        new = set(second.files) - set(first.files)
-        assert second.incremental_size == sum(f.file.size for f in new)
+        new = set(second.objects) - set(first.objects)
+        assert second.incremental_size == sum(file.size for file in new)
         assert tablet.gateway.snapshots == [first, second]
-        names = {f.file.path for f in (*first.files, *second.files)}
+        names = {file.path for file in (*first.objects, *second.objects)}
         documents = {f"kv/db/t-{TABLE}/0/snap-{i}/_METADATA" for i in (0, 1)}
         assert tablet.remote_files() == [names | documents]
 
@@ -62,7 +62,7 @@ async def test_metadata_has_the_form_that_fluss_writes(tmp_path: Path) -> None:
         assert snapshot is not None
         ours = metadata_of(snapshot, tablet.roots[0])
     fluss = json.loads(FIXTURE.read_bytes())
-    assert list(ours) == [*fluss, "zufluss_crc32c"]
+    assert list(ours) == [*fluss, "zufluss_writers", "zufluss_crc32c"]
     for kind in ("shared_file_handles", "private_file_handles"):
         mine, theirs = ours["kv_snapshot_handle"][kind], fluss["kv_snapshot_handle"][kind]
         assert set(mine[0]) - OURS == set(theirs[0])

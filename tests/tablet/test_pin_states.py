@@ -6,6 +6,7 @@ import asyncio
 import os
 import random
 import tempfile
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from tests.tablet.keyed import Keyed, keyed, many
 from tests.tablet.support import TABLE
 from zufluss.cluster.replicas import ReplicaStop
 from zufluss.errors import InvalidScanRequestError, UnknownTableOrBucketError
+from zufluss.kv.rest import Rests
 from zufluss.model.table import TableBucket
 from zufluss.tablet.pin_states import PAGES_MAX, PinnedState
 
@@ -129,6 +131,39 @@ async def test_a_page_that_takes_long_is_had_by_asking_again(tablet: Keyed) -> N
     other = await state.page(None, None, 5, ALL)
     assert other is not None
     assert other.values.count == 5
+
+
+async def test_a_scan_that_rests_for_puts_keeps_the_time_limit_of_a_call(
+    tablet: Keyed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resting, rested = threading.Event(), threading.Event()
+
+    def rest(self: Rests, when: float) -> None:
+        resting.set()
+        assert rested.wait(60)
+
+    await tablet.put(*many(0, 50))
+    state = await opened(tablet)
+    monkeypatch.setattr(Rests, "wait_until", rest)
+    assert await state.page(None, None, 10, ALL, wait=0) is None
+    assert await asyncio.to_thread(resting.wait, 60)
+    assert await state.page(None, None, 10, ALL, wait=0.01) is None
+    rested.set()
+    page = await state.page(None, None, 10, ALL)
+    assert page is not None
+    assert page.values.count == 10
+
+
+async def test_scans_see_that_puts_are_worked_out_and_that_none_are(tablet: Keyed) -> None:
+    await tablet.put(*many(0, 50))
+    state, rests = await opened(tablet), tablet.server.pin_states.rests
+    stretch = rests.begin()
+    await rows_of(tablet, state, rows=5)
+    await (await opened(tablet)).release()
+    await tablet.rows()
+    assert rests.begin().puts == stretch.puts, "who reads is no reason to rest"
+    await tablet.put(*many(0, 50))
+    assert rests.begin().puts != stretch.puts
 
 
 async def test_the_same_question_at_the_same_time_is_read_once(

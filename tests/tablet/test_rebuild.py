@@ -380,7 +380,7 @@ async def test_nothing_is_fetched_any_more_when_the_files_of_a_failed_rebuild_ar
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended: list[str] = []
-    batches, discard = rebuild.Rebuilder._batches, PinDirectory.discard
+    batches, discard = rebuild.Rebuilder.batches, PinDirectory.discard
 
     def watched(self: rebuild.Rebuilder, *args: Any) -> Any:
         try:
@@ -397,7 +397,7 @@ async def test_nothing_is_fetched_any_more_when_the_files_of_a_failed_rebuild_ar
 
     async with keyed(tmp_path) as tablet:
         await tablet.put(*many(0, 10))
-        monkeypatch.setattr(rebuild.Rebuilder, "_batches", watched)
+        monkeypatch.setattr(rebuild.Rebuilder, "batches", watched)
         monkeypatch.setattr(PinDirectory, "discard", removed)
         monkeypatch.setattr(KvStore, "put", broken)
         with pytest.raises(ZuflussError, match="memory is full"):

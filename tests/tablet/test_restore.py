@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 import random
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from tests.tablet.gateway import Gateway
 from tests.tablet.keyed import Keyed, keyed, many
 from tests.tablet.support import TABLE
 from zufluss.errors import ZuflussError
+from zufluss.model.schema import dump_object
 from zufluss.model.table import TableBucket
+from zufluss.remote.seal import sealed
 from zufluss.remote.snapshot import KvSnapshot
 
 LOCATIONS = ("a", "b", "c")
@@ -159,6 +163,93 @@ async def test_idempotent_writers_are_known_after_a_log_came_back(
         assert tablet.replica().log.log_end_offset == end, "a copy is not appended again"
         await tablet.put((12, "row"), writer_id=5, sequence=12)
         assert tablet.replica().log.log_end_offset == end + 1
+
+
+async def sent(tablet: Keyed, sequence: int) -> int:
+    """Put the batch of this number of writer 5; how many records that added to the changelog."""
+    log = tablet.replica().log
+    before = log.log_end_offset
+    await tablet.put((sequence, f"row {sequence}"), writer_id=5, sequence=sequence)
+    return log.log_end_offset - before
+
+
+async def beyond_the_remote_log(root: Path, gateway: Gateway) -> int:
+    """Batches 0 to 3 are in the remote log, up to 12 in a snapshot, 13 and 14 nowhere.
+
+    The disk is lost. Returns the offset of the snapshot.
+    """
+    async with keyed(root, LOCATIONS, gateway=gateway, conf=SMALL_SEGMENTS) as tablet:
+        for sequence in range(15):
+            await sent(tablet, sequence)
+            if sequence == 3:
+                tablet.replica().log.roll()
+                assert await copied_log(tablet) == 4
+            if sequence == 12:
+                snapshot = await tablet.snapshot()
+    assert snapshot is not None
+    lose(root, "log", "kv")
+    return snapshot.log_offset
+
+
+async def test_writers_are_known_as_the_snapshot_has_them_when_it_is_beyond_the_remote_log(
+    tmp_path: Path, gateway: Gateway
+) -> None:
+    """Else what is sent again would be merged a second time: it is in the rows, not in the log."""
+    end = await beyond_the_remote_log(tmp_path, gateway)
+    async with keyed(tmp_path, LOCATIONS, gateway=gateway, conf=SMALL_SEGMENTS) as tablet:
+        log = tablet.replica().log
+        assert log.log_end_offset == end == 13
+        assert [await sent(tablet, sequence) for sequence in range(8, 13)] == [0] * 5
+        with pytest.raises(AssertionError, match="sequence"):
+            await sent(tablet, 14)
+        assert [await sent(tablet, sequence) for sequence in (13, 14, 13)] == [1, 1, 0]
+        assert len(await tablet.rows()) == 15
+        assert log.writers.last_timestamp <= log.last_timestamp
+
+
+async def test_writers_are_those_of_the_snapshot_also_after_restarts_and_idle_snapshots(
+    tmp_path: Path, gateway: Gateway
+) -> None:
+    """A flush at a clean stop leaves nothing to flush for the next snapshot."""
+    async with keyed(tmp_path, LOCATIONS, gateway=gateway) as tablet:
+        assert [await sent(tablet, sequence) for sequence in range(3)] == [1, 1, 1]
+    async with keyed(tmp_path, LOCATIONS, gateway=gateway) as tablet:
+        assert await tablet.snapshot() is not None
+    lose(tmp_path, "log", "kv")
+    async with keyed(tmp_path, LOCATIONS, gateway=gateway) as tablet:
+        assert [await sent(tablet, sequence) for sequence in (1, 2, 3)] == [0, 0, 1]
+
+
+async def test_a_snapshot_of_an_earlier_version_brings_back_the_writers_of_the_remote_log(
+    tmp_path: Path, gateway: Gateway
+) -> None:
+    await beyond_the_remote_log(tmp_path, gateway)
+    for path in tmp_path.glob("*/kv/**/_METADATA"):
+        document = json.loads(path.read_bytes())
+        del document["zufluss_writers"], document["zufluss_crc32c"]
+        path.write_bytes(sealed(dump_object(document)))
+    async with keyed(tmp_path, LOCATIONS, gateway=gateway, conf=SMALL_SEGMENTS) as tablet:
+        assert len(await tablet.rows()) == 13
+        assert [await sent(tablet, sequence) for sequence in (3, 4)] == [0, 2]
+
+
+@pytest.mark.parametrize("gone", [True, False])
+async def test_writers_that_cannot_be_read_do_not_keep_the_rows_back(
+    tmp_path: Path, gateway: Gateway, gone: bool
+) -> None:
+    end = await beyond_the_remote_log(tmp_path, gateway)
+    file = gateway.snapshots[-1].writers
+    assert file is not None
+    path = tmp_path / LOCATIONS[file.location_id - 1] / file.path
+    if gone:
+        path.unlink()
+    else:
+        path.write_bytes(bytes(file.size))
+    with capture_logs() as logs:
+        async with keyed(tmp_path, LOCATIONS, gateway=gateway, conf=SMALL_SEGMENTS) as tablet:
+            assert tablet.replica().log.log_end_offset == end
+            assert len(await tablet.rows()) == 13
+    assert "kv_snapshot_writers_unusable" in [line["event"] for line in logs]
 
 
 async def test_a_damaged_file_is_noticed_and_an_older_snapshot_used(

@@ -36,10 +36,7 @@ DATABASE = "errors_fixture"
 NO_SUCH_TABLE = 987_654
 UNSUPPORTED = 2
 
-LATER = {
-    ApiKey.REGISTER_PRODUCER_OFFSETS,
-    ApiKey.LIST_ACLS,
-}
+LATER = {ApiKey.LIST_ACLS}
 """APIs that are not served yet."""
 
 OURS: dict[str, tuple[int, str]] = {

@@ -56,8 +56,10 @@ def test_roles_and_versions_are_those_a_real_server_advertises(fixture: str, rol
 
 def test_extensions_have_keys_of_their_own_and_clients_get_the_administrations_only() -> None:
     extensions = {key for key in ApiKey if key >= EXTENSION_KEY_MIN}
-    for_clients = {30010, 30011, 30012, 30020, 30021, 30022, 30030, 30031, 30032}
-    assert extensions == {*range(30000, 30006), *for_clients}
+    leases = {30020, 30021, 30022, 30030, 30031, 30032}
+    producers = {*range(30040, 30044), 30046}
+    for_clients = {30010, 30011, 30012} | leases | producers
+    assert extensions == {*range(30000, 30006), 30044, 30045, *for_clients}
     assert not any(APIS[key].public for key in extensions)
     assert {key for key in extensions if APIS[key].for_clients} == for_clients
     assert APIS[30000].request is m.RegisterTabletServerRequest

@@ -17,7 +17,18 @@ from typing import Annotated
 import typer
 
 from zufluss import __version__
-from zufluss.cli import data, database, keyed, lease, location, partition, servers, table, tiering
+from zufluss.cli import (
+    data,
+    database,
+    keyed,
+    lease,
+    location,
+    partition,
+    producer,
+    servers,
+    table,
+    tiering,
+)
 from zufluss.errors import NetworkError, RequestTimeoutError, ZuflussError
 
 REFUSED = 1
@@ -45,6 +56,7 @@ app.add_typer(table.app, name="table", rich_help_panel=_CATALOG)
 app.add_typer(partition.app, name="partition", rich_help_panel=_CATALOG)
 app.add_typer(location.app, name="location", rich_help_panel=_CATALOG)
 app.add_typer(lease.app, name="lease", rich_help_panel=_CATALOG)
+app.add_typer(producer.app, name="producer", rich_help_panel=_CATALOG)
 app.command(rich_help_panel=_DATA)(data.append)
 app.command(rich_help_panel=_DATA)(data.scan)
 app.command(rich_help_panel=_DATA)(keyed.upsert)

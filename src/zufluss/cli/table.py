@@ -98,6 +98,9 @@ def create(
 
       zufluss table create logs "day STRING, line STRING" --partition-by day
 
+      zufluss table create views "page STRING, pv BIGINT SUM, PRIMARY KEY (page)" --property
+      table.merge-engine=aggregation
+
       zufluss table create trips --schema trips.parquet --property table.log.ttl=1d
     """
     changes: dict[str, Any] = {
@@ -153,10 +156,7 @@ def describe(
         | dict(descriptor.custom_properties)
     )
     print()
-    print_table(
-        ["column", "type", "comment"],
-        [(c.name, str(c.data_type), c.comment or "") for c in descriptor.schema.columns],
-    )
+    _print_columns(descriptor)
 
 
 @app.command()
@@ -271,6 +271,20 @@ def _with_options(descriptor: TableDescriptor, changes: dict[str, Any]) -> Table
     for name in ("properties", "custom_properties"):
         given[name] = {**getattr(descriptor, name), **changes[name]}
     return replace(descriptor, **given)
+
+
+def _print_columns(descriptor: TableDescriptor) -> None:
+    """The columns; with their functions where some have one."""
+    columns = descriptor.schema.columns
+    shown = {
+        "column": [c.name for c in columns],
+        "type": [str(c.data_type) for c in columns],
+        "function": [str(c.agg_function or "") for c in columns],
+        "comment": [c.comment or "" for c in columns],
+    }
+    if not any(shown["function"]):
+        del shown["function"]
+    print_table([*shown], [*zip(*shown.values(), strict=True)])
 
 
 def _facts(info: TableInfo) -> dict[str, Any]:

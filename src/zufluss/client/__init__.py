@@ -8,6 +8,16 @@ from __future__ import annotations
 
 from zufluss.client.connection import AsyncConnection, connect_async
 from zufluss.client.convert import ColumnMismatchError
+from zufluss.client.producer import ProducerHandle
+from zufluss.client.producer_state import ProducerState
 from zufluss.client.sync import Connection, connect
 
-__all__ = ["AsyncConnection", "ColumnMismatchError", "Connection", "connect", "connect_async"]
+__all__ = [
+    "AsyncConnection",
+    "ColumnMismatchError",
+    "Connection",
+    "ProducerHandle",
+    "ProducerState",
+    "connect",
+    "connect_async",
+]

@@ -28,6 +28,7 @@ from zufluss.client.locations import (
 )
 from zufluss.client.metadata import ServerNode
 from zufluss.client.offsets import BucketPlace, Position, list_offsets, places_of
+from zufluss.client.producerinfo import ProducerInfo, producers_of
 from zufluss.errors import (
     InvalidPartitionError,
     LakeSnapshotNotExistError,
@@ -503,6 +504,20 @@ class AsyncAdmin:
         """End a lease, whoever uses it; its snapshots may go. One that there is not is fine."""
         request = m.DropKvSnapshotLeaseRequest(lease_id=lease_id)
         await self._ask(ApiKey.DROP_KV_SNAPSHOT_LEASE, request)
+
+    async def list_producers(self, path: Path | None = None) -> list[ProducerInfo]:
+        """The producers of a table with their offsets, or all producers without."""
+        table_id = None
+        if path is not None:
+            table_id = (await self._connection.table_info(as_path(path))).table_id
+        request = m.ListProducersRequest(table_id=table_id)
+        return producers_of(await self._ask(ApiKey.LIST_PRODUCERS, request))
+
+    async def drop_producer(self, path: Path, producer_id: str) -> None:
+        """End a producer, whoever writes as it: what it wrote stays, its columns are free."""
+        info = await self._connection.table_info(as_path(path))
+        request = m.ReleaseProducerRequest(table_id=info.table_id, producer_id=producer_id)
+        await self._change(ApiKey.RELEASE_PRODUCER, request)
 
     async def server_nodes(self) -> list[ServerNode]:
         """The servers of the cluster, as they are reached from here."""

@@ -9,7 +9,7 @@ from zufluss.client.connection import AsyncConnection
 from zufluss.client.encode import BatchEncoder
 from zufluss.client.hot import produce_request
 from zufluss.client.sender import Encoded, WriteCall
-from zufluss.client.writer import BatchWriter, Chunk
+from zufluss.client.writer import BatchWriter, Chunk, Identity
 from zufluss.errors import InvalidTableError
 from zufluss.model.table import TableInfo
 from zufluss.wire import messages as m
@@ -26,13 +26,15 @@ class AsyncAppendWriter(BatchWriter):
     ...     await writer.flush()
     """
 
-    def __init__(self, connection: AsyncConnection, info: TableInfo) -> None:
+    def __init__(
+        self, connection: AsyncConnection, info: TableInfo, identity: Identity | None = None
+    ) -> None:
         if info.has_primary_key:
             raise InvalidTableError(
                 f"table {info.path} has a primary key; rows are upserted into it, not appended: "
                 "use table.upsert()"
             )
-        super().__init__(connection, info, _PRODUCE)
+        super().__init__(connection, info, _PRODUCE, identity)
         self._encoder = BatchEncoder(info)
 
     def columns_of(self, *, delete: bool) -> None:

@@ -57,11 +57,11 @@ class HashAssigner:
 
 
 class StickyAssigner:
-    """One bucket until its batch is full, then the next; starts anywhere."""
+    """One bucket until its batch is full, then the next; starts anywhere, unless told where."""
 
-    def __init__(self, buckets: int) -> None:
+    def __init__(self, buckets: int, seed: int | None = None) -> None:
         self._buckets = buckets
-        self._current = random.randrange(buckets)
+        self._current = _first(buckets, seed)
 
     def assign(self, batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Yield the whole batch with the current bucket."""
@@ -74,11 +74,11 @@ class StickyAssigner:
 
 
 class RoundRobinAssigner:
-    """The next bucket with every part that is written; starts anywhere."""
+    """The next bucket with every part that is written; starts anywhere, unless told where."""
 
-    def __init__(self, buckets: int) -> None:
+    def __init__(self, buckets: int, seed: int | None = None) -> None:
         self._buckets = buckets
-        self._next = random.randrange(buckets)
+        self._next = _first(buckets, seed)
 
     def assign(self, batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Yield the whole batch with the next bucket."""
@@ -89,13 +89,17 @@ class RoundRobinAssigner:
         """Every write moves on anyway; nothing to do."""
 
 
-def assigner_of(info: TableInfo, options: ClientOptions) -> BucketAssigner:
-    """The assigner for a table, or for one partition of it."""
+def _first(buckets: int, seed: int | None) -> int:
+    return random.randrange(buckets) if seed is None else seed % buckets
+
+
+def assigner_of(info: TableInfo, options: ClientOptions, seed: int | None = None) -> BucketAssigner:
+    """The assigner for a table, or for one partition of it; with a seed always the same."""
     if info.bucket_keys:
         return HashAssigner(info, options.bucket_hash)
     if options.assigner == "round_robin":
-        return RoundRobinAssigner(info.bucket_count)
-    return StickyAssigner(info.bucket_count)
+        return RoundRobinAssigner(info.bucket_count, seed)
+    return StickyAssigner(info.bucket_count, seed)
 
 
 def split_partitions(

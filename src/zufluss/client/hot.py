@@ -54,6 +54,8 @@ def put_request(
     table_id: int,
     timeout_ms: int,
     batches: Sequence[tuple[TableBucket, Buffer]],
+    *,
+    agg_mode: int = 0,
 ) -> list[Buffer]:
     """The body of a PUT_KV request as buffers to send in turn; no target columns mean all.
 
@@ -64,6 +66,8 @@ def put_request(
     if target_columns:
         packed = b"".join(varint(index) for index in target_columns)
         prefix += b"\x22" + varint(len(packed)) + packed
+    if agg_mode:
+        prefix += b"\x30" + varint(agg_mode)
     return _write_request(prefix, b"\x2a", batches)
 
 

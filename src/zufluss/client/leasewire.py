@@ -20,7 +20,7 @@ Duration = str | int | timedelta
 """`"6h"`, milliseconds, or a timedelta."""
 
 
-def duration_ms_of(duration: Duration) -> int:
+def duration_ms_of(duration: Duration, what: str = "lease duration") -> int:
     """Milliseconds of a duration; whether they are allowed is for the server to say."""
     if isinstance(duration, timedelta):
         return duration // timedelta(milliseconds=1)
@@ -29,9 +29,7 @@ def duration_ms_of(duration: Duration) -> int:
     try:
         return parse_duration_ms(duration)
     except ValueError as allowed:
-        raise ConfigError(
-            f"the lease duration {duration!r} is not allowed; allowed: {allowed}"
-        ) from None
+        raise ConfigError(f"the {what} {duration!r} is not allowed; allowed: {allowed}") from None
 
 
 async def targets_of(

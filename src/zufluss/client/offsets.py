@@ -57,8 +57,23 @@ async def list_offsets(
             assert failure is not None
             await backoff.pause(failure)
             names = {place.partition for place in open_places.values()}
-            await connection.refresh_leaders(info, filter(None, names))
+            await _find_leaders(connection, info, filter(None, names), backoff)
     return found
+
+
+async def _find_leaders(
+    connection: AsyncConnection, info: TableInfo, partitions: Iterable[str], backoff: Backoff
+) -> None:
+    """Ask who leads the buckets now, again while nobody answers; raise what is gone for good."""
+    names = list(partitions)
+    while True:
+        try:
+            return await connection.refresh_leaders(info, names)
+        except ZuflussError as e:
+            if e.code not in PASSING:
+                raise
+            failure = e
+        await backoff.pause(failure)
 
 
 async def _ask_leaders(
@@ -144,7 +159,8 @@ async def places_of(
     names = list(partitions)
     parts = [n for n in names if n is not None]
     if parts and any((info.table_id, n) not in connection.metadata.partitions for n in parts):
-        await connection.refresh_leaders(info, parts)
+        backoff = Backoff(connection.options.request_timeout_ms)
+        await _find_leaders(connection, info, parts, backoff)
     places = []
     for name in names:
         partition_id = None

@@ -66,6 +66,10 @@ class ClientOptions:
     """How long the server may hold a fetch."""
     kv_fetch_bytes: int
     """What one answer of a scan of a primary-key bucket aims at."""
+    producer_id: str | None
+    """The id of exactly-once writers that are given none; None makes one up each time."""
+    producer_ttl_ms: int
+    """Others may take the columns of such a writer when it gave no sign of life for so long."""
 
     @property
     def delivery_timeout_ms(self) -> int:
@@ -109,6 +113,8 @@ class ClientOptions:
             fetch_bytes_min=conf.get(o.CLIENT_SCANNER_LOG_FETCH_MIN_BYTES),
             fetch_wait_ms=conf.get(o.CLIENT_SCANNER_LOG_FETCH_WAIT_MAX_TIME),
             kv_fetch_bytes=conf.get(o.CLIENT_SCANNER_KV_FETCH_MAX_BYTES),
+            producer_id=conf.get(o.CLIENT_COLUMN_LOCK_OWNER_ID),
+            producer_ttl_ms=conf.get(o.CLIENT_COLUMN_LOCK_TTL),
         )
 
 

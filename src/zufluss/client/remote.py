@@ -8,6 +8,7 @@ together.
 | what | how |
 |---|---|
 | memory | a range takes its bytes from the budget of the scan before it is asked for |
+| copies | none, but for a batch that lies across two ranges |
 | the first range of a run | is small and takes none: a dead location holds no memory |
 | damage | every batch has a checksum, which the decoder compares; the file has one, too |
 | the end | every segment must end with a whole batch, at the offset that was said |
@@ -42,6 +43,8 @@ RANGE_BYTES: Final = 4 * 1024 * 1024
 """The others, unless the budget is too small for some of them."""
 AHEAD: Final = 4
 """Ranges of one bucket that are on their way at a time."""
+PLANNED: Final = 2 * AHEAD
+"""With those that have arrived but wait for an earlier one, which else would hold up the next."""
 
 
 class Segment(NamedTuple):
@@ -89,7 +92,6 @@ class RemoteReader:
     def __init__(self, connection: AsyncConnection) -> None:
         self.files = RemoteFiles(connection)
         """The files, with the tokens that open them."""
-        self._executor = connection.executor
 
     async def batches(
         self,
@@ -106,7 +108,7 @@ class RemoteReader:
                 if start == segment.start:
                     cutter, crc = Cutter(segment.uri.text), 0
                 if segment.is_checked:
-                    crc = await self._crc(data, crc)
+                    crc = crc32c(data, crc)  # a thread would have it wait behind decoding
                     if end == segment.size:
                         _check_crc(segment, crc)
                 found = deque(cutter.cut(data))
@@ -119,13 +121,9 @@ class RemoteReader:
                 if end == segment.size:
                     cutter.check_end(segment.end_offset)
 
-    async def _crc(self, data: bytes, crc: int) -> int:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._executor, crc32c, data, crc)
-
     async def _ranges(
         self, table: TablePath, segments: Sequence[Segment], budget: MemoryBudget
-    ) -> AsyncGenerator[tuple[_Range, bytes], None]:
+    ) -> AsyncGenerator[tuple[_Range, memoryview], None]:
         """The ranges of segments in order, some of them under way already."""
         plan = _plan(segments, max(1, min(RANGE_BYTES, budget.limit // (2 * AHEAD))))
         first = next(plan, None)
@@ -134,11 +132,12 @@ class RemoteReader:
         data = await self.files.read(table, first.segment.uri, first.start, first.end)
         budget.give(-len(data))
         yield first, data
-        ahead: deque[tuple[_Range, asyncio.Task[bytes]]] = deque()
+        slots = asyncio.Semaphore(AHEAD)
+        ahead: deque[tuple[_Range, asyncio.Task[memoryview]]] = deque()
         try:
             while True:
-                while len(ahead) < AHEAD and (wanted := next(plan, None)) is not None:
-                    read = asyncio.ensure_future(self._read(table, wanted, budget))
+                while len(ahead) < PLANNED and (wanted := next(plan, None)) is not None:
+                    read = asyncio.ensure_future(self._read(table, wanted, budget, slots))
                     ahead.append((wanted, read))
                 if not ahead:
                     return
@@ -149,14 +148,17 @@ class RemoteReader:
         finally:
             await _abandon([read for _, read in ahead], budget)
 
-    async def _read(self, table: TablePath, wanted: _Range, budget: MemoryBudget) -> bytes:
+    async def _read(
+        self, table: TablePath, wanted: _Range, budget: MemoryBudget, slots: asyncio.Semaphore
+    ) -> memoryview:
         size = wanted.end - wanted.start
-        await budget.take(size)
-        try:
-            return await self.files.read(table, wanted.segment.uri, wanted.start, wanted.end)
-        except BaseException:
-            budget.give(size)
-            raise
+        async with slots:
+            await budget.take(size)
+            try:
+                return await self.files.read(table, wanted.segment.uri, wanted.start, wanted.end)
+            except BaseException:
+                budget.give(size)
+                raise
 
 
 def segments_of(table: TablePath, info: m.PbRemoteLogFetchInfo, stop: int | None) -> list[Segment]:
@@ -193,12 +195,12 @@ def _plan(segments: Sequence[Segment], range_bytes: int) -> Iterator[_Range]:
             start, size = end, range_bytes
 
 
-async def _abandon(reads: Sequence[asyncio.Task[bytes]], budget: MemoryBudget) -> None:
+async def _abandon(reads: Sequence[asyncio.Task[memoryview]], budget: MemoryBudget) -> None:
     """End reads that nobody waits for, and give back what they had taken."""
     for read in reads:
         read.cancel()
     for outcome in await asyncio.gather(*reads, return_exceptions=True):
-        if isinstance(outcome, bytes):
+        if isinstance(outcome, memoryview):
             budget.give(len(outcome))
 
 
@@ -220,7 +222,7 @@ class Cutter:
         self._rest = bytearray()
         self._next_offset = 0
 
-    def cut(self, data: bytes) -> Iterator[Batches]:
+    def cut(self, data: memoryview) -> Iterator[Batches]:
         """The batches that end in the next range; the one across its start on its own."""
         position = 0
         if self._rest:
@@ -228,7 +230,7 @@ class Cutter:
             if self._rest_size() == len(self._rest):
                 whole, self._rest = self._rest, bytearray()
                 yield self._found(memoryview(whole), 0)
-        found = self._found(memoryview(data), position)
+        found = self._found(data, position)
         if found.batches:
             last, header = found.batches[-1]
             position = last + header.size
@@ -236,7 +238,7 @@ class Cutter:
         if position < len(data):
             self._rest += data[position:]
 
-    def _complete(self, data: bytes) -> int:
+    def _complete(self, data: memoryview) -> int:
         """Add to the batch that was cut what it lacks; how many bytes that were."""
         position = 0
         if len(self._rest) < LENGTH_OVERHEAD:

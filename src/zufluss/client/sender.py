@@ -11,6 +11,8 @@ answers. What it promises, per bucket:
 * A server that reports pressure gets fewer batches at a time, at full pressure one.
 * A batch that cannot be written is reported, never dropped silently; the ones behind it go on under
   a new writer id, because the server would refuse the gap in the sequences.
+* A sender with a writer id of its own (a producer's) has no other one to go on under: with the
+  first batch that cannot be written it ends, and those behind fail for the same reason.
 
 | answer | what happens |
 |---|---|
@@ -153,7 +155,11 @@ class Sender:
         info: TableInfo,
         call: WriteCall,
         finished: Callable[[PendingBatch, ZuflussError | None], None],
+        writer_id: int | None = None,
     ) -> None:
+        self.ended: ZuflussError | None = None
+        """Why nothing more is sent; only of a sender with a writer id of its own."""
+        self._fixed_id = writer_id
         self._connection = connection
         self._options = connection.options
         self._info = info
@@ -167,7 +173,9 @@ class Sender:
     # -- what the writer calls -----------------------------------------------------------------
 
     async def new_writer_id(self) -> int:
-        """A writer id of the cluster, or −1 without idempotence."""
+        """Its own writer id, or one of the cluster, or −1 without idempotence."""
+        if self._fixed_id is not None:
+            return self._fixed_id
         if not self._options.idempotent:
             return NO_WRITER_ID
         backoff = Backoff(self._options.request_timeout_ms)
@@ -199,9 +207,16 @@ class Sender:
     def fail(self, queue: BucketQueue, batch: PendingBatch, reason: ZuflussError) -> None:
         """Give a batch up."""
         queue.batches.remove(batch)
-        queue.reset = self._options.idempotent
+        if self._fixed_id is not None:
+            self.ended = self.ended or reason
+        else:
+            queue.reset = self._options.idempotent
         self._finished(batch, reason)
         self._wake(queue)
+
+    def end(self, reason: ZuflussError) -> None:
+        """Send nothing more; what is sent already may still be answered."""
+        self.ended = self.ended or reason
 
     async def close(self) -> None:
         """Stop retrying; call it when no batch is left, or to give up."""
@@ -223,6 +238,9 @@ class Sender:
         queues, self._ready = self._ready, {}
         by_server: dict[ServerNode, list[tuple[BucketQueue, PendingBatch]]] = {}
         for queue in queues:
+            if self.ended is not None:
+                self._fail_encoded(queue, self.ended)
+                continue
             batch = queue.sendable(self._options.inflight_max)
             if batch is None:
                 continue
@@ -315,21 +333,27 @@ class Sender:
         if isinstance(reason, _UNANSWERED):
             batch.unanswered = True
         if reason.code is ErrorCode.OUT_OF_ORDER_SEQUENCE_EXCEPTION:
-            self._out_of_order(queue, batch)
-        elif reason.code is ErrorCode.UNKNOWN_WRITER_ID_EXCEPTION:
+            self._out_of_order(queue, batch, reason)
+        elif reason.code is ErrorCode.UNKNOWN_WRITER_ID_EXCEPTION and self._fixed_id is None:
             queue.reset = True
         elif self._may_retry(batch, reason):
             self._retry(queue, reason)
         else:
             self.fail(queue, batch, reason)
 
-    def _out_of_order(self, queue: BucketQueue, batch: PendingBatch) -> None:
+    def _out_of_order(self, queue: BucketQueue, batch: PendingBatch, reason: ZuflussError) -> None:
         if batch.sequence <= queue.last_acked:
             self._acknowledged(queue, batch)  # a later one is there, so this one is
-        elif batch is queue.batches[0]:
+        elif batch is not queue.batches[0]:
+            return
+        elif self._fixed_id is not None:
+            self.fail(queue, batch, reason)
+        else:
             queue.reset = True
 
     def _may_retry(self, batch: PendingBatch, reason: ZuflussError) -> bool:
+        if self.ended is not None:
+            return False
         if reason.code in _CORRUPT and batch.attempts > CORRUPT_RETRIES_MAX:
             return False
         in_time = self._loop.time() < batch.deadline
@@ -369,7 +393,7 @@ class Sender:
         while True:
             if reason is not None:
                 self._fail_waiting(queue, reason, self._loop.time())
-                if not queue.batches:
+                if not queue.batches or self.ended is not None:
                     return None
                 queue.backoff = queue.backoff or Backoff(self._options.delivery_timeout_ms)
                 await asyncio.sleep(queue.backoff.pause_seconds())
@@ -407,6 +431,11 @@ class Sender:
         for sequence, batch in enumerate(queue.batches):
             batch.sequence = sequence
         queue.next_sequence, queue.last_acked, queue.reset = len(queue.batches), -1, False
+
+    def _fail_encoded(self, queue: BucketQueue, reason: ZuflussError) -> None:
+        """Give up what could be sent now; the rest follows when it is encoded or answered."""
+        for batch in [b for b in queue.batches if b.encoded is not None and not b.in_flight]:
+            self.fail(queue, batch, reason)
 
     def _fail_waiting(
         self, queue: BucketQueue, reason: ZuflussError, deadline: float = float("inf")

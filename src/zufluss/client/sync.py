@@ -12,26 +12,29 @@ import asyncio
 import functools
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from types import TracebackType
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, overload
 
 import pyarrow as pa
 from google.protobuf.message import Message
 
 from zufluss.client.admin import AsyncAdmin, Partition
-from zufluss.client.append import AsyncAppendWriter
 from zufluss.client.connection import AsyncConnection, connect_async
-from zufluss.client.convert import is_row
+from zufluss.client.exactly_once import UndoBy
 from zufluss.client.kvscan import AsyncKvScan
 from zufluss.client.kvsnapshot import KvSnapshotReader
 from zufluss.client.lease import AsyncKvSnapshotLease, KvSnapshotLease
+from zufluss.client.leasewire import Duration
 from zufluss.client.lookup import KeyForm, Missing, Row, SingleKey
+from zufluss.client.producer import ProducerHandle
+from zufluss.client.producer_state import States
 from zufluss.client.scan import Offsets, Source, Start, Stop
 from zufluss.client.syncscan import KvScan, LogScan, UnionScan
+from zufluss.client.syncwrite import AppendWriter, ExactlyOnceWriter, TaskWriter, UpsertWriter
 from zufluss.client.table import AsyncTable
+from zufluss.client.undo import OnUndo
 from zufluss.client.union import UnionPlan, plan_union
 from zufluss.client.unionscan import AsyncUnionScan
-from zufluss.client.upsert import AsyncUpsertWriter
+from zufluss.client.upsert import MergeModeName
 from zufluss.errors import NetworkError
 from zufluss.model.expression import Expression
 from zufluss.model.schema import Schema
@@ -40,8 +43,6 @@ from zufluss.wire.api import ApiKey
 
 P = ParamSpec("P")
 R = TypeVar("R")
-W = TypeVar("W", AsyncAppendWriter, AsyncUpsertWriter)
-
 
 INTERRUPT_SECONDS = 0.5
 """How long a caller may wait without listening for an interrupt."""
@@ -246,6 +247,8 @@ class Admin:
     kv_snapshot_lease = _lease_call(AsyncAdmin.kv_snapshot_lease)
     kv_snapshot_leases = _admin_call(AsyncAdmin.kv_snapshot_leases)
     drop_kv_snapshot_lease = _admin_call(AsyncAdmin.drop_kv_snapshot_lease)
+    list_producers = _admin_call(AsyncAdmin.list_producers)
+    drop_producer = _admin_call(AsyncAdmin.drop_producer)
     server_nodes = _admin_call(AsyncAdmin.server_nodes)
     locations = _admin_call(AsyncAdmin.locations)
     alter_location = _admin_call(AsyncAdmin.alter_location)
@@ -289,10 +292,21 @@ class Table:
         """
         return AppendWriter(self._thread, self._thread.call(self._table.append))
 
-    def upsert(self, columns: Sequence[str] | None = None) -> UpsertWriter:
+    def upsert(
+        self,
+        columns: Sequence[str] | None = None,
+        *,
+        merge_mode: MergeModeName = "aggregate",
+        pre_aggregate: bool = False,
+    ) -> UpsertWriter:
         """A writer for a primary-key table: upserts and deletes.
 
-        With `columns`, which must have the primary key, only these are changed.
+        With `columns`, which must have the primary key, only these are changed. `merge_mode` says
+        what the rows are to the stored ones: `"aggregate"`, inputs for the table's merge engine;
+        `"overwrite"`, rows as they are to be, past the engine; and of aggregation tables
+        `"retract"`, inputs that are taken back, and `"merge_state"`, states. With `pre_aggregate`
+        inputs are aggregated here, batch by batch, and sent as states: fewer rows where keys
+        repeat.
 
         >>> with table.upsert() as writer:  # doctest: +SKIP
         ...     writer.write(pandas_frame)
@@ -300,8 +314,75 @@ class Table:
         >>> with table.upsert(["id", "name"]) as writer:  # doctest: +SKIP
         ...     writer.write({"id": 1, "name": "new"})
         """
-        make = functools.partial(self._table.upsert, columns)
+        make = functools.partial(
+            self._table.upsert, columns, merge_mode=merge_mode, pre_aggregate=pre_aggregate
+        )
         return UpsertWriter(self._thread, self._thread.call(make))
+
+    def exactly_once_writer(
+        self,
+        producer_id: str | None = None,
+        columns: Sequence[str] | None = None,
+        *,
+        state: States | None = None,
+        ttl: Duration | None = None,
+        pre_aggregate: bool = False,
+        undo: UndoBy = "server",
+        on_undo: OnUndo | None = None,
+    ) -> ExactlyOnceWriter:
+        """A writer whose rows count once, also when it is killed and starts again.
+
+        It begins when this returns: earlier starts under the same `producer_id` can write nothing
+        any more, what they wrote behind the checkpoint in `state` is undone, and the `columns` (the
+        primary key and what is written; all, unless told) are nobody else's. Without an id it makes
+        one up, which its checkpoints remember. `state` is what `checkpoint()` gave, or its bytes;
+        without one everything since the very first start is undone.
+
+        Others may take the columns when it gave no sign of life for `ttl`
+        (`client.column-lock.ttl`). `pre_aggregate` is as for `upsert`. The servers undo by
+        themselves, and `on_undo` is told how far they are; `undo="client"` reads the changelogs
+        and does it from here.
+
+        >>> with table.exactly_once_writer("views", state=kept) as writer:  # doctest: +SKIP
+        ...     writer.write(rows)
+        ...     kept = writer.checkpoint()
+        """
+        work = self._table.exactly_once_writer(
+            producer_id,
+            columns,
+            state=state,
+            ttl=ttl,
+            pre_aggregate=pre_aggregate,
+            undo=undo,
+            on_undo=on_undo,
+        )
+        return ExactlyOnceWriter(self._thread, self._thread.run(work))
+
+    def producer_writer(
+        self, handle: ProducerHandle, task: int, *, pre_aggregate: bool = False
+    ) -> TaskWriter:
+        """A writer of task number `task` of a job, as the producer of a `handle`.
+
+        The handle comes from the `exactly_once_writer` of the job's driver, or from
+        `append_producer`, and may have been sent here. Under one handle a number stands for one
+        stream of rows: a task that is run again writes the same rows in the same order, and what
+        the table has of them already is dropped. `finish` ends it and says where its buckets stand.
+
+        >>> with table.producer_writer(handle, task=3) as writer:  # doctest: +SKIP
+        ...     writer.write(rows)
+        ...     offsets = writer.finish()
+        """
+        make = functools.partial(
+            self._table.producer_writer, handle, task, pre_aggregate=pre_aggregate
+        )
+        return TaskWriter(self._thread, self._thread.call(make))
+
+    def append_producer(self, producer_id: str | None = None) -> ProducerHandle:
+        """A producer of a log table, for tasks that may be run again: see `producer_writer`.
+
+        A `producer_id` has the same number whenever it is asked for; without one it is a new one.
+        """
+        return self._thread.run(self._table.append_producer(producer_id))
 
     def scan(
         self,
@@ -452,64 +533,3 @@ class Table:
 
     def __repr__(self) -> str:
         return repr(self._table).replace("AsyncTable", "Table")
-
-
-class _Writer(Generic[W]):
-    """What the writers have in common."""
-
-    def __init__(self, thread: LoopThread, writer: W) -> None:
-        self._thread = thread
-        self._writer: W = writer
-
-    def write(self, data: Any) -> None:
-        """Take over rows: Arrow, pandas, polars, a dict of columns, a dict row, a list of rows.
-
-        >>> writer.write(pandas_frame)  # doctest: +SKIP
-        """
-        self._take_over(data, delete=False)
-
-    def _take_over(self, data: Any, *, delete: bool) -> None:
-        """Convert in this thread, so that `data` may come from the connection itself."""
-        if is_row(data, self._writer.info.schema.arrow):
-            if self._writer.add_row(data, delete=delete):
-                self._thread.run(self._writer.take_rows())
-            return
-        for batch in self._writer.convert(data, delete=delete):
-            self._thread.run(self._writer.write_batches([batch], delete=delete))
-
-    def flush(self) -> None:
-        """Wait until everything written before is acknowledged; raise the first failure."""
-        self._thread.run(self._writer.flush())
-
-    def close(self) -> None:
-        """Flush, then let nothing more be written."""
-        self._thread.run(self._writer.close())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._thread.run(self._writer.__aexit__(kind, exc, trace))
-
-    def __repr__(self) -> str:
-        return repr(self._writer).replace("Async", "", 1)
-
-
-class AppendWriter(_Writer[AsyncAppendWriter]):
-    """Appends to a log table; `table.append()` makes it."""
-
-
-class UpsertWriter(_Writer[AsyncUpsertWriter]):
-    """Writes to a primary-key table; `table.upsert()` makes it."""
-
-    def delete(self, data: Any) -> None:
-        """Delete rows; `data` has whole rows or only the key columns, in every form of `write`.
-
-        >>> writer.delete({"id": [1, 2]})  # doctest: +SKIP
-        """
-        self._take_over(data, delete=True)

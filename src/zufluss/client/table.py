@@ -10,15 +10,27 @@ import pyarrow as pa
 from zufluss.client.admin import Partition
 from zufluss.client.append import AsyncAppendWriter
 from zufluss.client.connection import LAKE_SUFFIX, AsyncConnection
+from zufluss.client.exactly_once import (
+    AsyncExactlyOnceWriter,
+    AsyncTaskWriter,
+    UndoBy,
+    open_append_producer,
+    open_exactly_once,
+    task_writer,
+)
 from zufluss.client.head import head_of_keys
 from zufluss.client.kvscan import AsyncKvScan
 from zufluss.client.kvsnapshot import AsyncKvSnapshotReader, open_snapshot
 from zufluss.client.lease import AsyncKvSnapshotLease
+from zufluss.client.leasewire import Duration
 from zufluss.client.logscan import AsyncLogScan
 from zufluss.client.lookup import AsyncLookup, KeyForm, Missing, Row, SingleKey
+from zufluss.client.producer import ProducerHandle
+from zufluss.client.producer_state import States
 from zufluss.client.scan import Offsets, Source, Start, Stop
+from zufluss.client.undo import OnUndo
 from zufluss.client.unionscan import AsyncUnionScan
-from zufluss.client.upsert import AsyncUpsertWriter
+from zufluss.client.upsert import AsyncUpsertWriter, MergeModeName
 from zufluss.errors import InvalidTableError
 from zufluss.model.expression import Expression
 from zufluss.model.schema import Schema
@@ -60,10 +72,21 @@ class AsyncTable:
         self._check_live("append")
         return AsyncAppendWriter(self._connection, self.info)
 
-    def upsert(self, columns: Sequence[str] | None = None) -> AsyncUpsertWriter:
+    def upsert(
+        self,
+        columns: Sequence[str] | None = None,
+        *,
+        merge_mode: MergeModeName = "aggregate",
+        pre_aggregate: bool = False,
+    ) -> AsyncUpsertWriter:
         """A writer for a primary-key table: upserts and deletes.
 
-        With `columns`, which must have the primary key, only these are changed.
+        With `columns`, which must have the primary key, only these are changed. `merge_mode` says
+        what the rows are to the stored ones: `"aggregate"`, inputs for the table's merge engine;
+        `"overwrite"`, rows as they are to be, past the engine; and of aggregation tables
+        `"retract"`, inputs that are taken back, and `"merge_state"`, states. With `pre_aggregate`
+        inputs are aggregated here, batch by batch, and sent as states: fewer rows where keys
+        repeat.
 
         >>> async with table.upsert() as writer:  # doctest: +SKIP
         ...     await writer.write({"id": [1, 2], "name": ["a", "b"]})
@@ -72,7 +95,66 @@ class AsyncTable:
         ...     await writer.write({"id": 1, "name": "new"})
         """
         self._check_live("upsert")
-        return AsyncUpsertWriter(self._connection, self.info, columns)
+        place = (self._connection, self.info, columns)
+        return AsyncUpsertWriter(*place, merge_mode, pre_aggregate=pre_aggregate)
+
+    async def exactly_once_writer(
+        self,
+        producer_id: str | None = None,
+        columns: Sequence[str] | None = None,
+        *,
+        state: States | None = None,
+        ttl: Duration | None = None,
+        pre_aggregate: bool = False,
+        undo: UndoBy = "server",
+        on_undo: OnUndo | None = None,
+    ) -> AsyncExactlyOnceWriter:
+        """A writer whose rows count once, also when it is killed and starts again.
+
+        It begins when this returns: earlier starts under the same `producer_id` can write nothing
+        any more, what they wrote behind the checkpoint in `state` is undone, and the `columns` (the
+        primary key and what is written; all, unless told) are nobody else's. Without an id it makes
+        one up, which its checkpoints remember. `state` is what `checkpoint()` gave, or its bytes;
+        without one everything since the very first start is undone.
+
+        Others may take the columns when it gave no sign of life for `ttl`
+        (`client.column-lock.ttl`). `pre_aggregate` is as for `upsert`. The servers undo by
+        themselves, and `on_undo` is told how far they are; `undo="client"` reads the changelogs
+        and does it from here.
+
+        >>> writer = await table.exactly_once_writer("views", state=kept)  # doctest: +SKIP
+        >>> await writer.write(rows)  # doctest: +SKIP
+        >>> kept = await writer.checkpoint()  # doctest: +SKIP
+        """
+        self._check_live("exactly_once_writer")
+        place = (self._connection, self.info, producer_id, columns)
+        return await open_exactly_once(*place, state, ttl, pre_aggregate, undo, on_undo)
+
+    def producer_writer(
+        self, handle: ProducerHandle, task: int, *, pre_aggregate: bool = False
+    ) -> AsyncTaskWriter:
+        """A writer of task number `task` of a job, as the producer of a `handle`.
+
+        The handle comes from the `exactly_once_writer` of the job's driver, or from
+        `append_producer`, and may have been sent here. Under one handle a number stands for one
+        stream of rows: a task that is run again writes the same rows in the same order, and what
+        the table has of them already is dropped. `finish` ends it and says where its buckets stand.
+
+        >>> async with table.producer_writer(handle, task=3) as writer:  # doctest: +SKIP
+        ...     await writer.write(rows)
+        ...     offsets = await writer.finish()
+        """
+        self._check_live("producer_writer")
+        place = (self._connection, self.info, handle, task)
+        return task_writer(*place, pre_aggregate=pre_aggregate)
+
+    async def append_producer(self, producer_id: str | None = None) -> ProducerHandle:
+        """A producer of a log table, for tasks that may be run again: see `producer_writer`.
+
+        A `producer_id` has the same number whenever it is asked for; without one it is a new one.
+        """
+        self._check_live("append_producer")
+        return await open_append_producer(self._connection, self.info, producer_id)
 
     def scan(
         self,

@@ -78,7 +78,7 @@ class RemoteFiles:
         self._held: dict[str, Access] = {}
         self._asking: dict[TablePath, asyncio.Task[None]] = {}
 
-    async def read(self, table: TablePath, uri: LocationUri, start: int, end: int) -> bytes:
+    async def read(self, table: TablePath, uri: LocationUri, start: int, end: int) -> memoryview:
         """The bytes of a range of a file that belongs to a table."""
         access = await self._access(table, uri)
         try:
@@ -94,7 +94,7 @@ class RemoteFiles:
         uri = parse_location(directory, f"a remote directory of table {table}")
         return self._store(await self._access(table, uri), uri)
 
-    async def _range(self, access: Access, uri: LocationUri, start: int, end: int) -> bytes:
+    async def _range(self, access: Access, uri: LocationUri, start: int, end: int) -> memoryview:
         objects, path = self._store(access, uri)
         return await objects.get_range(path, start, end)
 

@@ -12,14 +12,24 @@ up (auto-increment) is never written, whatever the input has.
 |---|---|
 | some | one is unknown or given twice, a key column is missing, one beside the key is NOT NULL |
 | all | never: these are whole rows |
+
+| merge mode | what the rows are |
+|---|---|
+| `aggregate` | inputs: the table's merge engine says what becomes of them; the usual one |
+| `overwrite` | rows as they are to be, past the engine |
+| `merge_state` | states of an aggregation table, as its columns hold them |
+| `retract` | inputs of an aggregation table that are taken back |
+
+A writer that aggregates itself (`pre_aggregate`) folds the rows of each batch to one per key before
+it sends them, as states: less to send and less to merge where keys repeat.
 """
 
 from __future__ import annotations
 
 import functools
 import struct
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -31,13 +41,28 @@ from zufluss.client.encode import BATCH_BYTES_MAX, join
 from zufluss.client.hot import put_request
 from zufluss.client.kvkeys import check_primary_key, stored_key_encoder
 from zufluss.client.sender import WriteCall
-from zufluss.client.writer import BatchWriter, Chunk
+from zufluss.client.writer import BatchWriter, Chunk, Identity
 from zufluss.config import table_options as t
-from zufluss.errors import InvalidTargetColumnError, RecordTooLargeError
+from zufluss.errors import (
+    ConfigError,
+    ErrorCode,
+    InvalidTableError,
+    InvalidTargetColumnError,
+    RecordTooLargeError,
+    error,
+)
+from zufluss.model.agg_columns import AGGREGATION
+from zufluss.model.merge import MergeMode, merge_engine
 from zufluss.model.table import TableInfo
 from zufluss.record.slices import ABSENT, Slices
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
+
+MergeModeName = Literal["aggregate", "overwrite", "merge_state", "retract"]
+"""What the rows of a writer are to the stored ones."""
+
+Fold = Callable[[pa.RecordBatch], pa.RecordBatch]
+"""Rows of the table in, fewer of them out."""
 
 # The fields of a KV batch's header that change when it is sent under another writer id; the layout
 # stands in `zufluss.record.kvbatch`.
@@ -56,16 +81,26 @@ class AsyncUpsertWriter(BatchWriter):
     """
 
     def __init__(
-        self, connection: AsyncConnection, info: TableInfo, columns: Sequence[str] | None = None
+        self,
+        connection: AsyncConnection,
+        info: TableInfo,
+        columns: Sequence[str] | None = None,
+        merge_mode: MergeModeName = "aggregate",
+        *,
+        pre_aggregate: bool = False,
+        identity: Identity | None = None,
     ) -> None:
         check_primary_key(info, "upsert", "table.append()")
+        mode = put_mode(info, merge_mode, pre_aggregate)
         self.columns = target_columns(info, columns)
         """The columns that are written, in table order."""
         whole = len(self.columns) == len(info.schema)
         targets = () if whole else info.schema.indexes_of(self.columns)
-        request = functools.partial(put_request, targets)
-        super().__init__(connection, info, WriteCall(ApiKey.PUT_KV, m.PutKvResponse, request))
-        self._encoder = PutEncoder(info)
+        request = functools.partial(put_request, targets, agg_mode=mode)
+        call = WriteCall(ApiKey.PUT_KV, m.PutKvResponse, request)
+        super().__init__(connection, info, call, identity)
+        self._pre_aggregates = pre_aggregate
+        self._encoder = PutEncoder(info, _folding(info, self.columns) if pre_aggregate else None)
 
     def columns_of(self, *, delete: bool) -> Sequence[str]:
         """The primary key for deletes, what the writer was made for otherwise."""
@@ -79,11 +114,42 @@ class AsyncUpsertWriter(BatchWriter):
 
         >>> await writer.delete({"id": [1, 2]})  # doctest: +SKIP
         """
+        self.check_deletes()
         await self._take_over(data, delete=True)
+
+    def check_deletes(self) -> None:
+        """Raise if this writer cannot delete."""
+        if self._pre_aggregates:
+            raise error(
+                ErrorCode.DELETION_DISABLED_EXCEPTION,
+                "a writer that aggregates before it sends has no deletes; delete rows of table "
+                f"{self.info.path} by a writer without pre_aggregate",
+            )
 
     def encode(self, chunks: Sequence[Chunk], writer_id: int, sequence: int) -> EncodedPut:
         """The KV batch of the chunks, in order."""
         return self._encoder.encode(chunks, writer_id, sequence)
+
+
+def put_mode(info: TableInfo, name: MergeModeName, pre_aggregate: bool) -> MergeMode:
+    """The mode of a writer's puts; errors if the table has no such mode."""
+    if name not in get_args(MergeModeName):
+        raise ConfigError(f"merge_mode {name!r} is none of {', '.join(get_args(MergeModeName))}")
+    if pre_aggregate and name != "aggregate":
+        raise ConfigError(
+            f"pre_aggregate makes states of inputs, and merge_mode {name!r} takes something else; "
+            "leave one of them out"
+        )
+    mode = MergeMode.MERGE_STATE if pre_aggregate else MergeMode[name.upper()]
+    if mode in (MergeMode.MERGE_STATE, MergeMode.RETRACT):
+        engine = merge_engine(info.descriptor.properties)
+        if engine != AGGREGATION:
+            what = "pre_aggregate" if pre_aggregate else f"merge_mode {name!r}"
+            raise InvalidTableError(
+                f"{what} is for tables whose columns are aggregated; table {info.path} has "
+                + (f"the merge engine {engine}" if engine else "no merge engine")
+            )
+    return mode
 
 
 def target_columns(info: TableInfo, columns: Sequence[str] | None) -> tuple[str, ...]:
@@ -150,7 +216,7 @@ class EncodedPut:
 class PutEncoder:
     """Encodes for one table; safe to use from several threads."""
 
-    def __init__(self, info: TableInfo) -> None:
+    def __init__(self, info: TableInfo, fold: Fold | None = None) -> None:
         from zufluss.record.kvbatch import build_kv_batch  # these load the compiled kernels
         from zufluss.record.rowcodec import RowCodec
 
@@ -160,6 +226,7 @@ class PutEncoder:
         self._schema_id = info.schema_id
         self._keys = stored_key_encoder(info)
         self._rows = RowCodec(info.schema, info.property(t.TABLE_KV_FORMAT))
+        self._fold = fold
 
     def encode(self, chunks: Sequence[Chunk], writer_id: int, sequence: int) -> EncodedPut:
         """The KV batch of the chunks, in order."""
@@ -167,8 +234,10 @@ class PutEncoder:
         deletes = [chunk.rows for chunk in chunks if chunk.delete]
         parts = []
         if upserts:
-            rows = join(upserts)
-            parts.append((self._key_slices(rows), self._rows.encode(self._complete(rows))))
+            rows = self._complete(join(upserts))
+            if self._fold is not None:
+                rows = self._fold(rows)
+            parts.append((self._key_slices(rows), self._rows.encode(rows)))
         if deletes:
             keys = self._key_slices(join(deletes))
             parts.append((keys, _absent(keys.count)))
@@ -200,6 +269,15 @@ class PutEncoder:
             for field in self._schema
         ]
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
+
+def _folding(info: TableInfo, columns: Sequence[str]) -> Fold:
+    """Rows to one per key, with states in the place of inputs, of the columns that are written."""
+    from zufluss.record.aggregate.local import pre_aggregate  # loads the compiled kernels
+
+    schema = info.schema
+    targets = None if len(columns) == len(schema) else tuple(columns)
+    return lambda rows: pre_aggregate(rows, schema, schema.primary_key, targets)
 
 
 def _absent(count: int) -> Slices:

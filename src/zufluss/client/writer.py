@@ -13,6 +13,11 @@ way before they are converted.
 `client.writer.buffer.memory-size` is unacknowledged. `flush` returns when everything written
 before is acknowledged. A batch that failed for good is reported once, by the next `write`, `flush`
 or `close`. Whatever goes to one bucket arrives there in the order it was written.
+
+A producer's writer (`Identity`) is different in two ways. With the first batch that fails it ends,
+and says so to whoever calls it. And the writer of a task cuts its batches by its input alone, never
+by time or by what else is under way: a task that is run again sends the same batches under the same
+numbers, and the server drops those that it has.
 """
 
 from __future__ import annotations
@@ -32,7 +37,7 @@ from zufluss.client.budget import MemoryBudget
 from zufluss.client.connection import AsyncConnection, table_path
 from zufluss.client.convert import ColumnMismatchError, is_row, rows_to_batch, to_batches
 from zufluss.client.sender import BucketQueue, Encoded, PendingBatch, Sender, WriteCall
-from zufluss.errors import PartitionNotExistError, ZuflussError
+from zufluss.errors import ConfigError, PartitionNotExistError, ZuflussError, error
 from zufluss.model.partition import spec_of
 from zufluss.model.table import TableBucket, TableInfo
 from zufluss.wire import messages as m
@@ -56,6 +61,20 @@ class Chunk(NamedTuple):
     """They are to be deleted."""
 
 
+class Identity(NamedTuple):
+    """Who a producer's writer is."""
+
+    writer_id: int
+    """Stands in its batches; sequences begin at 0."""
+    seed: int | None = None
+    """Of a task: batches are cut by the input alone, buckets without key begin with this one."""
+
+    @property
+    def repeatable(self) -> bool:
+        """The same input gives the same batches."""
+        return self.seed is not None
+
+
 class _OpenBatch:
     """What one bucket was given and waits for more."""
 
@@ -70,19 +89,33 @@ class _OpenBatch:
 class BatchWriter:
     """Routes rows to buckets and has them sent in batches; the base of the writers."""
 
-    def __init__(self, connection: AsyncConnection, info: TableInfo, call: WriteCall) -> None:
+    def __init__(
+        self,
+        connection: AsyncConnection,
+        info: TableInfo,
+        call: WriteCall,
+        identity: Identity | None = None,
+    ) -> None:
+        if identity is not None and not connection.options.idempotent:
+            raise ConfigError(
+                "a producer's writer numbers its batches, which client.writer.enable-idempotence = "
+                "false switches off; leave it true"
+            )
         self.info = info
         """The table as it was when the writer was made."""
         self._connection = connection
         self._options = connection.options
         self._loop = asyncio.get_running_loop()
-        self._sender = Sender(connection, info, call, self._finished)
+        self._identity = identity
+        writer_id = None if identity is None else identity.writer_id
+        self._sender = Sender(connection, info, call, self._finished, writer_id)
         self._budget = MemoryBudget(self._options.buffer_bytes)
         self._assigners: dict[str | None, BucketAssigner] = {}
         self._queues: dict[tuple[str | None, int], BucketQueue] = {}
         self._open: dict[BucketQueue, _OpenBatch] = {}
+        self._open_bytes = 0
         self._pending: set[PendingBatch] = set()
-        self._writer_id: int | None = None
+        self._writer_id: int | None = writer_id
         self._failure: ZuflussError | None = None
         self._closed = False
         self._order = asyncio.Lock()
@@ -143,7 +176,7 @@ class BatchWriter:
         with self._rows_lock:
             self._rows.append((delete, row))
             count = len(self._rows)
-        if count == 1:
+        if count == 1 and not self._repeatable:
             self._loop.call_soon_threadsafe(self._start_rows_timer)
         return count >= ROWS_GATHERED_MAX
 
@@ -154,9 +187,13 @@ class BatchWriter:
 
     async def flush(self) -> None:
         """Wait until everything written before is acknowledged; raise the first failure."""
-        await self.take_rows()
         async with self._order:
+            await self._convert_rows()
             self._seal_all()
+        await self._acknowledged()
+
+    async def _acknowledged(self) -> None:
+        """Wait for every batch that is sealed; raise the first failure."""
         if self._pending:
             await asyncio.wait([batch.done for batch in self._pending])
         self._raise_failure()
@@ -166,7 +203,8 @@ class BatchWriter:
         if self._closed:
             return
         try:
-            await self.flush()
+            if self._sender.ended is None or self._untold:
+                await self.flush()
         finally:
             self._closed = True
             for timer in (self._timer, self._rows_timer):
@@ -200,6 +238,22 @@ class BatchWriter:
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
+        ended = self._sender.ended
+        if ended is not None:
+            raise error(
+                ended.code,
+                "the writer ended and takes nothing more; go on from the last checkpoint with a "
+                f"new one. It ended by: {ended.message}",
+            )
+
+    @property
+    def _untold(self) -> bool:
+        """There are rows, or a failure, that the caller does not know the end of."""
+        return bool(self._pending or self._open or self._rows or self._failure)
+
+    @property
+    def _repeatable(self) -> bool:
+        return self._identity is not None and self._identity.repeatable
 
     # -- single rows ---------------------------------------------------------------------------
 
@@ -263,11 +317,16 @@ class BatchWriter:
                 raise
             assigner = self._assigners.get(partition)
             if assigner is None:
-                assigner = self._assigners[partition] = assigner_of(self.info, self._options)
+                assigner = self._new_assigner()
+                self._assigners[partition] = assigner
             for piece in _slices(rows, self._options.batch_bytes * self._fan_out):
                 for bucket, part in await self._assign(assigner, piece):
                     queue = self._queue(partition, partition_id, bucket)
                     await self._append(queue, Chunk(part, chunk.delete), assigner)
+
+    def _new_assigner(self) -> BucketAssigner:
+        seed = None if self._identity is None else self._identity.seed
+        return assigner_of(self.info, self._options, seed)
 
     async def _assign(
         self, assigner: BucketAssigner, rows: pa.RecordBatch
@@ -326,18 +385,28 @@ class BatchWriter:
 
     async def _append(self, queue: BucketQueue, chunk: Chunk, assigner: BucketAssigner) -> None:
         memory = chunk.rows.nbytes
+        if self._repeatable:
+            self._make_room(memory)
         if not self._budget.try_take(memory):
-            self._seal_all()
+            if not self._repeatable:
+                self._seal_all()
             await self._budget.take(memory)
         batch = self._open.get(queue)
         if batch is None:
             batch = self._open[queue] = _OpenBatch(self._loop.time())
-            self._start_timer(self._options.batch_timeout_ms / 1000)
+            if not self._repeatable:
+                self._start_timer(self._options.batch_timeout_ms / 1000)
         batch.chunks.append(chunk)
         batch.memory += memory
+        self._open_bytes += memory
         if batch.memory >= FULL * self._options.batch_bytes:
             self._seal(queue)
             assigner.batch_full(queue.bucket.bucket_id)
+
+    def _make_room(self, memory: int) -> None:
+        """Seal all when too much would be open: decided by the input, whatever is under way."""
+        if self._open_bytes + memory > self._budget.limit // 2:
+            self._seal_all()
 
     def _start_timer(self, delay: float) -> None:
         if self._timer is None:
@@ -361,6 +430,7 @@ class BatchWriter:
     def _seal(self, queue: BucketQueue) -> None:
         """Close the open batch of a bucket and have it encoded."""
         rows = self._open.pop(queue)
+        self._open_bytes -= rows.memory
         batch = self._sender.add(queue, rows.memory)
         self._pending.add(batch)
         encoding = self._loop.run_in_executor(

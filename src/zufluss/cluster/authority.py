@@ -1,8 +1,14 @@
-"""Who may do everything, as `super.users` names them.
+"""Who may do what not everybody may, as the configuration names them.
 
-`super.users` is Fluss's: principals with semicolons between, each a type and a name, such as
+| option                    | its users may                                                    |
+|---------------------------|------------------------------------------------------------------|
+| `super.users`             | do everything                                                    |
+| `zufluss.overwrite.users` | put rows past the merge engine of a table                        |
+
+The form is Fluss's: principals with semicolons between, each a type and a name, such as
 `User:admin;User:root`. The only type is `User`: somebody who came in with a password. Who came in
-without one has no name, and is never among them.
+without one has no name, and is never among them. Where no listener asks for a password nobody has
+a name, and everybody may overwrite.
 """
 
 from __future__ import annotations
@@ -11,6 +17,7 @@ from typing import Final
 
 from zufluss.config import options
 from zufluss.config.load import Configuration
+from zufluss.config.option import Option
 from zufluss.errors import ConfigError
 
 _USER: Final = "User"
@@ -20,26 +27,36 @@ class Authority:
     """Answers who may do what nobody else may."""
 
     def __init__(self, conf: Configuration) -> None:
-        self._super_users = super_users(conf.get(options.SUPER_USERS) or "")
+        self._super_users = users(conf, options.SUPER_USERS)
+        self._overwriters = self._super_users | users(conf, options.ZUFLUSS_OVERWRITE_USERS)
+        self._named = "sasl" in conf.get(options.SECURITY_PROTOCOL_MAP).values()
 
     def is_super(self, principal: str | None) -> bool:
         """Whether a principal may do everything; None is who came in without authentication."""
         return principal is not None and principal in self._super_users
 
+    def may_overwrite(self, principal: str | None) -> bool:
+        """Whether a principal may put rows past the merge engine of a table."""
+        return not self._named or (principal is not None and principal in self._overwriters)
+
     def __repr__(self) -> str:
-        return f"Authority(super_users={sorted(self._super_users)})"
+        return (
+            f"Authority(super_users={sorted(self._super_users)}, "
+            f"overwriters={sorted(self._overwriters)})"
+        )
 
 
-def super_users(text: str) -> frozenset[str]:
+def users(conf: Configuration, option: Option[str | None]) -> frozenset[str]:
     """The names in a list of principals; `ConfigError` for one that is no `User:NAME`."""
-    return frozenset(_name(part.strip()) for part in text.split(";") if part.strip())
+    parts = (part.strip() for part in (conf.get(option) or "").split(";"))
+    return frozenset(_name(part, option) for part in parts if part)
 
 
-def _name(principal: str) -> str:
+def _name(principal: str, option: Option[str | None]) -> str:
     kind, _, name = principal.partition(":")
     if kind != _USER or not name.strip():
         raise ConfigError(
-            f"{options.SUPER_USERS.key}: {principal!r:.200} is no principal; write "
+            f"{option.key}: {principal!r:.200} is no principal; write "
             f"{_USER}:NAME, with semicolons between several"
         )
     return name.strip()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from zufluss.cluster import codec
 from zufluss.cluster.image import BucketState, ClusterImage, ImageChange
+from zufluss.cluster.producers import TableProducers
 from zufluss.model.table import PhysicalTablePath, TableBucket
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
@@ -108,12 +109,36 @@ class TabletGateway(Protocol):
         """Know where remote files may lie; a version it has already, or a newer one, stays."""
         ...
 
+    async def update_producers(self, tables: Sequence[TableProducers]) -> None:
+        """Know the producers of tables; a version it has already, or a newer one, stays.
+
+        When this returns, no put that these do not allow is applied any more, not even one that
+        arrived before. Tables it does not hold are remembered, too: their buckets may come.
+        """
+        ...
+
+    async def producer_idle_ms(self, table_id: int, numbers: Sequence[int]) -> list[int]:
+        """How long ago producers wrote to a table here, in the order asked; -1 for never."""
+        ...
+
+    async def end_offsets(self, buckets: Sequence[TableBucket]) -> dict[TableBucket, int]:
+        """The ends of the logs of buckets that it leads; raise when it does not lead one."""
+        ...
+
 
 class LocalTablet(TabletGateway, Protocol):
     """A tablet server in the coordinator's process: it is told everything at once at start."""
 
-    async def assign(self, image: ClusterImage, replicas: Sequence[ReplicaAssignment]) -> None:
-        """Take over this picture, hold exactly these buckets, delete every other on the disk."""
+    async def assign(
+        self,
+        image: ClusterImage,
+        replicas: Sequence[ReplicaAssignment],
+        producers: Sequence[TableProducers] = (),
+    ) -> None:
+        """Take over this picture, hold exactly these buckets, delete every other on the disk.
+
+        `producers` are all there are: a table that is not among them has none.
+        """
         ...
 
 

@@ -63,6 +63,14 @@ SUPER_USERS: Option[str | None] = Option(
     "`User:admin;User:root`.",
     default_text="nobody",
 )
+ZUFLUSS_OVERWRITE_USERS: Option[str | None] = Option(
+    "zufluss.overwrite.users",
+    Kind.STRING,
+    None,
+    "Users that may put rows past the merge engine of a table, beside those of `super.users`, in "
+    "the same form. Without a `sasl` listener users have no names, and everybody may.",
+    default_text="nobody",
+)
 SECURITY_SASL_PLAIN_JAAS_CONFIG: Option[str | None] = Option(
     "security.sasl.plain.jaas.config",
     Kind.STRING,

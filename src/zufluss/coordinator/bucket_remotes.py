@@ -246,10 +246,14 @@ class BucketRemotes:
 
     async def undisturbed(self, work: Coroutine[Any, Any, T]) -> T:
         """Finish what was begun even when the caller goes away: memory follows the store."""
-        task = asyncio.ensure_future(work)
+        return await asyncio.shield(self.begin(work))
+
+    def begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Do something that `settle` waits for."""
+        task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        return await asyncio.shield(task)
+        return task
 
     async def settle(self) -> None:
         """Wait for the changes under way."""

@@ -135,7 +135,7 @@ class KvSnapshots:
             await self._remotes.read_again([bucket])
             if not self._is_known(snapshot, handle):
                 self._check_fence(bucket, leader_epoch)
-                check_locations(self._storage, [f.file.location_id for f in snapshot.files])
+                check_locations(self._storage, [f.location_id for f in snapshot.objects])
                 await self._remotes.change(
                     bucket, lambda r: self._with_snapshot(r, snapshot, handle)
                 )
@@ -189,15 +189,15 @@ class KvSnapshots:
             raise NonPrimaryKeyTableError(f"table '{table.info.path}' has no primary key")
         if not snapshot.private:
             raise ConfigError(f"snapshot {snapshot.snapshot_id} of {bucket} has no private files")
-        for own, files in ((None, snapshot.shared), (snapshot.snapshot_id, snapshot.private)):
-            for each in files:
-                name = check_name(self._image, layout.KV, bucket, each.file.path)
-                if name.snapshot_id != own:
-                    raise ConfigError(
-                        f"{each.file.path!r:.300} is not a file of snapshot {snapshot.snapshot_id}"
-                    )
+        shared = {each.file for each in snapshot.shared}
+        for file in snapshot.objects:
+            name = check_name(self._image, layout.KV, bucket, file.path)
+            if name.snapshot_id != (None if file in shared else snapshot.snapshot_id):
+                raise ConfigError(
+                    f"{file.path!r:.300} is not a file of snapshot {snapshot.snapshot_id}"
+                )
         where = metadata_file(snapshot)
-        size = sum(each.size for each in _files(snapshot))
+        size = sum(each.size for each in snapshot.objects)
         return SnapshotHandle(snapshot.snapshot_id, snapshot.log_offset, *where, size)
 
     def _is_known(self, snapshot: KvSnapshot, handle: SnapshotHandle) -> bool:
@@ -231,8 +231,8 @@ class KvSnapshots:
                 f"snapshot {handle.snapshot_id} of {bucket} reaches offset {handle.log_offset}, "
                 f"the one before {record.snapshots[-1].log_offset}; a snapshot never goes back"
             )
-        known = {f for s in self._cached(bucket, record.snapshots) for f in _files(s)}
-        added = usage(f for f in _files(snapshot) if f not in known)
+        known = {f for s in self._cached(bucket, record.snapshots) for f in s.objects}
+        added = usage(f for f in snapshot.objects if f not in known)
         after = replace(
             record,
             next_snapshot_id=handle.snapshot_id + 1,
@@ -255,7 +255,7 @@ class KvSnapshots:
         await self._remotes.certain(bucket)
         record = self._remotes.get(bucket)
         kept = [await self.read(bucket, handle) for handle in record.snapshots]
-        in_use = {file for snapshot in kept for file in _files(snapshot)}
+        in_use = {file for snapshot in kept for file in snapshot.objects}
         names = {(file.location_id, file.path) for file in in_use}
         deleted: list[SnapshotHandle] = []
         failure: ZuflussError | None = None
@@ -298,7 +298,7 @@ class KvSnapshots:
         except CorruptRecordError as problem:
             log.error("kv_snapshot_damaged", bucket=str(bucket), error=str(problem))
             return
-        unused = [f for f in _files(snapshot) if (f.location_id, f.path) not in in_use]
+        unused = [f for f in snapshot.objects if (f.location_id, f.path) not in in_use]
         self._reach("retain-delete")
         await self._delete_files(unused)
         await self._delete_files([RemoteFile(handle.metadata_location, handle.metadata_path, 0, 0)])
@@ -330,7 +330,7 @@ class KvSnapshots:
         """Location and path of everything that the kept snapshots of a record have."""
         found = {(h.metadata_location, h.metadata_path) for h in record.snapshots}
         for handle in record.snapshots:
-            found |= {(f.location_id, f.path) for f in _files(await self.read(bucket, handle))}
+            found |= {(f.location_id, f.path) for f in (await self.read(bucket, handle)).objects}
         return found
 
     async def read(self, bucket: TableBucket, handle: SnapshotHandle) -> KvSnapshot:
@@ -420,7 +420,3 @@ async def _parsed(metadata: bytes) -> KvSnapshot:
     if len(metadata) > PARSED_AT_ONCE:
         return await asyncio.to_thread(KvSnapshot.from_json, metadata)
     return KvSnapshot.from_json(metadata)
-
-
-def _files(snapshot: KvSnapshot) -> list[RemoteFile]:
-    return [each.file for each in snapshot.files]

@@ -1,8 +1,11 @@
 """The leases there are: in memory, in the store and in time, and the same in all three.
 
-`leases.py` decides what a call does to a lease; this keeps what came of it. Each lease has a lock
-of its own (`turn`), held from the check to the end of the write. No lock is common to all, and
-writes of many leases share transactions (`lease_writer.py`).
+`leases.py` decides what a call does to a lease; this keeps what came of it. One at a time does
+something with a lease (`lease_turns.py`), from the check to the end of the write. No lock is common
+to all, and writes of many leases share transactions (`lease_writer.py`).
+
+Thousands of clients renew, and others wait meanwhile, so a renewal of a lease with which nothing
+else is being done needs no task: it begins at once, and the writer tells how it ended.
 
 When a write fails and nobody knows whether it took place, the lease is read again before anything
 else happens to it. Until then its pins of before and after hold.
@@ -23,7 +26,6 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
-from weakref import WeakValueDictionary
 
 import structlog
 
@@ -33,6 +35,7 @@ from zufluss.coordinator.lease_deadlines import Deadlines
 from zufluss.coordinator.lease_epochs import Epochs
 from zufluss.coordinator.lease_pins import Pins
 from zufluss.coordinator.lease_rules import Lease, Pin, TableLease
+from zufluss.coordinator.lease_turns import Turns
 from zufluss.coordinator.lease_writer import LeaseWriter
 from zufluss.coordinator.ledger import is_without_effect
 from zufluss.coordinator.records import LEASES_PATH
@@ -78,7 +81,7 @@ class LeaseBook:
         self._checkpoint_seconds = checkpoint_seconds
         self._deadlines = Deadlines()
         self._unsettled: dict[str, dict[TableBucket, Pin]] = {}
-        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._turns = Turns()
         self._checkpointed = clock()
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -110,11 +113,11 @@ class LeaseBook:
     @asynccontextmanager
     async def turn(self, lease_id: str) -> AsyncIterator[None]:
         """Be the only one who does something with a lease, from the check to the write."""
-        lock = self._locks.get(lease_id)
-        if lock is None:
-            lock = self._locks[lease_id] = asyncio.Lock()
-        async with lock:
+        await self._turns.begin(lease_id)
+        try:
             yield
+        finally:
+            self._turns.end(lease_id)
 
     async def current(self, lease_id: str) -> Lease | None:
         """A lease as the store has it; None when there is none, or it has just ended."""
@@ -129,7 +132,14 @@ class LeaseBook:
     @property
     def busy(self) -> list[str]:
         """Leases with which something is being done."""
-        return list(self._locks)
+        return self._turns.busy
+
+    def idle(self, lease_id: str) -> Lease | None:
+        """A lease that `current` would find at once, and with which nothing is being done."""
+        lease = self.leases.get(lease_id)
+        if lease is None or lease_id in self._unsettled or lease.is_over(self._clock()):
+            return None
+        return None if self._turns.is_taken(lease_id) else lease
 
     # Memory and store
 
@@ -150,6 +160,39 @@ class LeaseBook:
             else:
                 await self._doubt(lease_id, new)
             raise
+
+    def renew(self, lease: Lease, duration_ms: int) -> asyncio.Future[None]:
+        """Prolong an idle lease from now on; durable when the future is done.
+
+        Begun at once, and finished even when nobody waits for it any more.
+        """
+        renewed = asyncio.get_running_loop().create_future()
+        now = self._clock()
+
+        def ended(problem: Exception | None) -> None:
+            if problem is None:
+                self.prolong(lease, now, duration_ms)
+                self._turns.end(lease.lease_id)
+                if not renewed.done():
+                    renewed.set_result(None)
+            else:
+                self._remotes.begin(self._not_renewed(lease, problem, renewed))
+
+        op = lease_records.put_expiry(lease.lease_id, duration_ms, duration_ms)
+        self._turns.take(lease.lease_id)
+        self.writer.begin([op], ended, renewal=True)
+        return renewed
+
+    async def _not_renewed(
+        self, lease: Lease, problem: Exception, renewed: asyncio.Future[None]
+    ) -> None:
+        try:
+            if not is_without_effect(problem):
+                await self._doubt(lease.lease_id, {})
+        finally:
+            self._turns.end(lease.lease_id)
+            if not renewed.done():
+                renewed.set_exception(problem)
 
     async def _doubt(self, lease_id: str, new: Mapping[TableBucket, Pin]) -> None:
         """Nobody knows how a change ended: find out, now or before the next one."""

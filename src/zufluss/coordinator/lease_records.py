@@ -34,7 +34,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
+from functools import lru_cache, partial
 from itertools import groupby
 from typing import NamedTuple, TypeVar
 
@@ -51,6 +51,8 @@ BODY_BYTES_MAX = 64 * 1024 * 1024
 """Largest table value, before it is deflated."""
 NUMBER_MAX = 2**63 - 1
 """Largest number in a value."""
+EXPIRIES_KNOWN_MAX = 1_000
+"""Times whose values are remembered: renewals for the same duration write the same bytes."""
 
 _CHECKSUM = struct.Struct("<I")
 
@@ -170,6 +172,7 @@ def decode_head(value: bytes) -> Head:
     return Head(owner, epoch, created_ms, table_ids)
 
 
+@lru_cache(maxsize=EXPIRIES_KNOWN_MAX)
 def encode_expiry(expiry: Expiry) -> bytes:
     """The time a lease has left as it is stored."""
     return _sealed(_varints(expiry))

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from zufluss.coordinator.ledger import Ledger
 from zufluss.meta.api import ConflictError, Create, Op, Put
@@ -26,19 +26,14 @@ BYTES_MAX = 500_000
 """Bytes of one transaction, unless a single change needs more."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Change:
+Ended = Callable[[Exception | None], None]
+"""Told how a change ended, None when it is durable."""
+
+
+class _Change(NamedTuple):
     ops: Sequence[Op]
     size: int
-    outcome: asyncio.Future[None]
-
-    def ended(self, problem: Exception | None) -> None:
-        if self.outcome.done():  # its caller is gone
-            return
-        if problem is None:
-            self.outcome.set_result(None)
-        else:
-            self.outcome.set_exception(problem)
+    ended: Ended
 
 
 class LeaseWriter:
@@ -57,12 +52,25 @@ class LeaseWriter:
 
         No two changes that wait at a time may touch the same path.
         """
+        outcome = asyncio.get_running_loop().create_future()
+
+        def ended(problem: Exception | None) -> None:
+            if outcome.done():  # its caller is gone
+                return
+            if problem is None:
+                outcome.set_result(None)
+            else:
+                outcome.set_exception(problem)
+
+        self.begin(ops, ended, renewal=renewal)
+        await outcome
+
+    def begin(self, ops: Sequence[Op], ended: Ended, *, renewal: bool = False) -> None:
+        """As `write`, for who has no task to wait in: `ended` is called, whatever happens."""
         size = sum(len(op.value) for op in ops if isinstance(op, Create | Put))
-        change = _Change(ops, size, asyncio.get_running_loop().create_future())
-        self._queues[renewal].append(change)
+        self._queues[renewal].append(_Change(ops, size, ended))
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run(), name="lease-writer")
-        await change.outcome
 
     async def _run(self) -> None:
         while any(self._queues):

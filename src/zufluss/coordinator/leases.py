@@ -207,7 +207,13 @@ class Leases:
         """Let a lease last for a duration from now on."""
         self._check(lease_id, duration_ms)
         call = _Call(lease_id, principal, epoch)
-        return await self._remotes.undisturbed(self._renew(call, duration_ms))
+        lease = self._book.idle(lease_id)
+        if lease is None:
+            return await self._remotes.undisturbed(self._renew(call, duration_ms))
+        self._check_mine(lease, call)
+        check_sound(lease)
+        await self._book.renew(lease, duration_ms)
+        return Renewed(lease.remaining_ms(self._clock()), lease.revoked)
 
     async def release(
         self,
@@ -337,9 +343,12 @@ class Leases:
         """The lease of a call, if the caller may use it; None when there is none."""
         lease = await self._book.current(call.lease_id)
         if lease is not None:
-            check_owner(lease, call.principal, self._is_super(call.principal))
-            check_epoch(lease, call.epoch)
+            self._check_mine(lease, call)
         return lease
+
+    def _check_mine(self, lease: Lease, call: _Call) -> None:
+        check_owner(lease, call.principal, self._is_super(call.principal))
+        check_epoch(lease, call.epoch)
 
     async def _acquire(
         self,
@@ -412,6 +421,7 @@ class Leases:
         return Acquired(lease.epoch, remaining_ms, found.leased, found.unavailable, lease.revoked)
 
     async def _renew(self, call: _Call, duration_ms: int) -> Renewed:
+        """Renew a lease after what others do with it just now."""
         async with self._book.turn(call.lease_id):
             lease = await self._mine(call)
             if lease is None:

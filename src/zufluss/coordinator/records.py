@@ -25,6 +25,8 @@ the old table is being deleted, and dropping a table is deleting one subtree.
 | `/remote/drops/table-ID/partitions/N` | `partitions`: the names by id of up to 1,000 partitions that went with a primary-key table, since its leased snapshots lie below them |
 | `/remote/drops/partition-ID` | the same as of a table, of a dropped partition, with `partition` (its name) and `partition_id` |
 | `/leases/kv-snapshot/ID…` | leases of key-value snapshots, binary, see `lease_records.py` |
+| `/producers/tables/TABLE_ID/ID…` | producers, see `producer_records.py`; `/counters/producer` counts them |
+| `/producers/offsets/ID…` | offsets that producers registered, see `producer_offsets.py` |
 | `/remote/locations` `/remote/placement` `/configs/cluster` | see `locations.py` |
 
 Times are epoch milliseconds. Both `lake` paths are made and deleted with the table. `buckets` is a path of its own because leaders change on their own.

@@ -22,7 +22,7 @@ from zufluss.cluster.image import NodesPut, ServerNode
 from zufluss.cluster.replicas import RpcCaller, assignments, replica_to_proto
 from zufluss.config.values import parse_endpoints
 from zufluss.coordinator.catalog import Catalog
-from zufluss.coordinator.tablets import RemoteTablet, Tablets
+from zufluss.coordinator.tablets import RemoteTablet, Tablets, producer_messages
 from zufluss.errors import ConfigError, ErrorCode, error
 from zufluss.remote.health import LocationReport
 from zufluss.wire import messages as m
@@ -163,6 +163,7 @@ class Registrations:
         self._sessions[node.node_id] = Session(tablet, self._clock_ms())
         self._tablets.attach(node.node_id, tablet)
         locations = self._catalog.locations
+        producers = self._tablets.producers_of_server(node.node_id)
         return m.RegisterTabletServerResponse(
             server_epoch=server_epoch,
             coordinator_epoch=epoch,
@@ -170,6 +171,7 @@ class Registrations:
             metadata=codec.update_request(self._image.snapshot(), epoch, server_epoch),
             replicas=map(replica_to_proto, assignments(self._image, node.node_id)),
             locations=None if locations is None else locations.locations.to_proto(),
+            producers=await producer_messages(producers),
         )
 
     async def _leave(self, server_id: int) -> None:

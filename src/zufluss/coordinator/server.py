@@ -40,6 +40,9 @@ from zufluss.coordinator.leases import Leases
 from zufluss.coordinator.location_service import LocationService
 from zufluss.coordinator.locations import LocationRegistry
 from zufluss.coordinator.partitions import AutoPartitions
+from zufluss.coordinator.producer_offsets import ProducerOffsets
+from zufluss.coordinator.producer_service import ProducerService
+from zufluss.coordinator.producers import Producers
 from zufluss.coordinator.registration import Connect, Registrations
 from zufluss.coordinator.remote_files import RemoteFiles
 from zufluss.coordinator.service import CoordinatorService
@@ -65,7 +68,7 @@ class Coordinator:
         files: Files | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`clock` is what leases are counted by: seconds that never jump."""
+        """`clock` is what leases and producers are counted by: seconds that never jump."""
         self.conf = conf
         self.authority = Authority(conf)
         self.image = ClusterImage()
@@ -75,6 +78,8 @@ class Coordinator:
         self.remotes: BucketRemotes
         self.remote: RemoteFiles
         self.lake: LakeTables
+        self.producers: Producers
+        self.producer_offsets: ProducerOffsets
         self.partitions: AutoPartitions
         self.writer_ids: WriterIds
         self.registrations: Registrations | None = None
@@ -91,6 +96,7 @@ class Coordinator:
             self._store, self.conf, self.image, self.tablets, self._clock_ms
         )
         await self._open_remote()
+        await self._open_producers()
         self.image.apply([NodesPut(node, ())])
         self.writer_ids = WriterIds(self.catalog.allocate_writer_ids)
         self.partitions = AutoPartitions(self.conf, self.catalog, self.remote.holds, self._clock_ms)
@@ -155,6 +161,22 @@ class Coordinator:
         registry.uncounted = self.remote.uncounted
         await self.remote.start()
 
+    async def _open_producers(self) -> None:
+        self.producers = await Producers.open(
+            self._store,
+            self.catalog,
+            self.tablets,
+            self.conf,
+            is_super=self.authority.is_super,
+            clock=self._clock,
+        )
+        self.tablets.producers = self.producers.book
+        self.producers.book.start()
+        self.producer_offsets = ProducerOffsets(
+            self._store, self.catalog.ledger, self.conf, self._clock_ms
+        )
+        self.producer_offsets.start()
+
     async def attach(self, node: ServerNode, tablet: LocalTablet) -> None:
         """Join a tablet server of this process; its logs are recovered when this returns."""
         self.locations.reporters[node.node_id] = self.locations.storage.reports
@@ -162,7 +184,9 @@ class Coordinator:
         async def join() -> None:
             others = [n for n in self.image.tablets.values() if n.node_id != node.node_id]
             self.image.apply([NodesPut(self.image.coordinator, (*others, node))])
-            await tablet.assign(self.image, assignments(self.image, node.node_id))
+            replicas = assignments(self.image, node.node_id)
+            producers = self.tablets.producers_of_server(node.node_id)
+            await tablet.assign(self.image, replicas, producers)
             self.tablets.attach(node.node_id, tablet)
 
         await self.catalog.exclusive(join)
@@ -171,6 +195,7 @@ class Coordinator:
     def _joined(self, server_id: int) -> None:
         self.lake.server_joined(server_id)
         self.remote.server_joined(server_id)
+        self.producers.book.server_joined(server_id)
         self.partitions.start()
 
     def register(self, services: Services) -> None:
@@ -188,6 +213,8 @@ class Coordinator:
         LakeService(self.lake, self.image).register(services)
         self.remote.register(services)
         LeaseService(self.remote.leases, self.image, self.authority).register(services)
+        ProducerService(self.producers, self.image).register(services)
+        self.producer_offsets.register(services)
         if self.registrations is not None:
             self.registrations.register(services)
 
@@ -199,6 +226,8 @@ class Coordinator:
         await self.partitions.stop()
         if self.registrations is not None:
             await self.registrations.stop()
+        await self.producers.book.stop()
+        await self.producer_offsets.stop()
         await self.remote.stop()
         await self.catalog.close()
         await self.lake.settle()

@@ -13,6 +13,9 @@ hold it.
 | notify_lake_offsets | NOTIFY_LAKE_TABLE_OFFSET (1031) | a lake snapshot was committed, or the server joined |
 | notify_kv_snapshot_offset | NOTIFY_KV_SNAPSHOT_OFFSET (1029) | a key-value snapshot was committed and an older one let go |
 | update_locations | UPDATE_LOCATIONS (30004) | the remote locations changed |
+| update_producers | UPDATE_PRODUCERS (30044) | producers of a table changed, or buckets of it are about to start |
+| producer_idle_ms | GET_PRODUCER_ACTIVITY (30045) | somebody wants columns of a producer |
+| end_offsets | LIST_OFFSETS (1021) | a producer begins |
 | assign | answer of REGISTER_TABLET_SERVER (30000) | a tablet server joined |
 
 `assign` carries everything: the whole picture and all replicas of that server. What the server
@@ -21,19 +24,21 @@ That is how a drop is finished after a crash. The other calls travel on another 
 and may overtake the answer of a registration, so a remote tablet server holds them back while it
 registers, and refuses those whose server epoch is not the one it got (`tablet/link.py`).
 
-A server that cannot be told is not retried: it is told everything when it registers again.
+A server that cannot be told is not retried: it is told everything when it registers again. Only
+what is said of producers to the leaders of a table must arrive, or the call fails.
 """  # noqa: E501 - a table row does not wrap
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import structlog
 
 from zufluss.cluster import codec
 from zufluss.cluster.image import ImageChange
+from zufluss.cluster.producers import TableProducers, producers_to_proto
 from zufluss.cluster.replicas import (
     KvSnapshotOffset,
     LakeOffsets,
@@ -47,6 +52,7 @@ from zufluss.cluster.replicas import (
     stop_to_proto,
 )
 from zufluss.errors import LeaderNotAvailableError, NetworkError, ZuflussError, error
+from zufluss.model.table import TableBucket
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
 
@@ -56,15 +62,34 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 R = TypeVar("R", "ReplicaAssignment", "ReplicaStop", "LakeOffsets", "KvSnapshotOffset")
+T = TypeVar("T")
 
 BUCKETS_PER_REQUEST_MAX = 10_000
 """Buckets in one request to a tablet server; more are sent in several."""
+OFFSETS_AT_ONCE: Final = 4096
+"""Offsets of producers that are turned into a message on the event loop; more are in a thread."""
+_NO_FOLLOWER: Final = -1
+_LATEST: Final = 1
+
+
+class KnownProducers(Protocol):
+    """Who knows the producers of tables, as `producers.py` does."""
+
+    def of_table(self, table_id: int) -> TableProducers | None:
+        """The producers of a table; None where it never had any."""
+        ...
+
+    def of_server(self, server_id: int) -> list[TableProducers]:
+        """The producers of all tables that a server leads buckets of."""
+        ...
 
 
 class Tablets:
     """The gateways of the tablet servers that are there."""
 
     def __init__(self) -> None:
+        self.producers: KnownProducers | None = None
+        """Whom servers ask for producers before they start buckets; set by `server.py`."""
         self._gateways: dict[int, TabletGateway] = {}
 
     def attach(self, server_id: int, gateway: TabletGateway) -> None:
@@ -90,8 +115,9 @@ class Tablets:
                 f"tablet server {server_id} should lead new buckets but is not there; "
                 f"try again when it is back"
             )
+        producers = self._producers_of({r.table_bucket.table_id for r in replicas})
         calls = [
-            gateway.start_replicas(by_server[i])
+            _start(gateway, by_server[i], producers)
             for i, gateway in self._gateways.items()
             if i in by_server
         ]
@@ -99,6 +125,15 @@ class Tablets:
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
                 raise outcome
+
+    def producers_of_server(self, server_id: int) -> list[TableProducers]:
+        """The producers of all tables that a server leads buckets of."""
+        return [] if self.producers is None else self.producers.of_server(server_id)
+
+    def _producers_of(self, table_ids: Iterable[int]) -> list[TableProducers]:
+        if self.producers is None:
+            return []
+        return [found for i in table_ids if (found := self.producers.of_table(i)) is not None]
 
     async def stop_replicas(self, replicas: Sequence[ReplicaStop]) -> None:
         """Stop buckets wherever they are; a server that cannot be told does it when it is back."""
@@ -142,6 +177,55 @@ class Tablets:
             "update_locations",
             {i: gateway.update_locations(locations) for i, gateway in self._gateways.items()},
         )
+
+    async def update_producers(self, table: TableProducers, servers: Collection[int]) -> None:
+        """Tell servers the producers of a table; `LeaderNotAvailableError` unless all know them."""
+        await self._strictly(servers, lambda _, gateway: gateway.update_producers([table]))
+
+    async def producer_idle_ms(
+        self, table_id: int, numbers: Sequence[int], servers: Collection[int]
+    ) -> list[int]:
+        """How long ago producers wrote to any of the servers, -1 for never; all are asked."""
+        answers = await self._strictly(
+            servers, lambda _, gateway: gateway.producer_idle_ms(table_id, numbers)
+        )
+        by_number = zip(*answers, strict=True) if answers else [()] * len(numbers)
+        return [min((ms for ms in found if ms >= 0), default=-1) for found in by_number]
+
+    async def end_offsets(
+        self, leaders: Mapping[int, Sequence[TableBucket]]
+    ) -> dict[TableBucket, int]:
+        """The ends of the logs of buckets, given by leader; all of them, or an error."""
+        found: dict[TableBucket, int] = {}
+        for answer in await self._strictly(leaders, lambda i, g: g.end_offsets(leaders[i])):
+            found |= answer
+        return found
+
+    def _there(self, server_id: int) -> TabletGateway:
+        if server_id not in self._gateways:
+            raise LeaderNotAvailableError(
+                f"tablet server {server_id} leads buckets of the table but is not there; try "
+                f"again when it is back"
+            )
+        return self._gateways[server_id]
+
+    async def _strictly(
+        self, servers: Iterable[int], call: Callable[[int, TabletGateway], Awaitable[T]]
+    ) -> list[T]:
+        """The answers of all; when one fails, all have ended, and the caller may try again."""
+        gateways = {i: self._there(i) for i in servers}
+        calls = [call(i, gateway) for i, gateway in gateways.items()]
+        outcomes = await asyncio.gather(*calls, return_exceptions=True)
+        for server_id, outcome in zip(gateways, outcomes, strict=True):
+            if isinstance(outcome, ZuflussError | OSError):
+                raise LeaderNotAvailableError(
+                    f"tablet server {server_id}, which leads buckets of the table, does not "
+                    f"answer: {outcome}; try again"
+                ) from outcome
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+        return [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
 
     async def _best_effort(self, what: str, calls: dict[int, Awaitable[None]]) -> None:
         outcomes = await asyncio.gather(*calls.values(), return_exceptions=True)
@@ -226,6 +310,43 @@ class RemoteTablet:
         )
         await self._call(ApiKey.UPDATE_LOCATIONS, request)
 
+    async def update_producers(self, tables: Sequence[TableProducers]) -> None:
+        """Send UPDATE_PRODUCERS."""
+        request = m.UpdateProducersRequest(
+            coordinator_epoch=self._epoch,
+            server_epoch=self.server_epoch,
+            tables=await producer_messages(tables),
+        )
+        await self._call(ApiKey.UPDATE_PRODUCERS, request)
+
+    async def producer_idle_ms(self, table_id: int, numbers: Sequence[int]) -> list[int]:
+        """Send GET_PRODUCER_ACTIVITY."""
+        request = m.GetProducerActivityRequest(table_id=table_id, producer_numbers=numbers)
+        response = await self._call(ApiKey.GET_PRODUCER_ACTIVITY, request)
+        return list(response.idle_ms)
+
+    async def end_offsets(self, buckets: Sequence[TableBucket]) -> dict[TableBucket, int]:
+        """Send LIST_OFFSETS of each table and partition; raise what one of the buckets answered."""
+        owners: dict[tuple[int, int | None], list[TableBucket]] = {}
+        for bucket in buckets:
+            owners.setdefault(bucket[:2], []).append(bucket)
+        found: dict[TableBucket, int] = {}
+        for (table_id, partition_id), owned in owners.items():
+            for some in _portions(owned):
+                request = m.ListOffsetsRequest(
+                    follower_server_id=_NO_FOLLOWER,
+                    offset_type=_LATEST,
+                    table_id=table_id,
+                    partition_id=partition_id,
+                    bucket_id=[bucket.bucket_id for bucket in some],
+                )
+                response = await self._call(ApiKey.LIST_OFFSETS, request)
+                for answer in response.buckets_resp:
+                    bucket = TableBucket(table_id, partition_id, answer.bucket_id)
+                    _check_bucket(self.server_id, bucket, answer)
+                    found[bucket] = answer.offset
+        return found
+
     def end(self) -> None:
         """The registration is over: calls under way fail now, and every later one."""
         if not self._over.done():
@@ -257,11 +378,33 @@ class RemoteTablet:
 
 def _check_buckets(server_id: int, answers: Iterable[Any]) -> None:
     for answer in answers:
-        if answer.error_code:
-            bucket = codec.bucket_from_proto(answer.table_bucket)
-            raise error(
-                answer.error_code, f"tablet server {server_id}, {bucket}: {answer.error_message}"
-            )
+        _check_bucket(server_id, codec.bucket_from_proto(answer.table_bucket), answer)
+
+
+def _check_bucket(server_id: int, bucket: TableBucket, answer: Any) -> None:
+    if answer.error_code:
+        raise error(
+            answer.error_code, f"tablet server {server_id}, {bucket}: {answer.error_message}"
+        )
+
+
+async def _start(
+    gateway: TabletGateway,
+    replicas: Sequence[ReplicaAssignment],
+    producers: Sequence[TableProducers],
+) -> None:
+    """Start buckets at a server that knows by then whose puts to refuse."""
+    if producers:
+        await gateway.update_producers(producers)
+    await gateway.start_replicas(replicas)
+
+
+async def producer_messages(tables: Sequence[TableProducers]) -> list[m.PbTableProducers]:
+    """Producers as they travel; made in a thread where there are many offsets."""
+    size = sum(len(entry.baseline) for table in tables for entry in table.producers)
+    if size <= OFFSETS_AT_ONCE:
+        return [producers_to_proto(table) for table in tables]
+    return await asyncio.to_thread(lambda: [producers_to_proto(table) for table in tables])
 
 
 def _by_server(replicas: Sequence[R]) -> dict[int, list[R]]:
@@ -272,6 +415,6 @@ def _by_server(replicas: Sequence[R]) -> dict[int, list[R]]:
     return by_server
 
 
-def _portions(items: Sequence[R]) -> Iterable[Sequence[R]]:
+def _portions(items: Sequence[T]) -> Iterable[Sequence[T]]:
     for at in range(0, len(items), BUCKETS_PER_REQUEST_MAX):
         yield items[at : at + BUCKETS_PER_REQUEST_MAX]

@@ -3,11 +3,12 @@
 Rows go by number (`merge/base.py`): record i of the batch is candidate i, the stored row of group g
 is candidate `records + g`. Most engines decide by keys alone; then only the rows of the changelog
 are brought together, in its order, and taken apart once: that checks them, compares them with their
-keys and finds the columns. An engine that looks into rows gets all candidates as columns first.
+keys and finds the columns. An engine that looks into rows gets all candidates as columns first, one
+that aggregates gets them taken apart.
 
 What comes out is rows for the changelog and values for the store; a value is `schema id i16` +
-compacted row. Whole rows are stored as they came; rows of partial updates are put together from
-several and encoded again under the current schema.
+compacted row. Whole rows are stored as they came; rows that are put together from several, by
+partial updates and aggregation, are encoded again under the current schema.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from zufluss.kv.gather import Changed, changed_values, gather, number_candidates
+from zufluss.kv.merge.aggregation import Aggregation
 from zufluss.kv.merge.base import NO_ROW, Candidates, Fold, MergeEngine, Numbers
 from zufluss.kv.merge.partial import Ids, PartialUpdate
 from zufluss.kv.table import KvTable
@@ -40,8 +43,8 @@ class Groups(NamedTuple):
 class Change:
     """What a batch does to its keys; making one checks everything about the batch's rows."""
 
-    fold: Fold
-    """The change types, and what each key ends up with."""
+    kinds: npt.NDArray[np.uint8]
+    """The change types."""
     rows: pa.RecordBatch | Located
     """The rows of the changelog."""
 
@@ -51,7 +54,7 @@ class Change:
         batch: KvBatch,
         groups: Groups,
         old: Slices,
-        engine: MergeEngine | PartialUpdate,
+        engine: MergeEngine | PartialUpdate | Aggregation,
         ids: Ids,
     ) -> None:
         """`old` has the stored value of each group's key."""
@@ -60,42 +63,73 @@ class Change:
         self._first = groups.first
         self._old = old
         self._values, self._schema_id = batch.rows, batch.schema_id
+        self._changed: Changed | None = None
         new, stored, deletes = number_candidates(batch.rows, old)
         self._candidates = Candidates(groups.of, new, stored, None)
         if deletes:
-            table.check_deletes(batch.keys.take(np.flatnonzero(new == NO_ROW)))
-        if isinstance(engine, PartialUpdate):
+            forced = isinstance(engine, Aggregation) and engine.takes_deletes
+            table.check_deletes(batch.keys.take(np.flatnonzero(new == NO_ROW)), forced=forced)
+        if isinstance(engine, Aggregation):
+            self._aggregate(engine, ids)
+        elif isinstance(engine, PartialUpdate):
             self._fold_partial(engine, ids)
         elif engine.needs_rows:
             rows = self._all_columns()
-            self.fold = engine.fold(self._candidates._replace(rows=rows))
-            self.rows = rows.take(pa.array(self.fold.rows))
+            fold = engine.fold(self._candidates._replace(rows=rows))
+            self._take(fold, rows.take(pa.array(fold.rows)))
         else:
             self._fold_by_keys(engine)
 
+    @property
+    def made(self) -> Slices | None:
+        """Values that are not rows of the batch but were made of them, None if there are none."""
+        return None if self._changed is None else self._changed.values
+
     def changed(self) -> Changed:
         """The groups whose row changes, and their new values."""
-        return changed_values(self._values, self._schema_id, self.fold.final, self._candidates.old)
+        if self._changed is not None:
+            return self._changed
+        return changed_values(self._values, self._schema_id, self._final, self._candidates.old)
+
+    def _take(self, fold: Fold, rows: pa.RecordBatch | Located) -> None:
+        """Take over what an engine decided."""
+        self.kinds, self._final, self.rows = fold.kinds, fold.final, rows
 
     def _fold_by_keys(self, engine: MergeEngine) -> None:
-        fold = self.fold = engine.fold(self._candidates)
+        fold = engine.fold(self._candidates)
         if not engine.logs_every_row:
             self._located(np.setdiff1d(self._candidates.new, [*fold.rows, NO_ROW]))
-        self.rows = self._table.changelog.rows(self._located(fold.rows))
+        self._take(fold, self._table.changelog.rows(self._located(fold.rows)))
 
     def _fold_partial(self, engine: PartialUpdate, ids: Ids) -> None:
         table = self._table
-        free = _NO_IDS if table.auto_increment is None else ids.peek(self._batch.count)
         candidates = self._candidates._replace(rows=self._all_columns())
-        self.fold, rows, used = engine.fold(candidates, free)
+        fold, rows, used = engine.fold(candidates, self._free(ids))
         ids.use(used)
-        self.rows = rows
+        self._take(fold, rows)
         self._values, self._schema_id = table.codec.encode(rows), table.info.schema_id
+
+    def _aggregate(self, engine: Aggregation, ids: Ids) -> None:
+        table = self._table
+        written = int(table.field_counts[self._batch.schema_id])
+        folded, changed = engine.fold(
+            self._candidates, self._all_located(), written, self._free(ids)
+        )
+        self.rows, self.kinds = table.changelog.rows(folded.rows), folded.kinds
+        self._changed = changed
+        if table.auto_increment is not None:
+            ids.use(folded.inserts)
+
+    def _free(self, ids: Ids) -> Numbers:
+        """Numbers for as many new keys as there may be."""
+        return _NO_IDS if self._table.auto_increment is None else ids.peek(self._batch.count)
 
     def _all_columns(self) -> pa.RecordBatch:
         """Every candidate as columns; one that is not there is NULL throughout."""
-        numbers = np.arange(self._batch.count + self._old.count, dtype=np.int64)
-        return self._table.codec.columns(self._located(numbers))
+        return self._table.codec.columns(self._all_located())
+
+    def _all_located(self) -> Located:
+        return self._located(np.arange(self._batch.count + self._old.count, dtype=np.int64))
 
     def _located(self, candidates: Numbers) -> Located:
         """Take these candidates apart: each is sound and stands under its key."""

@@ -20,6 +20,7 @@ from zufluss.errors import LogStorageError
 from zufluss.kv.flush import STATE_FILE, KvState, write_state
 from zufluss.kv.rocks import TABLE_SUFFIX, check_opens, readable_by_all
 from zufluss.log.files import Files
+from zufluss.log.writer_state import WriterState
 
 COLD_DIRECTORY = "rocks"
 """Where the cold tier lies in a bucket's directory."""
@@ -53,6 +54,8 @@ class Checkpoint(NamedTuple):
     """The rows in it, None where they are not counted."""
     ids_left: tuple[tuple[int, int], ...]
     """Numbers for the auto-increment column that were reserved: first, and one after the last."""
+    writers: WriterState | None
+    """The writers of its changelog at that offset, None if they are not known."""
 
     def tables(self) -> list[Path]:
         """Its table files, which later checkpoints may have too."""

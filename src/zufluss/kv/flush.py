@@ -9,6 +9,8 @@ records the new state:
 
     table file durable → ingested → state file durable → the bucket goes on from the new offset
 
+A flush that a scan waits for rests between its pieces where puts come (`zufluss.kv.rest`).
+
 A crash in between costs nothing: the old state file stands, the log is replayed from its offset,
 and since changelogs carry whole rows, replaying over newer rows ends in the same state.
 """
@@ -34,6 +36,7 @@ from zufluss.kv import kernels, sorting
 from zufluss.kv.arena import Arena
 from zufluss.kv.flusher import LENGTH, PIECE, ROWS_AT_ONCE
 from zufluss.kv.memtable import SEED
+from zufluss.kv.rest import NO_PUTS, Rests
 from zufluss.kv.rocks import ColdTier
 from zufluss.log.files import Files
 from zufluss.record.slices import Bytes, Positions, Slices
@@ -137,8 +140,9 @@ def sort_by_key(arena: Bytes, refs: Positions) -> Positions:
     return refs
 
 
-def _pieces(arena: Bytes, refs: Positions) -> Iterator[bytes | memoryview]:
+def _pieces(arena: Bytes, refs: Positions, rests: Rests) -> Iterator[bytes | memoryview]:
     """Rows as the flush process takes them."""
+    stretch = rests.begin()
     for begin in range(0, len(refs), ROWS_AT_ONCE):
         part = refs[begin : begin + ROWS_AT_ONCE]
         starts, middles, ends = spans_of(arena, part)
@@ -147,6 +151,7 @@ def _pieces(arena: Bytes, refs: Positions) -> Iterator[bytes | memoryview]:
         yield (middles - starts).astype(np.int32).data
         yield np.where(ends < 0, -1, ends - middles).astype(np.int32).data
         yield data.data
+        stretch = rests.between(stretch)
     yield PIECE.pack(0, 0)
 
 
@@ -178,15 +183,23 @@ class Flusher:
         self._process: subprocess.Popen[bytes] | None = None
 
     def flush(
-        self, view: View, directory: Path, cold: ColdTier, files: Files, state: KvState
+        self,
+        view: View,
+        directory: Path,
+        cold: ColdTier,
+        files: Files,
+        state: KvState,
+        rests: Rests = NO_PUTS,
     ) -> Future[KvState]:
         """Begin a flush; the result is the state that is recorded when it is done."""
 
         def run() -> KvState:
+            stretch = rests.begin()
             rows = view.rows()
+            rests.wait_until(rests.end(stretch))
             if len(rows):
                 table = directory / TABLE_FILE
-                self._write(table, view.arena.data, rows, files)
+                self._write(table, view.arena.data, rows, files, rests)
                 cold.ingest(table)
             write_state(files, directory, state)
             return state
@@ -212,12 +225,14 @@ class Flusher:
         """Of the flush process, None while there is none."""
         return self._process.pid if self._process is not None else None
 
-    def _write(self, table: Path, arena: Bytes, rows: Positions, files: Files) -> None:
+    def _write(
+        self, table: Path, arena: Bytes, rows: Positions, files: Files, rests: Rests
+    ) -> None:
         """Have a table written; a process that dies over it is replaced once."""
         for attempt in (1, 2):
             files.unlink_if_there(table)
             try:
-                answer = self._ask(table, arena, rows)
+                answer = self._ask(table, arena, rows, rests)
             except OSError as e:
                 answer = f"the flush process is gone: {e}"
             if answer == "done":
@@ -229,7 +244,7 @@ class Flusher:
             "the space and the permissions of the directory"
         )
 
-    def _ask(self, table: Path, arena: Bytes, rows: Positions) -> str:
+    def _ask(self, table: Path, arena: Bytes, rows: Positions, rests: Rests) -> str:
         process = self._process
         if process is None:
             command = [sys.executable, "-m", "zufluss.kv.flusher"]
@@ -239,7 +254,7 @@ class Flusher:
         assert process.stdout is not None
         path = os.fsencode(table.resolve())
         process.stdin.write(LENGTH.pack(len(path)) + path)
-        for part in _pieces(arena, rows):
+        for part in _pieces(arena, rows, rests):
             process.stdin.write(part)
         process.stdin.flush()
         answer = process.stdout.readline()

@@ -142,6 +142,19 @@ def _hole(table: KvTable, offset: int, end: int) -> CorruptRecordError:
 def _piece(
     table: KvTable, view: memoryview, position: int, header: BatchHeader, until: int
 ) -> Piece:
+    rows, kinds = decode_changes(table, view, position, header)
+    end = min(header.next_offset, until)
+    rows, kinds = rows.slice(0, end - header.base_offset), kinds[: end - header.base_offset]
+    after = np.flatnonzero(kinds != UPDATE_BEFORE)
+    if len(after) < len(kinds):
+        rows, kinds = rows.take(pa.array(after)), kinds[after]
+    return Piece(rows, kinds, header.schema_id, header.base_offset, end, header.size)
+
+
+def decode_changes(
+    table: KvTable, view: memoryview, position: int, header: BatchHeader
+) -> tuple[pa.RecordBatch, Kinds]:
+    """The rows of a changelog batch, in the schema they were written under, and their kinds."""
     schema = table.schema_of(header.schema_id)
     if table.info.log_format == "ARROW":
         rows, kinds = decode(view, position, header, schema.arrow)
@@ -151,12 +164,7 @@ def _piece(
             view, body, position + header.size, header.record_count, schema, table.info.log_format
         )
     assert kinds is not None
-    end = min(header.next_offset, until)
-    rows, kinds = rows.slice(0, end - header.base_offset), kinds[: end - header.base_offset]
-    after = np.flatnonzero(kinds != UPDATE_BEFORE)
-    if len(after) < len(kinds):
-        rows, kinds = rows.take(pa.array(after)), kinds[after]
-    return Piece(rows, kinds, header.schema_id, header.base_offset, end, header.size)
+    return rows, kinds
 
 
 def _joined(pieces: list[Piece]) -> Piece:

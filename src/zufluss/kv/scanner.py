@@ -4,6 +4,9 @@ Each scan process has a thread that asks it one thing at a time and takes the an
 pipe. It needs the GIL for a few microseconds per page; what goes through a pipe is copied by the
 kernel meanwhile. All pages of a state are read by the same process, which has its files open.
 
+Where puts come the thread rests between two pages (`zufluss.kv.rest`): after the answer, so that
+one who wants few rows does not wait, and the process has nothing to do meanwhile.
+
 Processes are started when they are first needed. One that dies is replaced, and asked the same
 again: pinned state does not change, so a page can be read any number of times.
 """
@@ -22,6 +25,7 @@ import numpy as np
 import structlog
 
 from zufluss.errors import LogStorageError
+from zufluss.kv.rest import NO_PUTS, Rests
 from zufluss.kv.scan_process import (
     ANSWER,
     CLOSE,
@@ -65,10 +69,10 @@ EMPTY = Page(Slices.of([]), None, True)
 class Scanner:
     """The scan processes of a server. Belongs to one thread; its results come in others."""
 
-    def __init__(self, processes: int | None = None) -> None:
+    def __init__(self, processes: int | None = None, rests: Rests = NO_PUTS) -> None:
         least, most = PROCESSES
         count = processes or min(max((os.cpu_count() or 1) // 2, least), most)
-        self._processes = [ScanProcess() for _ in range(count)]
+        self._processes = [ScanProcess(rests) for _ in range(count)]
         self._reader: dict[Path, ScanProcess] = {}
         """Who has a state open."""
 
@@ -113,9 +117,11 @@ class Scanner:
 class ScanProcess:
     """One scan process and the thread that talks to it."""
 
-    def __init__(self) -> None:
+    def __init__(self, rests: Rests) -> None:
         self.states = 0
         """Databases that are read here."""
+        self._rests = rests
+        self._rest_until = 0.0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="zufluss-scan-pipe")
         self._process: subprocess.Popen[bytes] | None = None
         self._stopped = False
@@ -144,6 +150,14 @@ class ScanProcess:
         self._end_process()
 
     def _read(self, request: Request) -> Page:
+        self._rests.wait_until(self._rest_until)
+        stretch = self._rests.begin()
+        try:
+            return self._page(request)
+        finally:
+            self._rest_until = self._rests.end(stretch)
+
+    def _page(self, request: Request) -> Page:
         for attempt in range(1, TRIES + 1):
             if self._stopped:
                 break

@@ -34,6 +34,7 @@ from zufluss.kv.memory import KvMemory
 from zufluss.kv.memtable import SEED, Block, Memtable, group_keys, hash_keys
 from zufluss.kv.order import KeyOrder, successor
 from zufluss.kv.pins import PINS_DIRECTORY, PinDirectory
+from zufluss.kv.rest import NO_PUTS, Rests
 from zufluss.kv.rocks import ColdTier
 from zufluss.log.files import Files
 from zufluss.record.slices import ABSENT, Bytes, Positions, Slices
@@ -230,6 +231,7 @@ class KvStore:
         row_count: int,
         meta: dict[str, Any] | None = None,
         done: Done | None = None,
+        rests: Rests = NO_PUTS,
     ) -> None:
         """Begin to move everything below the horizon to the cold tier; returns at once.
 
@@ -249,7 +251,7 @@ class KvStore:
         )  # fmt: skip
         self._flush_horizon, self._flush_bytes = state.flushed_offset, self.dirty_bytes
         flush = self._memory.flusher.flush
-        self._flush = flush(view, self.directory, self._cold, self.files, state)
+        self._flush = flush(view, self.directory, self._cold, self.files, state, rests)
         if done is not None:
             self._flush.add_done_callback(lambda _: done())
 

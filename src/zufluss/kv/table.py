@@ -23,22 +23,28 @@ from zufluss.errors import (
 )
 from zufluss.kv.changelog import ChangelogEncoder
 from zufluss.kv.gather import prefixed
+from zufluss.kv.merge.aggregation import Aggregation
 from zufluss.kv.merge.base import MergeEngine
 from zufluss.kv.merge.first_row import FirstRow
 from zufluss.kv.merge.last_row import LastRow
 from zufluss.kv.merge.partial import PartialUpdate
 from zufluss.kv.merge.versioned import Versioned
-from zufluss.model.merge import merge_engine
+from zufluss.model.merge import MergeMode, merge_engine
 from zufluss.model.schema import Schema
 from zufluss.model.table import TableInfo
+from zufluss.record.aggregate.registry import check_targets, operations
 from zufluss.record.keys import KeyEncoder
 from zufluss.record.kvbatch import split_values
 from zufluss.record.rowcodec import Located, RowCodec
 from zufluss.record.rows import RowFormat
 from zufluss.record.slices import ABSENT, Slices
 
-OVERWRITE = 1
+OVERWRITE = int(MergeMode.OVERWRITE)
 """`agg_mode` that puts rows as they are, past the merge engine."""
+UNDO = -1
+"""Mode of the server's own puts that bring back what was: past every engine, with its deletes."""
+UNDO_STATES = -2
+"""Mode of the server's own puts that take away what was added: states, of any columns."""
 
 
 class KvTable:
@@ -63,6 +69,7 @@ class KvTable:
         """Position of the column the server fills, None if there is none."""
         self.field_counts = self._count_fields()
         """The number of fields by schema id."""
+        self._merges = merge_engine(info.descriptor.properties)
         self._engine = self._configured_engine()
         self._overwrite = self._last_row()
 
@@ -130,12 +137,17 @@ class KvTable:
         starts[there], ends[there] = coded.starts, coded.ends
         return Slices(coded.data, starts, ends)
 
-    def engine(self, targets: Sequence[int], mode: int) -> MergeEngine | PartialUpdate:
+    def engine(
+        self, targets: Sequence[int], mode: int
+    ) -> MergeEngine | PartialUpdate | Aggregation:
         """What decides about a batch that writes these columns; `InvalidTargetColumnError`."""
-        if merge_engine(self.info.descriptor.properties) == "aggregation" and mode != OVERWRITE:
-            raise InvalidTableError(
-                f"{self.info.path} has the merge engine aggregation, which this server does not "
-                "have yet; it takes no rows"
+        if mode == UNDO or (self._merges == "aggregation" and mode != OVERWRITE):
+            return self._aggregation(tuple(targets), mode)
+        if mode not in (MergeMode.AGGREGATE, OVERWRITE):
+            raise ZuflussError(
+                f"agg_mode {mode} is for tables with the merge engine aggregation, and "
+                f"{self.info.path} is none; it takes 0 and 1",
+                code=ErrorCode.UNSUPPORTED_VERSION,
             )
         if targets or self.auto_increment is not None:
             return self._partial(tuple(targets), mode)
@@ -143,9 +155,9 @@ class KvTable:
             return self._overwrite
         return self._engine
 
-    def check_deletes(self, keys: Slices) -> None:
+    def check_deletes(self, keys: Slices, *, forced: bool = False) -> None:
         """Refuse deletes where the table does not take them, and keys that no row can have."""
-        if self.deletes == "DISABLE":
+        if self.deletes == "DISABLE" and not forced:
             raise ZuflussError(
                 f"{self.info.path} takes no deletes: its table.delete.behavior is DISABLE",
                 code=ErrorCode.DELETION_DISABLED_EXCEPTION,
@@ -185,10 +197,9 @@ class KvTable:
         return "ALLOW" if merge_engine(self.info.descriptor.properties) is None else "IGNORE"
 
     def _configured_engine(self) -> MergeEngine:
-        name = merge_engine(self.info.descriptor.properties)
-        if name == "first_row":
+        if self._merges == "first_row":
             return FirstRow()
-        if name == "versioned":
+        if self._merges == "versioned":
             column = self.info.property(t.TABLE_MERGE_ENGINE_VERSIONED_VER_COLUMN)
             return Versioned(column, before_images=self.before_images)
         return self._last_row()
@@ -209,6 +220,45 @@ class KvTable:
 
     @lru_cache(maxsize=64)  # noqa: B019  a table's sets of target columns are few, and go with it
     def _partial(self, targets: tuple[int, ...], mode: int) -> PartialUpdate:
+        self._check_partial(targets)
+        if self._merges is not None and mode != OVERWRITE:
+            raise InvalidTargetColumnError(
+                f"{self.info.path} has the merge engine {self._merges}, "
+                "which takes whole rows only; send every column"
+            )
+        keys = {self.schema.index_of(name) for name in self.schema.primary_key}
+        return PartialUpdate(
+            self.schema,
+            targets=frozenset(targets),
+            keys=frozenset(keys),
+            auto_increment=self.auto_increment,
+            before_images=self.before_images,
+            ignore_deletes=self.deletes == "IGNORE",
+        )
+
+    @lru_cache(maxsize=64)  # noqa: B019
+    def _aggregation(self, targets: tuple[int, ...], mode: int) -> Aggregation:
+        columns = frozenset(targets or range(len(self.schema.columns)))
+        if mode == UNDO:
+            merge_mode, auto_increment = MergeMode.OVERWRITE, None
+        elif mode == UNDO_STATES:
+            merge_mode, auto_increment = MergeMode.MERGE_STATE, self.auto_increment
+        else:
+            merge_mode, auto_increment = MergeMode(mode), self.auto_increment
+            if targets or auto_increment is not None:
+                self._check_partial(targets)
+                check_targets(self.schema, columns)
+        return Aggregation(
+            self.codec,
+            operations(self.schema, merge_mode, columns, auto_increment),
+            schema_id=self.info.schema_id,
+            partial=bool(targets),
+            ignore_deletes=self.deletes == "IGNORE" and mode >= 0,
+            takes_deletes=mode < 0,
+        )
+
+    def _check_partial(self, targets: tuple[int, ...]) -> None:
+        """Refuse target columns that a partial update cannot have."""
         path, schema = self.info.path, self.schema
         wrong = [i for i in targets if not 0 <= i < len(schema.columns)]
         if wrong:
@@ -223,11 +273,6 @@ class KvTable:
                 f"a partial update of {path} must contain the whole primary key; "
                 f"{', '.join(missing)} is missing"
             )
-        if merge_engine(self.info.descriptor.properties) is not None and mode != OVERWRITE:
-            raise InvalidTargetColumnError(
-                f"{path} has the merge engine {merge_engine(self.info.descriptor.properties)}, "
-                "which takes whole rows only; send every column"
-            )
         needed = [
             c.name
             for c in schema.columns
@@ -238,15 +283,6 @@ class KvTable:
                 f"{path} takes no partial updates: its columns {', '.join(needed)} are NOT NULL, "
                 "and a partial update may leave columns empty"
             )
-        keys = {schema.index_of(name) for name in schema.primary_key}
-        return PartialUpdate(
-            self.schema,
-            targets=frozenset(targets),
-            keys=frozenset(keys),
-            auto_increment=self.auto_increment,
-            before_images=self.before_images,
-            ignore_deletes=self.deletes == "IGNORE",
-        )
 
     def _check_auto_increment(self, targets: tuple[int, ...], column: int) -> None:
         name = self.schema.columns[column].name

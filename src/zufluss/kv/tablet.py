@@ -22,8 +22,7 @@ A refused batch changes nothing: everything that can refuse it comes before the 
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import NamedTuple
@@ -31,29 +30,37 @@ from typing import NamedTuple
 import numpy as np
 import structlog
 
-from zufluss.errors import CorruptRecordError, ErrorCode, RecordTooLargeError, ZuflussError
+from zufluss.errors import (
+    CorruptRecordError,
+    ErrorCode,
+    ProducerStateError,
+    RecordTooLargeError,
+    ZuflussError,
+)
 from zufluss.kv.change import Change, Groups
 from zufluss.kv.changelog import Changes
 from zufluss.kv.checkpoint import Checkpoint, remove_left_overs
+from zufluss.kv.fence import OPEN, Fence
 from zufluss.kv.flush import KvState
-from zufluss.kv.gather import SCHEMA_ID_BYTES, longest, prefixed
+from zufluss.kv.gather import SCHEMA_ID_BYTES, Changed, longest, prefixed
 from zufluss.kv.memtable import group_keys, hash_keys
-from zufluss.kv.merge.base import DELETE, INSERT
+from zufluss.kv.merge.base import DELETE, INSERT, UPDATE_BEFORE
 from zufluss.kv.merge.partial import Ids
 from zufluss.kv.replay import Earlier, Piece, changelog_start, pieces
+from zufluss.kv.rest import NO_PUTS, Rests
+from zufluss.kv.settled import Settled, Written
 from zufluss.kv.store import KvStore
 from zufluss.kv.table import KvTable
+from zufluss.kv.undo import Step, undone
 from zufluss.log.log import Log
 from zufluss.log.writer_state import WriterState
+from zufluss.model.producer import UNDO_TASK, ProducerWriter, is_producer
 from zufluss.record.batch import NO_SEQUENCE, NO_WRITER_ID
 from zufluss.record.check import CheckedBatch
 from zufluss.record.kvbatch import KvBatch, parse_kv_batches
 from zufluss.record.slices import ABSENT, Bytes, Positions, Slices
 
 log = structlog.get_logger(__name__)
-
-COUNTS_MAX = 1024
-"""Row counts kept until somebody looks which of them are settled."""
 
 
 class Prepared(NamedTuple):
@@ -66,6 +73,13 @@ class Prepared(NamedTuple):
     now_ms: int
     """The time it was prepared at, which the log is to use as well."""
 
+    @property
+    def keys(self) -> int:
+        """How many keys it changes, of a batch that has each key once."""
+        if self.changes is None:
+            return 0
+        return int(np.count_nonzero(self.changes.kinds != UPDATE_BEFORE))
+
 
 class KvTablet:
     """The key-value state of one bucket. Belongs to the worker thread where not said otherwise."""
@@ -74,6 +88,10 @@ class KvTablet:
         self.table = table
         """Replaced from the event loop when the table is altered."""
         self.store = store
+        self.fence: Fence = OPEN
+        """Who may write; replaced from the event loop when the table's producers change."""
+        self.undoing: Mapping[int, int] = {}
+        """Producers whose changes are being undone, with their epochs; replaced likewise."""
         self.ids = Ids()
         """Numbers for the auto-increment column, filled from the event loop."""
         self._rows = store.row_count
@@ -81,9 +99,7 @@ class KvTablet:
         self._next_offset = 0
         self._last_timestamp = 0
         self._writers = WriterState(0)
-        self._counts: deque[tuple[int, int]] = deque()
-        """End offset of the batches that may not be durable yet, and the rows after each."""
-        self._settled_rows = store.row_count
+        self._settled = Settled(store.row_count)
         self.unflushed_bytes = 0
         """Bytes of changelog since the last flush began; whoever appends it adds to this."""
         self.on_flushed: Callable[[], None] = _nothing
@@ -115,6 +131,8 @@ class KvTablet:
         batch = _only_batch(records)
         table.schema_of(batch.schema_id)
         engine = table.engine(targets, mode)
+        if self.fence is not OPEN or is_producer(batch.writer_id):
+            self.fence.check(table, batch.writer_id, targets, self.undoing)
         now_ms = max(now_ms, self._last_timestamp)
         copy = self._writers.check((self._as_checked(batch),), now_ms)
         if copy is not None:
@@ -128,23 +146,25 @@ class KvTablet:
         old = self.store.get(keys, hashes)
         change = Change(table, batch, groups, old, engine, self.ids)
         changes = Changes(
-            table.changelog, change.rows, change.fold.kinds, batch.writer_id,
+            table.changelog, change.rows, change.kinds, batch.writer_id,
             batch.batch_sequence,
         )  # fmt: skip
-        self._apply(keys, hashes, change, changes, now_ms)
+        if change.made is not None:
+            self._check_size(longest(keys) + longest(change.made))
+        self._apply(keys, hashes, change.changed(), changes, now_ms)
         return Prepared(changes, self._next_offset, now_ms)
 
     def _apply(
         self,
         keys: Slices,
         hashes: Positions,
-        change: Change,
+        changed: Changed,
         changes: Changes,
         now_ms: int,
     ) -> None:
         """Take over the outcome. A failure from here on is the end of the bucket."""
         base = self._next_offset
-        groups, values, more_rows = change.changed()
+        groups, values, more_rows = changed
         try:
             self.store.put(keys.take(groups), hashes[groups], values, base)
         except BaseException as e:
@@ -156,17 +176,16 @@ class KvTablet:
             raise self.failure from e
         self._next_offset = base + changes.offsets
         self._last_timestamp = now_ms
+        written = None
         if changes.writer_id >= 0:
-            self._writers.record(
-                changes.writer_id, changes.sequence, base, self._next_offset, now_ms
-            )
-        self._count(more_rows)
+            end = self._next_offset
+            written = Written(changes.writer_id, changes.sequence, base, end, now_ms)
+            self._writers.record(*written)
+        self._count(more_rows, written)
 
-    def _count(self, more_rows: int) -> None:
+    def _count(self, more_rows: int, written: Written | None = None) -> None:
         self._rows += more_rows
-        self._counts.append((self._next_offset, self._rows))
-        if len(self._counts) > COUNTS_MAX:
-            self._settle(self.store.horizon)
+        self._settled.add(self._next_offset, self._rows, written, self.store.horizon)
 
     def _as_checked(self, batch: KvBatch) -> CheckedBatch:
         return CheckedBatch(
@@ -174,12 +193,54 @@ class KvTablet:
         )
 
     def _check_sizes(self, batch: KvBatch) -> None:
-        size = longest(batch.keys) + longest(batch.rows) + SCHEMA_ID_BYTES
+        self._check_size(longest(batch.keys) + longest(batch.rows) + SCHEMA_ID_BYTES)
+
+    def _check_size(self, size: int) -> None:
         if size > self._value_bytes_max:
             raise RecordTooLargeError(
                 f"a key with its row takes {size} bytes; at most {self._value_bytes_max} "
                 "are allowed, see zufluss.kv.value.max-size"
             )
+
+    # -------------------------------------------------------------------------------------- undo
+
+    def begin_undo(self, writer: ProducerWriter, now_ms: int) -> Prepared:
+        """Where the changelog ends, below which everything is that a producer may have to undo.
+
+        Earlier epochs of it are fenced by now, and its present one while it is in `undoing`, so
+        nothing of it is added any more. `ProducerStateError` if the present one has written here.
+        """
+        if self.failure is not None:
+            raise self.failure
+        self.fence.present(self.table, writer.writer_id, task=UNDO_TASK)
+        for other in self._writers.producer_writers():
+            if other.task != UNDO_TASK and other[:2] == writer[:2]:
+                raise ProducerStateError(
+                    f"{self.table.info.path}: epoch {writer.epoch} of producer {writer.number} has "
+                    "written to this bucket; what earlier ones wrote is undone before that, or "
+                    "never. Begin a new epoch"
+                )
+        return Prepared(None, self._next_offset, max(now_ms, self._last_timestamp))
+
+    def undo(self, writer: ProducerWriter, step: Step, now_ms: int) -> Prepared:
+        """Work out one step of an undo, as a put of the leader's own, and apply it.
+
+        A step that finds everything as it should be takes no offset.
+        """
+        if self.failure is not None:
+            raise self.failure
+        table, writer_id = self.table, writer.writer_id
+        owner = self.fence.present(table, writer_id, task=UNDO_TASK)
+        now_ms = max(now_ms, self._last_timestamp)
+        keys = Slices.contiguous(*table.key.encode(step.rows))
+        hashes = hash_keys(keys)
+        work = undone(table, step, self.store.get(keys, hashes), owner.column_ids)
+        if not len(work.kinds):
+            return Prepared(None, self._next_offset, now_ms)
+        sequence = self._writers.next_sequence(writer_id)
+        changes = Changes(table.changelog, work.rows, work.kinds, writer_id, sequence)
+        self._apply(keys, hashes, work.changed, changes, now_ms)
+        return Prepared(changes, self._next_offset, now_ms)
 
     # ---------------------------------------------------------------------------------- recovery
 
@@ -201,7 +262,8 @@ class KvTablet:
         self._last_timestamp = changelog.last_timestamp
         self._writers = changelog.writers.copy()
         self.store.horizon = changelog.high_watermark
-        self._settle(self.store.horizon)
+        self._settled.until(self.store.horizon)
+        self._settled.recovered(self._writers, self._next_offset, self.store.flushed_offset)
 
     def replay(self, changes: Iterable[Piece]) -> None:
         """Apply changes that follow what the state has."""
@@ -232,12 +294,13 @@ class KvTablet:
         """So much changelog has come since the last flush that recovery would take long."""
         return self.unflushed_bytes >= changelog_bytes and not self.store.flushing
 
-    def flush(self) -> None:
+    def flush(self, rests: Rests = NO_PUTS) -> None:
         """Begin to write what is durable to RocksDB, unless that is under way."""
         if not self.store.flushing:
             self.unflushed_bytes = 0
             horizon = self.store.horizon
-            self.store.flush_begin(horizon, self._settle(horizon), done=self.on_flushed)
+            rows = self._settled.flush(horizon, self.store.flushed_offset)
+            self.store.flush_begin(horizon, rows, done=self.on_flushed, rests=rests)
 
     def checkpoint(self, target: Path, wanted: int) -> Checkpoint | Future[KvState]:
         """Copy what is flushed up to `wanted`, at least, as hard links to a directory.
@@ -251,7 +314,8 @@ class KvTablet:
             return waiting
         state = store.checkpoint(target)
         counted = state.row_count if self.table.before_images else None
-        made = Checkpoint(target, state, counted, self.ids.ranges)
+        writers = self._settled.writers_at(state.flushed_offset)
+        made = Checkpoint(target, state, counted, self.ids.ranges, writers)
         if self._readable_by_all or made.readable_by_all():
             self._readable_by_all = True  # and so is what comes after
             return made
@@ -259,37 +323,32 @@ class KvTablet:
         self._readable_by_all = True
         return store.rewrite_begin()
 
-    def pin(self, target: Path, wanted: int) -> KvState | Future[KvState]:
+    def pin(self, target: Path, wanted: int, rests: Rests = NO_PUTS) -> KvState | Future[KvState]:
         """As `checkpoint`, for readers on this server, who read table files of every version.
 
-        Nothing is made if there are no rows.
+        Nothing is made if there are no rows. A flush that is needed for it rests as told.
         """
-        if (waiting := self._flush_to(wanted)) is not None:
+        if (waiting := self._flush_to(wanted, rests)) is not None:
             return waiting
         return self.store.pin(target)
 
-    def _flush_to(self, wanted: int) -> Future[KvState] | None:
+    def _flush_to(self, wanted: int, rests: Rests = NO_PUTS) -> Future[KvState] | None:
         """The flush that has to end before everything below `wanted` is flushed, and no more is."""
         store = self.store
         store.flush_end()
         if not store.flushing and store.flushed_offset < wanted:
-            self.flush()
+            self.flush(rests)
         return store.flush_under_way
 
     def close(self) -> None:
         """Flush, so that the next start has nothing to replay, and let go of everything."""
         horizon = self.store.horizon
-        self.store.close(horizon, self._settle(horizon))
-
-    def _settle(self, horizon: int) -> int:
-        """The number of rows at a horizon, which never goes back."""
-        while self._counts and self._counts[0][0] <= horizon:
-            self._settled_rows = self._counts.popleft()[1]
-        return self._settled_rows
+        self.store.close(horizon, self._settled.until(horizon))
 
     def forget_expired_writers(self, now_ms: int) -> None:
         """Drop writers that have not written for long."""
         self._writers.forget_expired(now_ms)
+        self._settled.forget_expired(now_ms)
 
 
 def _only_batch(records: Bytes) -> KvBatch:

@@ -73,7 +73,7 @@ class Log(LogReader):
         "__weakref__", "_checkpoint", "_checkpoint_lock", "_deleted", "_names", "_names_changes",
         "_pwrite", "_roll_above", "_side_files", "_snapshots", "_unsynced", "config", "failure",
         "held_back", "incarnation", "leader_epoch", "needed_from", "on_roll", "remote_end",
-        "snapshot_from", "untiered_from", "writers",
+        "snapshot_from", "undo_from", "untiered_from", "writers",
     )  # fmt: skip
 
     def __init__(
@@ -102,6 +102,8 @@ class Log(LogReader):
         """What the lake does not have yet, of a table that is tiered: spared as well."""
         self.snapshot_from: int | None = None
         """What the oldest key-value snapshot is continued with: spared as well."""
+        self.undo_from: int | None = None
+        """What a producer may have to undo: spared as well."""
         self.remote_end: int | None = None
         """Below it remote storage has everything, and nothing else is let go of; None where it has
         nothing."""
@@ -561,9 +563,10 @@ class Log(LogReader):
         """Let go of the segments older than the time to live; the caller has them removed.
 
         Only what every reader may see is let go of, and nothing from `needed_from`,
-        `untiered_from` or `snapshot_from` on. The segment being written goes too when all of it has
-        expired and `retention_rolls_active` is set: it is closed first, so that the log keeps its
-        end. Of a log that is in remote storage, what is there goes, as far as it is `surplus` here.
+        `untiered_from`, `snapshot_from` or `undo_from` on. The segment being written goes too when
+        all of it has expired and `retention_rolls_active` is set: it is closed first, so that the
+        log keeps its end. Of a log that is in remote storage, what is there goes, as far as it is
+        `surplus` here.
         """
         free = self._spared_from()
         if self.remote_end is None:
@@ -602,7 +605,7 @@ class Log(LogReader):
         """The offset from which on nothing expires, recovery apart."""
         if self.remote_end is not None:
             return self.high_watermark
-        spared = (self.high_watermark, self.untiered_from, self.snapshot_from)
+        spared = (self.high_watermark, self.untiered_from, self.snapshot_from, self.undo_from)
         return min(offset for offset in spared if offset is not None)
 
     def closed_from(self, offset: int) -> list[tuple[Segment, int]]:

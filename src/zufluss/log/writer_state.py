@@ -9,6 +9,13 @@ A writer that wrote nothing for the expiry time may come back with any number. I
 expired for one more such period, so that coming back works, and forgotten after that; a writer
 nobody remembers must start at 0.
 
+The writers of producers (`model/producer.py`) are stricter, since a task that is run again sends
+what it had sent before, from its first batch on. A task is remembered with its newest epoch only:
+a batch of an older one is fenced, a newer one begins at 0. Every number up to the last is a retry,
+also of a batch that is not among the five any more; then the answer has an offset before it, not
+its own. Their numbers do not begin again at 0, and expiry allows no gap. Epochs are compared modulo
+2^20, as serial numbers are.
+
 Snapshot file `<offset, 20 digits>.writer_snapshot`: the state right before that offset, as JSON
 `{version: 1, writer_id_entries: [{writer_id, last_batch_sequence, last_batch_base_offset,
 offset_delta, last_batch_timestamp}]}`, where "last_batch_base_offset" is really the *last* offset.
@@ -25,7 +32,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from crc32c import crc32c
 
-from zufluss.errors import OutOfOrderSequenceError
+from zufluss.errors import OutOfOrderSequenceError, ProducerFencedError
+from zufluss.model.producer import EPOCH_MAX, ProducerWriter, is_producer, task_of
 
 if TYPE_CHECKING:
     from zufluss.record.check import CheckedBatch
@@ -57,11 +65,13 @@ class WriterBatch(NamedTuple):
 class WriterState:
     """The last batches of every writer of one log."""
 
-    __slots__ = ("_writers", "expiry_ms")
+    __slots__ = ("_tasks", "_writers", "expiry_ms")
 
     def __init__(self, expiry_ms: int) -> None:
         self.expiry_ms = expiry_ms
         self._writers: dict[int, list[WriterBatch]] = {}
+        self._tasks: dict[int, int] = {}
+        """Of each task of a producer: the writer id of its newest epoch, which is in `_writers`."""
 
     def __len__(self) -> int:
         return len(self._writers)
@@ -75,11 +85,26 @@ class WriterState:
         """The same state, to go on on its own."""
         other = WriterState(self.expiry_ms)
         other._writers = {writer: list(retained) for writer, retained in self._writers.items()}
+        other._tasks = dict(self._tasks)
         return other
+
+    @property
+    def last_timestamp(self) -> int:
+        """The time of the newest batch of all writers, 0 if there are none."""
+        return max((retained[-1].timestamp for retained in self._writers.values()), default=0)
 
     def retained(self, writer_id: int) -> tuple[WriterBatch, ...]:
         """The remembered batches of a writer, oldest first."""
         return tuple(self._writers.get(writer_id, ()))
+
+    def producer_writers(self) -> list[ProducerWriter]:
+        """The tasks of producers that are remembered, each with its newest epoch."""
+        return [who for w in self._tasks.values() if (who := ProducerWriter.of(w)) is not None]
+
+    def next_sequence(self, writer_id: int) -> int:
+        """The number after the last one of a writer; 0 if it is not remembered."""
+        retained = self._writers.get(writer_id)
+        return 0 if retained is None else _next(retained[-1].sequence)
 
     def is_next(self, writer_id: int, sequence: int) -> bool:
         """Whether this is the number after the last one of a writer that is remembered."""
@@ -125,16 +150,37 @@ class WriterState:
         return copies[0].base_offset, copies[-1].end_offset
 
     def _copy_of(self, writer_id: int, sequence: int) -> WriterBatch | None:
-        for batch in self._writers.get(writer_id, ()):
+        retained = self._writers.get(writer_id, ())
+        for batch in retained:
             if batch.sequence == sequence:
                 return batch
+        if is_producer(writer_id):
+            self._check_epoch(writer_id)
+            if retained and sequence < retained[0].sequence:
+                oldest = retained[0]
+                return WriterBatch(
+                    sequence, oldest.base_offset, oldest.base_offset, oldest.timestamp
+                )
         return None
+
+    def _check_epoch(self, writer_id: int) -> None:
+        newest = self._tasks.get(task_of(writer_id), writer_id)
+        if newest != writer_id and not _is_newer(writer_id, newest):
+            mine, other = ProducerWriter.of(writer_id), ProducerWriter.of(newest)
+            assert mine is not None
+            assert other is not None
+            raise ProducerFencedError(
+                f"task {mine.task} of producer {mine.number} writes as epoch {mine.epoch}, and "
+                f"epoch {other.epoch} has written here; this writer must end"
+            )
 
     def _may_follow(self, writer_id: int, sequence: int, now_ms: int) -> bool:
         retained = self._writers.get(writer_id)
         if retained is None:
             return sequence == 0
         last = retained[-1]
+        if is_producer(writer_id):
+            return sequence == last.sequence + 1
         return sequence == _next(last.sequence) or now_ms - last.timestamp > self.expiry_ms
 
     def _require(self, allowed: bool, writer_id: int, sequence: int) -> None:
@@ -161,10 +207,20 @@ class WriterState:
         retained = self._writers.get(writer_id)
         if retained is None or sequence != _next(retained[-1][0]):
             self._writers[writer_id] = [batch]
+            if is_producer(writer_id):
+                self._begin_epoch(writer_id)
             return
         retained.append(batch)
         if len(retained) > RETAINED_BATCHES:
             del retained[0]
+
+    def _begin_epoch(self, writer_id: int) -> None:
+        """Forget the earlier epoch of a producer's task, if there was one."""
+        task = task_of(writer_id)
+        earlier = self._tasks.get(task, writer_id)
+        if earlier != writer_id:
+            del self._writers[earlier]
+        self._tasks[task] = writer_id
 
     def forget_expired(self, now_ms: int) -> int:
         """Drop writers that have been expired for a whole further period; return how many."""
@@ -172,6 +228,8 @@ class WriterState:
         gone = [w for w, retained in self._writers.items() if retained[-1].timestamp < before]
         for writer_id in gone:
             del self._writers[writer_id]
+            if is_producer(writer_id):
+                del self._tasks[task_of(writer_id)]
         return len(gone)
 
     def to_json(self) -> bytes:
@@ -193,10 +251,27 @@ class WriterState:
         state = cls(expiry_ms)
         try:
             for entry in document["writer_id_entries"]:
-                state._writers[entry["writer_id"]] = _entry_batches(entry)
+                state._restore(entry["writer_id"], _entry_batches(entry))
         except (KeyError, TypeError) as e:
             raise ValueError(f"writer snapshot: {e!r}") from e
         return state
+
+    def _restore(self, writer_id: int, batches: list[WriterBatch]) -> None:
+        """Take a writer from a snapshot; of a task that is there twice the newer epoch counts."""
+        if is_producer(writer_id):
+            other = self._tasks.get(task_of(writer_id), writer_id)
+            if other != writer_id and not _is_newer(writer_id, other):
+                return
+            self._begin_epoch(writer_id)
+        self._writers[writer_id] = batches
+
+
+def _is_newer(writer_id: int, than: int) -> bool:
+    """Whether the epoch of a producer's task comes after another one, as serial numbers do."""
+    one, other = ProducerWriter.of(writer_id), ProducerWriter.of(than)
+    assert one is not None
+    assert other is not None
+    return 0 < (one.epoch - other.epoch & EPOCH_MAX) <= EPOCH_MAX >> 1
 
 
 def _next(sequence: int) -> int:

@@ -3,7 +3,9 @@
 For `zufluss dev` and for a coordinator that stands alone. SQLite runs in WAL mode with
 `synchronous=FULL`, so a transaction is on stable storage when it is acknowledged, and a crash
 leaves whole transactions only. The connection lives on one thread of its own: the event loop never
-waits for a disk, and transactions are serial without a lock.
+waits for a disk, and transactions are serial without a lock. A transaction is a few statements,
+however many operations it has: Python lets go of its lock for each, and beside a busy event loop
+gets it back only after milliseconds.
 
 A directory belongs to one process. `LOCK` is held (flock) as long as the store is open; a second
 opener gets `StoreOwnedError` that names the owner. Every row carries a checksum and the file is
@@ -26,10 +28,11 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import json
 import os
 import sqlite3
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -58,6 +61,8 @@ from zufluss.meta.api import (
 FORMAT = 1
 DATABASE_FILE = "metadata.sqlite"
 LOCK_FILE = "LOCK"
+ROWS_AT_ONCE = 1_000
+"""Rows of one statement; each has four parameters, of which SQLite takes 32,766."""
 
 T = TypeVar("T")
 
@@ -287,33 +292,33 @@ class _Database:
             run = self._connection.execute
             run("UPDATE store SET revision = revision + 1")
             revision: int = run("SELECT revision FROM store").fetchone()[0]
-            changes = [
-                change for i, op in enumerate(ops) if (change := self._apply(i, op, revision))
-            ]
-        return revision, changes
+            before: dict[str, int] = {}
+            for some in _in_pieces(ops):
+                before |= self._versions([op.path for op in some])
+            for index, op in enumerate(ops):
+                if not _fits(op, before.get(op.path)):
+                    raise ConflictError(index, op, before.get(op.path))
+            for put in _in_pieces([op for op in ops if isinstance(op, Create | Put)]):
+                self._put(put, revision)
+            for deleted in _in_pieces([op.path for op in ops if isinstance(op, Delete)]):
+                run(f"DELETE FROM entry WHERE path IN ({_places(deleted)})", deleted)
+        return revision, [change for op in ops if (change := _change(op, before, revision))]
 
-    def _apply(self, index: int, op: Op, revision: int) -> Change | None:
-        run = self._connection.execute
-        row = run("SELECT version FROM entry WHERE path = ?", (op.path,)).fetchone()
-        actual = None if row is None else row[0]
-        if not _fits(op, actual):
-            raise ConflictError(index, op, actual)
-        match op:
-            case Create():
-                crc = _crc(op.path, revision, op.value)
-                run("INSERT INTO entry VALUES (?, ?, ?, ?)", (op.path, op.value, revision, crc))
-                return Change(op.path, ChangeKind.CREATED, revision)
-            case Put():
-                run(
-                    "UPDATE entry SET value = ?, version = ?, crc = ? WHERE path = ?",
-                    (op.value, revision, _crc(op.path, revision, op.value), op.path),
-                )
-                return Change(op.path, ChangeKind.PUT, revision)
-            case Delete():
-                run("DELETE FROM entry WHERE path = ?", (op.path,))
-                return Change(op.path, ChangeKind.DELETED, row[0])
-            case Check():
-                return None
+    def _versions(self, paths: Sequence[str]) -> dict[str, int]:
+        """The versions of the paths that have a value, in one row."""
+        found = self._connection.execute(
+            f"SELECT json_group_object(path, version) FROM entry WHERE path IN ({_places(paths)})",
+            paths,
+        ).fetchone()
+        versions: dict[str, int] = json.loads(found[0])
+        return versions
+
+    def _put(self, ops: Sequence[Create | Put], revision: int) -> None:
+        rows = ", ".join(["(?, ?, ?, ?)"] * len(ops))
+        values: list[str | bytes | int] = []
+        for op in ops:
+            values += op.path, op.value, revision, _crc(op.path, revision, op.value)
+        self._connection.execute(f"REPLACE INTO entry VALUES {rows}", values)
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -340,6 +345,28 @@ def _fits(op: Op, actual: int | None) -> bool:
     if isinstance(op, Create):
         return actual is None
     return actual is not None and op.version in (None, actual)
+
+
+def _change(op: Op, before: Mapping[str, int], revision: int) -> Change | None:
+    match op:
+        case Create():
+            return Change(op.path, ChangeKind.CREATED, revision)
+        case Put():
+            return Change(op.path, ChangeKind.PUT, revision)
+        case Delete():
+            return Change(op.path, ChangeKind.DELETED, before[op.path])
+        case Check():
+            return None
+
+
+def _in_pieces(items: Sequence[T]) -> Iterator[Sequence[T]]:
+    """The same items, so many at once as one statement takes."""
+    for at in range(0, len(items), ROWS_AT_ONCE):
+        yield items[at : at + ROWS_AT_ONCE]
+
+
+def _places(items: Sequence[object]) -> str:
+    return ", ".join("?" * len(items))
 
 
 def _below(path: str) -> tuple[str, str]:

@@ -2,8 +2,9 @@
 
 Properties of the table change by SET and DELETE, and only those declared alterable; custom
 properties are free. The schema changes by adding columns at the end that may be NULL: old batches
-have no value for them, and readers fill in NULL. All else is refused with 56 and the reason. The
-result is checked by the rules of CREATE TABLE, whose codes (15, 39) then apply.
+have no value for them, and readers fill in NULL. Their aggregation functions may stand beside them
+as `fields.*` options; those of columns that exist never change. All else is refused with 56 and the
+reason. The result is checked by the rules of CREATE TABLE, whose codes (15, 39) then apply.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
+from types import MappingProxyType
 from typing import Self
 
 from zufluss.config import Configuration
@@ -18,7 +20,8 @@ from zufluss.config import options as server
 from zufluss.config import table_options as o
 from zufluss.config.nearest import suggestion
 from zufluss.errors import InvalidAlterTableError, InvalidTableError
-from zufluss.model.merge import check_agg_functions, merge_engine
+from zufluss.model.agg_columns import check_agg_functions, declare, is_field_option
+from zufluss.model.merge import merge_engine
 from zufluss.model.schema import AggFunction
 from zufluss.model.table import TableDescriptor
 from zufluss.model.types import DataType
@@ -100,13 +103,28 @@ def alter_table(
             f"cannot {verb} column {', '.join(names)}: a table only takes new columns at the end; "
             "create a new table and copy the data"
         )
-    if changes.properties and changes.add_columns:
-        raise InvalidAlterTableError(
-            "properties and columns cannot change in one request; send two"
-        )
     if changes.add_columns:
-        return add_columns(descriptor, changes.add_columns)
+        return add_columns(
+            descriptor, changes.add_columns, _field_options(changes.properties, descriptor)
+        )
     return alter_properties(descriptor, changes.properties, conf)
+
+
+def _field_options(
+    changes: Sequence[PropertyChange], descriptor: TableDescriptor
+) -> dict[str, str]:
+    """The `fields.*` options of a request that adds columns; it may set nothing else."""
+    engine = merge_engine(descriptor.properties)
+    options: dict[str, str] = {}
+    for change in changes:
+        if not is_field_option(change.key, descriptor.schema, engine):
+            raise InvalidAlterTableError(
+                "properties and columns cannot change in one request; send two"
+            )
+        if change.op != AlterOp.SET:
+            raise InvalidAlterTableError(f"{change.key!r:.80} can only be SET (0) for a new column")
+        _apply(options, change)
+    return options
 
 
 def alter_properties(
@@ -119,6 +137,11 @@ def alter_properties(
         ours = change.key.startswith(TABLE_PREFIX)
         if ours:
             _check_alterable(change.key, descriptor)
+        elif is_field_option(change.key, descriptor.schema, merge_engine(properties)):
+            raise InvalidAlterTableError(
+                f"{change.key!r:.80} cannot be altered: rows are merged by the function a column "
+                "was created with; add another column, or create a new table"
+            )
         _apply(properties if ours else custom, change)
     _fill_lake_format(descriptor, properties, conf)
     if properties == descriptor.properties and custom == descriptor.custom_properties:
@@ -184,8 +207,15 @@ def _fill_lake_format(
         properties.setdefault(o.TABLE_DATALAKE_FORMAT.key, cluster)
 
 
-def add_columns(descriptor: TableDescriptor, columns: Sequence[NewColumn]) -> TableDescriptor:
-    """The descriptor with columns added at the end; raises 56 for those that cannot be."""
+def add_columns(
+    descriptor: TableDescriptor,
+    columns: Sequence[NewColumn],
+    options: Mapping[str, str] = MappingProxyType({}),
+) -> TableDescriptor:
+    """The descriptor with columns added at the end; raises 56 for those that cannot be.
+
+    `options` are `fields.*` of the new columns.
+    """
     schema = descriptor.schema
     for column in columns:
         if column.name in schema:
@@ -208,5 +238,8 @@ def add_columns(descriptor: TableDescriptor, columns: Sequence[NewColumn]) -> Ta
         except InvalidTableError as e:
             raise InvalidAlterTableError(e.message) from None
     check_columns(schema)
-    check_agg_functions(schema, merge_engine(descriptor.properties))
+    engine, properties = merge_engine(descriptor.properties), descriptor.properties
+    default = properties.get(o.TABLE_MERGE_ENGINE_AGGREGATION_DEFAULT_FUNCTION.key)
+    schema = declare(schema, options, default, engine, [column.name for column in columns])
+    check_agg_functions(schema, properties, engine)
     return replace(descriptor, schema=schema)

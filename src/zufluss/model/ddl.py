@@ -5,11 +5,16 @@ The grammar is the part of SQL that people write in a column list, no more. It i
 or column gives text that parses back to the same thing (ids aside).
 
     columns := item ("," item)*
-    item    := name type ["COMMENT" 'text'] | "PRIMARY" "KEY" "(" name ("," name)* ")"
+    item    := name type [function] ["COMMENT" 'text']
+             | "PRIMARY" "KEY" "(" name ("," name)* ")"
     type    := word ["(" number ["," number] ")"] ["NOT" "NULL" | "NULL"]
              | "ARRAY" "<" type ">" | "MAP" "<" type "," type ">"
              | "ROW" "<" name type ["COMMENT" 'text'] ("," …)* ">"
+    function := word ["(" name "=" value ("," name "=" value)* ")"]
+    value   := 'text' | word | number
 
+A function is one of the aggregation engine (`aggregate.py`): `pv BIGINT SUM`,
+`names STRING LISTAGG(delimiter = ';', limit = 1000)`, `place STRING MAX_BY(by = seen)`.
 Words are case-insensitive; names keep their case and stand in back-quotes when they are no plain
 word. A mistake raises `InvalidTableError` that shows where the text stopped making sense.
 """
@@ -21,12 +26,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from zufluss.config.nearest import suggestion
 from zufluss.errors import InvalidTableError
 from zufluss.model import types as t
+from zufluss.model.aggregate import FUNCTIONS
+from zufluss.model.schema import AggFunction, canonical_function, check_unique
 
 T = TypeVar("T")
 
-_TOKEN = re.compile(r"\s*(?:(`(?:[^`]|``)+`)|('(?:[^']|'')*')|([^\W\d]\w*)|(\d+)|([<>(),])|(\S))")
+_TOKEN = re.compile(r"\s*(?:(`(?:[^`]|``)+`)|('(?:[^']|'')*')|([^\W\d]\w*)|(\d+)|([<>(),=])|(\S))")
 _SCALARS = {
     "BOOLEAN": t.BOOLEAN,
     "BOOL": t.BOOLEAN,
@@ -52,7 +60,7 @@ _KNOWN = (*_SCALARS, *_LENGTH, *_TEMPORAL, "DECIMAL", "ARRAY", "MAP", "ROW")
 
 @dataclass(frozen=True, slots=True)
 class ColumnText:
-    """A column as written: name, type and comment."""
+    """A column as written."""
 
     name: str
     """The column's name."""
@@ -60,6 +68,8 @@ class ColumnText:
     """Its type."""
     comment: str | None
     """Its comment."""
+    agg_function: AggFunction | None = None
+    """How an aggregation table merges it."""
 
 
 def parse_type(text: str) -> t.DataType:
@@ -132,15 +142,15 @@ class _Parser:
         return found
 
     def name(self) -> str:
-        if self.at < len(self.tokens):
-            kind, value, _ = self.tokens[self.at]
-            if kind in (1, 3):
-                self.at += 1
-                return value[1:-1].replace("``", "`") if kind == 1 else value
-        raise self.fail("a name")
+        kind = self.kind()
+        if kind not in (1, 3):
+            raise self.fail("a name")
+        value = self.tokens[self.at][1]
+        self.at += 1
+        return value[1:-1].replace("``", "`") if kind == 1 else value
 
     def number(self) -> int:
-        if self.at < len(self.tokens) and self.tokens[self.at][0] == 4:
+        if self.kind() == 4:
             self.at += 1
             return int(self.tokens[self.at - 1][1][:18])
         raise self.fail("a number")
@@ -148,10 +158,13 @@ class _Parser:
     def comment(self) -> str | None:
         if not self.take("COMMENT"):
             return None
-        if self.at < len(self.tokens) and self.tokens[self.at][0] == 2:
-            self.at += 1
-            return self.tokens[self.at - 1][1][1:-1].replace("''", "'")
+        if self.kind() == 2:
+            return self.text_literal()
         raise self.fail("a text in single quotes")
+
+    def text_literal(self) -> str:
+        self.at += 1
+        return self.tokens[self.at - 1][1][1:-1].replace("''", "'")
 
     def column_or_key(self) -> tuple[list[ColumnText], list[str]]:
         if not self.take("PRIMARY", "KEY"):
@@ -162,13 +175,43 @@ class _Parser:
         return [], key
 
     def column(self, depth: int) -> ColumnText:
-        return ColumnText(self.name(), self.data_type(depth), self.comment())
+        name, data_type = self.name(), self.data_type(depth)
+        function = self.function() if depth == 0 else None
+        return ColumnText(name, data_type, self.comment(), function)
+
+    def function(self) -> AggFunction | None:
+        if self.kind() != 3 or self.peek("COMMENT"):
+            return None
+        word = self.tokens[self.at][1]
+        if canonical_function(word) not in FUNCTIONS:
+            hint = suggestion(canonical_function(word), FUNCTIONS)
+            raise self.fail(f"an aggregation function{hint}, COMMENT, ',' or the end")
+        self.at += 1
+        parameters: list[tuple[str, str]] = []
+        if self.take("("):
+            parameters = self.items(self.parameter)
+            self.expect(")")
+        check_unique([key for key, _ in parameters], f"parameter of {word}")
+        return AggFunction.named(word, dict(parameters))
+
+    def parameter(self) -> tuple[str, str]:
+        key = self.name()
+        self.expect("=")
+        if self.kind() == 2:
+            return key, self.text_literal()
+        if self.kind() == 4:
+            self.at += 1
+            return key, self.tokens[self.at - 1][1]
+        return key, self.name()
+
+    def kind(self) -> int:
+        """Which group of `_TOKEN` the next token is, 0 at the end."""
+        return self.tokens[self.at][0] if self.at < len(self.tokens) else 0
 
     def data_type(self, depth: int) -> t.DataType:
         if depth > t.NESTING_MAX:
             raise InvalidTableError(f"a type is nested deeper than {t.NESTING_MAX} levels")
-        kind = self.tokens[self.at][0] if self.at < len(self.tokens) else 0
-        if kind != 3:
+        if self.kind() != 3:
             raise self.fail("a type")
         word = self.tokens[self.at][1].upper()
         self.at += 1

@@ -5,47 +5,56 @@
 | (none)      |                                                 | ALLOW, IGNORE, DISABLE |
 | first_row   | primary key                                     | IGNORE, DISABLE        |
 | versioned   | primary key, version column (`VERSION_ROOTS`)   | IGNORE, DISABLE        |
-| aggregation | primary key, changelog image FULL               | ALLOW, IGNORE, DISABLE |
+| aggregation | primary key, changelog image FULL, functions    | ALLOW, IGNORE, DISABLE |
 
-Aggregation functions of columns belong to the aggregation engine alone. All refusals are 39.
+The functions of columns have rules of their own, in `agg_columns.py`. All refusals are 39.
+
+A put says how its rows meet the stored ones (`MergeMode`, `agg_mode` on the wire):
+
+| mode            | rows are                                          | tables            |
+|-----------------|---------------------------------------------------|-------------------|
+| 0 AGGREGATE     | what the engine of the table takes them for       | all               |
+| 1 OVERWRITE     | the new rows, past the engine; needs permission   | all               |
+| 2 MERGE_STATE   | states, as a client that aggregates before has    | aggregation       |
+| 100 RETRACT     | inputs to take back; an extension                 | aggregation       |
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import IntEnum
 
 from zufluss.config import table_options as o
 from zufluss.errors import ConfigError
-from zufluss.model.schema import Column, Schema
+from zufluss.model.agg_columns import AGGREGATION, check_agg_functions
 from zufluss.model.table import TableDescriptor
 from zufluss.model.types import Root
 
 VERSION_ROOTS = (Root.INTEGER, Root.BIGINT, Root.TIMESTAMP, Root.TIMESTAMP_LTZ)
 """Types a version column may have."""
-_NUMBERS = frozenset(
-    {Root.TINYINT, Root.SMALLINT, Root.INTEGER, Root.BIGINT, Root.FLOAT, Root.DOUBLE, Root.DECIMAL}
-)
-_TEXTS = frozenset({Root.CHAR, Root.STRING})
-_TIMES = frozenset({Root.DATE, Root.TIME, Root.TIMESTAMP, Root.TIMESTAMP_LTZ})
-_AGG_ROOTS = {
-    "sum": _NUMBERS,
-    "product": _NUMBERS,
-    "max": _NUMBERS | _TEXTS | _TIMES,
-    "min": _NUMBERS | _TEXTS | _TIMES,
-    "listagg": _TEXTS,
-    "string_agg": _TEXTS,
-    "bool_and": frozenset({Root.BOOLEAN}),
-    "bool_or": frozenset({Root.BOOLEAN}),
-    "rbm32": frozenset({Root.BYTES}),
-    "rbm64": frozenset({Root.BYTES}),
-}
-_DELIMITED = ("listagg", "string_agg")
+
+
+class MergeMode(IntEnum):
+    """How the rows of a put meet the stored ones, numbered as on the wire."""
+
+    AGGREGATE = 0
+    OVERWRITE = 1
+    MERGE_STATE = 2
+    RETRACT = 100
 
 
 def merge_engine(properties: Mapping[str, str]) -> str | None:
     """The canonical name of the merge engine, None if there is none or it is unknown."""
     text = properties.get(o.TABLE_MERGE_ENGINE.key, "").strip().lower()
     return text if text in o.TABLE_MERGE_ENGINE.allowed else None
+
+
+def column_lock(properties: Mapping[str, str]) -> bool:
+    """Whether the producers of a table own the columns they write, alone."""
+    text = properties.get(o.TABLE_COLUMN_LOCK_ENABLED.key)
+    if text is None:
+        return merge_engine(properties) == AGGREGATION
+    return bool(o.TABLE_COLUMN_LOCK_ENABLED.parse(text))
 
 
 def check_merge_engine(descriptor: TableDescriptor) -> None:
@@ -56,14 +65,31 @@ def check_merge_engine(descriptor: TableDescriptor) -> None:
             f"{o.TABLE_MERGE_ENGINE.key} = {engine} needs a primary key; define one or remove it"
         )
     _check_delete_behavior(descriptor, engine)
-    check_agg_functions(descriptor.schema, engine)
-    if engine == "versioned":
-        _check_version_column(descriptor)
-    image = descriptor.properties.get(o.TABLE_CHANGELOG_IMAGE.key, "FULL").strip().upper()
-    if engine == "aggregation" and image == "WAL":
+    _check_column_lock(descriptor)
+    if engine == AGGREGATION and _image(descriptor) == "WAL":
         raise ConfigError(
             f"{o.TABLE_CHANGELOG_IMAGE.key} = WAL does not go with the aggregation engine, which "
             "needs old values to undo; set FULL or remove it"
+        )
+    check_agg_functions(descriptor.schema, descriptor.properties, engine)
+    if engine == "versioned":
+        _check_version_column(descriptor)
+
+
+def _image(descriptor: TableDescriptor) -> str:
+    return descriptor.properties.get(o.TABLE_CHANGELOG_IMAGE.key, "FULL").strip().upper()
+
+
+def _check_column_lock(descriptor: TableDescriptor) -> None:
+    key = o.TABLE_COLUMN_LOCK_ENABLED.key
+    if key not in descriptor.properties:
+        return
+    if not descriptor.has_primary_key:
+        raise ConfigError(f"{key} is for primary-key tables; remove it from this log table")
+    if column_lock(descriptor.properties) and _image(descriptor) == "WAL":
+        raise ConfigError(
+            f"{key} = true does not go with {o.TABLE_CHANGELOG_IMAGE.key} = WAL: the puts of a "
+            "producer are undone by old values; set FULL, or remove one of both"
         )
 
 
@@ -94,36 +120,3 @@ def _check_version_column(descriptor: TableDescriptor) -> None:
         raise ConfigError(
             f"{key} = {name} is {data_type}; allowed: INT, BIGINT, TIMESTAMP, TIMESTAMP_LTZ"
         )
-
-
-def check_agg_functions(schema: Schema, engine: str | None) -> None:
-    """Raise 39 for aggregation functions without the engine, or that do not fit their column."""
-    for column in schema.columns:
-        if column.agg_function is None:
-            continue
-        if engine != "aggregation":
-            raise ConfigError(
-                f"column {column.name!r} has the aggregation function {column.agg_function.type}; "
-                f"set {o.TABLE_MERGE_ENGINE.key} = aggregation or remove the function"
-            )
-        _check_agg_function(column)
-
-
-def _check_agg_function(column: Column) -> None:
-    function = column.agg_function
-    assert function is not None
-    allowed = _AGG_ROOTS.get(function.type, frozenset(Root))
-    if column.data_type.root not in allowed:
-        names = ", ".join(sorted(root.name for root in allowed))
-        raise ConfigError(
-            f"aggregation function {function.type} cannot merge column {column.name!r} of type "
-            f"{column.data_type}; allowed: {names}"
-        )
-    for key, value in function.parameters:
-        if function.type not in _DELIMITED or key != "delimiter":
-            raise ConfigError(
-                f"aggregation function {function.type} of column {column.name!r} has no parameter "
-                f"{key!r:.40}; only listagg and string_agg have one, delimiter"
-            )
-        if not value:
-            raise ConfigError(f"the delimiter of column {column.name!r} is empty; give a text")

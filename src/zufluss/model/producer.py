@@ -58,9 +58,17 @@ class ProducerWriter(NamedTuple):
         """The producer of a writer id, None for all other writers."""
         if not writer_id & _FLAG or writer_id < 0:
             return None
-        return cls(
-            writer_id >> 36 & NUMBER_MAX, writer_id >> 16 & EPOCH_MAX, writer_id & UNDO_TASK
-        )
+        return cls(writer_id >> 36 & NUMBER_MAX, writer_id >> 16 & EPOCH_MAX, writer_id & UNDO_TASK)
+
+
+def is_producer(writer_id: int) -> bool:
+    """Whether a writer id is that of a producer's task."""
+    return writer_id >= _FLAG
+
+
+def task_of(writer_id: int) -> int:
+    """A producer's writer id without its epoch: the same for every start of the task."""
+    return writer_id & ~(EPOCH_MAX << 16)
 
 
 def check_producer_id(producer_id: str) -> str:

@@ -16,29 +16,34 @@ JSON form (`GetTableSchema.schema_json`, and inside the table descriptor):
 | auto_increment_column | [name], absent if there is none; at most one                       |
 | highest_field_id      | the largest id ever given, also to columns that are gone           |
 
-Unknown keys and unknown aggregation functions are ignored when reading.
+Unknown keys are ignored when reading. Unknown aggregation functions are kept: whoever reads a table
+of a newer server sees them, and CREATE TABLE refuses them by name (`agg_columns.py`).
 """
 
 from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self
 
 from zufluss.errors import InvalidTableError
 from zufluss.model import types as t
+from zufluss.model.aggregate import IGNORE_RETRACT, OVERFLOW
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-AGG_FUNCTIONS = frozenset(
-    {"sum", "product", "max", "min", "bool_and", "bool_or", "listagg", "string_agg"}
-    | {"first_value", "first_value_ignore_nulls", "last_value", "last_value_ignore_nulls"}
-    | {"rbm32", "rbm64"}
-)
-"""Aggregation functions a column may name."""
+_LOWER = frozenset({OVERFLOW, IGNORE_RETRACT})
+"""Parameters whose values are words in any case."""
+_PLAIN = re.compile(r"[^\W\d]\w*|\d+")
+
+
+def canonical_function(name: str) -> str:
+    """The name of a function as it is stored: `LAST-VALUE` is `last_value`."""
+    return name.strip().lower().replace("-", "_")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +56,26 @@ class AggFunction:
     """Parameters, such as the delimiter of `listagg`."""
 
     @classmethod
-    def named(cls, name: str, parameters: Mapping[str, str] | None = None) -> Self | None:
-        """The function of a name in any spelling (`LAST-VALUE`), None if it is unknown."""
-        canonical = name.lower().replace("-", "_")
-        if canonical not in AGG_FUNCTIONS:
-            return None
-        return cls(canonical, tuple((str(k), str(v)) for k, v in (parameters or {}).items()))
+    def named(cls, name: str, parameters: Mapping[str, object] | None = None) -> Self:
+        """The function of a name and parameters in any spelling (`LAST-VALUE`), known or not."""
+        found: dict[str, str] = {}
+        for key, value in (parameters or {}).items():
+            canonical = canonical_function(key)
+            text = str(value).lower() if canonical in _LOWER else str(value)
+            if found.setdefault(canonical, text) != text:
+                raise InvalidTableError(
+                    f"parameter {canonical!r:.40} of {name!r:.80} is given twice; keep one"
+                )
+        return cls(canonical_function(name), tuple(found.items()))
+
+    def parameter(self, key: str) -> str | None:
+        """The value of a parameter, None if it is not set."""
+        return next((value for name, value in self.parameters if name == key), None)
+
+    def __str__(self) -> str:
+        """As it stands in a column list: `LISTAGG(delimiter = ';', limit = 100)`."""
+        given = ", ".join(f"{key} = {_literal(value)}" for key, value in self.parameters)
+        return self.type.upper() + (f"({given})" if given else "")
 
     def to_json(self) -> dict[str, Any]:
         """The JSON object of the function."""
@@ -104,18 +123,31 @@ class Column:
             data_type=t.from_json(obj.get("data_type")),
             comment=None if comment is None else str(comment),
             id=column_id,
-            agg_function=_agg_from_json(obj.get("agg_function")),
+            agg_function=_agg_from_json(obj.get("agg_function"), obj["name"]),
         )
 
     def __str__(self) -> str:
-        return f"{t.quote_name(self.name)} {self.data_type}{t.comment_clause(self.comment)}"
+        function = "" if self.agg_function is None else f" {self.agg_function}"
+        comment = t.comment_clause(self.comment)
+        return f"{t.quote_name(self.name)} {self.data_type}{function}{comment}"
 
 
-def _agg_from_json(obj: object) -> AggFunction | None:
-    if not isinstance(obj, Mapping) or not isinstance(obj.get("type"), str):
+def _literal(value: str) -> str:
+    """A word or number as it is, other text in quotes."""
+    return value if _PLAIN.fullmatch(value) else "'" + value.replace("'", "''") + "'"
+
+
+def _agg_from_json(obj: object, column: str) -> AggFunction | None:
+    if obj is None:
         return None
-    parameters = obj.get("parameters")
-    return AggFunction.named(obj["type"], parameters if isinstance(parameters, Mapping) else None)
+    name = obj.get("type") if isinstance(obj, Mapping) else None
+    parameters = obj.get("parameters") if isinstance(obj, Mapping) else None
+    if not isinstance(name, str) or not isinstance(parameters, Mapping | None):
+        raise InvalidTableError(
+            f"agg_function {obj!r:.80} of column {column!r:.80} must be an object with a 'type', "
+            "and maybe 'parameters'"
+        )
+    return AggFunction.named(name, parameters)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +205,9 @@ class Schema:
             from zufluss.model.ddl import parse_columns
 
             found, key = parse_columns(source)
-            columns = [Column(c.name, c.data_type, c.comment) for c in found]
+            columns = [
+                Column(c.name, c.data_type, c.comment, agg_function=c.agg_function) for c in found
+            ]
             primary_key = primary_key or key
         else:
             columns = [_column_of(item) for item in source]

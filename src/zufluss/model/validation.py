@@ -34,6 +34,7 @@ from zufluss.errors import (
     InvalidReplicationFactorError,
     InvalidTableError,
 )
+from zufluss.model.agg_columns import declare, merge_field_options, take_field_options
 from zufluss.model.auto_partition import AutoPartition, time_format, time_zone
 from zufluss.model.merge import check_merge_engine, merge_engine
 from zufluss.model.partition import PARTITION_KEY_ROOTS, name_problem
@@ -79,6 +80,7 @@ def check_table_path(path: TablePath) -> None:
 def complete(descriptor: TableDescriptor, conf: Configuration) -> TableDescriptor:
     """The descriptor with every default of the server filled in, as it is stored."""
     check_keys(descriptor)
+    descriptor = with_functions(descriptor)
     properties = without_cluster_lake(descriptor.properties, conf)
     factor = conf.get(server.DEFAULT_REPLICATION_FACTOR)
     properties.setdefault(o.TABLE_REPLICATION_FACTOR.key, str(factor))
@@ -99,6 +101,16 @@ def complete(descriptor: TableDescriptor, conf: Configuration) -> TableDescripto
         bucket_keys=descriptor.bucket_keys or descriptor.physical_primary_key,
         properties=properties,
     )
+
+
+def with_functions(descriptor: TableDescriptor) -> TableDescriptor:
+    """The descriptor whose schema has all aggregation functions, wherever they are named."""
+    engine = merge_engine(descriptor.properties)
+    properties, one = take_field_options(descriptor.properties, descriptor.schema, engine)
+    custom, other = take_field_options(descriptor.custom_properties, descriptor.schema, engine)
+    default = properties.get(o.TABLE_MERGE_ENGINE_AGGREGATION_DEFAULT_FUNCTION.key)
+    schema = declare(descriptor.schema, merge_field_options(one, other), default, engine)
+    return replace(descriptor, schema=schema, properties=properties, custom_properties=custom)
 
 
 def without_cluster_lake(properties: Mapping[str, str], conf: Configuration) -> dict[str, str]:

@@ -226,6 +226,20 @@ KV_SCAN_BYTES = Metric(
     Source.TABLET,
     "Bytes of these rows, as they were sent.",
 )
+PRODUCER_PUTS_FENCED = Metric(
+    "zufluss_producer_puts_fenced_total",
+    MetricKind.COUNTER,
+    Source.TABLET,
+    "Puts that were refused because of exactly-once writers: of an earlier epoch of one, or to "
+    "columns that one owns.",
+)
+UNDO_KEYS = Metric(
+    "zufluss_undo_keys_total",
+    MetricKind.COUNTER,
+    Source.TABLET,
+    "Keys whose rows were changed to undo what exactly-once writers had written before they were "
+    "started again.",
+)
 UNTIERED_ROWS = Metric(
     "zufluss_untiered_rows",
     MetricKind.GAUGE,
@@ -331,6 +345,23 @@ TIERING_RECORDS = Metric(
     Source.COORDINATOR,
     "Rows of the lake table, as the last service said that knew them.",
     OF_TABLE,
+)
+
+# ---------------------------------------------------------------------------------------------
+# Producers
+# ---------------------------------------------------------------------------------------------
+
+PRODUCERS = Metric(
+    "zufluss_producers",
+    MetricKind.GAUGE,
+    Source.COORDINATOR,
+    "Producers that tables remember, the lost ones included: see `zufluss producer list`.",
+)
+PRODUCERS_LOST = Metric(
+    "zufluss_producers_lost",
+    MetricKind.GAUGE,
+    Source.COORDINATOR,
+    "Producers that were silent for too long and whose columns another one took; drop them.",
 )
 
 # ---------------------------------------------------------------------------------------------

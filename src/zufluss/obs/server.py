@@ -25,6 +25,7 @@ from zufluss.wire.api import APIS
 if TYPE_CHECKING:
     from zufluss.coordinator.leases import Leases
     from zufluss.coordinator.locations import LocationRegistry
+    from zufluss.coordinator.producers import Producers
     from zufluss.coordinator.remote_files import RemoteFiles
     from zufluss.coordinator.tiering import TieringStatus
     from zufluss.net.server import NetServer
@@ -131,6 +132,8 @@ def tablet_samples(tablet: TabletServer) -> ReadSamples:
         yield Sample(metrics.KV_PIN_OLDEST_AGE_SECONDS, tablet.scans.pins.oldest_seconds())
         yield Sample(metrics.KV_SCAN_ROWS, tablet.scans.counts.rows)
         yield Sample(metrics.KV_SCAN_BYTES, tablet.scans.counts.bytes)
+        yield Sample(metrics.PRODUCER_PUTS_FENCED, tablet.putter.fenced)
+        yield Sample(metrics.UNDO_KEYS, tablet.undos.keys_total)
         for table in tables:
             if table.tiered:
                 yield Sample(metrics.UNTIERED_ROWS, _untiered(table), tuple(table.info.path))
@@ -211,6 +214,17 @@ def lease_samples(leases: Leases) -> ReadSamples:
         yield Sample(metrics.KV_SNAPSHOT_LEASED_BYTES, counts.bytes)
         yield Sample(metrics.KV_SNAPSHOT_LEASE_OLDEST_AGE_SECONDS, counts.oldest_age_seconds)
         yield Sample(metrics.KV_SNAPSHOT_LEASES_DAMAGED, counts.damaged)
+
+    return read
+
+
+def producer_samples(producers: Producers) -> ReadSamples:
+    """The producers of tables."""
+
+    def read() -> Iterable[Sample]:
+        counts = producers.counts
+        yield Sample(metrics.PRODUCERS, counts.producers)
+        yield Sample(metrics.PRODUCERS_LOST, counts.lost)
 
     return read
 

@@ -41,7 +41,8 @@ class RowBuffers:
     def of(self, located: Located) -> Buffers:
         """The buffers of rows, at least one, that were checked."""
         count, data, cells = located.count, located.rows.data, located.cells
-        room = cells.size + data.size + _PADDING_BYTES * len(self._widths)
+        placed = int(located.facts[:, k.PLACED].sum()) if located.shared else data.size
+        room = cells.size + placed + _PADDING_BYTES * len(self._widths)
         body = np.empty(room + count * self._padded_width, np.uint8)
         numbers = np.empty(self._numbers, np.int64)
         size = pack.lay_out(

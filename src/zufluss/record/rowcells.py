@@ -63,6 +63,8 @@ class Located:
     """NULLs, bytes and unfit timestamps per field."""
     inner: dict[int, Inner] = field(default_factory=dict)
     """The content of nested columns."""
+    shared: bool = False
+    """Rows may share bytes: the places of a field may have more of them than there are."""
 
     def places(self, plan: Plan, index: int) -> tuple[Positions, Positions]:
         """Starts (−1 = NULL) and ends of a field of texts, bytes or nested values."""
@@ -73,7 +75,7 @@ class Located:
 
 def read_rows(rows: Slices, plan: Plan, counts: Counts = _ALL) -> Located:
     """Check rows and everything nested in them; raises `CellFault`."""
-    located = _empty(rows, counts, rows.count, plan)
+    located = empty_cells(rows, counts, rows.count, plan)
     fault, row, index, detail = k.locate(*rows, counts, plan.program, located.cells, located.facts)
     if fault:
         text = k.FAULTS[fault].format(detail)
@@ -81,18 +83,22 @@ def read_rows(rows: Slices, plan: Plan, counts: Counts = _ALL) -> Located:
             text = f"field {index} ({plan.types[index]}): {text}"
         raise CellFault(row, text)
     if plan.inner:
-        _read_inner(located, plan)
+        read_inner(located, plan)
     return located
 
 
-def _empty(rows: Slices, counts: Counts, count: int, plan: Plan) -> Located:
+def empty_cells(
+    rows: Slices, counts: Counts, count: int, plan: Plan, *, shared: bool = False
+) -> Located:
+    """Room for rows that are yet to be taken apart or made."""
     fields = len(plan.types)
     size = 8 * count * plan.slots[-1] + fields * ((count + 63) // 64 * 8)
     cells, facts = np.empty(size, np.uint8), np.empty((fields, k.FACTS), np.int64)
-    return Located(rows, counts, count, cells, facts)
+    return Located(rows, counts, count, cells, facts, {}, shared)
 
 
-def _read_inner(located: Located, plan: Plan) -> None:
+def read_inner(located: Located, plan: Plan) -> None:
+    """Check what stands in the places of nested columns and take it apart."""
     for index, inner in plan.inner.items():
         starts, ends = located.places(plan, index)
         slices, data_type = Slices(located.rows.data, starts, ends), plan.types[index]
@@ -113,7 +119,7 @@ def _read_arrays(arrays: Slices, plan: Plan) -> Inner:
     fault, index, detail = nested.open_arrays(*arrays, source, offsets)
     if fault:
         raise CellFault(index, k.FAULTS[fault].format(detail))
-    located = _empty(arrays, _ALL, int(offsets[-1]), plan)
+    located = empty_cells(arrays, _ALL, int(offsets[-1]), plan)
     fault, index, detail = nested.read_arrays(
         *arrays, offsets, plan.program, located.cells, located.facts
     )
@@ -121,7 +127,7 @@ def _read_arrays(arrays: Slices, plan: Plan) -> Inner:
         raise CellFault(index, k.FAULTS[fault].format(detail))
     if plan.inner:
         try:
-            _read_inner(located, plan)
+            read_inner(located, plan)
         except CellFault as e:
             raise CellFault(_owner(offsets, e.index), e.text) from None
     return Inner(offsets, (located,))

@@ -9,6 +9,7 @@ checks every byte of every row, `columns` makes the batch.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import get_args
 
 import numpy as np
@@ -17,17 +18,27 @@ import pyarrow as pa
 
 from zufluss.errors import CorruptRecordError
 from zufluss.model.schema import Schema
+from zufluss.model.types import ArrayType
+from zufluss.record.kernels import rows as k
 from zufluss.record.kernels.rowkeys import match_keys
 from zufluss.record.rowbuffers import RowBuffers
-from zufluss.record.rowcells import CellFault, Located, read_rows, to_arrow
+from zufluss.record.rowcells import (
+    CellFault,
+    Located,
+    empty_cells,
+    read_inner,
+    read_rows,
+    to_arrow,
+)
 from zufluss.record.rowplan import Plan
 from zufluss.record.rows import RowFormat
-from zufluss.record.rowwrite import write_rows
-from zufluss.record.slices import Slices
+from zufluss.record.rowwrite import nested_values, write_rows
+from zufluss.record.slices import Bytes, Positions, Slices
 
 __all__ = ["Located", "RowCodec"]
 
 _ALL = np.empty(0, np.int32)
+_NOWHERE: Positions = np.empty(0, np.int64)
 
 
 class RowCodec:
@@ -97,6 +108,45 @@ class RowCodec:
         places = np.empty((len(self._plan.types), 2), np.int64)
         rows, program = located.rows, self._plan.program
         return int(match_keys(*keys, *rows, located.field_counts, program, columns, places))
+
+    # ------------------------------------------------------------- rows that are made, not read
+
+    @property
+    def plan(self) -> Plan:
+        """What the kernels know of the schema."""
+        return self._plan
+
+    def check(self, located: Located) -> None:
+        """`CorruptRecordError` if a timestamp is beyond what Arrow holds; nested ones aside."""
+        if self.buffers is not None:
+            self.buffers.check(located)
+        else:
+            sinks = enumerate(self._plan.sinks)
+            self.arrays(located, [i for i, sink in sinks if sink in (k.MOMENT, k.FINE_MOMENT)])
+
+    def room(self, data: Bytes, count: int) -> Located:
+        """Room for rows that kernels make; their texts and bytes lie in `data`, or are shared."""
+        return empty_cells(Slices(data, _NOWHERE, _NOWHERE), _ALL, count, self._plan, shared=True)
+
+    def moved(self, located: Located, data: Bytes) -> Located:
+        """Made rows whose texts and bytes lie in other, longer data."""
+        return replace(located, rows=located.rows._replace(data=data))
+
+    def completed(self, located: Located) -> Located:
+        """Made rows that are whole now: what is nested in them is taken apart."""
+        if self._plan.inner:
+            read_inner(located, self._plan)
+        return located
+
+    def encoded_values(self, array: pa.Array, index: int) -> Slices:
+        """The bytes that rows have for the values of a nested column, nothing for a NULL."""
+        return nested_values(array, self._plan, index)
+
+    def encoded_elements(self, elements: pa.Array, index: int) -> Slices:
+        """Bytes of elements of an ARRAY column; equal ones have the same, and NULL has some too."""
+        data_type = self.schema.columns[index].data_type
+        assert isinstance(data_type, ArrayType)
+        return write_rows([elements], len(elements), Plan((data_type.element,), "COMPACTED"))
 
     def _fitted(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """A batch whose columns are the schema's, in other Arrow types or nullability."""

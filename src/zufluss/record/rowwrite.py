@@ -24,7 +24,7 @@ _NOTHING = (0,) * k.COLUMN
 
 def write_rows(arrays: Sequence[pa.Array], count: int, plan: Plan) -> Slices:
     """The rows of columns that have the plan's Arrow types; `ValueError` names what cannot be."""
-    blobs = {i: _nested(arrays[i], plan, i) for i in plan.inner}
+    blobs = {i: nested_values(arrays[i], plan, i) for i in plan.inner}
     lines = [_line(array, blobs.get(i)) for i, array in enumerate(arrays)]
     table = np.array([*lines, _NOTHING], np.int64)
     fault, column, most = k.measure(plan.program, table, count)
@@ -70,7 +70,7 @@ def _blob_line(head: tuple[int, int], offset: int, blobs: Slices) -> tuple[int, 
     return (*head, address, size, data.ctypes.data, data.size, offset, 1)
 
 
-def _nested(array: pa.Array, plan: Plan, index: int) -> Slices:
+def nested_values(array: pa.Array, plan: Plan, index: int) -> Slices:
     """The bytes of every value of a nested column, nothing for a NULL."""
     data_type, plans = plan.types[index], plan.inner[index]
     if isinstance(data_type, ArrayType):
@@ -90,7 +90,7 @@ def _arrays(array: pa.Array, values: pa.Array, plan: Plan) -> tuple[Bytes, Posit
     lists = array.offsets.to_numpy()
     first, elements = int(lists[0]), int(lists[-1] - lists[0])
     values = values.slice(first, elements)
-    blobs = _nested(values, plan, 0) if plan.inner else None
+    blobs = nested_values(values, plan, 0) if plan.inner else None
     table = np.array([_line(values, blobs), _NOTHING], np.int64)
     fault, _, most = k.measure(plan.program, table, elements)
     if not fault:

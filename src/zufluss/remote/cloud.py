@@ -147,17 +147,18 @@ class CloudDirectory:
 
         return await self._tried(path, request)
 
-    async def get_range(self, path: str, start: int, end: int) -> bytes:
+    async def get_range(self, path: str, start: int, end: int) -> memoryview:
         """The bytes of a range, fewer where the object ends."""
 
-        async def request() -> bytes:
+        async def request() -> memoryview:
             key = self._key(path)
             try:
-                return bytes(await obstore.get_range_async(self._store, key, start=start, end=end))
+                found = await obstore.get_range_async(self._store, key, start=start, end=end)
             except BaseError as problem:
                 if _RANGE_BEHIND_END.search(str(problem)):
-                    return b""
+                    return memoryview(b"")
                 raise
+            return memoryview(found)
 
         return await self._tried(path, request)
 

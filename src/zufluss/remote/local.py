@@ -139,12 +139,12 @@ class LocalDirectory:
 
         return await self._run(path, work)
 
-    async def get_range(self, path: str, start: int, end: int) -> bytes:
+    async def get_range(self, path: str, start: int, end: int) -> memoryview:
         """The bytes of a range, fewer where the object ends."""
 
-        def work(progress: Progress) -> bytes:
+        def work(progress: Progress) -> memoryview:
             with self._open(path) as file:
-                return b"".join(pieces(file.fileno(), start, end, progress))
+                return memoryview(b"".join(pieces(file.fileno(), start, end, progress)))
 
         return await self._run(path, work)
 
@@ -172,7 +172,7 @@ class LocalDirectory:
     async def stream(self, path: str, start: int) -> AsyncIterator[memoryview]:
         """The bytes from `start` on, in pieces."""
         while piece := await self.get_range(path, start, start + STREAM_BYTES):
-            yield memoryview(piece)
+            yield piece
             start += len(piece)
 
     async def head(self, path: str) -> tuple[int, int]:

@@ -114,10 +114,10 @@ class Objects:
         """All bytes of an object; RemoteStorageError if it has more than `limit`."""
         return await self._directory.get(self._checked(path), limit)
 
-    async def get_range(self, path: str, start: int, end: int) -> bytes:
+    async def get_range(self, path: str, start: int, end: int) -> memoryview:
         """The bytes from `start` up to `end`; ObjectCorruptError if the object ends before."""
         if end <= start:
-            return b""
+            return memoryview(b"")
         data = await self._directory.get_range(self._checked(path), start, end)
         if len(data) != end - start:
             raise ObjectCorruptError(

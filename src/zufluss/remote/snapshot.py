@@ -14,6 +14,7 @@ its root, because a location may have moved since.
 | `log_offset` | the changelog goes on from here |
 | `row_count` | rows in it; absent where they are not counted |
 | `auto_inc_id_range` | a list of `column_id`, `start`, `end`; absent without such a column |
+| `zufluss_writers` | ours: the file with the writers of the changelog at `log_offset`, as a writer snapshot of the log (`log/writer_state.py`): `path` below the root, `size`, `location_id`, `crc32c`; absent where they are not known |
 | `zufluss_crc32c` | ours: the checksum of the rest (`seal.py`) |
 """  # noqa: E501 - a table row does not wrap
 
@@ -70,11 +71,19 @@ class KvSnapshot:
     """Rows in it, None where they are not counted."""
     id_ranges: tuple[IdRange, ...] = ()
     """Of auto-increment columns."""
+    writers: RemoteFile | None = None
+    """The writers at its offset; for who goes on from there, not for readers."""
 
     @property
     def files(self) -> tuple[SnapshotFile, ...]:
         """Everything that is needed to open it."""
         return (*self.shared, *self.private)
+
+    @property
+    def objects(self) -> tuple[RemoteFile, ...]:
+        """Everything it refers to, which is kept and deleted with it."""
+        files = tuple(each.file for each in self.files)
+        return files if self.writers is None else (*files, self.writers)
 
     def to_json(self, directory: str, full_path: Callable[[RemoteFile], str]) -> bytes:
         """As it is written; `directory` is the full path of `snap-N`."""
@@ -96,6 +105,8 @@ class KvSnapshot:
             found["row_count"] = self.row_count
         if self.id_ranges:
             found["auto_inc_id_range"] = [r._asdict() for r in self.id_ranges]
+        if self.writers is not None:
+            found["zufluss_writers"] = self.writers._asdict()
         return sealed(dump_object(found))
 
     @classmethod
@@ -128,7 +139,7 @@ def _snapshot(source: Mapping[str, Any]) -> KvSnapshot:
         raise ValueError(f"version {source['version']!r}, this server reads {VERSION}")
     partition_id = source.get("partition_id")
     handle = source["kv_snapshot_handle"]
-    row_count = source.get("row_count")
+    row_count, writers = source.get("row_count"), source.get("zufluss_writers")
     found = KvSnapshot(
         TableBucket(
             number(source["table_id"]),
@@ -145,6 +156,7 @@ def _snapshot(source: Mapping[str, Any]) -> KvSnapshot:
             IdRange(number(r["column_id"]), number(r["start"]), number(r["end"]))
             for r in source.get("auto_inc_id_range", ())
         ),
+        None if writers is None else file_of(writers),
     )
     names = {file.name for file in found.files}
     if len(names) != len(found.files):

@@ -26,6 +26,7 @@ from zufluss.kv.checkpoint import CHECKPOINT_DIRECTORY, Checkpoint, remove_left_
 from zufluss.kv.flush import KvState
 from zufluss.kv.memory import KvMemory
 from zufluss.kv.replay import Earlier
+from zufluss.kv.rest import Rests
 from zufluss.kv.store import KvStore
 from zufluss.kv.table import KvTable
 from zufluss.kv.tablet import KvTablet
@@ -120,6 +121,11 @@ class KvHost:
         self.worker.submit(job, done)
         return await future
 
+    async def settled(self) -> None:
+        """Wait until the worker has done what it is doing, and what waits for it."""
+        if self._worker is not None:
+            await self.call(lambda: None)
+
     async def open(
         self, replica: Replica, table: KvTable, earlier: Earlier | None = None
     ) -> KvTablet:
@@ -170,15 +176,15 @@ class KvHost:
                 return made
             await asyncio.shield(asyncio.wrap_future(made))
 
-    async def pin(self, replica: Replica, target: Path, wanted: int) -> KvState:
+    async def pin(self, replica: Replica, target: Path, wanted: int, rests: Rests) -> KvState:
         """Everything below `wanted`, at least, flushed and as hard links; what it holds.
 
-        `target` is not made if there are no rows.
+        `target` is not made if there are no rows. A flush that is needed for it rests as told.
         """
         tablet = replica.tablet
         while True:
             self._check_open(tablet, replica)
-            made = await self.call(partial(tablet.pin, target, wanted))
+            made = await self.call(partial(tablet.pin, target, wanted, rests))
             if isinstance(made, KvState):
                 return made
             await asyncio.shield(asyncio.wrap_future(made))

@@ -1,6 +1,6 @@
 """Key-value snapshots: the state of buckets, copied to remote storage again and again.
 
-    checkpoint (hard links) → new table files → the other files → `_METADATA` → commit
+    checkpoint (hard links) → new table files → the other files, writers → `_METADATA` → commit
 
 Table files never change, so one that the last snapshot has is not sent again: the new snapshot
 refers to it where it lies. It is the same file if the database gave it the same name and it has the
@@ -22,7 +22,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections import deque
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
@@ -117,7 +117,7 @@ class BucketSnapshots:
 
 def locations_of(snapshot: KvSnapshot) -> frozenset[int]:
     """Where the files of a snapshot lie."""
-    return frozenset(f.file.location_id for f in snapshot.files)
+    return frozenset(file.location_id for file in snapshot.objects)
 
 
 class KvSnapshotter:
@@ -374,10 +374,12 @@ class KvSnapshotter:
         storage = self._storage
         directory = snapshot_directory(placed.directory, snapshot.snapshot_id)
         others = checkpoint.others()
-        units = [Upload(f"{directory}/{uuid.uuid4()}", path) for path in others]
+        sources: list[Path | bytes] = [*others]
+        if checkpoint.writers is not None:
+            sources.append(await asyncio.to_thread(checkpoint.writers.to_json))
+        units = [Upload(f"{directory}/{uuid.uuid4()}", source) for source in sources]
         files = await storage.upload(units, policy, placed.home)
-        private = tuple(SnapshotFile(p.name, file) for p, file in zip(others, files, strict=True))
-        whole = _with_private(snapshot, private)
+        whole = _with_private(snapshot, others, files)
         where = files[0].location_id
         full = storage.objects(where).full_path(directory)
         metadata = whole.to_json(full, storage.full_path)
@@ -436,9 +438,17 @@ async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         raise
 
 
-def _with_private(snapshot: KvSnapshot, private: tuple[SnapshotFile, ...]) -> KvSnapshot:
-    size = sum(f.file.size for f in private)
-    return replace(snapshot, private=private, incremental_size=snapshot.incremental_size + size)
+def _with_private(
+    snapshot: KvSnapshot, others: Sequence[Path], files: Sequence[RemoteFile]
+) -> KvSnapshot:
+    """The snapshot with the files of its own: RocksDB's, and, if there is one more, the writers."""
+    private = (SnapshotFile(path.name, file) for path, file in zip(others, files, strict=False))
+    return replace(
+        snapshot,
+        private=tuple(private),
+        incremental_size=snapshot.incremental_size + sum(file.size for file in files),
+        writers=files[-1] if len(files) > len(others) else None,
+    )
 
 
 def _checksum(path: Path) -> int:

@@ -4,8 +4,9 @@ Used by a tablet server that runs on its own. It registers, applies the picture 
 the answer, sends heartbeats, and registers again when the coordinator does not know it any more or
 cannot be reached for a while. It also answers what the coordinator sends: UPDATE_METADATA,
 NOTIFY_LEADER_AND_ISR, STOP_REPLICA, NOTIFY_LAKE_TABLE_OFFSET, NOTIFY_KV_SNAPSHOT_OFFSET,
-UPDATE_LOCATIONS. These wait while a registration is under way, and are refused when they belong to
-another registration than the present one: an order from before would undo what the answer said.
+UPDATE_LOCATIONS, UPDATE_PRODUCERS, GET_PRODUCER_ACTIVITY. Orders wait while a registration is under
+way, and are refused when they belong to another registration than the present one: an order from
+before would undo what the answer said.
 
 It is the tablet server's `RemoteGateway` (`cluster/remote.py`), and asks on what only the
 coordinator knows.
@@ -23,6 +24,7 @@ import structlog
 
 from zufluss.cluster import codec
 from zufluss.cluster.image import ClusterImage, ServerNode
+from zufluss.cluster.producers import producers_from_proto
 from zufluss.cluster.remote import (
     BucketRemote,
     ManifestCommit,
@@ -90,6 +92,8 @@ class CoordinatorLink:
         services.register(ApiKey.NOTIFY_LAKE_TABLE_OFFSET, self.notify_lake_table_offset)
         services.register(ApiKey.NOTIFY_KV_SNAPSHOT_OFFSET, self.notify_kv_snapshot_offset)
         services.register(ApiKey.UPDATE_LOCATIONS, self.update_locations)
+        services.register(ApiKey.UPDATE_PRODUCERS, self.update_producers)
+        services.register(ApiKey.GET_PRODUCER_ACTIVITY, self.get_producer_activity)
         services.register(ApiKey.GET_LAKE_SNAPSHOT, self.get_lake_snapshot)
         services.register(ApiKey.GET_LATEST_KV_SNAPSHOTS, self.get_latest_kv_snapshots)
         services.register(ApiKey.GET_KV_SNAPSHOT_METADATA, self.get_kv_snapshot_metadata)
@@ -136,7 +140,9 @@ class CoordinatorLink:
             self._image.apply(codec.changes_of(answer.metadata))
             self._coordinator_epoch = answer.coordinator_epoch
             await self._tablet.update_locations(Locations.from_proto(answer.locations))
-            await self._tablet.assign(self._image, list(map(replica_from_proto, answer.replicas)))
+            replicas = list(map(replica_from_proto, answer.replicas))
+            producers = list(map(producers_from_proto, answer.producers))
+            await self._tablet.assign(self._image, replicas, producers)
             self.server_epoch = answer.server_epoch
         log.info("registered", server_id=self._node.node_id, epoch=self.server_epoch)
 
@@ -223,6 +229,23 @@ class CoordinatorLink:
             self._check_epoch(request.server_epoch)
             await self._tablet.update_locations(Locations.from_proto(request.locations))
         return m.UpdateLocationsResponse()
+
+    async def update_producers(
+        self, request: m.UpdateProducersRequest, ctx: RequestContext
+    ) -> m.UpdateProducersResponse:
+        """UPDATE_PRODUCERS (30044)."""
+        tables = list(map(producers_from_proto, request.tables))
+        async with self._turn:
+            self._check_epoch(request.server_epoch)
+            await self._tablet.update_producers(tables)
+        return m.UpdateProducersResponse()
+
+    async def get_producer_activity(
+        self, request: m.GetProducerActivityRequest, ctx: RequestContext
+    ) -> m.GetProducerActivityResponse:
+        """GET_PRODUCER_ACTIVITY (30045)."""
+        idle = await self._tablet.producer_idle_ms(request.table_id, request.producer_numbers)
+        return m.GetProducerActivityResponse(idle_ms=idle)
 
     async def get_lake_snapshot(
         self, request: m.GetLakeSnapshotRequest, ctx: RequestContext

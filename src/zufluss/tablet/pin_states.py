@@ -35,6 +35,7 @@ from zufluss.errors import (
 )
 from zufluss.kv.checkpoint import COLD_DIRECTORY
 from zufluss.kv.pins import PinDirectory, PinnedFiles
+from zufluss.kv.rest import Rests
 from zufluss.kv.scanner import EMPTY, Page, Scanner
 from zufluss.model.table import TableBucket
 from zufluss.tablet.rebuild import Rebuilder
@@ -186,7 +187,9 @@ class PinStates:
     """The pinned states of a server. Belongs to the event loop."""
 
     def __init__(self, server: TabletServer) -> None:
-        self.scanner = Scanner()
+        self.rests = Rests(lambda: server.putter.moved)
+        """When scans rest, so that writers get on."""
+        self.scanner = Scanner(rests=self.rests)
         self.pages = Pages(self.scanner)
         self._server = server
         self._rebuilder = Rebuilder(server)
@@ -266,7 +269,8 @@ class PinStates:
                 return known.acquire()
             fresh = await asyncio.to_thread(store.pins.fresh)
             try:
-                made = await self._server.kv.pin(replica, fresh / COLD_DIRECTORY, wanted)
+                target = fresh / COLD_DIRECTORY
+                made = await self._server.kv.pin(replica, target, wanted, self.rests)
                 finish = partial(asyncio.to_thread, store.pins.finish, fresh, made)
                 return await self._known_or(replica, made.flushed_offset, finish)
             finally:

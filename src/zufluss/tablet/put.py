@@ -27,16 +27,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import structlog
 
+from zufluss.cluster.authority import Authority
 from zufluss.config import options
 from zufluss.config import table_options as t
 from zufluss.errors import (
+    AuthorizationError,
+    ColumnLockedError,
     ErrorCode,
     InvalidRequiredAcksError,
     LogStorageError,
+    ProducerFencedError,
     ZuflussError,
 )
 from zufluss.kv.changelog import ChangelogBatch
 from zufluss.kv.tablet import KvTablet, Prepared
+from zufluss.model.merge import MergeMode, merge_engine
 from zufluss.model.table import TableBucket
 from zufluss.record.kvbatch import build_kv_batch
 from zufluss.record.slices import Bytes, Slices
@@ -52,6 +57,8 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
+MODES = frozenset(MergeMode)
+"""Values of `agg_mode` that a put may have."""
 QUEUE_BYTES_MAX = 64 << 20
 """Records that may wait for the worker."""
 PRESSURE_FROM = 0.25
@@ -142,7 +149,12 @@ class Putter:
     def __init__(self, server: TabletServer) -> None:
         self.server = server
         self.pending: set[PendingProduce] = set()
+        self.moved = 0
+        """Changes whenever the worker begins or ends a put; scans rest when it does."""
+        self.fenced = 0
+        """Puts that were refused because of producers."""
         self._queued_bytes = 0
+        self._authority = Authority(server.conf)
         self._flush_bytes = server.conf.get(options.ZUFLUSS_KV_FLUSH_LOG_SIZE)
         self._locks: dict[KvTablet, asyncio.Lock] = {}
 
@@ -172,6 +184,9 @@ class Putter:
                 f"acks={scan.acks} is not allowed; use -1 (all), 1 (leader) or 0 (none)"
             )
         _check_mode(scan.mode)
+        may_overwrite = scan.mode != MergeMode.OVERWRITE or self._authority.may_overwrite(
+            connection.principal
+        )
         pending = PendingPut(
             self, connection, request_id, self.server.loop.time() + scan.timeout_ms / 1000
         )
@@ -184,6 +199,8 @@ class Putter:
             entry = PutEntry(pending, position)
             try:
                 replica = self.server.kv_replica(scan.table_id, partition_id, bucket_id)
+                if not may_overwrite:
+                    _check_overwrite(replica, connection.principal)
                 self._check_queue(version)
                 self._submit(entry, replica, scan, array[begin:stop].copy())
             except ZuflussError as e:
@@ -222,28 +239,46 @@ class Putter:
         mode: int,
     ) -> None:
         """Hand one batch to the worker; its outcome comes back to `_prepared`."""
-        tablet, encoder = replica.tablet, self.server.kv.encoder
-        size = len(records)
+        tablet, size = replica.tablet, len(records)
         promised = 0 if tablet.table.auto_increment is None else _record_count(records)
         self._queued_bytes += size
-        now_ms = self.server.clock_ms()
+        prepare = partial(tablet.prepare, records, targets, mode, self.server.clock_ms())
 
-        lookups = self.server.lookups
+        def prepared() -> None:
+            self._queued_bytes -= size
+            tablet.ids.promised -= promised
+
+        self.run(entry, replica, acks, prepare, prepared)
+
+    def run(
+        self,
+        entry: PutEntry | Insert,
+        replica: Replica,
+        acks: int,
+        prepare: Callable[[], Prepared],
+        prepared: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Have a batch prepared in the worker, after all before it, and append what comes of it.
+
+        `prepared` is called on the event loop, whether that has succeeded or not.
+        """
+        encoder, lookups = self.server.kv.encoder, self.server.lookups
 
         def work() -> None:
             began, answered = time.monotonic(), lookups.answered
+            self.moved += 1
             try:
-                prepared = tablet.prepare(records, targets, mode, now_ms)
+                made = prepare()
             except Exception as e:
                 encoder.submit(partial(_raise, e), done)
             else:
-                encoder.submit(partial(_encode, prepared), done)
+                encoder.submit(partial(_encode, made), done)
+            self.moved += 1
             if lookups.answered > answered:
                 time.sleep(YIELD_TO_LOOKUPS * (time.monotonic() - began))
 
         def done(outcome: Encoded | Exception) -> None:
-            self._queued_bytes -= size
-            tablet.ids.promised -= promised
+            prepared()
             self._prepared(entry, replica, acks, outcome)
 
         self.server.kv.worker.run(work)
@@ -344,6 +379,8 @@ class Putter:
     ) -> None:
         """Have one entry answered with an error."""
         log.info("put_refused", table_id=table_id, bucket=bucket, error=str(error))
+        if isinstance(error, ProducerFencedError | ColumnLockedError):
+            self.fenced += 1
         entry.failed(error)
 
 
@@ -372,10 +409,22 @@ def _record_count(records: Bytes) -> int:
 
 
 def _check_mode(mode: int) -> None:
-    if mode not in (0, 1):
+    if mode not in MODES:
+        known = ", ".join(f"{each.value} ({each.name})" for each in MergeMode)
         raise ZuflussError(
-            f"agg_mode {mode} is not supported; 0 (merge) and 1 (overwrite) are",
+            f"agg_mode {mode} is not supported; allowed: {known}",
             code=ErrorCode.UNSUPPORTED_VERSION,
+        )
+
+
+def _check_overwrite(replica: Replica, principal: str | None) -> None:
+    """Refuse rows past a merge engine, where there is one, to who may not put them."""
+    engine = merge_engine(replica.tablet.table.info.descriptor.properties)
+    if engine is not None:
+        raise AuthorizationError(
+            f"{principal or 'an unknown user'} may not overwrite rows of {replica.path}, which has "
+            f"the merge engine {engine}; put them with agg_mode 0, or have {principal or 'a user'} "
+            f"added to {options.ZUFLUSS_OVERWRITE_USERS.key}"
         )
 
 

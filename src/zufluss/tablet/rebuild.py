@@ -15,11 +15,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
@@ -36,15 +36,13 @@ from zufluss.kv.checkpoint import remove_left_overs
 from zufluss.kv.flush import KvState
 from zufluss.kv.memory import KvMemory
 from zufluss.kv.pins import PinnedFiles
-from zufluss.kv.replay import Earlier, Piece, pieces_of
+from zufluss.kv.replay import Piece, pieces_of
 from zufluss.kv.store import KvStore
 from zufluss.kv.tablet import KvTablet
-from zufluss.log.segment import PagesNotCachedError
+from zufluss.tablet.changelog_reader import Changelog, ChangelogReader
 from zufluss.tablet.reopen import may_pass
-from zufluss.tablet.restore import Restorer
 
 if TYPE_CHECKING:
-    from zufluss.log.reader import LogRead
     from zufluss.replica.replica import Replica
     from zufluss.tablet.server import TabletServer
 
@@ -56,33 +54,15 @@ MEMORY_BYTES: Final = 128 << 20
 """Memory of each; what does not fit is flushed."""
 LARGEST_VALUES: Final = 16
 """And room for so many rows of the largest size."""
-READ_BYTES: Final = 1 << 20
-"""How much of the log is read at a time, by the event loop."""
 TRIES: Final = 2
 """How often it is planned: retention may take what was going to be read."""
 
 
-class Changelog(NamedTuple):
-    """What there is of a changelog."""
-
-    replica: Replica
-    earlier: Earlier | None
-    """The part in remote storage, before the log."""
-    log_start: int
-    """Where the log begins."""
-
-    @property
-    def start(self) -> int:
-        """Its first offset."""
-        return self.log_start if self.earlier is None else self.earlier.start_offset
-
-
-class Rebuilder:
+class Rebuilder(ChangelogReader):
     """Makes states again. Belongs to the event loop."""
 
     def __init__(self, server: TabletServer) -> None:
-        self._server = server
-        self._restorer = Restorer(server)
+        super().__init__(server)
         self._at_once = asyncio.Semaphore(AT_ONCE)
         self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="zufluss-rebuild")
         self._running: dict[asyncio.Task[PinnedFiles], Replica] = {}
@@ -132,11 +112,8 @@ class Rebuilder:
         pins = replica.tablet.store.pins
         fresh = await asyncio.to_thread(pins.fresh)
         try:
-            remote = await self._remote(replica)
-            log_start = replica.log.log_start_offset
-            manifest = await self._restorer.manifest(remote) if log_start else None
-            earlier = self._restorer.earlier(manifest, min(log_start, log_offset), fresh)
-            changelog = Changelog(replica, earlier, log_start)
+            remote = await self.remote(replica)
+            changelog = await self.changelog(replica, remote, log_offset, fresh)
             await self._install_base(changelog, remote, log_offset, fresh)
             state = await self._replay(changelog, log_offset, fresh)
             made = await asyncio.to_thread(pins.finish, fresh, state)
@@ -145,11 +122,6 @@ class Rebuilder:
             raise
         log.info("kv_state_rebuilt_at", bucket=str(replica.bucket), log_offset=log_offset)
         return made
-
-    async def _remote(self, replica: Replica) -> BucketRemote:
-        bucket = replica.bucket
-        remotes = await self._server.gateway.bucket_remotes([bucket])
-        return remotes.get(bucket, BucketRemote(bucket))
 
     # -- the snapshot to begin with -----------------------------------------------------------
 
@@ -205,7 +177,7 @@ class Rebuilder:
         try:
             tablet = KvTablet(changelog.replica.tablet.table, store, value_bytes)
             offset = store.flushed_offset
-            batches = self._batches(changelog, offset, log_offset)
+            batches = self.batches(changelog, offset, log_offset)
             changes = pieces_of(tablet.table, batches, offset, log_offset)
             with closing(batches), closing(changes):  # nothing is fetched into `fresh` any more
                 tablet.replay(_while_needed(changes, ended))
@@ -218,33 +190,6 @@ class Rebuilder:
             memory.close()
         remove_left_overs(files, fresh)
         return KvState(log_offset, store.row_count, {})
-
-    def _batches(
-        self, changelog: Changelog, offset: int, until: int
-    ) -> Generator[memoryview, None, None]:
-        """The changelog from an offset to another one."""
-        replica, earlier, log_start = changelog
-        if earlier is not None and offset < min(log_start, until):
-            yield from earlier.batches(offset)
-        yield from self._log_batches(replica, max(offset, log_start), until)
-
-    def _log_batches(self, replica: Replica, offset: int, until: int) -> Iterator[memoryview]:
-        while offset < until:
-            reading = asyncio.run_coroutine_threadsafe(
-                self._read(replica, offset), self._server.loop
-            )
-            records, offset = reading.result()
-            yield records
-
-    async def _read(self, replica: Replica, offset: int) -> LogRead:
-        """A part of the log, which belongs to the event loop."""
-        while True:
-            if self._server.find_replica(*replica.bucket) is not replica:
-                raise UnknownTableOrBucketError(f"{replica.path} {replica.bucket} has stopped")
-            try:
-                return replica.log.read(offset, READ_BYTES, at_least_one=True)
-            except PagesNotCachedError as cold:
-                await self._server.loop.run_in_executor(self._server.readers, cold.load)
 
 
 def _while_needed(changes: Iterator[Piece], ended: threading.Event) -> Iterator[Piece]:

@@ -79,14 +79,16 @@ def due(
 def expired_count(replica: Replica, remote: RemoteLog, now_ms: int) -> int:
     """How many of the oldest remote segments have outlived the table's time to live.
 
-    What the lake does not have, and what the oldest key-value snapshot is continued with, has not.
+    What the lake does not have, what the oldest key-value snapshot is continued with, and what a
+    producer may have to undo, has not.
     """
     replicas_log = replica.log
     ttl_ms = replicas_log.config.ttl_ms
     if ttl_ms <= 0 or (replica.kv is not None and replicas_log.snapshot_from is None):
         return 0
     spared = (
-        replicas_log.high_watermark, replicas_log.untiered_from, replicas_log.snapshot_from
+        replicas_log.high_watermark, replicas_log.untiered_from, replicas_log.snapshot_from,
+        replicas_log.undo_from,
     )  # fmt: skip
     limit = min(offset for offset in spared if offset is not None)
     count = 0

@@ -5,13 +5,15 @@ log, that of its state, or both.
 
 | lost | what comes back |
 |---|---|
-| the log | an empty one that goes on where remote storage ends: after the last remote segment, the newest snapshot, the state that is still here, or, of a log table, what the lake has, whichever is furthest; its writers as the last remote segment knew them |
+| the log | an empty one that goes on where remote storage ends: after the last remote segment, the newest snapshot, the state that is still here, or, of a log table, what the lake has, whichever is furthest; its writers as that remote segment or snapshot knew them |
 | the state | the newest snapshot that can be read and that the changelog goes on from, then the changelog: its remote segments, and the log |
 
 A snapshot that cannot be read, or whose files are not what was written, is passed over for an older
 one. If none is left and the changelog does not go back to the first row, the bucket is refused:
 serving it would hide rows. What was written after the last upload is lost with the disk, which is
-logged as an error when there is a hole. No offset of a log table is given again that the lake has:
+logged as an error when there is a hole. The writers belong to the offset at which the log goes on:
+a batch that is among the restored rows and is sent again is a duplicate, also where its part of the
+changelog is lost; one that is lost altogether is taken as the next one. No offset of a log table is given again that the lake has:
 the new record would not be tiered.
 """  # noqa: E501 - a table row does not wrap
 
@@ -116,7 +118,7 @@ class Restorer:
             end = max(end, lake_end)
         if end == 0:
             return
-        writers, timestamp = await self._writers(remote)
+        writers, timestamp = await self._writers(remote, bucket)
         log.error(
             "log_restored", bucket=str(bucket), end=end, remote_end=remote_end,
             lost=f"{remote_end} to {end}" if remote_end < end else None,
@@ -125,14 +127,50 @@ class Restorer:
             self._server.logs.create_log_at, path, bucket, end, writers, timestamp
         )
 
-    async def _writers(self, remote: BucketRemote) -> tuple[bytes, int]:
-        """The writers at the end of the remote log, and the time of its last batch."""
+    async def _writers(self, remote: BucketRemote, bucket: TableBucket) -> tuple[bytes, int]:
+        """The writers at the furthest offset where they are known, and the time of its last batch.
+
+        That is a snapshot beyond the remote log, or the end of that.
+        """
         manifest = await self.manifest(remote)
-        if manifest is None or not manifest.segments:
-            return WriterState(0).to_json(), 0
-        last = manifest.segments[-1]
-        writers = await self._storage.read(last.writer_snapshot, limit=WRITERS_BYTES_MAX)
-        return writers, last.max_timestamp
+        segments = [] if manifest is None else manifest.segments
+        timestamp = segments[-1].max_timestamp if segments else 0
+        remote_end = remote.remote_end_offset or 0
+        for handle in reversed(remote.snapshots):
+            if handle.log_offset <= remote_end:
+                break
+            found = await self._snapshot_writers(handle, bucket)
+            if found is not None:
+                writers, latest = found
+                return writers, max(timestamp, latest)
+        if not segments:
+            return WriterState(0).to_json(), timestamp
+        file = segments[-1].writer_snapshot
+        return await self._storage.read(file, limit=WRITERS_BYTES_MAX), timestamp
+
+    async def _snapshot_writers(
+        self, handle: SnapshotHandle, bucket: TableBucket
+    ) -> tuple[bytes, int] | None:
+        """The writers a snapshot has, and the time of their last batch.
+
+        None if it has none, as those of earlier versions, or if they cannot be read and never will
+        be: then the bucket goes on without, which is logged.
+        """
+        try:
+            snapshot = await read_snapshot(self._storage, handle)
+            if snapshot.writers is None:
+                return None
+            data = await self._storage.read(snapshot.writers, limit=WRITERS_BYTES_MAX)
+            state = await asyncio.to_thread(WriterState.from_json, data, 0)
+            return data, state.last_timestamp
+        except (ZuflussError, ValueError) as e:
+            if may_pass(e):
+                raise
+            log.error(
+                "kv_snapshot_writers_unusable", bucket=str(bucket), snapshot=handle.snapshot_id,
+                error=str(e),
+            )  # fmt: skip
+            return None
 
     async def manifest(self, remote: BucketRemote | None) -> LogManifest | None:
         """What remote storage has of a log."""

@@ -13,7 +13,7 @@ with the reason, everything else is served (A7). One that waits for remote stora
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +26,7 @@ from zufluss.cluster.image import (
     TableEntry,
     TablePut,
 )
+from zufluss.cluster.producers import TableProducers
 from zufluss.cluster.remote import BucketRemote, RemoteGateway
 from zufluss.cluster.replicas import (
     KvSnapshotOffset,
@@ -63,16 +64,20 @@ from zufluss.tablet.kv_snapshots import KvSnapshotter
 from zufluss.tablet.lookup import Lookups
 from zufluss.tablet.pin_states import PinStates
 from zufluss.tablet.produce import Producer
+from zufluss.tablet.producers import Producers
 from zufluss.tablet.put import Putter
 from zufluss.tablet.remote_logs import RemoteLogs
 from zufluss.tablet.reopen import Reopener, may_pass
 from zufluss.tablet.restore import Restorer, retained_from
 from zufluss.tablet.scan_service import ScanService
+from zufluss.tablet.undo import Undos
 
 log = structlog.get_logger(__name__)
 
 READER_THREADS = 4
 """Threads that bring cold pages into the page cache."""
+BUCKETS_AT_A_TIME = 1000
+"""Buckets that are gone through before the event loop gets to do something else."""
 TIMEOUT_CHECK_SECONDS = 0.25
 """How often produce timeouts are looked at."""
 
@@ -157,6 +162,8 @@ class TabletServer:
         self.snapshots = KvSnapshotter(self)
         self.pin_states = PinStates(self)
         self.scans = ScanService(self)
+        self.producers = Producers()
+        self.undos = Undos(self)
         self._restorer = Restorer(self)
         self._reopener = Reopener(self._open_again)
         flush = FlushMode(conf.get(options.ZUFLUSS_LOG_FLUSH))
@@ -181,10 +188,19 @@ class TabletServer:
 
     # -- what the coordinator says ----------------------------------------------------------
 
-    async def assign(self, image: ClusterImage, replicas: Sequence[ReplicaAssignment]) -> None:
-        """Take over this picture, hold exactly these buckets, delete every other on the disk."""
+    async def assign(
+        self,
+        image: ClusterImage,
+        replicas: Sequence[ReplicaAssignment],
+        producers: Sequence[TableProducers] = (),
+    ) -> None:
+        """Take over this picture, hold exactly these buckets, delete every other on the disk.
+
+        `producers` are all there are: a table that is not among them has none.
+        """
         await self._reopener.end_all()
         self.image = image
+        await self._fence(self.producers.replace(producers))
         wanted = {r.table_bucket for r in replicas}
         for replica in [*self._replica_of.values()]:
             if replica.bucket not in wanted:
@@ -220,6 +236,7 @@ class TabletServer:
                 state = self.tables.get(change.entry.info.table_id)
                 if state is not None:
                     self._alter(state, change.entry)
+        self.producers.keep(lambda table_id: self.image.table_by_id(table_id) is not None)
 
     async def start_replicas(self, replicas: Sequence[ReplicaAssignment]) -> None:
         """Hold these buckets; raises the reason when one of them cannot be served."""
@@ -265,6 +282,41 @@ class TabletServer:
         """Know where remote files may lie."""
         self.remote.update(locations)
 
+    async def update_producers(self, tables: Sequence[TableProducers]) -> None:
+        """Know the producers of tables; a version that is known already, or a newer one, stays.
+
+        When this returns, no put that these do not allow is applied any more, not even one that
+        arrived before.
+        """
+        await self._fence([each.table_id for each in tables if self.producers.update(each)])
+
+    async def producer_idle_ms(self, table_id: int, numbers: Sequence[int]) -> list[int]:
+        """How long ago producers wrote to a table here; -1 for never since the server started."""
+        return self.producers.idle_ms(table_id, numbers)
+
+    async def end_offsets(self, buckets: Sequence[TableBucket]) -> dict[TableBucket, int]:
+        """Where the logs of buckets end for readers; raises why one is not here."""
+        return {bucket: self.replica(*bucket).log.high_watermark for bucket in buckets}
+
+    async def _fence(self, table_ids: Iterable[int]) -> None:
+        """Have the buckets of tables know their producers, and the worker as well."""
+        changed = [state for i in table_ids if (state := self.tables.get(i)) is not None]
+        replicas = [r for state in changed for r in state.replicas.values() if r.kv is not None]
+        for replica in replicas:
+            replica.tablet.fence = self.producers.fence(replica.bucket.table_id)
+        for state in changed:
+            self.undos.forget_others(state.info.table_id)
+        await self.kv.settled()
+        for count, replica in enumerate(replicas, 1):
+            self.hold_changelog(replica)
+            if count % BUCKETS_AT_A_TIME == 0:
+                await asyncio.sleep(0)
+
+    def hold_changelog(self, replica: Replica) -> None:
+        """Have retention spare what a producer may have to undo, and what is just being undone."""
+        held = (self.producers.held_from(replica.bucket), self.undos.held_from(replica))
+        replica.log.undo_from = min((each for each in held if each is not None), default=None)
+
     async def _remotes(
         self, replicas: Sequence[ReplicaAssignment]
     ) -> Mapping[TableBucket, BucketRemote]:
@@ -304,6 +356,7 @@ class TabletServer:
                 return e
             replica = Replica(bucket, assignment.physical_path, opened, assignment.leader_epoch)
             replica.hold_for_lake(True)  # nothing expires while it comes up
+            self.hold_changelog(replica)
             if state.kv is not None:
                 opened.snapshot_from = retained_from(remote)
                 try:
@@ -313,6 +366,9 @@ class TabletServer:
                     self.logs.let_go(opened)
                     return e
             replica.hold_for_lake(state.tiered)
+            if replica.kv is not None:
+                replica.kv.fence = self.producers.fence(bucket.table_id)
+                self.hold_changelog(replica)
             state.replicas[key] = replica
             self._replica_of[opened] = replica
             self.remote_logs.adopt(replica, remote)
@@ -384,6 +440,7 @@ class TabletServer:
         self.remote_logs.forget(replica)
         self.snapshots.forget(bucket)
         self.scans.end_bucket(bucket)
+        self.undos.end_bucket(replica)
         self.pin_states.forget(replica)
         try:
             if delete:
@@ -562,6 +619,7 @@ class TabletServer:
         await self._reopener.stop()
         await self.snapshots.stop()
         self.scans.stop()
+        await self.undos.stop()
         await self.pin_states.stop()
         await self.kv.close()
         await self.logs.close()

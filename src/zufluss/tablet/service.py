@@ -46,6 +46,7 @@ class TabletService:
         services.register(ApiKey.LIMIT_SCAN, self.limit_scan)
         services.register(ApiKey.GET_TABLE_STATS, self.get_table_stats)
         self.server.scans.register(services)
+        self.server.undos.register(services)
         ScanSessions(self.server.scans).register(services)
 
     async def list_offsets(

@@ -61,6 +61,7 @@ class RegisterTabletServerResponse(_message.Message):
     REPLICAS_FIELD_NUMBER: _builtins.int
     CLUSTER_ID_FIELD_NUMBER: _builtins.int
     LOCATIONS_FIELD_NUMBER: _builtins.int
+    PRODUCERS_FIELD_NUMBER: _builtins.int
     server_epoch: _builtins.int
     """grows with every registration of this server"""
     coordinator_epoch: _builtins.int
@@ -76,6 +77,10 @@ class RegisterTabletServerResponse(_message.Message):
 
     @_builtins.property
     def locations(self) -> Global___PbLocations: ...
+    @_builtins.property
+    def producers(self) -> _containers.RepeatedCompositeFieldContainer[Global___PbTableProducers]:
+        """of its tables; those not among them have none"""
+
     def __init__(
         self,
         *,
@@ -85,10 +90,11 @@ class RegisterTabletServerResponse(_message.Message):
         replicas: _abc.Iterable[_cluster_pb2.PbNotifyLeaderAndIsrReqForBucket] | None = ...,
         cluster_id: _builtins.str | None = ...,
         locations: Global___PbLocations | None = ...,
+        producers: _abc.Iterable[Global___PbTableProducers] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "coordinator_epoch", b"coordinator_epoch", "locations", b"locations", "metadata", b"metadata", "server_epoch", b"server_epoch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "coordinator_epoch", b"coordinator_epoch", "locations", b"locations", "metadata", b"metadata", "replicas", b"replicas", "server_epoch", b"server_epoch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "coordinator_epoch", b"coordinator_epoch", "locations", b"locations", "metadata", b"metadata", "producers", b"producers", "replicas", b"replicas", "server_epoch", b"server_epoch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1402,12 +1408,16 @@ class InitProducerRequest(_message.Message):
     TTL_MS_FIELD_NUMBER: _builtins.int
     RESTORED_FIELD_NUMBER: _builtins.int
     IS_RESTORE_FIELD_NUMBER: _builtins.int
+    RESTORED_NUMBER_FIELD_NUMBER: _builtins.int
     producer_id: _builtins.str
+    """empty, of a log table: a number that nothing is kept of"""
     table_id: _builtins.int
     ttl_ms: _builtins.int
     """others may take the columns when it wrote nothing for so long"""
     is_restore: _builtins.bool
     """restored counts, also when it is empty"""
+    restored_number: _builtins.int
+    """the producer number that the checkpoint was taken under"""
     @_builtins.property
     def column_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """none: every column that is not in the key"""
@@ -1425,10 +1435,11 @@ class InitProducerRequest(_message.Message):
         ttl_ms: _builtins.int | None = ...,
         restored: _abc.Iterable[Global___PbBucketOffsets] | None = ...,
         is_restore: _builtins.bool | None = ...,
+        restored_number: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["is_restore", b"is_restore", "producer_id", b"producer_id", "table_id", b"table_id", "ttl_ms", b"ttl_ms"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["is_restore", b"is_restore", "producer_id", b"producer_id", "restored_number", b"restored_number", "table_id", b"table_id", "ttl_ms", b"ttl_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["column_ids", b"column_ids", "is_restore", b"is_restore", "producer_id", b"producer_id", "restored", b"restored", "table_id", b"table_id", "ttl_ms", b"ttl_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["column_ids", b"column_ids", "is_restore", b"is_restore", "producer_id", b"producer_id", "restored", b"restored", "restored_number", b"restored_number", "table_id", b"table_id", "ttl_ms", b"ttl_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1445,6 +1456,7 @@ class InitProducerResponse(_message.Message):
     EXCLUSIVE_FIELD_NUMBER: _builtins.int
     BASELINE_FIELD_NUMBER: _builtins.int
     COLUMN_IDS_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_ID_FIELD_NUMBER: _builtins.int
     producer_number: _builtins.int
     """stands in the writer ids of its puts"""
     epoch: _builtins.int
@@ -1453,6 +1465,8 @@ class InitProducerResponse(_message.Message):
     undo_needed: _builtins.bool
     """false: replaying gives the same, because of the functions"""
     exclusive: _builtins.bool
+    checkpoint_id: _builtins.int
+    """of the last checkpoint it reported with one"""
     @_builtins.property
     def baseline(self) -> _containers.RepeatedCompositeFieldContainer[Global___PbBucketOffsets]:
         """undo from here; buckets that are missing: from 0"""
@@ -1469,10 +1483,11 @@ class InitProducerResponse(_message.Message):
         exclusive: _builtins.bool | None = ...,
         baseline: _abc.Iterable[Global___PbBucketOffsets] | None = ...,
         column_ids: _abc.Iterable[_builtins.int] | None = ...,
+        checkpoint_id: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["created", b"created", "epoch", b"epoch", "exclusive", b"exclusive", "producer_number", b"producer_number", "undo_needed", b"undo_needed"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id", "created", b"created", "epoch", b"epoch", "exclusive", b"exclusive", "producer_number", b"producer_number", "undo_needed", b"undo_needed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["baseline", b"baseline", "column_ids", b"column_ids", "created", b"created", "epoch", b"epoch", "exclusive", b"exclusive", "producer_number", b"producer_number", "undo_needed", b"undo_needed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["baseline", b"baseline", "checkpoint_id", b"checkpoint_id", "column_ids", b"column_ids", "created", b"created", "epoch", b"epoch", "exclusive", b"exclusive", "producer_number", b"producer_number", "undo_needed", b"undo_needed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1488,9 +1503,12 @@ class CheckpointProducerRequest(_message.Message):
     TABLE_ID_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     BASELINE_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_ID_FIELD_NUMBER: _builtins.int
     producer_id: _builtins.str
     table_id: _builtins.int
     epoch: _builtins.int
+    checkpoint_id: _builtins.int
+    """the caller's number for it, such as a batch id"""
     @_builtins.property
     def baseline(self) -> _containers.RepeatedCompositeFieldContainer[Global___PbBucketOffsets]:
         """none: renew only"""
@@ -1502,10 +1520,11 @@ class CheckpointProducerRequest(_message.Message):
         table_id: _builtins.int | None = ...,
         epoch: _builtins.int | None = ...,
         baseline: _abc.Iterable[Global___PbBucketOffsets] | None = ...,
+        checkpoint_id: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "producer_id", b"producer_id", "table_id", b"table_id"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id", "epoch", b"epoch", "producer_id", b"producer_id", "table_id", b"table_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["baseline", b"baseline", "epoch", b"epoch", "producer_id", b"producer_id", "table_id", b"table_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["baseline", b"baseline", "checkpoint_id", b"checkpoint_id", "epoch", b"epoch", "producer_id", b"producer_id", "table_id", b"table_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1630,6 +1649,10 @@ class PbProducer(_message.Message):
     CHECKPOINTED_FIELD_NUMBER: _builtins.int
     OWNER_FIELD_NUMBER: _builtins.int
     BASELINE_FIELD_NUMBER: _builtins.int
+    HOLDS_FIELD_NUMBER: _builtins.int
+    TABLE_FIELD_NUMBER: _builtins.int
+    COLUMN_NAMES_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_ID_FIELD_NUMBER: _builtins.int
     producer_id: _builtins.str
     table_id: _builtins.int
     producer_number: _builtins.int
@@ -1642,10 +1665,20 @@ class PbProducer(_message.Message):
     """others have taken columns of it: it cannot come back"""
     checkpointed: _builtins.bool
     owner: _builtins.str
+    holds: _builtins.bool
+    """leaders keep the changelog from the baseline on"""
+    table: _builtins.str
+    """database.table, in lists"""
+    checkpoint_id: _builtins.int
+    """of the last checkpoint it reported with one"""
     @_builtins.property
     def column_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def baseline(self) -> _containers.RepeatedCompositeFieldContainer[Global___PbBucketOffsets]: ...
+    @_builtins.property
+    def column_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """in the order of the ids, in lists"""
+
     def __init__(
         self,
         *,
@@ -1661,10 +1694,14 @@ class PbProducer(_message.Message):
         checkpointed: _builtins.bool | None = ...,
         owner: _builtins.str | None = ...,
         baseline: _abc.Iterable[Global___PbBucketOffsets] | None = ...,
+        holds: _builtins.bool | None = ...,
+        table: _builtins.str | None = ...,
+        column_names: _abc.Iterable[_builtins.str] | None = ...,
+        checkpoint_id: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpointed", b"checkpointed", "epoch", b"epoch", "exclusive", b"exclusive", "idle_ms", b"idle_ms", "lost", b"lost", "owner", b"owner", "producer_id", b"producer_id", "producer_number", b"producer_number", "table_id", b"table_id", "ttl_ms", b"ttl_ms"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id", "checkpointed", b"checkpointed", "epoch", b"epoch", "exclusive", b"exclusive", "holds", b"holds", "idle_ms", b"idle_ms", "lost", b"lost", "owner", b"owner", "producer_id", b"producer_id", "producer_number", b"producer_number", "table", b"table", "table_id", b"table_id", "ttl_ms", b"ttl_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["baseline", b"baseline", "checkpointed", b"checkpointed", "column_ids", b"column_ids", "epoch", b"epoch", "exclusive", b"exclusive", "idle_ms", b"idle_ms", "lost", b"lost", "owner", b"owner", "producer_id", b"producer_id", "producer_number", b"producer_number", "table_id", b"table_id", "ttl_ms", b"ttl_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["baseline", b"baseline", "checkpoint_id", b"checkpoint_id", "checkpointed", b"checkpointed", "column_ids", b"column_ids", "column_names", b"column_names", "epoch", b"epoch", "exclusive", b"exclusive", "holds", b"holds", "idle_ms", b"idle_ms", "lost", b"lost", "owner", b"owner", "producer_id", b"producer_id", "producer_number", b"producer_number", "table", b"table", "table_id", b"table_id", "ttl_ms", b"ttl_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,164 @@
+"""Aggregation: puts that are merged column by column, against puts of whole rows.
+
+* `put`: prepared requests of random rows of ten columns on keys that exist, to a table whose
+  columns are summed, compared and replaced (`FUNCTIONS`), against the same rows upserted to a table
+  without a merge engine. Batches of 500 rows to four buckets, as `bench.peer_kv` has them.
+* `batch`: the same with batches of 10,000 rows.
+* `states`: rows of few, skewed keys: aggregated before they are sent, the time for that included,
+  against every row sent.
+
+Both sides are tables of one server, so that nothing else differs.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+import zufluss
+from bench.keyed import (
+    KEY,
+    Batch,
+    encoded_rows,
+    every_key,
+    keyed_rows,
+    kv_batches,
+    put_frames,
+    random_keys,
+)
+from bench.report import Measure, compared
+from bench.work import TEN_COLUMNS, Target, alternate, new_table
+from zufluss.model.merge import MergeMode
+from zufluss.model.schema import AggFunction, Schema
+from zufluss.model.table import TableInfo
+from zufluss.record.aggregate.local import pre_aggregate
+from zufluss.record.keys import bucket_assign
+from zufluss.record.kvbatch import build_kv_batch
+from zufluss.testing.server import DevServer
+
+FUNCTIONS = {"a": "sum", "b": "max", "c": "sum", "d": "sum"}
+"""Of the columns that do not just keep their last value."""
+OTHERS = "last_value_ignore_nulls"
+DEFAULT_FUNCTION = "table.merge-engine.aggregation.default-function"
+KEYS = 200_000
+BUCKETS = 4
+WINDOW = 4
+BATCH_ROWS = (500, 10_000)
+ROWS = 400_000
+"""Rows of a round."""
+SKEWED_KEYS = 1_000
+SKEW = 1.8
+"""The exponent of how often keys come: about 150 different ones in a batch."""
+SKEWED_BATCH = 10_000
+
+
+def run(directory: Path, rounds: int, quick: bool) -> Iterator[Measure]:
+    """Everything."""
+    rows = ROWS // 4 if quick else ROWS
+    with (
+        DevServer(directory / "aggregate", {"zufluss.log.flush": "os"}) as server,
+        zufluss.connect(server.bootstrap) as connection,
+    ):
+        for batch_rows in BATCH_ROWS:
+            yield _puts(server, connection, rounds, batch_rows, rows)
+        yield _states(server, connection, rounds, rows)
+
+
+def aggregated(functions: dict[str, str] = FUNCTIONS, others: str | None = OTHERS) -> Schema:
+    """The ten columns with their functions."""
+    schema = Schema.of(TEN_COLUMNS, primary_key=KEY)
+    named = {c.name: functions.get(c.name, others) for c in schema.columns if c.name not in KEY}
+    columns = [
+        replace(c, agg_function=AggFunction.named(function))
+        if (function := named.get(c.name)) is not None
+        else c
+        for c in schema.columns
+    ]
+    return Schema.of(columns, primary_key=KEY)
+
+
+def aggregation_table(connection: zufluss.Connection, name: str, buckets: int) -> TableInfo:
+    """A table that aggregates."""
+    properties = {"table.merge-engine": "aggregation"}
+    return new_table(
+        connection, name, aggregated(), primary_key=KEY, buckets=buckets, properties=properties
+    )
+
+
+class Side:
+    """A table and the requests that fill and change it."""
+
+    def __init__(self, server: DevServer, info: TableInfo) -> None:
+        self.target = Target(server.bootstrap, (server.pid,))
+        self.info = info
+        self._seed = 0
+
+    def send(self, batches: Sequence[Batch], mode: MergeMode = MergeMode.AGGREGATE) -> float:
+        """Send batches, each once; the seconds it took."""
+        frames = put_frames(self.info, batches, mode)
+        return self.target.load(frames, window=WINDOW, count=len(frames)).seconds
+
+    def random_rows(self, keys: int, count: int, batch_rows: int) -> float:
+        """Random rows for keys that exist; rows per second."""
+        self._seed += count
+        batches = kv_batches(
+            self.info, random_keys(count, keys, self._seed), batch_rows, self._seed
+        )
+        return count / self.send(batches)
+
+
+def _puts(
+    server: DevServer, connection: zufluss.Connection, rounds: int, batch_rows: int, rows: int
+) -> Measure:
+    plain = new_table(connection, f"plain_{batch_rows}", primary_key=KEY, buckets=BUCKETS)
+    merged = aggregation_table(connection, f"aggregate_{batch_rows}", BUCKETS)
+    sides = [Side(server, info) for info in (merged, plain)]
+    for side in sides:
+        side.send(kv_batches(side.info, every_key(KEYS), batch_rows))
+    ours, others = alternate(
+        rounds,
+        (server.pid, os.getpid()),
+        *(lambda side=side: side.random_rows(KEYS, rows, batch_rows) for side in sides),
+    )
+    label = f"aggregation of batches of {batch_rows} rows, against plain upserts of them"
+    return compared(f"aggregate.{batch_rows}", label, ours, others, " rows/s", at_least=0.7)
+
+
+def _states(server: DevServer, connection: zufluss.Connection, rounds: int, rows: int) -> Measure:
+    info = aggregation_table(connection, "skewed", 1)
+    side = Side(server, info)
+    ours, others = alternate(
+        rounds,
+        (server.pid, os.getpid()),
+        lambda: _skewed_rate(side, rows, before=True),
+        lambda: _skewed_rate(side, rows, before=False),
+    )
+    label = f"rows of {SKEWED_KEYS} skewed keys, aggregated before they are sent, against all sent"
+    return compared("aggregate.states", label, ours, others, " rows/s", at_least=3.0)
+
+
+def _skewed_rate(side: Side, rows: int, *, before: bool) -> float:
+    """Rows per second, with what the client does about them."""
+    ids = np.random.default_rng(rows).zipf(SKEW, rows) % SKEWED_KEYS
+    given = [keyed_rows(ids[at : at + SKEWED_BATCH], at) for at in range(0, rows, SKEWED_BATCH)]
+    began = time.perf_counter()
+    batches = [_batch(side.info, _states_of(side.info, part) if before else part) for part in given]
+    seconds = time.perf_counter() - began
+    mode = MergeMode.MERGE_STATE if before else MergeMode.AGGREGATE
+    return rows / (seconds + side.send(batches, mode))
+
+
+def _states_of(info: TableInfo, rows: pa.RecordBatch) -> pa.RecordBatch:
+    return pre_aggregate(rows, info.schema, KEY)
+
+
+def _batch(info: TableInfo, rows: pa.RecordBatch) -> Batch:
+    keys, values = encoded_rows(info, rows)
+    assert not bucket_assign(rows, info).any(), "there is one bucket"
+    return 0, bytes(build_kv_batch(info.schema_id, keys, values))

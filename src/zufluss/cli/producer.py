@@ -1,0 +1,113 @@
+"""`zufluss producer …`: who writes which columns exactly once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from zufluss.cli.output import Output, print_document, print_rows
+from zufluss.cli.session import (
+    DEFAULT_BOOTSTRAP,
+    Bootstrap,
+    OutputOption,
+    Settings,
+    connected,
+    say,
+)
+
+if TYPE_CHECKING:
+    from zufluss.client.producerinfo import ProducerInfo
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Producers, which write tables exactly once and own columns of them: list, drop.",
+)
+
+TableOption = Annotated[
+    str | None, typer.Argument(metavar="[TABLE]", help="Only those of this table.")
+]
+
+
+@app.command("list")
+def list_(
+    table: TableOption = None,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    settings: Settings = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """List the producers, the columns they own, and when they were last heard of.
+
+    Examples:
+
+      zufluss producer list
+
+      zufluss producer list shop.page_views -o json
+    """
+    with connected(bootstrap, settings) as connection:
+        found = connection.admin.list_producers(table)
+    if output is Output.JSON:
+        print_document([_document(producer) for producer in found])
+        return
+    columns = ["table", "id", "owner", "columns", "lock", "epoch", "idle", "ttl", "remarks"]
+    print_rows(output, columns, [_row(producer) for producer in found])
+
+
+@app.command()
+def drop(
+    table: Annotated[str, typer.Argument(metavar="TABLE", help="The table it writes.")],
+    producer_id: Annotated[str, typer.Argument(metavar="ID", help="The producer's id.")],
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    settings: Settings = None,
+) -> None:
+    """End a producer: its columns are free, and what it wrote can never be undone.
+
+    A writer that still runs as it gets an error and ends.
+
+    Example:
+
+      zufluss producer drop shop.page_views nightly-job
+    """
+    with connected(bootstrap, settings) as connection:
+        connection.admin.drop_producer(table, producer_id)
+    say(f"table {table} has no producer {producer_id} any more")
+
+
+def _row(producer: ProducerInfo) -> tuple[Any, ...]:
+    return (
+        producer.table or f"dropped table {producer.table_id}",
+        producer.producer_id,
+        producer.owner or "",
+        ", ".join(producer.columns),
+        "exclusive" if producer.exclusive else "shared",
+        producer.epoch,
+        f"{producer.idle_ms // 1000} s",
+        f"{producer.ttl_ms // 1000} s",
+        "lost its columns to another; drop it" if producer.lost else "",
+    )
+
+
+def _document(producer: ProducerInfo) -> dict[str, Any]:
+    return {
+        "id": producer.producer_id,
+        "table_id": producer.table_id,
+        "table": producer.table,
+        "number": producer.number,
+        "epoch": producer.epoch,
+        "owner": producer.owner,
+        "columns": list(producer.columns),
+        "exclusive": producer.exclusive,
+        "ttl_ms": producer.ttl_ms,
+        "idle_ms": producer.idle_ms,
+        "lost": producer.lost,
+        "checkpointed": producer.checkpointed,
+        "checkpoint_id": producer.checkpoint_id,
+        "baseline": [
+            {
+                "partition_id": bucket.partition_id,
+                "bucket": bucket.bucket_id,
+                "log_offset": offset,
+            }
+            for bucket, offset in producer.baseline.items()
+        ],
+    }

@@ -1,0 +1,396 @@
+"""What a producer is, and which calls of it are allowed; nothing here waits or writes.
+
+| asked | allowed if |
+|---|---|
+| a producer of a primary-key table | its changelog has full rows |
+| a producer of a log table | always: it is a number, that its appends are told apart by |
+| shared columns | what one producer did to each can be taken away alone, or replayed |
+| columns of another | that one has been silent for its TTL; it is *lost* then, for good |
+| an epoch without state | the producer reported no checkpoint, or the last one with its id |
+| an epoch with state | the state is of this producer, and complete |
+| the same id | the caller is its owner, or a super user; its columns are the same |
+
+A producer keeps the columns and the kind of lock it was made with: what its earlier epochs did is
+undone by them. One that was made for all columns gets those that the table has got since.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from zufluss.cluster.image import ClusterImage, TableEntry
+from zufluss.cluster.producers import Baseline
+from zufluss.config import options
+from zufluss.config import table_options as t
+from zufluss.errors import (
+    AuthorizationError,
+    ColumnLockedError,
+    ConfigError,
+    InvalidTableError,
+    InvalidTargetColumnError,
+    ProducerFencedError,
+    ProducerNotFoundError,
+    ProducerStateError,
+)
+from zufluss.model.aggregate import FLOATS, FUNCTIONS
+from zufluss.model.merge import merge_engine
+from zufluss.model.producer import EPOCH_MAX
+from zufluss.model.schema import Column
+from zufluss.model.table import TableInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Producer:
+    """One producer of a table, as it is stored."""
+
+    producer_id: str
+    """Its id."""
+    table_id: int
+    """The table."""
+    number: int
+    """What its writer ids are made of; never used for another."""
+    epoch: int
+    """Its present epoch, from 1 on."""
+    owner: str | None
+    """Who made it; None without authentication."""
+    column_ids: frozenset[int]
+    """The columns it writes."""
+    all_columns: bool
+    """It was made for every column."""
+    exclusive: bool
+    """Nobody else may write its columns."""
+    ttl_ms: int
+    """Others may take its columns after such a silence."""
+    checkpointed: bool = False
+    """It has reported a checkpoint, or came back to one."""
+    checkpoint_id: int | None = None
+    """The greatest id of a checkpoint it reported."""
+    stateful: bool = False
+    """Only its state, not a checkpoint's id, tells what the baseline stands for."""
+    lost: bool = False
+    """Others have taken columns of it."""
+    baseline: Baseline | None = None
+    """Its changes from here on may have to be undone; None before anybody got its number."""
+
+
+@dataclass(frozen=True, slots=True)
+class InitCall:
+    """What INIT_PRODUCER asks for."""
+
+    producer_id: str
+    """The producer."""
+    table_id: int
+    """The table."""
+    ttl_ms: int
+    """Its time to live."""
+    column_ids: tuple[int, ...] = ()
+    """The columns it will write; none: all outside the key."""
+    restored: Baseline | None = None
+    """The offsets of the checkpoint it comes back to; None without state."""
+    restored_number: int | None = None
+    """The producer number of that checkpoint, where the caller knows it."""
+    principal: str | None = None
+    """Who asks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Initialised:
+    """What became of it: every earlier epoch is fenced."""
+
+    producer: Producer
+    """As it is now, with its baseline."""
+    created: bool
+    """Nothing was ever written by it."""
+    undo_needed: bool
+    """Replaying what earlier epochs wrote would not give the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerInfo:
+    """A producer in a list."""
+
+    producer: Producer
+    """The producer."""
+    idle_ms: int
+    """Since its last sign of life."""
+
+
+class ProducerCounts(NamedTuple):
+    """All producers in numbers."""
+
+    producers: int
+    """How many there are, the lost ones included."""
+    lost: int
+    """Those that lost their columns and cannot come back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Buckets:
+    """The buckets of a table, to check offsets by in another thread."""
+
+    table: str
+    """Its path, for messages."""
+    bucket_count: int
+    """Buckets of the table, or of each partition."""
+    partitions: frozenset[int] | None
+    """The partitions there are; None of a table without."""
+    foreign: frozenset[int] = field(default_factory=frozenset)
+    """Of the partitions that are named, those of other tables."""
+
+    @classmethod
+    def of(cls, image: ClusterImage, info: TableInfo, named: Iterable[int | None]) -> Buckets:
+        """The buckets of a table now; `named` are the partitions that offsets have."""
+        if not info.is_partitioned:
+            return cls(str(info.path), info.bucket_count, None)
+        there = frozenset(p.partition_id for p in image.partitions(info.table_id).values())
+        unknown = {i for i in named if i is not None} - there
+        foreign = frozenset(i for i in unknown if image.partition_by_id(i) is not None)
+        return cls(str(info.path), info.bucket_count, there, foreign)
+
+    def checked(self, offsets: Baseline, *, complete: bool) -> dict[tuple[int | None, int], int]:
+        """The offsets of buckets that there are; `ProducerStateError` if they are not of here."""
+        buckets: dict[int | None, int] = {} if self.partitions is not None else {None: 0}
+        for (partition_id, bucket_id), offset in offsets.items():
+            self._check(partition_id, bucket_id, offset)
+            buckets[partition_id] = buckets.get(partition_id, 0) + 1
+        for partition_id, count in buckets.items():
+            if complete and count != self.bucket_count:
+                raise ProducerStateError(
+                    f"the state has {count} of the {self.bucket_count} buckets of "
+                    f"{self._name(partition_id)}; give the offsets of all its buckets"
+                )
+        if self.partitions is None:
+            return dict(offsets)
+        return {key: value for key, value in offsets.items() if key[0] in self.partitions}
+
+    def _check(self, partition_id: int | None, bucket_id: int, offset: int) -> None:
+        if (partition_id is None) != (self.partitions is None) or partition_id in self.foreign:
+            raise ProducerStateError(
+                f"the offsets are not of table '{self.table}': it has no {_named(partition_id)}; "
+                "use the state with the table it was taken of"
+            )
+        if not 0 <= bucket_id < self.bucket_count or offset < 0:
+            raise ProducerStateError(
+                f"offset {offset} of bucket {bucket_id} cannot be one of {self._name(partition_id)}"
+                f", which has {self.bucket_count} buckets, with offsets from 0 on"
+            )
+
+    def _name(self, partition_id: int | None) -> str:
+        return f"table '{self.table}', {_named(partition_id)}"
+
+
+def _named(partition_id: int | None) -> str:
+    return "buckets without partition" if partition_id is None else f"partition {partition_id}"
+
+
+def merged(before: Baseline | None, reported: Baseline, buckets: Buckets) -> Baseline:
+    """A baseline after a checkpoint was reported: it never goes back."""
+    checked = buckets.checked(reported, complete=False)
+    there = buckets.partitions
+    kept = {k: v for k, v in (before or {}).items() if there is None or k[0] in there}
+    after = kept | {k: max(v, kept.get(k, 0)) for k, v in checked.items()}
+    return before if before is not None and after == before else after
+
+
+# Tables and columns
+
+
+def check_table(info: TableInfo) -> None:
+    """Refuse tables whose puts cannot be undone."""
+    if info.property(t.TABLE_CHANGELOG_IMAGE) != "FULL":
+        raise InvalidTableError(
+            f"table '{info.path}' has {t.TABLE_CHANGELOG_IMAGE.key} = "
+            f"{info.property(t.TABLE_CHANGELOG_IMAGE)}: puts are undone by old rows, which its "
+            "changelog lacks; producers need FULL"
+        )
+
+
+def columns_of(info: TableInfo, column_ids: Collection[int]) -> dict[int, Column]:
+    """The columns of ids, outside the key; all of them for no ids."""
+    key = info.schema.primary_key
+    there = {column.id: column for column in info.schema.columns}
+    writable = {i: column for i, column in there.items() if column.name not in key}
+    wrong = [i for i in column_ids if i not in writable]
+    if wrong:
+        what = f"column {there[wrong[0]].name!r} of the key" if wrong[0] in there else "unknown"
+        allowed = ", ".join(f"{i} ({column.name})" for i, column in writable.items())
+        raise InvalidTargetColumnError(
+            f"column id {wrong[0]} of table '{info.path}' is {what}; a producer can own {allowed}"
+        )
+    found = {i: writable[i] for i in column_ids} or writable
+    if not found:
+        raise InvalidTargetColumnError(
+            f"table '{info.path}' has no column outside its primary key that a producer could own"
+        )
+    return found
+
+
+def check_shared(info: TableInfo, columns: Iterable[Column]) -> None:
+    """Refuse shared columns where one producer's part cannot be told from the others'."""
+    for column in columns:
+        function = column.agg_function
+        if function is None or FUNCTIONS[function.type].idempotent:
+            continue
+        what = f"{function.type} of {column.data_type} cannot be undone for one of them alone"
+        invertible = FUNCTIONS[function.type].invertible and column.data_type.root not in FLOATS
+        if invertible and not deletes_happen(info):
+            continue
+        if invertible:
+            what += f" while {t.TABLE_DELETE_BEHAVIOR.key} is ALLOW"
+        raise InvalidTargetColumnError(
+            f"column {column.name!r} of table '{info.path}' cannot be shared by producers: {what}; "
+            f"set {t.TABLE_COLUMN_LOCK_ENABLED.key} = true, or leave the column out"
+        )
+
+
+def deletes_happen(info: TableInfo) -> bool:
+    """Whether a writer can delete rows of a table."""
+    properties = info.descriptor.properties
+    default = "ALLOW" if merge_engine(properties) is None else "IGNORE"
+    return properties.get(t.TABLE_DELETE_BEHAVIOR.key, default).strip().upper() == "ALLOW"
+
+
+def undo_needed(info: TableInfo, columns: Iterable[Column]) -> bool:
+    """Whether replaying rows could give something else than before."""
+    functions = (column.agg_function for column in columns)
+    same = all(f is None or FUNCTIONS[f.type].idempotent for f in functions)
+    return deletes_happen(info) or not same
+
+
+# Producers
+
+
+def check_ttl(ttl_ms: int, most_ms: int) -> None:
+    """`ConfigError` for a time to live that is not allowed."""
+    if not 1 <= ttl_ms <= most_ms:
+        raise ConfigError(
+            f"a producer cannot have a TTL of {ttl_ms} ms: 1 to {most_ms} are allowed "
+            f"({options.ZUFLUSS_PRODUCER_TTL_MAX.key}); writes and renewals prolong it"
+        )
+
+
+def check_count(count: int, most: int, info: TableInfo) -> None:
+    """`ConfigError` when a table has as many producers as allowed."""
+    if count >= most:
+        raise ConfigError(
+            f"table '{info.path}' has {count} producers, at most {most} are allowed "
+            f"({options.ZUFLUSS_PRODUCER_COUNT_MAX.key}); drop those that ended: see `zufluss "
+            "producer list`"
+        )
+
+
+def check_owner(producer: Producer, principal: str | None, is_super: bool) -> None:
+    """`AuthorizationError` unless a principal may act for a producer."""
+    if not is_super and producer.owner != principal:
+        raise AuthorizationError(
+            f"producer {producer.producer_id!r} belongs to {producer.owner or 'an unknown user'}, "
+            f"not to {principal or 'an unknown user'}; take an id of your own"
+        )
+
+
+def check_epoch(producer: Producer, epoch: int | None) -> None:
+    """`ProducerFencedError` when a call is of another epoch; None is for any."""
+    if epoch is not None and epoch != producer.epoch:
+        raise ProducerFencedError(
+            f"producer {producer.producer_id!r} has begun epoch {producer.epoch}, the call is of "
+            f"epoch {epoch}: another writer runs under this id; this one must end"
+        )
+
+
+def check_not_lost(producer: Producer) -> None:
+    """`ProducerFencedError` for a producer whose columns others have taken."""
+    if producer.lost:
+        raise ProducerFencedError(
+            f"producer {producer.producer_id!r} was silent for longer than its TTL of "
+            f"{producer.ttl_ms} ms, and another one has taken columns of it: it cannot come back; "
+            "drop it (zufluss producer drop), and begin anew under another id"
+        )
+
+
+def check_state(before: Producer, call: InitCall) -> None:
+    """Refuse to go on from a state that would double changes, or lose some."""
+    if before.epoch >= EPOCH_MAX:
+        raise ProducerStateError(
+            f"producer {before.producer_id!r} has had all of its {EPOCH_MAX} epochs; begin anew "
+            "under another id"
+        )
+    if call.restored is None:
+        if before.stateful:
+            raise ProducerStateError(
+                f"producer {before.producer_id!r} has checkpoints, so it cannot begin without "
+                "state: restore its latest one, or drop it (zufluss producer drop) to begin anew "
+                "with what it wrote"
+            )
+        return
+    if before.baseline is None or call.restored_number not in (None, before.number):
+        raise ProducerStateError(
+            f"the state is not of this producer {before.producer_id!r} with number "
+            f"{before.number}, but of one that was dropped since: what it wrote cannot be undone "
+            "any more; begin without state, and drop the producer before if it has checkpoints"
+        )
+
+
+def check_checkpoint_id(before: Producer, checkpoint_id: int | None) -> None:
+    """`ProducerStateError` for a checkpoint that is older than one that was reported."""
+    last = before.checkpoint_id
+    if checkpoint_id is not None and last is not None and checkpoint_id < last:
+        raise ProducerStateError(
+            f"producer {before.producer_id!r} has reported checkpoint {last}, so {checkpoint_id} "
+            "is over: another writer may run under this id; begin again from the latest one"
+        )
+
+
+def not_found(producer_id: str, table: object) -> ProducerNotFoundError:
+    """The error for a producer that there is not, or not any more."""
+    return ProducerNotFoundError(
+        f"table {table} has no producer {producer_id!r}, or not any more: it was released or "
+        "dropped, and what it wrote cannot be undone; begin without state"
+    )
+
+
+def next_columns(before: Producer, call: InitCall, entry: TableEntry) -> frozenset[int]:
+    """The columns of the next epoch; `ProducerStateError` if it asks for others."""
+    info = entry.info
+    asked = frozenset(columns_of(info, call.column_ids))
+    if before.all_columns and not call.column_ids:
+        return asked
+    kept = before.column_ids & {column.id for column in info.schema.columns}
+    if asked != kept:
+        names = {column.id: column.name for column in info.schema.columns}
+        raise ProducerStateError(
+            f"producer {before.producer_id!r} writes the columns {_names(kept, names)} of table "
+            f"'{info.path}', not {_names(asked, names)}: what it wrote could not be undone; "
+            "release it first, or take another id"
+        )
+    return kept
+
+
+def rivals(producer: Producer, others: Iterable[Producer]) -> list[Producer]:
+    """The producers that have columns which this one wants, where they cannot be shared."""
+    return [
+        other
+        for other in others
+        if other.number != producer.number
+        and not other.lost
+        and (other.exclusive or producer.exclusive)
+        and other.column_ids & producer.column_ids
+    ]
+
+
+def column_locked(
+    wanted: Producer, rival: Producer, remaining_ms: int, info: TableInfo
+) -> ColumnLockedError:
+    """The error for columns of a producer that lives."""
+    names = {column.id: column.name for column in info.schema.columns}
+    return ColumnLockedError(
+        f"producer {rival.producer_id!r} owns the columns "
+        f"{_names(wanted.column_ids & rival.column_ids, names)} of table '{info.path}' for at "
+        f"least {remaining_ms} ms more; write other columns, wait until it is silent for its TTL "
+        f"of {rival.ttl_ms} ms, or end it (zufluss producer drop)"
+    )
+
+
+def _names(column_ids: Iterable[int], names: Mapping[int, str]) -> str:
+    return ", ".join(names.get(i, str(i)) for i in sorted(column_ids))

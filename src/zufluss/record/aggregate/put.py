@@ -1,0 +1,162 @@
+"""Cells to rows: the values that the keys of a batch end up with, written from what was folded.
+
+The same rows as `record/kernels/rowput.py` writes from Arrow columns; between cells and rows no
+Arrow is needed. A value is the schema id (i16, little-endian) and the compacted row.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from zufluss.record.aggregate.cells import is_valid
+from zufluss.record.kernels.cache import kernel
+from zufluss.record.kernels.memory import BYTES, types
+from zufluss.record.kernels.raw import (
+    address_of,
+    copy_bytes,
+    peek_i64,
+    peek_u8,
+    poke_i16,
+    poke_i64,
+    poke_u8,
+)
+from zufluss.record.kernels.rowput import (
+    COLUMN,
+    OFFSET,
+    VALUES,
+    _put_number,
+    decimal_size,
+    moment_of,
+    number_of,
+    put_decimal,
+)
+from zufluss.record.kernels.rows import (
+    BIG_NUMBER,
+    FINE_MOMENT,
+    FIXED_1,
+    FIXED_2,
+    FIXED_4,
+    FIXED_8,
+    LINE,
+    PREFIXED,
+    SINK,
+    SLOT,
+    SOURCE,
+    TEXT,
+    VARINT_32,
+    VARINT_64,
+)
+from zufluss.record.kernels.varint import put_varint_fast
+
+SCHEMA_ID_BYTES = 2
+_IN = types.Array(types.int64, 1, "C", readonly=True)
+_LINES = types.Array(types.int64, 2, "C", readonly=True)
+_LINES_OUT = types.Array(types.int64, 2, "C")
+_BYTES_OUT = types.Array(types.uint8, 1, "C")
+_LINE_BYTES, _COLUMN_BYTES = 8 * LINE, 8 * COLUMN
+
+
+_MOST = {
+    FIXED_1: 1,
+    FIXED_2: 2,
+    FIXED_4: 4,
+    FIXED_8: 8,
+    VARINT_32: 5,
+    VARINT_64: 10,
+    PREFIXED: 5,
+}
+"""The bytes a value takes at most by its source, those of texts and nested values aside."""
+_NANO_BYTES = 5
+_DECIMAL_BYTES = 16
+
+
+def value_bytes_max(program: npt.NDArray[np.int64]) -> int:
+    """The most bytes a value takes, those of texts and nested values aside."""
+    lines = program[:-1]
+    sinks: list[int] = lines[:, SINK].tolist()
+    size = SCHEMA_ID_BYTES + -(-len(lines) // 8) + sum(_MOST[int(s)] for s in lines[:, SOURCE])
+    return size + _NANO_BYTES * sinks.count(FINE_MOMENT) + _DECIMAL_BYTES * sinks.count(BIG_NUMBER)
+
+
+@kernel(inline=True)
+def _put_placed(column: Any, count: Any, row: Any, data: Any, out: Any, pos: Any) -> Any:
+    start, end = peek_i64(column + 8 * row), peek_i64(column + 8 * (count + row))
+    pos = put_varint_fast(end - start, out, pos)
+    copy_bytes(out + pos, data + start, end - start)
+    return pos + end - start
+
+
+@kernel(inline=True)
+def _put_value(
+    line: Any, table: Any, column: Any, count: Any, row: Any, data: Any, out: Any, pos: Any
+) -> Any:
+    """Write one value; answers the position behind it."""
+    sink, source = peek_i64(line + 8 * SINK), peek_i64(line + 8 * SOURCE)
+    if sink >= TEXT:
+        return _put_placed(column, count, row, data, out, pos)
+    if sink == BIG_NUMBER:
+        size = decimal_size(table, row)
+        pos = put_varint_fast(size, out, pos)
+        put_decimal(table, row, size, out, pos)
+        return pos + size
+    if sink == FINE_MOMENT:
+        millis, nano = moment_of(line, table, row)
+        pos = _put_number(millis, source, out, pos)
+        return _put_number(nano, np.int64(VARINT_32), out, pos)
+    return _put_number(number_of(line, table, row), source, out, pos)
+
+
+@kernel(
+    types.int64(
+        BYTES, _LINES, BYTES, types.int64, _IN, types.int64, _LINES_OUT, _BYTES_OUT, _LINES_OUT
+    ),
+    short=True,
+)
+def put_values(
+    data: Any,
+    program: Any,
+    cells: Any,
+    count: Any,
+    rows: Any,
+    schema_id: Any,
+    table: Any,
+    out: Any,
+    places: Any,
+) -> Any:
+    """Write the values of some rows; `places` gets their starts and ends. Answers the bytes used.
+
+    The rows are some of `cells`, which lie in `data` as `locate` or a fold left them, and `out` has
+    `value_bytes_max` for each and all the bytes of texts and nested values. `table` is scratch, a
+    line per column.
+    """
+    fields, of, to = len(program) - 1, address_of(data), address_of(out)
+    lines, columns = address_of(program), address_of(table)
+    bitmaps = address_of(cells) + 8 * count * program[fields, SLOT]
+    stride, head, pos = (count + 63) // 64 * 8, (fields + 7) // 8, np.int64(0)
+    for c in range(fields):
+        poke_i64(columns + _COLUMN_BYTES * c + 8 * OFFSET, 0)
+        begin = address_of(cells) + 8 * count * program[c, SLOT]
+        poke_i64(columns + _COLUMN_BYTES * c + 8 * VALUES, begin)
+    for k in range(len(rows)):
+        row = rows[k]
+        places[0, k] = pos
+        poke_i16(to + pos, schema_id)
+        start = pos + SCHEMA_ID_BYTES
+        pos = start + head
+        for at in range(start, pos):
+            poke_u8(to + at, 0)
+        line, column = lines, columns
+        for c in range(fields):
+            if is_valid(bitmaps + c * stride, row):
+                values = peek_i64(column + 8 * VALUES)
+                pos = _put_value(line, column, values, count, row, of, to, pos)
+            else:
+                at = to + start + (c >> 3)
+                poke_u8(at, peek_u8(at) | np.int64(1) << (c & 7))
+            line += _LINE_BYTES
+            column += _COLUMN_BYTES
+        places[1, k] = pos
+    return pos

@@ -1,0 +1,92 @@
+"""A bucket's changelog read by a thread while it is in use: its remote part, then the log.
+
+The log belongs to the event loop, which reads it for the thread, a part at a time; segments of the
+remote part are fetched into a directory, each while the one before is read. Retention may take from
+the log what is in remote storage by then: `OffsetOutOfRangeError`, and whoever reads plans anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from zufluss.cluster.remote import BucketRemote
+from zufluss.errors import UnknownTableOrBucketError
+from zufluss.kv.replay import Earlier
+from zufluss.log.segment import PagesNotCachedError
+from zufluss.tablet.restore import Restorer
+
+if TYPE_CHECKING:
+    from zufluss.log.reader import LogRead
+    from zufluss.replica.replica import Replica
+    from zufluss.tablet.server import TabletServer
+
+READ_BYTES: Final = 1 << 20
+"""How much of the log is read at a time, by the event loop."""
+
+
+class Changelog(NamedTuple):
+    """What there is of a changelog."""
+
+    replica: Replica
+    earlier: Earlier | None
+    """The part in remote storage, before the log."""
+    log_start: int
+    """Where the log begins."""
+
+    @property
+    def start(self) -> int:
+        """Its first offset."""
+        return self.log_start if self.earlier is None else self.earlier.start_offset
+
+
+class ChangelogReader:
+    """Reads changelogs. Belongs to the event loop; `batches` is for a thread."""
+
+    def __init__(self, server: TabletServer) -> None:
+        self._server = server
+        self._restorer = Restorer(server)
+
+    async def remote(self, replica: Replica) -> BucketRemote:
+        """What a bucket has in remote storage."""
+        bucket = replica.bucket
+        remotes = await self._server.gateway.bucket_remotes([bucket])
+        return remotes.get(bucket, BucketRemote(bucket))
+
+    async def changelog(
+        self, replica: Replica, remote: BucketRemote, until: int, directory: Path
+    ) -> Changelog:
+        """What there is of a changelog up to an offset; `directory` is for its remote part."""
+        log_start = replica.log.log_start_offset
+        manifest = await self._restorer.manifest(remote) if log_start else None
+        earlier = self._restorer.earlier(manifest, min(log_start, until), directory)
+        return Changelog(replica, earlier, log_start)
+
+    def batches(
+        self, changelog: Changelog, offset: int, until: int
+    ) -> Generator[memoryview, None, None]:
+        """The changelog from an offset to another one. Not on the event loop."""
+        replica, earlier, log_start = changelog
+        if earlier is not None and offset < min(log_start, until):
+            yield from earlier.batches(offset)
+        yield from self._log_batches(replica, max(offset, log_start), until)
+
+    def _log_batches(self, replica: Replica, offset: int, until: int) -> Iterator[memoryview]:
+        while offset < until:
+            reading = asyncio.run_coroutine_threadsafe(
+                self._read(replica, offset), self._server.loop
+            )
+            records, offset = reading.result()
+            yield records
+
+    async def _read(self, replica: Replica, offset: int) -> LogRead:
+        """A part of the log, which belongs to the event loop."""
+        while True:
+            if self._server.find_replica(*replica.bucket) is not replica:
+                raise UnknownTableOrBucketError(f"{replica.path} {replica.bucket} has stopped")
+            try:
+                return replica.log.read(offset, READ_BYTES, at_least_one=True)
+            except PagesNotCachedError as cold:
+                await self._server.loop.run_in_executor(self._server.readers, cold.load)

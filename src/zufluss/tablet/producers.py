@@ -1,0 +1,96 @@
+"""The producers of tables, as the coordinator told this server.
+
+All buckets of a table share one fence (`kv/fence.py`), made here whenever its producers change; and
+of each bucket it is known from where on its changelog must be kept for an undo. Tables of which no
+bucket is here are remembered as well: one may come, and is fenced from its first put on.
+
+Belongs to the event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from zufluss.cluster.producers import ProducerEntry, TableProducers
+from zufluss.kv.fence import OPEN, Activity, Fence, Owner
+from zufluss.model.table import TableBucket
+
+
+class Fenced(NamedTuple):
+    """A table that has producers, or had some."""
+
+    producers: TableProducers
+    """As the coordinator said."""
+    fence: Fence
+    """For its buckets."""
+
+
+class Producers:
+    """Every producer this server knows."""
+
+    def __init__(self) -> None:
+        self._tables: dict[int, Fenced] = {}
+        self._activity: dict[int, Activity] = {}
+
+    def update(self, table: TableProducers) -> bool:
+        """Take over the producers of a table; False if the same or newer ones are known."""
+        known = self._tables.get(table.table_id)
+        if known is not None and known.producers.version >= table.version:
+            return False
+        self._take(table)
+        return True
+
+    def replace(self, tables: Sequence[TableProducers]) -> set[int]:
+        """These are all there are, whatever was known; returns the tables this may concern."""
+        before = {*self._tables}
+        self._tables.clear()
+        for table in tables:
+            self._take(table)
+        return before | {*self._tables}
+
+    def keep(self, exists: Callable[[int], bool]) -> None:
+        """Forget tables that do not exist any more."""
+        for table_id in [each for each in self._tables if not exists(each)]:
+            del self._tables[table_id]
+            self._activity.pop(table_id, None)
+
+    def fence(self, table_id: int) -> Fence:
+        """What the puts of a table's buckets are checked by."""
+        known = self._tables.get(table_id)
+        return OPEN if known is None else known.fence
+
+    def held_from(self, bucket: TableBucket) -> int | None:
+        """From where on the changelog of a bucket must be kept; None if nobody needs it."""
+        known = self._tables.get(bucket.table_id)
+        if known is None:
+            return None
+        key = (bucket.partition_id, bucket.bucket_id)
+        held = [e.baseline.get(key, 0) for e in known.producers.producers if e.holds]
+        return min(held, default=None)
+
+    def idle_ms(self, table_id: int, numbers: Iterable[int]) -> list[int]:
+        """How long ago producers wrote to a table here; −1 for never."""
+        activity = self._activity.get(table_id, Activity())
+        return [activity.idle_ms(number) for number in numbers]
+
+    def _take(self, table: TableProducers) -> None:
+        table_id = table.table_id
+        if not table.producers:
+            self._tables[table_id] = Fenced(table, OPEN)
+            self._activity.pop(table_id, None)
+            return
+        activity = self._activity.setdefault(table_id, Activity())
+        fence = Fence(map(_owner, table.producers), activity)
+        self._tables[table_id] = Fenced(table, fence)
+
+
+def _owner(entry: ProducerEntry) -> Owner:
+    return Owner(
+        entry.producer_id,
+        entry.number,
+        entry.epoch,
+        entry.column_ids,
+        entry.exclusive,
+        entry.lost,
+    )

@@ -1,0 +1,368 @@
+"""UNDO_PRODUCER: a bucket takes back what earlier epochs of a producer wrote to it.
+
+    puts of the producer are refused: earlier epochs by the fence, the present one meanwhile
+      → the end of the changelog, found in the key-value worker            (kv.tablet.begin_undo)
+      → wait until everything below it is durable
+      → a thread reads the changelog from the given offset to that end     (kv.own_changes)
+      → a step of some thousand keys: worker, encoder, log, durable        (kv.tablet.undo)
+      → and so on; then puts are taken again
+
+The fence is older than the undo, since an epoch comes to its clients after all leaders know it. So
+a put of an earlier epoch is either before the end that the worker finds, or refused. What the undo
+writes has the producer's number and the task of undos: it is a change as any other, with sequence
+numbers of its own, and there after a crash.
+
+An undo goes on when the call that began it is answered, because it took too long, or broken off. A
+call for the same producer, epoch and offset joins it, and one that comes when it is done is told
+so. A bucket that stops, a server that dies, a newer epoch: whatever ends it half-way, doing it
+again does the rest, and finds what is done as it should be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from zufluss.errors import (
+    InvalidTableError,
+    LogStorageError,
+    OffsetOutOfRangeError,
+    ProducerStateError,
+    UndoImpossibleError,
+    UndoUnderWayError,
+    UnknownTableOrBucketError,
+    ZuflussError,
+)
+from zufluss.kv import own_changes
+from zufluss.kv.fence import Owner
+from zufluss.kv.own_changes import Progress, Source, exclusive_steps, shared_steps
+from zufluss.kv.tablet import Prepared
+from zufluss.kv.undo import Step
+from zufluss.model.producer import EPOCH_MAX, NUMBER_MAX, UNDO_TASK, ProducerWriter
+from zufluss.net.services import RequestContext, Services
+from zufluss.tablet.changelog_reader import Changelog, ChangelogReader
+from zufluss.tablet.produce import ALL
+from zufluss.tablet.put import Insert
+from zufluss.wire import messages as m
+from zufluss.wire.api import ApiKey
+
+if TYPE_CHECKING:
+    from zufluss.model.table import TableBucket
+    from zufluss.replica.replica import Replica
+    from zufluss.tablet.server import TabletServer
+
+log = structlog.get_logger(__name__)
+
+AT_ONCE: Final = 2
+"""Undos that read at the same time; others wait for their turn."""
+ANSWER_SECONDS: Final = 10.0
+"""A call is answered after this time, whether the undo is done or not."""
+TRIES: Final = 5
+"""How often it is planned: retention may move to remote storage what was going to be read."""
+
+
+class UndoWrite(Insert):
+    """A put of an undo."""
+
+    __slots__ = ("end_offset", "keys")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop)
+        self.end_offset = 0
+        """Where the log ended after it."""
+        self.keys = 0
+        """The keys that it changed."""
+
+    def appended(self, bucket: TableBucket, end_offset: int) -> None:
+        """It is in the log."""
+        self.end_offset = end_offset
+
+
+class Undo:
+    """One undo, under way or done."""
+
+    def __init__(self, replica: Replica, owner: Owner, from_offset: int) -> None:
+        self.replica = replica
+        self.owner = owner
+        self.from_offset = from_offset
+        """Changes from here on are undone."""
+        self.position = from_offset
+        """How far it is; never goes back."""
+        self.end_offset = from_offset
+        """Where it ends."""
+        self.keys = 0
+        """Keys that it has changed."""
+        self.ended = threading.Event()
+        """Its thread shall end."""
+        self.task: asyncio.Task[None]
+
+    @property
+    def done(self) -> bool:
+        """Nothing is left to undo."""
+        task = self.task
+        return task.done() and not task.cancelled() and task.exception() is None
+
+    @property
+    def writer(self) -> ProducerWriter:
+        """Who writes what it writes."""
+        return ProducerWriter(self.owner.number, self.owner.epoch, UNDO_TASK)
+
+    def source(self, reader: ChangelogReader, changelog: Changelog) -> Source:
+        """What has to be read."""
+        batches = partial(reader.batches, changelog, self.from_offset, self.end_offset)
+        table = self.replica.tablet.table
+        return Source(table, batches, self.from_offset, self.end_offset, self.owner.number)
+
+    def steps(self, source: Source) -> Iterator[Progress]:
+        """What has to be written."""
+        if self.owner.exclusive:
+            return exclusive_steps(source, own_changes.UNDO_KEYS_MAX)
+        return shared_steps(source, self.owner.column_ids, own_changes.UNDO_SUMS_MAX)
+
+
+class Undos:
+    """The undos of a server. Belongs to the event loop."""
+
+    def __init__(self, server: TabletServer) -> None:
+        self.keys_total = 0
+        """Keys that were changed since the server started."""
+        self._server = server
+        self._reader = ChangelogReader(server)
+        self._undos: dict[tuple[TableBucket, int], Undo] = {}
+        """Under way or done, by bucket and producer."""
+        self._running: set[Undo] = set()
+        self._at_once = asyncio.Semaphore(AT_ONCE)
+        self._threads: ThreadPoolExecutor | None = None
+
+    def register(self, services: Services) -> None:
+        """Attach the handler."""
+        services.register(ApiKey.UNDO_PRODUCER, self.undo_producer)
+
+    async def undo_producer(
+        self, request: m.UndoProducerRequest, context: RequestContext
+    ) -> m.UndoProducerResponse:
+        """UNDO_PRODUCER (30046)."""
+        partition_id = request.partition_id if request.HasField("partition_id") else None
+        replica = self._server.kv_replica(request.table_id, partition_id, request.bucket_id)
+        seconds = ANSWER_SECONDS
+        if request.HasField("time_limit_ms"):
+            seconds = min(seconds, max(0, request.time_limit_ms) / 1000)
+        number, epoch = request.producer_number, request.epoch
+        if not (0 <= number <= NUMBER_MAX and 0 <= epoch <= EPOCH_MAX):
+            raise ProducerStateError(f"there is no producer {number} with epoch {epoch}")
+        undo = self._begun(replica, number, epoch, request.from_offset)
+        if not undo.task.done():
+            await asyncio.wait({undo.task}, timeout=seconds)
+        if undo.task.done():
+            _outcome(undo)
+        return m.UndoProducerResponse(
+            done=undo.done, position=undo.position, end_offset=undo.end_offset, keys=undo.keys
+        )
+
+    def held_from(self, replica: Replica) -> int | None:
+        """From where on undos under way need the changelog of a bucket."""
+        return min((u.from_offset for u in self._running if u.replica is replica), default=None)
+
+    def forget_others(self, table_id: int) -> None:
+        """The producers of a table have changed: what is known of epochs that are past may go."""
+        fence = self._server.producers.fence(table_id)
+        for key, undo in [*self._undos.items()]:
+            owner = fence.owner(undo.owner.number)
+            if key[0].table_id == table_id and (owner is None or owner.epoch != undo.owner.epoch):
+                self._end(undo)
+
+    def end_bucket(self, replica: Replica) -> None:
+        """A bucket has stopped."""
+        for undo in [u for u in self._undos.values() if u.replica is replica]:
+            self._end(undo)
+
+    async def stop(self) -> None:
+        """The server stops; wait for what is under way."""
+        tasks = [undo.task for undo in self._running]
+        for undo in [*self._undos.values()]:
+            self._end(undo)
+        if tasks:
+            await asyncio.wait(tasks)
+        if self._threads is not None:
+            self._threads.shutdown(wait=False)
+
+    def _end(self, undo: Undo) -> None:
+        """End an undo that is under way, or forget one that is done."""
+        undo.ended.set()
+        undo.task.cancel()
+        key = (undo.replica.bucket, undo.owner.number)
+        if self._undos.get(key) is undo:
+            del self._undos[key]
+
+    # -- one undo -----------------------------------------------------------------------------
+
+    def _begun(self, replica: Replica, number: int, epoch: int, from_offset: int) -> Undo:
+        """The undo that is asked for, begun if it is not under way or done."""
+        tablet = replica.tablet
+        writer = ProducerWriter(number, epoch, UNDO_TASK)
+        owner = tablet.fence.present(tablet.table, writer.writer_id, task=UNDO_TASK)
+        known = self._undos.get((replica.bucket, number))
+        if known is not None and known.owner.epoch == epoch:
+            if known.from_offset == from_offset:
+                return known
+            if not known.task.done():
+                raise UndoUnderWayError(
+                    f"{replica.bucket}: changes of producer {owner.producer_id} are being undone "
+                    f"from offset {known.from_offset} on, not {from_offset}; wait for that"
+                )
+        if known is not None:
+            self._end(known)
+        if not tablet.table.before_images:
+            raise InvalidTableError(
+                f"{replica.path} cannot undo changes: its table.changelog.image is WAL, so its "
+                "changelog does not have the rows before them"
+            )
+        if from_offset < 0:
+            raise _impossible(replica, from_offset, "offsets begin at 0")
+        return self._begin(Undo(replica, owner, from_offset))
+
+    def _begin(self, undo: Undo) -> Undo:
+        key = (undo.replica.bucket, undo.owner.number)
+        tablet = undo.replica.tablet
+        tablet.undoing = {**tablet.undoing, undo.owner.number: undo.owner.epoch}
+        self._undos[key] = undo
+        self._running.add(undo)
+        self._server.hold_changelog(undo.replica)
+        undo.task = self._server.loop.create_task(self._run(undo))
+        undo.task.add_done_callback(partial(self._ended, undo))
+        return undo
+
+    def _ended(self, undo: Undo, task: asyncio.Task[None]) -> None:
+        """Take puts again; forget an undo that failed, so that the next call tries it again."""
+        tablet, owner = undo.replica.tablet, undo.owner
+        self._running.discard(undo)
+        if not any(u.replica is undo.replica and u.writer == undo.writer for u in self._running):
+            tablet.undoing = {
+                number: epoch
+                for number, epoch in tablet.undoing.items()
+                if (number, epoch) != (owner.number, owner.epoch)
+            }
+        self._server.hold_changelog(undo.replica)
+        problem = None if task.cancelled() else task.exception()
+        key = (undo.replica.bucket, owner.number)
+        if (problem is not None or task.cancelled()) and self._undos.get(key) is undo:
+            del self._undos[key]
+        log.info(
+            "undo_ended", bucket=str(undo.replica.bucket), producer=owner.producer_id,
+            epoch=owner.epoch, from_offset=undo.from_offset, end_offset=undo.end_offset,
+            keys=undo.keys, done=undo.done, problem=None if problem is None else str(problem),
+        )  # fmt: skip
+
+    async def _run(self, undo: Undo) -> None:
+        await self._find_end(undo)
+        async with self._at_once:
+            for left in reversed(range(TRIES)):
+                try:
+                    await self._read(undo)
+                    break
+                except OffsetOutOfRangeError:
+                    if not left:
+                        raise
+                    await self._find_end(undo)  # what it has written counts from now on
+        undo.position = undo.end_offset
+
+    async def _find_end(self, undo: Undo) -> None:
+        """Find the end, in the worker, and wait until everything below it is durable."""
+        found = UndoWrite(self._server.loop)
+        tablet = undo.replica.tablet
+        begin = partial(tablet.begin_undo, undo.writer, self._server.clock_ms())
+        self._server.putter.run(found, undo.replica, ALL, begin)
+        await found.outcome
+        undo.end_offset = found.end_offset
+        if undo.from_offset > undo.end_offset:
+            raise _impossible(undo.replica, undo.from_offset, f"it ends at {undo.end_offset}")
+
+    async def _read(self, undo: Undo) -> None:
+        """Read the changelog and write what it says. Not ended before its thread has."""
+        if undo.from_offset == undo.end_offset:
+            return
+        replica, reader = undo.replica, self._reader
+        pins = replica.tablet.store.pins
+        fresh = await asyncio.to_thread(pins.fresh)
+        try:
+            remote = await reader.remote(replica)
+            changelog = await reader.changelog(replica, remote, undo.end_offset, fresh)
+            if undo.from_offset < changelog.start:
+                raise _impossible(replica, undo.from_offset, f"it begins at {changelog.start}")
+            await self._in_thread(undo, changelog)
+        finally:
+            await asyncio.to_thread(pins.discard, fresh)
+
+    async def _in_thread(self, undo: Undo, changelog: Changelog) -> None:
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="zufluss-undo")
+        work = self._server.loop.run_in_executor(self._threads, self._steps, undo, changelog)
+        try:
+            await asyncio.shield(work)
+        except asyncio.CancelledError:
+            undo.ended.set()
+            await asyncio.wait({work})
+            log.info("undo_broken_off", reason=str(work.exception()))
+            raise
+
+    def _steps(self, undo: Undo, changelog: Changelog) -> None:
+        """In a thread: one step is worked out while the one before is written."""
+        writing: Future[None] | None = None
+        source = undo.source(self._reader, changelog)
+        steps = undo.steps(source)
+        with closing(steps):  # type: ignore[type-var]  # they are generators
+            for step, position in steps:
+                if undo.ended.is_set():
+                    raise LogStorageError("the undo is not needed any more")
+                if writing is not None:
+                    writing.result()
+                writing = asyncio.run_coroutine_threadsafe(
+                    self._write(undo, step, position), self._server.loop
+                )
+        if writing is not None:
+            writing.result()
+
+    async def _write(self, undo: Undo, step: Step | None, position: int) -> None:
+        """Write a step, and wait until it is durable."""
+        if step is not None:
+            write = UndoWrite(self._server.loop)
+            tablet, now_ms = undo.replica.tablet, self._server.clock_ms()
+
+            def prepare() -> Prepared:
+                prepared = tablet.undo(undo.writer, step, now_ms)
+                write.keys = prepared.keys
+                return prepared
+
+            self._server.putter.run(write, undo.replica, ALL, prepare)
+            await write.outcome
+            undo.keys += write.keys
+            self.keys_total += write.keys
+        undo.position = max(undo.position, position)
+
+
+def _outcome(undo: Undo) -> None:
+    """Raise why an undo has not ended well."""
+    if undo.task.cancelled():
+        tablet = undo.replica.tablet
+        tablet.fence.present(tablet.table, undo.writer.writer_id, task=UNDO_TASK)
+        raise UnknownTableOrBucketError(
+            f"{undo.replica.bucket} has stopped before changes of producer "
+            f"{undo.owner.producer_id} were undone; refresh the metadata and try again"
+        )
+    undo.task.result()
+
+
+def _impossible(replica: Replica, from_offset: int, reason: str) -> ZuflussError:
+    return UndoImpossibleError(
+        f"{replica.path} {replica.bucket} cannot undo changes from offset {from_offset} on: "
+        f"{reason} in its changelog, which has offsets {replica.log.log_start_offset} to "
+        f"{replica.log.log_end_offset} on this server; nothing was changed. Drop the producer with "
+        "zufluss producer drop, and begin with another state or from the data's beginning"
+    )
