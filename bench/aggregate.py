@@ -45,7 +45,6 @@ from zufluss.testing.server import DevServer
 FUNCTIONS = {"a": "sum", "b": "max", "c": "sum", "d": "sum"}
 """Of the columns that do not just keep their last value."""
 OTHERS = "last_value_ignore_nulls"
-DEFAULT_FUNCTION = "table.merge-engine.aggregation.default-function"
 KEYS = 200_000
 BUCKETS = 4
 WINDOW = 4
@@ -70,15 +69,14 @@ def run(directory: Path, rounds: int, quick: bool) -> Iterator[Measure]:
         yield _states(server, connection, rounds, rows)
 
 
-def aggregated(functions: dict[str, str] = FUNCTIONS, others: str | None = OTHERS) -> Schema:
+def aggregated() -> Schema:
     """The ten columns with their functions."""
     schema = Schema.of(TEN_COLUMNS, primary_key=KEY)
-    named = {c.name: functions.get(c.name, others) for c in schema.columns if c.name not in KEY}
     columns = [
-        replace(c, agg_function=AggFunction.named(function))
-        if (function := named.get(c.name)) is not None
-        else c
-        for c in schema.columns
+        column
+        if column.name in KEY
+        else replace(column, agg_function=AggFunction.named(FUNCTIONS.get(column.name, OTHERS)))
+        for column in schema.columns
     ]
     return Schema.of(columns, primary_key=KEY)
 

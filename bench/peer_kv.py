@@ -16,6 +16,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from bench import kv
+from bench.aggregate import aggregated
 from bench.keyed import KEY, Batch, every_key, kv_batches, lookup_frames, put_frames, random_keys
 from bench.peer_side import Pair, Section, Side
 from bench.report import Measure, compared
@@ -63,6 +64,8 @@ class KvSide(Side):
         self.info = self.keyed_table()
         self.new = kv_batches(self.info, every_key(keys), BATCH_ROWS)
         self.updates = kv_batches(self.info, every_key(keys)[::-1], BATCH_ROWS, seed=keys)
+        self.merged: TableInfo | None = None
+        """A table that aggregates, with a row of every key."""
         self.changes: int | None = 0
         """Records the changelog must have, None when that is not known."""
         self.one = random_keys(40_000, keys, 1)
@@ -93,11 +96,22 @@ class KvSide(Side):
 
     def put(self, batches: list[Batch], changes: int) -> Load:
         """Batches once each, and see whether they made as many changes as they should."""
-        load = self.target.load(put_frames(self.info, batches), window=WINDOW, count=len(batches))
+        load = self._send(self.info, batches)
         if self.changes is not None:
             self.changes += changes
             check_count(self.connection, self.info, self.changes)
         return load
+
+    def aggregate(self) -> Load:
+        """Rows for all keys, each merged into the one there is."""
+        if self.merged is None:
+            self.merged = self.table({"table.merge-engine": "aggregation"}, KEY, aggregated())
+            self.connection.table(str(self.merged.path)).lookup(pa.table({KEY[0]: range(PROBES)}))
+            self._send(self.merged, self.new)
+        return self._send(self.merged, self.updates)
+
+    def _send(self, info: TableInfo, batches: list[Batch]) -> Load:
+        return self.target.load(put_frames(info, batches), window=WINDOW, count=len(batches))
 
     def lookup(self) -> Load:
         """Single keys over sixteen connections."""
@@ -194,6 +208,13 @@ def _mixed(pair: Pair[KvSide]) -> Iterator[Measure]:
     yield _p99("mixed.lookup", f"{label}: lookups", reads[0], reads[1], None)
 
 
+def _aggregate(pair: Pair[KvSide]) -> Iterator[Measure]:
+    a, b = pair.both(KvSide.aggregate)
+    rate = lambda loads: [pair.ours.keys / x.seconds for x in loads]  # noqa: E731
+    label = "aggregation: a row for every key, sums, a maximum and last values"
+    yield compared("agg", label, rate(a), rate(b), " rows/s", at_least=4.0)
+
+
 def _cold(pair: Pair[KvSide]) -> Iterator[Measure]:
     """Ours is another server here, with memory for a tenth of the rows."""
     keys = pair.ours.keys
@@ -229,6 +250,7 @@ SECTIONS: dict[str, Section[KvSide]] = {
     "upsert": _upsert,
     "lookup": _lookup,
     "mixed": _mixed,
+    "agg": _aggregate,
     "cold": _cold,
     "kv_client": _client,
     "restart": _restart,

@@ -9,10 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
+import pyarrow as pa
+
 import zufluss
 from bench.clients import BUCKETS, Worker
 from bench.report import Measure
-from bench.work import UNCOMPRESSED, T, Target, alternate, new_table
+from bench.work import TEN_COLUMNS, UNCOMPRESSED, T, Target, alternate, new_table
+from zufluss.model.schema import Schema
 from zufluss.model.table import TableInfo
 
 S = TypeVar("S", bound="Side")
@@ -41,12 +44,14 @@ class Side:
         self,
         properties: dict[str, str] | None = UNCOMPRESSED,
         primary_key: Sequence[str] = (),
+        schema: pa.Schema | Schema = TEN_COLUMNS,
     ) -> TableInfo:
         """A new table. There are few of them: a peer may be slow to make leaders."""
         self._made += 1
         info = new_table(
             self.connection,
             f"{self._prefix}_{self._made}",
+            schema,
             buckets=BUCKETS,
             primary_key=primary_key,
             properties=properties,

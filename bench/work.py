@@ -22,6 +22,7 @@ import pyarrow as pa
 import zufluss
 from zufluss.client.encode import BatchEncoder
 from zufluss.client.hot import produce_request
+from zufluss.model.schema import Schema
 from zufluss.model.table import TableBucket, TableInfo
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
@@ -290,7 +291,7 @@ def recycle_pages(directory: Path, size: int) -> None:
 def new_table(
     connection: zufluss.Connection,
     name: str,
-    schema: pa.Schema | str = TEN_COLUMNS,
+    schema: pa.Schema | Schema | str = TEN_COLUMNS,
     *,
     buckets: int = 1,
     primary_key: Sequence[str] = (),

@@ -227,16 +227,18 @@ def _as_read(bucket: Bucket, rows: list[Row]) -> list[Row]:
     return rows_of(arrow(bucket.schema, rows))
 
 
-NUMBERS = [t for t in VALUES if root_of(t) in FUNCTIONS["sum"].roots]
+TAKEN_BACK = [
+    (name, data_type)
+    for name in ("sum", "product", "count")
+    for data_type in VALUES
+    if root_of(data_type) in FUNCTIONS[name].roots
+]
 
 
-@pytest.mark.parametrize("data_type", NUMBERS)
-@pytest.mark.parametrize("name", ["sum", "product", "count"])
+@pytest.mark.parametrize(("name", "data_type"), TAKEN_BACK)
 def test_what_is_taken_back_is_as_plain_python_says(
     name: str, data_type: str, buckets: Callable[[Schema], Bucket]
 ) -> None:
-    if root_of(data_type) not in FUNCTIONS[name].roots:
-        pytest.skip("count is of integers")
     schema = schema_of(
         column("by", "DOUBLE", "last_value", ignore_retract="true"), column("v", data_type, name)
     )
@@ -305,3 +307,33 @@ def _held(name: str, rows: list[Row | None]) -> list[Any]:
         )
         for row in rows
     ]
+
+
+def test_rows_are_aggregated_before_from_part_of_a_batch_and_by_several_key_columns() -> None:
+    schema = schema_of(
+        column("j", "STRING NOT NULL"),
+        column("n", "BIGINT", "sum"),
+        column("t", "STRING", "max"),
+        column("b", "BINARY(2)", "last_value"),
+        key=("k", "j"),
+    )
+    rows = [
+        (1, "a", 1, "x", b"pq"),
+        (1, "b", 2, None, None),
+        (2, "a", None, "y", b"rs"),
+        (1, "b", 3, "zz", b"tu"),
+        (1, "a", 5, "w", None),
+    ]
+    batch = arrow(schema, rows)
+    assert rows_of(pre_aggregate(batch, schema, ["k", "j"])) == [
+        (1, "a", 6, "x", None),
+        (1, "b", 5, "zz", b"tu"),
+        (2, "a", None, "y", b"rs"),
+    ]
+    assert rows_of(pre_aggregate(batch.slice(1, 3), schema, ["k", "j"])) == [
+        (1, "b", 5, "zz", b"tu"),
+        (2, "a", None, "y", b"rs"),
+    ]
+    some = pre_aggregate(batch, schema, ["k", "j"], targets=["n"])
+    assert rows_of(some)[0] == (1, "a", 6, None, None)
+    assert rows_of(pre_aggregate(batch.slice(0, 0), schema, ["k", "j"])) == []

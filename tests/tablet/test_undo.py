@@ -15,8 +15,10 @@ from tests.tablet.keyed import Keyed
 from tests.tablet.support import TABLE, Connection
 from tests.tablet.test_restore import copied_log
 from tests.wire.kv import kv_batch, put_request
-from zufluss.cluster.producers import ProducerEntry, TableProducers
+from zufluss.cluster.image import ServerNode
+from zufluss.cluster.producers import ProducerEntry, TableProducers, producers_to_proto
 from zufluss.cluster.replicas import assignments
+from zufluss.config.values import Endpoint
 from zufluss.errors import (
     ErrorCode,
     ProducerFencedError,
@@ -30,6 +32,7 @@ from zufluss.model.producer import UNDO_TASK, ProducerWriter
 from zufluss.model.schema import Schema
 from zufluss.net.services import RequestContext
 from zufluss.tablet import undo
+from zufluss.tablet.link import CoordinatorLink
 from zufluss.wire import messages as m
 from zufluss.wire.codec import decode
 
@@ -100,7 +103,7 @@ class Produced(Keyed):
             epoch=self.epoch if epoch is None else epoch, from_offset=from_offset,
             time_limit_ms=limit_ms,
         )  # fmt: skip
-        context: Any = RequestContext(None, "CLIENT", 0, "test", Connection())  # type: ignore[arg-type]
+        context = RequestContext(None, "CLIENT", 0, "test")
         return await self.server.undos.undo_producer(request, context)
 
     async def table(self) -> dict[int, tuple[Any, ...]]:
@@ -207,6 +210,32 @@ async def test_the_leader_tells_how_long_ago_a_producer_wrote(bucket: Produced) 
     (idle, never) = await bucket.server.producer_idle_ms(TABLE, [NUMBER, 9])
     assert 0 <= idle < 60_000
     assert never == -1
+
+
+async def test_a_server_of_its_own_hears_of_producers_over_the_wire(bucket: Produced) -> None:
+    async def nobody() -> Any:
+        raise AssertionError("nothing is sent")
+
+    link = CoordinatorLink(
+        ServerNode(1, (Endpoint("FLUSS", "localhost", 1),)), bucket.image, bucket.server,
+        connect=nobody, check_cluster=lambda _: None,
+    )  # fmt: skip
+    link.server_epoch = 4
+    context = RequestContext(None, "FLUSS", 0, "test")
+    entry = ProducerEntry("p", NUMBER, 2, frozenset({1}), True, False)
+    told = m.UpdateProducersRequest(
+        coordinator_epoch=1, server_epoch=4,
+        tables=[producers_to_proto(TableProducers(TABLE, 1, (entry,)))],
+    )  # fmt: skip
+    await link.update_producers(told, context)
+    assert await bucket.own((1, 1), epoch=1) == ErrorCode.PRODUCER_FENCED
+    assert await bucket.own((1, 1), epoch=2) == 0
+    asked = m.GetProducerActivityRequest(table_id=TABLE, producer_numbers=[9, NUMBER])
+    never, idle = (await link.get_producer_activity(asked, context)).idle_ms
+    assert (never, idle >= 0) == (-1, True)
+    told.server_epoch = 3
+    with pytest.raises(ZuflussError, match="belongs to server epoch 3"):
+        await link.update_producers(told, context)
 
 
 # -- undo -----------------------------------------------------------------------------------------
