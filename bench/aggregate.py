@@ -4,8 +4,10 @@
   columns are summed, compared and replaced (`FUNCTIONS`), against the same rows upserted to a table
   without a merge engine. Batches of 500 rows to four buckets, as `bench.peer_kv` has them.
 * `batch`: the same with batches of 10,000 rows.
-* `states`: rows of few, skewed keys: aggregated before they are sent, the time for that included,
-  against every row sent.
+* `states`: rows of few, skewed keys through our client: aggregated before they are sent, against
+  every row sent.
+* `locks`: rows through our client's exactly-once writer, whose columns are its own and whose puts
+  are fenced, against a plain writer.
 
 Both sides are tables of one server, so that nothing else differs.
 """
@@ -17,15 +19,16 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 import zufluss
 from bench.keyed import (
     KEY,
     Batch,
-    encoded_rows,
     every_key,
     keyed_rows,
     kv_batches,
@@ -34,12 +37,8 @@ from bench.keyed import (
 )
 from bench.report import Measure, compared
 from bench.work import TEN_COLUMNS, Target, alternate, new_table
-from zufluss.model.merge import MergeMode
 from zufluss.model.schema import AggFunction, Schema
 from zufluss.model.table import TableInfo
-from zufluss.record.aggregate.local import pre_aggregate
-from zufluss.record.keys import bucket_assign
-from zufluss.record.kvbatch import build_kv_batch
 from zufluss.testing.server import DevServer
 
 FUNCTIONS = {"a": "sum", "b": "max", "c": "sum", "d": "sum"}
@@ -52,9 +51,10 @@ BATCH_ROWS = (500, 10_000)
 ROWS = 400_000
 """Rows of a round."""
 SKEWED_KEYS = 1_000
-SKEW = 1.8
-"""The exponent of how often keys come: about 150 different ones in a batch."""
-SKEWED_BATCH = 10_000
+SKEW = 1.3
+"""The exponent of how often keys come: of 10,000 rows, 840 have different ones."""
+WRITTEN_ROWS = 10_000
+"""Rows that a writer is given at a time."""
 
 
 def run(directory: Path, rounds: int, quick: bool) -> Iterator[Measure]:
@@ -66,7 +66,8 @@ def run(directory: Path, rounds: int, quick: bool) -> Iterator[Measure]:
     ):
         for batch_rows in BATCH_ROWS:
             yield _puts(server, connection, rounds, batch_rows, rows)
-        yield _states(server, connection, rounds, rows)
+        yield _states(connection, server.pid, rounds, rows)
+        yield _locks(connection, server.pid, rounds, rows)
 
 
 def aggregated() -> Schema:
@@ -97,9 +98,9 @@ class Side:
         self.info = info
         self._seed = 0
 
-    def send(self, batches: Sequence[Batch], mode: MergeMode = MergeMode.AGGREGATE) -> float:
+    def send(self, batches: Sequence[Batch]) -> float:
         """Send batches, each once; the seconds it took."""
-        frames = put_frames(self.info, batches, mode)
+        frames = put_frames(self.info, batches)
         return self.target.load(frames, window=WINDOW, count=len(frames)).seconds
 
     def random_rows(self, keys: int, count: int, batch_rows: int) -> float:
@@ -128,35 +129,49 @@ def _puts(
     return compared(f"aggregate.{batch_rows}", label, ours, others, " rows/s", at_least=0.7)
 
 
-def _states(server: DevServer, connection: zufluss.Connection, rounds: int, rows: int) -> Measure:
-    info = aggregation_table(connection, "skewed", 1)
-    side = Side(server, info)
+def _states(connection: zufluss.Connection, pid: int, rounds: int, rows: int) -> Measure:
+    table = connection.table(str(aggregation_table(connection, "skewed", 1).path))
+    given = _skewed(2 * rows)
+
+    def written(pre_aggregate: bool) -> float:
+        with table.upsert(pre_aggregate=pre_aggregate) as writer:
+            return _rate(writer, given)
+
     ours, others = alternate(
-        rounds,
-        (server.pid, os.getpid()),
-        lambda: _skewed_rate(side, rows, before=True),
-        lambda: _skewed_rate(side, rows, before=False),
+        rounds, (pid, os.getpid()), lambda: written(True), lambda: written(False)
     )
     label = f"rows of {SKEWED_KEYS} skewed keys, aggregated before they are sent, against all sent"
     return compared("aggregate.states", label, ours, others, " rows/s", at_least=3.0)
 
 
-def _skewed_rate(side: Side, rows: int, *, before: bool) -> float:
-    """Rows per second, with what the client does about them."""
-    ids = np.random.default_rng(rows).zipf(SKEW, rows) % SKEWED_KEYS
-    given = [keyed_rows(ids[at : at + SKEWED_BATCH], at) for at in range(0, rows, SKEWED_BATCH)]
+def _locks(connection: zufluss.Connection, pid: int, rounds: int, rows: int) -> Measure:
+    locked = connection.table(str(aggregation_table(connection, "locked", BUCKETS).path))
+    free = connection.table(str(aggregation_table(connection, "free", BUCKETS).path))
+    given = _uniform(rows)
+    with locked.exactly_once_writer("bench") as owner, free.upsert() as writer:
+        ours, others = alternate(
+            rounds, (pid, os.getpid()), lambda: _rate(owner, given), lambda: _rate(writer, given)
+        )
+    label = "rows of an exactly-once writer, which owns its columns, against those of any writer"
+    return compared("aggregate.locks", label, ours, others, " rows/s", at_least=0.9)
+
+
+def _rate(writer: Any, given: Sequence[pa.RecordBatch]) -> float:
+    """Rows per second through a writer of the client, acknowledged."""
     began = time.perf_counter()
-    batches = [_batch(side.info, _states_of(side.info, part) if before else part) for part in given]
-    seconds = time.perf_counter() - began
-    mode = MergeMode.MERGE_STATE if before else MergeMode.AGGREGATE
-    return rows / (seconds + side.send(batches, mode))
+    for rows in given:
+        writer.write(rows)
+    writer.flush()
+    return sum(rows.num_rows for rows in given) / (time.perf_counter() - began)
 
 
-def _states_of(info: TableInfo, rows: pa.RecordBatch) -> pa.RecordBatch:
-    return pre_aggregate(rows, info.schema, KEY)
+def _skewed(count: int) -> list[pa.RecordBatch]:
+    return _written(np.random.default_rng(count).zipf(SKEW, count) % SKEWED_KEYS)
 
 
-def _batch(info: TableInfo, rows: pa.RecordBatch) -> Batch:
-    keys, values = encoded_rows(info, rows)
-    assert not bucket_assign(rows, info).any(), "there is one bucket"
-    return 0, bytes(build_kv_batch(info.schema_id, keys, values))
+def _uniform(count: int) -> list[pa.RecordBatch]:
+    return _written(np.random.default_rng(count).integers(0, KEYS, count))
+
+
+def _written(ids: npt.NDArray[np.int64]) -> list[pa.RecordBatch]:
+    return [keyed_rows(ids[at : at + WRITTEN_ROWS], at) for at in range(0, len(ids), WRITTEN_ROWS)]

@@ -80,12 +80,12 @@ def _pieces(buckets: np.ndarray, count: int, size: int) -> Iterator[tuple[int, P
                 yield bucket, place[begin : begin + size]
 
 
-def put_frames(info: TableInfo, batches: Sequence[Batch], mode: int = 0) -> list[bytes]:
+def put_frames(info: TableInfo, batches: Sequence[Batch]) -> list[bytes]:
     """A request per batch."""
     frames = []
     for i, (bucket, batch) in enumerate(batches):
         entry = (TableBucket(info.table_id, None, bucket), batch)
-        body = put_request((), -1, info.table_id, TIMEOUT_MS, [entry], agg_mode=mode)
+        body = put_request((), -1, info.table_id, TIMEOUT_MS, [entry])
         frames.append(pack_request(ApiKey.PUT_KV, 0, i, b"".join(body)))
     return frames
 

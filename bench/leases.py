@@ -31,6 +31,7 @@ import uvloop
 
 from bench.report import Measure, compared
 from zufluss.cluster.image import ClusterImage, ImageChange, ServerNode
+from zufluss.cluster.producers import TableProducers
 from zufluss.cluster.remote import SnapshotHandle
 from zufluss.cluster.replicas import KvSnapshotOffset, LakeOffsets, ReplicaAssignment, ReplicaStop
 from zufluss.config.load import Configuration
@@ -81,7 +82,12 @@ async def _measures(directory: Path, rounds: int, less: int) -> list[Measure]:
 class IdleTablet:
     """A tablet server that has every bucket and does nothing with it."""
 
-    async def assign(self, image: ClusterImage, replicas: Sequence[ReplicaAssignment]) -> None:
+    async def assign(
+        self,
+        image: ClusterImage,
+        replicas: Sequence[ReplicaAssignment],
+        producers: Sequence[TableProducers] = (),
+    ) -> None:
         """Nothing."""
 
     async def update_metadata(self, changes: Sequence[ImageChange]) -> None:
@@ -101,6 +107,17 @@ class IdleTablet:
 
     async def update_locations(self, locations: Locations) -> None:
         """Nothing."""
+
+    async def update_producers(self, tables: Sequence[TableProducers]) -> None:
+        """Nothing."""
+
+    async def producer_idle_ms(self, table_id: int, numbers: Sequence[int]) -> list[int]:
+        """They never wrote."""
+        return [-1] * len(numbers)
+
+    async def end_offsets(self, buckets: Sequence[TableBucket]) -> dict[TableBucket, int]:
+        """All are empty."""
+        return dict.fromkeys(buckets, 0)
 
 
 class Leased:
