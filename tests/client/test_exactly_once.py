@@ -16,7 +16,7 @@ from tests.client.conftest import FAST
 from tests.client.fake import FakeCluster
 from tests.client.leases import Time
 from tests.client.producers import MANY, NUMBER, FakeProducers, at, create_views, sequences, writers
-from zufluss.client import ColumnMismatchError, ProducerState
+from zufluss.client import ColumnMismatchError, ProducerState, undo
 from zufluss.client.connection import AsyncConnection, connect_async
 from zufluss.client.exactly_once import AsyncExactlyOnceWriter
 from zufluss.client.producer import OWN_TASK, Producer, ProducerHandle
@@ -249,6 +249,42 @@ async def test_an_undo_goes_on_over_lost_leaders_and_calls_that_ended_early(
         assert writer.undone == UndoProgress(2, 2, 10, 10, 5)
     assert UndoProgress(2, 1, 10, 2, 1) in told
     assert not answers[0]
+
+
+async def test_a_bucket_that_waits_for_its_turn_is_not_given_up_while_others_move(
+    table: AsyncTable,
+    producers: FakeProducers,
+    cluster: FakeCluster,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A leader undoes few buckets at a time, so that most of them stand still for long."""
+    monkeypatch.setattr(undo, "STALLED_MS", 0)
+    asked, moved = asyncio.Event(), asyncio.Event()
+    position = seen = 0
+
+    async def answer(request: m.UndoProducerRequest) -> m.UndoProducerResponse:
+        nonlocal position
+        if request.bucket_id == 0:
+            await asked.wait()
+            asked.clear()
+            position += 1
+            return m.UndoProducerResponse(
+                done=position == 6, position=position, end_offset=6, keys=position
+            )
+        asked.set()
+        await moved.wait()
+        moved.clear()
+        return m.UndoProducerResponse(done=position == 6, position=0, end_offset=0, keys=0)
+
+    def told(progress: UndoProgress) -> None:
+        nonlocal seen
+        if progress.records_read > seen:
+            seen = progress.records_read
+            moved.set()
+
+    cluster.handlers[ApiKey.UNDO_PRODUCER] = answer
+    async with await table.exactly_once_writer(state=state(table, 0, 0), on_undo=told) as writer:
+        assert writer.undone == UndoProgress(2, 2, 6, 6, 6)
 
 
 async def test_an_undo_that_cannot_be_is_raised_and_the_producer_left_alone(

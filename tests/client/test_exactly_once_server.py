@@ -26,7 +26,9 @@ from zufluss.errors import (
     ProducerStateError,
     UndoImpossibleError,
 )
+from zufluss.model.schema import AggFunction, Column
 from zufluss.model.table import TableBucket
+from zufluss.model.types import parse_type
 from zufluss.testing.server import DevServer
 
 COUNTS = "page INT, views BIGINT SUM, top INT MAX, PRIMARY KEY (page)"
@@ -519,6 +521,32 @@ def test_inputs_that_are_aggregated_before_give_the_same(conn: Connection) -> No
             writer.delete({"page": [1]})
     keys = list(range(5))
     assert folded.lookup(keys).to_pylist() == plain.lookup(keys).to_pylist()
+
+
+def test_a_column_that_is_added_belongs_to_who_owns_all_columns(
+    conn: Connection, crashed: Callable[[ExactlyOnceWriter], None]
+) -> None:
+    """Else others could write it, and the next undo would take that for the producer's own."""
+    table = counts(conn)
+    writer = table.exactly_once_writer("p")
+    writer.write(views(1))
+    state = writer.checkpoint()
+    note = Column("note", parse_type("STRING"), agg_function=AggFunction.named("last_value", {}))
+    conn.admin.alter_table(table.path, add_columns=[note])
+    writer.write(views(1, 2))
+    crashed(writer)
+    altered = conn.table(table.path)
+    with altered.upsert(["page", "note"]) as others:
+        others.write({"page": [1], "note": ["mine"]})
+        with pytest.raises(ColumnLockedError, match="note"):
+            others.flush()
+    with pytest.raises(ColumnLockedError, match="note"):
+        altered.exactly_once_writer("q", columns=["page", "note"])
+    with altered.exactly_once_writer(state=state) as again:
+        assert rows_of(altered) == {1: 1}
+        again.write({"page": [1], "views": [5], "top": [1], "note": ["own"]})
+        again.flush()
+        assert rows_of(altered, "note") == {1: "own"}
 
 
 def test_deletes_are_undone_too(conn: Connection, crashed: Crash) -> None:

@@ -336,4 +336,7 @@ def test_rows_are_aggregated_before_from_part_of_a_batch_and_by_several_key_colu
     ]
     some = pre_aggregate(batch, schema, ["k", "j"], targets=["n"])
     assert rows_of(some)[0] == (1, "a", 6, None, None)
+    narrow = pre_aggregate(batch.select(["k", "j", "n"]), schema, ["k", "j"])
+    assert narrow.schema.names == ["k", "j", "n"]
+    assert rows_of(narrow) == [(1, "a", 6), (1, "b", 5), (2, "a", None)]
     assert rows_of(pre_aggregate(batch.slice(0, 0), schema, ["k", "j"])) == []

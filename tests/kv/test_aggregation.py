@@ -21,7 +21,6 @@ from zufluss.errors import (
     RecordTooLargeError,
     ZuflussError,
 )
-from zufluss.kv.table import UNDO, UNDO_STATES
 from zufluss.model.merge import MergeMode
 from zufluss.model.schema import Schema
 from zufluss.record.aggregate.plain import PlainAggregation
@@ -294,40 +293,6 @@ def test_an_auto_increment_column_is_filled_for_new_keys(make: Make) -> None:
         bucket.put((1, 1, 7))
 
 
-@pytest.mark.parametrize("engine", ["aggregation", "first_row", None])
-def test_an_undo_brings_rows_back_on_any_table(make: Make, engine: str | None) -> None:
-    bucket = make(sums(), table__delete__behavior="DISABLE")
-    if engine != "aggregation":
-        bucket.properties = {
-            **({"table.merge-engine": engine} if engine else {}),
-            "table.delete.behavior": "DISABLE",
-        }
-        bucket.schemas = [schema_of(column("n", "BIGINT"), column("t", "STRING"))]
-        bucket.alter(1)
-    bucket.put((1, 5, "a"), (2, 6, "b"))
-    assert bucket.put((1, 4, None), (2,), mode=UNDO) == [
-        (BEFORE, (1, 5, "a")),
-        (AFTER, (1, 4, None)),
-        (DELETE, (2, 6, "b")),
-    ]
-    assert bucket.put((1, 4, None), (2,), mode=UNDO) == [], "again: nothing"
-    bucket.put((1, None, "z"), mode=UNDO, targets=["k", "t"])
-    assert bucket.put((1,), mode=UNDO, targets=["k", "n"]) == [
-        (BEFORE, (1, 4, "z")),
-        (AFTER, (1, None, "z")),
-    ]
-    assert bucket.put((1,), mode=UNDO, targets=["k", "t"]) == [(DELETE, (1, None, "z"))]
-
-
-def test_states_can_be_taken_away_from_some_columns_although_others_are_first_values(
-    make: Make,
-) -> None:
-    bucket = make(schema_of(column("n", "BIGINT", "sum"), column("f", "INT", "first_value")))
-    bucket.put((1, 5, 3))
-    bucket.put((1, -4, None), mode=UNDO_STATES, targets=["k", "n"])
-    assert bucket.rows((1,)) == [(1, 1, 3)]
-
-
 def test_puts_of_a_refused_batch_leave_no_trace_in_the_next_one(make: Make) -> None:
     bucket = make(schema_of(column("t", "STRING", "listagg", limit=3)))
     bucket.put((1, "a"))
@@ -391,3 +356,16 @@ def test_large_batches_of_few_keys_sum_up(make: Make) -> None:
     bucket.put(*((k, n, None) for k, n in zip(keys, numbers, strict=True)))
     totals = [sum(n for k, n in zip(keys, numbers, strict=True) if k == key) for key in range(50)]
     assert bucket.rows(*((k,) for k in range(50))) == [(k, n, None) for k, n in enumerate(totals)]
+
+
+def test_partial_updates_that_repeat_a_long_row_too_often_are_refused_and_change_nothing(
+    make: Make,
+) -> None:
+    bucket = make(sums())
+    bucket.put((1, 0, "x" * 1_000_000))
+    changes = [(1, i, None) for i in range(600)]
+    with pytest.raises(RecordTooLargeError, match=r"client\.writer\.batch-size"):
+        bucket.put(*changes, mode=MergeMode.OVERWRITE, targets=["k", "n"])
+    assert bucket.rows((1,)) == [(1, 0, "x" * 1_000_000)]
+    bucket.put(*changes[:3], mode=MergeMode.OVERWRITE, targets=["k", "n"])
+    assert bucket.rows((1,)) == [(1, 2, "x" * 1_000_000)]

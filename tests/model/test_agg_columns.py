@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zufluss.config import Configuration
-from zufluss.errors import ConfigError, InvalidTableError, ZuflussError
+from zufluss.errors import ConfigError, InvalidAlterTableError, InvalidTableError, ZuflussError
 from zufluss.model import types as t
 from zufluss.model.aggregate import FUNCTIONS
 from zufluss.model.alter import NewColumn, PropertyChange, TableChanges, alter_table
@@ -320,3 +320,9 @@ def test_the_text_of_a_column_parses_back(
     schema = Schema((Column("k", t.INTEGER), column), ("k",))
     assert Schema.of(str(schema)) == schema
     assert Schema.from_json(schema.to_json_bytes()) == schema
+
+
+def test_a_column_of_first_value_cannot_be_added() -> None:
+    column = NewColumn("seen", t.BIGINT, agg_function=AggFunction("first_value"))
+    with pytest.raises(InvalidAlterTableError, match=r"'seen' .* use first_value_ignore_nulls"):
+        alter_table(descriptor("v INT SUM"), TableChanges(add_columns=[column]), CONF)

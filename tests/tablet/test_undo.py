@@ -27,7 +27,7 @@ from zufluss.errors import (
     UndoUnderWayError,
     ZuflussError,
 )
-from zufluss.kv import own_changes
+from zufluss.kv import own_changes, tablet
 from zufluss.model.producer import UNDO_TASK, ProducerWriter
 from zufluss.model.schema import Schema
 from zufluss.net.services import RequestContext
@@ -324,6 +324,37 @@ async def test_the_end_is_found_behind_every_put_that_was_taken(bucket: Produced
     assert answer.done
     assert await asyncio.gather(*waiting) == [0] * 5
     assert answer.end_offset >= 9, "+I, then four times -U and +U"
+
+
+async def test_nothing_before_the_baseline_is_undone_whatever_a_call_says(bucket: Produced) -> None:
+    """A request without its offset has 0, and would take back checkpoints."""
+    await bucket.begin(1)
+    assert await bucket.own((1, 10)) == 0
+    kept = bucket.replica().log.log_end_offset
+    assert await bucket.own((1, 11)) == 0
+    await bucket.begin(2, baseline={(None, 0): kept})
+    with pytest.raises(ProducerStateError, match=f"begins at offset {kept}"):
+        await bucket.undo(0)
+    assert await bucket.table() == {1: (11, None)}
+    assert (await bucket.undo(kept)).done
+    assert await bucket.table() == {1: (10, None)}
+
+
+async def test_a_step_that_meets_large_rows_is_done_in_parts(
+    bucket: Produced, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows grow behind their first change, which is what the size of a step is decided by."""
+    monkeypatch.setattr(tablet, "STORED_BYTES_MAX", 50)
+    await bucket.begin(1)
+    assert await bucket.own(*((key, key) for key in range(9))) == 0
+    start = bucket.replica().log.log_end_offset
+    assert await bucket.own(*((key, 99) for key in range(9)), (20, 1)) == 0
+    assert await bucket.other((3, "x" * 60)) == 0
+    end = bucket.replica().log.log_end_offset
+    await bucket.begin(2)
+    answer = await bucket.undo(start)
+    assert (answer.done, answer.keys, answer.end_offset) == (True, 10, end)
+    assert await bucket.table() == {key: (key, "x" * 60 if key == 3 else None) for key in range(9)}
 
 
 @pytest.mark.parametrize("from_offset", [-1, 1_000])

@@ -34,7 +34,7 @@ from zufluss.wire.api import ApiKey
 BUCKETS_AT_ONCE: Final = 32
 """Buckets of a table that are undone at the same time."""
 STALLED_MS: Final = 10 * 60_000
-"""An undo that does not move for so long is given up."""
+"""When no bucket moves for so long the undo is given up."""
 AGAIN: Final = PASSING | {ErrorCode.UNDO_UNDER_WAY}
 """The same call may succeed later."""
 
@@ -148,7 +148,7 @@ class _Undo:
             time_limit_ms=self._time_limit_ms,
         )
         backoff = Backoff(STALLED_MS)
-        before: tuple[int, int] | None = None
+        before: UndoProgress | None = None
         while True:
             try:
                 answer: m.UndoProducerResponse = await self._connection.call_leader(
@@ -164,8 +164,8 @@ class _Undo:
             self.tally.note(bucket, records, read, answer.keys, answer.done)
             if answer.done:
                 return
-            if (moved := (answer.position, answer.keys)) != before:
-                before, backoff = moved, Backoff(STALLED_MS)
+            if self.tally.total != before:  # also of others: a leader undoes few at a time
+                before, backoff = self.tally.total, Backoff(STALLED_MS)
             else:
                 await backoff.pause(_stalled(bucket, answer))
 

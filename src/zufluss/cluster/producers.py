@@ -28,7 +28,7 @@ class ProducerEntry:
     epoch: int
     """Its present epoch; writers of others are fenced."""
     column_ids: frozenset[int]
-    """The columns it writes, none of the key."""
+    """The columns it writes, none of the key; empty: all there are, also those added later."""
     exclusive: bool
     """Nobody else may write them."""
     lost: bool

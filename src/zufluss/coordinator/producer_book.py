@@ -219,11 +219,12 @@ class ProducerBook:
 
     def _entry(self, producer: Producer) -> ProducerEntry:
         lives = producer.baseline is not None and not producer.lost
+        of_all = producer.exclusive and producer.all_columns
         return ProducerEntry(
             producer.producer_id,
             producer.number,
             producer.epoch,
-            producer.column_ids,
+            frozenset() if of_all else producer.column_ids,
             producer.exclusive,
             producer.lost,
             producer.baseline or {},

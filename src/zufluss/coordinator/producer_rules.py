@@ -11,7 +11,8 @@
 | the same id | the caller is its owner, or a super user; its columns are the same |
 
 A producer keeps the columns and the kind of lock it was made with: what its earlier epochs did is
-undone by them. One that was made for all columns gets those that the table has got since.
+undone by them. One that was made for all columns gets those that the table has got since; if it
+owns them alone, from the moment they are there: nobody else may have written what its undo empties.
 """
 
 from __future__ import annotations
@@ -375,8 +376,13 @@ def rivals(producer: Producer, others: Iterable[Producer]) -> list[Producer]:
         if other.number != producer.number
         and not other.lost
         and (other.exclusive or producer.exclusive)
-        and other.column_ids & producer.column_ids
+        and (_owns_all(other) or _owns_all(producer) or other.column_ids & producer.column_ids)
     ]
+
+
+def _owns_all(producer: Producer) -> bool:
+    """Whether it owns columns, too, that the table got after it began."""
+    return producer.exclusive and producer.all_columns
 
 
 def column_locked(
@@ -384,11 +390,11 @@ def column_locked(
 ) -> ColumnLockedError:
     """The error for columns of a producer that lives."""
     names = {column.id: column.name for column in info.schema.columns}
+    common = wanted.column_ids & rival.column_ids or wanted.column_ids
     return ColumnLockedError(
-        f"producer {rival.producer_id!r} owns the columns "
-        f"{_names(wanted.column_ids & rival.column_ids, names)} of table '{info.path}' for at "
-        f"least {remaining_ms} ms more; write other columns, wait until it is silent for its TTL "
-        f"of {rival.ttl_ms} ms, or end it (zufluss producer drop)"
+        f"producer {rival.producer_id!r} owns the columns {_names(common, names)} of table "
+        f"'{info.path}' for at least {remaining_ms} ms more; write other columns, wait until it is "
+        f"silent for its TTL of {rival.ttl_ms} ms, or end it (zufluss producer drop)"
     )
 
 

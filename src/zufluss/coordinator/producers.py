@@ -183,7 +183,7 @@ class Producers:
             created = producer.baseline is None
             if created:
                 producer = await self._end_offsets(table, producer)
-                self.book.tell_later(table.table_id)
+                await self.book.try_tell(table)  # leaders keep the changelog from there on
         undo = rules.undo_needed(entry.info, columns)
         return Initialised(producer, created, undo)
 

@@ -67,8 +67,7 @@ class Change:
         new, stored, deletes = number_candidates(batch.rows, old)
         self._candidates = Candidates(groups.of, new, stored, None)
         if deletes:
-            forced = isinstance(engine, Aggregation) and engine.takes_deletes
-            table.check_deletes(batch.keys.take(np.flatnonzero(new == NO_ROW)), forced=forced)
+            table.check_deletes(batch.keys.take(np.flatnonzero(new == NO_ROW)))
         if isinstance(engine, Aggregation):
             self._aggregate(engine, ids)
         elif isinstance(engine, PartialUpdate):
@@ -104,7 +103,8 @@ class Change:
     def _fold_partial(self, engine: PartialUpdate, ids: Ids) -> None:
         table = self._table
         candidates = self._candidates._replace(rows=self._all_columns())
-        fold, rows, used = engine.fold(candidates, self._free(ids))
+        sizes = np.concatenate([self._batch.rows.lengths, self._old.lengths])
+        fold, rows, used = engine.fold(candidates, self._free(ids), sizes)
         ids.use(used)
         self._take(fold, rows)
         self._values, self._schema_id = table.codec.encode(rows), table.info.schema_id

@@ -51,11 +51,15 @@ class Owner:
     epoch: int
     """Its present epoch."""
     column_ids: frozenset[int]
-    """The columns it writes."""
+    """The columns it writes; none: all there are, also those that the table gets later."""
     exclusive: bool
     """Nobody else may write them."""
     lost: bool
     """It may never write again, and owns nothing."""
+
+    def owns(self, column_id: int) -> bool:
+        """Whether it writes a column."""
+        return not self.column_ids or column_id in self.column_ids
 
 
 @dataclass(slots=True)
@@ -77,12 +81,7 @@ class Fence:
     def __init__(self, owners: Iterable[Owner] = (), activity: Activity | None = None) -> None:
         self._owners: Mapping[int, Owner] = {owner.number: owner for owner in owners}
         self._activity = Activity() if activity is None else activity
-        self._locks = {
-            column_id: owner
-            for owner in self._owners.values()
-            if owner.exclusive and not owner.lost
-            for column_id in owner.column_ids
-        }
+        self._locks = [o for o in self._owners.values() if o.exclusive and not o.lost]
         self._free: set[tuple[int, tuple[int, ...]]] = set()
         """Schema ids and target columns that nobody owns any of."""
         self._own: set[tuple[int, int, tuple[int, ...]]] = set()
@@ -146,15 +145,17 @@ class Fence:
         return owner
 
     def _check_free(self, table: KvTable, targets: tuple[int, ...]) -> None:
-        locked = {
-            name: self._locks[column_id]
+        locked = [
+            (name, owner.producer_id)
             for column_id, name in _written(table, targets).items()
-            if column_id in self._locks
-        }
+            for owner in self._locks
+            if owner.owns(column_id)
+        ]
         if locked:
-            owners = ", ".join(sorted({owner.producer_id for owner in locked.values()}))
+            names, owners = zip(*locked, strict=True)
             raise ColumnLockedError(
-                f"{table.info.path}: columns {', '.join(locked)} belong to producer {owners}; "
+                f"{table.info.path}: columns {', '.join(names)} belong to producer "
+                f"{', '.join(sorted({*owners}))}; "
                 "write only other columns, as a partial update, or end the producer and free them "
                 "with zufluss producer drop"
             )
@@ -162,7 +163,7 @@ class Fence:
 
     def _check_own(self, table: KvTable, owner: Owner, targets: tuple[int, ...]) -> None:
         written = _written(table, targets)
-        others = [name for i, name in written.items() if i not in owner.column_ids]
+        others = [name for i, name in written.items() if not owner.owns(i)]
         if others:
             raise InvalidTargetColumnError(
                 f"{table.info.path}: producer {owner.producer_id} does not own columns "

@@ -41,10 +41,6 @@ from zufluss.record.slices import ABSENT, Slices
 
 OVERWRITE = int(MergeMode.OVERWRITE)
 """`agg_mode` that puts rows as they are, past the merge engine."""
-UNDO = -1
-"""Mode of the server's own puts that bring back what was: past every engine, with its deletes."""
-UNDO_STATES = -2
-"""Mode of the server's own puts that take away what was added: states, of any columns."""
 
 
 class KvTable:
@@ -141,7 +137,7 @@ class KvTable:
         self, targets: Sequence[int], mode: int
     ) -> MergeEngine | PartialUpdate | Aggregation:
         """What decides about a batch that writes these columns; `InvalidTargetColumnError`."""
-        if mode == UNDO or (self._merges == "aggregation" and mode != OVERWRITE):
+        if self._merges == "aggregation" and mode != OVERWRITE:
             return self._aggregation(tuple(targets), mode)
         if mode not in (MergeMode.AGGREGATE, OVERWRITE):
             raise ZuflussError(
@@ -155,9 +151,9 @@ class KvTable:
             return self._overwrite
         return self._engine
 
-    def check_deletes(self, keys: Slices, *, forced: bool = False) -> None:
+    def check_deletes(self, keys: Slices) -> None:
         """Refuse deletes where the table does not take them, and keys that no row can have."""
-        if self.deletes == "DISABLE" and not forced:
+        if self.deletes == "DISABLE":
             raise ZuflussError(
                 f"{self.info.path} takes no deletes: its table.delete.behavior is DISABLE",
                 code=ErrorCode.DELETION_DISABLED_EXCEPTION,
@@ -239,22 +235,15 @@ class KvTable:
     @lru_cache(maxsize=64)  # noqa: B019
     def _aggregation(self, targets: tuple[int, ...], mode: int) -> Aggregation:
         columns = frozenset(targets or range(len(self.schema.columns)))
-        if mode == UNDO:
-            merge_mode, auto_increment = MergeMode.OVERWRITE, None
-        elif mode == UNDO_STATES:
-            merge_mode, auto_increment = MergeMode.MERGE_STATE, self.auto_increment
-        else:
-            merge_mode, auto_increment = MergeMode(mode), self.auto_increment
-            if targets or auto_increment is not None:
-                self._check_partial(targets)
-                check_targets(self.schema, columns)
+        if targets or self.auto_increment is not None:
+            self._check_partial(targets)
+            check_targets(self.schema, columns)
         return Aggregation(
             self.codec,
-            operations(self.schema, merge_mode, columns, auto_increment),
+            operations(self.schema, MergeMode(mode), columns, self.auto_increment),
             schema_id=self.info.schema_id,
             partial=bool(targets),
-            ignore_deletes=self.deletes == "IGNORE" and mode >= 0,
-            takes_deletes=mode < 0,
+            ignore_deletes=self.deletes == "IGNORE",
         )
 
     def _check_partial(self, targets: tuple[int, ...]) -> None:

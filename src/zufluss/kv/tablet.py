@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import structlog
@@ -51,7 +51,7 @@ from zufluss.kv.rest import NO_PUTS, Rests
 from zufluss.kv.settled import Settled, Written
 from zufluss.kv.store import KvStore
 from zufluss.kv.table import KvTable
-from zufluss.kv.undo import Step, undone
+from zufluss.kv.undo import STORED_BYTES_MAX, Step, StepTooLargeError, undone
 from zufluss.log.log import Log
 from zufluss.log.writer_state import WriterState
 from zufluss.model.producer import UNDO_TASK, ProducerWriter, is_producer
@@ -61,6 +61,9 @@ from zufluss.record.kvbatch import KvBatch, parse_kv_batches
 from zufluss.record.slices import ABSENT, Bytes, Positions, Slices
 
 log = structlog.get_logger(__name__)
+
+STEP_KEYS: Final = 256
+"""Keys of a step of an undo whose rows are read at a time, to see how large they are."""
 
 
 class Prepared(NamedTuple):
@@ -225,7 +228,8 @@ class KvTablet:
     def undo(self, writer: ProducerWriter, step: Step, now_ms: int) -> Prepared:
         """Work out one step of an undo, as a put of the leader's own, and apply it.
 
-        A step that finds everything as it should be takes no offset.
+        A step that finds everything as it should be takes no offset. `StepTooLargeError` if it
+        has to be done in parts, because the rows of its keys have grown since.
         """
         if self.failure is not None:
             raise self.failure
@@ -234,13 +238,27 @@ class KvTablet:
         now_ms = max(now_ms, self._last_timestamp)
         keys = Slices.contiguous(*table.key.encode(step.rows))
         hashes = hash_keys(keys)
-        work = undone(table, step, self.store.get(keys, hashes), owner.column_ids)
+        self._check_step(keys, hashes)
+        own = frozenset(c.id for c in table.schema.columns if owner.owns(c.id))
+        work = undone(table, step, self.store.get(keys, hashes), own)
         if not len(work.kinds):
             return Prepared(None, self._next_offset, now_ms)
         sequence = self._writers.next_sequence(writer_id)
         changes = Changes(table.changelog, work.rows, work.kinds, writer_id, sequence)
         self._apply(keys, hashes, work.changed, changes, now_ms)
         return Prepared(changes, self._next_offset, now_ms)
+
+    def _check_step(self, keys: Slices, hashes: Positions) -> None:
+        """Refuse a step of many keys before all their rows are in memory."""
+        if keys.count == 1:
+            return
+        size = 0
+        for begin in range(0, keys.count, STEP_KEYS):
+            some = np.arange(begin, min(begin + STEP_KEYS, keys.count))
+            stored = self.store.get(keys.take(some), hashes[some])
+            size += int((stored.ends - stored.starts)[stored.starts != ABSENT].sum())
+            if size > STORED_BYTES_MAX:
+                raise StepTooLargeError(f"the rows of {keys.count} keys have {size} bytes and more")
 
     # ---------------------------------------------------------------------------------- recovery
 

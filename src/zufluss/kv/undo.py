@@ -18,14 +18,14 @@ writer.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from zufluss.errors import AggregationError
+from zufluss.errors import AggregationError, ZuflussError
 from zufluss.kv.flush import copied
 from zufluss.kv.gather import SCHEMA_ID_BYTES, Changed, prefixed
 from zufluss.kv.merge.base import DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE
@@ -38,8 +38,14 @@ from zufluss.record.slices import ABSENT, Positions, Slices
 
 Flags = npt.NDArray[np.bool_]
 
+STORED_BYTES_MAX: Final = 64 << 20
+"""Bytes of the stored rows that a step may meet; a step that meets more is done in parts."""
 _DIGITS = 70
 """Of the numbers that sums are undone in: what no column and no number of changes can reach."""
+
+
+class StepTooLargeError(ZuflussError):
+    """A step meets too many bytes: nothing was done, and it has to be done in parts."""
 
 
 class Made(NamedTuple):
@@ -57,6 +63,10 @@ class Step(Protocol):
     @property
     def rows(self) -> pa.RecordBatch:
         """A row per key, no key twice; the key is what counts of it."""
+        ...
+
+    def part(self, begin: int, end: int) -> Step:
+        """The same, of some of its keys."""
         ...
 
     def made(self, table: KvTable, old: pa.RecordBatch, there: Flags, own: frozenset[int]) -> Made:
@@ -85,6 +95,10 @@ class Restore(NamedTuple):
     """The rows before the first change, or inserted by it."""
     inserted: Flags
     """Of each: it was inserted by the first change."""
+
+    def part(self, begin: int, end: int) -> Restore:
+        """The same, of some of its keys."""
+        return Restore(self.rows.slice(begin, end - begin), self.inserted[begin:end])
 
     def made(self, table: KvTable, old: pa.RecordBatch, there: Flags, own: frozenset[int]) -> Made:
         """The stored rows with the producer's columns as they were."""
@@ -116,6 +130,11 @@ class Added(NamedTuple):
     """A row per key."""
     sums: dict[int, pa.Array]
     """By column id: what was added to each, as wide decimals; wrapping integers as int64."""
+
+    def part(self, begin: int, end: int) -> Added:
+        """The same, of some of its keys."""
+        sums = {i: array.slice(begin, end - begin) for i, array in self.sums.items()}
+        return Added(self.rows.slice(begin, end - begin), sums)
 
     def made(self, table: KvTable, old: pa.RecordBatch, there: Flags, own: frozenset[int]) -> Made:
         """The stored rows with less in some columns."""

@@ -216,6 +216,7 @@ def check_agg_functions(schema: Schema, properties: Mapping[str, str], engine: s
             )
         if engine == AGGREGATION and column.name not in schema.primary_key:
             _check_column(schema, column)
+            _check_room(column, properties)
 
 
 def _check_default(properties: Mapping[str, str], engine: str | None) -> None:
@@ -264,6 +265,19 @@ def _check_column(schema: Schema, column: Column) -> None:
     for key, value in function.parameters:
         _check_parameter(column, function, key, value)
     _check_by(schema, column, function)
+
+
+def _check_room(column: Column, properties: Mapping[str, str]) -> None:
+    """A text that grows has room: a CHAR of an INDEXED row has none beyond its length."""
+    assert column.agg_function is not None
+    listed = DELIMITER in FUNCTIONS[column.agg_function.type].parameters
+    row_format = properties.get(o.TABLE_KV_FORMAT.key, "").strip().upper()
+    if listed and column.data_type.root is Root.CHAR and row_format == "INDEXED":
+        raise ConfigError(
+            f"aggregation function {column.agg_function.type} makes texts that are longer than "
+            f"column {column.name!r} of type {column.data_type} in {o.TABLE_KV_FORMAT.key} = "
+            "INDEXED; make the column a STRING, or take COMPACTED rows"
+        )
 
 
 def _check_parameter(column: Column, function: AggFunction, key: str, value: str) -> None:

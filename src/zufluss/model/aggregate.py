@@ -47,6 +47,7 @@ OVERFLOW: Final = "overflow"
 LIMIT: Final = "limit"
 DELIMITER: Final = "delimiter"
 BY: Final = "by"
+FIRST_VALUE: Final = "first_value"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,7 @@ FUNCTIONS: Final[Mapping[str, Declared]] = MappingProxyType(
         "min_by": Declared(ANY, _BY, idempotent=True),
         "last_value": _SAME,
         "last_value_ignore_nulls": _SAME,
-        "first_value": _SAME,
+        FIRST_VALUE: _SAME,
         "first_value_ignore_nulls": _SAME,
         "listagg": Declared(TEXTS, _LISTED),
         "string_agg": Declared(TEXTS, _LISTED),

@@ -21,8 +21,9 @@ from zufluss.config import table_options as o
 from zufluss.config.nearest import suggestion
 from zufluss.errors import InvalidAlterTableError, InvalidTableError
 from zufluss.model.agg_columns import check_agg_functions, declare, is_field_option
+from zufluss.model.aggregate import FIRST_VALUE
 from zufluss.model.merge import merge_engine
-from zufluss.model.schema import AggFunction
+from zufluss.model.schema import AggFunction, Column
 from zufluss.model.table import TableDescriptor
 from zufluss.model.types import DataType
 from zufluss.model.validation import check_columns, check_table
@@ -242,4 +243,18 @@ def add_columns(
     default = properties.get(o.TABLE_MERGE_ENGINE_AGGREGATION_DEFAULT_FUNCTION.key)
     schema = declare(schema, options, default, engine, [column.name for column in columns])
     check_agg_functions(schema, properties, engine)
+    _check_added(schema.columns[len(descriptor.schema.columns) :])
     return replace(descriptor, schema=schema)
+
+
+def _check_added(columns: Sequence[Column]) -> None:
+    """Refuse functions that could not tell a NULL that was written from a row without the column.
+
+    Whoever writes the row again, an undo as well, writes it with all columns.
+    """
+    for column in columns:
+        if column.agg_function is not None and column.agg_function.type == FIRST_VALUE:
+            raise InvalidAlterTableError(
+                f"column {column.name!r:.80} cannot be added with first_value, which keeps a NULL "
+                "that came first: rows written before have none; use first_value_ignore_nulls"
+            )

@@ -52,6 +52,11 @@ class Slices(NamedTuple):
         """How many there are, absent ones included."""
         return len(self.starts)
 
+    @property
+    def lengths(self) -> Positions:
+        """How long each is, absent ones 0."""
+        return np.where(self.starts == ABSENT, 0, self.ends - self.starts)
+
     def take(self, indexes: npt.NDArray[np.intp] | npt.NDArray[np.int64]) -> Slices:
         """Some of them, in another order."""
         return Slices(self.data, self.starts[indexes], self.ends[indexes])

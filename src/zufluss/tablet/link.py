@@ -24,7 +24,7 @@ import structlog
 
 from zufluss.cluster import codec
 from zufluss.cluster.image import ClusterImage, ServerNode
-from zufluss.cluster.producers import producers_from_proto
+from zufluss.cluster.producers import TableProducers, producers_from_proto
 from zufluss.cluster.remote import (
     BucketRemote,
     ManifestCommit,
@@ -57,6 +57,8 @@ CALL_TIMEOUT_MS = 30_000
 """How long the coordinator may take for an answer."""
 BUCKETS_PER_REQUEST_MAX = 10_000
 """Buckets in one question to the coordinator; more are asked in several."""
+OFFSETS_AT_ONCE = 4096
+"""Offsets of producers that are read on the event loop; more are in a thread."""
 NOT_REGISTERED = -1
 
 
@@ -141,7 +143,7 @@ class CoordinatorLink:
             self._coordinator_epoch = answer.coordinator_epoch
             await self._tablet.update_locations(Locations.from_proto(answer.locations))
             replicas = list(map(replica_from_proto, answer.replicas))
-            producers = list(map(producers_from_proto, answer.producers))
+            producers = await _producers(answer.producers)
             await self._tablet.assign(self._image, replicas, producers)
             self.server_epoch = answer.server_epoch
         log.info("registered", server_id=self._node.node_id, epoch=self.server_epoch)
@@ -234,7 +236,7 @@ class CoordinatorLink:
         self, request: m.UpdateProducersRequest, ctx: RequestContext
     ) -> m.UpdateProducersResponse:
         """UPDATE_PRODUCERS (30044)."""
-        tables = list(map(producers_from_proto, request.tables))
+        tables = await _producers(request.tables)
         async with self._turn:
             self._check_epoch(request.server_epoch)
             await self._tablet.update_producers(tables)
@@ -352,3 +354,11 @@ class CoordinatorLink:
     async def _call(self, api_key: ApiKey, request: Any) -> Any:
         connection = await self._connect()
         return await connection.call(api_key, request, timeout_ms=CALL_TIMEOUT_MS)
+
+
+async def _producers(tables: Sequence[m.PbTableProducers]) -> list[TableProducers]:
+    """Producers as they arrived; read in a thread where there are many offsets."""
+    parts = [part for table in tables for each in table.producers for part in each.baseline]
+    if sum(len(part.bucket_ids) for part in parts) <= OFFSETS_AT_ONCE:
+        return list(map(producers_from_proto, tables))
+    return await asyncio.to_thread(lambda: list(map(producers_from_proto, tables)))

@@ -13,8 +13,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import structlog
 
-from zufluss.errors import RecordTooLargeError, ZuflussError
+from zufluss.errors import ErrorCode, RecordTooLargeError, ZuflussError
 from zufluss.kv.store import LookupPlaces
 from zufluss.net.services import RequestContext
 from zufluss.record.kernels.lookup import scan_lookup
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from zufluss.net.connection import Connection
     from zufluss.replica.replica import Replica
     from zufluss.tablet.server import TabletServer
+
+log = structlog.get_logger(__name__)
 
 KEYS_MAX = 4096
 """Keys of a request that the short way takes."""
@@ -87,6 +90,11 @@ class Lookups:
             connection.respond_small(request_id, response.SerializeToString())
         except ZuflussError as e:
             connection.respond_error(request_id, e.code, e.message)
+        except Exception:
+            log.exception("lookup_failed", peer=connection.peer)
+            connection.respond_error(
+                request_id, ErrorCode.UNKNOWN_SERVER_ERROR, "internal server error"
+            )
         finally:
             connection.done()
 

@@ -69,6 +69,13 @@ class Producers:
         held = [e.baseline.get(key, 0) for e in known.producers.producers if e.holds]
         return min(held, default=None)
 
+    def baseline(self, bucket: TableBucket, number: int) -> int:
+        """From where on changes of a producer may have to be undone in a bucket."""
+        known = self._tables.get(bucket.table_id)
+        key = (bucket.partition_id, bucket.bucket_id)
+        entries = () if known is None else known.producers.producers
+        return next((e.baseline.get(key, 0) for e in entries if e.number == number), 0)
+
     def idle_ms(self, table_id: int, numbers: Iterable[int]) -> list[int]:
         """How long ago producers wrote to a table here; −1 for never."""
         activity = self._activity.get(table_id, Activity())

@@ -44,7 +44,7 @@ from zufluss.kv import own_changes
 from zufluss.kv.fence import Owner
 from zufluss.kv.own_changes import Progress, Source, exclusive_steps, shared_steps
 from zufluss.kv.tablet import Prepared
-from zufluss.kv.undo import Step
+from zufluss.kv.undo import Step, StepTooLargeError
 from zufluss.model.producer import EPOCH_MAX, NUMBER_MAX, UNDO_TASK, ProducerWriter
 from zufluss.net.services import RequestContext, Services
 from zufluss.tablet.changelog_reader import Changelog, ChangelogReader
@@ -226,6 +226,13 @@ class Undos:
             )
         if from_offset < 0:
             raise _impossible(replica, from_offset, "offsets begin at 0")
+        baseline = self._server.producers.baseline(replica.bucket, number)
+        if from_offset < baseline:
+            raise ProducerStateError(
+                f"{replica.path} {replica.bucket}: producer {owner.producer_id} begins at offset "
+                f"{baseline}, so its changes from {from_offset} on are not all to be undone; what "
+                "is before a checkpoint stays. Begin a new epoch with the state to go back to"
+            )
         return self._begin(Undo(replica, owner, from_offset))
 
     def _begin(self, undo: Undo) -> Undo:
@@ -330,21 +337,30 @@ class Undos:
             writing.result()
 
     async def _write(self, undo: Undo, step: Step | None, position: int) -> None:
-        """Write a step, and wait until it is durable."""
-        if step is not None:
-            write = UndoWrite(self._server.loop)
-            tablet, now_ms = undo.replica.tablet, self._server.clock_ms()
-
-            def prepare() -> Prepared:
-                prepared = tablet.undo(undo.writer, step, now_ms)
-                write.keys = prepared.keys
-                return prepared
-
-            self._server.putter.run(write, undo.replica, ALL, prepare)
-            await write.outcome
-            undo.keys += write.keys
-            self.keys_total += write.keys
+        """Write a step, in parts if that has to be, and wait until it is durable."""
+        parts = [] if step is None else [step]
+        while parts:
+            part = parts.pop()
+            try:
+                await self._write_part(undo, part)
+            except StepTooLargeError:
+                count = part.rows.num_rows
+                parts += [part.part(count // 2, count), part.part(0, count // 2)]
         undo.position = max(undo.position, position)
+
+    async def _write_part(self, undo: Undo, step: Step) -> None:
+        write = UndoWrite(self._server.loop)
+        tablet, now_ms = undo.replica.tablet, self._server.clock_ms()
+
+        def prepare() -> Prepared:
+            prepared = tablet.undo(undo.writer, step, now_ms)
+            write.keys = prepared.keys
+            return prepared
+
+        self._server.putter.run(write, undo.replica, ALL, prepare)
+        await write.outcome
+        undo.keys += write.keys
+        self.keys_total += write.keys
 
 
 def _outcome(undo: Undo) -> None:

@@ -66,7 +66,13 @@ def scan_put(view: memoryview, start: int, end: int) -> PutScan:
         if field in (1, 2, 3, 6):
             if wire_type != VARINT:
                 refuse_type("PutKvRequest", field, wire_type)
-            numbers[field], position = read_varint(view, position, end)
+            number, position = read_varint(view, position, end)
+            if numbers.setdefault(field, number) != number and field == 6:
+                raise CorruptMessageError(
+                    "a PutKvRequest has two values of agg_mode; its rows are all of one mode, so "
+                    "send several"
+                )
+            numbers[field] = number
         elif field == 4:
             position = _scan_targets(view, position, end, wire_type, targets)
         elif field == 5:

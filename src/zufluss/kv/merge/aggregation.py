@@ -13,8 +13,7 @@ the row is stored as it came, but for functions that make a state of an input; i
 all the same. A put that changes nothing takes one offset, for the sequence of its writer.
 
 The fold itself works on rows that are taken apart, and stands in `zufluss.record.aggregate`, since
-clients aggregate as well. Undoing the puts of a producer is such a fold too, one in which every
-value is taken as it comes; it goes past the functions and merge engines of all tables.
+clients aggregate as well.
 """
 
 from __future__ import annotations
@@ -51,14 +50,11 @@ class Aggregation:
         schema_id: int,
         partial: bool,
         ignore_deletes: bool,
-        takes_deletes: bool = False,
     ) -> None:
         self._schema_id = schema_id
         self._aggregator = Aggregator(
             codec, operations, partial=partial, ignore_deletes=ignore_deletes
         )
-        self.takes_deletes = takes_deletes
-        """Deletes are done whatever the table says."""
 
     def fold(
         self, candidates: Candidates, given: Located, written: int, ids: Numbers

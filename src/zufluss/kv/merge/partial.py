@@ -20,12 +20,13 @@ rows are put together column by column afterwards.
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from numba import types
 
+from zufluss.errors import RecordTooLargeError
 from zufluss.kv.merge.base import (
     DELETE,
     INSERT,
@@ -43,6 +44,8 @@ from zufluss.record.kernels.cache import kernel
 
 KEY, TARGET, OTHER, ASSIGNED = range(4)
 """Which candidate the key, the target and the other columns come from, and the id assigned."""
+CHANGELOG_BYTES_MAX: Final = 512 << 20
+"""Bytes of the rows that a batch may put together. A column of them has to stay below 2 GiB."""
 _STATE = types.Array(types.int64, 2, "C")
 
 
@@ -122,8 +125,12 @@ class PartialUpdate:
         self._before_images = before_images
         self._ignore_deletes = ignore_deletes
 
-    def fold(self, candidates: Candidates, ids: Numbers) -> PartialFold:
-        """Decide about a batch; `ids` has enough numbers for every record to be an insert."""
+    def fold(self, candidates: Candidates, ids: Numbers, sizes: Numbers) -> PartialFold:
+        """Decide about a batch; `ids` has enough numbers for every record to be an insert.
+
+        `sizes` are the bytes of the candidates. `RecordTooLargeError` if the rows of the changelog
+        would have too many: each has the whole row in it, however little a record writes.
+        """
         count = len(candidates.new)
         kinds = np.empty(2 * count, np.uint8)
         sources = np.empty((2 * count, 4), np.int64)
@@ -143,6 +150,7 @@ class PartialUpdate:
             sources,
             final,
         )
+        _check_size(sizes, sources[:changes])
         rows = self._rows(candidates.rows, sources[:changes])
         numbers = np.arange(changes, dtype=np.int64)
         return PartialFold(Fold(kinds[:changes], numbers, final), rows, used)
@@ -170,6 +178,17 @@ class PartialUpdate:
         """Put the assigned ids where there are any."""
         ids = _indexes(sources[:, ASSIGNED]).cast(values.type)
         return pa.compute.coalesce(ids, values)
+
+
+def _check_size(sizes: Numbers, sources: Any) -> None:
+    """Refuse a batch whose changelog is too large to be put together; every source is counted."""
+    size = int(np.append(sizes, 0)[sources[:, :ASSIGNED]].sum())  # NO_ROW is the last one
+    if size > CHANGELOG_BYTES_MAX:
+        raise RecordTooLargeError(
+            f"the rows that this partial update changes have {size} bytes, at most "
+            f"{CHANGELOG_BYTES_MAX} are allowed, since each of its changes has the whole row in "
+            "it; send fewer rows at a time, by a smaller client.writer.batch-size"
+        )
 
 
 def _indexes(candidates: Numbers) -> pa.Array:

@@ -6,7 +6,7 @@ are never looked at here, so they can be of any type, nested ones included.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from zufluss.model.schema import Column
@@ -26,8 +26,13 @@ class Collected:
         self._limit = limit
         self.distinct = distinct
         """Whether equal elements are kept once."""
-        self.marks: Sequence[int] = ()
-        """Of each element: a number that equal ones share. Set for each batch."""
+        self._marks: Sequence[int] = ()
+        self._last: tuple[Elements, set[int]] = ((), set())
+        """The state that was made last, with its marks: mostly the next one starts from it."""
+
+    def begin(self, marks: Sequence[int]) -> None:
+        """A batch begins; of each of its elements: a number that equal ones share."""
+        self._marks, self._last = marks, ((), set())
 
     def first(self, value: Elements, *, merging: bool) -> Elements:
         """The elements, each once where that is wanted."""
@@ -38,13 +43,24 @@ class Collected:
         return self._with(state, value)
 
     def _with(self, state: Elements, value: Elements) -> Elements:
-        more: Iterable[int] = self._unknown(state, value) if self.distinct else value
+        more: Sequence[int] = self._unknown(state, value) if self.distinct else value
+        if not more:
+            return state
         joined = (*state, *more)
-        return joined if self._limit.fits(len(joined)) else joined[: self._limit.most]
+        if not self._limit.fits(len(joined)):
+            return joined[: self._limit.most]
+        if self.distinct:
+            _, known = self._last
+            known.update(self._marks[element] for element in more)
+            self._last = joined, known
+        return joined
 
     def _unknown(self, state: Elements, value: Elements) -> list[int]:
-        known = {self.marks[element] for element in state}
-        found = {self.marks[e]: e for e in reversed(value) if self.marks[e] not in known}
+        last, known = self._last
+        if last is not state:
+            known = {self._marks[element] for element in state}
+            self._last = state, known
+        found = {self._marks[e]: e for e in reversed(value) if self._marks[e] not in known}
         return sorted(found.values())
 
 

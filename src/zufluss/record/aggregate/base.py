@@ -30,7 +30,7 @@ class Outside(Protocol):
         ...
 
     def add(self, state: Any, value: Any, *, merging: bool) -> Any:
-        """The state after another value; raises `Refused`."""
+        """The state after another value, the very same if nothing changes; raises `Refused`."""
         ...
 
 

@@ -16,7 +16,15 @@ import numpy.typing as npt
 
 from zufluss.errors import AggregationError
 from zufluss.record.aggregate import kernels as k
-from zufluss.record.aggregate.outside import Made, RefusedRecord, Steps, fold_outside
+from zufluss.record.aggregate.outside import (
+    MADE_BYTES_MAX,
+    TOO_MUCH,
+    Made,
+    RefusedRecord,
+    Room,
+    Steps,
+    fold_outside,
+)
 from zufluss.record.aggregate.put import put_values, value_bytes_max
 from zufluss.record.aggregate.registry import Operations
 from zufluss.record.kernels.rowput import COLUMN
@@ -104,14 +112,16 @@ class Aggregator:
             raise self._refusal(records, column, record, k.FAULTS[fault].format(data_type))
         if ops.outside:
             steps = Steps(
-                records.new.tolist(), prev.tolist(), at.tolist(), kinds[:made], keep[:made]
-            )
+                records.new.tolist(), prev.tolist(), at.tolist(), kinds[:made], keep[:made],
+                not self._before_images,
+            )  # fmt: skip
             rows = self._fold_outside(records, steps, rows)
         final, index = np.empty(len(records.old), np.int64), np.empty(made, np.int64)
         kept = k.settle(records.group, at, kinds, keep, records.old, final, index)
         if kept < made:
             index = index[:kept]
             rows, kinds = self.taken(rows, index), kinds[index]
+        self._check_size(rows)
         return Folded(kinds[:kept], codec.completed(rows), final, int(inserts))
 
     def taken(self, rows: Located, index: Positions) -> Located:
@@ -139,13 +149,13 @@ class Aggregator:
         return clears
 
     def _fold_outside(self, records: Records, steps: Steps, rows: Located) -> Located:
-        data = [records.given.rows.data]
+        data, room = [records.given.rows.data], Room(MADE_BYTES_MAX)
         for column, function in self._operations.outside.items():
             if column >= records.written:
                 continue
             made = Made(self._codec, records.given, rows)
             try:
-                more = fold_outside(made, steps, column, function, self._operations.merging)
+                more = fold_outside(made, steps, column, function, self._operations.merging, room)
             except RefusedRecord as e:
                 raise self._refusal(records, column, e.record, str(e)) from None
             if more is not None:
@@ -153,6 +163,13 @@ class Aggregator:
                 rows = self._codec.moved(rows, np.concatenate(data))
                 data = [rows.rows.data]
         return rows
+
+    def _check_size(self, rows: Located) -> None:
+        """Refuse a batch whose rows, each with its texts, are more than a changelog can take."""
+        placed, most = rows.facts[:, PLACED], 2 * MADE_BYTES_MAX
+        if self._before_images and placed.sum() > most:
+            column = self._codec.schema.columns[int(placed.argmax())]
+            raise AggregationError(f"column {column.name!r}: {TOO_MUCH.format(most)}")
 
     def _refusal(self, records: Records, column: int, record: int, reason: str) -> AggregationError:
         schema = self._codec.schema

@@ -462,7 +462,6 @@ def _fold_column(
         BYTES, _LINES, _LINES, _IN, BYTES, types.int64, _BYTES_OUT, types.int64, _LINES_OUT, _IN,
         _IN, _IN, BYTES, _COUNTS, types.int64, _IN, _BYTES_OUT, _LINES,
     ),
-    short=True,
 )  # fmt: skip
 def fold(
     data: Any,

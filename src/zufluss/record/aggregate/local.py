@@ -33,9 +33,13 @@ def pre_aggregate(
 ) -> pa.RecordBatch:
     """One row of states for each key, in the order in which keys first appear.
 
-    `targets` are the columns that are written, None for all; the others must be NULL.
-    `AggregationError` if a value cannot be aggregated.
+    `targets` are the columns that are written, None for all. The batch may have these alone, and so
+    does the outcome then; or all columns, of which the others become NULL. `AggregationError` if a
+    value cannot be aggregated.
     """
+    if batch.num_columns < len(schema.columns):
+        whole = pre_aggregate(_widened(batch, schema), schema, key_columns, batch.schema.names)
+        return whole.select(batch.schema.names)
     names = schema.names if targets is None else targets
     columns = frozenset(schema.index_of(name) for name in (*names, *key_columns))
     if targets is not None:
@@ -52,6 +56,16 @@ def pre_aggregate(
     aggregator = Aggregator(codec, _operations(schema, columns), before_images=False)
     folded = aggregator.fold(records)
     return codec.columns(codec.completed(aggregator.taken(folded.rows, folded.final)))
+
+
+def _widened(batch: pa.RecordBatch, schema: Schema) -> pa.RecordBatch:
+    """The batch with the columns that it lacks, NULL throughout."""
+    names = frozenset(batch.schema.names)
+    columns = [
+        batch.column(field.name) if field.name in names else pa.nulls(batch.num_rows, field.type)
+        for field in schema.arrow
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema.arrow)
 
 
 @lru_cache(maxsize=16)

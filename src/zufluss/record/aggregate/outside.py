@@ -8,12 +8,16 @@ depends on the type of the column, and so does how they are read and written:
 | texts, bytes | bytes | a place in the data of the rows |
 | ARRAY | numbers of elements of the given arrays | a place, once they are encoded |
 | DECIMAL | unscaled integer | 16 bytes in the cells |
+
+The changelog has the value of a key before and after every record, so what a put makes grows with
+the size of a state times the records of its key. There is a limit to that. Who wants the last row
+of each key only (`Steps.last_only`) has values in between let go at once, and no limit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +31,16 @@ from zufluss.record.rowcells import Located
 from zufluss.record.rowcodec import RowCodec
 from zufluss.record.slices import Bytes, Positions
 
+MADE_BYTES_MAX: Final = 256 << 20
+"""Bytes of the values that one put makes, all columns together; rows before it aside."""
+TOO_MUCH: Final = (
+    "what this put makes of it has more than {0} bytes, since each of its changes has whole values "
+    "in it; send fewer rows at a time, by a smaller client.writer.batch-size, fewer of a key by "
+    "pre_aggregate, or lower the limit of the column"
+)
+_ELEMENT_BYTES: Final = 32
+"""What an element of an array stands for in that."""
+
 
 class Steps(NamedTuple):
     """What `kernels.script` said, for Python."""
@@ -37,6 +51,24 @@ class Steps(NamedTuple):
     kinds: Bytes
     keep: Bytes
     """Whether a made row stays; set for those that change."""
+    last_only: bool
+    """Made rows that others start from are not looked at."""
+
+
+class Room:
+    """What may still be made."""
+
+    def __init__(self, most: int) -> None:
+        self._most = self._left = most
+
+    def take(self, value: Any) -> None:
+        """A value is made; raises `Refused` if that is too much."""
+        if isinstance(value, tuple):
+            self._left -= _ELEMENT_BYTES * len(value)
+        elif isinstance(value, bytes):
+            self._left -= len(value)
+        if self._left < 0:
+            raise Refused(TOO_MUCH.format(self._most))
 
 
 class RefusedRecord(Exception):
@@ -76,26 +108,28 @@ class Call(NamedTuple):
 
 
 def fold_outside(
-    made: Made, steps: Steps, column: int, function: Outside, merging: bool
+    made: Made, steps: Steps, column: int, function: Outside, merging: bool, room: Room
 ) -> Bytes | None:
     """Make the values of a column; answers bytes that its places are in, behind those there are."""
     data_type = made.codec.schema.columns[column].data_type
     root, call = data_type.root, Call(function, merging, data_type.nullable)
     if root is Root.DECIMAL:
-        values = _walk(steps, made.given.count, _decimals(made, column), call)
+        values = _walk(steps, made.given.count, _decimals(made, column), call, room)
         _write_decimals(made, column, values)
         return None
     if root is Root.ARRAY:
         assert isinstance(function, Collected)
         arrays: pa.ListArray = made.codec.arrays(made.given, [column])[0]
-        function.marks = _marks(made.codec, arrays, column) if function.distinct else ()
-        values = _walk(steps, made.given.count, _elements(arrays), call)
+        function.begin(_marks(made.codec, arrays, column) if function.distinct else ())
+        values = _walk(steps, made.given.count, _elements(arrays), call, room)
         return _write_arrays(made, column, arrays, values)
-    values = _walk(steps, made.given.count, _bytes(made, column), call)
+    values = _walk(steps, made.given.count, _bytes(made, column), call, room)
     return _write_bytes(made, column, values)
 
 
-def _walk(steps: Steps, given: int, read: Callable[[int], Any], call: Call) -> list[Any]:
+def _walk(
+    steps: Steps, given: int, read: Callable[[int], Any], call: Call, room: Room
+) -> list[Any]:
     """The value of each made row; None is NULL."""
     values: list[Any] = [None] * len(steps.kinds)
     for i, (new, prev, at) in enumerate(zip(steps.new, steps.prev, steps.at, strict=True)):
@@ -110,6 +144,10 @@ def _walk(steps: Steps, given: int, read: Callable[[int], Any], call: Call) -> l
             at += 1
         try:
             after = None if new < 0 else call.after(state, read(new))
+            if steps.last_only and prev >= given:
+                values[prev - given] = None
+            elif after is not state and not steps.last_only:
+                room.take(after)
         except Refused as e:
             raise RefusedRecord(i, str(e)) from None
         values[at] = after
@@ -222,20 +260,25 @@ def _marks(codec: RowCodec, arrays: pa.ListArray, column: int) -> list[int]:
 def _write_arrays(
     made: Made, column: int, arrays: pa.ListArray, values: list[tuple[int, ...] | None]
 ) -> Bytes:
-    sizes = np.fromiter((len(value or ()) for value in values), np.int32, len(values))
-    offsets = np.concatenate([np.zeros(1, np.int32), np.cumsum(sizes, dtype=np.int32)])
-    numbers = np.fromiter((e for value in values for e in value or ()), np.int64, int(offsets[-1]))
+    """Each of them once, although a state mostly stands in two rows."""
+    numbers: dict[int, int] = {}
+    states: list[tuple[int, ...]] = []
+    which = np.zeros(len(values), np.int64)
+    for i, value in enumerate(values):
+        if value is not None:
+            which[i] = numbers.setdefault(id(value), len(states))
+            if which[i] == len(states):
+                states.append(value)
+    if not states:
+        _write_places(made, column, values, which, which)
+        return np.empty(0, np.uint8)
+    sizes = np.fromiter(map(len, states), np.int64, len(states))
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)]).astype(np.int32)
+    elements = np.fromiter((e for state in states for e in state), np.int64, int(offsets[-1]))
     joined = pa.ListArray.from_arrays(
-        pa.array(offsets, mask=_null_offsets(values)),
-        arrays.values.take(pa.array(numbers)),
-        type=arrays.type,
+        pa.array(offsets), arrays.values.take(pa.array(elements)), type=arrays.type
     )
     coded = made.codec.encoded_values(joined, column)
     base = len(made.rows.rows.data)
-    _write_places(made, column, values, coded.starts + base, coded.ends + base)
+    _write_places(made, column, values, coded.starts[which] + base, coded.ends[which] + base)
     return coded.data
-
-
-def _null_offsets(values: list[Any]) -> Any:
-    """Arrow takes an array for NULL whose offset is."""
-    return np.array([*(value is None for value in values), False])

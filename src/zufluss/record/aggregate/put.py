@@ -112,8 +112,7 @@ def _put_value(
 @kernel(
     types.int64(
         BYTES, _LINES, BYTES, types.int64, _IN, types.int64, _LINES_OUT, _BYTES_OUT, _LINES_OUT
-    ),
-    short=True,
+    )
 )
 def put_values(
     data: Any,

@@ -50,7 +50,7 @@ def operations(
 ) -> Operations:
     """The operations of puts that write the columns `targets`; the key is among them.
 
-    `OVERWRITE` takes every value as it is. `AggregationError` if a column cannot be taken back.
+    `OVERWRITE` is none of its modes. `AggregationError` if a column cannot be taken back.
     """
     lines = np.zeros((len(schema.columns), k.OPS_LINE), np.int64)
     functions: dict[int, Outside] = {}
@@ -61,8 +61,6 @@ def operations(
             lines[i, k.OP] = k.ASSIGN
         elif i not in targets:
             lines[i, k.OP] = k.KEEP
-        elif mode is MergeMode.OVERWRITE:
-            lines[i, k.OP] = k.LAST
         else:
             _write_line(lines[i], i, column, schema, mode, functions)
     late = np.isin(lines[:, k.OP], _BY_ANOTHER)

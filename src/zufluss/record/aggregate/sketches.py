@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from zufluss.model.schema import Column
 from zufluss.record.aggregate.base import Builder, Carried, Refused, outside
+from zufluss.record.aggregate.hll_bytes import check_hll
 
 _THETA_BITS: Final = 12
 _THETA_BITS_MAX: Final = 26
@@ -53,11 +54,15 @@ class Union:
     def add(self, state: bytes, value: bytes, *, merging: bool) -> bytes:
         """The bytes of the union."""
         last, known = self._last
-        united = self._unite(known if last is state else self._loaded(state), self._loaded(value))
+        known, more = known if last is state else self._loaded(state), self._loaded(value)
+        if self._keeps and more <= known:
+            self._last = (state, known)
+            return state
+        united = self._unite(known, more)
         made = self._dump(united)
         if self._keeps:
             self._last = (made, united)
-        return made
+        return state if made == state else made
 
     def _loaded(self, value: bytes) -> Any:
         try:
@@ -84,7 +89,7 @@ def _bitmap(name: str, what: str) -> Builder:
 
 
 def _hll(_column: Column) -> Carried:
-    import datasketches  # type: ignore[import-untyped]
+    import datasketches
 
     def unite(one: Any, other: Any) -> Any:
         union = datasketches.hll_union(max(one.lg_config_k, other.lg_config_k))
@@ -93,7 +98,12 @@ def _hll(_column: Column) -> Carried:
         return union.get_result(one.tgt_type)
 
     sketch = datasketches.hll_sketch
-    return outside(Union("HyperLogLog sketch", sketch.deserialize, unite, sketch.serialize_compact))
+
+    def load(value: bytes) -> Any:
+        check_hll(value)
+        return sketch.deserialize(value)
+
+    return outside(Union("HyperLogLog sketch", load, unite, sketch.serialize_compact))
 
 
 def _theta(_column: Column) -> Carried:

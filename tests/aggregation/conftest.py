@@ -1,0 +1,53 @@
+"""One server per worker for the acceptance tests of aggregation that need none of their own."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+
+import pytest
+
+import zufluss
+from tests.conftest import SERVERS
+from tests.wire.raw import RawClient
+from zufluss.client.sync import Connection
+from zufluss.testing.server import DevServer
+
+PROPERTIES = {"zufluss.metrics.port": "0"}
+QUICK = {"client.writer.batch-timeout": "0ms"}
+"""Tests flush what they write: nothing is won by waiting for more."""
+
+
+@pytest.fixture(scope="session")
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[DevServer]:
+    """The worker's server for aggregation; nobody stops it."""
+    server = DevServer(tmp_path_factory.mktemp("aggregation"), PROPERTIES)
+    request.config.stash.setdefault(SERVERS, []).append(server)
+    with server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def conn(server: DevServer) -> Iterator[Connection]:
+    """A client."""
+    with zufluss.connect(server.bootstrap, **QUICK) as connection:
+        yield connection
+
+
+@pytest.fixture
+def raw(server: DevServer) -> Iterator[RawClient]:
+    """A bare connection."""
+    with RawClient(server.port) as client:
+        yield client
+
+
+@pytest.fixture
+def rng(request: pytest.FixtureRequest) -> random.Random:
+    """Decisions of a test; its seed is printed and can be given."""
+    given = os.environ.get("ZUFLUSS_SEED")
+    seed = int(given) if given else random.SystemRandom().randrange(1 << 32)
+    print(f"ZUFLUSS_SEED={seed} repeats {request.node.nodeid}")
+    return random.Random(f"{seed} {request.node.name}")
