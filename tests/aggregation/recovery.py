@@ -7,11 +7,9 @@ table must have in the end is what another one has that was written to without a
 
 from __future__ import annotations
 
-import itertools
 import os
 import random
 import re
-import secrets
 import shutil
 import signal
 import time
@@ -27,13 +25,14 @@ import pyarrow as pa
 from datasketches import hll_sketch, update_theta_sketch
 from pyroaring import BitMap, BitMap64
 
+from tests.aggregation.tables import fresh_name
+from tests.aggregation.tables import rounds as rounds
 from tests.wire.raw import RawClient
 from zufluss.client.sync import Connection, Table
 from zufluss.model.producer import UNDO_TASK, ProducerWriter
 from zufluss.model.table import TableBucket
 from zufluss.testing.server import DevServer
 
-FULL = os.environ.get("ZUFLUSS_FAULT") == "full"
 WAIT_SECONDS = 60.0
 AGGREGATION = {"table.merge-engine": "aggregation"}
 DELETES = {"table.delete.behavior": "ALLOW"}
@@ -69,15 +68,7 @@ IDEMPOTENT = """
 """The functions of which a replay gives the same."""
 KEYS = 12
 
-_NUMBERS = itertools.count()
-_RUN = secrets.token_hex(3)
-
 Event = dict[str, Any]
-
-
-def rounds(normal: int, full: int) -> int:
-    """How often to do something: in `make test`, and in `make fault`."""
-    return full if FULL else normal
 
 
 def eventually(condition: Callable[[], Any], what: str) -> None:
@@ -93,7 +84,7 @@ def eventually(condition: Callable[[], Any], what: str) -> None:
 
 def create(conn: Connection, schema: str = VIEWS, *, buckets: int = 3, **options: Any) -> Table:
     """A new table that aggregates, which no other test knows."""
-    name = f"fluss.undo_{_RUN}_{next(_NUMBERS)}"
+    name = f"fluss.{fresh_name()}"
     properties = AGGREGATION | options.pop("properties", {})
     conn.admin.create_table(name, schema, bucket_count=buckets, properties=properties, **options)
     return conn.table(name)
