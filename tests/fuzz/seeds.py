@@ -228,7 +228,16 @@ def jaas_texts() -> list[bytes]:
 
 
 def tables() -> list[bytes]:
-    return captured("tables/*.json")
+    return [_with_functions(table) for table in captured("tables/*.json")]
+
+
+def _with_functions(table: bytes) -> bytes:
+    """Fluss aggregates columns that name no function; we want to be told."""
+    document = json.loads(table)
+    properties = document.get("properties", {})
+    if properties.get("table.merge-engine", "").lower() == "aggregation":
+        properties["table.merge-engine.aggregation.default-function"] = "last_value_ignore_nulls"
+    return json.dumps(document).encode()
 
 
 def schemas() -> list[bytes]:

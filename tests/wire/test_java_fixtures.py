@@ -18,6 +18,7 @@ import pytest
 
 from tests.wire.helpers import create, ids, in_time, read_arrow, read_records
 from tests.wire.raw import RawClient, table_path
+from zufluss.errors import ConfigError
 from zufluss.record.batch import build_batch, iter_headers, seal
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
@@ -26,6 +27,8 @@ FIXTURES = Path(__file__).parent.parent / "fixtures"
 TABLES = sorted(
     p.name.removesuffix(".request.json") for p in FIXTURES.glob("tables/*.request.json")
 )
+WITHOUT_FUNCTIONS = ("agg", "rich")
+"""Tables with columns that Fluss aggregates in a way that nobody asked for."""
 BATCHES = sorted(p.stem for p in FIXTURES.glob("produce-log/*.bin"))
 READ_BY_PYFLUSS = [name for name in BATCHES if name not in ("log_indexed", "log_compacted")]
 STAMPED = 21
@@ -43,7 +46,7 @@ def create_table(raw: RawClient, path: fluss.TablePath, name: str) -> int:
     return raw.table_id(path.database_name, path.table_name)
 
 
-@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("name", [name for name in TABLES if name not in WITHOUT_FUNCTIONS])
 def test_a_table_is_kept_as_fluss_keeps_it(
     raw: RawClient, path: fluss.TablePath, name: str
 ) -> None:
@@ -52,6 +55,14 @@ def test_a_table_is_kept_as_fluss_keeps_it(
     answer = raw.call(ApiKey.GET_TABLE_INFO, m.GetTableInfoRequest(table_path=where))
     stored = json.loads((FIXTURES / "tables" / f"{name}.stored.json").read_bytes())
     assert json.loads(answer.table_json) == stored
+
+
+@pytest.mark.parametrize("name", WITHOUT_FUNCTIONS)
+def test_a_table_whose_columns_lack_functions_is_refused(
+    raw: RawClient, path: fluss.TablePath, name: str
+) -> None:
+    with pytest.raises(ConfigError, match="has no aggregation function; name one"):
+        create_table(raw, path, name)
 
 
 @pytest.mark.parametrize("name", BATCHES)

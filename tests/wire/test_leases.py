@@ -16,6 +16,7 @@ import pytest
 
 import zufluss
 from tests.conftest import SERVERS
+from tests.leases.stage import beside
 from tests.wire.raw import RawClient, table_path
 from zufluss.client.sync import Connection
 from zufluss.errors import ErrorCode
@@ -161,7 +162,7 @@ def test_a_leased_snapshot_stays_while_newer_ones_come_and_goes_when_it_is_relea
     (lease,) = conn.admin.kv_snapshot_leases(name)
     assert [each.snapshot_id for each in lease.snapshots.values()] == [first]
     assert lease.tables[0].table == f"fluss.{name}"
-    assert lease.tables[0].bytes == sum(path.stat().st_size for path in paths)
+    assert lease.tables[0].bytes == sum(path.stat().st_size for path in beside(paths))
     bucket = m.PbTableBucket(table_id=table_id, bucket_id=0)
     release = m.ReleaseKvSnapshotLeaseRequest(lease_id=name, buckets_to_release=[bucket])
     raw.call(ApiKey.RELEASE_KV_SNAPSHOT_LEASE, release)
