@@ -267,7 +267,7 @@ class Stage:
         found = self.admin.kv_snapshot_metadata(bucket, snapshot_id).files
         return {Path(file.remote_path.removeprefix("file://")) for file in found}
 
-    def kept(self, bucket: TableBucket, snapshot_id: int) -> set[Path]:
+    def objects(self, bucket: TableBucket, snapshot_id: int) -> set[Path]:
         """The same with what readers are not told of: everything beside its `_METADATA`."""
         return beside(self.files(bucket, snapshot_id))
 
@@ -281,7 +281,7 @@ class Stage:
 def beside(files: Iterable[Path]) -> set[Path]:
     """Files of a snapshot, and all that lie in its own directory but `_METADATA`."""
     known = set(files)
-    own = {path.parent for path in known if path.suffix != ".sst" and path.name != "_METADATA"}
+    own = {path.parent for path in known if (path.parent / "_METADATA").exists()}
     inside = (path for directory in own for path in directory.iterdir())
     return known | {path for path in inside if path.name != "_METADATA"}
 

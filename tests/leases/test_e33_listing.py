@@ -31,7 +31,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 
 
 def size_of(it: Stage, bucket: TableBucket, snapshot_id: int) -> int:
-    return sum(path.stat().st_size for path in it.kept(bucket, snapshot_id))
+    return sum(path.stat().st_size for path in it.objects(bucket, snapshot_id))
 
 
 def test_e33_a_lease_is_shown_with_owner_tables_buckets_bytes_and_time(alone: Stage) -> None:
