@@ -170,6 +170,16 @@ def test_a_column_without_a_function_is_refused_unless_the_table_names_a_default
     )
 
 
+def test_a_cluster_may_name_the_default_of_tables_that_name_none() -> None:
+    conf = Configuration.of({"zufluss.aggregation.default-function": "last_value_ignore_nulls"})
+    stored = complete(descriptor("v INT SUM, name STRING"), conf)
+    assert functions(stored) == {"v": "SUM", "name": "LAST_VALUE_IGNORE_NULLS"}
+    assert stored.properties[DEFAULT] == "last_value_ignore_nulls"
+    own = complete(descriptor("name STRING", {DEFAULT: "last_value"}), conf)
+    assert functions(own) == {"name": "LAST_VALUE"}
+    assert DEFAULT not in complete(descriptor("name STRING", engine=False), conf).properties
+
+
 def test_a_function_on_a_key_column_or_without_the_engine_is_refused() -> None:
     with pytest.raises(InvalidTableError, match="primary key column 'k' cannot have"):
         made(TableDescriptor(Schema.of("k INT SUM, v INT SUM", ["k"]), properties=ENGINE))

@@ -344,6 +344,14 @@ DEFAULT_REPLICATION_FACTOR = Option(
     "The replication factor of a table that names none.",
     minimum=1,
 )
+ZUFLUSS_AGGREGATION_DEFAULT_FUNCTION: Option[str | None] = Option(
+    "zufluss.aggregation.default-function",
+    Kind.STRING,
+    None,
+    "What `table.merge-engine.aggregation.default-function` is set to in new tables of that engine "
+    "that do not set it. `last_value_ignore_nulls` does what Fluss does, for its clients that name "
+    "no functions.",
+)
 MAX_BUCKET_NUM = Option(
     "max.bucket.num",
     Kind.INT,

@@ -34,7 +34,7 @@ from zufluss.errors import (
     InvalidReplicationFactorError,
     InvalidTableError,
 )
-from zufluss.model.agg_columns import declare, merge_field_options, take_field_options
+from zufluss.model.agg_columns import AGGREGATION, declare, merge_field_options, take_field_options
 from zufluss.model.auto_partition import AutoPartition, time_format, time_zone
 from zufluss.model.merge import check_merge_engine, merge_engine
 from zufluss.model.partition import PARTITION_KEY_ROOTS, name_problem
@@ -80,7 +80,7 @@ def check_table_path(path: TablePath) -> None:
 def complete(descriptor: TableDescriptor, conf: Configuration) -> TableDescriptor:
     """The descriptor with every default of the server filled in, as it is stored."""
     check_keys(descriptor)
-    descriptor = with_functions(descriptor)
+    descriptor = with_functions(_with_default_function(descriptor, conf))
     properties = without_cluster_lake(descriptor.properties, conf)
     factor = conf.get(server.DEFAULT_REPLICATION_FACTOR)
     properties.setdefault(o.TABLE_REPLICATION_FACTOR.key, str(factor))
@@ -101,6 +101,15 @@ def complete(descriptor: TableDescriptor, conf: Configuration) -> TableDescripto
         bucket_keys=descriptor.bucket_keys or descriptor.physical_primary_key,
         properties=properties,
     )
+
+
+def _with_default_function(descriptor: TableDescriptor, conf: Configuration) -> TableDescriptor:
+    """The descriptor with the cluster's default function, unless it names its own."""
+    default = conf.get(server.ZUFLUSS_AGGREGATION_DEFAULT_FUNCTION)
+    if default is None or merge_engine(descriptor.properties) != AGGREGATION:
+        return descriptor
+    named = {o.TABLE_MERGE_ENGINE_AGGREGATION_DEFAULT_FUNCTION.key: default}
+    return replace(descriptor, properties={**named, **descriptor.properties})
 
 
 def with_functions(descriptor: TableDescriptor) -> TableDescriptor:
