@@ -10,11 +10,11 @@ import pytest
 
 import zufluss
 from tests.conftest import SERVERS
+from tests.fault.servers import free_port
 from tests.wire.raw import RawClient
 from zufluss.client.sync import Connection
 from zufluss.testing.server import DevServer
 
-PROPERTIES = {"zufluss.metrics.port": "0"}
 QUICK = {"client.writer.batch-timeout": "0ms"}
 """Tests flush what they write: nothing is won by waiting for more."""
 
@@ -24,7 +24,8 @@ def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[DevServer]:
     """The worker's server for aggregation; nobody stops it."""
-    server = DevServer(tmp_path_factory.mktemp("aggregation"), PROPERTIES)
+    properties = {"zufluss.metrics.port": str(free_port())}
+    server = DevServer(tmp_path_factory.mktemp("aggregation"), properties)
     request.config.stash.setdefault(SERVERS, []).append(server)
     with server:
         yield server

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import random
-import re
 import shutil
 import signal
 import time
@@ -17,7 +16,6 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from decimal import Decimal
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -218,16 +216,10 @@ def folded(changes: pa.Table, rows: Mapping[int, Event] | None = None) -> dict[i
 # -- looking -------------------------------------------------------------------------------------
 
 
-@cache
-def metrics_address(server: DevServer, pid: int) -> str:
-    """Where a server tells its metrics; asked at its start, while its log still has it."""
-    (url,) = re.findall(r"address=(http://\S+)", server.log())[-1:]
-    return str(url)
-
-
 def metric(server: DevServer, name: str, *labels: str) -> float:
     """One metric, over all label values that have these texts."""
-    with urllib.request.urlopen(metrics_address(server, server.pid), timeout=30) as answer:
+    port = server.properties["zufluss.metrics.port"]
+    with urllib.request.urlopen(f"http://localhost:{port}/metrics", timeout=30) as answer:
         lines = answer.read().decode().splitlines()
     shown = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
     return sum(

@@ -26,7 +26,12 @@ from tests.aggregation.tables import (
 from tests.wire.kv import Codec, kv_batch, raw_changelog
 from tests.wire.raw import RawClient, table_path
 from zufluss.client.sync import Connection, Table
-from zufluss.errors import ColumnLockedError, ErrorCode, InvalidTargetColumnError
+from zufluss.errors import (
+    ColumnLockedError,
+    ErrorCode,
+    InvalidAlterTableError,
+    InvalidTargetColumnError,
+)
 from zufluss.testing.server import DevServer
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
@@ -158,19 +163,19 @@ def test_e13_a_put_without_the_key_or_of_a_table_with_not_null_columns_is_refuse
 # -- line 14 ------------------------------------------------------------------------------------
 
 NEW = (
-    "s BIGINT SUM, p INT PRODUCT, c INT COUNT, hi DOUBLE MAX, lo DATE MIN, f STRING FIRST_VALUE, "
+    "s BIGINT SUM, p INT PRODUCT, c INT COUNT, hi DOUBLE MAX, lo DATE MIN, "
     "fi STRING FIRST_VALUE_IGNORE_NULLS, l STRING LAST_VALUE, li STRING LAST_VALUE_IGNORE_NULLS, "
     "ls STRING LISTAGG, a ARRAY<INT> ARRAY_AGG, co ARRAY<INT> COLLECT, yes BOOLEAN BOOL_AND, "
     "mb STRING MAX_BY(by = hi)"
 )
-NOTHING = (None,) * 14
+NOTHING = (None,) * 13
 
 
 def filled(number: int, text: str) -> tuple[Any, ...]:
     """A value for every column of `NEW`."""
     day = dt.date(2024, 1, number)
     lists = ([number], [number])
-    return (number, number, number, number / 2, day, *[text] * 5, *lists, True, text)
+    return (number, number, number, number / 2, day, *[text] * 4, *lists, True, text)
 
 
 def test_e14_an_added_column_of_any_function_is_null_and_old_rows_merge_right(
@@ -184,8 +189,8 @@ def test_e14_an_added_column_of_any_function_is_null_and_old_rows_merge_right(
     put(new, (1, None, *filled(2, "b")), (4, 9, *filled(2, "z")))
     put(new, (2, None, *NOTHING))
     day = dt.date(2024, 1, 2)
-    merged = (5, 6, 2, 1.5, day, "a", "a", "b", "b", "a,b", [3, 2], [3, 2], True, "a")
-    fresh = (2, 2, 1, 1.0, day, "z", "z", "z", "z", "z", [2], [2], True, "z")
+    merged = (5, 6, 2, 1.5, day, "a", "b", "b", "a,b", [3, 2], [3, 2], True, "a")
+    fresh = (2, 2, 1, 1.0, day, "z", "z", "z", "z", [2], [2], True, "z")
     assert values(new, 1) == (6, *merged)
     assert values(new, 4) == (9, *fresh)
     assert values(new, 2) == (6, None, None, 0, *NOTHING[3:]), "its rows are counted from now on"
@@ -197,8 +202,15 @@ def test_e14_an_added_column_of_any_function_is_null_and_old_rows_merge_right(
     after = changes(new)[3:5]
     assert [tuple(row.values()) for _, row in after] == [
         (1, 5, *NOTHING),
-        (1, 6, 3, 3, 1, 1.5, dt.date(2024, 1, 3), *["a"] * 5, [3], [3], True, "a"),
+        (1, 6, 3, 3, 1, 1.5, dt.date(2024, 1, 3), *["a"] * 4, [3], [3], True, "a"),
     ], "the image before has the new columns too"
+
+
+def test_e14_a_column_of_first_value_cannot_be_added(conn: Connection) -> None:
+    table = aggregated(conn, "n BIGINT SUM")
+    with pytest.raises(InvalidAlterTableError, match="use first_value_ignore_nulls"):
+        added(conn, table, "f STRING FIRST_VALUE")
+    assert conn.table(str(table.path)).schema.names == table.schema.names
 
 
 def test_e14_writers_of_the_old_schema_leave_new_columns_as_they_are(conn: Connection) -> None:

@@ -23,7 +23,6 @@ from tests.aggregation.recovery import (
     create,
     folded,
     metric,
-    metrics_address,
     rounds,
     rows_of,
     without_crash,
@@ -150,7 +149,6 @@ def test_e36_functions_that_a_replay_does_not_change_need_no_undo_and_get_none(
         rng.randrange(1 << 30),
         rounds(60, 300),
     )
-    metrics_address(server, server.pid)
     before = undos(server)
     killed = 0
     while work.position < work.count:
