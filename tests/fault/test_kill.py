@@ -84,7 +84,7 @@ def run(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", range(rounds(3, 10)))
+@pytest.mark.parametrize("part", range(rounds(2, 10)))
 def test_what_is_acknowledged_survives_kills_at_random_moments(
     warm_server: Callable[..., WarmServer], rng: random.Random, part: int
 ) -> None:

@@ -32,7 +32,7 @@ from zufluss.record.aggregate.plain import PlainAggregation
 from zufluss.record.aggregate.registry import BUILDERS
 
 FEW_EXAMPLES = settings(
-    max_examples=6, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+    max_examples=3, deadline=None, database=None, suppress_health_check=list(HealthCheck)
 )
 ADDING = [MergeMode.AGGREGATE, MergeMode.MERGE_STATE]
 KEYS = st.integers(0, 2)
