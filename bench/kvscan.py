@@ -30,7 +30,7 @@ from bench.kv import Written
 from bench.report import Measure, compared
 from bench.work import alternate, new_table, rss_bytes
 from zufluss.client.kvvalues import slices_of
-from zufluss.config import options as o
+from zufluss.config import client_options as o
 from zufluss.model.table import TableInfo
 from zufluss.net.client import RpcConnection
 from zufluss.record.kvbatch import split_values

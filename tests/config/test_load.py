@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from zufluss.config import Configuration, Endpoint
+from zufluss.config.client_options import CLIENT_WRITER_ENABLE_IDEMPOTENCE
 from zufluss.config.load import env_name
 from zufluss.config.options import (
     BIND_LISTENERS,
-    CLIENT_WRITER_ENABLE_IDEMPOTENCE,
     DATA_DIR,
     LOG_SEGMENT_FILE_SIZE,
     MAX_PARTITION_NUM,

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from zufluss.config import docs
+from zufluss.config.client_options import CLIENT_WRITER_BUCKET_NO_KEY_ASSIGNER
 from zufluss.config.load import env_name
 from zufluss.config.option import Kind, Option
 from zufluss.config.options import (
-    CLIENT_WRITER_BUCKET_NO_KEY_ASSIGNER,
     LOG_SEGMENT_FILE_SIZE,
     OPTIONS,
     SECURITY_PROTOCOL_MAP,

@@ -1,7 +1,7 @@
 """The options of a client, taken once from the configuration and checked together.
 
-Keys, forms and defaults are declared in `zufluss.config.options`; this is what the client's code
-reads, with user and password already resolved.
+Keys, forms and defaults are declared in `zufluss.config.client_options`; this is what the client's
+code reads, with user and password already resolved.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from zufluss.config import options as o
+from zufluss.config import client_options as o
 from zufluss.config.load import Configuration
 from zufluss.errors import ConfigError
 from zufluss.net.client import Credentials

@@ -13,8 +13,8 @@ from typing import Any
 
 from zufluss.config.nearest import suggestion
 from zufluss.config.option import Kind, Option
-from zufluss.config.options import INT32_MAX, LAKE_FORMATS
-from zufluss.config.values import DAY_MS, INT64_MAX, MINUTE_MS
+from zufluss.config.options import LAKE_FORMATS
+from zufluss.config.values import DAY_MS, INT32_MAX, INT64_MAX, MINUTE_MS
 from zufluss.errors import ConfigError
 
 TABLE_REPLICATION_FACTOR: Option[int | None] = Option(

@@ -33,6 +33,7 @@ MIB = 1024 * KIB
 GIB = 1024 * MIB
 TIB = 1024 * GIB
 
+INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
 
 DURATION_ALLOWED = "a whole number with a unit: ms, s, min, h or d (a bare number is milliseconds)"

@@ -14,8 +14,7 @@ server dies is lost or found again by that server, but never given to another.
 from __future__ import annotations
 
 from zufluss.cluster.image import ClusterImage
-from zufluss.config.options import INT32_MAX
-from zufluss.config.values import INT64_MAX
+from zufluss.config.values import INT32_MAX, INT64_MAX
 from zufluss.coordinator import records
 from zufluss.coordinator.ledger import Ledger
 from zufluss.errors import ConfigError, InvalidTableError, UnknownTableOrBucketError, ZuflussError

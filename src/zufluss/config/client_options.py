@@ -1,0 +1,217 @@
+"""Every option of a client, declared once; names and defaults follow the rules of `options.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from zufluss.config.option import Kind, Option
+from zufluss.config.values import INT32_MAX, KIB, MIB, MINUTE_MS, SECOND_MS
+
+CLIENT_ID = Option(
+    "client.id",
+    Kind.STRING,
+    "",
+    "A name for the client in server logs.",
+)
+CLIENT_CONNECT_TIMEOUT = Option(
+    "client.connect-timeout",
+    Kind.DURATION,
+    15 * SECOND_MS,
+    "How long opening a connection may take, handshake included. Fluss's Java client waits 120 s.",
+    minimum=1,
+)
+CLIENT_REQUEST_TIMEOUT = Option(
+    "client.request-timeout",
+    Kind.DURATION,
+    30 * SECOND_MS,
+    "How long the client waits for an answer before it fails or retries the request.",
+    minimum=1,
+)
+CLIENT_SECURITY_PROTOCOL = Option(
+    "client.security.protocol",
+    Kind.ENUM,
+    "plaintext",
+    "How the client identifies itself to the server.",
+    allowed=("plaintext", "sasl"),
+)
+CLIENT_SECURITY_SASL_MECHANISM = Option(
+    "client.security.sasl.mechanism",
+    Kind.ENUM,
+    "PLAIN",
+    "The SASL mechanism.",
+    allowed=("PLAIN",),
+)
+CLIENT_SECURITY_SASL_USERNAME: Option[str | None] = Option(
+    "client.security.sasl.username",
+    Kind.STRING,
+    None,
+    "The user of SASL/PLAIN.",
+)
+CLIENT_SECURITY_SASL_PASSWORD: Option[str | None] = Option(
+    "client.security.sasl.password",
+    Kind.STRING,
+    None,
+    "The password of SASL/PLAIN.",
+    secret=True,
+)
+CLIENT_SECURITY_SASL_JAAS_CONFIG: Option[str | None] = Option(
+    "client.security.sasl.jaas.config",
+    Kind.STRING,
+    None,
+    "User and password in Fluss's form, instead of the two keys above: "
+    "`org.apache.fluss.security.auth.sasl.plain.PlainLoginModule required "
+    'username="NAME" password="PASSWORD";`',
+    secret=True,
+)
+CLIENT_WRITER_ACKS = Option(
+    "client.writer.acks",
+    Kind.ENUM,
+    "all",
+    "What an acknowledgement means: `all` (or -1) stable on the in-sync replicas, `1` written by "
+    "the leader, `0` nothing is waited for.",
+    allowed=("all", "-1", "1", "0"),
+)
+CLIENT_WRITER_BATCH_SIZE = Option(
+    "client.writer.batch-size",
+    Kind.MEMORY,
+    2 * MIB,
+    "A batch of one bucket is sent when it reaches this size.",
+    minimum=KIB,
+    maximum=INT32_MAX,
+)
+CLIENT_WRITER_BATCH_TIMEOUT = Option(
+    "client.writer.batch-timeout",
+    Kind.DURATION,
+    100,
+    "A batch is sent at the latest this long after its first row.",
+    minimum=0,
+)
+CLIENT_WRITER_BUFFER_MEMORY_SIZE = Option(
+    "client.writer.buffer.memory-size",
+    Kind.MEMORY,
+    64 * MIB,
+    "The memory for rows not acknowledged yet; a writer waits when it is full.",
+    minimum=KIB,
+)
+CLIENT_WRITER_REQUEST_MAX_SIZE = Option(
+    "client.writer.request-max-size",
+    Kind.MEMORY,
+    10 * MIB,
+    "The size one write request aims at; it always carries at least one batch.",
+    minimum=KIB,
+    maximum=INT32_MAX,
+)
+CLIENT_WRITER_RETRIES = Option(
+    "client.writer.retries",
+    Kind.INT,
+    INT32_MAX,
+    "How often a write is tried again after an error that may pass.",
+    minimum=0,
+    maximum=INT32_MAX,
+    default_text="2147483647, in effect without end",
+)
+CLIENT_WRITER_ENABLE_IDEMPOTENCE = Option(
+    "client.writer.enable-idempotence",
+    Kind.BOOL,
+    True,
+    "Number the batches so that the server writes each once, in order, retries included.",
+)
+CLIENT_WRITER_MAX_INFLIGHT_REQUESTS_PER_BUCKET = Option(
+    "client.writer.max-inflight-requests-per-bucket",
+    Kind.INT,
+    5,
+    "The unacknowledged batches of one bucket. The server remembers five per idempotent writer.",
+    minimum=1,
+    maximum=5,
+)
+CLIENT_WRITER_DYNAMIC_CREATE_PARTITION_ENABLED = Option(
+    "client.writer.dynamic-create-partition.enabled",
+    Kind.BOOL,
+    True,
+    "Create a partition that does not exist when a row for it is written.",
+)
+CLIENT_WRITER_BUCKET_NO_KEY_ASSIGNER = Option(
+    "client.writer.bucket.no-key-assigner",
+    Kind.ENUM,
+    "sticky",
+    "How rows of a table without bucket key find their bucket: `sticky` fills a batch before it "
+    "moves on, `round_robin` spreads evenly.",
+    allowed=("sticky", "round_robin"),
+)
+CLIENT_COLUMN_LOCK_OWNER_ID: Option[str | None] = Option(
+    "client.column-lock.owner-id",
+    Kind.STRING,
+    None,
+    "The id of exactly-once writers that are given none. It must be the same after a restart, and "
+    "no two writers may have it.",
+    default_text="a new one per writer, which its checkpoints remember",
+)
+CLIENT_COLUMN_LOCK_TTL = Option(
+    "client.column-lock.ttl",
+    Kind.DURATION,
+    10 * MINUTE_MS,
+    "Others may take the columns of an exactly-once writer when it gave no sign of life for so "
+    "long.",
+    minimum=1,
+)
+CLIENT_BUCKET_HASH = Option(
+    "client.bucket.hash",
+    Kind.ENUM,
+    "pyfluss",
+    "The bucket hash of rows with a bucket key: that of pyfluss, or `java` for tables that Java "
+    "clients write too. The two differ for some keys; one table needs one of them.",
+    allowed=("pyfluss", "java"),
+)
+CLIENT_SCANNER_LOG_CHECK_CRC = Option(
+    "client.scanner.log.check-crc",
+    Kind.BOOL,
+    True,
+    "Verify the checksum of every batch that is read.",
+)
+CLIENT_SCANNER_KV_FETCH_MAX_BYTES = Option(
+    "client.scanner.kv.fetch.max-bytes",
+    Kind.MEMORY,
+    4 * MIB,
+    "The size one answer of a scan of a primary-key bucket aims at; the server has a limit of its "
+    "own, `kv.scanner.max-batch-size`.",
+    minimum=1,
+    maximum=INT32_MAX,
+)
+CLIENT_SCANNER_LOG_FETCH_MAX_BYTES = Option(
+    "client.scanner.log.fetch.max-bytes",
+    Kind.MEMORY,
+    16 * MIB,
+    "The size one fetch answer aims at; a larger first batch still comes.",
+    minimum=1,
+    maximum=INT32_MAX,
+)
+CLIENT_SCANNER_LOG_FETCH_MAX_BYTES_FOR_BUCKET = Option(
+    "client.scanner.log.fetch.max-bytes-for-bucket",
+    Kind.MEMORY,
+    MIB,
+    "As `client.scanner.log.fetch.max-bytes`, for each bucket.",
+    minimum=1,
+    maximum=INT32_MAX,
+)
+CLIENT_SCANNER_LOG_FETCH_MIN_BYTES = Option(
+    "client.scanner.log.fetch.min-bytes",
+    Kind.MEMORY,
+    1,
+    "A fetch waits until this much is there, at most `client.scanner.log.fetch.wait-max-time`.",
+    minimum=1,
+    maximum=INT32_MAX,
+)
+CLIENT_SCANNER_LOG_FETCH_WAIT_MAX_TIME = Option(
+    "client.scanner.log.fetch.wait-max-time",
+    Kind.DURATION,
+    500,
+    "How long the server may hold a fetch that finds nothing new.",
+    minimum=0,
+    maximum=INT32_MAX,
+)
+
+CLIENT_OPTIONS: Mapping[str, Option[Any]] = {
+    value.key: value for value in list(globals().values()) if isinstance(value, Option)
+}
+"""Every client option by key, in the order declared."""
