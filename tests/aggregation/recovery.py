@@ -11,9 +11,8 @@ import os
 import random
 import shutil
 import signal
-import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from decimal import Decimal
 from pathlib import Path
@@ -25,6 +24,7 @@ from pyroaring import BitMap, BitMap64
 
 from tests.aggregation.tables import fresh_name
 from tests.aggregation.tables import rounds as rounds
+from tests.waiting import eventually as eventually
 from tests.wire.raw import RawClient
 from zufluss.client.sync import Connection, Table
 from zufluss.model.producer import UNDO_TASK, ProducerWriter
@@ -67,14 +67,6 @@ IDEMPOTENT = """
 KEYS = 12
 
 Event = dict[str, Any]
-
-
-def eventually(condition: Callable[[], Any], what: str) -> None:
-    """Ask again until `condition` holds."""
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, f"{what} did not happen"
-        time.sleep(0.005)
 
 
 # -- tables --------------------------------------------------------------------------------------

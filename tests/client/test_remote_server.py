@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 import zufluss
+from tests.waiting import eventually
 from zufluss.client.sync import Connection, Table
 from zufluss.model.predicate import col
 from zufluss.remote.objects import LocationUnavailableError
@@ -68,13 +68,6 @@ def conn(server: DevServer) -> Iterator[Connection]:
     options = {"client.request-timeout": "1s", "client.scanner.log.fetch.wait-max-time": "20ms"}
     with zufluss.connect(server.bootstrap, **options) as connection:
         yield connection
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline, "waited for half a minute"
-        time.sleep(0.02)
 
 
 def filled(conn: Connection, server: DevServer, name: str, **changes: Any) -> Table:

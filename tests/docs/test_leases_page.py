@@ -10,20 +10,19 @@ import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 import zufluss
 from tests.docs.test_readme import ROOT, run_python
+from tests.waiting import eventually
 from zufluss.config.options import OPTIONS
 from zufluss.obs.metrics import render
 from zufluss.testing.server import DevServer
 
 PAGE = ROOT / "docs" / "leases.md"
 QUICK = {"kv.snapshot.interval": "50ms"}
-SECONDS = 60
 pytestmark = pytest.mark.timeout(180)
 
 
@@ -49,10 +48,8 @@ def fill(server: DevServer) -> None:
         with connection.table("fluss.orders").upsert() as writer:
             writer.write({"id": [*range(1000)], "status": ["new"] * 1000})
         ends = admin.list_offsets("fluss.orders")
-        deadline = time.monotonic() + SECONDS
-        while [x.log_offset for x in admin.latest_kv_snapshots("fluss.orders")] != [ends[0]]:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        latest = admin.latest_kv_snapshots
+        eventually(lambda: [each.log_offset for each in latest("fluss.orders")] == [ends[0]])
 
 
 def run_commands(lines: list[str], server: DevServer) -> None:

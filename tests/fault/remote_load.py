@@ -18,9 +18,8 @@ import shutil
 import sqlite3
 import tempfile
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Coroutine, Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from pathlib import Path
 from types import TracebackType
@@ -50,6 +49,7 @@ from tests.fault.load import (
     create_target,
 )
 from tests.kv.model import Change, fold
+from tests.waiting import eventually as wait_for
 from tests.wire.raw import RawClient
 from zufluss.client.sync import Connection
 from zufluss.coordinator.bucket_remotes import BucketRecord, ManifestRecord
@@ -96,15 +96,6 @@ SWEEPING = {
 """Whatever nothing refers to is deleted at once, so nothing may be on its way there."""
 TABLE = {"table.log.tiered.local-segments": "1", "table.log.arrow.compression.type": "NONE"}
 CLIENT = {"client.request-timeout": "5s", "client.scanner.log.fetch.wait-max-time": "20ms"}
-
-
-def wait_for(happened: Callable[[], T], what: str) -> T:
-    """Ask until the answer is true."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not (found := happened()):
-        assert time.monotonic() < deadline, f"waited in vain: {what}"
-        time.sleep(0.02)
-    return found
 
 
 class Locations:

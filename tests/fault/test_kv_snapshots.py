@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,11 +19,11 @@ import zufluss
 from tests.conftest import SERVERS
 from tests.fault.conftest import FULL
 from tests.fault.servers import RoleServer
+from tests.waiting import eventually as wait_for
 from zufluss.errors import ZuflussError
 from zufluss.log.files import KILL_AT_VARIABLE, STEPS
 from zufluss.testing.server import DevServer
 
-PATIENCE_SECONDS = 60.0
 OFTEN = {"kv.snapshot.interval": "100ms"}
 NEVER = {"kv.snapshot.interval": "1h"}
 SNAPSHOT_STEPS = [step for step in STEPS if step.startswith("snapshot-")]
@@ -32,14 +31,6 @@ SNAPSHOT_STEPS = [step for step in STEPS if step.startswith("snapshot-")]
 
 def locations(root: Path, count: int) -> dict[str, str]:
     return {"remote.data.dirs": ",".join(str(root / f"remote-{i}") for i in range(count))}
-
-
-def wait_for(happened: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not (found := happened()):
-        assert time.monotonic() < deadline, "it does not happen"
-        time.sleep(0.02)
-    return found
 
 
 def newest_offset(server: DevServer, bucket: int = 0) -> int:

@@ -7,14 +7,13 @@ import os
 import re
 import secrets
 import signal
-import time
 import urllib.request
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any
 
+from tests.waiting import eventually as eventually
 from tests.wire.kv import raw_changelog
 from tests.wire.raw import RawClient
 from tests.wire.scans import SCANNED, Row
@@ -28,7 +27,6 @@ DATABASE = "fluss"
 """Every server has it from its start."""
 CAP_BYTES = 64 << 10
 """`kv.scanner.max-batch-size` of the shared server."""
-WAIT_SECONDS = 60.0
 EXPIRED, UNKNOWN_ID, INVALID, TOO_MANY, BUSY = 66, 67, 68, 69, 30004
 FULL = os.environ.get("ZUFLUSS_FAULT") == "full"
 
@@ -168,14 +166,6 @@ def pinned_offsets(server: DevServer, table_id: int, bucket: int = 0) -> list[in
     pins = bucket_directory(server, table_id, bucket) / "pins"
     names = [p.name for p in pins.iterdir()] if pins.is_dir() else []
     return sorted(int(name) for name in names if name.isdecimal())
-
-
-def eventually(condition: Callable[[], Any], what: str) -> None:
-    """Ask again until `condition` holds."""
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, f"{what} did not happen"
-        time.sleep(0.01)
 
 
 # -- a call that takes as long as the test wants ------------------------------------------------

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ import pyarrow as pa
 
 import zufluss
 from tests.fault.servers import free_port
+from tests.waiting import eventually as eventually
 from tests.wire.raw import RawClient
 from zufluss.client.admin import KvSnapshotInfo
 from zufluss.client.leaseinfo import KvSnapshotLeaseInfo, leases_of
@@ -34,7 +34,6 @@ from zufluss.wire.sasl import build_plain
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
-DEADLINE_SECONDS = 60.0
 RETAINED = 2
 USERS = ("admin", "anna", "bert")
 """Those with a password; the first one is a super user."""
@@ -48,14 +47,6 @@ KEYED = "id INT NOT NULL, text STRING, PRIMARY KEY (id)"
 
 _NUMBERS = itertools.count()
 _RUN = secrets.token_hex(3)
-
-
-def eventually(condition: Callable[[], bool], what: str = "") -> None:
-    """Ask again until it holds."""
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, f"waited too long: {what or condition}"
-        time.sleep(0.005)
 
 
 def unique(prefix: str = "t") -> str:

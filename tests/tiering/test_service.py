@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +17,7 @@ from tests.tiering.support import (
     offsets_in_lake,
 )
 from tests.tiering.test_round import rows
+from tests.waiting import eventually as wait_until
 from zufluss.errors import NetworkError, RequestTimeoutError
 from zufluss.testing.server import DevServer
 from zufluss.tiering.options import TieringOptions
@@ -26,14 +26,6 @@ from zufluss.tiering.service import TieringService
 from zufluss.tiering.tasks import BucketResult, TieringJob
 
 WAIT_SECONDS = 300.0
-
-
-def wait_until(what: Callable[[], bool]) -> None:
-    """Wait for something that another process or thread does."""
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not what():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.01)
 
 
 def tiered(connection: zufluss.Connection, path: str) -> bool:

@@ -7,10 +7,10 @@ Before it carried the writers, the batches between were taken for new ones, and 
 from __future__ import annotations
 
 import shutil
-import time
 from collections.abc import Callable
 
 import zufluss
+from tests.waiting import eventually
 from tests.wire.kv import Codec, kv_batch, put, values_of
 from tests.wire.raw import RawClient
 from tests.wire.test_kv_bad_input import create_by_hand
@@ -23,7 +23,6 @@ SUMS = Schema.of("id BIGINT NOT NULL, n BIGINT SUM, PRIMARY KEY (id)")
 PLAIN = Codec(Schema.of("id BIGINT NOT NULL, n BIGINT, PRIMARY KEY (id)"))
 AGGREGATION = {"table.merge-engine": "aggregation"}
 WRITER = 77
-SECONDS = 60
 
 
 def sent(raw: RawClient, table_id: int, sequence: int) -> tuple[int, int]:
@@ -40,12 +39,9 @@ def total(raw: RawClient, table_id: int) -> int:
 
 
 def wait_for_snapshot(server: DevServer, offset: int) -> None:
-    deadline = time.monotonic() + SECONDS
     with zufluss.connect(server.bootstrap) as connection:
-        admin = connection.admin
-        while [s.log_offset for s in admin.latest_kv_snapshots("wire.sums")] != [offset]:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        latest = connection.admin.latest_kv_snapshots
+        eventually(lambda: [each.log_offset for each in latest("wire.sums")] == [offset])
 
 
 def test_batches_that_only_a_snapshot_has_are_duplicates_after_the_disk_was_lost(

@@ -8,8 +8,7 @@ the manifest that the coordinator says counts, and from the places themselves.
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +19,7 @@ import pyarrow as pa
 
 import zufluss
 from tests.fault.servers import WarmServer
+from tests.waiting import eventually as eventually
 from tests.wire.helpers import connected, in_time, read_arrow
 from zufluss.client.sync import Connection, Table
 from zufluss.remote.errors import ObjectMissingError
@@ -50,21 +50,12 @@ SERVER = {
 }
 TABLE = {"table.log.tiered.local-segments": "1", "table.log.arrow.compression.type": "NONE"}
 CLIENT = {"client.request-timeout": "1s", "client.scanner.log.fetch.wait-max-time": "20ms"}
-DEADLINE_SECONDS = 60.0
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
     """Do asynchronous work, also in a test that is asynchronous itself."""
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(asyncio.run, work).result()
-
-
-def eventually(condition: Callable[[], bool], what: str = "") -> None:
-    """Ask again until it holds."""
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, f"waited too long: {what or condition}"
-        time.sleep(0.01)
 
 
 def weighted(dirs: Sequence[object], *weights: object) -> dict[str, str]:
