@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
-class FlussDataSource(DataSource):  # type: ignore[misc]
+class FlussDataSource(DataSource):
     """Tables of a cluster, by the options `bootstrap.servers` and `table`."""
 
     bootstrap: ClassVar[str | None] = None
