@@ -67,7 +67,8 @@ class ChangelogRead:
             frame = numbers.mapInArrow(tasks.__call__, schema)
         if sql is None:
             return frame
-        return frame.filter(sql).select(*(self.columns or schema.names))
+        wanted = self.columns or schema.names
+        return frame.filter(sql).select(*(f"`{name.replace('`', '``')}`" for name in wanted))
 
     def _names(self, info: TableInfo) -> tuple[str, ...] | None:
         if self.partitions is None:

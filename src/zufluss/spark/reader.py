@@ -7,7 +7,8 @@ plan pins is in the partitions, what all of them share is decided when the reade
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
@@ -27,7 +28,7 @@ from zufluss.spark.read_shape import (
 from zufluss.spark.scan_plan import PlanRequest, plan_splits
 from zufluss.spark.source_options import SourceOptions, View
 from zufluss.spark.split_read import SplitRead
-from zufluss.spark.splits import SplitGroup
+from zufluss.spark.splits import FreshShare, Split, SplitGroup
 from zufluss.spark.tail import client
 
 if TYPE_CHECKING:
@@ -87,17 +88,25 @@ class FlussReader(DataSourceReader):
         view = View.LAKE if lake_only else options.view
         records = options.get(o.MAX_RECORDS_PER_PARTITION)
         self._request = PlanRequest(info, view, parts, shape.prune, times, records)
+        self._fresh = options.get(o.READ_FRESH)
 
-    def partitions(self) -> list[SplitGroup]:
+    def partitions(self) -> list[InputPartition]:
         """Pin what is read now; one task per split, or one for all where there is a limit."""
-        read = self._read
-        cluster = client(read.bootstrap, read.options)
-        splits = cluster.thread.run(plan_splits(cluster.connection, self._request))
-        if read.limit is not None or not splits:
+        if self._fresh:
+            shares = 1 if self._read.limit is not None else self._request.info.bucket_count
+            return [FreshShare(number, shares) for number in range(shares)]
+        splits = self._plan(self._request)
+        if self._read.limit is not None or not splits:
             return [SplitGroup(*splits)]
         return [SplitGroup(split) for split in splits]
 
+    def _plan(self, request: PlanRequest) -> list[Split]:
+        cluster = client(self._read.bootstrap, self._read.options)
+        return cluster.thread.run(plan_splits(cluster.connection, request))
+
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a task."""
-        group: Any = partition
-        return self._read.group(group)
+        if isinstance(partition, FreshShare):
+            partition = SplitGroup(*self._plan(replace(self._request, share=partition.share)))
+        assert isinstance(partition, SplitGroup)
+        return self._read.group(partition)

@@ -64,6 +64,12 @@ class PlanRequest:
     """Leave out log of other times."""
     records_max: int | None = None
     """Records of a log that a split has at most."""
+    share: tuple[int, int] | None = None
+    """Only buckets whose number leaves this remainder when divided by that number."""
+
+    def has(self, bucket: int) -> bool:
+        """The bucket is among those to read."""
+        return self.share is None or bucket % self.share[1] == self.share[0]
 
 
 async def plan_splits(connection: AsyncConnection, request: PlanRequest) -> list[Split]:
@@ -129,7 +135,12 @@ async def _within(
 
 
 def _log_splits(request: PlanRequest, parts: Sequence[TailRange]) -> list[Split]:
-    return [LogSplit(piece) for part in parts for piece in _pieces(part, request.records_max)]
+    return [
+        LogSplit(piece)
+        for part in parts
+        if request.has(part.bucket.bucket_id)
+        for piece in _pieces(part, request.records_max)
+    ]
 
 
 def _pieces(part: TailRange, records: int | None) -> Iterator[TailRange]:
@@ -169,9 +180,20 @@ def _files(request: PlanRequest, plan: UnionPlan) -> Sequence[LakeFile]:
         scan = reader.plan(
             snapshot_id, filter=request.prune, partitions=plan.partitions, without=plan.fresh
         )
-        return scan.files
+        return _shared(request, scan.files)
     finally:
         reader.close()
+
+
+def _shared(request: PlanRequest, files: Sequence[LakeFile]) -> Sequence[LakeFile]:
+    if request.share is None:
+        return files
+    if any(file.bucket is None for file in files):
+        raise InvalidTableError(
+            f"table {request.info.path}: its lake has files of several buckets, which cannot be "
+            "read with read.fresh; leave the option out"
+        )
+    return [file for file in files if file.bucket is not None and request.has(file.bucket)]
 
 
 def _check_partitions(plan: UnionPlan, reader: LakeReader, snapshot_id: int) -> None:
@@ -209,7 +231,7 @@ async def _keyed(connection: AsyncConnection, request: PlanRequest) -> list[Spli
 def _merged(request: PlanRequest, plan: UnionPlan, snapshot_id: int) -> list[Split]:
     """Files and tails bucket by bucket; all in one where a file's bucket is not known."""
     files = _files(request, plan)
-    tails = [part for part in plan.tail if part.start < part.stop]
+    tails = [p for p in plan.tail if p.start < p.stop and request.has(p.bucket.bucket_id)]
     if any(file.bucket is None for file in files):
         return [KeyedLakeSplit(LakeSplit(snapshot_id, tuple(files)), tuple(tails))]
     splits: list[Split] = []
@@ -232,7 +254,7 @@ async def _pinned(connection: AsyncConnection, request: PlanRequest) -> list[Spl
     info = request.info
     places = await chosen_places(connection, info, request.partitions, None)
     end = await list_offsets(connection, info, places, "latest")
-    places = [place for place in places if end[place.bucket]]
+    places = [p for p in places if end[p.bucket] and request.has(p.bucket.bucket_id)]
     mine = _kept.setdefault(info.table_id, [])
     while len(mine) >= PLANS_KEPT:
         await mine.pop(0).close()

@@ -7,11 +7,12 @@ Keys are matched in any case, since Spark hands them over in lower case. An opti
 | `COMMON`, and every `client.*` | yes | yes | yes |
 | `READ` | yes | yes | refused |
 | `BATCH` | yes | refused | refused |
+| `VIEW` | yes | refused | not looked at |
 | `STREAM` | refused | yes | refused |
 | `WRITE` | not looked at | refused | yes |
 
 A view has one set of options for reading it and for `INSERT INTO`: so those of writes do not
-disturb a batch read. Refused ones and unknown ones are a `ConfigError`.
+disturb a batch read, nor those of views a write. Refused ones and unknown ones are a `ConfigError`.
 """
 
 from __future__ import annotations
@@ -79,8 +80,7 @@ LIMIT: Option[int | None] = Option(
     "limit",
     Kind.INT,
     None,
-    "At most so many rows are read of each split. Which ones is not said; put `LIMIT` on the query "
-    "as well for exactly so many.",
+    "At most so many rows, any of them; one task reads them.",
     minimum=0,
     default_text="none",
 )
@@ -90,6 +90,15 @@ READ_OPTIMIZED: Option[bool] = Option(
     False,
     "Read what the lake has and nothing of the log, as `$lake` does. Faster, and as old as the "
     "last tiering round.",
+)
+READ_FRESH: Option[bool] = Option(
+    "read.fresh",
+    Kind.BOOL,
+    False,
+    "Spark plans a DataFrame or view of a source once, and each query of it has the rows of that "
+    "moment. With this option every task reads its buckets as they are when it begins, so that "
+    "each query has the rows of now; one task per bucket, and no two at quite the same moment. "
+    "`register_views` sets it.",
 )
 MAX_RECORDS_PER_PARTITION: Option[int | None] = Option(
     "scan.maxRecordsPerPartition",
@@ -190,11 +199,12 @@ WRITE_ORDER: Option[str] = Option(
 COMMON: Final = (BOOTSTRAP, TABLE)
 READ: Final = (COLUMNS, FILTER, PARTITIONS, MAX_RECORDS_PER_PARTITION)
 BATCH: Final = (LIMIT, READ_OPTIMIZED, INCREMENTAL_START, INCREMENTAL_END)
+VIEW: Final = (READ_FRESH,)
 STREAM: Final = (STARTUP_MODE, STARTUP_TIMESTAMP, MAX_ROWS_PER_TRIGGER, MAX_BYTES_PER_TRIGGER)
 WRITE: Final = (TXN_ID, WRITE_COLUMNS, CHANGE_TYPE_COLUMN, WRITE_ORDER)
 
 _ALL: Final[Mapping[str, Option[Any]]] = {
-    option.key.lower(): option for option in (*COMMON, *READ, *BATCH, *STREAM, *WRITE)
+    option.key.lower(): option for option in (*COMMON, *READ, *BATCH, *VIEW, *STREAM, *WRITE)
 }
 _OF_SPARK: Final = frozenset({"path", "checkpointlocation", "queryname"})
 """Options that Spark hands over beside ours."""
@@ -210,7 +220,7 @@ class Use(Enum):
 
 _REFUSED: Final[Mapping[Use, tuple[Option[Any], ...]]] = {
     Use.BATCH: STREAM,
-    Use.STREAM: (*BATCH, *WRITE),
+    Use.STREAM: (*BATCH, *VIEW, *WRITE),
     Use.WRITE: (*READ, *BATCH, *STREAM),
 }
 

@@ -9,7 +9,8 @@
 | `KeyedLakeSplit` | the same of a primary-key table, and the tails of the same buckets | both, |
 |  |  | merged by key |
 
-A task has a `SplitGroup`: usually one split, all of them where a limit is to be kept.
+A task has a `SplitGroup`: usually one split, all of them where a limit is to be kept. Or, of a read
+that is to be fresh, a `FreshShare`: nothing is pinned, and the task plans its buckets itself.
 """
 
 from __future__ import annotations
@@ -69,3 +70,12 @@ class SplitGroup(InputPartition):
         super().__init__(splits)
         self.splits = splits
         """Read one after the other."""
+
+
+class FreshShare(InputPartition):
+    """Some of the buckets, as they are when the task begins."""
+
+    def __init__(self, remainder: int, shares: int) -> None:
+        super().__init__((remainder, shares))
+        self.share = (remainder, shares)
+        """The remainder of the buckets' numbers, and what they are divided by."""

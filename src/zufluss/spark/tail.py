@@ -87,7 +87,7 @@ class TailRead:
             try:
                 for rows in self._tables(part):
                     rows = for_spark(rows.select(list(self.columns)))
-                    yield from rows.combine_chunks().tobatches(max_chunksize=BATCH_ROWS)
+                    yield from rows.combine_chunks().to_batches(max_chunksize=BATCH_ROWS)
             except (OffsetOutOfRangeError, PartitionNotExistError) as gone:
                 raise type(gone)(
                     f"table {self.info.path}: records {part.start} to {part.stop} of {part.bucket} "
@@ -225,7 +225,7 @@ def gathered(batches: Iterator[pa.RecordBatch], least: int = BATCH_ROWS) -> Iter
         waiting.append(batch)
         rows += batch.num_rows
         if rows >= least:
-            yield pa.Table.frombatches(waiting)
+            yield pa.Table.from_batches(waiting)
             waiting, rows = [], 0
     if waiting:
-        yield pa.Table.frombatches(waiting)
+        yield pa.Table.from_batches(waiting)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from zufluss.errors import ConfigError
 from zufluss.spark.session import check_pyspark
+from zufluss.spark.source_options import BOOTSTRAP, READ_FRESH, TABLE
 from zufluss.spark.tail import client
 
 if TYPE_CHECKING:
@@ -62,7 +63,11 @@ def register_views(
     cluster = client(servers, {})
     tables = cluster.thread.run(cluster.connection.admin.list_tables(database))
     for table in tables:
-        options = {"bootstrap.servers": servers, "table": f"{database}.{table}"}
+        options = {
+            BOOTSTRAP.key: servers,
+            TABLE.key: f"{database}.{table}",
+            READ_FRESH.key: "true",
+        }
         said = ", ".join(f"{_text(key)} {_text(value)}" for key, value in options.items())
         spark.sql(
             f"CREATE OR REPLACE TEMPORARY VIEW {_name(prefix + table)} USING fluss OPTIONS ({said})"
