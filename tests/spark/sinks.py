@@ -93,8 +93,9 @@ class FailsAlways(_Faulty):
 
 def _changed(writer: Any, fault: type) -> Any:
     kind = type(writer)
-    writer.__class__ = type(f"Faulty{kind.__name__}", (fault, kind), {})
-    return writer
+    faulty = object.__new__(type(f"Faulty{kind.__name__}", (fault, kind), {}))
+    faulty.__dict__.update(writer.__dict__)
+    return faulty
 
 
 def append(frame: DataFrame, server: str, table: str, source: str = "fluss", **more: str) -> None:

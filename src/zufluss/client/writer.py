@@ -17,7 +17,8 @@ or `close`. Whatever goes to one bucket arrives there in the order it was writte
 A producer's writer (`Identity`) is different in two ways. With the first batch that fails it ends,
 and says so to whoever calls it. And the writer of a task cuts its batches by its input alone, never
 by time or by what else is under way: a task that is run again sends the same batches under the same
-numbers, and the server drops those that it has.
+numbers, and the server drops those that it has. So what is in no batch yet when it fails (an
+exception leaves its `with`) is dropped: a batch that ends early would stand for a whole one.
 """
 
 from __future__ import annotations
@@ -222,12 +223,23 @@ class BatchWriter:
         exc: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if exc is not None and self._repeatable:
+            self._drop_open()
         try:
             await self.close()
         except ZuflussError as e:
             if exc is None:
                 raise
             exc.add_note(f"and the writer failed: {e}")
+
+    def _drop_open(self) -> None:
+        """Forget what is in no batch yet: when the task is run again, its batches end elsewhere."""
+        for batch in self._open.values():
+            self._budget.give(batch.memory)
+        self._open.clear()
+        self._open_bytes = 0
+        with self._rows_lock:
+            self._rows.clear()
 
     def _check(self) -> None:
         if self._closed:
