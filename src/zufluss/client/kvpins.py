@@ -95,6 +95,11 @@ class Pins:
     def __getitem__(self, bucket: TableBucket) -> Pin:
         return self._pins[bucket]
 
+    def offset(self, bucket: TableBucket) -> int | None:
+        """Where a bucket is pinned; None if it is not."""
+        pin = self._pins.get(bucket)
+        return None if pin is None else pin.log_offset
+
     async def open(
         self, places: Sequence[BucketPlace], at: Mapping[TableBucket, int]
     ) -> dict[TableBucket, int]:

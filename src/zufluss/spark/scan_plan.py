@@ -77,9 +77,7 @@ async def plan_splits(connection: AsyncConnection, request: PlanRequest) -> list
     info = request.info
     if request.view is View.LAKE:
         wanted = request.partitions
-        return _lake_splits(
-            request, await plan_union(connection, info, wanted, read_optimized=True)
-        )
+        return lake_splits(request, await plan_union(connection, info, wanted, read_optimized=True))
     if request.view is View.CHANGELOG:
         return _log_splits(request, await _log(connection, request))
     if info.has_primary_key:
@@ -88,7 +86,7 @@ async def plan_splits(connection: AsyncConnection, request: PlanRequest) -> list
         return _log_splits(request, await _log(connection, request))
     plan = await plan_union(connection, info, request.partitions)
     tail = await _within(connection, request, plan.tail)
-    return [*_lake_splits(request, plan), *_log_splits(request, tail)]
+    return [*lake_splits(request, plan), *_log_splits(request, tail)]
 
 
 def has_lake(info: TableInfo) -> bool:
@@ -139,11 +137,12 @@ def _log_splits(request: PlanRequest, parts: Sequence[TailRange]) -> list[Split]
         LogSplit(piece)
         for part in parts
         if request.has(part.bucket.bucket_id)
-        for piece in _pieces(part, request.records_max)
+        for piece in pieces(part, request.records_max)
     ]
 
 
-def _pieces(part: TailRange, records: int | None) -> Iterator[TailRange]:
+def pieces(part: TailRange, records: int | None) -> Iterator[TailRange]:
+    """A range in parts of so many records."""
     step = records or max(1, part.stop - part.start)
     for start in range(part.start, part.stop, step):
         yield replace(part, start=start, stop=min(part.stop, start + step))
@@ -152,7 +151,8 @@ def _pieces(part: TailRange, records: int | None) -> Iterator[TailRange]:
 # -- lakes -------------------------------------------------------------------------------------
 
 
-def _lake_splits(request: PlanRequest, plan: UnionPlan) -> list[Split]:
+def lake_splits(request: PlanRequest, plan: UnionPlan) -> list[Split]:
+    """The files of a plan's snapshot, some for each task."""
     return [] if plan.lake is None else list(_grouped(plan.lake.snapshot_id, _files(request, plan)))
 
 
