@@ -14,7 +14,7 @@ from tests.client.conftest import FAST
 from tests.client.fake import FakeCluster
 from tests.client.producers import MANY, NUMBER, VIEWS, FakeProducers, at, create_views, writers
 from zufluss.client.connection import AsyncConnection, connect_async
-from zufluss.client.exactly_once import AsyncExactlyOnceWriter
+from zufluss.client.exactly_once import AsyncExactlyOnceWriter, AsyncTaskWriter
 from zufluss.client.producer import JOB_TASK_MAX, ProducerHandle
 from zufluss.client.table import AsyncTable
 from zufluss.errors import (
@@ -75,6 +75,21 @@ async def test_a_handle_of_another_table_is_refused(table: AsyncTable) -> None:
     handle = ProducerHandle(99, "job", 1, 1, (1,))
     with pytest.raises(ProducerStateError, match=r"table id 99, but fluss\.views has id 7"):
         table.producer_writer(handle, 0)
+
+
+async def failing_task(writer: AsyncTaskWriter) -> None:
+    async with writer:
+        await writer.write(MANY)
+        await writer.write({"page": 1, "views": 1})
+        raise RuntimeError("the task failed")
+
+
+async def test_a_task_that_fails_sends_no_batch_that_ends_early(
+    cluster: FakeCluster, driver: AsyncExactlyOnceWriter
+) -> None:
+    with pytest.raises(RuntimeError, match="the task failed"):
+        await failing_task(driver.for_task(3))
+    assert cluster.puts == []
 
 
 async def run_task(table: AsyncTable, handle: ProducerHandle, pauses: bool) -> None:
