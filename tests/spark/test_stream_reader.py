@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +14,7 @@ import pytest
 
 import zufluss.spark
 from tests.client.rounds import lake_table
+from tests.spark.cluster import QUICK
 from tests.spark.test_union import append, delete, plain, upsert
 from zufluss.client.sync import Connection, Table
 from zufluss.errors import ConfigError, TableNotExistError
@@ -129,6 +134,40 @@ def test_limits_make_small_batches_and_lose_nothing(stream, log_table):
     found = stream.run(log_table, maxRowsPerTrigger="15")
     assert [row[0] for row in found] == sorted(range(100), key=lambda i: repr((i, "x")))
     assert max(stream.batches) == 15
+
+
+DRIVER = """
+import sys, zufluss.spark
+bootstrap, table, directory, conf = sys.argv[1:]
+spark = zufluss.spark.session("killed", "local[2]", eval(conf))
+zufluss.spark.register(spark, bootstrap)
+frame = spark.readStream.format("fluss").option("maxRowsPerTrigger", "40").load(table)
+writer = frame.writeStream.format("parquet").option("checkpointLocation", directory + "/checkpoint")
+writer.start(directory + "/rows").awaitTermination()
+"""
+
+
+@pytest.mark.slow
+def test_a_query_whose_driver_is_killed_goes_on_without_losing_or_doubling(
+    stream, lake_server, keyed_table
+):
+    upsert(keyed_table, id=list(range(50)), name=["state"] * 50)
+    arguments = [lake_server.bootstrap, str(keyed_table.path), str(stream.directory), repr(QUICK)]
+    driver = subprocess.Popen([sys.executable, "-c", DRIVER, *arguments], start_new_session=True)
+    try:
+        commits = stream.directory / "checkpoint" / "commits"
+        number = 0
+        while driver.poll() is None and len(list(commits.glob("[0-9]"))) < 3:
+            upsert(keyed_table, id=[100 + number], name=[f"log {number}"])
+            number += 1
+        assert driver.poll() is None
+    finally:
+        os.killpg(driver.pid, signal.SIGKILL)
+        driver.wait()
+    upsert(keyed_table, id=[1, 2], name=["after", "after"])
+    expected = [(i, "state") for i in range(50)] + [(1, "after"), (2, "after")]
+    expected += [(100 + i, f"log {i}") for i in range(number)]
+    assert stream.run(keyed_table, maxRowsPerTrigger="100000") == sorted(expected, key=repr)
 
 
 # -- offsets -----------------------------------------------------------------------------------
