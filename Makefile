@@ -37,6 +37,7 @@ check: $(READY) ## lint, types, import direction, generated files current
 	$(BIN)/lint-imports
 	$(BIN)/python -m zufluss.config.docs --check docs/configuration.md
 	$(BIN)/python -m zufluss.obs.metrics --check docs/metrics.md
+	$(BIN)/python -m zufluss.spark.docs --check docs/spark.md
 	$(BIN)/python scripts/proto.py --check
 
 test: kernels ## all tests, with a sample of each fault count
@@ -60,9 +61,10 @@ fault: kernels ## the full fault counts: crashes, power loss, fuzzing (long)
 proto: $(READY) ## regenerate the protobuf messages
 	$(BIN)/python scripts/proto.py
 
-docs: $(READY) ## regenerate docs/configuration.md and docs/metrics.md
+docs: $(READY) ## regenerate the tables of options and metrics in docs/
 	$(BIN)/python -m zufluss.config.docs docs/configuration.md
 	$(BIN)/python -m zufluss.obs.metrics docs/metrics.md
+	$(BIN)/python -m zufluss.spark.docs docs/spark.md
 
 clean: ## remove the virtual environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .demo

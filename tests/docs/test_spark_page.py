@@ -17,7 +17,7 @@ def server(tmp_path_factory):
         yield server
 
 
-@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("number", range(5))
 def test_the_blocks_of_the_spark_page_print_what_they_say(server, number):
     code = blocks(PAGE, "python")[number]
     said = re.findall(r"^print\(.*\)  # (.*)$", code, re.M)
@@ -26,4 +26,4 @@ def test_the_blocks_of_the_spark_page_print_what_they_say(server, number):
 
 
 def test_every_block_of_the_page_is_run_by_some_test():
-    assert len(blocks(PAGE, "python")) == 3
+    assert len(blocks(PAGE, "python")) == 6

@@ -58,7 +58,7 @@ from zufluss.client.producer_state import ProducerState, States, state_of
 from zufluss.client.sender import BucketQueue
 from zufluss.client.undo import OnUndo, UndoProgress, undo_on_leaders
 from zufluss.client.undo_changelog import undo_by_changelog
-from zufluss.client.upsert import AsyncUpsertWriter, put_mode
+from zufluss.client.upsert import AsyncUpsertWriter, MergeModeName, put_mode
 from zufluss.client.writer import BatchWriter, Identity
 from zufluss.errors import (
     ConfigError,
@@ -256,12 +256,14 @@ class AsyncTaskUpsertWriter(_Task, AsyncUpsertWriter):
         handle: ProducerHandle,
         task: int,
         *,
+        merge_mode: MergeModeName = "aggregate",
         pre_aggregate: bool = False,
     ) -> None:
         super().__init__(
             connection,
             info,
             handle.columns(info),
+            merge_mode,
             pre_aggregate=pre_aggregate,
             identity=_task_identity(handle, task),
         )

@@ -25,7 +25,7 @@ import asyncio
 import logging
 import weakref
 from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from zufluss.client.connection import AsyncConnection
@@ -95,6 +95,11 @@ class Pins:
     def __getitem__(self, bucket: TableBucket) -> Pin:
         return self._pins[bucket]
 
+    def offset(self, bucket: TableBucket) -> int | None:
+        """Where a bucket is pinned; None if it is not."""
+        pin = self._pins.get(bucket)
+        return None if pin is None else pin.log_offset
+
     async def open(
         self, places: Sequence[BucketPlace], at: Mapping[TableBucket, int]
     ) -> dict[TableBucket, int]:
@@ -107,6 +112,12 @@ class Pins:
             seconds = min(pin.idle_ms for pin in pins) / KEPT_PARTS / 1000
             self._keeper = self._loop.create_task(_keep(weakref.ref(self), seconds))
         return {bucket: pin.log_offset for bucket, pin in self._pins.items()}
+
+    def adopt(self, pin: Pin) -> Pin:
+        """Read from a pin that another process opened, and let go of it at the end."""
+        found = replace(pin, used=self._loop.time())
+        self._pins[found.place.bucket] = found
+        return found
 
     async def _open(
         self, places: Sequence[BucketPlace], at: Mapping[TableBucket, int], timeout_ms: int

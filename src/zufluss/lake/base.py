@@ -251,6 +251,8 @@ class LakeFile:
     """Bytes."""
     deletes: tuple[str, ...] = ()
     """Position delete files (`file_path`, `pos`) that apply to it."""
+    bucket: int | None = None
+    """The bucket that all its rows are of, where the layout of the lake says so."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
@@ -33,12 +33,18 @@ from zufluss.model.expression import Expression
 from zufluss.model.table import TableInfo
 from zufluss.spark.types import for_spark
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 BATCH_ROWS: Final = 65_536
 """Rows of a batch for Spark; smaller ones cost it more than they are worth."""
 TASK_ROWS: Final = 100_000
 """Records below which a task of its own does not pay."""
 
-R = TypeVar("R")
+TASKS_PER_CORE: Final = 2
+"""Tasks for a tail, at most."""
+CONNECT_TASKS: Final = 8
+"""The same where the cores are not known, through Spark Connect."""
 
 
 class What(Enum):
@@ -92,25 +98,25 @@ class TailRead:
     def _tables(self, part: TailRange) -> Iterator[pa.Table]:
         if not self.info.has_primary_key:
             scan = self._scan(part, self.columns, self.filter)
-            return _gathered(_batches(self._client(), scan, part))
+            return gathered(batches(self._client(), scan, part))
         if self.what is What.KEYS:
             return self._keys(part)
         return self._folded(part)
 
     def _keys(self, part: TailRange) -> Iterator[pa.Table]:
         scan = self._scan(part, self.columns)
-        for rows in _gathered(_batches(self._client(), scan, part), BATCH_ROWS * 16):
+        for rows in gathered(batches(self._client(), scan, part), BATCH_ROWS * 16):
             keys = rows.select(list(self.columns))
             yield keys.group_by(list(self.columns), use_threads=False).aggregate([])
 
     def _folded(self, part: TailRange) -> Iterator[pa.Table]:
         info = narrowed(self.info, self.columns)
         folder = Folder(info, part.bucket.bucket_id)
-        for batch in _batches(self._client(), self._scan(part, info.schema.names), part):
+        for batch in batches(self._client(), self._scan(part, info.schema.names), part):
             folder.add(batch)
         yield folder.finish().upserts
 
-    def _client(self) -> _Client:
+    def _client(self) -> Client:
         return client(self.bootstrap, self.options)
 
     def _scan(
@@ -150,6 +156,13 @@ def pack(
     return tuple(tuple(group) for group in groups)
 
 
+def tasks_max(spark: SparkSession) -> int:
+    """How many tasks the tail of a read may have."""
+    if type(spark).__module__.startswith("pyspark.sql.connect"):
+        return CONNECT_TASKS
+    return TASKS_PER_CORE * int(spark.sparkContext.defaultParallelism)
+
+
 def _cut(part: TailRange, rows: int) -> Iterator[TailRange]:
     for start in range(part.start, part.stop, rows):
         yield replace(part, start=start, stop=min(part.stop, start + rows))
@@ -164,23 +177,27 @@ def narrowed(info: TableInfo, columns: Sequence[str]) -> TableInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class _Client:
+class Client:
+    """A connection, and the thread of its event loop."""
+
     thread: LoopThread
+    """Where it lives."""
     connection: AsyncConnection
+    """The connection."""
 
 
-_clients: dict[tuple[Any, ...], _Client] = {}
+_clients: dict[tuple[Any, ...], Client] = {}
 """By process, cluster and options; a forked process never uses its parent's."""
 
 
-def client(bootstrap: str, options: Mapping[str, Any]) -> _Client:
+def client(bootstrap: str, options: Mapping[str, Any]) -> Client:
     """This process's client of a cluster, made at first use and kept."""
     key = (os.getpid(), bootstrap, *sorted(options.items()))
     found = _clients.get(key)
     if found is None:
         thread = LoopThread()
         try:
-            found = _Client(thread, thread.run(connect_async(bootstrap, **options)))
+            found = Client(thread, thread.run(connect_async(bootstrap, **options)))
         except BaseException:
             thread.close()
             raise
@@ -188,7 +205,7 @@ def client(bootstrap: str, options: Mapping[str, Any]) -> _Client:
     return found
 
 
-def _batches(client: _Client, scan: AsyncLogScan, part: TailRange) -> Iterator[pa.RecordBatch]:
+def batches(client: Client, scan: AsyncLogScan, part: TailRange) -> Iterator[pa.RecordBatch]:
     """The batches of one range."""
     scanner = client.thread.run(scan.open())
     try:
@@ -200,7 +217,7 @@ def _batches(client: _Client, scan: AsyncLogScan, part: TailRange) -> Iterator[p
         client.thread.run(scanner.close())
 
 
-def _gathered(batches: Iterator[pa.RecordBatch], least: int = BATCH_ROWS) -> Iterator[pa.Table]:
+def gathered(batches: Iterator[pa.RecordBatch], least: int = BATCH_ROWS) -> Iterator[pa.Table]:
     """Several batches as one table, where they are small."""
     waiting: list[pa.RecordBatch] = []
     rows = 0

@@ -83,6 +83,13 @@ def for_spark(rows: pa.Table) -> pa.Table:
     return rows if micros.equals(plain) else rows.cast(plain)
 
 
+def changed_type(of: pa.DataType, change: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
+    """A type with every part of it changed that is no list, map or struct."""
+    if pa.types.is_nested(of):
+        return _nested(of, lambda part: changed_type(part, change))
+    return change(of)
+
+
 def _in_micros(of: pa.DataType) -> pa.DataType:
     """The first step: every time in microseconds."""
     if pa.types.is_timestamp(of):

@@ -34,20 +34,18 @@ from zufluss.lake.base import (
     lake_factory,
 )
 from zufluss.model.expression import Expression
+from zufluss.spark.changelog import CHANGELOG_SUFFIX, ChangelogRead
 from zufluss.spark.filters import to_column
 from zufluss.spark.lakefiles import read_files
-from zufluss.spark.tail import TailRead, What, client, pack
+from zufluss.spark.tail import TailRead, What, client, pack, tasks_max
 from zufluss.spark.types import spark_schema
+from zufluss.spark.views import known_bootstrap
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
 LAKE_SUFFIX: Final = "$lake"
-TASKS_PER_CORE: Final = 2
-"""Tasks for the tail, at most."""
-CONNECT_TASKS: Final = 8
-"""The same where the cores are not known, through Spark Connect."""
 BROADCAST_RECORDS: Final = 2_000_000
 """A tail of more records is not broadcast; Spark then sorts and merges."""
 
@@ -56,31 +54,51 @@ def table(
     spark: SparkSession,
     path: str,
     *,
-    bootstrap: str,
+    bootstrap: str | None = None,
     columns: Sequence[str] | None = None,
     filter: Expression | str | None = None,
+    limit: int | None = None,
     partitions: Iterable[Partition] | None = None,
     read_optimized: bool = False,
     options: Mapping[str, Any] | None = None,
 ) -> DataFrame:
     """A table as it is now: what the lake has of it, and the rest from its log.
 
-    `filter` is an expression of `zufluss.col`, which is pushed down as far as it goes, or a text of
-    SQL. `partitions` are names or `{column: value}`. With `read_optimized`, or for `"db.t$lake"`,
-    only the lake is read. `options` are the client's, as for `zufluss.connect`.
+    `bootstrap` may be left out after `register(spark, bootstrap)`. `filter` is an expression of
+    `zufluss.col`, which is pushed down as far as it goes, or a text of SQL. `limit` is a number of
+    rows, any of them. `partitions` are names or `{column: value}`. With `read_optimized`, or for
+    `"db.t$lake"`, only the lake is read; `"db.t$changelog"` is the changes, with `_change_type`,
+    `_log_offset` and `_commit_timestamp`. `options` are the client's, as for `zufluss.connect`.
 
     >>> table(spark, "shop.orders", bootstrap="localhost:9123").count()  # doctest: +SKIP
     """
-    lake_only = read_optimized or path.endswith(LAKE_SUFFIX)
-    cluster = client(bootstrap, options or {})
-    planning = plan_union(
-        cluster.connection,
-        path.removesuffix(LAKE_SUFFIX),
-        partitions,
-        read_optimized=lake_only,
-    )
+    servers = known_bootstrap(spark, bootstrap)
+    if path.endswith(CHANGELOG_SUFFIX):
+        read = ChangelogRead(spark, servers, options or {}, columns, filter, partitions)
+        frame = read.frame(path.removesuffix(CHANGELOG_SUFFIX))
+    else:
+        lake_only = read_optimized or path.endswith(LAKE_SUFFIX)
+        read_as = path.removesuffix(LAKE_SUFFIX)
+        wanted = (columns, filter, partitions)
+        frame = _rows(spark, read_as, servers, options or {}, *wanted, read_optimized=lake_only)
+    return frame if limit is None else frame.limit(limit)
+
+
+def _rows(
+    spark: SparkSession,
+    path: str,
+    bootstrap: str,
+    options: Mapping[str, Any],
+    columns: Sequence[str] | None,
+    filter: Expression | str | None,
+    partitions: Iterable[Partition] | None,
+    *,
+    read_optimized: bool,
+) -> DataFrame:
+    cluster = client(bootstrap, options)
+    planning = plan_union(cluster.connection, path, partitions, read_optimized=read_optimized)
     plan = cluster.thread.run(planning)
-    return _UnionRead(spark, plan, bootstrap, options or {}, columns, filter).frame()
+    return _UnionRead(spark, plan, bootstrap, options, columns, filter).frame()
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,19 +219,13 @@ class _UnionRead:
         self, columns: Sequence[str], filter: Expression | None, what: What
     ) -> DataFrame | None:
         info = self.plan.info
-        groups = pack(self.plan.tail, _tasks_max(self.spark), split=not info.has_primary_key)
+        groups = pack(self.plan.tail, tasks_max(self.spark), split=not info.has_primary_key)
         if not groups:
             return None
         read = TailRead(self.bootstrap, self.options, info, groups, tuple(columns), filter, what)
         count = len(groups)
         tasks = self.spark.range(0, count, 1, count)
         return tasks.mapInArrow(read.__call__, self._schema(columns))
-
-
-def _tasks_max(spark: SparkSession) -> int:
-    if type(spark).__module__.startswith("pyspark.sql.connect"):
-        return CONNECT_TASKS
-    return TASKS_PER_CORE * int(spark.sparkContext.defaultParallelism)
 
 
 def _named(name: str) -> Column:

@@ -194,4 +194,5 @@ def _lake_file(task: Any) -> LakeFile:
         records=task.file.record_count,
         size=task.file.file_size_in_bytes,
         deletes=tuple(sorted(file.file_path for file in task.delete_files)),
+        bucket=task.file.partition[len(task.file.partition) - 1],
     )

@@ -1,0 +1,266 @@
+"""The plan of a batch read: which splits there are, everything in them pinned.
+
+| table | splits |
+|---|---|
+| log table | files of the lake, a group per task; the log behind them, a range per bucket |
+| primary-key table, tiered | a bucket's files of the lake with its tail |
+| primary-key table, not tiered | a pin per bucket |
+| `$lake`, or `read.optimized` | files of the lake |
+| `$changelog` | the log that is there, a range per bucket |
+
+Empty buckets have no split. A range is cut where a task is to have no more than so many records.
+
+Pins live for as long as a query may take to come to them, and Spark plans queries that it never
+runs, or stops early. So a process keeps the pins of its last few plans only (`PLANS_KEPT`) and lets
+go of older ones: who still reads these has the state made again.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from zufluss.client.connection import AsyncConnection
+from zufluss.client.kvpins import Pins
+from zufluss.client.offsets import BucketPlace, list_offsets
+from zufluss.client.partitions import chosen_places
+from zufluss.client.union import TailRange, UnionPlan, plan_union
+from zufluss.config import table_options as t
+from zufluss.errors import InvalidTableError, InvalidTimestampError, PartitionNotExistError
+from zufluss.lake.base import (
+    CommitterContext,
+    LakeFile,
+    LakeReader,
+    catalog_properties,
+    lake_factory,
+)
+from zufluss.model.expression import Expression
+from zufluss.model.table import TableInfo
+from zufluss.spark.read_shape import ALWAYS, TimeRange
+from zufluss.spark.source_options import View
+from zufluss.spark.splits import KeyedLakeSplit, LakeSplit, LogSplit, Split, StateSplit
+
+PLANS_KEPT: Final = 2
+"""Plans of one process whose pins are kept, per table."""
+LAKE_SPLIT_BYTES: Final = 128 * 1024 * 1024
+"""Files of the lake that one task reads, about."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRequest:
+    """What is to be read."""
+
+    info: TableInfo
+    """The table."""
+    view: View
+    """What of it."""
+    partitions: tuple[str, ...] | None = None
+    """Only these partitions."""
+    prune: Expression | None = None
+    """Leave out files of the lake that have no row that matches."""
+    times: TimeRange = ALWAYS
+    """Leave out log of other times."""
+    records_max: int | None = None
+    """Records of a log that a split has at most."""
+    share: tuple[int, int] | None = None
+    """Only buckets whose number leaves this remainder when divided by that number."""
+
+    def has(self, bucket: int) -> bool:
+        """The bucket is among those to read."""
+        return self.share is None or bucket % self.share[1] == self.share[0]
+
+
+async def plan_splits(connection: AsyncConnection, request: PlanRequest) -> list[Split]:
+    """The splits of a read."""
+    info = request.info
+    if request.view is View.LAKE:
+        wanted = request.partitions
+        return lake_splits(request, await plan_union(connection, info, wanted, read_optimized=True))
+    if request.view is View.CHANGELOG:
+        return _log_splits(request, await _log(connection, request))
+    if info.has_primary_key:
+        return await _keyed(connection, request)
+    if not has_lake(info):
+        return _log_splits(request, await _log(connection, request))
+    plan = await plan_union(connection, info, request.partitions)
+    tail = await _within(connection, request, plan.tail)
+    return [*lake_splits(request, plan), *_log_splits(request, tail)]
+
+
+def has_lake(info: TableInfo) -> bool:
+    """The table has a lake to be tiered to."""
+    return info.property(t.TABLE_DATALAKE_FORMAT) is not None
+
+
+# -- logs --------------------------------------------------------------------------------------
+
+
+async def log_ranges(
+    connection: AsyncConnection, info: TableInfo, partitions: Sequence[str] | None
+) -> list[TailRange]:
+    """What the log of every bucket has now."""
+    places = await chosen_places(connection, info, partitions, None)
+    first = await list_offsets(connection, info, places, "earliest")
+    end = await list_offsets(connection, info, places, "latest")
+    return [TailRange(p.bucket, p.partition, first[p.bucket], end[p.bucket]) for p in places]
+
+
+async def _log(connection: AsyncConnection, request: PlanRequest) -> Sequence[TailRange]:
+    parts = await log_ranges(connection, request.info, request.partitions)
+    return await _within(connection, request, parts)
+
+
+async def _within(
+    connection: AsyncConnection, request: PlanRequest, parts: Sequence[TailRange]
+) -> Sequence[TailRange]:
+    """The ranges without what is certainly of other times; batches may still be of both."""
+    times = request.times
+    if not times:
+        return parts
+    places = [BucketPlace(part.bucket, part.partition) for part in parts]
+    if times.start is not None:
+        found = await list_offsets(connection, request.info, places, times.start)
+        parts = [replace(p, start=max(p.start, found[p.bucket])) for p in parts]
+    if times.end is not None:
+        try:
+            found = await list_offsets(connection, request.info, places, times.end)
+        except InvalidTimestampError:
+            return parts  # not yet over: up to the end there is now
+        parts = [replace(p, stop=min(p.stop, found[p.bucket])) for p in parts]
+    return parts
+
+
+def _log_splits(request: PlanRequest, parts: Sequence[TailRange]) -> list[Split]:
+    return [
+        LogSplit(piece)
+        for part in parts
+        if request.has(part.bucket.bucket_id)
+        for piece in pieces(part, request.records_max)
+    ]
+
+
+def pieces(part: TailRange, records: int | None) -> Iterator[TailRange]:
+    """A range in parts of so many records."""
+    step = records or max(1, part.stop - part.start)
+    for start in range(part.start, part.stop, step):
+        yield replace(part, start=start, stop=min(part.stop, start + step))
+
+
+# -- lakes -------------------------------------------------------------------------------------
+
+
+def lake_splits(request: PlanRequest, plan: UnionPlan) -> list[Split]:
+    """The files of a plan's snapshot, some for each task."""
+    return [] if plan.lake is None else list(_grouped(plan.lake.snapshot_id, _files(request, plan)))
+
+
+def _grouped(snapshot_id: int, files: Sequence[LakeFile]) -> Iterator[LakeSplit]:
+    """Files in the order of the lake, about `LAKE_SPLIT_BYTES` at a time."""
+    waiting: list[LakeFile] = []
+    size = 0
+    for file in files:
+        if waiting and size + file.size > LAKE_SPLIT_BYTES:
+            yield LakeSplit(snapshot_id, tuple(waiting))
+            waiting, size = [], 0
+        waiting.append(file)
+        size += file.size
+    if waiting:
+        yield LakeSplit(snapshot_id, tuple(waiting))
+
+
+def _files(request: PlanRequest, plan: UnionPlan) -> Sequence[LakeFile]:
+    if plan.lake is None:
+        return ()
+    snapshot_id = plan.lake.snapshot_id
+    reader = open_lake(request.info)
+    try:
+        _check_partitions(plan, reader, snapshot_id)
+        scan = reader.plan(
+            snapshot_id, filter=request.prune, partitions=plan.partitions, without=plan.fresh
+        )
+        return _shared(request, scan.files)
+    finally:
+        reader.close()
+
+
+def _shared(request: PlanRequest, files: Sequence[LakeFile]) -> Sequence[LakeFile]:
+    if request.share is None:
+        return files
+    if any(file.bucket is None for file in files):
+        raise InvalidTableError(
+            f"table {request.info.path}: its lake has files of several buckets, which cannot be "
+            "read with read.fresh; leave the option out"
+        )
+    return [file for file in files if file.bucket is not None and request.has(file.bucket)]
+
+
+def _check_partitions(plan: UnionPlan, reader: LakeReader, snapshot_id: int) -> None:
+    """A partition that was asked for is in the table, or in the lake."""
+    known = {part.partition for part in plan.tail}
+    for name in set(plan.partitions or ()) - known:
+        if not reader.plan(snapshot_id, partitions=[name]).files:
+            raise PartitionNotExistError(
+                f"table {plan.info.path} has no partition {name!r}, and the lake has no rows of one"
+            )
+
+
+def open_lake(info: TableInfo) -> LakeReader:
+    """The reader of a table's lake."""
+    found = info.property(t.TABLE_DATALAKE_FORMAT)
+    if found is None:
+        raise InvalidTableError(f"table {info.path} has no lake")
+    properties = catalog_properties(info, str(found))
+    reader: LakeReader = lake_factory(str(found)).create_reader(CommitterContext(info, properties))
+    return reader
+
+
+# -- primary keys ------------------------------------------------------------------------------
+
+
+async def _keyed(connection: AsyncConnection, request: PlanRequest) -> list[Split]:
+    info = request.info
+    if has_lake(info) and await connection.admin.lake_snapshot(info.path, readable=True):
+        plan = await plan_union(connection, info, request.partitions)
+        if plan.lake is not None:
+            return _merged(request, plan, plan.lake.snapshot_id)
+    return await _pinned(connection, request)
+
+
+def _merged(request: PlanRequest, plan: UnionPlan, snapshot_id: int) -> list[Split]:
+    """Files and tails bucket by bucket; all in one where a file's bucket is not known."""
+    files = _files(request, plan)
+    tails = [p for p in plan.tail if p.start < p.stop and request.has(p.bucket.bucket_id)]
+    if any(file.bucket is None for file in files):
+        return [KeyedLakeSplit(LakeSplit(snapshot_id, tuple(files)), tuple(tails))]
+    splits: list[Split] = []
+    for bucket in range(plan.info.bucket_count):
+        here = tuple(file for file in files if file.bucket == bucket)
+        changed = tuple(part for part in tails if part.bucket.bucket_id == bucket)
+        if changed:
+            lake = LakeSplit(snapshot_id, here) if here else None
+            splits.append(KeyedLakeSplit(lake, changed))
+        else:
+            splits += _grouped(snapshot_id, here)
+    return splits
+
+
+_kept: OrderedDict[int, list[Pins]] = OrderedDict()
+"""The pins of this process's last plans, by table id."""
+
+
+async def _pinned(connection: AsyncConnection, request: PlanRequest) -> list[Split]:
+    info = request.info
+    places = await chosen_places(connection, info, request.partitions, None)
+    end = await list_offsets(connection, info, places, "latest")
+    places = [p for p in places if end[p.bucket] and request.has(p.bucket.bucket_id)]
+    mine = _kept.setdefault(info.table_id, [])
+    while len(mine) >= PLANS_KEPT:
+        await mine.pop(0).close()
+    if not places:
+        return []
+    pins = Pins(connection, info, resume=True)
+    await pins.open(places, {})
+    mine.append(pins)
+    return [StateSplit(pins[place.bucket]) for place in places]

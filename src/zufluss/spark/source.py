@@ -1,0 +1,97 @@
+"""`format("fluss")`: tables as a data source of Spark, for batch and streaming reads and writes.
+
+Spark calls the methods in processes of its own and pickles what they return; the class that it was
+given is all they know. So the address that `register` was told stands in a class made for it.
+
+Filters and columns are never pushed by Spark's own hook: a filter that was pushed once stays in the
+relation and is applied to every later use of it. They are options instead, which make a relation
+of their own.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pyspark.sql.datasource import DataSource
+
+from zufluss.errors import ConfigError
+from zufluss.spark.source_options import SourceOptions, Use, parse_options
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import (
+        DataSourceReader,
+        DataSourceStreamReader,
+        DataSourceStreamWriter,
+        DataSourceWriter,
+    )
+    from pyspark.sql.types import StructType
+
+
+class FlussDataSource(DataSource):
+    """Tables of a cluster, by the options `bootstrap.servers` and `table`."""
+
+    bootstrap: ClassVar[str | None] = None
+    """The cluster of relations that name none."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The name of the format."""
+        return "fluss"
+
+    def schema(self) -> StructType:
+        """The columns of the table, or those asked for."""
+        from zufluss.spark.reader import source_schema
+
+        return source_schema(self._parsed())
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """A batch read."""
+        from zufluss.spark.reader import FlussReader
+
+        return FlussReader(self._parsed(Use.BATCH), schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        """A streaming read."""
+        check_streams()
+        from zufluss.spark.stream_reader import FlussStreamReader
+
+        return FlussStreamReader(self._parsed(Use.STREAM), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """A batch write."""
+        from zufluss.spark.writer import make_writer
+
+        return make_writer(self._parsed(Use.WRITE), schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        """A streaming write."""
+        from zufluss.spark.stream_writer import make_stream_writer
+
+        return make_stream_writer(self._parsed(Use.WRITE), schema, overwrite)
+
+    def _parsed(self, use: Use | None = None) -> SourceOptions:
+        options: Any = self.options
+        found = parse_options(options, self.bootstrap)
+        if use is not None:
+            found.check_for(use)
+        return found
+
+
+def check_streams() -> None:
+    """`ConfigError` where Spark does not tell a Python source how far a stream has come."""
+    if importlib.util.find_spec("pyspark.sql.streaming.datasource") is None:
+        raise ConfigError(
+            "format fluss is read as a stream with Spark 4.2 or newer: the source of an older one "
+            "is not told where a batch begins. Batch reads and all writes work here too"
+        )
+
+
+def source_class(bootstrap: str | None) -> type[FlussDataSource]:
+    """The source for a cluster; pickled by value, so that the address goes along."""
+
+    class ClusterDataSource(FlussDataSource):
+        """The source of one cluster."""
+
+    ClusterDataSource.bootstrap = bootstrap
+    return ClusterDataSource

@@ -1,0 +1,314 @@
+"""The options of `format("fluss")`, declared once, and what they say together.
+
+Keys are matched in any case, since Spark hands them over in lower case. An option is of one group:
+
+| group | batch reads | streaming reads | writes |
+|---|---|---|---|
+| `COMMON`, and every `client.*` | yes | yes | yes |
+| `READ` | yes | yes | refused |
+| `BATCH` | yes | refused | refused |
+| `VIEW` | yes | refused | not looked at |
+| `STREAM` | refused | yes | refused |
+| `WRITE` | not looked at | refused | yes |
+
+A view has one set of options for reading it and for `INSERT INTO`: so those of writes do not
+disturb a batch read, nor those of views a write. Refused ones and unknown ones are a `ConfigError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final, TypeVar
+
+from zufluss.config.nearest import suggestion
+from zufluss.config.option import Kind, Option
+from zufluss.config.options import OPTIONS, is_client_option
+from zufluss.errors import ConfigError
+from zufluss.model.table import TablePath
+
+T = TypeVar("T")
+
+DEFAULT_DATABASE: Final = "fluss"
+"""The database of a table that is named without one, as everywhere in the client."""
+
+# -- common ------------------------------------------------------------------------------------
+
+BOOTSTRAP: Option[str | None] = Option(
+    "bootstrap.servers",
+    Kind.STRING,
+    None,
+    "Where the cluster is, `host:port[,host:port…]`. Needed, unless `zufluss.spark.register` was "
+    "given one.",
+    default_text="that of `register`",
+)
+TABLE: Option[str | None] = Option(
+    "table",
+    Kind.STRING,
+    None,
+    "The table, `database.table`; for reading also `database.table$lake` (what its lake has) and "
+    '`database.table$changelog` (its changes). `.load("database.table")` means the same.',
+    default_text="needed",
+)
+
+# -- reads -------------------------------------------------------------------------------------
+
+COLUMNS: Option[tuple[str, ...] | None] = Option(
+    "columns",
+    Kind.LIST,
+    None,
+    "Only these columns, in this order; others are not read.",
+    default_text="all",
+)
+FILTER: Option[str | None] = Option(
+    "filter",
+    Kind.STRING,
+    None,
+    "Only rows that match, such as `cents > 500 AND customer IN ('ann', 'bob')`; pushed to server "
+    "and lake.",
+    default_text="none",
+)
+PARTITIONS: Option[tuple[str, ...] | None] = Option(
+    "partitions",
+    Kind.LIST,
+    None,
+    "Only these partitions, by name.",
+    default_text="all",
+)
+LIMIT: Option[int | None] = Option(
+    "limit",
+    Kind.INT,
+    None,
+    "At most so many rows, any of them; one task reads them.",
+    minimum=0,
+    default_text="none",
+)
+READ_OPTIMIZED: Option[bool] = Option(
+    "read.optimized",
+    Kind.BOOL,
+    False,
+    "Read what the lake has and nothing of the log, as `$lake` does. Faster, and as old as the "
+    "last tiering round.",
+)
+READ_FRESH: Option[bool] = Option(
+    "read.fresh",
+    Kind.BOOL,
+    False,
+    "Spark plans a DataFrame or view of a source once, and each query of it has the rows of that "
+    "moment. With this option every task reads its buckets as they are when it begins, so that "
+    "each query has the rows of now; one task per bucket, and no two at quite the same moment. "
+    "`register_views` sets it.",
+)
+MAX_RECORDS_PER_PARTITION: Option[int | None] = Option(
+    "scan.maxRecordsPerPartition",
+    Kind.INT,
+    None,
+    "A log is read by one task for every so many records of a bucket.",
+    minimum=1,
+    default_text="one task per bucket",
+)
+INCREMENTAL_START: Option[str | None] = Option(
+    "scan.incremental.start.timestamp",
+    Kind.STRING,
+    None,
+    "Only rows written at this time or later: epoch milliseconds, or `2026-01-31T12:00:00` (UTC "
+    "where it names no zone). Of log tables and of `$changelog`.",
+    default_text="from the beginning",
+)
+INCREMENTAL_END: Option[str | None] = Option(
+    "scan.incremental.end.timestamp",
+    Kind.STRING,
+    None,
+    "Only rows written before this time, as `scan.incremental.start.timestamp`.",
+    default_text="up to now",
+)
+
+# -- streaming reads ---------------------------------------------------------------------------
+
+STARTUP_MODE: Option[str] = Option(
+    "scan.startup.mode",
+    Kind.ENUM,
+    "full",
+    "Where a new query begins: with all rows that the table has, then what is written (`full`); "
+    "at the beginning of the log; with what is written from now on; at a time. A query that has a "
+    "checkpoint goes on from there.",
+    allowed=("full", "earliest", "latest", "timestamp"),
+)
+STARTUP_TIMESTAMP: Option[str | None] = Option(
+    "scan.startup.timestamp",
+    Kind.STRING,
+    None,
+    "The time of mode `timestamp`: epoch milliseconds, or `2026-01-31T12:00:00` (UTC where it "
+    "names no zone).",
+    default_text="none",
+)
+MAX_ROWS_PER_TRIGGER: Option[int | None] = Option(
+    "maxRowsPerTrigger",
+    Kind.INT,
+    None,
+    "At most about so many records in one micro-batch. From Spark 4.2 on.",
+    minimum=1,
+    default_text="no limit",
+)
+MAX_BYTES_PER_TRIGGER: Option[int | None] = Option(
+    "maxBytesPerTrigger",
+    Kind.MEMORY,
+    None,
+    "At most about so many bytes of the log in one micro-batch. From Spark 4.2 on.",
+    minimum=1,
+    default_text="no limit",
+)
+
+# -- writes ------------------------------------------------------------------------------------
+
+TXN_ID: Option[str | None] = Option(
+    "txn.id",
+    Kind.STRING,
+    None,
+    "The name under which a streaming query, or a batch job that may be run again, writes exactly "
+    "once. No two queries may have the same.",
+    default_text="that of the query's checkpoint",
+)
+WRITE_COLUMNS: Option[tuple[str, ...] | None] = Option(
+    "write.columns",
+    Kind.LIST,
+    None,
+    "Of a primary-key table: write these columns and leave the others as they are. The key is "
+    "among them.",
+    default_text="all",
+)
+CHANGE_TYPE_COLUMN: Option[str | None] = Option(
+    "write.change-type-column",
+    Kind.STRING,
+    None,
+    "A column of the rows, not of the table, that says what to do with each: `insert` and "
+    "`update_after` upsert, `delete` deletes, `update_before` is left out.",
+    default_text="none: every row is an upsert",
+)
+WRITE_ORDER: Option[str] = Option(
+    "write.order",
+    Kind.ENUM,
+    "arrival",
+    "How the rows of a log table stay exactly once when a task runs again: it has the same rows in "
+    "the same order (`arrival`, true unless they come out of an unordered shuffle), or only the "
+    "same rows, which are then sorted by their content (`canonical`).",
+    allowed=("arrival", "canonical"),
+)
+
+COMMON: Final = (BOOTSTRAP, TABLE)
+READ: Final = (COLUMNS, FILTER, PARTITIONS, MAX_RECORDS_PER_PARTITION)
+BATCH: Final = (LIMIT, READ_OPTIMIZED, INCREMENTAL_START, INCREMENTAL_END)
+VIEW: Final = (READ_FRESH,)
+STREAM: Final = (STARTUP_MODE, STARTUP_TIMESTAMP, MAX_ROWS_PER_TRIGGER, MAX_BYTES_PER_TRIGGER)
+WRITE: Final = (TXN_ID, WRITE_COLUMNS, CHANGE_TYPE_COLUMN, WRITE_ORDER)
+
+_ALL: Final[Mapping[str, Option[Any]]] = {
+    option.key.lower(): option for option in (*COMMON, *READ, *BATCH, *VIEW, *STREAM, *WRITE)
+}
+_OF_SPARK: Final = frozenset({"path", "checkpointlocation", "queryname"})
+"""Options that Spark hands over beside ours."""
+
+
+class Use(Enum):
+    """What the options are for."""
+
+    BATCH = "a batch read"
+    STREAM = "a streaming read"
+    WRITE = "a write"
+
+
+_REFUSED: Final[Mapping[Use, tuple[Option[Any], ...]]] = {
+    Use.BATCH: STREAM,
+    Use.STREAM: (*BATCH, *VIEW, *WRITE),
+    Use.WRITE: (*READ, *BATCH, *STREAM),
+}
+
+
+class View(Enum):
+    """What of a table is meant, by the suffix of its name."""
+
+    ROWS = ""
+    LAKE = "$lake"
+    CHANGELOG = "$changelog"
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    """The options of one relation. Pickles."""
+
+    bootstrap: str
+    """Where the cluster is."""
+    path: TablePath
+    """The table."""
+    view: View
+    """What of it."""
+    client: Mapping[str, str]
+    """Options of the client."""
+    spark: Mapping[str, str]
+    """What Spark added, by key in lower case: `path`, `checkpointlocation`."""
+    values: Mapping[str, Any]
+    """What was given, by key."""
+
+    def get(self, option: Option[T]) -> T:
+        """The value of an option, or its default."""
+        found: T = self.values.get(option.key, option.default)
+        return found
+
+    def check_for(self, use: Use) -> None:
+        """`ConfigError` when an option says something that has no meaning here."""
+        for option in _REFUSED[use]:
+            if option.key in self.values:
+                raise ConfigError(
+                    f"table {self.path}: option {option.key} has no meaning for {use.value}; "
+                    "leave it out"
+                )
+        if use is Use.WRITE and self.view is not View.ROWS:
+            raise ConfigError(
+                f"{self.path}{self.view.value} can only be read; write to table {self.path}"
+            )
+
+
+def parse_options(given: Mapping[str, str], bootstrap: str | None = None) -> SourceOptions:
+    """The options as Spark hands them over; `bootstrap` is for where they name none.
+
+    >>> parse_options({"table": "shop.orders$lake", "bootstrap.servers": "localhost:9123"}).view
+    <View.LAKE: '$lake'>
+    """
+    lower = {key.lower(): str(value) for key, value in given.items()}
+    client = {key: text for key, text in lower.items() if key.startswith("client.")}
+    spark = {key: text for key, text in lower.items() if key in _OF_SPARK}
+    values: dict[str, Any] = {}
+    for key in lower.keys() - client.keys() - spark.keys():
+        if key not in _ALL:
+            raise _unknown(key, _ALL)
+        option = _ALL[key]
+        values[option.key] = option.parse(lower[key])
+    for key in client:
+        if not is_client_option(key) or key not in OPTIONS:
+            raise _unknown(key, [known for known in OPTIONS if is_client_option(known)])
+    path, view = _table(values.get(TABLE.key), spark.get("path"))
+    servers = values.get(BOOTSTRAP.key) or bootstrap
+    if servers is None:
+        raise ConfigError(
+            f"table {path}: where is the cluster? Give the option {BOOTSTRAP.key}, host:port, or "
+            "zufluss.spark.register(spark, bootstrap)"
+        )
+    return SourceOptions(servers, path, view, client, spark, values)
+
+
+def _unknown(key: str, known: Any) -> ConfigError:
+    names = [_ALL[name].key if name in _ALL else name for name in known]
+    return ConfigError(
+        f"{key} is no option of format fluss{suggestion(key, names)}; docs/spark.md lists them"
+    )
+
+
+def _table(name: str | None, path: str | None) -> tuple[TablePath, View]:
+    text = name or (path.rsplit("/", 1)[-1] if path else None)
+    if not text:
+        raise ConfigError(f"which table? Give the option {TABLE.key}, database.table")
+    for view in (View.LAKE, View.CHANGELOG):
+        if text.endswith(view.value):
+            return TablePath.parse(text.removesuffix(view.value), DEFAULT_DATABASE), view
+    return TablePath.parse(text, DEFAULT_DATABASE), View.ROWS

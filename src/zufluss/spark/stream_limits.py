@@ -1,0 +1,104 @@
+"""How much one micro-batch reads: limits of Spark, in records of the log.
+
+Records of the log are counted, deletes included, before any filter. Bytes are counted as records of
+the size that the first ones have. A limit is shared out in proportion to what each bucket has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from pyspark.sql.streaming import datasource
+
+from zufluss.client.connection import AsyncConnection
+from zufluss.client.logscan import AsyncLogScan
+from zufluss.errors import ConfigError
+from zufluss.model.table import TableBucket, TableInfo
+from zufluss.spark import source_options as o
+from zufluss.spark.source_options import SourceOptions
+
+SAMPLE_RECORDS: Final = 1_000
+"""Records that the size of one is taken from."""
+
+Offsets = Mapping[TableBucket, int]
+
+
+def read_limits(options: SourceOptions) -> Any:
+    """The limit that the options say, in Spark's words."""
+    rows, size = options.get(o.MAX_ROWS_PER_TRIGGER), options.get(o.MAX_BYTES_PER_TRIGGER)
+    if rows is not None and size is not None:
+        raise ConfigError(
+            f"table {options.path}: give {o.MAX_ROWS_PER_TRIGGER.key} or "
+            f"{o.MAX_BYTES_PER_TRIGGER.key}, not both"
+        )
+    if rows is not None:
+        return datasource.ReadMaxRows(rows)
+    return datasource.ReadAllAvailable() if size is None else datasource.ReadMaxBytes(size)
+
+
+def limit_of(limit: Any) -> tuple[int | None, int | None]:
+    """The records and the bytes that a limit of Spark allows; None is no limit."""
+    return getattr(limit, "max_rows", None), getattr(limit, "max_bytes", None)
+
+
+async def limited(
+    connection: AsyncConnection,
+    info: TableInfo,
+    begin: Offsets,
+    ends: Offsets,
+    names: Mapping[int, str],
+    limit: tuple[int | None, int | None],
+) -> dict[TableBucket, int]:
+    """Where a batch from `begin` ends, at `ends` at the latest."""
+    rows, size = limit
+    if size is not None:
+        record = await _record_bytes(connection, info, begin, ends, names)
+        rows = max(1, int(size / record))
+    ordered = sorted(begin, key=lambda bucket: (bucket.partition_id or 0, bucket.bucket_id))
+    waiting = {bucket: max(0, ends[bucket] - begin[bucket]) for bucket in ordered}
+    return {bucket: begin[bucket] + share for bucket, share in shares(waiting, rows).items()}
+
+
+def shares(waiting: Mapping[TableBucket, int], rows: int | None) -> dict[TableBucket, int]:
+    """What each bucket gets of so many rows: its part of all, and rests in the order of buckets.
+
+    >>> shares({"a": 90, "b": 10, "c": 1}, 10)
+    {'a': 9, 'b': 1, 'c': 0}
+    """
+    total = sum(waiting.values())
+    if rows is None or total <= rows:
+        return dict(waiting)
+    found = {bucket: count * rows // total for bucket, count in waiting.items()}
+    left = rows - sum(found.values())
+    for bucket, count in waiting.items():
+        more = min(left, count - found[bucket], 1)
+        found[bucket] += more
+        left -= more
+    return found
+
+
+async def _record_bytes(
+    connection: AsyncConnection,
+    info: TableInfo,
+    begin: Offsets,
+    ends: Offsets,
+    names: Mapping[int, str],
+) -> float:
+    """The size of a record, by the first ones of the fullest bucket."""
+    bucket = max(begin, key=lambda bucket: ends[bucket] - begin[bucket], default=None)
+    if bucket is None or ends[bucket] <= begin[bucket]:
+        return 1.0
+    id_ = bucket.partition_id
+    scan = AsyncLogScan(
+        connection,
+        info,
+        start={bucket: begin[bucket]},
+        stop={bucket: min(ends[bucket], begin[bucket] + SAMPLE_RECORDS)},
+        partitions=None if id_ is None else (names[id_],),
+        buckets=(bucket.bucket_id,),
+        changelog=info.has_primary_key,
+    )
+    found = await scan.to_arrow()
+    size, rows = int(found.nbytes), int(found.num_rows)
+    return max(1.0, size / max(1, rows))

@@ -1,0 +1,288 @@
+"""The streaming read of `format("fluss")`.
+
+| startup mode | first batch | then |
+|---|---|---|
+| `full`, primary key | the rows that the table holds | the log from exactly there |
+| `full`, log table | the rows in its lake, if there are some | the log from exactly there |
+| `full`, `$changelog`; `earliest` | | the log that is there |
+| `latest` | | the log from now on |
+| `timestamp` | | the log from that time on |
+
+A stream of a primary-key table has each row as it became by an insert or update, and nothing of
+deletes; its `$changelog` has all changes with their kinds.
+
+A batch is the log between two offsets (`stream_offsets.py`), so it has the same rows however often
+it is run, by however many tasks. Partitions that are created join in, with all their rows. Those
+that are dropped leave, with what was not read of them; that is logged. Log that retention removed
+before it was read fails the query.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
+
+from zufluss.client.kvpins import Pin, Pins
+from zufluss.client.offsets import BucketPlace, Position, list_offsets
+from zufluss.client.partitions import chosen_places
+from zufluss.client.union import TailRange, UnionPlan, plan_union
+from zufluss.errors import ConfigError, OffsetOutOfRangeError
+from zufluss.model.table import TableBucket
+from zufluss.spark import source_options as o
+from zufluss.spark.filter_text import parse_filter
+from zufluss.spark.read_shape import ReadShape, check_schema, parse_time, whole_schema
+from zufluss.spark.reader import table_info
+from zufluss.spark.scan_plan import PlanRequest, has_lake, lake_splits, pieces
+from zufluss.spark.source_options import SourceOptions, View
+from zufluss.spark.split_read import SplitRead
+from zufluss.spark.splits import LogSplit, Split, SplitGroup, StateSplit
+from zufluss.spark.stream_limits import limit_of, limited, read_limits
+from zufluss.spark.stream_offsets import Phase, StreamOffset
+from zufluss.spark.tail import Client, client, pack
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+log = logging.getLogger(__name__)
+
+TASKS_MAX: Final = 64
+"""Tasks of a batch at most; never a matter of cores, since a batch that runs again has the same."""
+_NO_PIN: Final = b"\0" * 16
+"""An id that no pin has: whoever asks for it has the state made at its offset."""
+
+Ends = Mapping[TableBucket, int]
+
+
+class FlussStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads a table as a stream."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        if options.view is View.LAKE:
+            raise ConfigError(
+                f"{options.path}$lake cannot be read as a stream; a stream of {options.path} "
+                "begins with what the lake has"
+            )
+        info = table_info(options)
+        changelog = options.view is View.CHANGELOG
+        check_schema(info, schema, whole_schema(info, changelog=changelog))
+        text = options.get(o.FILTER)
+        filter = None if text is None else parse_filter(text, info.schema)
+        shape = ReadShape(info, schema, filter, changelog)
+        self._info = info
+        self._options = options
+        self._partitions = options.get(o.PARTITIONS)
+        self._read = SplitRead(options.bootstrap, options.client, shape, self._partitions)
+        self._default_limit = read_limits(options)
+        self._position = _position(options)
+        self._pins: Pins | None = None
+        self._frozen: Ends | None = None
+
+    def _client(self) -> Client:
+        return client(self._options.bootstrap, self._options.client)
+
+    # -- offsets -------------------------------------------------------------------------------
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Where a new query begins."""
+        return self._client().thread.run(self._first()).to_json()
+
+    async def _first(self) -> StreamOffset:
+        connection, info = self._client().connection, self._info
+        full = self._options.get(o.STARTUP_MODE) == "full" and self._position == "earliest"
+        if full and self._options.view is View.ROWS:
+            if info.has_primary_key:
+                return await self._pinned()
+            if has_lake(info):
+                plan = await plan_union(connection, info, self._partitions)
+                if plan.lake is not None:
+                    starts = {part.bucket: part.start for part in plan.tail}
+                    places = [BucketPlace(part.bucket, part.partition) for part in plan.tail]
+                    return self._at("state", starts, places, lake=plan.lake.snapshot_id)
+        places = await chosen_places(connection, info, self._partitions, None)
+        found = await list_offsets(connection, info, places, self._position)
+        return self._at("start", found, places)
+
+    async def _pinned(self) -> StreamOffset:
+        """The state of now; its pins are kept for the first batch."""
+        connection = self._client().connection
+        places = await chosen_places(connection, self._info, self._partitions, None)
+        await self._let_go()
+        self._pins = Pins(connection, self._info, resume=True)
+        return self._at("state", await self._pins.open(places, {}), places)
+
+    def _at(
+        self,
+        phase: Phase,
+        buckets: Ends,
+        places: Sequence[BucketPlace],
+        lake: int | None = None,
+    ) -> StreamOffset:
+        return StreamOffset(self._info.table_id, phase, buckets, _names(places), lake=lake)
+
+    def latestOffset(self, start: dict[str, Any], limit: Any) -> dict[str, Any]:
+        """How far the next batch may go, from where it begins."""
+        before = StreamOffset.of(start, self._info)
+        if before.phase == "state":
+            return replace(before, phase="log", state=True).to_json()
+        after = self._client().thread.run(self._next(before, limit_of(limit)))
+        same = before.phase == "log" and after.buckets == before.buckets
+        return start if same else after.to_json()
+
+    async def _next(self, before: StreamOffset, limit: Any) -> StreamOffset:
+        connection, info = self._client().connection, self._info
+        places = await chosen_places(connection, info, self._partitions, None)
+        ends = await list_offsets(connection, info, places, "latest")
+        if self._frozen is not None:
+            last = {**before.buckets, **self._frozen}
+            ends = {b: min(at, last[b]) for b, at in ends.items() if b in last}
+        for bucket in before.buckets.keys() - {place.bucket for place in places}:
+            log.warning("stream.partition_dropped table=%s bucket=%r", info.path, bucket)
+        new = [p for p in places if p.bucket in ends and p.bucket not in before.buckets]
+        starts = await list_offsets(connection, info, new, "earliest")
+        known = {b: at for b, at in before.buckets.items() if b in ends}
+        begin = {**known, **starts}
+        until = await limited(connection, info, begin, ends, _names(places), limit)
+        said = begin if before.phase == "start" else starts
+        names = {k: v for k, v in _names(places).items() if k in {b.partition_id for b in until}}
+        return StreamOffset(info.table_id, "log", until, names, said)
+
+    def getDefaultReadLimit(self) -> Any:
+        """The limit that the options say."""
+        return self._default_limit
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Read up to what there is now, and no further."""
+        self._frozen = self._client().thread.run(self._ends())
+
+    def reportLatestOffset(self) -> dict[str, Any]:
+        """The end of the log, for the progress of the query."""
+        ends = self._client().thread.run(self._ends())
+        return {f"{b.partition_id or ''}/{b.bucket_id}": ends[b] for b in sorted(ends)}
+
+    async def _ends(self) -> dict[TableBucket, int]:
+        connection = self._client().connection
+        places = await chosen_places(connection, self._info, self._partitions, None)
+        return await list_offsets(connection, self._info, places, "latest")
+
+    # -- batches -------------------------------------------------------------------------------
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """The tasks of a batch; the same ones whenever it is planned."""
+        before = StreamOffset.of(start, self._info)
+        after = StreamOffset.of(end, self._info)
+        thread = self._client().thread
+        if after.state:
+            splits = thread.run(self._state(after))
+            return [SplitGroup(split) for split in splits] or [SplitGroup()]
+        parts = thread.run(self._ranges(before, after))
+        records = self._options.get(o.MAX_RECORDS_PER_PARTITION)
+        if records is not None:
+            cut = [piece for part in parts for piece in pieces(part, records)]
+            return [SplitGroup(LogSplit(piece)) for piece in cut] or [SplitGroup()]
+        groups = pack(parts, TASKS_MAX, split=True)
+        return [SplitGroup(*map(LogSplit, group)) for group in groups] or [SplitGroup()]
+
+    async def _ranges(self, before: StreamOffset, after: StreamOffset) -> list[TailRange]:
+        """What lies between two offsets, of partitions that are still there."""
+        places = {p.bucket: p for p in await self._there(after)}
+        found = {**before.buckets, **after.starts}
+        parts = [
+            TailRange(bucket, places[bucket].partition, found[bucket], stop)
+            for bucket, stop in after.buckets.items()
+            if bucket in places and found[bucket] < stop
+        ]
+        first = await self._earliest([places[part.bucket] for part in parts])
+        for part in parts:
+            if part.start < first[part.bucket]:
+                raise OffsetOutOfRangeError(
+                    f"table {self._info.path}, {part.bucket}: the query is to go on at offset "
+                    f"{part.start}, but the log begins at {first[part.bucket]} by now; what lay "
+                    "between was removed by table.log.ttl before it was read. Start the query with "
+                    "another checkpointLocation, and a longer table.log.ttl"
+                )
+        return parts
+
+    async def _earliest(self, places: Sequence[BucketPlace]) -> dict[TableBucket, int]:
+        return await list_offsets(self._client().connection, self._info, places, "earliest")
+
+    async def _there(self, after: StreamOffset) -> list[BucketPlace]:
+        """The buckets of an offset whose partitions exist."""
+        connection, info = self._client().connection, self._info
+        if not info.is_partitioned:
+            return await chosen_places(connection, info, None, None)
+        alive = {p.partition_id for p in await connection.admin.list_partitions(info.path)}
+        for gone in after.partitions.keys() - alive:
+            log.warning("stream.partition_dropped table=%s partition=%d", info.path, gone)
+        names = [name for id_, name in after.partitions.items() if id_ in alive]
+        return await chosen_places(connection, info, names, None)
+
+    async def _state(self, after: StreamOffset) -> list[Split]:
+        places = [place for place in await self._there(after) if place.bucket in after.buckets]
+        if after.lake is not None:
+            return await self._lake(after, places)
+        return [StateSplit(self._pin(p, after)) for p in places if after.buckets[p.bucket]]
+
+    async def _lake(self, after: StreamOffset, places: Sequence[BucketPlace]) -> list[Split]:
+        """Files of the snapshot of the first batch."""
+        admin = self._client().connection.admin
+        lake = await admin.lake_snapshot(self._info.path, after.lake)
+        tail = tuple(TailRange(p.bucket, p.partition, 0, 0) for p in places)
+        fresh = () if lake is None else tuple(sorted(lake.fresh(dict(after.partitions))))
+        plan = UnionPlan(self._info, lake, tail, self._partitions, fresh)
+        prune = self._read.shape.prune
+        return lake_splits(PlanRequest(self._info, View.ROWS, self._partitions, prune), plan)
+
+    def _pin(self, place: BucketPlace, after: StreamOffset) -> Pin:
+        """The pin of the state, or one that is not there: then the task opens another."""
+        bucket, offset = place.bucket, after.buckets[place.bucket]
+        if self._pins is not None and self._pins.offset(bucket) == offset:
+            return self._pins[bucket]
+        leader = self._client().connection.metadata.leader(bucket)
+        assert leader is not None
+        return Pin(place, _NO_PIN, offset, leader, 0, 0.0)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of a task."""
+        assert isinstance(partition, SplitGroup)
+        return self._read.group(partition)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Batches before this one will not be asked for again: let go of the state."""
+        if self._pins is not None and not StreamOffset.of(end, self._info).state:
+            self._client().thread.run(self._let_go())
+
+    def stop(self) -> None:
+        """The query ends."""
+        self._client().thread.run(self._let_go())
+
+    async def _let_go(self) -> None:
+        pins, self._pins = self._pins, None
+        if pins is not None:
+            await pins.close()
+
+
+def _names(places: Sequence[BucketPlace]) -> dict[int, str]:
+    return {
+        place.bucket.partition_id: place.partition
+        for place in places
+        if place.bucket.partition_id is not None and place.partition is not None
+    }
+
+
+def _position(options: SourceOptions) -> Position:
+    """Where the log is begun with."""
+    mode, text = options.get(o.STARTUP_MODE), options.get(o.STARTUP_TIMESTAMP)
+    if (mode == "timestamp") != (text is not None):
+        raise ConfigError(
+            f"table {options.path}: {o.STARTUP_TIMESTAMP.key} is the time of "
+            f"{o.STARTUP_MODE.key} = timestamp; give both or none"
+        )
+    if text is not None:
+        return parse_time(o.STARTUP_TIMESTAMP.key, text)
+    return "latest" if mode == "latest" else "earliest"

@@ -1,0 +1,173 @@
+"""Streaming writes: `df.writeStream.format("fluss")`, each micro-batch once.
+
+Spark makes a writer for each micro-batch in one process, sends it to the tasks, and makes another
+one in a second process to commit or to abort. Neither is told which query and which micro-batch it
+is for; tasks can find out, and `commit` is told the latter.
+
+| what | known to the first writer | to tasks | to the second writer |
+|---|---|---|---|
+| micro-batch | no | yes | yes |
+| query id | in its checkpoint, where that can be read | yes | as the first |
+| option `txn.id` | yes | yes | yes |
+
+A query id is made with the checkpoint and stays in it. So it names the series of micro-batches, and
+after a checkpoint was deleted, from whose end the numbers begin again, it is another one.
+
+Only the first writer is ever pickled, and that is when it begins an epoch of the query's producer
+(aggregation tables): earlier micro-batches are fenced and, where no commit followed, undone before
+any task of this one runs.
+
+| killed | log table | primary-key table | aggregation table |
+|---|---|---|---|
+| before or during tasks | batches that are there are dropped | keys | undone, written again |
+| after the tasks, before `commit` | the same | keys | undone, written again |
+| after `commit`, before Spark's log | the same | keys | `last_checkpoint_id`: not written |
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote, urlsplit
+
+import pyarrow as pa
+import pyarrow.fs
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
+
+from zufluss.client.producer import ProducerHandle
+from zufluss.errors import ConfigError, ProducerStateError
+from zufluss.model.producer import check_producer_id
+from zufluss.spark import sink_tasks as tasks
+from zufluss.spark.sink import Kind, Sink, make_sink
+from zufluss.spark.sink_tasks import Written
+from zufluss.spark.source_options import TXN_ID, SourceOptions
+from zufluss.spark.writer import partition_id
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+_BATCH_ID: Final = "streaming.sql.batchId"
+_QUERY_ID: Final = "sql.streaming.queryId"
+_CHECKPOINT: Final = "checkpointlocation"
+
+
+def make_stream_writer(
+    options: SourceOptions, schema: StructType, overwrite: bool
+) -> FlussStreamWriter:
+    """The writer of a micro-batch, checked; `outputMode("complete")` is refused."""
+    sink = make_sink(options, schema, overwrite)
+    txn_id = options.get(TXN_ID)
+    if txn_id is not None:
+        check_producer_id(txn_id)
+    elif sink.kind is Kind.AGGREGATE:
+        txn_id = txn_of(_checkpoint_query(sink, options.spark.get(_CHECKPOINT)))
+    return FlussStreamWriter(sink, txn_id)
+
+
+class FlussStreamWriter(DataSourceStreamArrowWriter):
+    """Writes the rows of one micro-batch. Pickles, and begins by that."""
+
+    def __init__(self, sink: Sink, txn_id: str | None) -> None:
+        self._sink = sink
+        self._txn_id = txn_id
+        self._handle: ProducerHandle | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self._sink.kind is Kind.AGGREGATE and self._handle is None:
+            self._handle = tasks.begin(self._sink, self._txn_id)
+        return self.__dict__
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Write the rows of a task."""
+        sink = self._sink
+        if sink.kind is Kind.UPSERT:
+            tasks.write_upserts(sink, iterator)
+        elif sink.kind is Kind.LOG:
+            txn_id = self._txn_id or txn_of(_property(_QUERY_ID))
+            handle = tasks.log_producer(sink, txn_id, int(_property(_BATCH_ID)))
+            tasks.write_log(sink, iterator, handle, partition_id())
+        else:
+            return self._write_inputs(iterator, int(_property(_BATCH_ID)))
+        return Written({}, None)
+
+    def _write_inputs(self, iterator: Iterator[pa.RecordBatch], batch_id: int) -> Written:
+        handle = self._handle
+        assert handle is not None
+        last = handle.last_checkpoint_id
+        if last is None or batch_id > last:
+            offsets = tasks.write_inputs(self._sink, iterator, handle, partition_id())
+            return Written(offsets, handle)
+        if batch_id < last:
+            raise ProducerStateError(
+                f"micro-batch {batch_id} for table {self._sink.info.path} is older than "
+                f"{last}, which {handle.producer_id!r} has committed: its checkpoint was replaced, "
+                f"or another query writes under this name. Give the query another {TXN_ID.key}, or "
+                "restore its checkpoint"
+            )
+        for _ in iterator:  # Spark hands a worker on only when it has read everything
+            pass
+        return Written({}, None)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """All tasks of a micro-batch have ended: it counts."""
+        if self._sink.kind is Kind.AGGREGATE:
+            written = [message for message in messages if isinstance(message, Written)]
+            tasks.checkpoint(self._sink, written, batchId)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """A micro-batch failed: undo what tasks of it wrote, now rather than at the restart."""
+        if self._sink.kind is Kind.AGGREGATE:
+            tasks.begin(self._sink, self._txn_id)
+
+
+def txn_of(query_id: str) -> str:
+    """The name that a query writes under when it is given none.
+
+    >>> txn_of("d9355506-c9be-4400-853e-699aa3dd7522")
+    'spark-d9355506-c9be-4400-853e-699aa3dd7522'
+    """
+    return f"spark-{query_id}"
+
+
+def _property(key: str) -> str:
+    context = TaskContext.get()
+    found = None if context is None else context.getLocalProperty(key)
+    if found is None:
+        raise ConfigError(
+            f"Spark does not tell its task {key}, which exactly-once writes need; this is no "
+            "micro-batch of a streaming query"
+        )
+    return str(found)
+
+
+def _checkpoint_query(sink: Sink, location: str | None) -> str:
+    """The id of the query that a checkpoint belongs to."""
+    if location is None:
+        raise ConfigError(
+            f"a query that writes to aggregation table {sink.info.path} needs a name: give "
+            f"writeStream the option checkpointLocation (a setting of the session is not seen), or "
+            f"the option {TXN_ID.key}"
+        )
+    try:
+        files, path = _file_system(location)
+        with files.open_input_stream(f"{path.rstrip('/')}/metadata") as file:
+            return str(json.loads(file.readall().decode())["id"])
+    except (OSError, ValueError, KeyError, pa.ArrowException) as problem:
+        raise ConfigError(
+            f"the checkpoint {location} of a query that writes to aggregation table "
+            f"{sink.info.path} cannot be read from Python ({problem}); give writeStream the option "
+            f"{TXN_ID.key}, a name that only this query has"
+        ) from problem
+
+
+def _file_system(location: str) -> tuple[pa.fs.FileSystem, str]:
+    """Where a checkpoint lies; Spark has other spellings of some addresses."""
+    parts = urlsplit(location)
+    if parts.scheme in ("", "file"):
+        return pa.fs.LocalFileSystem(), unquote(parts.path) if parts.scheme else location
+    found: tuple[pa.fs.FileSystem, str] = pa.fs.FileSystem.from_uri(
+        location.replace("s3a://", "s3://", 1)
+    )
+    return found

@@ -1,0 +1,83 @@
+"""Making tables known to a Spark session: the format, and views for plain SQL.
+
+The address that `register` was told is remembered twice: in the class that it registers, for
+relations, and among the session's settings, for whoever asks from the driver.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from zufluss.errors import ConfigError
+from zufluss.spark.session import check_pyspark
+from zufluss.spark.source_options import BOOTSTRAP, READ_FRESH, TABLE
+from zufluss.spark.tail import client
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+BOOTSTRAP_SETTING: Final = "spark.zufluss.bootstrap.servers"
+"""The setting of a session that says where the cluster is."""
+
+
+def register(spark: SparkSession, bootstrap: str | None = None) -> None:
+    """Make `format("fluss")` known; with `bootstrap` its relations need not name the cluster.
+
+    >>> register(spark, "localhost:9123")  # doctest: +SKIP
+    >>> spark.read.format("fluss").load("shop.orders").count()  # doctest: +SKIP
+    """
+    check_pyspark()
+    from zufluss.spark.source import FlussDataSource, source_class
+
+    if bootstrap is None:
+        bootstrap = spark.conf.get(BOOTSTRAP_SETTING, None)
+    else:
+        spark.conf.set(BOOTSTRAP_SETTING, bootstrap)
+    spark.dataSource.register(FlussDataSource if bootstrap is None else source_class(bootstrap))
+
+
+def known_bootstrap(spark: SparkSession, bootstrap: str | None) -> str:
+    """The cluster that was named, or else that of `register`."""
+    found = bootstrap or spark.conf.get(BOOTSTRAP_SETTING, None)
+    if not found:
+        raise ConfigError(
+            "where is the cluster? Give bootstrap, host:port, here or to "
+            "zufluss.spark.register(spark, bootstrap)"
+        )
+    return found
+
+
+def register_views(
+    spark: SparkSession, database: str, prefix: str = "", *, bootstrap: str | None = None
+) -> list[str]:
+    """A temporary view of every table of a database, under its name with `prefix` before it.
+
+    A view has the rows of the moment of each query, and takes `INSERT INTO`. Tables that come later
+    have none: call it again. The names of the views are returned.
+
+    >>> register_views(spark, "shop")  # doctest: +SKIP
+    ['customers', 'orders']
+    """
+    servers = known_bootstrap(spark, bootstrap)
+    register(spark, bootstrap)
+    cluster = client(servers, {})
+    tables = cluster.thread.run(cluster.connection.admin.list_tables(database))
+    for table in tables:
+        options = {
+            BOOTSTRAP.key: servers,
+            TABLE.key: f"{database}.{table}",
+            READ_FRESH.key: "true",
+        }
+        said = ", ".join(f"{_text(key)} {_text(value)}" for key, value in options.items())
+        spark.sql(
+            f"CREATE OR REPLACE TEMPORARY VIEW {_name(prefix + table)} USING fluss OPTIONS ({said})"
+        )
+    return [prefix + table for table in tables]
+
+
+def _name(text: str) -> str:
+    return f"`{text.replace('`', '``')}`"
+
+
+def _text(text: str) -> str:
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

@@ -1,0 +1,363 @@
+"""`format("fluss")` reads what the client reads: every kind of table, its lake and its changes."""
+
+from __future__ import annotations
+
+import datetime as dt
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import zufluss.spark
+from tests.client.rounds import lake_table
+from tests.spark.test_union import TYPES, append, delete, plain, upsert
+from zufluss import col
+from zufluss.client.sync import Connection, Table
+from zufluss.errors import ConfigError
+from zufluss.spark import source_options as o
+from zufluss.spark.reader import FlussReader, source_schema
+from zufluss.spark.source_options import Use, parse_options
+from zufluss.testing.server import DevServer
+
+pytestmark = pytest.mark.timeout(300)
+
+Read = Callable[..., Any]
+
+
+@pytest.fixture
+def read(spark: Any, lake_server: DevServer) -> Read:
+    """A DataFrame of a table through the data source; keywords are options, `_` for `.`."""
+    zufluss.spark.register(spark, lake_server.bootstrap)
+
+    def frame(table: Table, suffix: str = "", **options: Any) -> Any:
+        reader = spark.read.format("fluss").options(**options)
+        return reader.load(f"{table.path}{suffix}")
+
+    return frame
+
+
+@pytest.fixture
+def log_table(connection: Connection) -> Iterator[Table]:
+    with lake_table(connection, "id INT, name STRING", bucket_count=2) as table:
+        yield table
+
+
+@pytest.fixture
+def keyed_table(connection: Connection) -> Iterator[Table]:
+    schema = "id INT, name STRING"
+    with lake_table(connection, schema, primary_key=["id"], bucket_count=2) as table:
+        yield table
+
+
+def planned(bootstrap: str, table: Table, suffix: str = "", **options: str) -> Any:
+    """A reader as Spark makes one, without Spark."""
+    said = {"bootstrap.servers": bootstrap, "table": f"{table.path}{suffix}", **options}
+    parsed = parse_options(said)
+    parsed.check_for(Use.BATCH)
+    return FlussReader(parsed, source_schema(parsed))
+
+
+# -- kinds of tables ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("keyed", [False, True], ids=["log", "primary key"])
+@pytest.mark.parametrize("parted", [False, True], ids=["plain", "partitioned"])
+def test_every_type_is_the_same_from_log_pins_and_lake(read, connection, rounds, keyed, parted):
+    schema = "id INT, p STRING, " + ", ".join(f"{name} {kind[0]}" for name, kind in TYPES.items())
+    schema += ", z TIMESTAMP_LTZ(3), must INT NOT NULL"
+    keys = (["id", "p"] if parted else ["id"]) if keyed else None
+    options = {"partition_keys": ["p"]} if parted else {}
+    moment = dt.datetime(2024, 7, 1, tzinfo=dt.UTC)
+    rest = {"p": ["a", "b"], "z": [moment, None], "must": [1, 2]}
+    rest |= {name: kind[2] for name, kind in TYPES.items()}
+    write = upsert if keyed else append
+    with lake_table(connection, schema, primary_key=keys, bucket_count=1, **options) as table:
+        if parted:
+            for name in ("a", "b"):
+                connection.admin.create_partition(table.path, {"p": name})
+        write(table, id=[1, 2], **rest)
+        before = read(table)
+        assert before.dtypes[2:-2] == [(name, kind[1]) for name, kind in TYPES.items()]
+        found = before.collect()
+        rounds.tier(table)
+        write(table, id=[3, 4], **rest)
+        found += read(table).collect()
+    assert sorted(row["id"] for row in found) == [1, 1, 2, 2, 3, 4]
+    for row in found:
+        at = (row["id"] - 1) % 2
+        assert {name: row[name] for name in TYPES} == {n: kind[3][at] for n, kind in TYPES.items()}
+        assert (row["must"], row["p"]) == (at + 1, "ab"[at])
+        assert (row["z"] is None) == bool(at)
+
+
+def test_an_empty_table_has_columns_and_no_rows(read, log_table, keyed_table):
+    for table in (log_table, keyed_table):
+        frame = read(table)
+        assert frame.dtypes == [("id", "int"), ("name", "string")]
+        assert frame.collect() == []
+
+
+def test_changes_behind_the_lake_hide_its_rows(read, rounds, keyed_table):
+    upsert(keyed_table, id=list(range(100)), name=["lake"] * 100)
+    rounds.tier(keyed_table)
+    upsert(keyed_table, id=[1, 200], name=["changed", "new"])
+    delete(keyed_table, id=[2])
+    expected = dict.fromkeys(range(100), "lake") | {1: "changed", 200: "new"}
+    del expected[2]
+    assert dict(plain(read(keyed_table))) == expected
+    assert plain(read(keyed_table, columns="name", filter="id = 1")) == [("changed",)]
+
+
+def test_a_bucket_that_did_not_change_is_read_from_the_lake_alone(rounds, keyed_table, lake_server):
+    upsert(keyed_table, id=list(range(100)), name=["lake"] * 100)
+    rounds.tier(keyed_table)
+    upsert(keyed_table, id=[1], name=["changed"])
+    groups = planned(lake_server.bootstrap, keyed_table).partitions()
+    kinds = sorted(type(split).__name__ for group in groups for split in group.splits)
+    assert kinds == ["KeyedLakeSplit", "LakeSplit"]
+
+
+def test_an_added_column_is_null_in_older_rows(read, connection, log_table):
+    append(log_table, id=[1], name=["old"])
+    connection.admin.alter_table(log_table.path, add_columns="n INT")
+    append(connection.table(str(log_table.path)), id=[2], name=["new"], n=[5])
+    assert plain(read(log_table)) == [(1, "old", None), (2, "new", 5)]
+
+
+# -- names -------------------------------------------------------------------------------------
+
+
+def test_the_lake_alone_has_what_was_tiered(read, rounds, log_table):
+    append(log_table, id=[1], name=["lake"])
+    rounds.tier(log_table)
+    append(log_table, id=[2], name=["log"])
+    assert plain(read(log_table, "$lake")) == [(1, "lake")]
+    assert plain(read(log_table, **{"read.optimized": "true"})) == [(1, "lake")]
+
+
+def test_a_changelog_has_every_change_with_its_kind(read, keyed_table):
+    upsert(keyed_table, id=[1], name=["a"])
+    upsert(keyed_table, id=[1], name=["b"])
+    delete(keyed_table, id=[1])
+    frame = read(keyed_table, "$changelog")
+    assert frame.columns == ["_change_type", "_log_offset", "_commit_timestamp", "id", "name"]
+    rows = sorted(frame.collect(), key=lambda row: row["_log_offset"])
+    assert [(r[0], r[1], r[3], r[4]) for r in rows] == [
+        ("+I", 0, 1, "a"),
+        ("-U", 1, 1, "a"),
+        ("+U", 2, 1, "b"),
+        ("-D", 3, 1, "b"),
+    ]
+    assert all(abs(r[2].timestamp() - time.time()) < 3600 for r in rows)
+    only = read(keyed_table, "$changelog", columns="_change_type")
+    assert sorted(row[0] for row in only.collect()) == ["+I", "+U", "-D", "-U"]
+
+
+def test_the_changelog_of_a_log_table_is_its_appends(read, log_table):
+    append(log_table, id=[1, 2], name=["a", "b"])
+    frame = read(log_table, "$changelog", filter="id = 2")
+    assert [(row[0], row["id"]) for row in frame.collect()] == [("+A", 2)]
+
+
+def test_the_helper_reads_a_changelog_too(spark, read, keyed_table):
+    upsert(keyed_table, id=[1, 2], name=["a", "b"])
+    upsert(keyed_table, id=[1], name=["c"])
+    path = f"{keyed_table.path}$changelog"
+    pushed = zufluss.spark.table(
+        spark, path, columns=["name", "_change_type"], filter=col("id") == 1
+    )
+    assert plain(pushed) == [("a", "+I"), ("a", "-U"), ("c", "+U")]
+    sql = zufluss.spark.table(spark, path, columns=["name"], filter="_change_type = '+U'")
+    assert plain(sql) == [("c",)]
+    assert zufluss.spark.table(spark, path, limit=2).count() == 2
+
+
+# -- what is read ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tiered", [False, True], ids=["log", "lake"])
+def test_a_range_of_times_has_the_rows_from_start_to_before_end(read, rounds, log_table, tiered):
+    times = []
+    for number in range(3):
+        append(log_table, id=[number], name=[str(number)])
+        rows = log_table.scan(with_offsets=True).to_arrow().to_pylist()
+        times.append(max(row["__timestamp"] for row in rows))
+        wait_until_after(times[-1])
+    if tiered:
+        rounds.tier(log_table)
+
+    def between(start: dt.datetime | None, end: dt.datetime | None) -> list[int]:
+        options = {}
+        if start is not None:
+            options[o.INCREMENTAL_START.key] = str(round(start.timestamp() * 1000))
+        if end is not None:
+            options[o.INCREMENTAL_END.key] = end.isoformat()
+        return [row[0] for row in plain(read(log_table, **options))]
+
+    tick = dt.timedelta(milliseconds=1)
+    assert between(times[1], None) == [1, 2]
+    assert between(times[1] + tick, None) == [2]
+    assert between(None, times[1]) == [0]
+    assert between(times[0], times[2]) == [0, 1]
+    assert between(times[1], times[1]) == []
+    assert between(times[0], dt.datetime(2200, 1, 1, tzinfo=dt.UTC)) == [0, 1, 2]
+
+
+def wait_until_after(moment: dt.datetime) -> None:
+    while dt.datetime.now(dt.UTC) <= moment + dt.timedelta(milliseconds=2):
+        time.sleep(0.001)
+
+
+def test_a_bucket_is_split_by_records(read, lake_server, log_table):
+    append(log_table, id=list(range(1000)), name=["x"] * 1000)
+    options = {"scan.maxRecordsPerPartition": "100"}
+    groups = planned(lake_server.bootstrap, log_table, **options).partitions()
+    sizes = [split.part.stop - split.part.start for group in groups for split in group.splits]
+    assert sum(sizes) == 1000
+    assert max(sizes) == 100
+    assert sorted(row[0] for row in read(log_table, **options).collect()) == list(range(1000))
+
+
+def test_a_split_read_twice_has_the_same_rows(lake_server, keyed_table):
+    upsert(keyed_table, id=list(range(50)), name=["first"] * 50)
+    reader = planned(lake_server.bootstrap, keyed_table)
+    groups = reader.partitions()
+    upsert(keyed_table, id=list(range(100)), name=["second"] * 100)
+    delete(keyed_table, id=[7])
+
+    def rows() -> list[tuple[int, str]]:
+        found = [b.to_pylist() for group in groups for b in reader.read(group)]
+        return sorted((row["id"], row["name"]) for batch in found for row in batch)
+
+    expected = [(i, "first") for i in range(50)]
+    assert rows() == expected
+    assert rows() == expected, "the pins were closed, and the state is made again"
+
+
+def test_plans_that_nobody_runs_do_not_use_up_the_pins(lake_server, keyed_table):
+    upsert(keyed_table, id=[1], name=["a"])
+    reader = planned(lake_server.bootstrap, keyed_table)
+    for _ in range(20):
+        groups = reader.partitions()
+    assert [b.to_pylist() for group in groups for b in reader.read(group)] == [
+        [{"id": 1, "name": "a"}]
+    ]
+
+
+def test_options_narrow_what_is_read(read, connection):
+    schema = "id INT, p STRING, cents BIGINT"
+    with lake_table(connection, schema, bucket_count=2, partition_keys=["p"]) as table:
+        append(table, id=[1, 2, 3, 4], p=["a", "a", "b", "b"], cents=[10, 20, 30, 40])
+        assert plain(read(table, columns="cents, id")) == [(10, 1), (20, 2), (30, 3), (40, 4)]
+        assert plain(read(table, partitions="b", columns="id")) == [(3,), (4,)]
+        assert plain(read(table, filter="cents > 10 AND p = 'a'", columns="id")) == [(2,)]
+        assert read(table, limit=3).count() == 3
+        assert read(table, limit=3, filter="id <= 2").count() == 2
+
+
+def test_a_schema_given_by_the_user_says_which_columns_are_read(spark, read, log_table):
+    append(log_table, id=[1], name=["a"])
+    reader = spark.read.format("fluss")
+    assert plain(reader.schema("name STRING").load(str(log_table.path))) == [("a",)]
+    with pytest.raises(Exception, match="'id' is int in Spark, the schema given says bigint"):
+        spark.read.format("fluss").schema("id BIGINT").load(str(log_table.path)).collect()
+
+
+# -- relations ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("keyed", [False, True], ids=["log", "primary key"])
+def test_a_frame_used_twice_with_filters_is_right_each_time(
+    spark, read, log_table, keyed_table, keyed
+):
+    table = keyed_table if keyed else log_table
+    (upsert if keyed else append)(table, id=[1, 2, 3], name=["a", "b", "c"])
+    frame = read(table)
+    assert plain(frame.filter("id = 2")) == [(2, "b")]
+    assert plain(frame) == [(1, "a"), (2, "b"), (3, "c")]
+    joined = frame.filter("id = 1").alias("x").join(frame.alias("y"), "id")
+    assert joined.count() == 1
+    assert frame.filter("id = 1").join(frame.select("name").alias("y"), how="cross").count() == 3
+    frame.createOrReplaceTempView("twice")
+    union = spark.sql("SELECT id FROM twice WHERE name = 'a' UNION ALL SELECT id FROM twice")
+    assert plain(union) == [(1,), (1,), (2,), (3,)]
+
+
+def test_the_module_that_spark_finds_has_the_source():
+    import pyspark_zufluss
+
+    assert pyspark_zufluss.DefaultSource.name() == "fluss"
+    assert "pushFilters" not in vars(FlussReader)
+
+
+def test_views_make_plain_sql_work_and_see_new_rows(spark, connection, lake_server):
+    connection.admin.create_database("views", ignore_if_exists=True)
+    connection.admin.create_table("views.orders", "id INT, cents BIGINT", bucket_count=1)
+    connection.admin.create_table("views.odd_name", "id INT", primary_key=["id"], bucket_count=1)
+    try:
+        made = zufluss.spark.register_views(spark, "views", "v_", bootstrap=lake_server.bootstrap)
+        assert sorted(made) == ["v_odd_name", "v_orders"]
+        append(connection.table("views.orders"), id=[1], cents=[5])
+        assert plain(spark.sql("SELECT sum(cents) FROM v_orders")) == [(5,)]
+        append(connection.table("views.orders"), id=[2], cents=[7])
+        assert plain(spark.sql("SELECT sum(cents) FROM v_orders")) == [(12,)]
+    finally:
+        connection.admin.drop_database("views", cascade=True)
+
+
+@pytest.mark.parametrize("keyed", [False, True], ids=["log", "primary key"])
+def test_a_fresh_read_follows_writes_and_rounds(read, rounds, log_table, keyed_table, keyed):
+    table, write = (keyed_table, upsert) if keyed else (log_table, append)
+    frame = read(table, **{"read.fresh": "true"})
+    pinned = read(table)
+    write(table, id=[1, 2, 3], name=["a", "b", "c"])
+    assert plain(frame) == plain(pinned) == [(1, "a"), (2, "b"), (3, "c")]
+    rounds.tier(table)
+    write(table, id=[4], name=["d"])
+    assert plain(frame) == [(1, "a"), (2, "b"), (3, "c"), (4, "d")]
+    assert plain(pinned) == [(1, "a"), (2, "b"), (3, "c")], "planned when it was first used"
+
+
+# -- errors ------------------------------------------------------------------------------------
+
+
+def test_a_table_that_is_not_there_is_named(spark, read):
+    with pytest.raises(Exception, match=r"fluss\.nowhere"):
+        spark.read.format("fluss").load("fluss.nowhere")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"colums": "id"}, r"colums is no option of format fluss \(did you mean columns\?\)"),
+        ({"columns": "id,idd"}, "has no column 'idd'; it has id, name"),
+        ({"columns": "id,id"}, "column 'id' is named twice"),
+        ({"filter": "id >"}, "expected a value for column id, found the end"),
+        ({"filter": "oid = 1"}, "the table has no column 'oid'"),
+        ({"partitions": "a"}, "not partitioned"),
+        ({"maxRowsPerTrigger": "5"}, "maxRowsPerTrigger has no meaning for a batch read"),
+        ({"scan.incremental.start.timestamp": "soon"}, "neither epoch milliseconds nor a time"),
+        ({"limit": "-1"}, "limit = '-1' is not allowed"),
+    ],
+)
+def test_wrong_options_say_what_is_allowed(lake_server, log_table, options, message):
+    with pytest.raises(Exception, match=message):
+        planned(lake_server.bootstrap, log_table, **options).partitions()
+
+
+def test_a_range_of_times_of_rows_with_keys_points_to_the_changelog(lake_server, keyed_table):
+    with pytest.raises(ConfigError, match=r"\$changelog"):
+        planned(
+            lake_server.bootstrap, keyed_table, **{"scan.incremental.end.timestamp": "5"}
+        ).partitions()
+
+
+def test_a_partition_dropped_under_a_plan_fails_the_read_and_says_so(connection, lake_server):
+    with lake_table(connection, "id INT, p STRING", bucket_count=1, partition_keys=["p"]) as table:
+        append(table, id=[1, 2], p=["a", "b"])
+        reader = planned(lake_server.bootstrap, table)
+        groups = reader.partitions()
+        connection.admin.drop_partition(table.path, {"p": "a"})
+        with pytest.raises(Exception, match="are gone now"):
+            [batch for group in groups for batch in reader.read(group)]
