@@ -15,7 +15,11 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from scripts.spark_classes import options as quick_java
 from zufluss.testing.server import DevServer
+
+# Every Spark that a test starts, in whatever process, starts quickly.
+os.environ.setdefault("SPARK_SUBMIT_OPTS", quick_java())
 
 # The same examples on every run, and no time limits: a loaded machine is not a failure.
 # `make fault` looks for new ones.

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from scripts.spark_classes import options as quick_java
 from zufluss.spark.java import use_java
 from zufluss.spark.session import missing_for_connect, session
 from zufluss.testing.process import ReadyProcess
@@ -38,11 +39,8 @@ from zufluss.testing.process import ReadyProcess
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""Starts a third sooner; what runs for long runs slower."""
 QUICK = {
-    "spark.driver.extraJavaOptions": QUICK_JVM,
-    "spark.executor.extraJavaOptions": QUICK_JVM,
+    "spark.executor.extraJavaOptions": quick_java(),  # of drivers: tests/conftest.py
     "spark.sql.shuffle.partitions": "2",
 }
 SMALL_EXECUTORS = {"spark.executor.memory": "700m", "spark.executor.cores": "1"}
@@ -152,7 +150,7 @@ class SparkDaemon(ReadyProcess):
             "SPARK_HOME": spark_home(),
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_MASTER_OPTS": "-Dspark.master.rest.enabled=false",
-            "SPARK_DAEMON_JAVA_OPTS": QUICK_JVM,
+            "SPARK_DAEMON_JAVA_OPTS": quick_java(),
             "SPARK_DAEMON_MEMORY": memory,
             "PYSPARK_PYTHON": sys.executable,
         }
