@@ -9,6 +9,7 @@ compared with the disk: every bucket of every table has its directory, and there
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -151,15 +152,22 @@ class Ddl(Worker):
         try:
             with RawClient(port) as client:
                 found, expected = catalog(client), expected_directories(client)
-                there = directories(data_dir)
+                for path in sorted(expected - directories(data_dir)):
+                    self.history.problem(f"directory {path} of a table is not there")
+                self.wait_for_removal(client, data_dir, expected)
         except LOST:
             return
         self.compare(found)
-        for path in sorted(there - expected):
-            self.history.problem(f"directory {path} belongs to no table")
-        for path in sorted(expected - there):
-            self.history.problem(f"directory {path} of a table is not there")
         self.may_go_on.set()
+
+    def wait_for_removal(self, client: RawClient, data_dir: Path, expected: set[str]) -> None:
+        """What belongs to no table goes, in the background of a server that runs."""
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while left := directories(data_dir) - expected:
+            client.call(ApiKey.LIST_DATABASES, m.ListDatabasesRequest())
+            if time.monotonic() > deadline:
+                self.history.problem(f"directories {sorted(left)} belong to no table")
+                return
 
     def compare(self, found: dict[Path_, Known]) -> None:
         """The catalog is what the answers add up to; unknown outcomes become known."""
