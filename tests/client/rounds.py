@@ -12,10 +12,12 @@ from typing import Any
 from zufluss.client.sync import Connection, Table
 from zufluss.client.tiering import TableLease, TieringClient, TieringStats
 from zufluss.tiering.options import TieringOptions
-from zufluss.tiering.round import Cluster, Lease, Round, RoundResult
+from zufluss.tiering.round import Cluster, Lease, OnStep, Round, RoundResult
 from zufluss.tiering.tasks import BucketResult, TieringJob, run_group
 
 LAKE = {"table.datalake.enabled": "true", "table.datalake.freshness": "1ms"}
+LEASE_MS = 60_000
+"""Nobody else takes a table for so long, however busy the machine is."""
 _NUMBERS = itertools.count()
 _RUN = secrets.token_hex(3)
 
@@ -53,23 +55,23 @@ class Rounds:
         options = TieringOptions.of({"fluss.bootstrap.servers": bootstrap})
         self._cluster = Cluster(connection, self._client, HereRunner(), options)
 
-    def tier(self, table: Table) -> RoundResult:
-        """One round of this table."""
+    def tier(self, table: Table, on_step: OnStep = lambda step: None) -> RoundResult:
+        """One round of this table; `on_step` is called before each of its steps."""
         lease = self._lease(table.info.table_id)
-        result = Round(self._cluster, Lease(lease), lambda step: None).run()
+        result = Round(self._cluster, Lease(lease), on_step).run()
         stats = TieringStats(result.total_bytes, result.total_records)
-        self._client.heartbeat(finished={lease: stats}, timeout_ms=10_000)
+        self._client.heartbeat(finished={lease: stats}, timeout_ms=LEASE_MS)
         return result
 
     def _lease(self, table_id: int) -> TableLease:
         """Take leases until the one of this table comes; others are given back."""
         deadline = time.monotonic() + 30
         while time.monotonic() < deadline:
-            lease = self._client.heartbeat(request_table=True, timeout_ms=10_000).table
+            lease = self._client.heartbeat(request_table=True, timeout_ms=LEASE_MS).table
             if lease is not None and lease.table_id == table_id:
                 return lease
             if lease is not None:
-                self._client.heartbeat(failed=[lease], timeout_ms=10_000)
+                self._client.heartbeat(failed=[lease], timeout_ms=LEASE_MS)
         raise AssertionError(f"table {table_id} was not handed out")
 
 

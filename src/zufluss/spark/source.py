@@ -10,12 +10,10 @@ of their own.
 
 from __future__ import annotations
 
-import importlib.util
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pyspark.sql.datasource import DataSource
 
-from zufluss.errors import ConfigError
 from zufluss.spark.source_options import SourceOptions, Use, parse_options
 
 if TYPE_CHECKING:
@@ -53,7 +51,6 @@ class FlussDataSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """A streaming read."""
-        check_streams()
         from zufluss.spark.stream_reader import FlussStreamReader
 
         return FlussStreamReader(self._parsed(Use.STREAM), schema)
@@ -76,15 +73,6 @@ class FlussDataSource(DataSource):
         if use is not None:
             found.check_for(use)
         return found
-
-
-def check_streams() -> None:
-    """`ConfigError` where Spark does not tell a Python source how far a stream has come."""
-    if importlib.util.find_spec("pyspark.sql.streaming.datasource") is None:
-        raise ConfigError(
-            "format fluss is read as a stream with Spark 4.2 or newer: the source of an older one "
-            "is not told where a batch begins. Batch reads and all writes work here too"
-        )
 
 
 def source_class(bootstrap: str | None) -> type[FlussDataSource]:

@@ -2,6 +2,8 @@
 
 Records of the log are counted, deletes included, before any filter. Bytes are counted as records of
 the size that the first ones have. A limit is shared out in proportion to what each bucket has.
+
+Spark 4.1 has no limits for sources in Python, nor do they learn of `Trigger.AvailableNow`.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from pyspark.sql.streaming import datasource
+import pyspark
 
 from zufluss.client.connection import AsyncConnection
 from zufluss.client.logscan import AsyncLogScan
@@ -17,6 +19,20 @@ from zufluss.errors import ConfigError
 from zufluss.model.table import TableBucket, TableInfo
 from zufluss.spark import source_options as o
 from zufluss.spark.source_options import SourceOptions
+
+
+def _limits() -> Any:
+    """Where Spark has its limits; None in 4.1."""
+    try:
+        from pyspark.sql.streaming import datasource
+    except ImportError:
+        return None
+    return datasource
+
+
+datasource = _limits()
+AvailableNow: Any = object if datasource is None else datasource.SupportsTriggerAvailableNow
+"""A reader that is told where `Trigger.AvailableNow` ends, where Spark has such."""
 
 SAMPLE_RECORDS: Final = 1_000
 """Records that the size of one is taken from."""
@@ -32,9 +48,21 @@ def read_limits(options: SourceOptions) -> Any:
             f"table {options.path}: give {o.MAX_ROWS_PER_TRIGGER.key} or "
             f"{o.MAX_BYTES_PER_TRIGGER.key}, not both"
         )
+    if datasource is None:
+        _check_no_limit(options)
+        return None
     if rows is not None:
         return datasource.ReadMaxRows(rows)
     return datasource.ReadAllAvailable() if size is None else datasource.ReadMaxBytes(size)
+
+
+def _check_no_limit(options: SourceOptions) -> None:
+    for option in (o.MAX_ROWS_PER_TRIGGER, o.MAX_BYTES_PER_TRIGGER):
+        if options.get(option) is not None:
+            raise ConfigError(
+                f"table {options.path}: option {option.key} needs Spark 4.2 or newer, and this is "
+                f"{pyspark.__version__}; leave it out, and each batch reads all that there is"
+            )
 
 
 def limit_of(limit: Any) -> tuple[int | None, int | None]:

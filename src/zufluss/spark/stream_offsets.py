@@ -1,7 +1,8 @@
 """Offsets of a streaming read, as they stand in the checkpoint of a query.
 
     {"version": 1, "table_id": 7, "phase": "log", "buckets": {"12/0": 4711, "12/1": 4200},
-     "partitions": {"12": "2026-01"}, "starts": {"12/1": 0}, "state": false, "lake": null}
+     "partitions": {"12": "2026-01"}, "starts": {"12/1": 0}, "state": false, "lake": null,
+     "fresh": []}
 
 | field | meaning |
 |---|---|
@@ -14,6 +15,7 @@
 | `starts` | where the batch that ends here begins, of buckets that were not read before |
 | `state` | the batch that ends here is what the table held at the offsets |
 | `lake` | the lake snapshot that the state is of, if there is one |
+| `fresh` | names of partitions that this snapshot has nothing of: its rows under them are older |
 
 Spark does not keep the first offset of a query, and asks for another one when the first batch has
 to be run again. So what the first batch reads is said by the offset at its end alone.
@@ -25,7 +27,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from zufluss.client.offsets import BucketPlace
 from zufluss.errors import TableNotExistError, ZuflussError
 from zufluss.model.table import TableBucket, TableInfo
 
@@ -51,6 +52,8 @@ class StreamOffset:
     """The batch that ends here is the state."""
     lake: int | None = None
     """The lake snapshot of the state."""
+    fresh: tuple[str, ...] = ()
+    """Names of partitions that the lake snapshot has nothing of."""
 
     def to_json(self) -> dict[str, Any]:
         """For the checkpoint."""
@@ -63,6 +66,7 @@ class StreamOffset:
             "starts": {_key(bucket): self.starts[bucket] for bucket in _ordered(self.starts)},
             "state": self.state,
             "lake": self.lake,
+            "fresh": list(self.fresh),
         }
 
     @classmethod
@@ -88,12 +92,8 @@ class StreamOffset:
             {_bucket(table_id, key): int(at) for key, at in found["starts"].items()},
             found["state"],
             found["lake"],
+            tuple(found["fresh"]),
         )
-
-    def place(self, bucket: TableBucket) -> BucketPlace:
-        """A bucket with the name of its partition."""
-        id_ = bucket.partition_id
-        return BucketPlace(bucket, None if id_ is None else self.partitions[id_])
 
 
 def _ordered(buckets: Mapping[TableBucket, int]) -> list[TableBucket]:

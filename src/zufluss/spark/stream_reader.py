@@ -15,24 +15,28 @@ A batch is the log between two offsets (`stream_offsets.py`), so it has the same
 it is run, by however many tasks. Partitions that are created join in, with all their rows. Those
 that are dropped leave, with what was not read of them; that is logged. Log that retention removed
 before it was read fails the query.
+
+Spark 4.1 does not say where the next batch begins when it asks where it may end. The reader knows,
+since it was asked before; only a query that was restarted finds out later, when the batch is read.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import pyarrow as pa
+import pyspark
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 
 from zufluss.client.kvpins import Pin, Pins
 from zufluss.client.offsets import BucketPlace, Position, list_offsets
 from zufluss.client.partitions import chosen_places
 from zufluss.client.union import TailRange, UnionPlan, plan_union
-from zufluss.errors import ConfigError, OffsetOutOfRangeError
+from zufluss.errors import ConfigError, OffsetOutOfRangeError, PartitionNotExistError
+from zufluss.model.lake import LakeSnapshot
 from zufluss.model.table import TableBucket
 from zufluss.spark import source_options as o
 from zufluss.spark.filter_text import parse_filter
@@ -42,7 +46,7 @@ from zufluss.spark.scan_plan import PlanRequest, has_lake, lake_splits, pieces
 from zufluss.spark.source_options import SourceOptions, View
 from zufluss.spark.split_read import SplitRead
 from zufluss.spark.splits import LogSplit, Split, SplitGroup, StateSplit
-from zufluss.spark.stream_limits import limit_of, limited, read_limits
+from zufluss.spark.stream_limits import AvailableNow, limit_of, limited, read_limits
 from zufluss.spark.stream_offsets import Phase, StreamOffset
 from zufluss.spark.tail import Client, client, pack
 
@@ -56,10 +60,14 @@ TASKS_MAX: Final = 64
 _NO_PIN: Final = b"\0" * 16
 """An id that no pin has: whoever asks for it has the state made at its offset."""
 
+ASKED: Final = 3
+"""How often something is asked for because a partition was dropped in that moment."""
+
 Ends = Mapping[TableBucket, int]
+Found = TypeVar("Found")
 
 
-class FlussStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class FlussStreamReader(DataSourceStreamReader, AvailableNow):  # type: ignore[misc]
     """Reads a table as a stream."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
@@ -82,6 +90,8 @@ class FlussStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._position = _position(options)
         self._pins: Pins | None = None
         self._frozen: Ends | None = None
+        self._newest: Ends | None = None
+        self._last: StreamOffset | None = None
 
     def _client(self) -> Client:
         return client(self._options.bootstrap, self._options.client)
@@ -90,7 +100,21 @@ class FlussStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:
         """Where a new query begins."""
-        return self._client().thread.run(self._first()).to_json()
+        self._last = self._run(self._first)
+        return self._last.to_json()
+
+    def _run(self, ask: Callable[[], Awaitable[Found]]) -> Found:
+        """Ask the cluster, and again where a partition was dropped meanwhile."""
+
+        async def asked() -> Found:
+            for _ in range(ASKED - 1):
+                try:
+                    return await ask()
+                except PartitionNotExistError as dropped:
+                    log.info("stream.asked_again table=%s cause=%s", self._info.path, dropped)
+            return await ask()
+
+        return self._client().thread.run(asked())
 
     async def _first(self) -> StreamOffset:
         connection, info = self._client().connection, self._info
@@ -103,10 +127,14 @@ class FlussStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 if plan.lake is not None:
                     starts = {part.bucket: part.start for part in plan.tail}
                     places = [BucketPlace(part.bucket, part.partition) for part in plan.tail]
-                    return self._at("state", starts, places, lake=plan.lake.snapshot_id)
-        places = await chosen_places(connection, info, self._partitions, None)
-        found = await list_offsets(connection, info, places, self._position)
-        return self._at("start", found, places)
+                    found = self._at("state", starts, places)
+                    return replace(found, lake=plan.lake.snapshot_id, fresh=plan.fresh)
+        return self._at("start", *await self._offsets(self._position))
+
+    async def _offsets(self, at: Position) -> tuple[dict[TableBucket, int], list[BucketPlace]]:
+        connection = self._client().connection
+        places = await chosen_places(connection, self._info, self._partitions, None)
+        return await list_offsets(connection, self._info, places, at), places
 
     async def _pinned(self) -> StreamOffset:
         """The state of now; its pins are kept for the first batch."""
@@ -116,28 +144,29 @@ class FlussStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._pins = Pins(connection, self._info, resume=True)
         return self._at("state", await self._pins.open(places, {}), places)
 
-    def _at(
-        self,
-        phase: Phase,
-        buckets: Ends,
-        places: Sequence[BucketPlace],
-        lake: int | None = None,
-    ) -> StreamOffset:
-        return StreamOffset(self._info.table_id, phase, buckets, _names(places), lake=lake)
+    def _at(self, phase: Phase, buckets: Ends, places: Sequence[BucketPlace]) -> StreamOffset:
+        return StreamOffset(self._info.table_id, phase, buckets, _names(places))
 
-    def latestOffset(self, start: dict[str, Any], limit: Any) -> dict[str, Any]:
+    def latestOffset(
+        self, start: dict[str, Any] | None = None, limit: Any = None
+    ) -> dict[str, Any]:
         """How far the next batch may go, from where it begins."""
-        before = StreamOffset.of(start, self._info)
-        if before.phase == "state":
-            return replace(before, phase="log", state=True).to_json()
-        after = self._client().thread.run(self._next(before, limit_of(limit)))
-        same = before.phase == "log" and after.buckets == before.buckets
-        return start if same else after.to_json()
+        before = self._last if start is None else StreamOffset.of(start, self._info)
+        if before is None:
+            ends, places = self._run(lambda: self._offsets("latest"))
+            self._last = self._at("log", ends, places)
+        elif before.phase == "state":
+            self._last = replace(before, phase="log", state=True)
+        else:
+            after = self._run(lambda: self._next(before, limit_of(limit)))
+            same = before.phase == "log" and after.buckets == before.buckets
+            self._last = before if same else after
+        return self._last.to_json()
 
     async def _next(self, before: StreamOffset, limit: Any) -> StreamOffset:
         connection, info = self._client().connection, self._info
-        places = await chosen_places(connection, info, self._partitions, None)
-        ends = await list_offsets(connection, info, places, "latest")
+        ends, places = await self._offsets("latest")
+        self._newest = ends
         if self._frozen is not None:
             last = {**before.buckets, **self._frozen}
             ends = {b: min(at, last[b]) for b, at in ends.items() if b in last}
@@ -158,29 +187,31 @@ class FlussStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Read up to what there is now, and no further."""
-        self._frozen = self._client().thread.run(self._ends())
+        self._frozen, _ = self._run(lambda: self._offsets("latest"))
 
     def reportLatestOffset(self) -> dict[str, Any]:
-        """The end of the log, for the progress of the query."""
-        ends = self._client().thread.run(self._ends())
+        """The end of the log, for the progress of the query; as it was asked for last."""
+        ends, self._newest = self._newest, None
+        if ends is None:
+            ends, _ = self._run(lambda: self._offsets("latest"))
         return {f"{b.partition_id or ''}/{b.bucket_id}": ends[b] for b in sorted(ends)}
-
-    async def _ends(self) -> dict[TableBucket, int]:
-        connection = self._client().connection
-        places = await chosen_places(connection, self._info, self._partitions, None)
-        return await list_offsets(connection, self._info, places, "latest")
 
     # -- batches -------------------------------------------------------------------------------
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """The tasks of a batch; the same ones whenever it is planned."""
         before = StreamOffset.of(start, self._info)
-        after = StreamOffset.of(end, self._info)
-        thread = self._client().thread
+        self._last = after = StreamOffset.of(end, self._info)
         if after.state:
-            splits = thread.run(self._state(after))
+            splits = self._run(lambda: self._state(after))
             return [SplitGroup(split) for split in splits] or [SplitGroup()]
-        parts = thread.run(self._ranges(before, after))
+        if before.phase == "state":
+            raise ConfigError(
+                f"table {self._info.path}: a query that begins with what the table holds can have "
+                f"Trigger.AvailableNow from Spark 4.2 on, and this is {pyspark.__version__}. Use "
+                f"another trigger and checkpointLocation, or {o.STARTUP_MODE.key} = earliest"
+            )
+        parts = self._run(lambda: self._ranges(before, after))
         records = self._options.get(o.MAX_RECORDS_PER_PARTITION)
         if records is not None:
             cut = [piece for part in parts for piece in pieces(part, records)]
@@ -192,6 +223,8 @@ class FlussStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """What lies between two offsets, of partitions that are still there."""
         places = {p.bucket: p for p in await self._there(after)}
         found = {**before.buckets, **after.starts}
+        new = [places[bucket] for bucket in places.keys() & after.buckets.keys() - found.keys()]
+        found |= await self._earliest(new)  # of a query that was restarted, with Spark 4.1
         parts = [
             TailRange(bucket, places[bucket].partition, found[bucket], stop)
             for bucket, stop in after.buckets.items()
@@ -223,18 +256,20 @@ class FlussStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return await chosen_places(connection, info, names, None)
 
     async def _state(self, after: StreamOffset) -> list[Split]:
-        places = [place for place in await self._there(after) if place.bucket in after.buckets]
         if after.lake is not None:
-            return await self._lake(after, places)
-        return [StateSplit(self._pin(p, after)) for p in places if after.buckets[p.bucket]]
+            return self._lake(after, after.lake)
+        places = [place for place in await self._there(after) if place.bucket in after.buckets]
+        places = [place for place in places if after.buckets[place.bucket]]
+        await self._earliest(places)  # who leads them is known afterwards
+        return [StateSplit(self._pin(place, after)) for place in places]
 
-    async def _lake(self, after: StreamOffset, places: Sequence[BucketPlace]) -> list[Split]:
-        """Files of the snapshot of the first batch."""
-        admin = self._client().connection.admin
-        lake = await admin.lake_snapshot(self._info.path, after.lake)
-        tail = tuple(TailRange(p.bucket, p.partition, 0, 0) for p in places)
-        fresh = () if lake is None else tuple(sorted(lake.fresh(dict(after.partitions))))
-        plan = UnionPlan(self._info, lake, tail, self._partitions, fresh)
+    def _lake(self, after: StreamOffset, snapshot_id: int) -> list[Split]:
+        """Files of the snapshot of the first batch, which the cluster may have forgotten by now."""
+        names = after.partitions.items()
+        buckets = [TableBucket(after.table_id, id_, 0) for id_, _ in names]
+        tail = [TailRange(b, name, 0, 0) for b, (_, name) in zip(buckets, names, strict=True)]
+        lake = LakeSnapshot(after.table_id, snapshot_id, {})
+        plan = UnionPlan(self._info, lake, tuple(tail), self._partitions, after.fresh)
         prune = self._read.shape.prune
         return lake_splits(PlanRequest(self._info, View.ROWS, self._partitions, prune), plan)
 
