@@ -35,6 +35,7 @@ SECTIONS = {
     "aggregate": 5,
     "tiering": 3,
     "union": 6,
+    "spark": 5,
     "remote": 5,
     "leases": 5,
 }

@@ -8,6 +8,7 @@ import pytest
 
 import zufluss
 from tests.client.rounds import Rounds
+from tests.kvscan.support import metrics_address
 from tests.spark.cluster import connect_server, local_cluster, spark, standalone
 from zufluss.client.sync import Connection
 from zufluss.testing.server import DevServer
@@ -19,7 +20,9 @@ __all__ = ["connect_server", "local_cluster", "spark", "standalone"]
 def lake_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevServer]:
     """A server whose lake lies in a directory with a difficult name."""
     directory = tmp_path_factory.mktemp("lake") / "a b+[1]{x}"
-    with DevServer(directory, {"datalake.format": "iceberg"}) as server:
+    properties = {"datalake.format": "iceberg", "zufluss.metrics.port": "0"}
+    with DevServer(directory, properties) as server:
+        metrics_address(server, server.pid)
         yield server
 
 

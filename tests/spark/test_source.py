@@ -11,10 +11,11 @@ import pytest
 
 import zufluss.spark
 from tests.client.rounds import lake_table
+from tests.kvscan.support import open_pins
 from tests.spark.test_union import TYPES, append, delete, plain, upsert
 from zufluss import col
 from zufluss.client.sync import Connection, Table
-from zufluss.errors import ConfigError
+from zufluss.errors import ConfigError, InvalidTableError, PartitionNotExistError
 from zufluss.spark import source_options as o
 from zufluss.spark.reader import FlussReader, source_schema
 from zufluss.spark.source_options import Use, parse_options
@@ -256,6 +257,44 @@ def test_options_narrow_what_is_read(read, connection):
         assert read(table, limit=3, filter="id <= 2").count() == 2
 
 
+@pytest.mark.parametrize("keyed", [False, True], ids=["log", "primary key"])
+def test_partitions_that_the_filter_leaves_out_are_not_read(connection, lake_server, rounds, keyed):
+    schema = "id INT NOT NULL, p STRING NOT NULL, n INT NOT NULL"
+    options = {"primary_key": ["id", "p", "n"]} if keyed else {}
+    keys = ["p", "n"]
+    with lake_table(connection, schema, bucket_count=1, partition_keys=keys, **options) as table:
+        for name, n in (("a", "1"), ("b", "1"), ("b", "20")):
+            connection.admin.create_partition(table.path, {"p": name, "n": n})
+        write = upsert if keyed else append
+        write(table, id=[1, 2, 3], p=["a", "b", "b"], n=[1, 1, 20])
+
+        def read(text: str) -> tuple[int, list[int]]:
+            reader = planned(lake_server.bootstrap, table, filter=text)
+            groups = reader.partitions()
+            rows = [row["id"] for g in groups for b in reader.read(g) for row in b.to_pylist()]
+            return sum(len(group.splits) for group in groups), sorted(rows)
+
+        assert read("p = 'b' AND id > 2") == (2, [3])
+        assert read("p = 'b' AND n < 10") == (1, [2])
+        assert read("n IN (20, 30) OR p = 'a'") == (2, [1, 3])
+        assert read("id = 1 OR p = 'b'") == (3, [1, 2, 3]), "it says nothing about partitions"
+        assert read("p = 'c'") == (0, [])
+        rounds.tier(table)
+        write(table, id=[4, 5], p=["a", "b"], n=[1, 1])
+        assert read("p = 'b' AND n < 10")[1] == [2, 5]
+        assert read("p LIKE 'a%'")[1] == [1, 4]
+
+
+def test_a_limit_lets_go_of_the_buckets_that_it_does_not_need(lake_server, keyed_table):
+    upsert(keyed_table, id=list(range(100)), name=["x"] * 100)
+    before = open_pins(lake_server)
+    reader = planned(lake_server.bootstrap, keyed_table, limit="1")
+    (group,) = reader.partitions()
+    assert open_pins(lake_server) == before + 2
+    assert sum(batch.num_rows for batch in reader.read(group)) == 1
+    assert open_pins(lake_server) == before
+
+
 def test_a_schema_given_by_the_user_says_which_columns_are_read(spark, read, log_table):
     append(log_table, id=[1], name=["a"])
     reader = spark.read.format("fluss")
@@ -267,43 +306,43 @@ def test_a_schema_given_by_the_user_says_which_columns_are_read(spark, read, log
 # -- relations ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("keyed", [False, True], ids=["log", "primary key"])
-def test_a_frame_used_twice_with_filters_is_right_each_time(
-    spark, read, log_table, keyed_table, keyed
-):
-    table = keyed_table if keyed else log_table
-    (upsert if keyed else append)(table, id=[1, 2, 3], name=["a", "b", "c"])
-    frame = read(table)
-    assert plain(frame.filter("id = 2")) == [(2, "b")]
-    assert plain(frame) == [(1, "a"), (2, "b"), (3, "c")]
-    joined = frame.filter("id = 1").alias("x").join(frame.alias("y"), "id")
-    assert joined.count() == 1
-    assert frame.filter("id = 1").join(frame.select("name").alias("y"), how="cross").count() == 3
-    frame.createOrReplaceTempView("twice")
-    union = spark.sql("SELECT id FROM twice WHERE name = 'a' UNION ALL SELECT id FROM twice")
-    assert plain(union) == [(1,), (1,), (2,), (3,)]
-
-
 def test_the_module_that_spark_finds_has_the_source():
     import pyspark_zufluss
 
     assert pyspark_zufluss.DefaultSource.name() == "fluss"
-    assert "pushFilters" not in vars(FlussReader)
 
 
-def test_views_make_plain_sql_work_and_see_new_rows(spark, connection, lake_server):
-    connection.admin.create_database("views", ignore_if_exists=True)
-    connection.admin.create_table("views.orders", "id INT, cents BIGINT", bucket_count=1)
-    connection.admin.create_table("views.odd_name", "id INT", primary_key=["id"], bucket_count=1)
-    try:
-        made = zufluss.spark.register_views(spark, "views", "v_", bootstrap=lake_server.bootstrap)
-        assert sorted(made) == ["v_odd_name", "v_orders"]
-        append(connection.table("views.orders"), id=[1], cents=[5])
-        assert plain(spark.sql("SELECT sum(cents) FROM v_orders")) == [(5,)]
-        append(connection.table("views.orders"), id=[2], cents=[7])
-        assert plain(spark.sql("SELECT sum(cents) FROM v_orders")) == [(12,)]
-    finally:
-        connection.admin.drop_database("views", cascade=True)
+@pytest.fixture
+def views(spark, connection, lake_server):
+    """Views `v_log` and `v_keyed` of tables with the columns id and cents."""
+    admin = connection.admin
+    admin.create_database("views", ignore_if_exists=True)
+    admin.create_table("views.log", "id INT, cents BIGINT", bucket_count=1)
+    admin.create_table("views.keyed", "id INT, cents BIGINT", primary_key=["id"], bucket_count=1)
+    yield zufluss.spark.register_views(spark, "views", "v_", bootstrap=lake_server.bootstrap)
+    admin.drop_database("views", cascade=True)
+
+
+def test_views_make_plain_sql_work_and_see_new_rows(spark, connection, views):
+    assert sorted(views) == ["v_keyed", "v_log"]
+    append(connection.table("views.log"), id=[1], cents=[5])
+    assert plain(spark.sql("SELECT sum(cents) FROM v_log")) == [(5,)]
+    append(connection.table("views.log"), id=[2], cents=[7])
+    assert plain(spark.sql("SELECT sum(cents) FROM v_log")) == [(12,)]
+
+
+def test_insert_into_a_view_appends_or_upserts_and_overwrites_nothing(spark, connection, views):
+    spark.sql("INSERT INTO v_log VALUES (1, 5), (2, 7)")
+    spark.sql("INSERT INTO v_log (cents, id) SELECT cents + 1, id FROM v_log WHERE id = 1")
+    spark.sql("INSERT INTO v_keyed SELECT * FROM v_log WHERE cents <> 6")
+    spark.sql("INSERT INTO v_keyed VALUES (1, 9)")
+    assert plain(spark.sql("SELECT * FROM v_log")) == [(1, 5), (1, 6), (2, 7)]
+    assert plain(spark.sql("SELECT * FROM v_keyed")) == [(1, 9), (2, 7)]
+    for view in views:
+        with pytest.raises(Exception, match="cannot be overwritten by Spark; write with mode"):
+            spark.sql(f"INSERT OVERWRITE {view} VALUES (3, 3)")
+    assert len(connection.table("views.log").scan().to_arrow()) == 3
+    assert len(connection.table("views.keyed").scan().to_arrow()) == 2
 
 
 @pytest.mark.parametrize("keyed", [False, True], ids=["log", "primary key"])
@@ -344,6 +383,27 @@ def test_a_table_that_is_not_there_is_named(spark, read):
 def test_wrong_options_say_what_is_allowed(lake_server, log_table, options, message):
     with pytest.raises(Exception, match=message):
         planned(lake_server.bootstrap, log_table, **options).partitions()
+
+
+@pytest.mark.parametrize("suffix", ["$lake", "$lake and option"])
+def test_the_lake_of_a_table_without_one_is_refused(connection, lake_server, suffix):
+    connection.admin.create_table("fluss.no_lake", "id INT", bucket_count=1)
+    table = connection.table("fluss.no_lake")
+    options = {"read.optimized": "true"} if "option" in suffix else {}
+    try:
+        with pytest.raises(InvalidTableError, match=r"fluss\.no_lake"):
+            planned(
+                lake_server.bootstrap, table, "" if options else "$lake", **options
+            ).partitions()
+    finally:
+        connection.admin.drop_table(table.path)
+
+
+def test_a_partition_that_is_not_there_is_named(connection, lake_server):
+    with lake_table(connection, "id INT, p STRING", bucket_count=1, partition_keys=["p"]) as table:
+        append(table, id=[1], p=["a"])
+        with pytest.raises(PartitionNotExistError, match="nowhere"):
+            planned(lake_server.bootstrap, table, partitions="a,nowhere").partitions()
 
 
 def test_a_range_of_times_of_rows_with_keys_points_to_the_changelog(lake_server, keyed_table):

@@ -14,7 +14,8 @@ the same rows, so that a call whose answer was lost is simply made again.
 Pauses grow, and all of it ends at the delivery timeout, counted from the last page. Pins that
 nobody read from for a third of their idle time are read from in the background, so that buckets
 that wait for their turn, and slow consumers, keep theirs. A run that was forgotten and not closed
-does not; and the server bounds the age of pins all the same.
+does not, nor one that opens pins for others (`keep=False`); and the server bounds the age of pins
+all the same.
 
 All pins of a scan are opened before its first row is read, with one call per server: all or none.
 """
@@ -81,10 +82,13 @@ class Pin:
 class Pins:
     """The pins of one run of a scan."""
 
-    def __init__(self, connection: AsyncConnection, info: TableInfo, *, resume: bool) -> None:
+    def __init__(
+        self, connection: AsyncConnection, info: TableInfo, *, resume: bool, keep: bool = True
+    ) -> None:
         self._connection = connection
         self._info = info
         self._resume = resume
+        self._keep = keep
         self._pins: dict[TableBucket, Pin] = {}
         self._loop = asyncio.get_running_loop()
         self._keeper: asyncio.Task[None] | None = None
@@ -108,7 +112,7 @@ class Pins:
         timeout_ms = options.delivery_timeout_ms if at else options.request_timeout_ms
         pins = await self._open(places, at, timeout_ms)
         self._pins = {pin.place.bucket: pin for pin in pins}
-        if pins:
+        if pins and self._keep:
             seconds = min(pin.idle_ms for pin in pins) / KEPT_PARTS / 1000
             self._keeper = self._loop.create_task(_keep(weakref.ref(self), seconds))
         return {bucket: pin.log_offset for bucket, pin in self._pins.items()}

@@ -18,7 +18,8 @@ from zufluss.model.expression import Expression
 from zufluss.model.partition import check_partitioned, partition_name
 from zufluss.model.table import TableInfo
 from zufluss.spark.read_shape import ReadShape, chosen_schema, whole_schema
-from zufluss.spark.scan_plan import log_ranges
+from zufluss.spark.scan_plan import PlanRequest, log_ranges
+from zufluss.spark.source_options import View
 from zufluss.spark.split_read import SplitRead
 from zufluss.spark.splits import LogSplit, SplitGroup
 from zufluss.spark.tail import client, pack, tasks_max
@@ -50,13 +51,13 @@ class ChangelogRead:
         """The changes that the log of a table has now."""
         cluster = client(self.bootstrap, self.options)
         info = cluster.thread.run(cluster.connection.admin.table_info(as_path(path)))
-        names = self._names(info)
-        ranges = cluster.thread.run(log_ranges(cluster.connection, info, names))
+        filter = None if isinstance(self.filter, str) else self.filter
+        request = PlanRequest(info, View.CHANGELOG, self._names(info), filter)
+        ranges = cluster.thread.run(log_ranges(cluster.connection, request))
         schema = whole_schema(info, changelog=True)
         sql = self.filter if isinstance(self.filter, str) else None
         if self.columns is not None and sql is None:
             schema = chosen_schema(info, schema, tuple(self.columns))
-        filter = None if isinstance(self.filter, str) else self.filter
         shape = ReadShape(info, schema, filter, changelog=True)
         groups = pack(ranges, tasks_max(self.spark), split=True)
         tasks = _Tasks(SplitRead(self.bootstrap, self.options, shape), groups)

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 APPEND: Final = "+A"
 """The change type of a row of a log table."""
 CHANGELOG_COLUMNS: Final = (CHANGE_TYPE, LOG_OFFSET, COMMIT_TIMESTAMP)
-_KEPT: Final = pa.array(["+I", "+U"])
+_KEPT: Final = ("+I", "+U")
 """Changes of a primary-key table that a stream of its rows has: each row as it became."""
 
 
@@ -144,7 +144,9 @@ class ReadShape:
     def batches(self, rows: pa.Table, *, filtered: bool) -> Iterator[pa.RecordBatch]:
         """Rows as Spark takes them; `filtered` rows have only those that match already."""
         if CHANGE_TYPE in rows.column_names and not self.changelog:
-            rows = rows.filter(pc.is_in(rows[CHANGE_TYPE].cast(pa.string()), value_set=_KEPT))
+            rows = rows.filter(
+                pc.is_in(rows[CHANGE_TYPE].cast(pa.string()), value_set=pa.array(_KEPT))
+            )
         if self.times:
             rows = self.times.keep(rows, TIMESTAMP if self.with_offsets else COMMIT_TIMESTAMP)
         rows = cut_to_micros(rows)

@@ -10,9 +10,10 @@
 
 Empty buckets have no split. A range is cut where a task is to have no more than so many records.
 
-Pins live for as long as a query may take to come to them, and Spark plans queries that it never
-runs, or stops early. So a process keeps the pins of its last few plans only (`PLANS_KEPT`) and lets
-go of older ones: who still reads these has the state made again.
+Spark plans queries that it never runs, stops early or kills, and tells nobody. So a pin is not kept
+beyond its idle time, `kv.scanner.ttl`, unless a task reads it, which lets go of it at its end; and
+a process lets go of the pins of a table's plans before its last few (`PLANS_KEPT`). A task that
+comes later than that has the state made again.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, TypeVar
 
 from zufluss.client.connection import AsyncConnection
 from zufluss.client.kvpins import Pins
@@ -38,9 +39,12 @@ from zufluss.lake.base import (
 )
 from zufluss.model.expression import Expression
 from zufluss.model.table import TableInfo
+from zufluss.spark.partition_filter import possible_partitions
 from zufluss.spark.read_shape import ALWAYS, TimeRange
 from zufluss.spark.source_options import View
 from zufluss.spark.splits import KeyedLakeSplit, LakeSplit, LogSplit, Split, StateSplit
+
+P = TypeVar("P", BucketPlace, TailRange)
 
 PLANS_KEPT: Final = 2
 """Plans of one process whose pins are kept, per table."""
@@ -59,7 +63,7 @@ class PlanRequest:
     partitions: tuple[str, ...] | None = None
     """Only these partitions."""
     prune: Expression | None = None
-    """Leave out files of the lake that have no row that matches."""
+    """Leave out partitions, and files of the lake, that have no row that matches."""
     times: TimeRange = ALWAYS
     """Leave out log of other times."""
     records_max: int | None = None
@@ -71,6 +75,17 @@ class PlanRequest:
         """The bucket is among those to read."""
         return self.share is None or bucket % self.share[1] == self.share[0]
 
+    async def places(self, connection: AsyncConnection) -> list[BucketPlace]:
+        """The buckets whose log or state is to be read."""
+        places = await chosen_places(connection, self.info, self.partitions, None)
+        return self.possible(places)
+
+    def possible(self, parts: Sequence[P]) -> list[P]:
+        """Those whose partition may have rows that match, and whose bucket is among ours."""
+        found: set[str] = {part.partition for part in parts if part.partition is not None}
+        left: set[str | None] = {None, *possible_partitions(self.info, self.prune, found)}
+        return [p for p in parts if p.partition in left and self.has(p.bucket.bucket_id)]
+
 
 async def plan_splits(connection: AsyncConnection, request: PlanRequest) -> list[Split]:
     """The splits of a read."""
@@ -79,13 +94,13 @@ async def plan_splits(connection: AsyncConnection, request: PlanRequest) -> list
         wanted = request.partitions
         return lake_splits(request, await plan_union(connection, info, wanted, read_optimized=True))
     if request.view is View.CHANGELOG:
-        return _log_splits(request, await _log(connection, request))
+        return _log_splits(request, await log_ranges(connection, request))
     if info.has_primary_key:
         return await _keyed(connection, request)
     if not has_lake(info):
-        return _log_splits(request, await _log(connection, request))
+        return _log_splits(request, await log_ranges(connection, request))
     plan = await plan_union(connection, info, request.partitions)
-    tail = await _within(connection, request, plan.tail)
+    tail = await _within(connection, request, request.possible(plan.tail))
     return [*lake_splits(request, plan), *_log_splits(request, tail)]
 
 
@@ -97,18 +112,12 @@ def has_lake(info: TableInfo) -> bool:
 # -- logs --------------------------------------------------------------------------------------
 
 
-async def log_ranges(
-    connection: AsyncConnection, info: TableInfo, partitions: Sequence[str] | None
-) -> list[TailRange]:
+async def log_ranges(connection: AsyncConnection, request: PlanRequest) -> Sequence[TailRange]:
     """What the log of every bucket has now."""
-    places = await chosen_places(connection, info, partitions, None)
-    first = await list_offsets(connection, info, places, "earliest")
-    end = await list_offsets(connection, info, places, "latest")
-    return [TailRange(p.bucket, p.partition, first[p.bucket], end[p.bucket]) for p in places]
-
-
-async def _log(connection: AsyncConnection, request: PlanRequest) -> Sequence[TailRange]:
-    parts = await log_ranges(connection, request.info, request.partitions)
+    places = await request.places(connection)
+    first = await list_offsets(connection, request.info, places, "earliest")
+    end = await list_offsets(connection, request.info, places, "latest")
+    parts = [TailRange(p.bucket, p.partition, first[p.bucket], end[p.bucket]) for p in places]
     return await _within(connection, request, parts)
 
 
@@ -133,12 +142,7 @@ async def _within(
 
 
 def _log_splits(request: PlanRequest, parts: Sequence[TailRange]) -> list[Split]:
-    return [
-        LogSplit(piece)
-        for part in parts
-        if request.has(part.bucket.bucket_id)
-        for piece in pieces(part, request.records_max)
-    ]
+    return [LogSplit(piece) for part in parts for piece in pieces(part, request.records_max)]
 
 
 def pieces(part: TailRange, records: int | None) -> Iterator[TailRange]:
@@ -231,7 +235,7 @@ async def _keyed(connection: AsyncConnection, request: PlanRequest) -> list[Spli
 def _merged(request: PlanRequest, plan: UnionPlan, snapshot_id: int) -> list[Split]:
     """Files and tails bucket by bucket; all in one where a file's bucket is not known."""
     files = _files(request, plan)
-    tails = [p for p in plan.tail if p.start < p.stop and request.has(p.bucket.bucket_id)]
+    tails = [part for part in request.possible(plan.tail) if part.start < part.stop]
     if any(file.bucket is None for file in files):
         return [KeyedLakeSplit(LakeSplit(snapshot_id, tuple(files)), tuple(tails))]
     splits: list[Split] = []
@@ -252,15 +256,15 @@ _kept: OrderedDict[int, list[Pins]] = OrderedDict()
 
 async def _pinned(connection: AsyncConnection, request: PlanRequest) -> list[Split]:
     info = request.info
-    places = await chosen_places(connection, info, request.partitions, None)
+    places = await request.places(connection)
     end = await list_offsets(connection, info, places, "latest")
-    places = [p for p in places if end[p.bucket] and request.has(p.bucket.bucket_id)]
+    places = [place for place in places if end[place.bucket]]
     mine = _kept.setdefault(info.table_id, [])
     while len(mine) >= PLANS_KEPT:
         await mine.pop(0).close()
     if not places:
         return []
-    pins = Pins(connection, info, resume=True)
+    pins = Pins(connection, info, resume=True, keep=False)
     await pins.open(places, {})
     mine.append(pins)
     return [StateSplit(pins[place.bucket]) for place in places]

@@ -7,6 +7,7 @@ when that is gone by now (retention, a dropped partition) the task fails and say
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from zufluss.client.kvlive import PinRows
-from zufluss.client.kvpins import Pins
+from zufluss.client.kvpins import Pin, Pins
 from zufluss.client.kvrows import Shape as KvShape
 from zufluss.client.logscan import AsyncLogScan
 from zufluss.client.nanos import cut_to_micros
@@ -53,20 +54,28 @@ class SplitRead:
     def group(self, group: SplitGroup) -> Iterator[pa.RecordBatch]:
         """The rows of a task, no more than the limit."""
         left = self.limit
-        for split in group.splits:
-            if left == 0:
-                return
-            rows = self.read(split)
-            try:
-                for batch in rows:
-                    if left is not None:
-                        batch = batch.slice(0, left)
-                        left -= batch.num_rows
-                    yield batch
-                    if left == 0:
-                        break
-            finally:
-                rows.close()
+        waiting = list(group.splits)
+        try:
+            while waiting and left != 0:
+                with closing(self.read(waiting.pop(0))) as rows:
+                    for batch in rows:
+                        if left is not None:
+                            batch = batch.slice(0, left)
+                            left -= batch.num_rows
+                        yield batch
+                        if left == 0:
+                            break
+        finally:
+            self._let_go([split.pin for split in waiting if isinstance(split, StateSplit)])
+
+    def _let_go(self, unread: Sequence[Pin]) -> None:
+        """Close pins that this task is not going to read."""
+        if unread:
+            here = self._client()
+            pins = here.thread.call(lambda: Pins(here.connection, self.shape.info, resume=False))
+            for pin in unread:
+                here.thread.call(lambda pin=pin: pins.adopt(pin))  # type: ignore[misc]
+            here.thread.run(pins.close())
 
     def read(self, split: Split) -> Any:
         """A generator of the batches of one split."""

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from zufluss.client.admin import Partition
 from zufluss.client.lakeread import Shape
-from zufluss.client.union import UnionPlan, plan_union
+from zufluss.client.union import TailRange, UnionPlan, plan_union
 from zufluss.errors import PartitionNotExistError
 from zufluss.lake.base import (
     CommitterContext,
@@ -37,6 +37,7 @@ from zufluss.model.expression import Expression
 from zufluss.spark.changelog import CHANGELOG_SUFFIX, ChangelogRead
 from zufluss.spark.filters import to_column
 from zufluss.spark.lakefiles import read_files
+from zufluss.spark.partition_filter import possible_partitions
 from zufluss.spark.tail import TailRead, What, client, pack, tasks_max
 from zufluss.spark.types import spark_schema
 from zufluss.spark.views import known_bootstrap
@@ -219,13 +220,21 @@ class _UnionRead:
         self, columns: Sequence[str], filter: Expression | None, what: What
     ) -> DataFrame | None:
         info = self.plan.info
-        groups = pack(self.plan.tail, tasks_max(self.spark), split=not info.has_primary_key)
+        groups = pack(self._possible(), tasks_max(self.spark), split=not info.has_primary_key)
         if not groups:
             return None
         read = TailRead(self.bootstrap, self.options, info, groups, tuple(columns), filter, what)
         count = len(groups)
         tasks = self.spark.range(0, count, 1, count)
         return tasks.mapInArrow(read.__call__, self._schema(columns))
+
+    def _possible(self) -> list[TailRange]:
+        """The tail without partitions that the filter leaves out."""
+        tail = self.plan.tail
+        expression = self.filter if isinstance(self.filter, Expression) else None
+        names = {part.partition for part in tail if part.partition is not None}
+        left = {None, *possible_partitions(self.plan.info, expression, names)}
+        return [part for part in tail if part.partition in left]
 
 
 def _named(name: str) -> Column:

@@ -1,0 +1,53 @@
+"""Which partitions a filter leaves: those of which it is certain that no row matches are not read.
+
+Only the parts of the filter that are joined by AND and look at nothing but partition keys say
+something, and only for keys whose values are their own names: texts, integers, booleans and dates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final
+
+import pyarrow as pa
+
+from zufluss.model.expression import Combination, Expression
+from zufluss.model.partition import spec_of
+from zufluss.model.predicate import CompoundFunction
+from zufluss.model.table import TableInfo
+from zufluss.model.types import Root
+
+_READABLE: Final = frozenset(
+    {Root.CHAR, Root.STRING, Root.TINYINT, Root.SMALLINT, Root.INTEGER, Root.BIGINT, Root.BOOLEAN}
+    | {Root.DATE}
+)
+
+
+def possible_partitions(
+    info: TableInfo, filter: Expression | None, names: Collection[str]
+) -> set[str]:
+    """The partitions that may have rows that match."""
+    keys = [k for k in info.partition_keys if info.schema.column(k).data_type.root in _READABLE]
+    parts = [part for part in _joined(filter) if part.columns <= set(keys)]
+    if not parts or not names:
+        return set(names)
+    ordered = sorted(names)
+    specs = [spec_of(info.partition_keys, name) for name in ordered]
+    columns = {k: _values(info, k, [spec[k] for spec in specs]) for k in keys}
+    rows = pa.table({**columns, "": pa.array(ordered)})
+    for part in parts:
+        rows = rows.filter(part.to_arrow(info.schema))
+    return set(rows[""].to_pylist())
+
+
+def _joined(filter: Expression | None) -> tuple[Expression, ...]:
+    """The parts that all have to be true."""
+    if filter is None:
+        return ()
+    if isinstance(filter, Combination) and filter.function is CompoundFunction.AND:
+        return filter.children
+    return (filter,)
+
+
+def _values(info: TableInfo, key: str, texts: list[str]) -> pa.Array:
+    return pa.array(texts, pa.utf8()).cast(info.schema.arrow.field(key).type)
