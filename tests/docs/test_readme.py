@@ -54,6 +54,7 @@ def test_the_python_blocks_of_the_readme_run_in_order(server):
     assert printed[1].startswith("{'id': 1, 'status': 'paid', 'cents': 950}\n")
     assert re.findall("[+-][IUD]", printed[1]) == ["+I", "+I", "-D", "-U", "+U"]
     assert printed[2] == "2\n", "what a union read found"
+    assert printed[3] == "[Row(sum(n)=2)]\n", "what Spark counted"
     assert "id: [[1,2,3]]" in printed[-1], "what pyfluss scanned"
 
 
