@@ -24,7 +24,6 @@ print(sorted(tuple(row) for row in union.collect()))
 zufluss.spark.register(spark, bootstrap)
 rows = spark.read.format("fluss").load(source)
 rows.write.format("fluss").option("table", log).mode("append").save()
-print(sorted(tuple(row) for row in spark.read.format("fluss").load(log).collect()))
 """
 ROWS = [(1, "a"), (2, "B"), (4, "d")]
 
@@ -55,5 +54,5 @@ def test_a_cluster_reads_and_writes_every_row_once(
             writer.delete({"id": [3]})
         said = cluster.run(DRIVER, str(table.path), str(log.path), lake_server.bootstrap)
         written = log.scan().to_arrow().to_pylist()
-    assert said.splitlines()[-2:] == [str(ROWS), str(ROWS)]
+    assert said.splitlines()[-1] == str(ROWS)
     assert sorted((row["id"], row["name"]) for row in written) == ROWS

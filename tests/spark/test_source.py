@@ -16,6 +16,7 @@ from tests.spark.test_union import TYPES, append, delete, plain, upsert
 from zufluss import col
 from zufluss.client.sync import Connection, Table
 from zufluss.errors import ConfigError, InvalidTableError, PartitionNotExistError
+from zufluss.lake.base import LakeError
 from zufluss.spark import source_options as o
 from zufluss.spark.reader import FlussReader, source_schema
 from zufluss.spark.source_options import Use, parse_options
@@ -411,6 +412,26 @@ def test_a_range_of_times_of_rows_with_keys_points_to_the_changelog(lake_server,
         planned(
             lake_server.bootstrap, keyed_table, **{"scan.incremental.end.timestamp": "5"}
         ).partitions()
+
+
+@pytest.mark.parametrize("keyed", [False, True], ids=["log", "primary key"])
+def test_files_gone_from_the_lake_are_an_error_that_names_the_table(
+    lake_server, rounds, log_table, keyed_table, keyed
+):
+    table, write = (keyed_table, upsert) if keyed else (log_table, append)
+    write(table, id=[1, 2, 3], name=["a", "b", "c"])
+    rounds.tier(table)
+    reader = planned(lake_server.bootstrap, table)
+    groups = reader.partitions()
+    warehouse = lake_server.data_dir / "lake" / "warehouse" / table.path.database
+    for file in (warehouse / table.path.table).rglob("*.parquet"):
+        file.unlink()
+    with pytest.raises(LakeError, match=f"{table.path}.*is gone now; make the DataFrame anew"):
+        [batch for group in groups for batch in reader.read(group)]
+    for file in (warehouse / table.path.table).rglob("*.avro"):
+        file.unlink()
+    with pytest.raises(LakeError, match=f"{table.path}: lake snapshot .* is not whole"):
+        planned(lake_server.bootstrap, table).partitions()
 
 
 def test_a_partition_dropped_under_a_plan_fails_the_read_and_says_so(connection, lake_server):

@@ -32,6 +32,7 @@ from zufluss.config import table_options as t
 from zufluss.errors import InvalidTableError, InvalidTimestampError, PartitionNotExistError
 from zufluss.lake.base import (
     CommitterContext,
+    LakeError,
     LakeFile,
     LakeReader,
     catalog_properties,
@@ -185,6 +186,11 @@ def _files(request: PlanRequest, plan: UnionPlan) -> Sequence[LakeFile]:
             snapshot_id, filter=request.prune, partitions=plan.partitions, without=plan.fresh
         )
         return _shared(request, scan.files)
+    except FileNotFoundError as gone:
+        raise LakeError(
+            f"table {request.info.path}: lake snapshot {snapshot_id} is not whole, a file of it is "
+            f"gone: {gone}"
+        ) from gone
     finally:
         reader.close()
 

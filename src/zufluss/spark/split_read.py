@@ -23,7 +23,7 @@ from zufluss.client.nanos import cut_to_micros
 from zufluss.client.offsets import places_of
 from zufluss.client.union import TailRange
 from zufluss.errors import OffsetOutOfRangeError, PartitionNotExistError
-from zufluss.lake.base import LakeScan
+from zufluss.lake.base import LakeError, LakeScan
 from zufluss.lake.fold import Folded, Folder
 from zufluss.lake.keys import KeySet
 from zufluss.model.expression import Expression
@@ -168,6 +168,11 @@ class SplitRead:
             least = 0 if hidden is None else BATCH_ROWS
             for rows in gathered(reader.read(scan, self._lake_columns(hidden)), least):
                 yield from self.shape.batches(self._wanted(rows, hidden), filtered=False)
+        except FileNotFoundError as gone:
+            raise LakeError(
+                f"table {self.shape.info.path}: a file of lake snapshot {split.snapshot_id} that "
+                f"was planned for this read is gone now; make the DataFrame anew ({gone})"
+            ) from gone
         finally:
             reader.close()
 
