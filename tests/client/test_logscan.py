@@ -6,12 +6,13 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
 from tests.client.fake import FakeCluster
 from zufluss.client.connection import AsyncConnection
-from zufluss.client.decode import LogDecoder
+from zufluss.client.decode import Chunk, LogDecoder
 from zufluss.client.encode import BatchEncoder
 from zufluss.errors import (
     CorruptRecordError,
@@ -27,6 +28,7 @@ from zufluss.errors import (
 from zufluss.model.predicate import col
 from zufluss.model.table import TableBucket, TableInfo
 from zufluss.model.types import parse_type
+from zufluss.record.batch import iter_headers
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
 
@@ -410,6 +412,26 @@ async def test_an_uncompressed_batch_lies_at_an_aligned_address(
     table = await connection.table("t")
     [batch] = [batch async for batch in table.scan()]
     assert all(b.address % 8 == 0 for c in batch.columns for b in c.buffers() if b)
+
+
+@pytest.mark.parametrize("statistics", [{}, {"table.statistics.columns": "id"}])
+@pytest.mark.parametrize("compression", ["NONE", "ZSTD"])
+def test_columns_lie_at_aligned_addresses_wherever_their_batches_were(
+    cluster: FakeCluster, compression: str, statistics: dict[str, str]
+) -> None:
+    properties = {"table.log.arrow.compression.type": compression, **statistics}
+    info = cluster.create("t", "id BIGINT, name STRING", properties=properties)
+    noise = np.random.default_rng(0).integers(0, 2**63 - 1, 9_000)
+    rows = pa.record_batch([noise, pa.array(map(str, noise))], schema=info.schema.arrow)
+    batch = BatchEncoder(info).encode([rows], -1, -1).view
+    for shift in range(8):
+        memory = memoryview(bytes(shift) + bytes(batch) * 2)[shift:]
+        chunk = Chunk(
+            TableBucket(info.table_id, None, 0), memory, list(iter_headers(memory)), 0, None, False
+        )
+        for found in LogDecoder(info, None, None).decode(chunk):
+            assert found.rows.equals(rows)
+            assert all(b.address % 8 == 0 for c in found.rows.columns for b in c.buffers() if b)
 
 
 async def test_scans_that_cannot_be_are_refused_when_made(

@@ -29,7 +29,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from zufluss.config import table_options as t
 from zufluss.errors import CorruptRecordError, InvalidColumnProjectionError
 from zufluss.model.expression import Expression
 from zufluss.model.schema import Schema
@@ -129,7 +128,7 @@ class LogDecoder:
         fields = [schema.arrow.field(name) for name in self._names]
         self.schema = pa.schema([*before, *fields, *behind])
         """The Arrow schema of the rows."""
-        self._copy = info.property(t.TABLE_LOG_ARROW_COMPRESSION_TYPE) == "NONE"
+        self._aligns = info.log_format == "ARROW" and not info.has_primary_key
 
     @property
     def reads_all(self) -> bool:
@@ -146,7 +145,7 @@ class LogDecoder:
 
     def decode(self, chunk: Chunk) -> list[Decoded]:
         """The rows of a chunk, in order; the last `next_offset` is the end of the chunk."""
-        if self._copy:
+        if self._aligns:
             chunk = replace(chunk, records=_aligned(chunk.records))
         parts = []
         for position, header in chunk.batches:
@@ -174,7 +173,7 @@ class LogDecoder:
             rows, changes = self._decode_rows(chunk, position, header)
             return self._align(rows, header.schema_id), changes
         records = chunk.records
-        if not header.append_only:
+        if not self._aligns or (position + header.body_offset) % 8:
             records, position = _aligned_body(records, position, header)
         if chunk.projected:
             return decode(records, position, header, self._read)
@@ -256,7 +255,10 @@ def _single(table: pa.Table) -> pa.RecordBatch:
 
 
 def _aligned(records: memoryview) -> memoryview:
-    """The records at an address that Arrow's consumers like; uncompressed columns point there."""
+    """The records at an address that Arrow's consumers like; columns not packed point there.
+
+    Most batches are as long as a multiple of 8, so one copy serves all of them.
+    """
     array = np.frombuffer(records, dtype=np.uint8)
     if array.ctypes.data % 8 == 0:
         return records
@@ -266,7 +268,7 @@ def _aligned(records: memoryview) -> memoryview:
 def _aligned_body(
     records: memoryview, position: int, header: BatchHeader
 ) -> tuple[memoryview, int]:
-    """The batch at a place where its body is aligned: change types before it have any length."""
+    """The batch at a place where its body is aligned: what stands before it has any length."""
     batch = np.frombuffer(records, dtype=np.uint8)[position : position + header.size]
     if (batch.ctypes.data + header.body_offset) % 8 == 0:
         return records, position

@@ -9,17 +9,7 @@ batches pass unchanged.
 Columns are indexes into the latest schema. A batch of an older schema is matched by column id, and
 a column that it lacks becomes a column of nulls.
 
-The metadata is a template, since only numbers differ between the batches of a table. Positions
-are from the metadata's start; the marker and the metadata length stand before it.
-
-| at     | content                                   | at              | content               |
-|--------|-------------------------------------------|-----------------|-----------------------|
-| 0      | root offset → 16                          | 56              | RecordBatch table     |
-| 4      | vtable of Message                         | 64              | record count, i64     |
-| 16     | Message table                             | 80, 88 (coded)  | BodyCompression table |
-| 24     | body length, i64                          | 92 (coded)      | codec                 |
-| 32, 34 | version, header type                      | 88, 104 (coded) | nodes                 |
-| 40     | vtable of RecordBatch                     | then            | buffers               |
+The metadata is a template (`template.py`): only numbers differ between the batches of a table.
 
 Three ways to use it: `project_all` for what a fetch read (one kernel call, the fast way for many
 batches), `project` for one batch as a list of views, `plan` for a large batch of which only the
@@ -44,6 +34,15 @@ from zufluss.record.fault import Fault, RefusedBatchError
 from zufluss.record.kernels import project as kernel
 from zufluss.record.kernels.message import read_message
 from zufluss.record.layout import BINARY, BOOL, LIST, STRING, STRUCT, Layout
+from zufluss.record.template import (
+    BODY_LENGTH_AT,
+    CODEC_AT,
+    CODED_NODES_AT,
+    LENGTH_AT,
+    NODES_AT,
+    STORED,
+    message_template,
+)
 
 Piece: TypeAlias = tuple[int, int] | bytes
 """Part of a projected body: a range (offset from the source batch's start, size), or new bytes."""
@@ -54,30 +53,9 @@ MAX_PLANS = 64
 EXTRA_ROOM = 4096
 """What the result may need beyond the source's size before a second piece is begun."""
 
-STORED = b"\xff" * 8
-"""Prefix of a buffer that a compressed message holds uncompressed."""
-
 _PAIR = struct.Struct("<qq")
 _NUMBER = struct.Struct("<q")
 _LENGTH = struct.Struct("<i")
-
-
-def message_template(nodes: int, buffers: int, coded: bool) -> bytes:
-    """Build an encapsulated message without a body, all its numbers 0."""
-    message = struct.pack("<I 6H i I q H B 5x", 16, 12, 20, 16, 18, 4, 8, 12, 36, 0, 4, 3)
-    nodes_vector = (100 if coded else 84, nodes)
-    buffers_vector = (nodes_vector[0] + 4 + 16 * nodes + 4, buffers)
-    compression = 88 if coded else 0
-    table = struct.pack(
-        "<6H 4x i I q I I",
-        *(12, 24, 8, 4, 16, 20 if coded else 0),
-        *(16, nodes_vector[0] - 60, 0, buffers_vector[0] - 72, compression and compression - 76),
-    )
-    codec = struct.pack("<4H i B B 2x", 8, 8, 4, 5, 8, 0, 0) if coded else b""
-    metadata = bytearray(message + table + codec)
-    for position, count in (nodes_vector, buffers_vector):
-        metadata += bytes(position - len(metadata)) + struct.pack("<I", count) + bytes(16 * count)
-    return struct.pack("<Ii", 0xFFFFFFFF, len(metadata)) + bytes(metadata)
 
 
 class _Source(NamedTuple):
@@ -260,9 +238,9 @@ class Projector:
                 numbers += body.add(view, buffer.buffer)
         prefix = _prefix(view, pos, header, plan, message)
         metadata = len(prefix) - plan.metadata_size(message)
-        at = kernel.NODES_AT if message.codec is None else kernel.CODED_NODES_AT
+        at = NODES_AT if message.codec is None else CODED_NODES_AT
         plan.numbers.pack_into(prefix, metadata + at, *numbers)
-        _NUMBER.pack_into(prefix, metadata + kernel.BODY_LENGTH_AT, body.size)
+        _NUMBER.pack_into(prefix, metadata + BODY_LENGTH_AT, body.size)
         _LENGTH.pack_into(prefix, 8, len(prefix) + body.size - LENGTH_OVERHEAD)
         return prefix, body.pieces
 
@@ -297,8 +275,8 @@ def _prefix(
     metadata = len(prefix) + 8
     prefix += _view(plan.plain if message.codec is None else plan.coded)
     if message.codec is not None:
-        prefix[metadata + kernel.CODEC_AT] = message.codec
-    _NUMBER.pack_into(prefix, metadata + kernel.LENGTH_AT, message.length)
+        prefix[metadata + CODEC_AT] = message.codec
+    _NUMBER.pack_into(prefix, metadata + LENGTH_AT, message.length)
     return prefix
 
 

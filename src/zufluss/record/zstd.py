@@ -25,8 +25,8 @@ import zstandard
 
 from zufluss.record.arrow import parse_message
 from zufluss.record.kernels import pack as k
-from zufluss.record.project import message_template
 from zufluss.record.slices import Bytes, Positions
+from zufluss.record.template import message_template
 
 _PADDING_BYTES = 16
 """What a buffer takes in a message besides its bytes, at most."""
