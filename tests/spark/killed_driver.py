@@ -1,21 +1,32 @@
-"""A driver that streams files into three tables and is killed at a step; run as a program.
+"""A driver that streams a table into three others and is killed; run as a program.
 
-Arguments: the server, the directory of the files, the directory of checkpoints, the tables (log,
-primary key, aggregation), and where to die: `kind:step`, or `never`. The steps:
+Its queries, one for each kind of table, each go to a step of their own and wait there. When the
+last one has come, Python, Java and whoever is last are killed. The steps, in the order of a
+micro-batch:
 
-| step | the driver dies |
+| step | where |
 |---|---|
-| `written` | in a task that has written its rows |
-| `tasks` | when all tasks of a micro-batch have ended, before `commit` |
-| `committed` | after `commit`, before Spark writes it down |
+| `planned` | the offsets are in Spark's log, the tasks are being planned |
+| `begun` | the sink has begun: a producer's epoch, after what was to undo is undone |
+| `task` | a task runs and has read nothing |
+| `halfway` | a part of the rows of a task is in the table |
+| `written` | a task has written its rows |
+| `tasks` | all tasks have ended, before `commit` of the sink |
+| `committed` | after that, before Spark's log of commits |
+| `over` | the source is told that the micro-batch is in that log |
+
+Arguments: a JSON object, see `Orders`.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,81 +34,153 @@ import pyarrow as pa
 
 import zufluss.spark
 from tests.spark.cluster import QUICK
-from tests.spark.sinks import stream
+from tests.spark.sinks import changed, halfway, inputs
+from tests.waiting import eventually
 from zufluss.spark.sink import Kind
 from zufluss.spark.source import FlussDataSource
-from zufluss.spark.stream_writer import FlussStreamWriter
+
+STEPS = ("planned", "begun", "task", "halfway", "written", "tasks", "committed", "over")
 
 
-class MortalWriter(FlussStreamWriter):
-    """Kills the processes of its driver at a step."""
+@dataclass(frozen=True)
+class Orders:
+    """What a driver does."""
 
-    pids: tuple[int, ...]
-    moment: str
+    server: str
+    """Where the cluster is."""
+    source: str
+    """The table that is read."""
+    tables: dict[str, str]
+    """The tables that are written, by kind."""
+    checkpoints: str
+    """Below it are the checkpoints, by kind."""
+    steps: dict[str, tuple[str, int]]
+    """Where each kind waits for its death, and for the how-manyth time it is there, from 0 on."""
+    marks: str
+    """A directory where the queries tell that they are there."""
+    options: dict[str, str]
+    """Of the stream that is read."""
+
+    def to_json(self) -> str:
+        """As an argument."""
+        return json.dumps(asdict(self))
+
+
+class Mortal:
+    """Knows where to die."""
+
+    def __init__(self, orders: Orders, kind: str, pids: tuple[int, ...]) -> None:
+        self.kind = kind
+        self.step, self.times = orders.steps[kind]
+        self.marks = Path(orders.marks)
+        self.kinds = len(orders.steps)
+        self.pids = pids
+
+    def at(self, step: str) -> None:
+        """Wait for the others and die, if this is the place."""
+        if step != self.step:
+            return
+        if self.times:
+            seen = self.marks / f"seen-{self.kind}"
+            with seen.open("a") as file:
+                file.write(".")
+            if seen.stat().st_size <= self.times:
+                return
+        (self.marks / f"at-{self.kind}-{step}").touch()
+        java = os.getppid()
+        while len(list(self.marks.glob("at-*"))) < self.kinds and os.getppid() == java:
+            signal.sigtimedwait([], 0.1)
+        for pid in (*self.pids, os.getpid()):
+            with suppress(ProcessLookupError):  # another query has done it
+                os.kill(pid, signal.SIGKILL)
+
+
+class MortalWriter:
+    """Dies on the way of a micro-batch into the table."""
+
+    mortal: Mortal
+
+    def __getstate__(self) -> dict[str, Any]:
+        state: dict[str, Any] = super().__getstate__()  # type: ignore[assignment]
+        self.mortal.at("begun")
+        return state
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Any:
-        written = super().write(iterator)
-        self._perhaps("written")
+        self.mortal.at("task")
+        with halfway(lambda: self.mortal.at("halfway")):
+            written = super().write(iterator)  # type: ignore[misc]
+        self.mortal.at("written")
         return written
 
     def commit(self, messages: list[Any], batchId: int) -> None:
-        self._perhaps("tasks")
-        super().commit(messages, batchId)
-        self._perhaps("committed")
-
-    def _perhaps(self, step: str) -> None:
-        if self.moment == f"{self._sink.kind.value}:{step}":
-            for pid in self.pids:
-                os.kill(pid, signal.SIGKILL)
-            os.kill(os.getpid(), signal.SIGKILL)
+        self.mortal.at("tasks")
+        super().commit(messages, batchId)  # type: ignore[misc]
+        self.mortal.at("committed")
 
 
-class MortalSource(FlussDataSource):
-    """`format("mortal")`."""
+class MortalReader:
+    """Dies between two micro-batches."""
 
-    pids: ClassVar[tuple[int, ...]] = ()
-    moment: ClassVar[str] = "never"
+    mortal: Mortal
 
-    @classmethod
-    def name(cls) -> str:
-        return "mortal"
+    def prepareForTriggerAvailableNow(self) -> None:
+        (self.mortal.marks / f"up-{self.mortal.kind}").touch()
+        super().prepareForTriggerAvailableNow()  # type: ignore[misc]
 
-    def streamWriter(self, schema: Any, overwrite: bool) -> Any:
-        made = super().streamWriter(schema, overwrite)
-        mortal = object.__new__(MortalWriter)
-        mortal.__dict__.update(made.__dict__)
-        mortal.pids, mortal.moment = self.pids, self.moment
-        return mortal
+    def partitions(self, start: Any, end: Any) -> Any:
+        self.mortal.at("planned")
+        return super().partitions(start, end)  # type: ignore[misc]
+
+    def commit(self, end: Any) -> None:
+        self.mortal.at("over")
+        super().commit(end)  # type: ignore[misc]
 
 
-def mortal_source(pids: tuple[int, ...], moment: str) -> type[MortalSource]:
-    """A source that goes to Spark's workers with what it has to know."""
+def mortal_source(mortal: Mortal) -> type[FlussDataSource]:
+    """`format("mortal_<kind>")`; goes to Spark's workers with what it has to know."""
 
-    class Source(MortalSource):
-        """One driver's."""
+    class Source(FlussDataSource):
+        about: ClassVar[dict[str, Any]] = {"mortal": mortal}
 
-    Source.pids, Source.moment = pids, moment
+        @classmethod
+        def name(cls) -> str:
+            return f"mortal_{cls.about['mortal'].kind}"
+
+        def streamReader(self, schema: Any) -> Any:
+            return changed(super().streamReader(schema), MortalReader, self.about)
+
+        def streamWriter(self, schema: Any, overwrite: bool) -> Any:
+            return changed(super().streamWriter(schema, overwrite), MortalWriter, self.about)
+
     return Source
 
 
-def main(server: str, files: str, checkpoints: str, *rest: str) -> None:
+def main(orders: Orders) -> None:
     """Write everything that there is, or die."""
-    *tables, moment = rest
-    spark = zufluss.spark.session("killed", "local[2]", QUICK)
+    spark = zufluss.spark.session("killed", "local[8]", QUICK)
     java = spark.sparkContext._gateway.proc.pid
-    spark.dataSource.register(mortal_source((os.getpid(), java), moment))
-    rows = stream(spark, Path(files))
+    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "10")
     queries = []
-    for kind, table in zip(Kind, tables, strict=True):
-        frame = rows.selectExpr("k", "1L AS n", "v AS top") if kind is Kind.AGGREGATE else rows
-        writer = frame.writeStream.format("mortal").trigger(availableNow=True)
-        writer = writer.option("bootstrap.servers", server).option("table", table)
-        writer = writer.option("checkpointLocation", str(Path(checkpoints) / kind.value))
-        queries.append(writer.start())
-    for query in queries:
-        query.awaitTermination()
+    for kind in map(str, (Kind.LOG.value, Kind.UPSERT.value, Kind.AGGREGATE.value)):
+        source = mortal_source(Mortal(orders, kind, (os.getpid(), java)))
+        spark.dataSource.register(source)
+        reader = spark.readStream.format(source.name()).options(**orders.options)
+        reader = reader.options(**{"bootstrap.servers": orders.server, "table": orders.source})
+        rows = inputs(reader.load()) if kind == Kind.AGGREGATE.value else reader.load()
+        writer = rows.writeStream.format(source.name()).trigger(availableNow=True)
+        writer = writer.option("bootstrap.servers", orders.server)
+        writer = writer.option("table", orders.tables[kind])
+        writer = writer.option("client.writer.batch-size", "1kb")
+        writer = writer.option("checkpointLocation", str(Path(orders.checkpoints) / kind))
+        query = writer.start()
+        queries.append(query)
+        up = Path(orders.marks) / f"up-{kind}"  # many processes at once would start too slowly
+        eventually(lambda: up.exists() or not query.isActive, "the query runs")  # noqa: B023
+    for _ in queries:
+        spark.streams.awaitAnyTermination()
+        spark.streams.resetTerminated()
     spark.stop()
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(Orders(**json.loads(sys.argv[1])))

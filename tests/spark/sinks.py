@@ -1,79 +1,158 @@
-"""What tests of sinks share: sources whose tasks fail, files to stream from, what a table has."""
+"""What tests of sinks share: tasks that fail in every way, streams, what a table has.
+
+`faulty_source` makes a data source whose tasks go wrong at their first attempt, each by its number:
+
+| task | its first attempt |
+|---|---|
+| 0, 4 … | raises when some of its rows are in the table |
+| 1, 5 … | is killed with its process when some of its rows are in the table |
+| 2, 6 … | raises when all of its rows are in the table |
+| 3, 7 … | runs twice at the same time, both to the end |
+
+It leaves a mark of everything that went wrong.
+"""
 
 from __future__ import annotations
 
-import json
+import os
+import signal
+import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
+from unittest.mock import patch
 
 import pyarrow as pa
 from pyspark import TaskContext
 
 from zufluss.client.sync import Connection
+from zufluss.spark import sink_tasks, stream_writer, writer
 from zufluss.spark.source import FlussDataSource
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+FAULTS = ("raises", "killed", "late", "twice")
 
-class _FailsAfterwards:
-    """A writer whose tasks write everything and then fail, the first time."""
+
+def halfway(happens: Callable[[], None]) -> Any:
+    """While this is entered, something happens when tasks have sent a part of their rows."""
+    send = sink_tasks._send
+
+    def sent(sink: Any, make: Callable[[], Any], changes: Iterable[Any]) -> Any:
+        writers: list[Any] = []
+
+        def kept() -> Any:
+            writers.append(make())
+            return writers[0]
+
+        def now() -> None:
+            thread = sink_tasks.client(sink.bootstrap, sink.options).thread
+            thread.run(writers[0]._acknowledged())
+            happens()
+
+        def interrupted() -> Iterator[Any]:
+            number = -1
+            for number, change in enumerate(changes):
+                if number == 2:
+                    now()
+                yield change
+            if number < 2:
+                now()
+
+        return send(sink, kept, interrupted())
+
+    return patch.object(sink_tasks, "_send", sent)
+
+
+class _Fault:
+    """What goes wrong in a task at its first attempt."""
+
+    marks: str
+    reverse: bool
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Any:
-        written = super().write(iterator)  # type: ignore[misc]
-        if TaskContext.get().attemptNumber() == 0:
-            raise RuntimeError("this task fails after it has written")
-        return written
+        context = TaskContext.get()
+        task = int(context.partitionId())
+        if context.attemptNumber():
+            return super().write(iterator)  # type: ignore[misc]
+        fault = FAULTS[task % len(FAULTS)]
+        rows = [rows for rows in iterator if rows.num_rows]
+        if self.reverse:
+            rows = [part.take(list(reversed(range(part.num_rows)))) for part in reversed(rows)]
+        Path(self.marks, f"{task}-{fault}").touch()
+        return getattr(self, f"_{fault}")(super().write, rows)  # type: ignore[misc]
+
+    def _raises(self, write: Callable[..., Any], rows: Sequence[pa.RecordBatch]) -> Any:
+        with halfway(_fail):
+            return write(iter(rows))
+
+    def _killed(self, write: Callable[..., Any], rows: Sequence[pa.RecordBatch]) -> Any:
+        with halfway(_die):
+            return write(iter(rows))
+
+    def _late(self, write: Callable[..., Any], rows: Sequence[pa.RecordBatch]) -> Any:
+        write(iter(rows))
+        raise RuntimeError("this task fails after it has written")
+
+    def _twice(self, write: Callable[..., Any], rows: Sequence[pa.RecordBatch]) -> Any:
+        here = threading.local()
+        task, _ = writer.task_attempt()
+
+        def attempt(number: int) -> Any:
+            here.attempt = number
+            return write(iter(rows))
+
+        numbered = lambda: (task, here.attempt)  # noqa: E731
+        with (
+            patch.object(writer, "task_attempt", numbered),
+            patch.object(stream_writer, "task_attempt", numbered),
+            ThreadPoolExecutor(2) as pool,
+        ):
+            first, _ = pool.map(attempt, range(2))
+            return first
 
 
-class _FailsHalfway:
-    """A writer whose tasks fail the first time, with rows already taken over."""
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Any:
-        return super().write(_halfway(iterator))  # type: ignore[misc]
+def _fail() -> None:
+    raise RuntimeError("this task fails halfway")
 
 
-def _halfway(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    for rows in batches:
-        half = rows.num_rows // 2
-        yield rows.slice(0, half)
-        if TaskContext.get().attemptNumber() == 0:
-            raise RuntimeError("this task fails halfway")
-        yield rows.slice(half)
+def _die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 class _Faulty(FlussDataSource):
     """A source whose writers are changed."""
 
-    fault: type
+    fault: ClassVar[type]
+    about: ClassVar[dict[str, Any]] = {}
 
     def writer(self, schema: Any, overwrite: bool) -> Any:
-        return _changed(super().writer(schema, overwrite), self.fault)
+        return changed(super().writer(schema, overwrite), self.fault, self.about)
 
     def streamWriter(self, schema: Any, overwrite: bool) -> Any:
-        return _changed(super().streamWriter(schema, overwrite), self.fault)
+        return changed(super().streamWriter(schema, overwrite), self.fault, self.about)
 
 
-class FailsAfterwards(_Faulty):
-    """`format("fails_afterwards")`."""
-
-    fault = _FailsAfterwards
-
-    @classmethod
-    def name(cls) -> str:
-        return "fails_afterwards"
+def changed(made: Any, fault: type, about: Mapping[str, Any]) -> Any:
+    """A writer with another class before its own."""
+    kind = type(made)
+    faulty = object.__new__(type(f"Faulty{kind.__name__}", (fault, kind), {}))
+    faulty.__dict__.update(made.__dict__, **about)
+    return faulty
 
 
-class FailsHalfway(_Faulty):
-    """`format("fails_halfway")`."""
+def faulty_source(marks: Path, name: str = "faulty", *, reverse: bool = False) -> type[_Faulty]:
+    """`format(name)`; with `reverse` the first attempts have their rows in another order."""
 
-    fault = _FailsHalfway
+    class Source(_Faulty):
+        fault = _Fault
+        about: ClassVar[dict[str, Any]] = {"marks": str(marks), "reverse": reverse}
 
-    @classmethod
-    def name(cls) -> str:
-        return "fails_halfway"
+    Source.name = classmethod(lambda cls: name)  # type: ignore[assignment, misc]
+    return Source
 
 
 class FailsAlways(_Faulty):
@@ -91,11 +170,20 @@ class FailsAlways(_Faulty):
         return "fails_always"
 
 
-def _changed(writer: Any, fault: type) -> Any:
-    kind = type(writer)
-    faulty = object.__new__(type(f"Faulty{kind.__name__}", (fault, kind), {}))
-    faulty.__dict__.update(writer.__dict__)
-    return faulty
+class Overtaken(_Faulty):
+    """`format("overtaken")`: before it writes, another driver goes on with its query."""
+
+    class fault:
+        def write(self, iterator: Iterator[pa.RecordBatch]) -> Any:
+            sink, name = self._sink, self._txn_id  # type: ignore[attr-defined]
+            rows = [rows for rows in iterator if rows.num_rows]
+            newer = [part.set_column(2, "v", pa.array([-1] * part.num_rows)) for part in rows]
+            sink_tasks.write_upserts(sink, newer, sink_tasks.fence(sink, name), 0, 0)
+            return super().write(iter(rows))  # type: ignore[misc]
+
+    @classmethod
+    def name(cls) -> str:
+        return "overtaken"
 
 
 def append(frame: DataFrame, server: str, table: str, source: str = "fluss", **more: str) -> None:
@@ -119,20 +207,37 @@ def state(connection: Connection, table: str, key: str = "id") -> dict[Any, dict
     return {row[key]: row for row in connection.table(table).scan().to_arrow().to_pylist()}
 
 
-def write_files(directory: Path, files: int, rows: int, first: int = 0) -> Path:
-    """Files of JSON rows (id, k, v) to stream from, one micro-batch each."""
-    directory.mkdir(exist_ok=True)
-    for number in range(first, first + files):
-        ids = range(number * rows, (number + 1) * rows)
-        lines = [json.dumps({"id": i, "k": i % 7, "v": i}) for i in ids]
-        (directory / f"{number:05}.json").write_text("\n".join(lines))
-    return directory
+ROWS = "id BIGINT, k BIGINT, v BIGINT"
+COUNTS = "k BIGINT, n BIGINT SUM, top BIGINT MAX, PRIMARY KEY (k)"
+AGGREGATION = {"table.merge-engine": "aggregation"}
 
 
-def stream(spark: SparkSession, directory: Path) -> DataFrame:
-    """A stream of such files, one per micro-batch."""
-    reader = spark.readStream.schema("id BIGINT, k BIGINT, v BIGINT")
-    return reader.option("maxFilesPerTrigger", 1).json(str(directory))
+def inputs(rows: Any) -> Any:
+    """Rows as inputs of `COUNTS`."""
+    return rows.selectExpr("k", "1L AS n", "v AS top")
+
+
+def expected(rows: int) -> dict[int, dict[str, int]]:
+    """What `COUNTS` has of the rows 0, 1, …."""
+    out: dict[int, dict[str, int]] = {}
+    for i in range(rows):
+        row = out.setdefault(i % 7, {"k": i % 7, "n": 0, "top": 0})
+        row["n"] += 1
+        row["top"] = i
+    return out
+
+
+def add_rows(connection: Connection, table: str, first: int, count: int) -> None:
+    """Append the rows (id, k, v) of these numbers to a log table."""
+    ids = list(range(first, first + count))
+    with connection.table(table).append() as writer:
+        writer.write({"id": ids, "k": [i % 7 for i in ids], "v": ids})
+
+
+def stream(spark: SparkSession, server: str, table: str, **more: str) -> DataFrame:
+    """A stream of a table."""
+    options = {"bootstrap.servers": server, "table": table, **more}
+    return spark.readStream.format("fluss").options(**options).load()
 
 
 def run(
@@ -144,17 +249,3 @@ def run(
     writer = frame.writeStream.format(source).options(**options).trigger(availableNow=True)
     query = writer.start()
     query.awaitTermination()
-
-
-__all__ = [
-    "FailsAfterwards",
-    "FailsAlways",
-    "FailsHalfway",
-    "append",
-    "doubled",
-    "log_rows",
-    "run",
-    "state",
-    "stream",
-    "write_files",
-]

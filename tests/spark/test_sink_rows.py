@@ -68,3 +68,59 @@ def test_changes_are_runs_of_upserts_and_deletes() -> None:
     for wrong in ("upsert", None):
         with pytest.raises(ColumnMismatchError, match=f"has {wrong!r}; allowed are insert"):
             list(by_change(pa.record_batch({"op": pa.array([wrong], pa.string())}), "op"))
+
+
+def test_times_finer_than_those_of_the_table_are_cut() -> None:
+    micros = dt.datetime(2026, 1, 31, 1, 2, 3, 4567)
+    schema = pa.schema(
+        {"a": pa.timestamp("ms"), "b": pa.list_(pa.timestamp("s", "UTC")), "c": pa.time32("s")}
+    )
+    rows = pa.record_batch(
+        {
+            "a": pa.array([micros], pa.timestamp("us")),
+            "b": pa.array([[micros]], pa.list_(pa.timestamp("us", "Etc/UTC"))),
+            "c": pa.array([3_723_004_567], pa.int64()),
+        }
+    )
+    assert of_spark(rows, schema, ["a", "b", "c"]).to_pylist() == [
+        {
+            "a": micros.replace(microsecond=4000),
+            "b": [micros.replace(microsecond=0, tzinfo=dt.UTC)],
+            "c": dt.time(1, 2, 3),
+        }
+    ]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "values", "name"),
+    [
+        (pa.list_(pa.field("element", pa.int32(), False)), [[1], [None]], "c.element"),
+        (pa.map_(pa.string(), pa.field("value", pa.int32(), False)), [[("k", None)]], "c.value"),
+        (pa.struct([pa.field("x", pa.int32(), False)]), [None, {"x": None}], "c.x"),
+        (
+            pa.list_(pa.struct([pa.field("x", pa.int32(), False)])),
+            [[{"x": 1}, None, {"x": None}]],
+            "c.element.x",
+        ),
+    ],
+)
+def test_nulls_are_found_in_every_part_of_a_column(
+    wanted: pa.DataType, values: list[object], name: str
+) -> None:
+    loose = changed(wanted)
+    rows = pa.record_batch({"c": pa.array(values, loose)})
+    with pytest.raises(ColumnMismatchError, match=f"column {name!r} has 1 nulls"):
+        of_spark(rows, pa.schema([pa.field("c", wanted)]), ["c"])
+    good = rows.slice(0, 1) if name in ("c.element", "c.x") else rows.slice(0, 0)
+    assert of_spark(good, pa.schema([pa.field("c", wanted)]), ["c"]).num_rows == good.num_rows
+
+
+def changed(of: pa.DataType) -> pa.DataType:
+    """A type all of whose parts may be null."""
+    if pa.types.is_struct(of):
+        return pa.struct([pa.field(part.name, changed(part.type)) for part in of])
+    if pa.types.is_map(of):
+        return pa.map_(of.key_type, pa.field("value", changed(of.item_type)))
+    if pa.types.is_list(of):
+        return pa.list_(pa.field("element", changed(of.value_type)))
+    return of

@@ -363,6 +363,24 @@ async def open_append_producer(
     return handle_of(request, await init_producer(connection, info, request))
 
 
+async def open_fence(
+    connection: AsyncConnection, info: TableInfo, producer_id: str
+) -> ProducerHandle:
+    """An epoch for tasks that upsert: writers of earlier ones are refused from now on.
+
+    It owns no columns, and nothing is undone. It is over when it is released, or when it was silent
+    for the cluster's `zufluss.producer.hold-max`.
+    """
+    check_primary_key(info, "fence", "table.append_producer()")
+    request = m.InitProducerRequest(
+        producer_id=check_producer_id(producer_id),
+        table_id=info.table_id,
+        ttl_ms=connection.options.producer_ttl_ms,
+        fence_only=True,
+    )
+    return handle_of(request, await init_producer(connection, info, request))
+
+
 async def _undo(
     connection: AsyncConnection,
     info: TableInfo,

@@ -281,7 +281,8 @@ ZUFLUSS_PRODUCER_HOLD_MAX = Option(
     Kind.DURATION,
     7 * DAY_MS,
     "How long after its last sign of life a producer keeps the changelog from expiring that it "
-    "would need to undo.",
+    "would need to undo. One that owns no columns, of a log table or of plain upserts, is "
+    "forgotten then.",
     minimum=0,
 )
 ZUFLUSS_REMOTE_REQUEST_TIMEOUT = Option(

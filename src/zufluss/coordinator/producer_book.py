@@ -12,7 +12,7 @@ producer, is told by a task, again and again until it arrives.
 Time is that of a monotonic clock, and all of it begins anew with a start of the coordinator. A sign
 of life is a call, or a put, of which leaders know: they are asked before a producer loses anything.
 After `zufluss.producer.hold-max` of silence leaders keep the changelog for it no longer; it is
-remembered all the same.
+remembered all the same, unless it owns nothing: then nothing is lost by forgetting it.
 """
 
 from __future__ import annotations
@@ -334,12 +334,23 @@ class ProducerBook:
         """Keep changelogs no longer for who was silent for `hold-max`; the task does it itself."""
         for table in list(self.tables.values()):
             if self._long_silent(table) and await self.try_ask(table):
+                await self._forget_silent(table)
                 gone = self._long_silent(table)
                 self._silent |= {producer.number for producer in gone}
                 for producer in gone:
                     log.warning("producer_silent", producer=producer.producer_id)
                 if gone:
                     self._news(table)
+
+    async def _forget_silent(self, table: TableBook) -> None:
+        """Forget who was silent and owns nothing."""
+        entry = self._image.table_by_id(table.table_id)
+        is_log = entry is not None and not entry.info.has_primary_key
+        async with self.turn(table.table_id):
+            gone = [p for p in self._long_silent(table) if is_log or p.fence_only]
+            if gone:
+                await self.end(table, gone)
+                self.tell_later(table.table_id)
 
     def _long_silent(self, table: TableBook) -> list[Producer]:
         limit = self._clock() - self._hold_seconds

@@ -2,7 +2,7 @@
 
 | path below `/producers/tables` | value |
 |---|---|
-| `TABLE_ID/ID` | the head: an object with `number`, `epoch`, `owner`, `columns` (ids), `all_columns`, `exclusive`, `ttl_ms`, `checkpointed`, `checkpoint_id` (or null), `stateful`, `lost`, `parts` |
+| `TABLE_ID/ID` | the head: an object with `number`, `epoch`, `owner`, `columns` (ids), `all_columns`, `exclusive`, `ttl_ms`, `checkpointed`, `checkpoint_id` (or null), `stateful`, `lost`, `fence_only` (or not there: false), `parts` |
 | `TABLE_ID/ID/offsets/N` | part N of the baseline, from 0; as many as `parts` says, null before it is known |
 
 A part is a deflated array: per partition `[id or null, [buckets], [offsets]]`, of at most
@@ -139,6 +139,7 @@ def _head(producer: Producer) -> bytes:
             "checkpoint_id": producer.checkpoint_id,
             "stateful": producer.stateful,
             "lost": producer.lost,
+            "fence_only": producer.fence_only,
             "parts": part_count(producer.baseline),
         }
     )
@@ -166,4 +167,5 @@ def _producer(path: str, values: Mapping[str, bytes]) -> Producer:
         stateful=head["stateful"],
         lost=head["lost"],
         baseline=baseline,
+        fence_only=head.get("fence_only", False),
     )

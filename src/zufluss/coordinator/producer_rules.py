@@ -4,6 +4,7 @@
 |---|---|
 | a producer of a primary-key table | its changelog has full rows |
 | a producer of a log table | always: it is a number, that its appends are told apart by |
+| a fence, of a primary-key table | always: it is a number and an epoch, and owns nothing |
 | shared columns | what one producer did to each can be taken away alone, or replayed |
 | columns of another | that one has been silent for its TTL; it is *lost* then, for good |
 | an epoch without state | the producer reported no checkpoint, or the last one with its id |
@@ -74,6 +75,8 @@ class Producer:
     """Others have taken columns of it."""
     baseline: Baseline | None = None
     """Its changes from here on may have to be undone; None before anybody got its number."""
+    fence_only: bool = False
+    """It owns nothing, and nothing of it is undone: only that one epoch writes at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +97,8 @@ class InitCall:
     """The producer number of that checkpoint, where the caller knows it."""
     principal: str | None = None
     """Who asks."""
+    fence_only: bool = False
+    """It wants epochs, no columns and no undo."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,6 +315,17 @@ def check_not_lost(producer: Producer) -> None:
         )
 
 
+def check_same_use(before: Producer, call: InitCall) -> None:
+    """`ProducerStateError` when an id is that of a fence for one, and of a producer for another."""
+    if before.fence_only != call.fence_only:
+        uses = "plain upserts, which nothing is undone of", "writes that can be undone"
+        was, wanted = uses if before.fence_only else reversed(uses)
+        raise ProducerStateError(
+            f"producer {before.producer_id!r} is for {was}, and is asked for {wanted}; take "
+            "another id, or drop it first (zufluss producer drop)"
+        )
+
+
 def check_state(before: Producer, call: InitCall) -> None:
     """Refuse to go on from a state that would double changes, or lose some."""
     if before.epoch >= EPOCH_MAX:
@@ -375,6 +391,7 @@ def rivals(producer: Producer, others: Iterable[Producer]) -> list[Producer]:
         for other in others
         if other.number != producer.number
         and not other.lost
+        and not other.fence_only
         and (other.exclusive or producer.exclusive)
         and (_owns_all(other) or _owns_all(producer) or other.column_ids & producer.column_ids)
     ]

@@ -57,6 +57,7 @@ class ProducerService:
                 await _offsets(request.restored) if request.is_restore else None,
                 number,
                 ctx.principal,
+                request.fence_only,
             )
         )
         producer = found.producer

@@ -19,7 +19,9 @@ then. It is remembered until it is released or dropped, or its table is: so a wr
 without state, however late, is undone, or refused.
 
 On a log table a producer is no more than its number: it has no columns, one epoch, and nothing is
-undone. Without an id there is not even a record of it.
+undone. Without an id there is not even a record of it. On a primary-key table `fence_only` asks for
+little more, a number whose epochs fence each other. Neither owns anything or has anything undone,
+so both are forgotten after `zufluss.producer.hold-max` of silence.
 
 What is allowed stands in `producer_rules.py`; who is told, and who lives, in `producer_book.py`.
 """
@@ -54,7 +56,7 @@ from zufluss.coordinator.tablets import Tablets
 from zufluss.errors import ConfigError, UnknownTableOrBucketError
 from zufluss.meta.api import MetaStore, Op
 from zufluss.model.merge import column_lock
-from zufluss.model.producer import NUMBER_MAX, check_producer_id
+from zufluss.model.producer import EPOCH_MAX, NUMBER_MAX, check_producer_id
 from zufluss.model.table import TableBucket
 
 log = structlog.get_logger(__name__)
@@ -113,8 +115,10 @@ class Producers:
         if entry.info.has_primary_key or call.producer_id:
             check_producer_id(call.producer_id)
         rules.check_ttl(call.ttl_ms, self._ttl_max_ms)
-        is_keyed = entry.info.has_primary_key
-        return await self._undisturbed(self._init(call) if is_keyed else self._number(call))
+        begin = self._number
+        if entry.info.has_primary_key:
+            begin = self._fence if call.fence_only else self._init
+        return await self._undisturbed(begin(call))
 
     async def checkpoint(
         self,
@@ -204,6 +208,7 @@ class Producers:
                 raise rules.not_found(call.producer_id, f"'{entry.info.path}'")
             return self._new(table, entry, call)
         rules.check_owner(before, call.principal, self._is_super(call.principal))
+        rules.check_same_use(before, call)
         rules.check_not_lost(before)
         rules.check_state(before, call)
         restored = await self._restored(entry, call)
@@ -317,12 +322,32 @@ class Producers:
         await self.book.write(table, ops, [after])
         return after
 
-    # Log tables
+    # Producers that own nothing
+
+    async def _fence(self, call: InitCall) -> Initialised:
+        """The next epoch of a producer that only fences; after the last one, a new number."""
+        async with self.book.turn(call.table_id) as table:
+            entry = self._table_entry(call.table_id)
+            before = table.producers.get(call.producer_id)
+            if before is None:
+                rules.check_count(len(table.producers), self._count_max, entry.info)
+            else:
+                rules.check_owner(before, call.principal, self._is_super(call.principal))
+                rules.check_same_use(before, call)
+            if before is not None and before.epoch < EPOCH_MAX:
+                producer = replace(before, epoch=before.epoch + 1, ttl_ms=call.ttl_ms)
+            else:
+                producer = _bare(call, await self._next_number())
+            ops = records.create(producer) if before is None else records.change(before, producer)
+            self.book.seen(producer)
+            await self.book.write(table, ops, [producer])
+            await self.book.tell(table)
+        return Initialised(producer, before is None, False)
 
     async def _number(self, call: InitCall) -> Initialised:
         """The number of a producer of a log table."""
         if not call.producer_id:
-            return Initialised(_of_log(call, await self._next_number()), True, False)
+            return Initialised(_bare(call, await self._next_number()), True, False)
         async with self.book.turn(call.table_id) as table:
             entry = self._table_entry(call.table_id)
             before = table.producers.get(call.producer_id)
@@ -331,7 +356,7 @@ class Producers:
                 self.book.seen(before)
                 return Initialised(before, False, False)
             rules.check_count(len(table.producers), self._count_max, entry.info)
-            producer = _of_log(call, await self._next_number())
+            producer = _bare(call, await self._next_number())
             self.book.seen(producer)
             await self.book.write(table, records.create(producer), [producer])
         return Initialised(producer, True, False)
@@ -424,7 +449,7 @@ class Producers:
         return f"Producers(producers={counts.producers}, lost={counts.lost})"
 
 
-def _of_log(call: InitCall, number: int) -> Producer:
+def _bare(call: InitCall, number: int) -> Producer:
     return Producer(
         producer_id=call.producer_id,
         table_id=call.table_id,
@@ -435,6 +460,7 @@ def _of_log(call: InitCall, number: int) -> Producer:
         all_columns=False,
         exclusive=False,
         ttl_ms=call.ttl_ms,
+        fence_only=call.fence_only,
     )
 
 

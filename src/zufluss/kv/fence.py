@@ -11,6 +11,7 @@ has done one more job, no put that the fence refuses can get into the log any mo
 | of a producer | `ProducerFencedError` | the producer is there, not lost, and in this epoch |
 | of a producer | `InvalidTargetColumnError` | it writes nothing but columns of the producer |
 | of a producer | `UndoUnderWayError` | nothing of it is just being undone here |
+| of a producer that shares | `ColumnLockedError` | as of no producer |
 
 A put without target columns, and a delete in it, writes every column that is not in the key. The
 task of undos belongs to the leader: a client that uses it is fenced.
@@ -100,10 +101,11 @@ class Fence:
     ) -> None:
         """Refuse a put; `undoing` has the producers that are being undone, and their epochs."""
         if not is_producer(writer_id):
-            if self._locks and (table.info.schema_id, targets) not in self._free:
-                self._check_free(table, targets)
+            self._check_locks(table, targets)
             return
         owner = self.present(table, writer_id, task=None)
+        if not owner.exclusive:
+            self._check_locks(table, targets)
         self._activity.seconds[owner.number] = time.monotonic()
         if undoing.get(owner.number) == owner.epoch:
             raise UndoUnderWayError(
@@ -143,6 +145,10 @@ class Fence:
                 f"{writer.epoch}; it was started again, and this writer must end"
             )
         return owner
+
+    def _check_locks(self, table: KvTable, targets: tuple[int, ...]) -> None:
+        if self._locks and (table.info.schema_id, targets) not in self._free:
+            self._check_free(table, targets)
 
     def _check_free(self, table: KvTable, targets: tuple[int, ...]) -> None:
         locked = [

@@ -3,13 +3,13 @@
 | table | kind | what makes it exact |
 |---|---|---|
 | log | `LOG` | numbered batches: the server drops what it has already |
-| primary key | `UPSERT` | the key: rows that are written again say the same |
+| primary key | `UPSERT` | the key: rows that are written again say the same; old ones are fenced |
 | primary key, engine `aggregation` | `AGGREGATE` | a producer: what no commit followed is undone |
 
 The columns of the rows are those of the table, by name and in any order, or those that
 `write.columns` names. Types are those of `types.py`, or smaller ones of the same sort: an INT goes
-into a BIGINT. Whether a NOT NULL column has nulls is seen row by row, since Spark says of most
-columns that they may have some.
+into a BIGINT. Whether a NOT NULL column has nulls is seen by the tasks, each before it sends its
+first row, since Spark says of most columns that they may have some.
 """
 
 from __future__ import annotations
@@ -22,13 +22,16 @@ from typing import TYPE_CHECKING, Any, Final
 from zufluss.client.convert import ColumnMismatchError
 from zufluss.client.upsert import target_columns
 from zufluss.config.nearest import suggestion
-from zufluss.errors import ConfigError
+from zufluss.config.table_options import TABLE_DELETE_BEHAVIOR
+from zufluss.errors import ConfigError, InvalidProducerIdError
 from zufluss.model.agg_columns import AGGREGATION
 from zufluss.model.merge import merge_engine
+from zufluss.model.producer import check_producer_id
 from zufluss.model.schema import Column
 from zufluss.model.table import TableInfo
 from zufluss.spark.source_options import (
     CHANGE_TYPE_COLUMN,
+    TXN_ID,
     WRITE_COLUMNS,
     WRITE_ORDER,
     SourceOptions,
@@ -71,6 +74,14 @@ class Sink:
     """Rows are sorted by their content before they are written."""
 
     @property
+    def last_wins(self) -> bool:
+        """Of rows of one key the last one counts, whatever the others say."""
+        if self.kind is not Kind.UPSERT or merge_engine(self.info.descriptor.properties):
+            return False
+        deletes = self.info.property(TABLE_DELETE_BEHAVIOR)
+        return self.change_column is None or deletes in (None, "ALLOW")
+
+    @property
     def partial(self) -> tuple[str, ...] | None:
         """The columns of a partial update; None where rows are whole."""
         whole = target_columns(self.info, None) if self.info.has_primary_key else self.columns
@@ -104,6 +115,7 @@ def kind_of(info: TableInfo) -> Kind:
 
 
 def _check_options(options: SourceOptions, info: TableInfo, kind: Kind) -> None:
+    _check_txn_id(options.get(TXN_ID), info)
     if kind is Kind.LOG:
         for option in (WRITE_COLUMNS, CHANGE_TYPE_COLUMN):
             if option.key in options.values:
@@ -116,6 +128,16 @@ def _check_options(options: SourceOptions, info: TableInfo, kind: Kind) -> None:
             f"option {WRITE_ORDER.key} = canonical is for log and aggregation tables; of rows of "
             f"one key the last one counts in table {info.path}, so their order stays. Leave it out"
         )
+
+
+def _check_txn_id(txn_id: str | None, info: TableInfo) -> None:
+    try:
+        if txn_id is not None:
+            check_producer_id(txn_id)
+    except InvalidProducerIdError as problem:
+        raise ConfigError(
+            f"table {info.path}: option {TXN_ID.key} names who writes: {problem.message}"
+        ) from None
 
 
 def _columns(info: TableInfo, wanted: Sequence[str] | None) -> tuple[str, ...]:

@@ -36,15 +36,29 @@ def of_spark(rows: pa.RecordBatch, schema: pa.Schema, columns: Sequence[str]) ->
     """Rows of Spark in the types of these columns of a table; others are left out."""
     wanted = schema if list(columns) == schema.names else chosen(schema, columns)
     fields = [_of_spark(rows.column(field.name), field) for field in wanted]
+    for column, field in zip(fields, wanted, strict=True):
+        _check_parts(column, field, field.name)
     plain = pa.RecordBatch.from_arrays(fields, names=list(wanted.names))
     return conform(plain, wanted)
 
 
 def _of_spark(column: pa.Array, field: pa.Field) -> pa.Array:
-    """A column with its times of the day as such, which are numbers in Spark."""
-    micros = changed_type(field.type, _time_in_micros)
-    if pa.types.is_null(column.type) or micros.equals(changed_type(field.type, _without_time)):
+    """A column with its times in the table's precision; those of the day are numbers in Spark."""
+    if pa.types.is_null(column.type) or not _has_times(field.type):
         return column
+    finest = changed_type(field.type, _in_micros)
+    try:
+        if _has_times(field.type, of_day=True):
+            _check_times_of_day(column, field)
+            column = column.cast(changed_type(finest, _days_in_micros)).cast(finest)
+        return column if finest.equals(field.type) else column.cast(field.type, safe=False)
+    except pa.ArrowException as problem:
+        raise ColumnMismatchError(
+            f"column {field.name!r}: the rows have {column.type}, the table {field.type}: {problem}"
+        ) from problem
+
+
+def _check_times_of_day(column: pa.Array, field: pa.Field) -> None:
     if pa.types.is_int64(column.type):
         low, high = pc.min_max(column).values()
         if low.is_valid and (low.as_py() < 0 or high.as_py() >= _DAY_MICROS):
@@ -52,31 +66,78 @@ def _of_spark(column: pa.Array, field: pa.Field) -> pa.Array:
                 f"column {field.name!r} is a time of the day, in Spark microseconds from 0 to "
                 f"{_DAY_MICROS - 1}; the rows have {low} to {high}"
             )
-    try:
-        return column.cast(micros)
-    except pa.ArrowException as problem:
-        raise ColumnMismatchError(
-            f"column {field.name!r}: the rows have {column.type}, the table {field.type}: {problem}"
-        ) from problem
 
 
-def _time_in_micros(of: pa.DataType) -> pa.DataType:
+def _has_times(of: pa.DataType, *, of_day: bool = False) -> bool:
+    """Whether a type has times somewhere that Spark has in another form."""
+    other = changed_type(of, _days_in_micros if of_day else _in_micros)
+    return not other.equals(of) or (not of_day and _has_times(of, of_day=True))
+
+
+def _in_micros(of: pa.DataType) -> pa.DataType:
+    if pa.types.is_timestamp(of) and of.unit in ("s", "ms"):
+        return pa.timestamp("us", of.tz)
     return pa.time64("us") if pa.types.is_time(of) else of
 
 
-def _without_time(of: pa.DataType) -> pa.DataType:
+def _days_in_micros(of: pa.DataType) -> pa.DataType:
     return pa.int64() if pa.types.is_time(of) else of
+
+
+def _check_parts(column: pa.Array, field: pa.Field, name: str) -> None:
+    """`ColumnMismatchError` for a null in a part of a column that is NOT NULL."""
+    if pa.types.is_list(column.type) and pa.types.is_list(field.type):
+        _check_part(column.flatten(), field.type.value_field, f"{name}.element")
+    elif pa.types.is_map(column.type) and pa.types.is_map(field.type):
+        start, end = column.offsets[0].as_py(), column.offsets[-1].as_py()
+        _check_part(column.items[start:end], field.type.item_field, f"{name}.value")
+    elif pa.types.is_struct(column.type) and pa.types.is_struct(field.type):
+        there = column.drop_null()
+        for number, part in enumerate(field.type):
+            _check_part(there.field(number), part, f"{name}.{part.name}")
+
+
+def _check_part(column: pa.Array, field: pa.Field, name: str) -> None:
+    if not field.nullable and column.null_count:
+        raise ColumnMismatchError(
+            f"column {name!r} has {column.null_count} nulls in the rows, and it is NOT NULL in the "
+            "table; fill them (coalesce), or leave these rows out"
+        )
+    _check_parts(column, field, name)
 
 
 def by_change(rows: pa.RecordBatch, change_column: str) -> Iterator[tuple[bool, pa.RecordBatch]]:
     """Rows in runs of upserts (False) and deletes (True), in order."""
-    actions = _actions(rows.column(change_column), change_column)
-    ends = [*(np.flatnonzero(np.diff(actions)) + 1).tolist(), rows.num_rows]
+    rows, actions = _to_do(rows, change_column)
     start = 0
-    for end in ends:
-        if start < end and actions[start] >= 0:
+    for end in (*(np.flatnonzero(np.diff(actions)) + 1).tolist(), rows.num_rows):
+        if start < end:
             yield bool(actions[start]), rows.slice(start, end - start)
         start = end
+
+
+def by_last_change(
+    rows: pa.RecordBatch, change_column: str, info: TableInfo
+) -> Iterator[tuple[bool, pa.RecordBatch]]:
+    """The last row of each key: those to be upserted (False), and those to be deleted (True)."""
+    rows, actions = _to_do(rows, change_column)
+    keys = LastOfKeys(info)
+    keys.add(of_spark(rows, info.schema.arrow, info.schema.primary_key))
+    last = keys.found()
+    for delete in (False, True):
+        wanted = actions == delete if last is None else last & (actions == delete)
+        if wanted.any():
+            yield delete, rows.filter(pa.array(wanted))
+
+
+def _to_do(
+    rows: pa.RecordBatch, change_column: str
+) -> tuple[pa.RecordBatch, np.ndarray[tuple[int], np.dtype[np.int8]]]:
+    """Rows without those that nothing is done with, and what to do with each."""
+    actions = _actions(rows.column(change_column), change_column)
+    if (actions >= 0).all():
+        return rows, actions
+    return rows.filter(pa.array(actions >= 0)), actions[actions >= 0]
 
 
 def _actions(changes: pa.Array, name: str) -> np.ndarray[tuple[int], np.dtype[np.int8]]:
@@ -118,11 +179,14 @@ def joined(batches: Iterable[pa.RecordBatch]) -> list[pa.RecordBatch]:
 
 
 def _sorted(rows: pa.RecordBatch, by: Slices) -> pa.RecordBatch:
-    """Rows in the order of byte strings that lie one after the other."""
-    offsets = np.append(by.starts, by.ends[-1:])
-    buffers = [None, pa.py_buffer(offsets.astype(np.int64)), pa.py_buffer(by.data)]
-    keys = pa.Array.from_buffers(pa.large_binary(), len(rows), buffers)
-    return rows.take(pc.sort_indices(keys))
+    return rows.take(pc.sort_indices(as_binary(by)))
+
+
+def as_binary(strings: Slices) -> pa.Array:
+    """Byte strings that lie one after the other."""
+    offsets = np.append(strings.starts, strings.ends[-1:])
+    buffers = [None, pa.py_buffer(offsets.astype(np.int64)), pa.py_buffer(strings.data)]
+    return pa.Array.from_buffers(pa.large_binary(), strings.count, buffers)
 
 
 def folded(
@@ -147,3 +211,31 @@ def _whole(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
         for field in schema
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+class LastOfKeys:
+    """Which rows are the last of their keys."""
+
+    def __init__(self, info: TableInfo) -> None:
+        from zufluss.record.keys import KeyEncoder  # loads the compiled kernels
+
+        self._encoder = KeyEncoder(info.schema.primary_key, "compacted", None)
+        self._keys: list[pa.Array] = []
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        """These come next."""
+        self._keys.append(as_binary(Slices.contiguous(*self._encoder.encode(rows))))
+
+    def found(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]] | None:
+        """True for the last ones; None if all are."""
+        if not self._keys:
+            return None
+        keys = pa.chunked_array(self._keys).combine_chunks().dictionary_encode()
+        numbers = keys.indices.to_numpy()
+        last = np.empty(len(keys.dictionary), np.intp)
+        last[numbers] = np.arange(len(numbers))  # of equal ones the last is assigned last
+        if len(last) == len(numbers):
+            return None
+        out = np.zeros(len(numbers), np.bool_)
+        out[last] = True
+        return out

@@ -6,9 +6,12 @@ apart by its number, the partition of the job, and sends the same batches again:
 | kind | number of its batches | order of its rows |
 |---|---|---|
 | `LOG` | producer, micro-batch, task | as they came, or by content |
-| `UPSERT` | none: keys make it the same | as they came |
+| `UPSERT` | producer, epoch, task and attempt | as they came, the last of each key |
 | `AGGREGATE` | producer, epoch, task | one row of states for each key, by key |
 | `AGGREGATE` with a change column | producer, epoch, task | as they came |
+
+Each attempt of an upsert has numbers of its own, so that nothing of it is dropped, whatever rows it
+has: keys make two attempts the same. The producer is there to keep out those of earlier epochs.
 
 Micro-batches of log tables are epochs of a producer, which the server compares by their distance:
 so that it never gets too large, every `BATCHES` of them there is another producer.
@@ -16,7 +19,8 @@ so that it never gets too large, every `BATCHES` of them there is another produc
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -29,17 +33,31 @@ from zufluss.client.exactly_once import (
     AsyncTaskUpsertWriter,
     open_append_producer,
     open_exactly_once,
+    open_fence,
 )
 from zufluss.client.producer import JOB_TASK_MAX, Producer, ProducerHandle
 from zufluss.client.upsert import AsyncUpsertWriter
 from zufluss.client.writer import BatchWriter, Identity
-from zufluss.errors import ConfigError
+from zufluss.errors import ConfigError, UnsupportedVersionError
 from zufluss.model.producer import EPOCH_MAX
 from zufluss.model.table import TableBucket
 from zufluss.spark.sink import Sink
-from zufluss.spark.sink_rows import by_change, folded, in_content_order, of_spark
+from zufluss.spark.sink_rows import (
+    by_change,
+    by_last_change,
+    folded,
+    in_content_order,
+    of_spark,
+)
+from zufluss.spark.sink_stage import Change, Stage
 from zufluss.spark.tail import client
 
+UPSERT_TASKS: Final = 8191
+"""Tasks of an upsert."""
+ATTEMPTS: Final = 8
+"""Attempts of each that are told apart."""
+SIGN_SECONDS: Final = 60.0
+"""How often a producer of a log table gives a sign of life, so that it is not forgotten."""
 BATCHES: Final = 1 << 19
 """Micro-batches of one producer of a log table."""
 EPOCHS_LEFT: Final = 1024
@@ -55,7 +73,9 @@ class Written(WriterCommitMessage):
     offsets: Offsets
     """Where the buckets stood when it ended; of `AGGREGATE` only."""
     handle: ProducerHandle | None
-    """As whom it wrote; None if it is not a producer's, or wrote nothing."""
+    """As whom it wrote; None if nothing has to be committed of it."""
+    checkpoint_id: int | None = None
+    """What it is committed as."""
 
 
 # -- tasks -------------------------------------------------------------------------------------
@@ -74,14 +94,28 @@ def write_log(
     rows: Iterable[pa.RecordBatch] = _fitted(sink, batches)
     if sink.canonical:
         rows = in_content_order(rows, sink.info)
-    _write(sink, cluster.thread.call(make), ((False, part) for part in rows))
+    _write(sink, make, ((False, part) for part in rows))
 
 
-def write_upserts(sink: Sink, batches: Iterable[pa.RecordBatch]) -> None:
-    """Upsert and delete the rows of a task."""
-    cluster = client(sink.bootstrap, sink.options)
-    make = lambda: AsyncUpsertWriter(cluster.connection, sink.info, sink.partial)  # noqa: E731
-    _write(sink, cluster.thread.call(make), _changes(sink, batches))
+def write_upserts(
+    sink: Sink,
+    batches: Iterable[pa.RecordBatch],
+    handle: ProducerHandle | None,
+    task: int,
+    attempt: int,
+) -> None:
+    """Upsert and delete the rows of a task; without a handle nobody is kept from it."""
+    identity = None
+    if handle is not None:
+        _check_task(sink, task, UPSERT_TASKS - 1)
+        handle.check(sink.info)
+        number = task + UPSERT_TASKS * (attempt % ATTEMPTS)
+        identity = Identity(handle.writer_id(number), seed=task)
+    connection = client(sink.bootstrap, sink.options).connection
+    make = lambda: AsyncUpsertWriter(  # noqa: E731
+        connection, sink.info, sink.partial, identity=identity
+    )
+    _write(sink, make, _changes(sink, batches))
 
 
 def write_inputs(
@@ -91,24 +125,25 @@ def write_inputs(
     _check_task(sink, task)
     cluster = client(sink.bootstrap, sink.options)
     states = sink.change_column is None
-    writer = cluster.thread.call(
-        lambda: AsyncTaskUpsertWriter(
-            cluster.connection,
-            sink.info,
-            handle,
-            task,
-            merge_mode="merge_state" if states else "aggregate",
-        )
+    make = lambda: AsyncTaskUpsertWriter(  # noqa: E731
+        cluster.connection,
+        sink.info,
+        handle,
+        task,
+        merge_mode="merge_state" if states else "aggregate",
     )
-    changes = _states(sink, batches) if states else _changes(sink, batches)
-    return _write(sink, writer, changes)
+    return _write(sink, make, _states(sink, batches) if states else _changes(sink, batches))
 
 
-def _write(
-    sink: Sink, writer: BatchWriter, changes: Iterable[tuple[bool, pa.RecordBatch]]
-) -> Offsets:
-    """Write what is to be deleted (True) or not, and wait until the servers have it."""
+def _write(sink: Sink, make: Callable[[], BatchWriter], changes: Iterable[Change]) -> Offsets:
+    """Have all rows checked, then write them, and wait until the servers have them."""
+    with Stage.of(changes, sink.info, last_wins=sink.last_wins) as stage:
+        return _send(sink, make, stage)
+
+
+def _send(sink: Sink, make: Callable[[], BatchWriter], changes: Iterable[Change]) -> Offsets:
     thread = client(sink.bootstrap, sink.options).thread
+    writer = thread.call(make)
     try:
         for delete, rows in changes:
             thread.run(writer.write_batches([rows], delete=delete))
@@ -127,51 +162,67 @@ def _fitted(sink: Sink, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Record
             yield of_spark(rows, sink.info.schema.arrow, sink.columns)
 
 
-def _changes(
-    sink: Sink, batches: Iterable[pa.RecordBatch]
-) -> Iterator[tuple[bool, pa.RecordBatch]]:
+def _changes(sink: Sink, batches: Iterable[pa.RecordBatch]) -> Iterator[Change]:
     schema, keys = sink.info.schema.arrow, sink.info.schema.primary_key
     if sink.change_column is None:
         yield from ((False, rows) for rows in _fitted(sink, batches))
         return
     for rows in batches:
-        for delete, part in by_change(rows, sink.change_column):
+        if sink.last_wins:  # a key at most once, so that the order of the two parts is any
+            runs = by_last_change(rows, sink.change_column, sink.info)
+        else:
+            runs = by_change(rows, sink.change_column)
+        for delete, part in runs:
             yield delete, of_spark(part, schema, keys if delete else sink.columns)
 
 
-def _states(sink: Sink, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[bool, pa.RecordBatch]]:
+def _states(sink: Sink, batches: Iterable[pa.RecordBatch]) -> Iterator[Change]:
     rows: Iterable[pa.RecordBatch] = _fitted(sink, batches)
     if sink.canonical:
         rows = in_content_order(rows, sink.info)
     yield from ((False, part) for part in folded(rows, sink.info, sink.columns))
 
 
-def _check_task(sink: Sink, task: int) -> None:
-    if task > JOB_TASK_MAX:
+def _check_task(sink: Sink, task: int, last: int = JOB_TASK_MAX) -> None:
+    if task > last:
         raise ConfigError(
-            f"a write to table {sink.info.path} has at most {JOB_TASK_MAX + 1} tasks, and this is "
-            f"number {task}; coalesce the rows first"
+            f"a write to table {sink.info.path} has at most {last + 1} tasks, and this is number "
+            f"{task}; coalesce the rows first"
         )
 
 
 # -- producers ---------------------------------------------------------------------------------
 
-_numbers: dict[tuple[str, int, str], ProducerHandle] = {}
-"""Producers of log tables that this process has asked for, by cluster, table and id."""
+_numbers: dict[tuple[str, int, str], tuple[ProducerHandle, float]] = {}
+"""Producers of log tables that this process has asked for, by cluster, table and id; and when."""
 
 
-def log_producer(sink: Sink, txn_id: str | None, batch_id: int = 1) -> ProducerHandle:
-    """The producer of a micro-batch, or of a job, of a log table; without an id a new one."""
+def log_producer(sink: Sink, txn_id: str | None, batch_id: int | None = None) -> ProducerHandle:
+    """The producer of a micro-batch, or of a job, of a log table; without an id a new one.
+
+    That of a job that has ended has a `last_checkpoint_id`.
+    """
     cluster = client(sink.bootstrap, sink.options)
-    if txn_id is None:
-        return cluster.thread.run(open_append_producer(cluster.connection, sink.info, None))
+    if txn_id is None or batch_id is None:
+        return cluster.thread.run(open_append_producer(cluster.connection, sink.info, txn_id))
     generation, epoch = divmod(batch_id, BATCHES)
     name = f"{txn_id}.{generation}" if generation else txn_id
     key = (sink.bootstrap, sink.info.table_id, name)
-    if key not in _numbers:
+    handle, at = _numbers.get(key, (None, 0.0))
+    if handle is None or time.monotonic() - at > SIGN_SECONDS:
         opening = open_append_producer(cluster.connection, sink.info, name)
-        _numbers[key] = cluster.thread.run(opening)
-    return replace(_numbers[key], epoch=epoch)
+        handle = cluster.thread.run(opening)
+        _numbers[key] = handle, time.monotonic()
+    return replace(handle, epoch=epoch)
+
+
+def fence(sink: Sink, txn_id: str) -> ProducerHandle | None:
+    """An epoch of upserts: nobody writes as an earlier one. None if the cluster has no such."""
+    cluster = client(sink.bootstrap, sink.options)
+    try:
+        return cluster.thread.run(open_fence(cluster.connection, sink.info, txn_id))
+    except UnsupportedVersionError:
+        return None
 
 
 def begin(sink: Sink, txn_id: str | None) -> ProducerHandle:
@@ -202,7 +253,7 @@ async def _open(sink: Sink, txn_id: str | None) -> AsyncExactlyOnceWriter:
     )
 
 
-def checkpoint(sink: Sink, written: Iterable[Written], batch_id: int) -> None:
+def checkpoint(sink: Sink, written: Iterable[Written]) -> None:
     """Make what tasks wrote count; nothing if none of them has written."""
     tasks = [message for message in written if message.handle is not None]
     if not tasks:
@@ -214,7 +265,14 @@ def checkpoint(sink: Sink, written: Iterable[Written], batch_id: int) -> None:
     handle = tasks[0].handle
     assert handle is not None
     cluster = client(sink.bootstrap, sink.options)
-    cluster.thread.run(_producer(sink, handle).report(offsets, batch_id))
+    cluster.thread.run(_producer(sink, handle).report(offsets, tasks[0].checkpoint_id))
+
+
+def log_done(sink: Sink, handle: ProducerHandle) -> None:
+    """A job with a name has appended everything."""
+    if handle.producer_id:
+        cluster = client(sink.bootstrap, sink.options)
+        cluster.thread.run(_producer(sink, handle).report(None, handle.epoch))
 
 
 def release(sink: Sink, handle: ProducerHandle) -> None:

@@ -166,8 +166,8 @@ TXN_ID: Option[str | None] = Option(
     "txn.id",
     Kind.STRING,
     None,
-    "The name under which a streaming query, or a batch job that may be run again, writes exactly "
-    "once. No two queries may have the same.",
+    "The name under which a batch job that may be run again, or a streaming query whose checkpoint "
+    "Python cannot read, writes exactly once. No two jobs and no two queries may have the same.",
     default_text="that of the query's checkpoint",
 )
 WRITE_COLUMNS: Option[tuple[str, ...] | None] = Option(

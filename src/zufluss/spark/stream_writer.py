@@ -11,10 +11,13 @@ is for; tasks can find out, and `commit` is told the latter.
 | option `txn.id` | yes | yes | yes |
 
 A query id is made with the checkpoint and stays in it. So it names the series of micro-batches, and
-after a checkpoint was deleted, from whose end the numbers begin again, it is another one.
+after a checkpoint was deleted, so that the numbers begin again, it is another one. That is why a
+`txn.id` alone does not name them: micro-batch 0 of a new checkpoint has other rows. Log tables have
+a producer for each query then, and aggregation tables refuse the second query.
 
 Only the first writer is ever pickled, and that is when it begins an epoch of the query's producer
-(aggregation tables): earlier micro-batches are fenced and, where no commit followed, undone before
+(primary-key tables): writers of earlier micro-batches are fenced, of this driver or of one that
+should be gone. In aggregation tables what they wrote is undone, where no commit followed, before
 any task of this one runs.
 
 | killed | log table | primary-key table | aggregation table |
@@ -26,6 +29,7 @@ any task of this one runs.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
@@ -43,7 +47,7 @@ from zufluss.spark import sink_tasks as tasks
 from zufluss.spark.sink import Kind, Sink, make_sink
 from zufluss.spark.sink_tasks import Written
 from zufluss.spark.source_options import TXN_ID, SourceOptions
-from zufluss.spark.writer import partition_id
+from zufluss.spark.writer import skip, task_attempt
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -51,6 +55,7 @@ if TYPE_CHECKING:
 _BATCH_ID: Final = "streaming.sql.batchId"
 _QUERY_ID: Final = "sql.streaming.queryId"
 _CHECKPOINT: Final = "checkpointlocation"
+_BATCH_BITS: Final = 40
 
 
 def make_stream_writer(
@@ -59,10 +64,8 @@ def make_stream_writer(
     """The writer of a micro-batch, checked; `outputMode("complete")` is refused."""
     sink = make_sink(options, schema, overwrite)
     txn_id = options.get(TXN_ID)
-    if txn_id is not None:
-        check_producer_id(txn_id)
-    elif sink.kind is Kind.AGGREGATE:
-        txn_id = txn_of(_checkpoint_query(sink, options.spark.get(_CHECKPOINT)))
+    if txn_id is None and sink.kind is not Kind.LOG:
+        txn_id = _checkpoint_txn(sink, options.spark.get(_CHECKPOINT))
     return FlussStreamWriter(sink, txn_id)
 
 
@@ -75,46 +78,53 @@ class FlussStreamWriter(DataSourceStreamArrowWriter):
         self._handle: ProducerHandle | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        if self._sink.kind is Kind.AGGREGATE and self._handle is None:
-            self._handle = tasks.begin(self._sink, self._txn_id)
+        sink, txn_id = self._sink, self._txn_id
+        if sink.kind is not Kind.LOG and txn_id is not None and self._handle is None:
+            begin = tasks.begin if sink.kind is Kind.AGGREGATE else tasks.fence
+            self._handle = begin(sink, txn_id)
         return self.__dict__
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Write the rows of a task."""
         sink = self._sink
+        task, attempt = task_attempt()
         if sink.kind is Kind.UPSERT:
-            tasks.write_upserts(sink, iterator)
+            tasks.write_upserts(sink, iterator, self._handle, task, attempt)
         elif sink.kind is Kind.LOG:
-            txn_id = self._txn_id or txn_of(_property(_QUERY_ID))
-            handle = tasks.log_producer(sink, txn_id, int(_property(_BATCH_ID)))
-            tasks.write_log(sink, iterator, handle, partition_id())
+            name = txn_of(_property(_QUERY_ID), self._txn_id)
+            handle = tasks.log_producer(sink, name, int(_property(_BATCH_ID)))
+            tasks.write_log(sink, iterator, handle, task)
         else:
-            return self._write_inputs(iterator, int(_property(_BATCH_ID)))
+            return self._write_inputs(iterator, int(_property(_BATCH_ID)), task)
         return Written({}, None)
 
-    def _write_inputs(self, iterator: Iterator[pa.RecordBatch], batch_id: int) -> Written:
+    def _write_inputs(
+        self, iterator: Iterator[pa.RecordBatch], batch_id: int, task: int
+    ) -> Written:
         handle = self._handle
         assert handle is not None
+        checkpoint_id = checkpoint_of(_property(_QUERY_ID), batch_id)
         last = handle.last_checkpoint_id
-        if last is None or batch_id > last:
-            offsets = tasks.write_inputs(self._sink, iterator, handle, partition_id())
-            return Written(offsets, handle)
-        if batch_id < last:
+        if last == checkpoint_id:
+            skip(iterator)
+            return Written({}, None)
+        if last is not None and (
+            last > checkpoint_id or last >> _BATCH_BITS != checkpoint_id >> _BATCH_BITS
+        ):
             raise ProducerStateError(
-                f"micro-batch {batch_id} for table {self._sink.info.path} is older than "
-                f"{last}, which {handle.producer_id!r} has committed: its checkpoint was replaced, "
+                f"micro-batch {batch_id} for table {self._sink.info.path} does not follow on what "
+                f"{handle.producer_id!r} has committed: the checkpoint of its query was replaced, "
                 f"or another query writes under this name. Give the query another {TXN_ID.key}, or "
                 "restore its checkpoint"
             )
-        for _ in iterator:  # Spark hands a worker on only when it has read everything
-            pass
-        return Written({}, None)
+        offsets = tasks.write_inputs(self._sink, iterator, handle, task)
+        return Written(offsets, handle, checkpoint_id)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """All tasks of a micro-batch have ended: it counts."""
         if self._sink.kind is Kind.AGGREGATE:
             written = [message for message in messages if isinstance(message, Written)]
-            tasks.checkpoint(self._sink, written, batchId)
+            tasks.checkpoint(self._sink, written)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """A micro-batch failed: undo what tasks of it wrote, now rather than at the restart."""
@@ -122,13 +132,24 @@ class FlussStreamWriter(DataSourceStreamArrowWriter):
             tasks.begin(self._sink, self._txn_id)
 
 
-def txn_of(query_id: str) -> str:
-    """The name that a query writes under when it is given none.
+def txn_of(query_id: str, txn_id: str | None = None) -> str:
+    """The name that a query writes under; each checkpoint makes another one.
 
     >>> txn_of("d9355506-c9be-4400-853e-699aa3dd7522")
     'spark-d9355506-c9be-4400-853e-699aa3dd7522'
     """
-    return f"spark-{query_id}"
+    return f"spark-{query_id}" if txn_id is None else check_producer_id(f"{txn_id}:{query_id}")
+
+
+def checkpoint_of(query_id: str, batch_id: int) -> int:
+    """What a commit is known by: the query, so that another one is noticed, and the micro-batch.
+
+    | bits | 62–40 | 39–0 |
+    |---|---|---|
+    | value | of the query's id | micro-batch |
+    """
+    query = int.from_bytes(hashlib.sha256(query_id.encode()).digest()[:3]) >> 1
+    return query << _BATCH_BITS | batch_id
 
 
 def _property(key: str) -> str:
@@ -140,6 +161,16 @@ def _property(key: str) -> str:
             "micro-batch of a streaming query"
         )
     return str(found)
+
+
+def _checkpoint_txn(sink: Sink, location: str | None) -> str | None:
+    """The name of a query by its checkpoint; None where it needs none, and none can be found."""
+    try:
+        return txn_of(_checkpoint_query(sink, location))
+    except ConfigError:
+        if sink.kind is Kind.AGGREGATE:
+            raise
+        return None
 
 
 def _checkpoint_query(sink: Sink, location: str | None) -> str:

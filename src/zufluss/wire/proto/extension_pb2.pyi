@@ -1409,6 +1409,7 @@ class InitProducerRequest(_message.Message):
     RESTORED_FIELD_NUMBER: _builtins.int
     IS_RESTORE_FIELD_NUMBER: _builtins.int
     RESTORED_NUMBER_FIELD_NUMBER: _builtins.int
+    FENCE_ONLY_FIELD_NUMBER: _builtins.int
     producer_id: _builtins.str
     """empty, of a log table: a number that nothing is kept of"""
     table_id: _builtins.int
@@ -1418,6 +1419,8 @@ class InitProducerRequest(_message.Message):
     """restored counts, also when it is empty"""
     restored_number: _builtins.int
     """the producer number that the checkpoint was taken under"""
+    fence_only: _builtins.bool
+    """it owns no columns, and nothing is undone: epochs, no more"""
     @_builtins.property
     def column_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """none: every column that is not in the key"""
@@ -1436,10 +1439,11 @@ class InitProducerRequest(_message.Message):
         restored: _abc.Iterable[Global___PbBucketOffsets] | None = ...,
         is_restore: _builtins.bool | None = ...,
         restored_number: _builtins.int | None = ...,
+        fence_only: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["is_restore", b"is_restore", "producer_id", b"producer_id", "restored_number", b"restored_number", "table_id", b"table_id", "ttl_ms", b"ttl_ms"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["fence_only", b"fence_only", "is_restore", b"is_restore", "producer_id", b"producer_id", "restored_number", b"restored_number", "table_id", b"table_id", "ttl_ms", b"ttl_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["column_ids", b"column_ids", "is_restore", b"is_restore", "producer_id", b"producer_id", "restored", b"restored", "restored_number", b"restored_number", "table_id", b"table_id", "ttl_ms", b"ttl_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["column_ids", b"column_ids", "fence_only", b"fence_only", "is_restore", b"is_restore", "producer_id", b"producer_id", "restored", b"restored", "restored_number", b"restored_number", "table_id", b"table_id", "ttl_ms", b"ttl_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
