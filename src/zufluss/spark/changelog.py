@@ -59,7 +59,7 @@ class ChangelogRead:
         if self.columns is not None and sql is None:
             schema = chosen_schema(info, schema, tuple(self.columns))
         shape = ReadShape(info, schema, filter, changelog=True)
-        groups = pack(ranges, tasks_max(self.spark), split=True)
+        groups = pack(ranges, tasks_max(self.spark), split=not info.has_primary_key)
         tasks = _Tasks(SplitRead(self.bootstrap, self.options, shape), groups)
         if not groups:
             frame = self.spark.createDataFrame([], schema)

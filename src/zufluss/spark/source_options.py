@@ -104,7 +104,8 @@ MAX_RECORDS_PER_PARTITION: Option[int | None] = Option(
     "scan.maxRecordsPerPartition",
     Kind.INT,
     None,
-    "A log is read by one task for every so many records of a bucket.",
+    "A log is read by one task for every so many records of a bucket. Tasks run side by side: in "
+    "the log of a primary-key table the changes of a key may come out of their order then.",
     minimum=1,
     default_text="one task per bucket",
 )

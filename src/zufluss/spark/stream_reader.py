@@ -216,7 +216,7 @@ class FlussStreamReader(DataSourceStreamReader, AvailableNow):  # type: ignore[m
         if records is not None:
             cut = [piece for part in parts for piece in pieces(part, records)]
             return [SplitGroup(LogSplit(piece)) for piece in cut] or [SplitGroup()]
-        groups = pack(parts, TASKS_MAX, split=True)
+        groups = pack(parts, TASKS_MAX, split=not self._info.has_primary_key)
         return [SplitGroup(*map(LogSplit, group)) for group in groups] or [SplitGroup()]
 
     async def _ranges(self, before: StreamOffset, after: StreamOffset) -> list[TailRange]:

@@ -140,7 +140,8 @@ def pack(
 ) -> tuple[tuple[TailRange, ...], ...]:
     """Ranges as the work of at most so many tasks of about equal size; empty ones are left out.
 
-    With `split` a range may be cut, which only ranges of log tables may be.
+    With `split` a range may be cut, which only ranges of log tables may be: changes of a key stand
+    in one bucket, and who applies them needs their order.
     """
     parts = [part for part in tail if part.start < part.stop]
     total = sum(part.stop - part.start for part in parts)
