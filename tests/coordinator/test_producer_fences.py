@@ -142,3 +142,15 @@ async def test_numbers_of_log_tables_are_forgotten_after_a_silence(world: Produc
     await world.producers.book.look_for_silence()
     assert [info.producer.producer_id for info in await world.producers.producers()] == ["stream"]
     assert (await world.init("nightly")).producer.number > first.producer.number
+
+
+async def test_nobody_is_forgotten_within_an_hour(tmp_path: Path) -> None:
+    world = await Producing(tmp_path / "meta", {"zufluss.producer.hold-max": "0ms"}).begin()
+    await fence(world)
+    world.time.now += 3600
+    await world.producers.book.look_for_silence()
+    assert (await fence(world)).producer.epoch == 2
+    world.time.now += 3601
+    await world.producers.book.look_for_silence()
+    assert (await fence(world)).producer.epoch == 1
+    await world.stop()

@@ -476,6 +476,36 @@ async def test_a_list_says_who_was_heard_of_last(world: Producing) -> None:
     assert len(await world.producers.producers(world.table_id)) == 2
 
 
+async def test_a_producer_that_is_renewed_begins_where_the_logs_end_and_knows_its_checkpoint(
+    world: Producing,
+) -> None:
+    await world.init("job", PV)
+    await world.checkpoint(1, 3, 4, checkpoint_id=8)
+    world.end_at(7, 9)
+    made = await world.init("job", PV, renew=True)
+    assert (made.producer.number, made.producer.epoch, made.created) == (2, 1, True)
+    assert (made.producer.baseline, made.producer.checkpoint_id) == (at(7, 9), 8)
+    assert [entry.number for entry in world.all_told()] == [2]
+    back = await world.again()
+    again = await back.init("job", PV)
+    assert (again.producer.number, again.producer.epoch) == (2, 2)
+    assert (again.producer.baseline, again.producer.checkpoint_id) == (at(7, 9), 8)
+    await back.stop()
+
+
+async def test_a_renewal_that_is_interrupted_goes_on(world: Producing) -> None:
+    await world.init("job", PV)
+    await world.checkpoint(1, 3, 4, checkpoint_id=8)
+    world.tablet.deaf = NetworkError("gone")
+    with pytest.raises(LeaderNotAvailableError):
+        await world.init("job", PV, renew=True)
+    world.tablet.deaf = None
+    world.end_at(7, 9)
+    made = await world.init("job", PV)
+    assert (made.producer.number, made.created) == (2, True)
+    assert (made.producer.baseline, made.producer.checkpoint_id) == (at(7, 9), 8)
+
+
 # Log tables
 
 

@@ -363,6 +363,23 @@ async def open_append_producer(
     return handle_of(request, await init_producer(connection, info, request))
 
 
+async def renew_producer(
+    connection: AsyncConnection, info: TableInfo, handle: ProducerHandle
+) -> ProducerHandle:
+    """The same producer under a new number, from epoch 1 on; its last checkpoint stays.
+
+    For who begins an epoch so often that they run out. Nobody may have written under this one.
+    """
+    request = m.InitProducerRequest(
+        producer_id=handle.producer_id,
+        table_id=info.table_id,
+        column_ids=handle.column_ids,
+        ttl_ms=connection.options.producer_ttl_ms,
+        renew=True,
+    )
+    return handle_of(request, await init_producer(connection, info, request))
+
+
 async def open_fence(
     connection: AsyncConnection, info: TableInfo, producer_id: str
 ) -> ProducerHandle:

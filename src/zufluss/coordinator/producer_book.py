@@ -43,6 +43,8 @@ RETRY_SECONDS: Final = 5.0
 """How long news for leaders wait after they could not be told."""
 SILENCE_CHECK_SECONDS: Final = 60.0
 """How often producers are looked for that were silent for too long to hold the changelog."""
+REMEMBERED_SECONDS: Final = 3600.0
+"""No producer is forgotten before, whatever `zufluss.producer.hold-max` says."""
 _VERSION_BITS: Final = 32
 
 
@@ -98,7 +100,7 @@ class ProducerBook:
             self._table(producer.table_id).producers[producer.producer_id] = producer
             self.seen(producer)
         for table_id in [i for i in self.tables if self._image.table_by_id(i) is None]:
-            await self._forget(table_id)
+            await self._forget_table(table_id)
 
     def start(self) -> None:
         """Tell leaders what nobody waits for, from now on."""
@@ -179,11 +181,11 @@ class ProducerBook:
     def _changed(self, changes: Sequence[ImageChange]) -> None:
         for change in changes:
             if isinstance(change, TableGone) and change.table_id in self.tables:
-                task = asyncio.create_task(self._forget(change.table_id))
+                task = asyncio.create_task(self._forget_table(change.table_id))
                 self.tasks.add(task)
                 task.add_done_callback(self.tasks.discard)
 
-    async def _forget(self, table_id: int) -> None:
+    async def _forget_table(self, table_id: int) -> None:
         """Delete the producers of a dropped table; what is left, the next start deletes."""
         try:
             async with self.turn(table_id) as table:
@@ -333,8 +335,9 @@ class ProducerBook:
     async def look_for_silence(self) -> None:
         """Keep changelogs no longer for who was silent for `hold-max`; the task does it itself."""
         for table in list(self.tables.values()):
-            if self._long_silent(table) and await self.try_ask(table):
-                await self._forget_silent(table)
+            silent = self._long_silent(table) or self._forgettable(table)
+            if silent and await self.try_ask(table):
+                await self._forget(table)
                 gone = self._long_silent(table)
                 self._silent |= {producer.number for producer in gone}
                 for producer in gone:
@@ -342,15 +345,23 @@ class ProducerBook:
                 if gone:
                     self._news(table)
 
-    async def _forget_silent(self, table: TableBook) -> None:
+    async def _forget(self, table: TableBook) -> None:
         """Forget who was silent and owns nothing."""
-        entry = self._image.table_by_id(table.table_id)
-        is_log = entry is not None and not entry.info.has_primary_key
         async with self.turn(table.table_id):
-            gone = [p for p in self._long_silent(table) if is_log or p.fence_only]
+            gone = self._forgettable(table)
             if gone:
                 await self.end(table, gone)
                 self.tell_later(table.table_id)
+
+    def _forgettable(self, table: TableBook) -> list[Producer]:
+        entry = self._image.table_by_id(table.table_id)
+        is_log = entry is not None and not entry.info.has_primary_key
+        limit = self._clock() - max(self._hold_seconds, REMEMBERED_SECONDS)
+        return [
+            producer
+            for producer in table.producers.values()
+            if (is_log or producer.fence_only) and self._seen[producer.number] < limit
+        ]
 
     def _long_silent(self, table: TableBook) -> list[Producer]:
         limit = self._clock() - self._hold_seconds

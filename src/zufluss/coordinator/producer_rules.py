@@ -99,6 +99,8 @@ class InitCall:
     """Who asks."""
     fence_only: bool = False
     """It wants epochs, no columns and no undo."""
+    renew: bool = False
+    """What earlier epochs left is undone: it wants a new number, before its epochs are used up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,7 +391,7 @@ def rivals(producer: Producer, others: Iterable[Producer]) -> list[Producer]:
     return [
         other
         for other in others
-        if other.number != producer.number
+        if other.producer_id != producer.producer_id
         and not other.lost
         and not other.fence_only
         and (other.exclusive or producer.exclusive)

@@ -58,6 +58,7 @@ class ProducerService:
                 number,
                 ctx.principal,
                 request.fence_only,
+                request.renew,
             )
         )
         producer = found.producer

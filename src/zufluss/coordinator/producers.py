@@ -202,7 +202,7 @@ class Producers:
     async def _next(
         self, table: TableBook, entry: TableEntry, call: InitCall, before: Producer | None
     ) -> Producer:
-        """The producer of a call in its next epoch; a new one has no number yet."""
+        """The producer of a call in its next epoch; a new or renewed one has no number yet."""
         if before is None:
             if call.restored is not None:
                 raise rules.not_found(call.producer_id, f"'{entry.info.path}'")
@@ -212,6 +212,8 @@ class Producers:
         rules.check_not_lost(before)
         rules.check_state(before, call)
         restored = await self._restored(entry, call)
+        if call.renew and restored is None:
+            return replace(before, number=0, epoch=1, baseline=None)
         return replace(
             before,
             epoch=before.epoch + 1,
@@ -274,7 +276,7 @@ class Producers:
         rivals: Sequence[Producer],
     ) -> Producer:
         """Make an epoch durable, and with it that rivals are lost."""
-        if before is None:
+        if producer.number == 0:
             producer = replace(producer, number=await self._next_number())
         lost = [replace(rival, lost=True) for rival in rivals]
         ops = await _aside(

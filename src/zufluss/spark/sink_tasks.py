@@ -34,6 +34,7 @@ from zufluss.client.exactly_once import (
     open_append_producer,
     open_exactly_once,
     open_fence,
+    renew_producer,
 )
 from zufluss.client.producer import JOB_TASK_MAX, Producer, ProducerHandle
 from zufluss.client.upsert import AsyncUpsertWriter
@@ -61,7 +62,7 @@ SIGN_SECONDS: Final = 60.0
 BATCHES: Final = 1 << 19
 """Micro-batches of one producer of a log table."""
 EPOCHS_LEFT: Final = 1024
-"""A producer that has no more epochs than these is replaced by a new one."""
+"""A producer that has no more epochs than these gets a new number."""
 
 Offsets = Mapping[TableBucket, int]
 
@@ -235,12 +236,8 @@ async def _begin(sink: Sink, txn_id: str | None) -> ProducerHandle:
     try:
         if writer.epoch <= EPOCH_MAX - EPOCHS_LEFT:
             return writer.handle
-        last = writer.last_checkpoint_id
-        await writer.release()
-        writer = await _open(sink, txn_id)
-        if last is not None:
-            await writer.checkpoint(checkpoint_id=last)
-        return replace(writer.handle, last_checkpoint_id=last)
+        connection = client(sink.bootstrap, sink.options).connection
+        return await renew_producer(connection, sink.info, writer.handle)
     finally:
         await writer.close()
 

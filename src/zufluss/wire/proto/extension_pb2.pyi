@@ -1410,6 +1410,7 @@ class InitProducerRequest(_message.Message):
     IS_RESTORE_FIELD_NUMBER: _builtins.int
     RESTORED_NUMBER_FIELD_NUMBER: _builtins.int
     FENCE_ONLY_FIELD_NUMBER: _builtins.int
+    RENEW_FIELD_NUMBER: _builtins.int
     producer_id: _builtins.str
     """empty, of a log table: a number that nothing is kept of"""
     table_id: _builtins.int
@@ -1421,6 +1422,8 @@ class InitProducerRequest(_message.Message):
     """the producer number that the checkpoint was taken under"""
     fence_only: _builtins.bool
     """it owns no columns, and nothing is undone: epochs, no more"""
+    renew: _builtins.bool
+    """nothing is left to undo: go on under a new number, from epoch 1 on"""
     @_builtins.property
     def column_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """none: every column that is not in the key"""
@@ -1440,10 +1443,11 @@ class InitProducerRequest(_message.Message):
         is_restore: _builtins.bool | None = ...,
         restored_number: _builtins.int | None = ...,
         fence_only: _builtins.bool | None = ...,
+        renew: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["fence_only", b"fence_only", "is_restore", b"is_restore", "producer_id", b"producer_id", "restored_number", b"restored_number", "table_id", b"table_id", "ttl_ms", b"ttl_ms"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["fence_only", b"fence_only", "is_restore", b"is_restore", "producer_id", b"producer_id", "renew", b"renew", "restored_number", b"restored_number", "table_id", b"table_id", "ttl_ms", b"ttl_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["column_ids", b"column_ids", "fence_only", b"fence_only", "is_restore", b"is_restore", "producer_id", b"producer_id", "restored", b"restored", "restored_number", b"restored_number", "table_id", b"table_id", "ttl_ms", b"ttl_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["column_ids", b"column_ids", "fence_only", b"fence_only", "is_restore", b"is_restore", "producer_id", b"producer_id", "renew", b"renew", "restored", b"restored", "restored_number", b"restored_number", "table_id", b"table_id", "ttl_ms", b"ttl_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
