@@ -414,6 +414,28 @@ async def test_an_uncompressed_batch_lies_at_an_aligned_address(
     assert all(b.address % 8 == 0 for c in batch.columns for b in c.buffers() if b)
 
 
+async def test_the_rest_of_a_chunk_is_at_hand_without_waiting(
+    cluster: FakeCluster, connection: AsyncConnection
+) -> None:
+    info = cluster.create("t", "id BIGINT, name STRING")
+    for start in range(0, 30_000, 10_000):
+        fill(cluster, info, list(range(start, start + 10_000)))
+    table = await connection.table("t")
+    bucket = TableBucket(info.table_id, None, 0)
+    async with await table.scan(limit=25_000).open() as scanner:
+        assert scanner.at_hand() is None
+        found = [await scanner.next_batch(), scanner.at_hand()]
+        assert scanner.positions() == {bucket: 20_000}
+        found.append(scanner.at_hand())
+        assert [i for batch in found for i in ids(batch)] == list(range(25_000))
+        assert scanner.positions() == {bucket: 25_000}
+        assert scanner.at_hand() is None
+        assert scanner.finished
+    async with await table.scan().open() as scanner:
+        await scanner.next_batch()
+    assert scanner.at_hand() is None
+
+
 @pytest.mark.parametrize("statistics", [{}, {"table.statistics.columns": "id"}])
 @pytest.mark.parametrize("compression", ["NONE", "ZSTD"])
 def test_columns_lie_at_aligned_addresses_wherever_their_batches_were(

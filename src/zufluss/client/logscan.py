@@ -256,12 +256,18 @@ class AsyncLogScanner(AsyncScanner):
     async def next_batch(self) -> pa.RecordBatch | None:
         """The next rows; None when the scan is finished."""
         while not self._closed and self._left != 0:
-            while self._parts:
-                rows = self._hand_out(*self._parts.pop(0))
-                if rows.num_rows:
-                    return rows
+            if (rows := self.at_hand()) is not None:
+                return rows
             if not await self._next_chunk():
                 return None
+        return None
+
+    def at_hand(self) -> pa.RecordBatch | None:
+        """The next rows of the chunk that was begun."""
+        while self._parts and not self._closed and self._left != 0:
+            rows = self._hand_out(*self._parts.pop(0))
+            if rows.num_rows:
+                return rows
         return None
 
     async def _next_chunk(self) -> bool:

@@ -90,6 +90,13 @@ class AsyncScanner(ABC):
     async def next_batch(self) -> pa.RecordBatch | None:
         """The next rows; None when the scan is finished. May be cancelled and called again."""
 
+    def at_hand(self) -> pa.RecordBatch | None:
+        """The next rows if nothing has to be waited for, else None; any thread may ask.
+
+        Never beside another call of the same run.
+        """
+        return None
+
     @abstractmethod
     async def close(self) -> None:
         """Stop reading. Closing twice is fine."""

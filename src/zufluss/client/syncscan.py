@@ -162,7 +162,9 @@ class LogScanner:
         return self
 
     def __next__(self) -> pa.RecordBatch:
-        batch = self._thread.run(self._scanner.next_batch())
+        batch = self._scanner.at_hand()  # a turn of the loop costs as much as decoding some rows
+        if batch is None:
+            batch = self._thread.run(self._scanner.next_batch())
         if batch is None:
             raise StopIteration
         return batch
