@@ -1,0 +1,47 @@
+"""The pipelines of examples/pipelines do what they say and end by themselves; so does the tour."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.docs.test_readme import ROOT
+from tests.examples.notebook import text_of
+
+PIPELINES = ROOT / "examples" / "pipelines"
+TOUR = ROOT / "examples" / "tour.ipynb"
+
+pytest.importorskip("pyspark.sql.streaming.datasource", reason="needs Spark 4.2")
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def run(*arguments: object) -> str:
+    """Run Python; what it prints."""
+    command = [sys.executable, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    return done.stdout
+
+
+def test_all_pipelines_end_with_what_they_promise():
+    said = run(PIPELINES)
+    assert "a server of our own runs on" in said
+    assert "all 10,000 clicks are on the dashboard, each once" in said  # clickstream.py
+    assert "that is right, and the audit log has 7 changes" in said  # cdc.py
+    assert "order 102: Ada Lovelace pays 4.00" in said  # enrich.py
+    assert "1,000 rows exported, every id once" in said  # export.py
+    assert "Bern took 13.40 in 2 sales" in said  # declarative.py
+
+
+def test_the_notebook_gives_what_stands_in_it(tmp_path):
+    again = tmp_path / TOUR.name
+    again.write_text(TOUR.read_text())
+    run("-m", "tests.examples.notebook", again)
+    assert json.loads(again.read_text()) == json.loads(TOUR.read_text())
+
+
+def test_the_notebook_is_written_as_the_runner_writes_it_and_names_no_place_of_a_machine():
+    text = TOUR.read_text()
+    assert text == text_of(json.loads(text))
+    assert not any(place in text for place in ("/tmp", "/home", "/root", "127.0.0.1"))
