@@ -26,6 +26,7 @@ from unittest.mock import patch
 
 import pyarrow as pa
 from pyspark import TaskContext
+from pyspark.sql.types import LongType, StringType, StructType
 
 from zufluss.client.sync import Connection
 from zufluss.spark import sink_tasks, stream_writer, writer
@@ -232,6 +233,15 @@ def add_rows(connection: Connection, table: str, first: int, count: int) -> None
     ids = list(range(first, first + count))
     with connection.table(table).append() as writer:
         writer.write({"id": ids, "k": [i % 7 for i in ids], "v": ids})
+
+
+def struct(columns: str) -> StructType:
+    """`"id BIGINT, name STRING"` as Spark's schema, without Spark."""
+    out = StructType()
+    for column in columns.split(", "):
+        name, kind = column.split()
+        out.add(name, {"BIGINT": LongType(), "STRING": StringType()}[kind])
+    return out
 
 
 def stream(spark: SparkSession, server: str, table: str, **more: str) -> DataFrame:

@@ -12,13 +12,11 @@ import pytest
 
 pytest.importorskip("pyspark", reason="needs the extra zufluss[spark]")
 
-from pyspark.sql.types import LongType, StringType, StructType
-
 import zufluss
 from tests.client.pk import create_table
-from tests.spark.sinks import log_rows, state
+from tests.spark.sinks import log_rows, state, struct
 from zufluss.client.convert import ColumnMismatchError
-from zufluss.client.sync import Connection, Table
+from zufluss.client.sync import Connection
 from zufluss.errors import ColumnLockedError, ConfigError, ProducerFencedError
 from zufluss.model.producer import EPOCH_MAX
 from zufluss.spark import sink_tasks as tasks
@@ -44,14 +42,9 @@ def sink_of(conn: Connection, dev_server: DevServer) -> Callable[..., Sink]:
     """Makes a table, and a write to it: `sink_of("id INT, …", "id INT, …", **options)`."""
 
     def sink(schema: str, rows: str = ROWS, *, table: Any = None, **options: str) -> Sink:
-        made: Table = create_table(conn, schema, **{"bucket_count": 2} | (table or {}))
-        given = {key.replace("_", "."): value for key, value in options.items()}
-        given |= {"bootstrap.servers": dev_server.bootstrap, "table": str(made.path)}
-        columns = StructType()
-        for column in rows.split(", "):
-            name, kind = column.split()
-            columns.add(name, {"BIGINT": LongType(), "STRING": StringType()}[kind])
-        return make_sink(parse_options(given), columns, False)
+        made = create_table(conn, schema, **{"bucket_count": 2} | (table or {}))
+        given = options | {"bootstrap.servers": dev_server.bootstrap, "table": str(made.path)}
+        return make_sink(parse_options(given), struct(rows), False)
 
     return sink
 
