@@ -7,8 +7,13 @@ yet run, and against the steps of a stream; then whole queries of Spark, reads a
 
 from __future__ import annotations
 
+import json
+import os
 import secrets
+import socket
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -38,6 +43,7 @@ HASTY = {"client.request-timeout": "500ms"}
 """Gives up after 2 seconds."""
 LATEST = {"scan.startup.mode": "latest"}
 MANY = 2_000
+FULL = os.environ.get("ZUFLUSS_FAULT") == "full"
 
 Write = Callable[..., None]
 
@@ -99,6 +105,7 @@ def planned(how: str, world: World, table: Table, **options: str) -> BatchRead |
 
 
 EITHER = pytest.mark.parametrize("how", ["batch", "stream"])
+KINDS_OF_QUERIES = ("log parted", "keyed parted") if FULL else ("keyed parted",)
 KINDS = pytest.mark.parametrize("kind", ["log", "keyed"])
 
 
@@ -275,7 +282,7 @@ def seen(session: Any, table: Table) -> list[tuple[Any, ...]]:
 
 
 def test_streaming_queries_live_through_changes_until_their_table_is_dropped(session, world):
-    tables = [world.create(kind) for kind in ("log parted", "keyed parted")]
+    tables = [world.create(kind) for kind in KINDS_OF_QUERIES]
     queries = [follow(session, table) for table in tables]
 
     def arrived(number: int, p: str, **more: Any) -> None:
@@ -315,3 +322,146 @@ def test_a_batch_query_of_a_dropped_table_says_so(session, world):
     with pytest.raises(Exception, match="TableNotExistError"):
         frame.collect()
     assert session.read.format("fluss").load(str(table.path)).collect() == [(7, "other")]
+
+
+# -- queries of Spark: writes ------------------------------------------------------------------
+
+
+class Gate:
+    """Holds the task of a job until something was done."""
+
+    def __init__(self) -> None:
+        self._door = socket.create_server(("127.0.0.1", 0))
+        self._door.settimeout(60.0)
+
+    def hold(self, frame: Any) -> Any:
+        """The frame, whose one task waits before its rows go on."""
+        address = self._door.getsockname()
+
+        def wait(batches: Iterator[Any]) -> Iterator[Any]:
+            rows = list(batches)
+            with suppress(OSError), socket.create_connection(address) as visit:
+                visit.recv(1)  # nobody opens to a task that runs again
+            yield from rows
+
+        return frame.coalesce(1).mapInArrow(wait, frame.schema)
+
+    def meanwhile(self, job: Callable[[], None], event: Callable[[], object]) -> str:
+        """Do something while a job waits; how the job ended, `done` or its error."""
+        ended = "done"
+        with ThreadPoolExecutor(1) as pool:
+            happening = pool.submit(self._on_visit, event)
+            try:
+                job()
+            except Exception as problem:
+                ended = str(problem)
+            assert happening.done(), ended
+            happening.result()
+        return ended
+
+    def _on_visit(self, event: Callable[[], object]) -> None:
+        with self._door, self._door.accept()[0]:
+            event()
+
+
+@pytest.fixture
+def gate() -> Gate:
+    return Gate()
+
+
+def save(frame: Any, table: Table) -> Callable[[], None]:
+    writer = frame.write.format("fluss").option("table", str(table.path)).mode("append")
+    return writer.save
+
+
+def held(world: World, table: Table) -> list[tuple[Any, ...]]:
+    """The rows of a table, as the client reads them."""
+    rows = world.connection.table(str(table.path)).scan().to_arrow().to_pylist()
+    return sorted(tuple(row.values()) for row in rows)
+
+
+ROWS = [(1, "a", "x"), (2, "b", "y")]
+
+
+@pytest.mark.parametrize("kind", ["log parted", *(["keyed parted"] if FULL else [])])
+def test_a_write_to_a_table_that_is_dropped_says_so_and_writes_to_no_other(
+    session, world, gate, kind
+):
+    table = world.create(kind)
+
+    def make_again() -> None:
+        world.drop(table)
+        world.create(kind, table.path.table)
+
+    frame = gate.hold(session.createDataFrame(ROWS, "id INT, name STRING, p STRING"))
+    ended = gate.meanwhile(save(frame, table), make_again)
+    assert "TableNotExistError" in ended
+    assert held(world, table) == []
+
+
+@pytest.mark.parametrize("kind", ["log parted", "keyed parted"])
+def test_a_write_is_right_whatever_happens_to_partitions_schema_and_server(
+    session, world, gate, kind
+):
+    table = world.create(kind)
+    write(table, id=[9], name=["old"], p=["x"])
+
+    def change_everything() -> None:
+        admin = world.connection.admin
+        admin.drop_partition(table.path, {"p": "x"})
+        admin.create_partition(table.path, {"p": "y"})
+        admin.alter_table(table.path, add_columns="n INT")
+        world.restart()
+
+    frame = gate.hold(session.createDataFrame(ROWS, "id INT, name STRING, p STRING"))
+    assert gate.meanwhile(save(frame, table), change_everything) == "done"
+    assert held(world, table) == [(*row, None) for row in ROWS]
+
+
+def test_streaming_writes_live_through_changes_until_their_table_is_dropped(
+    session, world, tmp_path
+):
+    tables = [world.create(kind) for kind in KINDS_OF_QUERIES]
+    schema = "id INT, name STRING, p STRING"
+    (tmp_path / "rows").mkdir()
+    source = session.readStream.schema(schema).json(str(tmp_path / "rows"))
+
+    def start(table: Table, frame: Any) -> Any:
+        writer = frame.writeStream.format("fluss").option("table", str(table.path))
+        return writer.option("checkpointLocation", str(tmp_path / table.path.table)).start()
+
+    def put(number: int, p: str) -> None:
+        """A row for the queries."""
+        made = tmp_path / f"{number}.json"
+        made.write_text(json.dumps({"id": number, "name": "row", "p": p}))
+        made.rename(tmp_path / "rows" / made.name)
+
+    queries = [start(table, source) for table in tables]
+
+    def arrived(number: int, p: str) -> None:
+        put(number, p)
+        for query in queries:
+            query.processAllAvailable()
+
+    arrived(1, "x")
+    for table in tables:
+        world.connection.admin.drop_partition(table.path, {"p": "x"})
+    arrived(2, "x")
+    world.restart()
+    arrived(3, "y")
+    for table in tables:
+        assert held(world, table) == [(2, "row", "x"), (3, "row", "y")]
+        world.connection.admin.alter_table(table.path, add_columns="n INT")
+    put(4, "y")
+    for query in queries:
+        with pytest.raises(Exception, match=r"column 'n' of table .* is missing in the rows"):
+            query.processAllAvailable()
+    queries = [start(table, source.selectExpr("*", "id AS n")) for table in tables]
+    arrived(5, "y")
+    expected = [(2, "x", None), (3, "y", None), (4, "y", 4), (5, "y", 5)]
+    for table, query in zip(tables, queries, strict=True):
+        assert held(world, table) == [(i, "row", p, n) for i, p, n in expected]
+        world.drop(table)
+        put(6 + tables.index(table), "y")
+        with pytest.raises(Exception, match="TableNotExistError"):
+            query.processAllAvailable()

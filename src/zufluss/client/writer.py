@@ -38,7 +38,13 @@ from zufluss.client.budget import MemoryBudget
 from zufluss.client.connection import AsyncConnection, table_path
 from zufluss.client.convert import ColumnMismatchError, is_row, rows_to_batch, to_batches
 from zufluss.client.sender import BucketQueue, Encoded, PendingBatch, Sender, WriteCall
-from zufluss.errors import ConfigError, PartitionNotExistError, ZuflussError, error
+from zufluss.errors import (
+    ConfigError,
+    PartitionNotExistError,
+    TableNotExistError,
+    ZuflussError,
+    error,
+)
 from zufluss.model.partition import spec_of
 from zufluss.model.table import TableBucket, TableInfo
 from zufluss.wire import messages as m
@@ -365,6 +371,11 @@ class BatchWriter:
         try:
             return (await self._connection.partition(self.info, name)).partition_id
         except PartitionNotExistError as e:
+            now = self._connection.metadata.tables.get(self.info.path)
+            if now is not None and now.table_id != self.info.table_id:
+                raise TableNotExistError(
+                    f"table {self.info.path} was dropped and created again; open it anew"
+                ) from e
             raise PartitionNotExistError(
                 f"table {self.info.path} has no partition {name!r}; create it, or allow "
                 "client.writer.dynamic-create-partition.enabled"
