@@ -89,6 +89,12 @@ def rows_of(text: str) -> StructType:
         ("log", GOOD, {"write.change-type-column": "name"}, r"is for primary-key tables"),
         ("log", "id long", {"write.columns": "id"}, r"write.columns is for primary-key tables"),
         ("keys", GOOD, {"write.order": "canonical"}, r"is for log and aggregation tables"),
+        (
+            "keys",
+            f"{GOOD}, op text",
+            {"write.order": "canonical", "write.change-type-column": "op"},
+            r"write.order = canonical does not go with write.change-type-column",
+        ),
         ("log", GOOD, {"write.order": "random"}, r"write.order.*arrival.*canonical"),
         ("log", GOOD, {"write.orders": "canonical"}, r"write.orders is no option.*write.order"),
         ("log", GOOD, {"columns": "id"}, r"option columns has no meaning for a write"),

@@ -72,23 +72,34 @@ def test_changes_are_runs_of_upserts_and_deletes() -> None:
 
 def test_times_finer_than_those_of_the_table_are_cut() -> None:
     micros = dt.datetime(2026, 1, 31, 1, 2, 3, 4567)
+    before = dt.datetime(1969, 12, 31, 23, 59, 59, 999_999)
     schema = pa.schema(
-        {"a": pa.timestamp("ms"), "b": pa.list_(pa.timestamp("s", "UTC")), "c": pa.time32("s")}
+        {"a": pa.timestamp("ms"), "b": pa.timestamp("s", "UTC"), "c": pa.time32("s")}
     )
+    times = [micros, before, None]
     rows = pa.record_batch(
         {
-            "a": pa.array([micros], pa.timestamp("us")),
-            "b": pa.array([[micros]], pa.list_(pa.timestamp("us", "Etc/UTC"))),
-            "c": pa.array([3_723_004_567], pa.int64()),
+            "a": pa.array(times, pa.timestamp("us")),
+            "b": pa.array(times, pa.timestamp("us", "Etc/UTC")),
+            "c": pa.array([3_723_004_567, 0, None], pa.int64()),
         }
     )
-    assert of_spark(rows, schema, ["a", "b", "c"]).to_pylist() == [
-        {
-            "a": micros.replace(microsecond=4000),
-            "b": [micros.replace(microsecond=0, tzinfo=dt.UTC)],
-            "c": dt.time(1, 2, 3),
-        }
-    ]
+    found = of_spark(rows, schema, ["a", "b", "c"]).to_pydict()
+    cut = [micros.replace(microsecond=4000), before.replace(microsecond=999_000), None]
+    assert found["a"] == cut
+    assert found["b"] == [time and time.replace(microsecond=0, tzinfo=dt.UTC) for time in cut]
+    assert found["c"] == [dt.time(1, 2, 3), dt.time(0), None]
+
+
+def test_times_in_parts_of_a_column_have_to_fit() -> None:
+    schema = pa.schema({"b": pa.list_(pa.timestamp("ms"))})
+    for micros, fits in ((5000, True), (5001, False)):
+        rows = pa.record_batch({"b": pa.array([[micros]], pa.list_(pa.timestamp("us")))})
+        if fits:
+            assert of_spark(rows, schema, ["b"]).num_rows == 1
+        else:
+            with pytest.raises(ColumnMismatchError, match="column 'b': the rows have"):
+                of_spark(rows, schema, ["b"])
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ pytest.importorskip("pyspark", reason="needs the extra zufluss[spark]")
 
 import zufluss
 from tests.client.pk import create_table
-from tests.spark.sinks import log_rows, state, struct
+from tests.spark.sinks import halfway, log_rows, state, struct
 from zufluss.client.convert import ColumnMismatchError
 from zufluss.client.sync import Connection
 from zufluss.errors import ColumnLockedError, ConfigError, ProducerFencedError
@@ -28,6 +28,7 @@ from zufluss.testing.server import DevServer
 ROWS = "id BIGINT, k BIGINT, v BIGINT"
 KEYED = f"{ROWS}, PRIMARY KEY (id)"
 COUNTS = "k BIGINT, n BIGINT SUM, PRIMARY KEY (k)"
+SMALL = {"client.writer.batch-size": "1kb"}
 AGGREGATION = {"table.merge-engine": "aggregation"}
 
 
@@ -91,6 +92,22 @@ def test_every_attempt_of_an_upsert_is_written_whatever_its_rows(
         tasks.write_upserts(sink, [rows(1)], handle, 8191, 0)
 
 
+def test_a_stage_that_is_run_again_in_another_order_loses_no_upsert(
+    conn: Connection, sink_of: Callable[..., Sink]
+) -> None:
+    """Spark counts the attempts of each stage attempt from 0 on."""
+    sink = sink_of(KEYED, **SMALL)
+    handle = tasks.fence(sink, "stream")
+
+    def fail() -> None:
+        raise RuntimeError("lost")
+
+    with halfway(fail), pytest.raises(RuntimeError, match="lost"):
+        tasks.write_upserts(sink, [rows(*range(2000)), rows(*range(2000, 4000))], handle, 0, 0)
+    tasks.write_upserts(sink, [rows(*reversed(range(4000)))], handle, 0, 0)
+    assert values(conn, sink) == {i: i for i in range(4000)}
+
+
 def test_only_the_last_row_of_a_key_is_sent(conn: Connection, sink_of: Callable[..., Sink]) -> None:
     sink = sink_of(KEYED, f"op STRING, {ROWS}", **{"write.change-type-column": "op"})
     handle = tasks.fence(sink, "stream")
@@ -116,7 +133,7 @@ def test_of_a_table_that_keeps_the_first_row_the_first_is_kept(
     sink = sink_of(KEYED, table={"properties": {"table.merge-engine": "first_row"}})
     for attempt in range(2):
         batch = pa.concat_batches([rows(1, 2), rows(1, 2, v=10)])
-        tasks.write_upserts(sink, [batch], tasks.fence(sink, "stream"), 0, attempt)
+        tasks.write_upserts(sink, [batch], None, 0, attempt)
     assert values(conn, sink) == {1: 1, 2: 2}
 
 
@@ -148,8 +165,7 @@ def test_of_updates_with_their_old_rows_the_new_ones_are_sent_together(
 def test_a_task_of_a_log_table_is_written_once_in_any_order(
     conn: Connection, sink_of: Callable[..., Sink]
 ) -> None:
-    small = {"client.writer.batch-size": "1kb"}
-    sink = sink_of(ROWS, **small, **{"write.order": "canonical"})
+    sink = sink_of(ROWS, **SMALL, **{"write.order": "canonical"})
     handle = tasks.log_producer(sink, None)
     for seed in range(3):
         ids = list(range(500))

@@ -76,10 +76,12 @@ class Sink:
     @property
     def last_wins(self) -> bool:
         """Of rows of one key the last one counts, whatever the others say."""
-        if self.kind is not Kind.UPSERT or merge_engine(self.info.descriptor.properties):
-            return False
-        deletes = self.info.property(TABLE_DELETE_BEHAVIOR)
-        return self.change_column is None or deletes in (None, "ALLOW")
+        return self.kind is Kind.UPSERT and not merge_engine(self.info.descriptor.properties)
+
+    @property
+    def ignores_deletes(self) -> bool:
+        """The table lets deletes be, so they are not sent."""
+        return bool(self.info.property(TABLE_DELETE_BEHAVIOR) == "IGNORE")
 
     @property
     def partial(self) -> tuple[str, ...] | None:
@@ -123,6 +125,11 @@ def _check_options(options: SourceOptions, info: TableInfo, kind: Kind) -> None:
                     f"option {option.key} is for primary-key tables, and {info.path} is a log, to "
                     "which whole rows are appended; leave it out"
                 )
+    elif CHANGE_TYPE_COLUMN.key in options.values and options.get(WRITE_ORDER) == "canonical":
+        raise ConfigError(
+            f"option {WRITE_ORDER.key} = canonical does not go with {CHANGE_TYPE_COLUMN.key}: the "
+            f"changes of one key in table {info.path} have an order. Leave one of both out"
+        )
     elif kind is Kind.UPSERT and options.get(WRITE_ORDER) == "canonical":
         raise ConfigError(
             f"option {WRITE_ORDER.key} = canonical is for log and aggregation tables; of rows of "

@@ -29,6 +29,8 @@ UPSERTS: Final = ("insert", "+I", "+A", "update_after", "+U")
 DELETES: Final = ("delete", "-D")
 SKIPPED: Final = ("update_before", "-U")
 
+KEY_BYTES_MAX: Final = 128 << 20
+"""Keys of a task that are compared; rows of more are sent as they came."""
 _DAY_MICROS: Final = 86_400_000_000
 
 
@@ -51,11 +53,18 @@ def _of_spark(column: pa.Array, field: pa.Field) -> pa.Array:
         if _has_times(field.type, of_day=True):
             _check_times_of_day(column, field)
             column = column.cast(changed_type(finest, _days_in_micros)).cast(finest)
-        return column if finest.equals(field.type) else column.cast(field.type, safe=False)
+        return column if finest.equals(field.type) else _cut(column, field.type)
     except pa.ArrowException as problem:
         raise ColumnMismatchError(
             f"column {field.name!r}: the rows have {column.type}, the table {field.type}: {problem}"
         ) from problem
+
+
+def _cut(column: pa.Array, of: pa.DataType) -> pa.Array:
+    """Times in a coarser unit, cut down; those in parts of a column have to fit."""
+    if pa.types.is_timestamp(of) or pa.types.is_time(of):
+        column = pc.floor_temporal(column, unit={"s": "second", "ms": "millisecond"}[of.unit])
+    return column.cast(of)
 
 
 def _check_times_of_day(column: pa.Array, field: pa.Field) -> None:
@@ -117,10 +126,12 @@ def by_change(rows: pa.RecordBatch, change_column: str) -> Iterator[tuple[bool, 
 
 
 def by_last_change(
-    rows: pa.RecordBatch, change_column: str, info: TableInfo
+    rows: pa.RecordBatch, change_column: str, info: TableInfo, ignore_deletes: bool = False
 ) -> Iterator[tuple[bool, pa.RecordBatch]]:
     """The last row of each key: those to be upserted (False), and those to be deleted (True)."""
     rows, actions = _to_do(rows, change_column)
+    if ignore_deletes:
+        rows, actions = rows.filter(pa.array(actions == 0)), actions[actions == 0]
     keys = LastOfKeys(info)
     keys.add(of_spark(rows, info.schema.arrow, info.schema.primary_key))
     last = keys.found()
@@ -221,14 +232,18 @@ class LastOfKeys:
 
         self._encoder = KeyEncoder(info.schema.primary_key, "compacted", None)
         self._keys: list[pa.Array] = []
+        self._bytes = 0
 
     def add(self, rows: pa.RecordBatch) -> None:
         """These come next."""
-        self._keys.append(as_binary(Slices.contiguous(*self._encoder.encode(rows))))
+        if self._bytes <= KEY_BYTES_MAX:
+            keys = as_binary(Slices.contiguous(*self._encoder.encode(rows)))
+            self._bytes += keys.nbytes
+            self._keys.append(keys)
 
     def found(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]] | None:
-        """True for the last ones; None if all are."""
-        if not self._keys:
+        """True for the last ones; None if all are, or they are too many to say."""
+        if not self._keys or self._bytes > KEY_BYTES_MAX:
             return None
         keys = pa.chunked_array(self._keys).combine_chunks().dictionary_encode()
         numbers = keys.indices.to_numpy()

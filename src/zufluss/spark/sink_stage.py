@@ -4,9 +4,9 @@ A task that comes upon a row that does not fit, or whose source fails, has writt
 there is nothing half-written to tell apart later. Up to `MEMORY_BYTES` rows stay in memory, others
 go to a file that has no name and ends with the process, however that ends.
 
-Of several rows of one key only the last is sent, where it is the last that counts: then two runs of
-a task write the same row for each key, and a run that Spark gave up and that still goes on cannot
-put an older row over a newer one.
+Of several rows of one key only the last is sent, where it is the last that counts and keys fit into
+memory: then two runs of a task write the same row for each key, and a run that Spark gave up and
+that still goes on cannot put an older row over a newer one.
 """
 
 from __future__ import annotations

@@ -6,12 +6,14 @@ apart by its number, the partition of the job, and sends the same batches again:
 | kind | number of its batches | order of its rows |
 |---|---|---|
 | `LOG` | producer, micro-batch, task | as they came, or by content |
-| `UPSERT` | producer, epoch, task and attempt | as they came, the last of each key |
+| `UPSERT` of a stream | producer, epoch, task, attempt | the last of each key, by key |
+| `UPSERT` else | none: keys make it the same | as they came, the last of each key |
 | `AGGREGATE` | producer, epoch, task | one row of states for each key, by key |
 | `AGGREGATE` with a change column | producer, epoch, task | as they came |
 
-Each attempt of an upsert has numbers of its own, so that nothing of it is dropped, whatever rows it
-has: keys make two attempts the same. The producer is there to keep out those of earlier epochs.
+The producer of an upsert is there to keep out earlier epochs, not to drop anything: attempts have
+numbers of their own. When a whole stage is run again Spark counts attempts from 0 again; then the
+order by key makes its batches the same.
 
 Micro-batches of log tables are epochs of a producer, which the server compares by their distance:
 so that it never gets too large, every `BATCHES` of them there is another producer.
@@ -48,6 +50,8 @@ from zufluss.spark.sink_rows import (
     by_last_change,
     folded,
     in_content_order,
+    in_key_order,
+    joined,
     of_spark,
 )
 from zufluss.spark.sink_stage import Change, Stage
@@ -106,17 +110,28 @@ def write_upserts(
     attempt: int,
 ) -> None:
     """Upsert and delete the rows of a task; without a handle nobody is kept from it."""
-    identity = None
-    if handle is not None:
-        _check_task(sink, task, UPSERT_TASKS - 1)
-        handle.check(sink.info)
-        number = task + UPSERT_TASKS * (attempt % ATTEMPTS)
-        identity = Identity(handle.writer_id(number), seed=task)
     connection = client(sink.bootstrap, sink.options).connection
+    changes = _changes(sink, batches)
+    if handle is None:
+        _write(sink, lambda: AsyncUpsertWriter(connection, sink.info, sink.partial), changes)
+        return
+    _check_task(sink, task, UPSERT_TASKS - 1)
+    handle.check(sink.info)
+    number = task + UPSERT_TASKS * (attempt % ATTEMPTS)
+    identity = Identity(handle.writer_id(number), seed=task)
     make = lambda: AsyncUpsertWriter(  # noqa: E731
         connection, sink.info, sink.partial, identity=identity
     )
-    _write(sink, make, _changes(sink, batches))
+    _send(sink, make, _by_key(sink, changes))
+
+
+def _by_key(sink: Sink, changes: Iterable[Change]) -> Iterator[Change]:
+    """The last row of each key, by key: those to be upserted, then those to be deleted."""
+    with Stage.of(changes, sink.info, last_wins=True) as stage:
+        last = list(stage)
+    for delete in (False, True):
+        for rows in joined(rows for deleted, rows in last if deleted is delete):
+            yield delete, in_key_order(rows, sink.info)
 
 
 def write_inputs(
@@ -170,7 +185,7 @@ def _changes(sink: Sink, batches: Iterable[pa.RecordBatch]) -> Iterator[Change]:
         return
     for rows in batches:
         if sink.last_wins:  # a key at most once, so that the order of the two parts is any
-            runs = by_last_change(rows, sink.change_column, sink.info)
+            runs = by_last_change(rows, sink.change_column, sink.info, sink.ignores_deletes)
         else:
             runs = by_change(rows, sink.change_column)
         for delete, part in runs:

@@ -79,9 +79,11 @@ class FlussStreamWriter(DataSourceStreamArrowWriter):
 
     def __getstate__(self) -> dict[str, Any]:
         sink, txn_id = self._sink, self._txn_id
-        if sink.kind is not Kind.LOG and txn_id is not None and self._handle is None:
-            begin = tasks.begin if sink.kind is Kind.AGGREGATE else tasks.fence
-            self._handle = begin(sink, txn_id)
+        if txn_id is not None and self._handle is None:
+            if sink.kind is Kind.AGGREGATE:
+                self._handle = tasks.begin(sink, txn_id)
+            elif sink.last_wins:  # with an engine no older row gets over a newer one
+                self._handle = tasks.fence(sink, txn_id)
         return self.__dict__
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:

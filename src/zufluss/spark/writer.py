@@ -9,8 +9,7 @@ A job that fails leaves what it leaves:
 | aggregation | nothing: it is undone | right |
 
 A task checks all of its rows before it sends the first. An aggregation job whose driver is killed
-cannot undo anything. With a `txn.id` its next run does. A task of a primary-key job that Spark gave
-up writes nothing any more when the job has ended, or another one under its `txn.id` has begun.
+cannot undo anything. With a `txn.id` its next run does.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
-from uuid import uuid4
 
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from zufluss.client.producer import ProducerHandle
+from zufluss.errors import ConfigError
 from zufluss.spark import sink_tasks as tasks
 from zufluss.spark.sink import Kind, Sink, make_sink
 from zufluss.spark.sink_tasks import Written
@@ -54,8 +53,11 @@ def make_writer(options: SourceOptions, schema: StructType, overwrite: bool) -> 
             )
     elif sink.kind is Kind.AGGREGATE:
         handle = tasks.begin(sink, txn_id)
-    else:
-        handle = tasks.fence(sink, txn_id or str(uuid4()))
+    elif txn_id is not None:
+        raise ConfigError(
+            f"option {TXN_ID.key} has no meaning for a batch write to primary-key table "
+            f"{sink.info.path}: rows that are written again are the same; leave it out"
+        )
     return FlussWriter(sink, handle)
 
 
@@ -71,7 +73,7 @@ class FlussWriter(DataSourceArrowWriter):
         sink, handle = self._sink, self._handle
         task, attempt = task_attempt()
         if sink.kind is Kind.UPSERT:
-            tasks.write_upserts(sink, iterator, handle, task, attempt)
+            tasks.write_upserts(sink, iterator, None, task, attempt)
             return Written({}, None)
         assert handle is not None
         if sink.kind is Kind.LOG:
