@@ -16,9 +16,9 @@ copy, and what is worth it is packed here:
 | that did not                               | as it was, and untried for `REST_BATCHES` more  |
 
 What a column of numbers did in one batch it does in the next, so columns that cannot be packed cost
-the writer next to nothing. A tenth is where a gigabit network takes as long for the bytes as a core
-for packing and unpacking them. The bytes are not those of Arrow's own writer, and the same rows may
-give others the next time.
+the writer next to nothing. To pack and unpack for less than a tenth takes a core longer than the
+bytes would take a gigabit network. The bytes are not those of Arrow's own writer, and the same rows
+may give others the next time.
 
 `zufluss.record.zstd` does the same for changelogs with kernels, which clients do not load.
 """
@@ -31,8 +31,9 @@ from collections.abc import Callable
 from typing import Final, TypeAlias
 
 import pyarrow as pa
+import zstandard
 
-from zufluss.record.arrow import LZ4_FRAME, ZSTD, parse_message
+from zufluss.record.arrow import LZ4_FRAME, parse_message
 from zufluss.record.template import (
     BODY_LENGTH_AT,
     CODEC_AT,
@@ -143,7 +144,4 @@ def _packer(codec: int, level: int) -> Packer:
     if codec == LZ4_FRAME:
         lz4 = pa.Codec("lz4")
         return lambda data: lz4.compress(data, asbytes=True)
-    assert codec == ZSTD
-    import zstandard  # not before somebody writes: reading needs none of it
-
     return zstandard.ZstdCompressor(level=level).compress
