@@ -4,7 +4,7 @@ Rows go by number (`merge/base.py`): record i of the batch is candidate i, the s
 is candidate `records + g`. Most engines decide by keys alone; then only the rows of the changelog
 are brought together, in its order, and taken apart once: that checks them, compares them with their
 keys and finds the columns. An engine that looks into rows gets all candidates as columns first, one
-that aggregates gets them taken apart.
+that aggregates gets them taken apart, or says first which of them it takes.
 
 What comes out is rows for the changelog and values for the store; a value is `schema id i16` +
 compacted row. Whole rows are stored as they came; rows that are put together from several, by
@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from zufluss.kv.gather import Changed, changed_values, gather, number_candidates
+from zufluss.kv.gather import Changed, Gathered, changed_values, gather, number_candidates
 from zufluss.kv.merge.aggregation import Aggregation
 from zufluss.kv.merge.base import NO_ROW, Candidates, Fold, MergeEngine, Numbers
 from zufluss.kv.merge.partial import Ids, PartialUpdate
@@ -110,11 +110,17 @@ class Change:
         self._values, self._schema_id = table.codec.encode(rows), table.info.schema_id
 
     def _aggregate(self, engine: Aggregation, ids: Ids) -> None:
-        table = self._table
-        written = int(table.field_counts[self._batch.schema_id])
-        folded, changed = engine.fold(
-            self._candidates, self._all_located(), written, self._free(ids)
-        )
+        table, batch = self._table, self._batch
+        if engine.divides(batch.schema_id) and table.key.encoding == "compacted":
+            divided = engine.divide(self._candidates)
+            wanted = self._gathered(divided.wanted)
+            folded, changed = engine.fold_divided(divided, batch.rows, wanted)
+            table.check_compacted_keys(*wanted)
+        else:
+            written = int(table.field_counts[batch.schema_id])
+            folded, changed = engine.fold(
+                self._candidates, batch.rows, self._all_located(), written, self._free(ids)
+            )
         self.rows, self.kinds = table.changelog.rows(folded.rows), folded.kinds
         self._changed = changed
         if table.auto_increment is not None:
@@ -133,11 +139,14 @@ class Change:
 
     def _located(self, candidates: Numbers) -> Located:
         """Take these candidates apart: each is sound and stands under its key."""
-        table, batch = self._table, self._batch
-        rows, counts, keys = gather(
-            batch.rows, batch.schema_id, self._old, candidates, batch.keys, self._first,
-            table.field_counts,
-        )  # fmt: skip
-        located = table.codec.locate(rows, counts)
-        table.check_keys(located, keys)
+        rows, counts, keys = self._gathered(candidates)
+        located = self._table.codec.locate(rows, counts)
+        self._table.check_keys(located, keys)
         return located
+
+    def _gathered(self, candidates: Numbers) -> Gathered:
+        batch = self._batch
+        return gather(
+            batch.rows, batch.schema_id, self._old, candidates, batch.keys, self._first,
+            self._table.field_counts,
+        )  # fmt: skip

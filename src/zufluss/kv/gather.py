@@ -6,6 +6,7 @@ for, because a put of a few hundred rows is bound by the number of calls and not
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -95,6 +96,35 @@ def changed_values(rows: Slices, schema_id: int, final: Numbers, old: Numbers) -
     if not _write_changed(rows.data, rows.starts, rows.ends, final, schema_id, table, data):
         raise IndexError("a row does not lie within its data")
     return Changed(table[0], Slices(data, table[1], table[2]), more_rows)
+
+
+def merged_values(
+    rows: Slices,
+    schema_id: int,
+    final: Numbers,
+    came: Numbers,
+    old: Numbers,
+    made: Callable[[Numbers, int], Slices],
+) -> Changed:
+    """The values that the groups end up with, of rows of the batch and of rows that were made.
+
+    `final` has a row of the changelog for each group. `came` has of each of those the row of the
+    batch that it is; where it is none, `made` writes its value, behind so many bytes that it leaves
+    free.
+    """
+    table, index = np.empty((3, len(final)), np.int64), np.empty(len(final), np.int64)
+    count, others, size, more_rows = _merged_size(
+        rows.starts, rows.ends, final, came, old, table, index
+    )
+    if count < 0:
+        raise IndexError("a group ends up with a row that is not there")
+    values = made(index[:others], size)
+    groups, starts, ends = table[:, :count]
+    if not _write_merged(
+        *rows, final, came, schema_id, groups, values.starts, values.ends, starts, ends, values.data
+    ):
+        raise IndexError("a row does not lie within its data")
+    return Changed(groups, Slices(values.data, starts, ends), more_rows)
 
 
 def prefixed(rows: Slices, prefix: int, width: int) -> Slices:
@@ -265,6 +295,77 @@ def _write_changed(
                 return False
             table[2, count] = at
         count += 1
+    return True
+
+
+@kernel(_FOUR(_IN, _IN, _IN, _IN, _IN, _TABLE, _OUT), boundscheck=True, short=True)
+def _merged_size(
+    starts: Any, ends: Any, final: Any, came: Any, old: Any, table: Any, index: Any
+) -> Any:
+    """Number the groups that change and place their values, those that are made aside.
+
+    Answers how many groups, or −1; how many made rows, in `index`; the bytes of the other values;
+    and how many rows more there are.
+    """
+    count = others = size = more = np.int64(0)
+    for g in range(len(final)):
+        row = final[g]
+        if row == UNCHANGED:
+            continue
+        table[0, count] = g
+        table[1, count] = table[2, count] = ABSENT
+        count += 1
+        if row == NO_ROW:
+            more -= old[g] != NO_ROW
+            continue
+        if row < 0 or row >= len(came) or came[row] >= len(starts):
+            return np.int64(-1), others, size, more
+        more += old[g] == NO_ROW
+        if came[row] < 0:
+            index[others] = row
+            others += 1
+            continue
+        table[1, count - 1] = size
+        size += max(ends[came[row]] - starts[came[row]], 0) + SCHEMA_ID_BYTES
+        table[2, count - 1] = size
+    return count, others, size, more
+
+
+@kernel(
+    types.boolean(
+        BYTES, _IN, _IN, _IN, _IN, types.int64, _IN, _IN, _IN, _OUT, _OUT, _BYTES_OUT
+    ),
+    boundscheck=True,
+    short=True,
+)  # fmt: skip
+def _write_merged(
+    data: Any,
+    starts: Any,
+    ends: Any,
+    final: Any,
+    came: Any,
+    schema_id: Any,
+    groups: Any,
+    made_starts: Any,
+    made_ends: Any,
+    value_starts: Any,
+    value_ends: Any,
+    out: Any,
+) -> Any:
+    """Write the rows that came to their places, and tell the places of those that were made."""
+    made = 0
+    for k in range(len(groups)):
+        row = final[groups[k]]
+        if row == NO_ROW:
+            continue
+        record = came[row]
+        if record < 0:
+            value_starts[k], value_ends[k] = made_starts[made], made_ends[made]
+            made += 1
+            continue
+        start, end, at = starts[record], ends[record], value_starts[k]
+        if _put(data, start, end, schema_id, SCHEMA_ID_BYTES, out, at) < 0:
+            return False
     return True
 
 

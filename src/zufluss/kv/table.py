@@ -169,9 +169,18 @@ class KvTable:
     def check_keys(self, located: Located, keys: Slices) -> None:
         """Refuse a row that does not stand under the key of its columns."""
         if self.key.encoding == "compacted":
-            wrong = self.codec.key_mismatch(located, self.key_columns, keys)
+            self.check_compacted_keys(located.rows, located.field_counts, keys)
         else:
-            wrong = self._encoded_mismatch(located, keys)
+            self._refuse_key(self._encoded_mismatch(located, keys), keys)
+
+    def check_compacted_keys(
+        self, rows: Slices, field_counts: npt.NDArray[np.int32], keys: Slices
+    ) -> None:
+        """The same where keys are compacted, of rows that are sound."""
+        wrong = self.codec.row_mismatch(rows, field_counts, self.key_columns, keys)
+        self._refuse_key(wrong, keys)
+
+    def _refuse_key(self, wrong: int, keys: Slices) -> None:
         if wrong >= 0:
             raise CorruptRecordError(
                 f"a row of the batch stands under the key {keys.item(wrong)!r}, which is not the "

@@ -78,13 +78,26 @@ def read_rows(rows: Slices, plan: Plan, counts: Counts = _ALL) -> Located:
     located = empty_cells(rows, counts, rows.count, plan)
     fault, row, index, detail = k.locate(*rows, counts, plan.program, located.cells, located.facts)
     if fault:
-        text = k.FAULTS[fault].format(detail)
-        if fault >= k.F_CUT:
-            text = f"field {index} ({plan.types[index]}): {text}"
-        raise CellFault(row, text)
+        raise _row_fault(fault, row, index, detail, plan)
     if plan.inner:
         read_inner(located, plan)
     return located
+
+
+def read_among(rows: Slices, plan: Plan, at: Positions, room: Located) -> None:
+    """Check rows, but for what is nested in them, and make them the rows `at` of some room."""
+    fault, row, index, detail = k.locate_among(
+        *rows, plan.program, room.cells, room.facts, at, room.count
+    )
+    if fault:
+        raise _row_fault(fault, row, index, detail, plan)
+
+
+def _row_fault(fault: int, row: int, index: int, detail: int, plan: Plan) -> CellFault:
+    text = k.FAULTS[fault].format(detail)
+    if fault >= k.F_CUT:
+        text = f"field {index} ({plan.types[index]}): {text}"
+    return CellFault(row, text)
 
 
 def empty_cells(

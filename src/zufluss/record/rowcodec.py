@@ -26,6 +26,7 @@ from zufluss.record.rowcells import (
     CellFault,
     Located,
     empty_cells,
+    read_among,
     read_inner,
     read_rows,
     to_arrow,
@@ -102,12 +103,21 @@ class RowCodec:
 
         Absent rows have no key and never differ. The key columns are indexes in key order.
         """
-        if keys.count != located.count:
-            raise ValueError(f"{keys.count} keys do not belong to {located.count} rows")
+        return self.row_mismatch(located.rows, located.field_counts, key_columns, keys)
+
+    def row_mismatch(
+        self,
+        rows: Slices,
+        field_counts: npt.NDArray[np.int32],
+        key_columns: Sequence[int],
+        keys: Slices,
+    ) -> int:
+        """The same of rows that were located, whatever has become of what was read of them."""
+        if keys.count != rows.count:
+            raise ValueError(f"{keys.count} keys do not belong to {rows.count} rows")
         columns = np.array(key_columns, np.int64)
         places = np.empty((len(self._plan.types), 2), np.int64)
-        rows, program = located.rows, self._plan.program
-        return int(match_keys(*keys, *rows, located.field_counts, program, columns, places))
+        return int(match_keys(*keys, *rows, field_counts, self._plan.program, columns, places))
 
     # ------------------------------------------------------------- rows that are made, not read
 
@@ -127,6 +137,18 @@ class RowCodec:
     def room(self, data: Bytes, count: int) -> Located:
         """Room for rows that kernels make; their texts and bytes lie in `data`, or are shared."""
         return empty_cells(Slices(data, _NOWHERE, _NOWHERE), _ALL, count, self._plan, shared=True)
+
+    def locate_among(self, rows: Slices, at: Positions, count: int) -> Located:
+        """Room for `count` rows, with these at the places `at`; the others are yet to be made.
+
+        They have all fields, and are checked as by `locate`, but for what is nested in them.
+        """
+        room = self.room(rows.data, count)
+        try:
+            read_among(rows, self._plan, at, room)
+        except CellFault as e:
+            raise CorruptRecordError(f"record {e.index}: {e.text}") from None
+        return room
 
     def moved(self, located: Located, data: Bytes) -> Located:
         """Made rows whose texts and bytes lie in other, longer data."""

@@ -20,14 +20,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
-
-from zufluss.kv.gather import Changed
-from zufluss.kv.merge.base import NO_ROW, UNCHANGED, Candidates, Numbers
-from zufluss.record.aggregate.fold import Aggregator, Folded, Records
+from zufluss.kv.gather import Changed, Gathered, merged_values
+from zufluss.kv.merge.base import Candidates, Numbers
+from zufluss.record.aggregate.fold import Aggregator, Divided, Folded, Records
 from zufluss.record.aggregate.registry import Operations
 from zufluss.record.rowcodec import Located, RowCodec
-from zufluss.record.slices import ABSENT, Slices
+from zufluss.record.slices import Slices
 
 
 class Aggregated(NamedTuple):
@@ -57,23 +55,28 @@ class Aggregation:
         )
 
     def fold(
-        self, candidates: Candidates, given: Located, written: int, ids: Numbers
+        self, candidates: Candidates, rows: Slices, given: Located, written: int, ids: Numbers
     ) -> Aggregated:
         """Decide about a batch; `given` has all candidates, `written` the number of its columns."""
         records = Records(given, candidates.group, candidates.new, candidates.old, written)
-        folded = self._aggregator.fold(records, ids)
-        return Aggregated(folded, self._changed(folded, candidates.old))
+        return self._outcome(self._aggregator.fold(records, ids), rows, candidates.old)
 
-    def _changed(self, folded: Folded, old: Numbers) -> Changed:
-        """The values that the groups end up with."""
-        groups = np.flatnonzero(folded.final != UNCHANGED)
-        final, before = folded.final[groups], old[groups]
-        there = final != NO_ROW
-        more = int(np.count_nonzero(before == NO_ROW)) - int(len(there) - np.count_nonzero(there))
-        if there.all():
-            values = self._aggregator.values(folded.rows, final, self._schema_id)
-            return Changed(groups, values, more)
-        values = self._aggregator.values(folded.rows, final[there], self._schema_id)
-        starts, ends = np.full((2, len(groups)), ABSENT, np.int64)
-        starts[there], ends[there] = values.starts, values.ends
-        return Changed(groups, Slices(values.data, starts, ends), more)
+    def divides(self, schema_id: int) -> bool:
+        """Whether rows of a schema can be decided about by `divide` and `fold_divided`."""
+        return self._aggregator.divides and schema_id == self._schema_id
+
+    def divide(self, candidates: Candidates) -> Divided:
+        """Decide about a batch as far as keys tell; which candidates it takes to go on."""
+        return self._aggregator.divide(candidates.group, candidates.new, candidates.old)
+
+    def fold_divided(self, divided: Divided, rows: Slices, wanted: Gathered) -> Aggregated:
+        """Decide about the rest; `rows` are those of the batch, `wanted` what `divide` told."""
+        folded = self._aggregator.fold_divided(divided, wanted.rows, wanted.field_counts)
+        return self._outcome(folded, rows, divided.old)
+
+    def _outcome(self, folded: Folded, rows: Slices, old: Numbers) -> Aggregated:
+        def values(made: Numbers, before: int) -> Slices:
+            return self._aggregator.values(folded.rows, made, self._schema_id, before)
+
+        changed = merged_values(rows, self._schema_id, folded.final, folded.came, old, values)
+        return Aggregated(folded, changed)

@@ -5,6 +5,7 @@ in the cells of `RowCodec.locate`; what comes out are the *made* rows, the rows 
 its order. Rows are numbered through: a number of n + G or more is a made row.
 
     script   which record makes which rows, and which row it starts from
+    divide   which made rows are rows as they came, and what is left to be folded
     fold     the values of the made rows, a column at a time
     settle   which made rows stay: an update that changes nothing is taken out again
     take     the made rows without those
@@ -13,6 +14,10 @@ A record on a key that has a row makes two: the row as it was, and as it is now;
 images it makes the second only, and that stays. `script` decides this by keys alone. A fold goes
 through the records in order, so that the row which one record makes is there when the next one
 starts from it.
+
+The first row of a key is what came, unless an operation makes something else of it (`AS_CAME`). If
+none does, such rows are taken apart at their place among the made ones, and only the other records,
+with the stored rows that they meet, are given to the fold.
 
 | column of `ops` | content |
 |---|---|
@@ -74,6 +79,8 @@ from zufluss.record.kernels.rows import (
 
 KEEP, KEY, LAST, LAST_SET, FIRST, FIRST_SET, MAX, MIN, MAX_BY, MIN_BY = range(10)
 SUM, SUBTRACT, PRODUCT, DIVIDE, COUNT, UNCOUNT, ASSIGN, OUTSIDE = range(10, 18)
+AS_CAME = (KEY, LAST, LAST_SET, FIRST, FIRST_SET, MAX, MIN, MAX_BY, MIN_BY, SUM, PRODUCT)
+"""Operations that leave the first value of a key as it is, NULL or not."""
 OP, BY, WRAP = range(3)
 OPS_LINE = 3
 """Numbers in a line of `ops`."""
@@ -172,6 +179,57 @@ def script(
             current[g] = given + count + 1
             count += 2
     return count, inserts
+
+
+@kernel(
+    _PAIR(_IN, _IN, _IN, BYTES, types.int64, types.int64, _OUT, _OUT, _OUT, _LINES_OUT),
+    boundscheck=True,
+    short=True,
+)
+def divide(
+    new: Any,
+    prev: Any,
+    at: Any,
+    kinds: Any,
+    given: Any,
+    inserts: Any,
+    came: Any,
+    places: Any,
+    wanted: Any,
+    parts: Any,
+) -> Any:
+    """Take the first rows of keys out of a script; answers how many records and rows are left.
+
+    `came` gets of each made row the record that it is the row of, or `NO_ROW`; `places` where these
+    rows are among those made. `wanted` gets the given rows that are needed: these first, then those
+    of the fold. `parts` gets what the fold wants to know of its records: new, prev and at, where
+    given rows are numbered by their place in `wanted`.
+    """
+    straight = left = rows = np.int64(0)
+    for q in range(len(came)):
+        came[q] = NO_ROW
+    for i in range(len(new)):
+        q, p = at[i], prev[i]
+        if q < 0:
+            continue
+        if kinds[q] == INSERT:
+            came[q], places[straight], wanted[straight] = i, q, new[i]
+            straight += 1
+            continue
+        parts[0, left], parts[1, left], parts[2, left] = NO_ROW, p, q
+        if new[i] != NO_ROW:
+            parts[0, left] = rows
+            wanted[inserts + rows] = new[i]
+            rows += 1
+        if p < given:
+            parts[1, left] = rows
+            wanted[inserts + rows] = p
+            rows += 1
+        left += 1
+    for k in range(left):
+        if parts[1, k] >= given:
+            parts[1, k] += rows - given
+    return left, rows
 
 
 @kernel(inline=True)
@@ -384,6 +442,7 @@ def _fold_column(
     d_to, d_to_bits = cells_made + 8 * made * d_slot, bitmaps_made + d * stride_made
     ordered, computes = op in (MAX, MIN, MAX_BY, MIN_BY), SUM <= op <= UNCOUNT
     nulls = peek_i64(facts_given + _FACT_BYTES * c + 8 * NULLS) != 0
+    nulls = nulls or peek_i64(fact + 8 * NULLS) != 0
     placed, used, low, high = np.int64(0), 0, np.int64(0), np.int64(0)
     for i in range(count):
         q = peek_i64(at + 8 * i)
@@ -453,14 +512,14 @@ def _fold_column(
         ):
             _mark(keep, q)
     if width == PLACES:
-        poke_i64(fact + 8 * PLACED, placed)
+        poke_i64(fact + 8 * PLACED, peek_i64(fact + 8 * PLACED) + placed)
     return np.int64(0), np.int64(0)
 
 
 @kernel(
     _THREE(
         BYTES, _LINES, _LINES, _IN, BYTES, types.int64, _BYTES_OUT, types.int64, _LINES_OUT, _IN,
-        _IN, _IN, BYTES, _COUNTS, types.int64, _IN, _BYTES_OUT, _LINES,
+        _IN, _IN, BYTES, _COUNTS, types.int64, _IN, _BYTES_OUT, _LINES, types.boolean,
     ),
 )  # fmt: skip
 def fold(
@@ -482,14 +541,17 @@ def fold(
     ids: Any,
     keep: Any,
     facts_given: Any,
+    begun: Any,
 ) -> Any:
     """Make the values of all columns but those folded outside; answers fault, column, record.
 
     `columns` has their order, `counts` the fields of each given row; columns from `written` on are
-    not in the records, whose schema is older.
+    not in the records, whose schema is older. Some made rows are there already where they were
+    `begun`.
     """
     fields = len(ops)
-    begin_cells(address_of(program), fields, made, address_of(cells_made), address_of(facts))
+    if not begun:
+        begin_cells(address_of(program), fields, made, address_of(cells_made), address_of(facts))
     for k in range(len(columns)):
         c = columns[k]
         op = ops[c, OP]

@@ -41,11 +41,14 @@ from zufluss.record.kernels.rows import (
     FIXED_4,
     FIXED_8,
     LINE,
+    MOMENT,
+    PARAM,
     PREFIXED,
     SINK,
     SLOT,
     SOURCE,
     TEXT,
+    TIME,
     VARINT_32,
     VARINT_64,
 )
@@ -69,6 +72,8 @@ _MOST = {
     PREFIXED: 5,
 }
 """The bytes a value takes at most by its source, those of texts and nested values aside."""
+_SECONDS, _MICROS = 0, 2
+"""Units of times, see `record/kernels/rows.py`."""
 _NANO_BYTES = 5
 _DECIMAL_BYTES = 16
 
@@ -79,6 +84,13 @@ def value_bytes_max(program: npt.NDArray[np.int64]) -> int:
     sinks: list[int] = lines[:, SINK].tolist()
     size = SCHEMA_ID_BYTES + -(-len(lines) // 8) + sum(_MOST[int(s)] for s in lines[:, SOURCE])
     return size + _NANO_BYTES * sinks.count(FINE_MOMENT) + _DECIMAL_BYTES * sinks.count(BIG_NUMBER)
+
+
+def is_exact(program: npt.NDArray[np.int64]) -> bool:
+    """Whether cells keep all there is in a row: times in a coarser unit do not."""
+    sinks, units = program[:-1, SINK], program[:-1, PARAM]
+    coarse = (sinks == TIME) & (units == _SECONDS) | (sinks == FINE_MOMENT) & (units == _MICROS)
+    return not (coarse | (sinks == MOMENT)).any()
 
 
 @kernel(inline=True)

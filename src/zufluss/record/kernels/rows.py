@@ -438,6 +438,37 @@ def locate(
     return zero, zero, zero, zero
 
 
+@kernel(_RESULT(BYTES, _I64, _I64, _LINES, _OUT, _FACTS, _I64, types.int64))
+def locate_among(
+    data: Any,
+    starts: Any,
+    ends: Any,
+    program: Any,
+    cells: Any,
+    facts: Any,
+    at: Any,
+    count: Any,
+) -> Any:
+    """As `locate`, to cells of `count` rows, where these become the rows `at`.
+
+    They are all there and have all fields. The other rows are left to be written.
+    """
+    width, size, zero = len(program) - 1, len(data), np.int64(0)
+    of, lines = address_of(data), address_of(program)
+    to, notes = address_of(cells), address_of(facts)
+    bitmaps = begin_cells(lines, width, count, to, notes)
+    for k in range(min(len(starts), len(at))):
+        start, end, i = starts[k], ends[k], at[k]
+        if start < 0 or start > end or end > size or i < 0 or i >= count:
+            return np.int64(ALL_BOUNDS), k, zero, np.int64(size)
+        fault, field, detail = _walk(
+            of, start, end, width, lines, width, count, i, to, bitmaps, notes
+        )
+        if fault:
+            return fault, k, field, detail
+    return zero, zero, zero, zero
+
+
 @kernel(types.void(BYTES, BYTES, types.int64, types.int64, _OUT, types.int64), short=True)
 def gather(data: Any, cells: Any, slot: Any, count: Any, out: Any, body: Any) -> Any:
     """Copy placed values behind their Arrow offsets: int32 offsets at 0, bytes from `body` on."""
