@@ -399,7 +399,7 @@ def test_a_write_to_a_table_that_is_dropped_says_so_and_writes_to_no_other(
     assert held(world, table) == []
 
 
-@pytest.mark.parametrize("kind", ["log parted", "keyed parted"])
+@pytest.mark.parametrize("kind", ["log parted", *(["keyed parted"] if FULL else [])])
 def test_a_write_is_right_whatever_happens_to_partitions_schema_and_server(
     session, world, gate, kind
 ):

@@ -6,25 +6,39 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+pytest.importorskip("pyspark", reason="needs the extra zufluss[spark]")
+
+import zufluss
 import zufluss.spark
+from tests.client.pk import create_table
 from tests.client.rounds import lake_table
+from tests.client.test_union import RETENTION, wait_for
 from tests.spark.cluster import QUICK
+from tests.spark.stream_queries import StreamRead, everything
+from tests.spark.stream_queries import stream_reader as reader
 from tests.spark.test_union import append, delete, plain, upsert
 from zufluss.client.sync import Connection, Table
-from zufluss.errors import ConfigError, TableNotExistError
-from zufluss.spark.reader import source_schema
-from zufluss.spark.source_options import Use, parse_options
+from zufluss.errors import (
+    ConfigError,
+    OffsetOutOfRangeError,
+    TableNotExistError,
+    ZuflussError,
+)
+from zufluss.spark import stream_limits
 from zufluss.spark.stream_limits import shares
 from zufluss.testing.server import DevServer
 
-pytest.importorskip("pyspark.sql.streaming.datasource", reason="needs Spark 4.2")
 pytestmark = pytest.mark.timeout(300)
+LIMITS = pytest.mark.skipif(stream_limits.datasource is None, reason="needs Spark 4.2")
 
 
 class Stream:
@@ -69,71 +83,31 @@ def keyed_table(connection: Connection) -> Iterator[Table]:
         yield table
 
 
-def reader(bootstrap: str, table: Table, suffix: str = "", **options: str) -> Any:
-    """A reader as Spark makes one, without Spark."""
-    from zufluss.spark.stream_reader import FlussStreamReader
-
-    said = {"bootstrap.servers": bootstrap, "table": f"{table.path}{suffix}", **options}
-    parsed = parse_options(said)
-    parsed.check_for(Use.STREAM)
-    return FlussStreamReader(parsed, source_schema(parsed))
-
-
 def ids(found: Any, start: dict[str, Any], end: dict[str, Any]) -> list[int]:
     groups = found.partitions(start, end)
     return sorted(i for g in groups for b in found.read(g) for i in b.column("id").to_pylist())
 
 
-def everything() -> Any:
-    from pyspark.sql.streaming.datasource import ReadAllAvailable
-
-    return ReadAllAvailable()
-
-
 def at_most(rows: int) -> Any:
-    from pyspark.sql.streaming.datasource import ReadMaxRows
-
-    return ReadMaxRows(rows)
+    """A limit of Spark's, as far as a reader looks at it."""
+    return SimpleNamespace(max_rows=rows)
 
 
 # -- queries -----------------------------------------------------------------------------------
 
 
+@LIMITS
 def test_a_log_table_is_read_from_lake_and_log_and_goes_on(stream, rounds, log_table):
     append(log_table, id=[1, 2], name=["a", "b"])
     rounds.tier(log_table)
-    append(log_table, id=[3], name=["c"])
-    assert stream.run(log_table) == [(1, "a"), (2, "b"), (3, "c")]
-    append(log_table, id=[4], name=["d"])
+    append(log_table, id=list(range(3, 13)), name=["c"] * 10)
+    expected = [(1, "a"), (2, "b"), *((i, "c") for i in range(3, 13))]
+    assert sorted(stream.run(log_table, maxRowsPerTrigger="7")) == expected
+    assert [rows for rows in stream.batches if rows] == [2, 7, 3], "the lake's part has no limit"
+    append(log_table, id=[13], name=["d"])
     rounds.tier(log_table)
-    append(log_table, id=[5], name=["e"])
-    expected = [(1, "a"), (2, "b"), (3, "c"), (4, "d"), (5, "e")]
-    assert stream.run(log_table) == expected
-    assert stream.run(log_table) == expected, "there is nothing more"
-
-
-def test_a_primary_key_table_is_its_rows_and_then_what_they_become(stream, keyed_table):
-    upsert(keyed_table, id=[1, 2], name=["a", "b"])
-    upsert(keyed_table, id=[1], name=["a2"])
-    assert stream.run(keyed_table) == [(1, "a2"), (2, "b")]
-    upsert(keyed_table, id=[1, 3], name=["a3", "c"])
-    delete(keyed_table, id=[2])
-    assert stream.run(keyed_table) == [(1, "a2"), (1, "a3"), (2, "b"), (3, "c")]
-
-
-def test_a_changelog_has_all_changes(stream, keyed_table):
-    upsert(keyed_table, id=[1], name=["a"])
-    upsert(keyed_table, id=[1], name=["b"])
-    delete(keyed_table, id=[1])
-    found = stream.run(keyed_table, "$changelog", columns="_change_type,name")
-    assert found == [("+I", "a"), ("+U", "b"), ("-D", "b"), ("-U", "a")]
-
-
-def test_limits_make_small_batches_and_lose_nothing(stream, log_table):
-    append(log_table, id=list(range(100)), name=["x"] * 100)
-    found = stream.run(log_table, maxRowsPerTrigger="15")
-    assert [row[0] for row in found] == sorted(range(100), key=lambda i: repr((i, "x")))
-    assert max(stream.batches) == 15
+    append(log_table, id=[14], name=["e"])
+    assert sorted(stream.run(log_table)) == [*expected, (13, "d"), (14, "e")]
 
 
 DRIVER = """
@@ -147,6 +121,7 @@ writer.start(directory + "/rows").awaitTermination()
 """
 
 
+@LIMITS
 @pytest.mark.slow
 def test_a_query_whose_driver_is_killed_goes_on_without_losing_or_doubling(
     stream, lake_server, keyed_table
@@ -157,7 +132,7 @@ def test_a_query_whose_driver_is_killed_goes_on_without_losing_or_doubling(
     try:
         commits = stream.directory / "checkpoint" / "commits"
         number = 0
-        while driver.poll() is None and len(list(commits.glob("[0-9]"))) < 3:
+        while driver.poll() is None and len(list(commits.glob("[0-9]"))) < 2:
             upsert(keyed_table, id=[100 + number], name=[f"log {number}"])
             number += 1
         assert driver.poll() is None
@@ -173,19 +148,100 @@ def test_a_query_whose_driver_is_killed_goes_on_without_losing_or_doubling(
 # -- offsets -----------------------------------------------------------------------------------
 
 
-def test_modes_begin_where_they_say(lake_server, log_table):
-    append(log_table, id=[1], name=["old"])
-    late = reader(lake_server.bootstrap, log_table, **{"scan.startup.mode": "latest"})
-    start = late.initialOffset()
-    early = reader(lake_server.bootstrap, log_table, **{"scan.startup.mode": "earliest"})
-    append(log_table, id=[2], name=["new"])
-    assert ids(late, start, late.latestOffset(start, everything())) == [2]
-    first = early.initialOffset()
-    assert ids(early, first, early.latestOffset(first, everything())) == [1, 2]
-    far = {"scan.startup.mode": "timestamp", "scan.startup.timestamp": "0"}
-    past = reader(lake_server.bootstrap, log_table, **far)
-    first = past.initialOffset()
-    assert ids(past, first, past.latestOffset(first, everything())) == [1, 2]
+@pytest.mark.parametrize("kind", ["log", "keyed", "log parted", "keyed parted"])
+@pytest.mark.parametrize("tiered", [False, True], ids=["log", "lake"])
+def test_modes_begin_where_they_say(lake_server, connection, rounds, kind, tiered):
+    parted = "parted" in kind
+    options: dict[str, Any] = {"partition_keys": ["p"], "bucket_count": 1} if parted else {}
+    if "keyed" in kind:
+        options["primary_key"] = ["id", "p"] if parted else ["id"]
+    write = upsert if "keyed" in kind else append
+    with lake_table(connection, "id INT, p STRING", **{"bucket_count": 2} | options) as table:
+        write(table, id=[1, 2], p=["a", "b"])
+        moment = later_moment()
+        write(table, id=[3, 4], p=["a", "c"])
+        if tiered:
+            rounds.tier(table)
+        modes: dict[str, dict[str, str]] = {mode: {} for mode in ("full", "earliest", "latest")}
+        modes["timestamp"] = {"scan.startup.timestamp": str(moment)}
+        begun = {
+            mode: StreamRead(lake_server.bootstrap, table, **{"scan.startup.mode": mode, **more})
+            for mode, more in modes.items()
+        }
+        write(table, id=[5, 6], p=["b", "d"])
+        found = {mode: [row[0] for row in stream.all_rows()] for mode, stream in begun.items()}
+        begun["full"].reader.stop()
+    assert found["full"] == found["earliest"] == [1, 2, 3, 4, 5, 6]
+    assert found["timestamp"] == [3, 4, 5, 6]
+    assert found["latest"] == [5, 6]
+
+
+def later_moment() -> int:
+    """A time after all that was written, in milliseconds; nothing else is written in it."""
+    before = int(time.time() * 1000)
+    while (now := int(time.time() * 1000)) <= before + 1:
+        time.sleep(0.001)
+    return now
+
+
+def test_a_stream_that_begins_while_rows_are_written_has_no_gap_and_no_overlap(
+    lake_server, keyed_table
+):
+    keys = list(range(20))
+    going, rounds_written = threading.Event(), 0
+
+    def write_on() -> None:
+        nonlocal rounds_written
+        while not going.is_set():
+            rounds_written += 1
+            upsert(keyed_table, id=keys, name=[f"{rounds_written:06}"] * len(keys))
+
+    writer = threading.Thread(target=write_on)
+    writer.start()
+    try:
+        wait_for(lambda: rounds_written > 3)
+        stream = StreamRead(lake_server.bootstrap, keyed_table)
+        wait_for(lambda: rounds_written > 6)
+        seen = stream.plan().rows() + stream.plan().rows()
+        wait_for(lambda: rounds_written > 9)
+    finally:
+        going.set()
+        writer.join()
+    seen += stream.all_rows()
+    for key in keys:
+        versions = sorted(int(name) for found, name in seen if found == key)
+        assert versions == list(range(versions[0], rounds_written + 1))
+
+
+def test_a_changelog_has_all_changes(lake_server, keyed_table):
+    upsert(keyed_table, id=[1], name=["a"])
+    upsert(keyed_table, id=[1], name=["b"])
+    delete(keyed_table, id=[1])
+    wanted = {"columns": "_change_type,name"}
+    stream = StreamRead(lake_server.bootstrap, keyed_table, "$changelog", **wanted)
+    assert stream.all_rows() == [("+I", "a"), ("+U", "b"), ("-D", "b"), ("-U", "a")]
+    upsert(keyed_table, id=[1], name=["c"])
+    assert stream.all_rows() == [("+I", "c")]
+
+
+def test_a_query_says_how_far_the_log_is(lake_server, connection):
+    with lake_table(connection, "id INT", bucket_count=1) as table:
+        stream = StreamRead(lake_server.bootstrap, table, **{"scan.startup.mode": "latest"})
+        append(table, id=[1, 2, 3])
+        stream.plan(at_most(1))
+        assert stream.reader.reportLatestOffset() == {"/0": 3}
+        assert stream.end["buckets"] == {"/0": 1}
+        append(table, id=[4])
+        assert stream.reader.reportLatestOffset() == {"/0": 4}
+
+
+def test_what_is_there_when_a_query_begins_is_all_that_it_reads_at_once(lake_server, log_table):
+    append(log_table, id=[1, 2, 3], name=["a", "b", "c"])
+    stream = StreamRead(lake_server.bootstrap, log_table)
+    stream.reader.prepareForTriggerAvailableNow()
+    append(log_table, id=[4], name=["d"])
+    found = [stream.plan(at_most(2)).rows() for _ in range(3)]
+    assert [len(rows) for rows in found] == [2, 1, 0]
 
 
 @pytest.mark.parametrize("mode", ["full", "earliest", "latest"])
@@ -246,12 +302,10 @@ def test_a_limit_is_shared_out_and_used_up():
 
 
 def test_a_limit_of_bytes_is_kept_about(lake_server, log_table):
-    from pyspark.sql.streaming.datasource import ReadMaxBytes
-
     append(log_table, id=list(range(1000)), name=["x" * 100] * 1000)
     stream = reader(lake_server.bootstrap, log_table)
     start = stream.initialOffset()
-    found = ids(stream, start, stream.latestOffset(start, ReadMaxBytes(20_000)))
+    found = ids(stream, start, stream.latestOffset(start, SimpleNamespace(max_bytes=20_000)))
     assert 100 <= len(found) <= 250
 
 
@@ -274,6 +328,67 @@ def test_a_checkpoint_of_a_dropped_table_is_refused(lake_server, connection, log
     start = stream.initialOffset() | {"table_id": 99_999}
     with pytest.raises(TableNotExistError, match="another checkpointLocation"):
         stream.latestOffset(start, everything())
+
+
+def test_a_checkpoint_whose_offsets_expired_is_refused(tmp_path):
+    with (
+        DevServer(tmp_path, RETENTION) as server,
+        zufluss.connect(server.bootstrap) as conn,
+    ):
+        table = create_table(conn, "id INT", properties={"table.log.ttl": "1ms"})
+        stream = StreamRead(server.bootstrap, table)
+        append(table, id=[1, 2])
+        wait_for(lambda: conn.admin.list_offsets(table.path, "earliest") == {0: 2})
+        with pytest.raises(OffsetOutOfRangeError, match="at offset 0, but the log begins at 2"):
+            stream.plan()
+
+
+def test_a_version_of_offsets_that_is_not_known_is_refused(lake_server, log_table):
+    stream = reader(lake_server.bootstrap, log_table)
+    with pytest.raises(ZuflussError, match="go on with the release that wrote it"):
+        stream.latestOffset(stream.initialOffset() | {"version": 2}, everything())
+
+
+# -- Spark 4.1 ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("keyed", [False, True], ids=["log", "primary key"])
+def test_a_reader_that_is_not_told_where_a_batch_begins_knows_it(
+    lake_server, log_table, keyed_table, keyed
+):
+    table, write = (keyed_table, upsert) if keyed else (log_table, append)
+    write(table, id=[1], name=["a"])
+    first = reader(lake_server.bootstrap, table)
+    start, end = first.initialOffset(), first.latestOffset()
+    assert ids(first, start, end) == [1]
+    write(table, id=[2], name=["b"])
+    after = first.latestOffset()
+    assert ids(first, end, after) == [2]
+    first.stop()
+    write(table, id=[3], name=["c"])
+    again = reader(lake_server.bootstrap, table)
+    last = again.latestOffset()
+    assert ids(again, after, last) == [3]
+    write(table, id=[4], name=["d"])
+    assert ids(again, last, again.latestOffset()) == [4]
+    again.stop()
+
+
+def test_a_new_query_of_a_state_needs_spark_4_2_to_read_what_there_is(lake_server, keyed_table):
+    upsert(keyed_table, id=[1], name=["a"])
+    stream = reader(lake_server.bootstrap, keyed_table)
+    end = stream.latestOffset()
+    start = stream.initialOffset()
+    with pytest.raises(ConfigError, match=r"Trigger\.AvailableNow from Spark 4\.2 on"):
+        stream.partitions(start, end)
+    stream.stop()
+
+
+@pytest.mark.parametrize("option", ["maxRowsPerTrigger", "maxBytesPerTrigger"])
+def test_limits_are_refused_where_spark_has_none(lake_server, log_table, monkeypatch, option):
+    monkeypatch.setattr(stream_limits, "datasource", None)
+    with pytest.raises(ConfigError, match=f"{option} needs Spark 4.2"):
+        reader(lake_server.bootstrap, log_table, **{option: "10"})
 
 
 @pytest.mark.parametrize(
