@@ -61,9 +61,10 @@ def _of_spark(column: pa.Array, field: pa.Field) -> pa.Array:
 
 
 def _cut(column: pa.Array, of: pa.DataType) -> pa.Array:
-    """Times in a coarser unit, cut down; those in parts of a column have to fit."""
-    if pa.types.is_timestamp(of) or pa.types.is_time(of):
-        column = pc.floor_temporal(column, unit={"s": "second", "ms": "millisecond"}[of.unit])
+    """Times in the table's unit, a coarser one cut down; those in parts of a column have to fit."""
+    coarser = {"s": "second", "ms": "millisecond"}
+    if (pa.types.is_timestamp(of) or pa.types.is_time(of)) and of.unit in coarser:
+        column = pc.floor_temporal(column, unit=coarser[of.unit])
     return column.cast(of)
 
 
