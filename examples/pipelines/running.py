@@ -19,6 +19,7 @@ from rich.markup import escape
 
 import zufluss
 import zufluss.spark
+from zufluss.errors import ZuflussError
 from zufluss.testing.server import DevServer
 
 console = Console(highlight=False, soft_wrap=True)
@@ -53,7 +54,7 @@ def run(*stories: Callable[[str], None]) -> int:
         with cluster(parser.parse_args().bootstrap) as bootstrap:
             for story in stories:
                 story(bootstrap)
-    except (PipelineError, zufluss.ZuflussError, PySparkException) as problem:
+    except (PipelineError, ZuflussError, PySparkException) as problem:
         console.print(f"[bold red]✗[/] {escape(str(problem))}")
         return 1
     return 0

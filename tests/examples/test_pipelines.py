@@ -1,13 +1,17 @@
 """The pipelines of examples/pipelines do what they say and end by themselves; so does the tour."""
 
+import importlib
 import json
+import os
 import subprocess
 import sys
 
 import pytest
 
+from scripts.spark_classes import options as quick_java
 from tests.docs.test_readme import ROOT
 from tests.examples.notebook import text_of
+from zufluss.errors import TableNotExistError
 
 PIPELINES = ROOT / "examples" / "pipelines"
 TOUR = ROOT / "examples" / "tour.ipynb"
@@ -17,9 +21,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def run(*arguments: object) -> str:
-    """Run Python; what it prints."""
+    """Run Python; what it prints. Every Java starts quickly, also that of `spark-pipelines`."""
     command = [sys.executable, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    environ = os.environ | {"JAVA_TOOL_OPTIONS": quick_java()}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environ)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     return done.stdout
 
@@ -32,6 +37,23 @@ def test_all_pipelines_end_with_what_they_promise():
     assert "order 102: Ada Lovelace pays 4.00" in said  # enrich.py
     assert "1,000 rows exported, every id once" in said  # export.py
     assert "Bern took 13.40 in 2 sales" in said  # declarative.py
+
+
+def test_a_pipeline_that_does_not_get_what_it_should_ends_with_1_and_says_why(capsys, monkeypatch):
+    monkeypatch.syspath_prepend(PIPELINES)
+    monkeypatch.setattr(sys, "argv", ["pipeline", "--bootstrap", "nowhere:1"])
+    running = importlib.import_module("running")
+
+    def wrong(bootstrap: str) -> None:
+        running.check(False, f"there is nothing at {bootstrap}")
+
+    def absent(bootstrap: str) -> None:
+        raise TableNotExistError("table example.t does not exist")
+
+    assert (running.run(wrong), running.run(absent)) == (1, 1)
+    said = capsys.readouterr().out
+    assert "there is nothing at nowhere:1" in said
+    assert "table example.t does not exist" in said
 
 
 def test_the_notebook_gives_what_stands_in_it(tmp_path):
