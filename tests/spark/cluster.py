@@ -45,7 +45,7 @@ QUICK = {
 }
 SMALL_EXECUTORS = {"spark.executor.memory": "700m", "spark.executor.cores": "1"}
 CONNECT_CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
-DRIVER_SECONDS = 170
+DRIVER_SECONDS = 400
 
 
 @dataclass(frozen=True)
