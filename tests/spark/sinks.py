@@ -15,6 +15,7 @@ It leaves a mark of everything that went wrong.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 from collections import Counter
@@ -26,6 +27,7 @@ from unittest.mock import patch
 
 import pyarrow as pa
 from pyspark import TaskContext
+from pyspark.errors import StreamingQueryException
 from pyspark.sql.types import LongType, StringType, StructType
 
 from zufluss.client.sync import Connection
@@ -35,6 +37,9 @@ from zufluss.spark.source import FlussDataSource
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+TRIES = 3
+BUSY = "CANNOT_OPEN_SOCKET|failed to connect back"
+"""Spark gives a Python process of its own ten seconds to start: too few for a busy machine."""
 FAULTS = ("raises", "killed", "late", "twice")
 
 
@@ -257,5 +262,10 @@ def run(
     options = {"bootstrap.servers": server, "table": table, **more}
     options["checkpointLocation"] = str(checkpoint)
     writer = frame.writeStream.format(source).options(**options).trigger(availableNow=True)
-    query = writer.start()
-    query.awaitTermination()
+    for tries_left in reversed(range(TRIES)):
+        try:
+            writer.start().awaitTermination()
+            return
+        except StreamingQueryException as problem:
+            if not tries_left or not re.search(BUSY, str(problem)):
+                raise

@@ -26,8 +26,10 @@ from tests.client.pk import create_table
 from tests.spark.killed_driver import STEPS, Orders
 from tests.spark.sinks import (
     AGGREGATION,
+    BUSY,
     COUNTS,
     ROWS,
+    TRIES,
     add_rows,
     doubled,
     expected,
@@ -55,9 +57,6 @@ ADDED = 120
 """Rows before each start: two micro-batches."""
 ROOT = Path(__file__).parents[2]
 SECONDS = 600
-TRIES = 3
-BUSY = "CANNOT_OPEN_SOCKET|failed to connect back"
-"""Spark gives a Python process of its own ten seconds to start: too few for a busy machine."""
 
 
 def test_no_row_is_lost_or_doubled_when_drivers_are_killed(
