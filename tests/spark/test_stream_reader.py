@@ -135,6 +135,7 @@ def test_a_query_whose_driver_is_killed_goes_on_without_losing_or_doubling(
         while driver.poll() is None and len(list(commits.glob("[0-9]"))) < 2:
             upsert(keyed_table, id=[100 + number], name=[f"log {number}"])
             number += 1
+            time.sleep(0.05)
         assert driver.poll() is None
     finally:
         os.killpg(driver.pid, signal.SIGKILL)
@@ -374,14 +375,24 @@ def test_a_reader_that_is_not_told_where_a_batch_begins_knows_it(
     again.stop()
 
 
-def test_a_new_query_of_a_state_needs_spark_4_2_to_read_what_there_is(lake_server, keyed_table):
-    upsert(keyed_table, id=[1], name=["a"])
-    stream = reader(lake_server.bootstrap, keyed_table)
+@pytest.mark.parametrize("keyed", [False, True], ids=["log", "primary key"])
+def test_a_new_query_that_is_asked_for_its_end_first_has_all_rows_once(
+    lake_server, rounds, log_table, keyed_table, keyed
+):
+    table, write = (keyed_table, upsert) if keyed else (log_table, append)
+    write(table, id=[1], name=["a"])
+    rounds.tier(table)
+    write(table, id=[2], name=["b"])
+    stream = reader(lake_server.bootstrap, table)
     end = stream.latestOffset()
+    write(table, id=[3], name=["c"])
     start = stream.initialOffset()
-    with pytest.raises(ConfigError, match=r"Trigger\.AvailableNow from Spark 4\.2 on"):
-        stream.partitions(start, end)
+    assert ids(stream, start, end) == [1, 2]
+    assert ids(stream, end, stream.latestOffset()) == [3]
     stream.stop()
+    again = reader(lake_server.bootstrap, table)
+    assert ids(again, again.initialOffset(), end) == [1, 2], "the first batch runs again"
+    again.stop()
 
 
 @pytest.mark.parametrize("option", ["maxRowsPerTrigger", "maxBytesPerTrigger"])

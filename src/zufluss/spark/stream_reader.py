@@ -17,7 +17,9 @@ that are dropped leave, with what was not read of them; that is logged. Log that
 before it was read fails the query.
 
 Spark 4.1 does not say where the next batch begins when it asks where it may end. The reader knows,
-since it was asked before; only a query that was restarted finds out later, when the batch is read.
+since it was asked before; only with the first batch after a start it finds out later, when that is
+planned. Its end is then good for both: a new query reads what the table holds there, one that was
+restarted the log up to there.
 """
 
 from __future__ import annotations
@@ -28,7 +30,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import pyarrow as pa
-import pyspark
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from zufluss.client.kvpins import Pin, Pins
@@ -100,8 +101,10 @@ class FlussStreamReader(DataSourceStreamReader, AvailableNow):  # type: ignore[m
 
     def initialOffset(self) -> dict[str, Any]:
         """Where a new query begins."""
-        self._last = self._run(self._first)
-        return self._last.to_json()
+        last = self._last
+        if last is None or not last.state:
+            return self._run(self._first).to_json()
+        return replace(last, phase="state", state=False).to_json()
 
     def _run(self, ask: Callable[[], Awaitable[Found]]) -> Found:
         """Ask the cluster, and again where a partition was dropped meanwhile."""
@@ -153,8 +156,7 @@ class FlussStreamReader(DataSourceStreamReader, AvailableNow):  # type: ignore[m
         """How far the next batch may go, from where it begins."""
         before = self._last if start is None else StreamOffset.of(start, self._info)
         if before is None:
-            ends, places = self._run(lambda: self._offsets("latest"))
-            self._last = self._at("log", ends, places)
+            self._last = self._run(self._unknown)
         elif before.phase == "state":
             self._last = replace(before, phase="log", state=True)
         else:
@@ -162,6 +164,17 @@ class FlussStreamReader(DataSourceStreamReader, AvailableNow):  # type: ignore[m
             same = before.phase == "log" and after.buckets == before.buckets
             self._last = before if same else after
         return self._last.to_json()
+
+    async def _unknown(self) -> StreamOffset:
+        """The end of a batch of which nobody says where it begins."""
+        first = await self._first()
+        if first.phase == "state" and first.lake is None:
+            return replace(first, phase="log", state=True)
+        ends, places = await self._offsets("latest")
+        if first.phase == "start":
+            return self._at("log", ends, places)
+        stops = {bucket: max(start, ends.get(bucket, 0)) for bucket, start in first.buckets.items()}
+        return replace(first, phase="log", state=True, buckets=stops, starts=first.buckets)
 
     async def _next(self, before: StreamOffset, limit: Any) -> StreamOffset:
         connection, info = self._client().connection, self._info
@@ -202,22 +215,23 @@ class FlussStreamReader(DataSourceStreamReader, AvailableNow):  # type: ignore[m
         """The tasks of a batch; the same ones whenever it is planned."""
         before = StreamOffset.of(start, self._info)
         self._last = after = StreamOffset.of(end, self._info)
-        if after.state:
+        splits: list[Split] = []
+        if after.state and before.phase != "log":
             splits = self._run(lambda: self._state(after))
-            return [SplitGroup(split) for split in splits] or [SplitGroup()]
-        if before.phase == "state":
-            raise ConfigError(
-                f"table {self._info.path}: a query that begins with what the table holds can have "
-                f"Trigger.AvailableNow from Spark 4.2 on, and this is {pyspark.__version__}. Use "
-                f"another trigger and checkpointLocation, or {o.STARTUP_MODE.key} = earliest"
-            )
+            before = replace(after, buckets=after.starts or after.buckets)
+        elif after.state:
+            after = replace(after, starts={})
         parts = self._run(lambda: self._ranges(before, after))
+        groups = [[split] for split in splits] + self._packed(parts)
+        return [SplitGroup(*group) for group in groups] or [SplitGroup()]
+
+    def _packed(self, parts: Sequence[TailRange]) -> list[list[Split]]:
+        """The ranges of each task."""
         records = self._options.get(o.MAX_RECORDS_PER_PARTITION)
         if records is not None:
-            cut = [piece for part in parts for piece in pieces(part, records)]
-            return [SplitGroup(LogSplit(piece)) for piece in cut] or [SplitGroup()]
+            return [[LogSplit(piece)] for part in parts for piece in pieces(part, records)]
         groups = pack(parts, TASKS_MAX, split=not self._info.has_primary_key)
-        return [SplitGroup(*map(LogSplit, group)) for group in groups] or [SplitGroup()]
+        return [[LogSplit(part) for part in group] for group in groups]
 
     async def _ranges(self, before: StreamOffset, after: StreamOffset) -> list[TailRange]:
         """What lies between two offsets, of partitions that are still there."""
