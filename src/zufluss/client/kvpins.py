@@ -56,6 +56,9 @@ KEPT_PARTS: Final = 3
 AGAIN: Final = PASSING | {ErrorCode.KV_SCAN_BUSY}
 """The same call may succeed later."""
 
+_NOT_OPENED: Final = b"\0" * 16
+"""An id that no pin has."""
+
 
 @dataclass(slots=True)
 class Pin:
@@ -67,8 +70,8 @@ class Pin:
     """Its name on the server."""
     log_offset: int
     """The changelog goes on from here."""
-    server: ServerNode
-    """Who holds it."""
+    server: ServerNode | None
+    """Who holds it; None where nobody does yet."""
     idle_ms: int
     """It ends when nobody used it for so long."""
     used: float
@@ -77,6 +80,11 @@ class Pin:
     """The key it was read up to."""
     spent: bool = False
     """There is nothing more to read."""
+
+    @classmethod
+    def not_opened(cls, place: BucketPlace, log_offset: int) -> Pin:
+        """One that no server has: who reads from it has the state made at this offset then."""
+        return cls(place, _NOT_OPENED, log_offset, None, 0, 0.0)
 
 
 class Pins:
@@ -331,7 +339,8 @@ class Pins:
         """Tell the servers; where that fails the pins end when their idle time is over."""
         groups: dict[ServerNode, list[bytes]] = {}
         for pin in pins:
-            groups.setdefault(pin.server, []).append(pin.pin_id)
+            if pin.server is not None:
+                groups.setdefault(pin.server, []).append(pin.pin_id)
         await asyncio.gather(*(self._close_at(*group) for group in groups.items()))
 
     async def _close_at(self, server: ServerNode, pin_ids: list[bytes]) -> None:

@@ -4,27 +4,23 @@
 |---|---|
 | log table | files of the lake, a group per task; the log behind them, a range per bucket |
 | primary-key table, tiered | a bucket's files of the lake with its tail |
-| primary-key table, not tiered | a pin per bucket |
+| primary-key table, not tiered | the state of a bucket, pinned |
 | `$lake`, or `read.optimized` | files of the lake |
 | `$changelog` | the log that is there, a range per bucket |
 
 Empty buckets have no split. A range is cut where a task is to have no more than so many records.
 
-Spark plans queries that it never runs, stops early or kills, and tells nobody. So a pin is not kept
-beyond its idle time, `kv.scanner.ttl`, unless a task reads it, which lets go of it at its end; and
-a process lets go of the pins of a table's plans before its last few (`PLANS_KEPT`). A task that
-comes later than that has the state made again.
+Of many buckets only some are pinned, and not for long (`plan_pins.py`): a task whose bucket is not
+pinned has the state made at the offset of the plan.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
 from zufluss.client.connection import AsyncConnection
-from zufluss.client.kvpins import Pins
 from zufluss.client.offsets import BucketPlace, list_offsets
 from zufluss.client.partitions import chosen_places
 from zufluss.client.union import TailRange, UnionPlan, plan_union
@@ -41,14 +37,13 @@ from zufluss.lake.base import (
 from zufluss.model.expression import Expression
 from zufluss.model.table import TableInfo
 from zufluss.spark.partition_filter import possible_partitions
+from zufluss.spark.plan_pins import pin_states
 from zufluss.spark.read_shape import ALWAYS, TimeRange
 from zufluss.spark.source_options import View
 from zufluss.spark.splits import KeyedLakeSplit, LakeSplit, LogSplit, Split, StateSplit
 
 P = TypeVar("P", BucketPlace, TailRange)
 
-PLANS_KEPT: Final = 2
-"""Plans of one process whose pins are kept, per table."""
 LAKE_SPLIT_BYTES: Final = 128 * 1024 * 1024
 """Files of the lake that one task reads, about."""
 
@@ -256,21 +251,6 @@ def _merged(request: PlanRequest, plan: UnionPlan, snapshot_id: int) -> list[Spl
     return splits
 
 
-_kept: OrderedDict[int, list[Pins]] = OrderedDict()
-"""The pins of this process's last plans, by table id."""
-
-
 async def _pinned(connection: AsyncConnection, request: PlanRequest) -> list[Split]:
-    info = request.info
     places = await request.places(connection)
-    end = await list_offsets(connection, info, places, "latest")
-    places = [place for place in places if end[place.bucket]]
-    mine = _kept.setdefault(info.table_id, [])
-    while len(mine) >= PLANS_KEPT:
-        await mine.pop(0).close()
-    if not places:
-        return []
-    pins = Pins(connection, info, resume=True, keep=False)
-    await pins.open(places, {})
-    mine.append(pins)
-    return [StateSplit(pins[place.bucket]) for place in places]
+    return [StateSplit(pin) for pin in await pin_states(connection, request.info, places)]
