@@ -111,7 +111,8 @@ class Change:
 
     def _aggregate(self, engine: Aggregation, ids: Ids) -> None:
         table, batch = self._table, self._batch
-        if engine.divides(batch.schema_id) and table.key.encoding == "compacted":
+        new_keys = bool((self._candidates.old == NO_ROW).any())
+        if new_keys and engine.divides(batch.schema_id) and table.key.encoding == "compacted":
             divided = engine.divide(self._candidates)
             wanted = self._gathered(divided.wanted)
             folded, changed = engine.fold_divided(divided, batch.rows, wanted)
