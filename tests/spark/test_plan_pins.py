@@ -11,10 +11,10 @@ pytest.importorskip("pyspark", reason="needs the extra zufluss[spark]")
 import zufluss
 from tests.client.pk import create_table
 from tests.kvscan.support import metrics_address, open_pins
-from tests.spark.stream_queries import BatchRead
+from tests.spark.stream_queries import BatchRead, StreamRead
 from tests.spark.test_union import upsert
 from zufluss.client.sync import Connection
-from zufluss.spark import plan_pins
+from zufluss.spark import plan_pins, stream_reader
 from zufluss.testing.server import DevServer
 
 pytestmark = pytest.mark.timeout(120)
@@ -41,6 +41,7 @@ def connection(server: DevServer) -> Iterator[Connection]:
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans have four pins."""
     monkeypatch.setattr(plan_pins, "PINS_MAX", FEW)
+    monkeypatch.setattr(stream_reader, "PINS_MAX", FEW)
 
 
 def test_a_table_with_more_buckets_than_a_server_has_room_for_is_read(server, connection):
@@ -54,6 +55,20 @@ def test_a_table_with_more_buckets_than_a_server_has_room_for_is_read(server, co
     assert read.rows() == expected, "the rows of the plan, pinned or not"
     assert open_pins(server) == 0
     assert read.rows() == expected, "again, with no pin left"
+
+
+def test_a_stream_begins_with_the_state_of_more_buckets_than_a_server_has_room_for(
+    server, connection
+):
+    table = create_table(connection, "id INT, n INT", primary_key=["id"], bucket_count=8)
+    upsert(table, id=list(range(80)), n=[1] * 80)
+    stream = StreamRead(server.bootstrap, table)
+    assert open_pins(server) == FEW
+    upsert(table, id=list(range(40, 120)), n=[2] * 80)
+    assert stream.plan().rows() == sorted(((i, 1) for i in range(80)), key=repr)
+    assert stream.plan().rows() == sorted(((i, 2) for i in range(40, 120)), key=repr)
+    stream.reader.stop()
+    assert open_pins(server) == 0
 
 
 def test_plans_that_nobody_reads_leave_room_for_others(server, connection):

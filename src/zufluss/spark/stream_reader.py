@@ -41,6 +41,7 @@ from zufluss.model.lake import LakeSnapshot
 from zufluss.model.table import TableBucket
 from zufluss.spark import source_options as o
 from zufluss.spark.filter_text import parse_filter
+from zufluss.spark.plan_pins import PINS_MAX
 from zufluss.spark.read_shape import ReadShape, check_schema, parse_time, whole_schema
 from zufluss.spark.reader import table_info
 from zufluss.spark.scan_plan import PlanRequest, has_lake, lake_splits, pieces
@@ -58,9 +59,6 @@ log = logging.getLogger(__name__)
 
 TASKS_MAX: Final = 64
 """Tasks of a batch at most; never a matter of cores, since a batch that runs again has the same."""
-_NO_PIN: Final = b"\0" * 16
-"""An id that no pin has: whoever asks for it has the state made at its offset."""
-
 ASKED: Final = 3
 """How often something is asked for because a partition was dropped in that moment."""
 
@@ -140,12 +138,12 @@ class FlussStreamReader(DataSourceStreamReader, AvailableNow):  # type: ignore[m
         return await list_offsets(connection, self._info, places, at), places
 
     async def _pinned(self) -> StreamOffset:
-        """The state of now; its pins are kept for the first batch."""
-        connection = self._client().connection
-        places = await chosen_places(connection, self._info, self._partitions, None)
+        """The state of now; some of it is pinned and kept for the first batch (`plan_pins.py`)."""
+        ends, places = await self._offsets("latest")
+        few = [place for place in places if ends[place.bucket]][:PINS_MAX]
         await self._let_go()
-        self._pins = Pins(connection, self._info, resume=True)
-        return self._at("state", await self._pins.open(places, {}), places)
+        self._pins = Pins(self._client().connection, self._info, resume=True)
+        return self._at("state", {**ends, **await self._pins.open(few, {})}, places)
 
     def _at(self, phase: Phase, buckets: Ends, places: Sequence[BucketPlace]) -> StreamOffset:
         return StreamOffset(self._info.table_id, phase, buckets, _names(places))
@@ -274,7 +272,6 @@ class FlussStreamReader(DataSourceStreamReader, AvailableNow):  # type: ignore[m
             return self._lake(after, after.lake)
         places = [place for place in await self._there(after) if place.bucket in after.buckets]
         places = [place for place in places if after.buckets[place.bucket]]
-        await self._earliest(places)  # who leads them is known afterwards
         return [StateSplit(self._pin(place, after)) for place in places]
 
     def _lake(self, after: StreamOffset, snapshot_id: int) -> list[Split]:
@@ -292,9 +289,7 @@ class FlussStreamReader(DataSourceStreamReader, AvailableNow):  # type: ignore[m
         bucket, offset = place.bucket, after.buckets[place.bucket]
         if self._pins is not None and self._pins.offset(bucket) == offset:
             return self._pins[bucket]
-        leader = self._client().connection.metadata.leader(bucket)
-        assert leader is not None
-        return Pin(place, _NO_PIN, offset, leader, 0, 0.0)
+        return Pin.not_opened(place, offset)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a task."""
