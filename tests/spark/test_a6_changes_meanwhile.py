@@ -200,6 +200,18 @@ def test_a_stream_goes_on_without_a_dropped_partition_and_with_new_ones(world, k
     assert again, "a batch that was dropped out of can be planned again"
 
 
+def test_a_stream_of_named_partitions_goes_on_when_one_is_dropped_and_comes_back(world):
+    table = world.create("log parted")
+    write(table, id=[1, 2, 3], name=["a", "b", "c"], p=["x", "y", "z"])
+    stream = StreamRead(world.server.bootstrap, table, partitions="x,y")
+    assert stream.all_rows() == [(1, "a", "x"), (2, "b", "y")]
+    world.connection.admin.drop_partition(table.path, {"p": "x"})
+    write(table, id=[4, 5], name=["d", "e"], p=["y", "z"])
+    assert stream.all_rows() == [(4, "d", "y")]
+    write(table, id=[6], name=["f"], p=["x"])
+    assert stream.all_rows() == [(6, "f", "x")]
+
+
 @pytest.mark.parametrize("kind", ["log parted", "keyed parted"])
 def test_a_planned_read_does_not_see_a_new_partition(world, kind):
     table = world.create(kind)

@@ -295,11 +295,25 @@ def test_nothing_new_is_the_same_offset(lake_server, log_table):
     assert len(ids(stream, end, stream.latestOffset(end, at_most(4)))) == 4
 
 
-def test_a_limit_is_shared_out_and_used_up():
-    assert shares({"a": 90, "b": 10, "c": 1}, 10) == {"a": 9, "b": 1, "c": 0}
-    assert shares({"a": 1, "b": 1, "c": 1}, 1) == {"a": 1, "b": 0, "c": 0}
+def test_a_limit_is_shared_out_and_used_up_and_large_buckets_keep_nobody_waiting():
+    assert shares({"a": 1_000_000, "b": 3, "c": 1}, 1000) == {"a": 996, "b": 3, "c": 1}
+    assert shares({"a": 90, "b": 10, "c": 0}, 9) == {"a": 5, "b": 4, "c": 0}
+    assert sum(shares({"a": 1, "b": 1, "c": 1}, 1).values()) == 1
     assert shares({"a": 5}, None) == {"a": 5}
     assert sum(shares(dict.fromkeys(range(9), 7), 20).values()) == 20
+
+
+def test_a_bucket_of_a_primary_key_table_is_never_cut_so_that_a_key_keeps_its_order(
+    lake_server, keyed_table, monkeypatch
+):
+    monkeypatch.setattr("zufluss.spark.tail.TASK_ROWS", 10)
+    for name in ("old", "new"):
+        upsert(keyed_table, id=list(range(100)), name=[name] * 100)
+    stream = reader(lake_server.bootstrap, keyed_table, **{"scan.startup.mode": "earliest"})
+    start = stream.initialOffset()
+    planned = stream.partitions(start, stream.latestOffset(start, everything()))
+    buckets = [split.part.bucket for group in planned for split in group.splits]
+    assert len(buckets) == len(set(buckets)) > 0
 
 
 def test_a_limit_of_bytes_is_kept_about(lake_server, log_table):

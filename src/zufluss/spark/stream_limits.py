@@ -89,20 +89,21 @@ async def limited(
 
 
 def shares(waiting: Mapping[TableBucket, int], rows: int | None) -> dict[TableBucket, int]:
-    """What each bucket gets of so many rows: its part of all, and rests in the order of buckets.
+    """What each bucket gets of so many rows: as much as any other, as far as it has them.
 
-    >>> shares({"a": 90, "b": 10, "c": 1}, 10)
-    {'a': 9, 'b': 1, 'c': 0}
+    So a bucket that is written faster than we may read does not keep others waiting. Where there are
+    fewer rows than buckets, those with most to read come first.
+
+    >>> shares({"a": 90, "b": 10, "c": 1}, 15)
+    {'a': 7, 'b': 7, 'c': 1}
     """
-    total = sum(waiting.values())
-    if rows is None or total <= rows:
+    if rows is None or sum(waiting.values()) <= rows:
         return dict(waiting)
-    found = {bucket: count * rows // total for bucket, count in waiting.items()}
-    left = rows - sum(found.values())
-    for bucket, count in waiting.items():
-        more = min(left, count - found[bucket], 1)
-        found[bucket] += more
-        left -= more
+    found = dict.fromkeys(waiting, 0)
+    smallest = sorted((b for b in waiting if waiting[b]), key=lambda bucket: waiting[bucket])
+    for nth, bucket in enumerate(smallest):
+        found[bucket] = min(waiting[bucket], rows // (len(smallest) - nth))
+        rows -= found[bucket]
     return found
 
 

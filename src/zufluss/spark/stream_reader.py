@@ -130,16 +130,27 @@ class FlussStreamReader(DataSourceStreamReader, AvailableNow):  # type: ignore[m
                     places = [BucketPlace(part.bucket, part.partition) for part in plan.tail]
                     found = self._at("state", starts, places)
                     return replace(found, lake=plan.lake.snapshot_id, fresh=plan.fresh)
-        return self._at("start", *await self._offsets(self._position))
+        return self._at("start", *await self._offsets(self._position, self._partitions))
 
-    async def _offsets(self, at: Position) -> tuple[dict[TableBucket, int], list[BucketPlace]]:
+    async def _offsets(
+        self, at: Position, names: Sequence[str] | None
+    ) -> tuple[dict[TableBucket, int], list[BucketPlace]]:
         connection = self._client().connection
-        places = await chosen_places(connection, self._info, self._partitions, None)
+        places = await chosen_places(connection, self._info, names, None)
         return await list_offsets(connection, self._info, places, at), places
+
+    async def _ends(self) -> tuple[dict[TableBucket, int], list[BucketPlace]]:
+        """Where the log ends; chosen partitions may be dropped, and made again, while we read."""
+        names = self._partitions
+        if names is not None:
+            found = await self._client().connection.admin.list_partitions(self._info.path)
+            there = {partition.name for partition in found}
+            names = [name for name in names if name in there]
+        return await self._offsets("latest", names)
 
     async def _pinned(self) -> StreamOffset:
         """The state of now; some of it is pinned and kept for the first batch (`plan_pins.py`)."""
-        ends, places = await self._offsets("latest")
+        ends, places = await self._offsets("latest", self._partitions)
         few = [place for place in places if ends[place.bucket]][:PINS_MAX]
         await self._let_go()
         self._pins = Pins(self._client().connection, self._info, resume=True)
@@ -168,7 +179,7 @@ class FlussStreamReader(DataSourceStreamReader, AvailableNow):  # type: ignore[m
         first = await self._first()
         if first.phase == "state" and first.lake is None:
             return replace(first, phase="log", state=True)
-        ends, places = await self._offsets("latest")
+        ends, places = await self._ends()
         if first.phase == "start":
             return self._at("log", ends, places)
         stops = {bucket: max(start, ends.get(bucket, 0)) for bucket, start in first.buckets.items()}
@@ -176,7 +187,7 @@ class FlussStreamReader(DataSourceStreamReader, AvailableNow):  # type: ignore[m
 
     async def _next(self, before: StreamOffset, limit: Any) -> StreamOffset:
         connection, info = self._client().connection, self._info
-        ends, places = await self._offsets("latest")
+        ends, places = await self._ends()
         self._newest = ends
         if self._frozen is not None:
             last = {**before.buckets, **self._frozen}
@@ -198,13 +209,13 @@ class FlussStreamReader(DataSourceStreamReader, AvailableNow):  # type: ignore[m
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Read up to what there is now, and no further."""
-        self._frozen, _ = self._run(lambda: self._offsets("latest"))
+        self._frozen, _ = self._run(self._ends)
 
     def reportLatestOffset(self) -> dict[str, Any]:
         """The end of the log, for the progress of the query; as it was asked for last."""
         ends, self._newest = self._newest, None
         if ends is None:
-            ends, _ = self._run(lambda: self._offsets("latest"))
+            ends, _ = self._run(self._ends)
         return {f"{b.partition_id or ''}/{b.bucket_id}": ends[b] for b in sorted(ends)}
 
     # -- batches -------------------------------------------------------------------------------
