@@ -13,7 +13,9 @@ import pytest
 
 import zufluss
 import zufluss.spark
+from tests.client.pk import create_table
 from tests.client.rounds import Rounds, lake_table
+from tests.client.test_union import RETENTION, wait_for
 from zufluss import col
 from zufluss.client.sync import Connection, Table
 from zufluss.errors import InvalidColumnProjectionError, InvalidTableError, PartitionNotExistError
@@ -240,6 +242,28 @@ def test_random_changes_and_rounds_equal_a_model(lake, keyed_table):
         if chance.random() < 0.6:
             lake.rounds.tier(keyed_table)
         assert lake.rows(keyed_table) == sorted(model.items(), key=repr)
+
+
+def test_rows_that_are_in_no_lake_come_from_the_state(lake, keyed_table):
+    upsert(keyed_table, id=[1, 2, 3], name=["a", "b", "c"])
+    upsert(keyed_table, id=[2], name=["B"])
+    delete(keyed_table, id=[3])
+    frame = lake.frame(keyed_table)
+    upsert(keyed_table, id=[1, 4], name=["later", "later"])
+    assert plain(frame) == [(1, "a"), (2, "B")]
+    assert plain(frame) == [(1, "a"), (2, "B")], "again, with no pin left"
+    assert lake.rows(keyed_table, columns=["name"], filter=col("id") > 1) == [("B",), ("later",)]
+    assert lake.rows(keyed_table, columns=["name"], filter="id = 2") == [("B",)]
+
+
+def test_a_table_in_no_lake_is_read_after_its_changelog_was_cut(spark, tmp_path):
+    properties = {"table.log.ttl": "1ms"}
+    with DevServer(tmp_path, RETENTION) as server, zufluss.connect(server.bootstrap) as conn:
+        table = create_table(conn, "id INT, n INT", primary_key=["id"], properties=properties)
+        upsert(table, id=[1, 2, 3], n=[1, 1, 1])
+        wait_for(lambda: conn.admin.list_offsets(table.path, "earliest") == {0: 3})
+        frame = zufluss.spark.table(spark, str(table.path), bootstrap=server.bootstrap)
+        assert plain(frame) == [(1, 1), (2, 1), (3, 1)]
 
 
 # -- partitions --------------------------------------------------------------------------------

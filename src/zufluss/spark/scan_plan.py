@@ -105,6 +105,13 @@ def has_lake(info: TableInfo) -> bool:
     return info.property(t.TABLE_DATALAKE_FORMAT) is not None
 
 
+async def in_lake(connection: AsyncConnection, info: TableInfo) -> bool:
+    """The lake has something of the table that can be read."""
+    if not has_lake(info):
+        return False
+    return await connection.admin.lake_snapshot(info.path, readable=True) is not None
+
+
 # -- logs --------------------------------------------------------------------------------------
 
 
@@ -225,12 +232,11 @@ def open_lake(info: TableInfo) -> LakeReader:
 
 
 async def _keyed(connection: AsyncConnection, request: PlanRequest) -> list[Split]:
-    info = request.info
-    if has_lake(info) and await connection.admin.lake_snapshot(info.path, readable=True):
-        plan = await plan_union(connection, info, request.partitions)
+    if await in_lake(connection, request.info):
+        plan = await plan_union(connection, request.info, request.partitions)
         if plan.lake is not None:
             return _merged(request, plan, plan.lake.snapshot_id)
-    return await _pinned(connection, request)
+    return [*await state_splits(connection, request)]
 
 
 def _merged(request: PlanRequest, plan: UnionPlan, snapshot_id: int) -> list[Split]:
@@ -251,6 +257,7 @@ def _merged(request: PlanRequest, plan: UnionPlan, snapshot_id: int) -> list[Spl
     return splits
 
 
-async def _pinned(connection: AsyncConnection, request: PlanRequest) -> list[Split]:
+async def state_splits(connection: AsyncConnection, request: PlanRequest) -> list[StateSplit]:
+    """The rows that every bucket has now."""
     places = await request.places(connection)
     return [StateSplit(pin) for pin in await pin_states(connection, request.info, places)]

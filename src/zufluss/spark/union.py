@@ -11,6 +11,7 @@ is gone, rather than to leave rows out.
 | lake | Spark's parquet reader | Spark pushes them down by itself |
 | tail of a log table | our client in Python workers | pushed to the server |
 | tail of a primary-key table | our client, folded | columns pushed, filter on top |
+| primary-key table, nothing in the lake | our client, its pinned state | pushed to the server |
 
 Rows of a primary-key table that are in the lake and were changed since are hidden by an anti-join
 with the keys of the tail. These are read a second time for it, keys only.
@@ -23,6 +24,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from zufluss.client.admin import Partition
+from zufluss.client.connection import as_path
 from zufluss.client.lakeread import Shape
 from zufluss.client.union import TailRange, UnionPlan, plan_union
 from zufluss.errors import PartitionNotExistError
@@ -34,11 +36,13 @@ from zufluss.lake.base import (
     lake_factory,
 )
 from zufluss.model.expression import Expression
-from zufluss.spark.changelog import CHANGELOG_SUFFIX, ChangelogRead
+from zufluss.model.table import TableInfo
 from zufluss.spark.filters import to_column
 from zufluss.spark.lakefiles import read_files
 from zufluss.spark.partition_filter import possible_partitions
-from zufluss.spark.tail import TailRead, What, client, pack, tasks_max
+from zufluss.spark.scan_plan import in_lake
+from zufluss.spark.split_frame import CHANGELOG_SUFFIX, SplitFrame
+from zufluss.spark.tail import Client, TailRead, What, client, pack, tasks_max
 from zufluss.spark.types import spark_schema
 from zufluss.spark.views import known_bootstrap
 
@@ -74,32 +78,36 @@ def table(
     >>> table(spark, "shop.orders", bootstrap="localhost:9123").count()  # doctest: +SKIP
     """
     servers = known_bootstrap(spark, bootstrap)
+    parts = None if partitions is None else tuple(partitions)
+    splits = SplitFrame(spark, servers, options or {}, columns, filter, parts)
     if path.endswith(CHANGELOG_SUFFIX):
-        read = ChangelogRead(spark, servers, options or {}, columns, filter, partitions)
-        frame = read.frame(path.removesuffix(CHANGELOG_SUFFIX))
+        frame = splits.changes(_info(splits, path.removesuffix(CHANGELOG_SUFFIX)))
     else:
         lake_only = read_optimized or path.endswith(LAKE_SUFFIX)
-        read_as = path.removesuffix(LAKE_SUFFIX)
-        wanted = (columns, filter, partitions)
-        frame = _rows(spark, read_as, servers, options or {}, *wanted, read_optimized=lake_only)
+        frame = _rows(splits, path.removesuffix(LAKE_SUFFIX), read_optimized=lake_only)
     return frame if limit is None else frame.limit(limit)
 
 
-def _rows(
-    spark: SparkSession,
-    path: str,
-    bootstrap: str,
-    options: Mapping[str, Any],
-    columns: Sequence[str] | None,
-    filter: Expression | str | None,
-    partitions: Iterable[Partition] | None,
-    *,
-    read_optimized: bool,
-) -> DataFrame:
-    cluster = client(bootstrap, options)
-    planning = plan_union(cluster.connection, path, partitions, read_optimized=read_optimized)
+def _info(wanted: SplitFrame, path: str) -> TableInfo:
+    cluster = client(wanted.bootstrap, wanted.options)
+    return cluster.thread.run(cluster.connection.admin.table_info(as_path(path)))
+
+
+def _in_lake(cluster: Client, info: TableInfo) -> bool:
+    return cluster.thread.run(in_lake(cluster.connection, info))
+
+
+def _rows(wanted: SplitFrame, path: str, *, read_optimized: bool) -> DataFrame:
+    cluster = client(wanted.bootstrap, wanted.options)
+    info = _info(wanted, path)
+    if info.has_primary_key and not read_optimized and not _in_lake(cluster, info):
+        return wanted.state(info)
+    planning = plan_union(
+        cluster.connection, info, wanted.partitions, read_optimized=read_optimized
+    )
     plan = cluster.thread.run(planning)
-    return _UnionRead(spark, plan, bootstrap, options, columns, filter).frame()
+    servers, options = wanted.bootstrap, wanted.options
+    return _UnionRead(wanted.spark, plan, servers, options, wanted.columns, wanted.filter).frame()
 
 
 @dataclass(frozen=True, slots=True)
