@@ -2,6 +2,7 @@
 
 Only the parts of the filter that are joined by AND and look at nothing but partition keys say
 something, and only for keys whose values are their own names: texts, integers, booleans and dates.
+A partition that was created under a name that is no such value is read.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Collection
 from typing import Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from zufluss.model.expression import Combination, Expression
 from zufluss.model.partition import spec_of
@@ -35,9 +37,10 @@ def possible_partitions(
     specs = [spec_of(info.partition_keys, name) for name in ordered]
     columns = {k: _values(info, k, [spec[k] for spec in specs]) for k in keys}
     rows = pa.table({**columns, "": pa.array(ordered)})
+    strange = [pc.filter(rows[""], values.is_null()) for values in columns.values()]
     for part in parts:
         rows = rows.filter(part.to_arrow(info.schema))
-    return set(rows[""].to_pylist())
+    return {name for found in (rows[""], *strange) for name in found.to_pylist()}
 
 
 def _joined(filter: Expression | None) -> tuple[Expression, ...]:
@@ -50,4 +53,16 @@ def _joined(filter: Expression | None) -> tuple[Expression, ...]:
 
 
 def _values(info: TableInfo, key: str, texts: list[str]) -> pa.Array:
-    return pa.array(texts, pa.utf8()).cast(info.schema.arrow.field(key).type)
+    """What the names stand for; null where one is no value of the key's type."""
+    of = info.schema.arrow.field(key).type
+    try:
+        return pa.array(texts, pa.utf8()).cast(of)
+    except pa.ArrowInvalid:
+        return pa.array([_value(text, of) for text in texts], of)
+
+
+def _value(text: str, of: pa.DataType) -> object:
+    try:
+        return pa.scalar(text).cast(of).as_py()
+    except pa.ArrowInvalid:
+        return None
