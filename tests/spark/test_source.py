@@ -15,7 +15,12 @@ from tests.kvscan.support import open_pins
 from tests.spark.test_union import TYPES, append, delete, plain, upsert
 from zufluss import col
 from zufluss.client.sync import Connection, Table
-from zufluss.errors import ConfigError, InvalidTableError, PartitionNotExistError
+from zufluss.errors import (
+    ConfigError,
+    InvalidTableError,
+    InvalidTimestampError,
+    PartitionNotExistError,
+)
 from zufluss.lake.base import LakeError
 from zufluss.spark import source_options as o
 from zufluss.spark.reader import FlussReader, source_schema
@@ -203,7 +208,19 @@ def test_a_range_of_times_has_the_rows_from_start_to_before_end(read, rounds, lo
     assert between(None, times[1]) == [0]
     assert between(times[0], times[2]) == [0, 1]
     assert between(times[1], times[1]) == []
-    assert between(times[0], dt.datetime(2200, 1, 1, tzinfo=dt.UTC)) == [0, 1, 2]
+    future = dt.datetime(2200, 1, 1, tzinfo=dt.UTC)
+    assert between(future, None) == []
+
+
+@pytest.mark.parametrize("suffix", ["", "$changelog"])
+def test_an_end_that_is_not_over_is_refused_and_says_the_time_of_the_server(
+    lake_server, log_table, suffix
+):
+    append(log_table, id=[1], name=["a"])
+    soon = str(round(time.time() * 1000) + 60_000)
+    options = {o.INCREMENTAL_END.key: soon}
+    with pytest.raises(InvalidTimestampError, match=rf"{soon} is not over yet.*\(now \d{{13}}\)"):
+        planned(lake_server.bootstrap, log_table, suffix, **options).partitions()
 
 
 def wait_until_after(moment: dt.datetime) -> None:

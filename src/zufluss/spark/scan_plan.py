@@ -17,6 +17,7 @@ pinned has the state made at the offset of the plan.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
@@ -35,11 +36,11 @@ from zufluss.lake.base import (
     lake_factory,
 )
 from zufluss.model.expression import Expression
-from zufluss.model.table import TableInfo
+from zufluss.model.table import TableBucket, TableInfo
 from zufluss.spark.partition_filter import possible_partitions
 from zufluss.spark.plan_pins import pin_states
 from zufluss.spark.read_shape import ALWAYS, TimeRange
-from zufluss.spark.source_options import View
+from zufluss.spark.source_options import INCREMENTAL_END, View
 from zufluss.spark.splits import KeyedLakeSplit, LakeSplit, LogSplit, Split, StateSplit
 
 P = TypeVar("P", BucketPlace, TailRange)
@@ -129,19 +130,48 @@ async def _within(
 ) -> Sequence[TailRange]:
     """The ranges without what is certainly of other times; batches may still be of both."""
     times = request.times
-    if not times:
-        return parts
-    places = [BucketPlace(part.bucket, part.partition) for part in parts]
-    if times.start is not None:
-        found = await list_offsets(connection, request.info, places, times.start)
-        parts = [replace(p, start=max(p.start, found[p.bucket])) for p in parts]
     if times.end is not None:
-        try:
-            found = await list_offsets(connection, request.info, places, times.end)
-        except InvalidTimestampError:
-            return parts  # not yet over: up to the end there is now
+        found = await _before(connection, request.info, parts, times.end)
         parts = [replace(p, stop=min(p.stop, found[p.bucket])) for p in parts]
+    if times.start is not None:
+        found = await _from(connection, request.info, parts, times.start)
+        parts = [replace(p, start=max(p.start, found.get(p.bucket, p.stop))) for p in parts]
     return parts
+
+
+async def _before(
+    connection: AsyncConnection, info: TableInfo, parts: Sequence[TailRange], end: int
+) -> dict[TableBucket, int]:
+    """Where the log of each bucket reaches a time; it has to be over."""
+    try:
+        return await list_offsets(connection, info, _places(parts), end)
+    except InvalidTimestampError as future:
+        raise InvalidTimestampError(
+            f"table {info.path}: {INCREMENTAL_END.key} = {end} is not over yet, and rows may still "
+            f"be written before it: {future.message}. Let it lie some seconds back, or leave it out"
+        ) from future
+
+
+async def _from(
+    connection: AsyncConnection, info: TableInfo, parts: Sequence[TailRange], start: int
+) -> dict[TableBucket, int]:
+    """Where the log of each bucket reaches a time; those of which it is the future are not in it.
+
+    Servers whose clock was set back may know other futures, so all are asked one by one then.
+    """
+    places = _places(parts)
+    try:
+        return await list_offsets(connection, info, places, start)
+    except InvalidTimestampError:
+        found: dict[TableBucket, int] = {}
+        for place in places:
+            with suppress(InvalidTimestampError):
+                found |= await list_offsets(connection, info, [place], start)
+        return found
+
+
+def _places(parts: Sequence[TailRange]) -> list[BucketPlace]:
+    return [BucketPlace(part.bucket, part.partition) for part in parts]
 
 
 def _log_splits(request: PlanRequest, parts: Sequence[TailRange]) -> list[Split]:

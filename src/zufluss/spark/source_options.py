@@ -121,7 +121,8 @@ INCREMENTAL_END: Option[str | None] = Option(
     "scan.incremental.end.timestamp",
     Kind.STRING,
     None,
-    "Only rows written before this time, as `scan.incremental.start.timestamp`.",
+    "Only rows written before this time, as `scan.incremental.start.timestamp`. It has to lie in "
+    "the past of the servers, better by some seconds.",
     default_text="up to now",
 )
 
