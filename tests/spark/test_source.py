@@ -363,6 +363,16 @@ def test_insert_into_a_view_appends_or_upserts_and_overwrites_nothing(spark, con
     assert len(connection.table("views.keyed").scan().to_arrow()) == 2
 
 
+def test_views_have_the_options_of_the_client(spark, connection, lake_server, views):
+    append(connection.table("views.log"), id=[1], cents=[5])
+    options = {"client.id": "it's me", "client.request-timeout": "20s"}
+    again = zufluss.spark.register_views(spark, "views", "o_", options=options)
+    assert sorted(again) == ["o_keyed", "o_log"]
+    assert plain(spark.sql("SELECT cents FROM o_log")) == [(5,)]
+    with pytest.raises(Exception, match="request-timeot is no option"):
+        zufluss.spark.register_views(spark, "views", options={"client.request-timeot": "1s"})
+
+
 @pytest.mark.parametrize("keyed", [False, True], ids=["log", "primary key"])
 def test_a_fresh_read_follows_writes_and_rounds(read, rounds, log_table, keyed_table, keyed):
     table, write = (keyed_table, upsert) if keyed else (log_table, append)

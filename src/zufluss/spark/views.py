@@ -6,7 +6,8 @@ relations, and among the session's settings, for whoever asks from the driver.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
 
 from zufluss.errors import ConfigError
 from zufluss.spark.session import check_pyspark
@@ -22,6 +23,8 @@ BOOTSTRAP_SETTING: Final = "spark.zufluss.bootstrap.servers"
 
 def register(spark: SparkSession, bootstrap: str | None = None) -> None:
     """Make `format("fluss")` known; with `bootstrap` its relations need not name the cluster.
+
+    How to log in is not remembered: relations say it by `client.*` options.
 
     >>> register(spark, "localhost:9123")  # doctest: +SKIP
     >>> spark.read.format("fluss").load("shop.orders").count()  # doctest: +SKIP
@@ -48,27 +51,36 @@ def known_bootstrap(spark: SparkSession, bootstrap: str | None) -> str:
 
 
 def register_views(
-    spark: SparkSession, database: str, prefix: str = "", *, bootstrap: str | None = None
+    spark: SparkSession,
+    database: str,
+    prefix: str = "",
+    *,
+    bootstrap: str | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> list[str]:
     """A temporary view of every table of a database, under its name with `prefix` before it.
 
     A view has the rows of the moment of each query, and takes `INSERT INTO`. Tables that come later
-    have none: call it again. The names of the views are returned.
+    have none, and one that was dropped and created again is not seen: call it again. `options` are
+    the client's, as for `zufluss.connect`, such as credentials; every view has them. The names of
+    the views are returned.
 
     >>> register_views(spark, "shop")  # doctest: +SKIP
     ['customers', 'orders']
     """
     servers = known_bootstrap(spark, bootstrap)
     register(spark, bootstrap)
-    cluster = client(servers, {})
+    ours = {key: str(value) for key, value in (options or {}).items()}
+    cluster = client(servers, ours)
     tables = cluster.thread.run(cluster.connection.admin.list_tables(database))
     for table in tables:
-        options = {
+        of_view = {
             BOOTSTRAP.key: servers,
             TABLE.key: f"{database}.{table}",
             READ_FRESH.key: "true",
+            **ours,
         }
-        said = ", ".join(f"{_text(key)} {_text(value)}" for key, value in options.items())
+        said = ", ".join(f"{_text(key)} {_text(value)}" for key, value in of_view.items())
         spark.sql(
             f"CREATE OR REPLACE TEMPORARY VIEW {_name(prefix + table)} USING fluss OPTIONS ({said})"
         )
