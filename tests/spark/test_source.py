@@ -20,6 +20,7 @@ from zufluss.errors import (
     InvalidTableError,
     InvalidTimestampError,
     PartitionNotExistError,
+    TableNotExistError,
 )
 from zufluss.lake.base import LakeError
 from zufluss.spark import source_options as o
@@ -371,6 +372,26 @@ def test_views_have_the_options_of_the_client(spark, connection, lake_server, vi
     assert plain(spark.sql("SELECT cents FROM o_log")) == [(5,)]
     with pytest.raises(Exception, match="request-timeot is no option"):
         zufluss.spark.register_views(spark, "views", options={"client.request-timeot": "1s"})
+
+
+@pytest.mark.parametrize("keyed", [False, True], ids=["log", "primary key"])
+def test_a_fresh_read_of_a_table_that_was_created_again_says_what_to_do(
+    connection, lake_server, keyed
+):
+    key = ["id"] if keyed else None
+    connection.admin.create_table("fluss.again", "id INT", primary_key=key, bucket_count=1)
+    reader = planned(
+        lake_server.bootstrap, connection.table("fluss.again"), **{"read.fresh": "true"}
+    )
+    (share,) = reader.partitions()
+    assert list(reader.read(share)) == []
+    connection.admin.drop_table("fluss.again")
+    connection.admin.create_table("fluss.again", "id INT", primary_key=key, bucket_count=1)
+    try:
+        with pytest.raises(TableNotExistError, match="call register_views again"):
+            list(reader.read(share))
+    finally:
+        connection.admin.drop_table("fluss.again")
 
 
 @pytest.mark.parametrize("keyed", [False, True], ids=["log", "primary key"])

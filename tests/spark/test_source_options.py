@@ -57,6 +57,10 @@ def test_options_of_the_client_are_passed_on():
         ({**PLACE, "txnid": "x"}, r"did you mean txn\.id\?"),
         ({**PLACE, "client.request-timeot": "x"}, r"did you mean client\.request-timeout\?"),
         ({**PLACE, "scan.startup.mode": "begin"}, "full, earliest, latest, timestamp"),
+        ({**PLACE, "columns": ""}, "columns is empty"),
+        ({**PLACE, "partitions": " "}, "partitions is empty"),
+        ({**PLACE, "path": "shop.customers"}, r"says 'shop\.orders', the path 'shop\.customers'"),
+        ({**PLACE, "path": "shop.orders$lake"}, "give one of them"),
     ],
 )
 def test_what_is_missing_or_wrong_is_named(given, message):
@@ -77,6 +81,19 @@ def test_options_without_meaning_are_refused(use, key):
     found = parse_options({**PLACE, key: {"scan.startup.mode": "full", "limit": "1"}.get(key, "x")})
     with pytest.raises(ConfigError, match=f"option {key} has no meaning for {use.value}"):
         found.check_for(use)
+
+
+def test_table_and_path_may_say_the_same():
+    given = {**PLACE, "table": "fluss.orders", "path": "orders"}
+    assert str(parse_options(given).path) == "fluss.orders"
+    placed = {**PLACE, "path": "file:/spark-warehouse/v"}
+    assert str(parse_options(placed).path) == "shop.orders", "a place that Spark chose"
+
+
+def test_changes_are_not_in_the_lake():
+    options = {**PLACE, "table": "shop.orders$changelog", "read.optimized": "true"}
+    with pytest.raises(ConfigError, match=r"is not in the lake: read\.optimized has no meaning"):
+        parse_options(options).check_for(Use.BATCH)
 
 
 def test_only_tables_are_written_to():
@@ -152,6 +169,8 @@ def test_a_text_means_the_same_as_the_expression(text, expected):
         ("day = 'monday'", "is no DATE for column 'day'"),
         ("n = 1 ; drop", "'; drop' is not understood"),
         ("m = 1", "the table has no column 'm'"),
+        ("raw = X'0af'", "expected a value for column raw, found 'X'"),
+        ("_change_type = '+I'", "put this condition on the DataFrame"),
     ],
 )
 def test_what_is_not_understood_is_named(text, message):

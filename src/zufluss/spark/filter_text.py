@@ -21,13 +21,14 @@ from collections.abc import Callable
 from decimal import Decimal
 from typing import Any, Final
 
+from zufluss.client.decode import CHANGE_TYPE, COMMIT_TIMESTAMP, LOG_OFFSET
 from zufluss.model import types as t
 from zufluss.model.expression import ColumnRef, Expression
 from zufluss.model.predicate import InvalidPredicateError
 from zufluss.model.schema import Schema
 
 _TOKEN: Final = re.compile(
-    r"\s*(?:(?P<binary>[xX]'[0-9a-fA-F]*')|(?P<text>'(?:[^']|'')*')"
+    r"\s*(?:(?P<binary>[xX]'(?:[0-9a-fA-F]{2})*')|(?P<text>'(?:[^']|'')*')"
     r"|(?P<number>[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?)"
     r"|(?P<quoted>`(?:[^`]|``)+`)|(?P<word>[^\W\d]\w*)|(?P<sign><=|>=|<>|!=|==|[=<>(),]))"
 )
@@ -161,6 +162,11 @@ class _Parser:
         self._at += 1
         name = word if kind == "word" else word[1:-1].replace("``", "`")
         if name not in self._schema.names:
+            if name in (CHANGE_TYPE, LOG_OFFSET, COMMIT_TIMESTAMP):
+                raise InvalidPredicateError(
+                    f"filter {self._text!r:.200}: {name} is a column of $changelog that cannot be "
+                    "pushed down; put this condition on the DataFrame"
+                )
             raise InvalidPredicateError(
                 f"filter {self._text!r:.200}: the table has no column {name!r}; it has "
                 f"{', '.join(self._schema.names)}"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from zufluss.errors import ConfigError
+from zufluss.errors import ConfigError, TableNotExistError
 from zufluss.model.table import TableInfo
 from zufluss.spark import source_options as o
 from zufluss.spark.filter_text import parse_filter
@@ -104,9 +104,17 @@ class FlussReader(DataSourceReader):
         cluster = client(self._read.bootstrap, self._read.options)
         return cluster.thread.run(plan_splits(cluster.connection, request))
 
+    def _plan_share(self, share: FreshShare) -> list[Split]:
+        try:
+            return self._plan(replace(self._request, share=share.share))
+        except TableNotExistError as gone:
+            raise TableNotExistError(
+                f"{gone.message}: make the DataFrame or view anew, call register_views again"
+            ) from gone
+
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a task."""
         if isinstance(partition, FreshShare):
-            partition = SplitGroup(*self._plan(replace(self._request, share=partition.share)))
+            partition = SplitGroup(*self._plan_share(partition))
         assert isinstance(partition, SplitGroup)
         return self._read.group(partition)

@@ -265,6 +265,11 @@ class SourceOptions:
                     f"table {self.path}: option {option.key} has no meaning for {use.value}; "
                     "leave it out"
                 )
+        if use is Use.BATCH and self.view is View.CHANGELOG and self.get(READ_OPTIMIZED):
+            raise ConfigError(
+                f"{self.path}{self.view.value} is not in the lake: {READ_OPTIMIZED.key} has no "
+                f"meaning for it; leave it out, or read {self.path}"
+            )
         if use is Use.WRITE and self.view is not View.ROWS:
             raise ConfigError(
                 f"{self.path}{self.view.value} can only be read; write to table {self.path}"
@@ -286,6 +291,8 @@ def parse_options(given: Mapping[str, str], bootstrap: str | None = None) -> Sou
             raise _unknown(key, _ALL)
         option = _ALL[key]
         values[option.key] = option.parse(lower[key])
+        if values[option.key] == ():
+            raise ConfigError(f"option {option.key} is empty; name something, or leave it out")
     for key in client:
         if not is_client_option(key) or key not in OPTIONS:
             raise _unknown(key, [known for known in OPTIONS if is_client_option(known)])
@@ -307,9 +314,20 @@ def _unknown(key: str, known: Any) -> ConfigError:
 
 
 def _table(name: str | None, path: str | None) -> tuple[TablePath, View]:
+    """The table by its name, or by the path; one with a slash may be a place that Spark chose."""
     text = name or (path.rsplit("/", 1)[-1] if path else None)
     if not text:
         raise ConfigError(f"which table? Give the option {TABLE.key}, database.table")
+    found = _named(text)
+    if path and "/" not in path and _named(path) != found:
+        raise ConfigError(
+            f"which table? The option {TABLE.key} says {text!r:.100}, the path {path!r:.100}; give "
+            "one of them"
+        )
+    return found
+
+
+def _named(text: str) -> tuple[TablePath, View]:
     for view in (View.LAKE, View.CHANGELOG):
         if text.endswith(view.value):
             return TablePath.parse(text.removesuffix(view.value), DEFAULT_DATABASE), view
