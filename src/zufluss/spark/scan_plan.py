@@ -207,27 +207,29 @@ def _grouped(snapshot_id: int, files: Sequence[LakeFile]) -> Iterator[LakeSplit]
         yield LakeSplit(snapshot_id, tuple(waiting))
 
 
-def _files(request: PlanRequest, plan: UnionPlan) -> Sequence[LakeFile]:
+def lake_files(plan: UnionPlan, prune: Expression | None) -> Sequence[LakeFile]:
+    """The files of a plan's snapshot that may have rows that match."""
     if plan.lake is None:
         return ()
     snapshot_id = plan.lake.snapshot_id
-    reader = open_lake(request.info)
+    reader = open_lake(plan.info)
     try:
         _check_partitions(plan, reader, snapshot_id)
         scan = reader.plan(
-            snapshot_id, filter=request.prune, partitions=plan.partitions, without=plan.fresh
+            snapshot_id, filter=prune, partitions=plan.partitions, without=plan.fresh
         )
-        return _shared(request, scan.files)
+        return scan.files
     except FileNotFoundError as gone:
         raise LakeError(
-            f"table {request.info.path}: lake snapshot {snapshot_id} is not whole, a file of it is "
+            f"table {plan.info.path}: lake snapshot {snapshot_id} is not whole, a file of it is "
             f"gone: {gone}"
         ) from gone
     finally:
         reader.close()
 
 
-def _shared(request: PlanRequest, files: Sequence[LakeFile]) -> Sequence[LakeFile]:
+def _files(request: PlanRequest, plan: UnionPlan) -> Sequence[LakeFile]:
+    files = lake_files(plan, request.prune)
     if request.share is None:
         return files
     if any(file.bucket is None for file in files):

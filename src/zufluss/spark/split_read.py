@@ -18,20 +18,16 @@ import pyarrow.compute as pc
 from zufluss.client.kvlive import PinRows
 from zufluss.client.kvpins import Pin, Pins
 from zufluss.client.kvrows import Shape as KvShape
-from zufluss.client.logscan import AsyncLogScan
 from zufluss.client.nanos import cut_to_micros
 from zufluss.client.offsets import places_of
 from zufluss.client.union import TailRange
-from zufluss.errors import OffsetOutOfRangeError, PartitionNotExistError
 from zufluss.lake.base import LakeError, LakeScan
-from zufluss.lake.fold import Folded, Folder
 from zufluss.lake.keys import KeySet
-from zufluss.model.expression import Expression
 from zufluss.model.partition import partition_values
 from zufluss.spark.read_shape import ReadShape
 from zufluss.spark.scan_plan import open_lake
 from zufluss.spark.splits import KeyedLakeSplit, LakeSplit, LogSplit, Split, SplitGroup, StateSplit
-from zufluss.spark.tail import BATCH_ROWS, Client, batches, client, gathered, narrowed
+from zufluss.spark.tail import BATCH_ROWS, Client, client, folded, gathered, log_batches
 
 Tables = Iterator[pa.Table]
 
@@ -94,43 +90,12 @@ class SplitRead:
 
     def _log(self, part: TailRange) -> Iterator[pa.RecordBatch]:
         shape = self.shape
-        scan = self._scan(part, shape.columns, shape.prune, with_offsets=shape.with_offsets)
-        filtered = shape.prune is not None
-        try:
-            for rows in gathered(batches(self._client(), scan, part)):
-                yield from shape.batches(rows, filtered=filtered)
-        except (OffsetOutOfRangeError, PartitionNotExistError) as gone:
-            raise self._gone(part, gone) from gone
-
-    def _scan(
-        self,
-        part: TailRange,
-        columns: Sequence[str],
-        filter: Expression | None = None,
-        *,
-        with_offsets: bool = False,
-    ) -> AsyncLogScan:
-        return AsyncLogScan(
-            self._client().connection,
-            self.shape.info,
-            tuple(columns),
-            filter,
-            start={part.bucket: part.start},
-            stop={part.bucket: part.stop},
-            partitions=None if part.partition is None else (part.partition,),
-            buckets=(part.bucket.bucket_id,),
-            with_offsets=with_offsets,
-            changelog=self.shape.info.has_primary_key,
+        wanted = (shape.columns, shape.prune)
+        found = log_batches(
+            self._client(), shape.info, part, *wanted, with_offsets=shape.with_offsets
         )
-
-    def _gone(
-        self, part: TailRange, gone: OffsetOutOfRangeError | PartitionNotExistError
-    ) -> OffsetOutOfRangeError | PartitionNotExistError:
-        return type(gone)(
-            f"table {self.shape.info.path}: records {part.start} to {part.stop} of {part.bucket} "
-            "were planned for this read and are gone now, by table.log.ttl or because the "
-            f"partition was dropped; make the DataFrame anew ({gone.message})"
-        )
+        for rows in gathered(found):
+            yield from shape.batches(rows, filtered=shape.prune is not None)
 
     # -- pinned state --------------------------------------------------------------------------
 
@@ -202,20 +167,11 @@ class SplitRead:
     def _keyed(self, split: KeyedLakeSplit) -> Iterator[pa.RecordBatch]:
         """Rows of the lake whose key was not changed since, then what the changes leave."""
         keys = list(self.shape.info.schema.primary_key)
-        folded = [self._folded(part) for part in split.tails]
+        here, info, columns = self._client(), self.shape.info, self.shape.columns
+        tails = [folded(here, info, part, columns) for part in split.tails]
         if split.lake is not None:
-            changed = [t.select(keys) for one in folded for t in (one.upserts, one.deletes)]
+            changed = [t.select(keys) for one in tails for t in (one.upserts, one.deletes)]
             hidden = cut_to_micros(pa.concat_tables(changed)) if changed else None
             yield from self._lake(split.lake, KeySet(hidden) if hidden else None)
-        for one in folded:
+        for one in tails:
             yield from self.shape.batches(one.upserts, filtered=False)
-
-    def _folded(self, part: TailRange) -> Folded:
-        info = narrowed(self.shape.info, self.shape.columns)
-        folder = Folder(info, part.bucket.bucket_id)
-        try:
-            for batch in batches(self._client(), self._scan(part, info.schema.names), part):
-                folder.add(batch)
-        except (OffsetOutOfRangeError, PartitionNotExistError) as gone:
-            raise self._gone(part, gone) from gone
-        return folder.finish()

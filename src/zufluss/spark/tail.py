@@ -27,8 +27,9 @@ from zufluss.client.connection import AsyncConnection, connect_async
 from zufluss.client.logscan import AsyncLogScan
 from zufluss.client.sync import LoopThread
 from zufluss.client.union import TailRange
+from zufluss.config.client_options import CLIENT_SCANNER_LOG_FETCH_MAX_BYTES_FOR_BUCKET
 from zufluss.errors import OffsetOutOfRangeError, PartitionNotExistError
-from zufluss.lake.fold import Folder
+from zufluss.lake.fold import Folded, Folder
 from zufluss.model.expression import Expression
 from zufluss.model.table import TableInfo
 from zufluss.spark.types import for_spark
@@ -40,6 +41,9 @@ BATCH_ROWS: Final = 65_536
 """Rows of a batch for Spark; smaller ones cost it more than they are worth."""
 TASK_ROWS: Final = 100_000
 """Records below which a task of its own does not pay."""
+
+FETCH: Final = {CLIENT_SCANNER_LOG_FETCH_MAX_BYTES_FOR_BUCKET.key: "8mb"}
+"""A task reads one bucket after the other, so a fetch may be as large as one over many buckets."""
 
 TASKS_PER_CORE: Final = 2
 """Tasks for a tail, at most."""
@@ -84,55 +88,23 @@ class TailRead:
     def read(self, ranges: Sequence[TailRange]) -> Iterator[pa.RecordBatch]:
         """The batches of some ranges."""
         for part in ranges:
-            try:
-                for rows in self._tables(part):
-                    rows = for_spark(rows.select(list(self.columns)))
-                    yield from rows.combine_chunks().to_batches(max_chunksize=BATCH_ROWS)
-            except (OffsetOutOfRangeError, PartitionNotExistError) as gone:
-                raise type(gone)(
-                    f"table {self.info.path}: records {part.start} to {part.stop} of {part.bucket} "
-                    "were planned for this read and are gone now, by table.log.ttl or because the "
-                    f"partition was dropped; make the DataFrame anew ({gone.message})"
-                ) from gone
+            for rows in self._tables(part):
+                rows = for_spark(rows.select(list(self.columns)))
+                yield from rows.combine_chunks().to_batches(max_chunksize=BATCH_ROWS)
 
     def _tables(self, part: TailRange) -> Iterator[pa.Table]:
+        here = client(self.bootstrap, self.options)
         if not self.info.has_primary_key:
-            scan = self._scan(part, self.columns, self.filter)
-            return gathered(batches(self._client(), scan, part))
+            return gathered(log_batches(here, self.info, part, self.columns, self.filter))
         if self.what is What.KEYS:
-            return self._keys(part)
-        return self._folded(part)
+            return self._keys(here, part)
+        return iter([folded(here, self.info, part, self.columns).upserts])
 
-    def _keys(self, part: TailRange) -> Iterator[pa.Table]:
-        scan = self._scan(part, self.columns)
-        for rows in gathered(batches(self._client(), scan, part), BATCH_ROWS * 16):
+    def _keys(self, here: Client, part: TailRange) -> Iterator[pa.Table]:
+        changes = log_batches(here, self.info, part, self.columns)
+        for rows in gathered(changes, BATCH_ROWS * 16):
             keys = rows.select(list(self.columns))
             yield keys.group_by(list(self.columns), use_threads=False).aggregate([])
-
-    def _folded(self, part: TailRange) -> Iterator[pa.Table]:
-        info = narrowed(self.info, self.columns)
-        folder = Folder(info, part.bucket.bucket_id)
-        for batch in batches(self._client(), self._scan(part, info.schema.names), part):
-            folder.add(batch)
-        yield folder.finish().upserts
-
-    def _client(self) -> Client:
-        return client(self.bootstrap, self.options)
-
-    def _scan(
-        self, part: TailRange, columns: Sequence[str], filter: Expression | None = None
-    ) -> AsyncLogScan:
-        return AsyncLogScan(
-            self._client().connection,
-            self.info,
-            tuple(columns),
-            filter,
-            start={part.bucket: part.start},
-            stop={part.bucket: part.stop},
-            partitions=None if part.partition is None else (part.partition,),
-            buckets=(part.bucket.bucket_id,),
-            changelog=self.info.has_primary_key,
-        )
 
 
 def pack(
@@ -198,7 +170,8 @@ def client(bootstrap: str, options: Mapping[str, Any]) -> Client:
     if found is None:
         thread = LoopThread()
         try:
-            found = Client(thread, thread.run(connect_async(bootstrap, **options)))
+            connected = connect_async(bootstrap, **{**FETCH, **options})
+            found = Client(thread, thread.run(connected))
         except BaseException:
             thread.close()
             raise
@@ -206,8 +179,39 @@ def client(bootstrap: str, options: Mapping[str, Any]) -> Client:
     return found
 
 
-def batches(client: Client, scan: AsyncLogScan, part: TailRange) -> Iterator[pa.RecordBatch]:
-    """The batches of one range."""
+def log_batches(
+    client: Client,
+    info: TableInfo,
+    part: TailRange,
+    columns: Sequence[str],
+    filter: Expression | None = None,
+    *,
+    with_offsets: bool = False,
+) -> Iterator[pa.RecordBatch]:
+    """The batches of one range, changes of a primary-key table; an error where it is gone."""
+    scan = AsyncLogScan(
+        client.connection,
+        info,
+        tuple(columns),
+        filter,
+        start={part.bucket: part.start},
+        stop={part.bucket: part.stop},
+        partitions=None if part.partition is None else (part.partition,),
+        buckets=(part.bucket.bucket_id,),
+        with_offsets=with_offsets,
+        changelog=info.has_primary_key,
+    )
+    try:
+        yield from _batches(client, scan, part)
+    except (OffsetOutOfRangeError, PartitionNotExistError) as gone:
+        raise type(gone)(
+            f"table {info.path}: records {part.start} to {part.stop} of {part.bucket} were planned "
+            "for this read and are gone now, by table.log.ttl or because the partition was "
+            f"dropped; make the DataFrame anew ({gone.message})"
+        ) from gone
+
+
+def _batches(client: Client, scan: AsyncLogScan, part: TailRange) -> Iterator[pa.RecordBatch]:
     scanner = client.thread.run(scan.open())
     try:
         if part.bucket not in scanner.positions():
@@ -216,6 +220,15 @@ def batches(client: Client, scan: AsyncLogScan, part: TailRange) -> Iterator[pa.
             yield batch
     finally:
         client.thread.run(scanner.close())
+
+
+def folded(client: Client, info: TableInfo, part: TailRange, columns: Sequence[str]) -> Folded:
+    """What the changes of a range leave of each key: these columns, and the key's."""
+    narrow = narrowed(info, columns)
+    folder = Folder(narrow, part.bucket.bucket_id)
+    for batch in log_batches(client, info, part, narrow.schema.names):
+        folder.add(batch)
+    return folder.finish()
 
 
 def gathered(batches: Iterator[pa.RecordBatch], least: int = BATCH_ROWS) -> Iterator[pa.Table]:

@@ -27,20 +27,12 @@ from zufluss.client.admin import Partition
 from zufluss.client.connection import as_path
 from zufluss.client.lakeread import Shape
 from zufluss.client.union import TailRange, UnionPlan, plan_union
-from zufluss.errors import PartitionNotExistError
-from zufluss.lake.base import (
-    CommitterContext,
-    LakeFile,
-    LakeReader,
-    catalog_properties,
-    lake_factory,
-)
 from zufluss.model.expression import Expression
 from zufluss.model.table import TableInfo
 from zufluss.spark.filters import to_column
 from zufluss.spark.lakefiles import read_files
 from zufluss.spark.partition_filter import possible_partitions
-from zufluss.spark.scan_plan import in_lake
+from zufluss.spark.scan_plan import in_lake, lake_files
 from zufluss.spark.split_frame import CHANGELOG_SUFFIX, SplitFrame
 from zufluss.spark.tail import Client, TailRead, What, client, pack, tasks_max
 from zufluss.spark.types import spark_schema
@@ -162,42 +154,13 @@ class _UnionRead:
     # -- lake ----------------------------------------------------------------------------------
 
     def _lake(self, columns: Sequence[str], prune: Expression | None) -> DataFrame | None:
-        files = self._files(prune)
+        files = lake_files(self.plan, prune)
         if not files:
             return None
         rows = read_files(self.spark, files, self._schema(columns))
         if self.plan.partitions is None:
             return rows
         return rows.filter(self._of_partitions(self.plan.partitions))
-
-    def _files(self, prune: Expression | None) -> Sequence[LakeFile]:
-        plan = self.plan
-        if plan.lake is None:
-            return ()
-        properties = catalog_properties(plan.info, plan.lake_format)
-        factory = lake_factory(plan.lake_format)
-        reader = factory.create_reader(CommitterContext(plan.info, properties))
-        try:
-            self._check_partitions(reader, plan.lake.snapshot_id)
-            scan = reader.plan(
-                plan.lake.snapshot_id,
-                filter=prune,
-                partitions=plan.partitions,
-                without=plan.fresh,
-            )
-            return scan.files
-        finally:
-            reader.close()
-
-    def _check_partitions(self, reader: LakeReader, snapshot_id: int) -> None:
-        """A partition that was asked for is in the table, or in the lake."""
-        known = {part.partition for part in self.plan.tail}
-        for name in set(self.plan.partitions or ()) - known:
-            if not reader.plan(snapshot_id, partitions=[name]).files:
-                raise PartitionNotExistError(
-                    f"table {self.plan.info.path} has no partition {name!r}, and the lake has no "
-                    "rows of one"
-                )
 
     def _of_partitions(self, names: Sequence[str]) -> Column:
         """Rows of these partitions: a reader may prune by them, or not."""
