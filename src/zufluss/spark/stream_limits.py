@@ -91,8 +91,8 @@ async def limited(
 def shares(waiting: Mapping[TableBucket, int], rows: int | None) -> dict[TableBucket, int]:
     """What each bucket gets of so many rows: as much as any other, as far as it has them.
 
-    So a bucket that is written faster than we may read does not keep others waiting. Where there are
-    fewer rows than buckets, those with most to read come first.
+    So a bucket that is written faster than we may read does not keep others waiting. Where there
+    are fewer rows than buckets, those with most to read come first.
 
     >>> shares({"a": 90, "b": 10, "c": 1}, 15)
     {'a': 7, 'b': 7, 'c': 1}
