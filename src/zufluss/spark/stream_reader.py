@@ -145,7 +145,7 @@ class FlussStreamReader(DataSourceStreamReader, AvailableNow):  # type: ignore[m
         if names is not None:
             found = await self._client().connection.admin.list_partitions(self._info.path)
             there = {partition.name for partition in found}
-            names = [name for name in names if name in there]
+            names = tuple(name for name in names if name in there)
         return await self._offsets("latest", names)
 
     async def _pinned(self) -> StreamOffset:
