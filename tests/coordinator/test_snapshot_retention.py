@@ -6,6 +6,7 @@ Whatever happens, every file of a kept snapshot exists. When the trouble is over
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import tempfile
 import time
@@ -236,7 +237,7 @@ class Retention(RuleBasedStateMachine):
 
 TestRetention = Retention.TestCase
 TestRetention.settings = settings(
-    max_examples=40,
+    max_examples=200 if os.environ.get("ZUFLUSS_FAULT") == "full" else 20,
     stateful_step_count=20,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
