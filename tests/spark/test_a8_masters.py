@@ -1,11 +1,13 @@
 """The source, the sink and the helper on every kind of master that Spark has here.
 
 Workers of other processes find their interpreter, the client, the lake's files and the format. One
-driver for each cluster does it all, since what takes time is to start it.
+driver for each cluster does it all, since what takes time is to start it. `make test` has executors
+started by their driver in `tests/tiering/test_clusters.py` alone, `ZUFLUSS_FAULT=full` here too.
 """
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -25,6 +27,8 @@ zufluss.spark.register(spark, bootstrap)
 rows = spark.read.format("fluss").load(source)
 rows.write.format("fluss").option("table", log).mode("append").save()
 """
+FULL = os.environ.get("ZUFLUSS_FAULT") == "full"
+CLUSTERS = [*(["local_cluster"] if FULL else []), "standalone", "connect_server"]
 ROWS = [(1, "a"), (2, "B"), (4, "d")]
 
 
@@ -32,7 +36,7 @@ def test_other_tests_run_on_two_threads_with_four_attempts(spark: Any) -> None:
     assert spark.sparkContext.master == "local[2,4]"
 
 
-@pytest.mark.parametrize("name", ["local_cluster", "standalone", "connect_server"])
+@pytest.mark.parametrize("name", CLUSTERS)
 def test_a_cluster_reads_and_writes_every_row_once(
     request: pytest.FixtureRequest,
     name: str,

@@ -1,7 +1,12 @@
-"""Acceptance f11: the service on Spark clusters of real processes, and through Spark Connect."""
+"""Acceptance f11: the service on Spark clusters of real processes, and through Spark Connect.
+
+`make test` has one kind of cluster here and the others in `tests/spark/test_a8_masters.py`,
+`ZUFLUSS_FAULT=full` has all of them.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -19,6 +24,9 @@ __all__ = ["connect_server", "local_cluster", "standalone"]
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
 
+FULL = os.environ.get("ZUFLUSS_FAULT") == "full"
+CLUSTERS = ["local_cluster", *(["standalone", "connect_server"] if FULL else [])]
+
 
 @pytest.fixture
 def connection(lake: DevServer) -> Iterator[zufluss.Connection]:
@@ -26,7 +34,7 @@ def connection(lake: DevServer) -> Iterator[zufluss.Connection]:
         yield made
 
 
-@pytest.mark.parametrize("name", ["local_cluster", "standalone", "connect_server"])
+@pytest.mark.parametrize("name", CLUSTERS)
 def test_f11_the_service_runs_on_a_cluster(
     request: pytest.FixtureRequest, name: str, lake: DevServer, connection: zufluss.Connection
 ) -> None:
