@@ -1,8 +1,8 @@
 """The source, the sink and the helper on every kind of master that Spark has here.
 
 Workers of other processes find their interpreter, the client, the lake's files and the format. One
-driver for each cluster does it all, since what takes time is to start it. `make test` has executors
-started by their driver in `tests/tiering/test_clusters.py` alone, `ZUFLUSS_FAULT=full` here too.
+driver for each cluster does it all, since what takes time is to start it. `make test` has Connect
+here, and executors of their own in `tests/tiering/test_clusters.py`; `ZUFLUSS_FAULT=full` has all.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ rows = spark.read.format("fluss").load(source)
 rows.write.format("fluss").option("table", log).mode("append").save()
 """
 FULL = os.environ.get("ZUFLUSS_FAULT") == "full"
-CLUSTERS = [*(["local_cluster"] if FULL else []), "standalone", "connect_server"]
+CLUSTERS = [*(["local_cluster", "standalone"] if FULL else []), "connect_server"]
 ROWS = [(1, "a"), (2, "B"), (4, "d")]
 
 

@@ -1,7 +1,6 @@
 """Acceptance f11: the service on Spark clusters of real processes, and through Spark Connect.
 
-`make test` has one kind of cluster here and the others in `tests/spark/test_a8_masters.py`,
-`ZUFLUSS_FAULT=full` has all of them.
+`make test` has Connect in `tests/spark/test_a8_masters.py` only, `ZUFLUSS_FAULT=full` here too.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ __all__ = ["connect_server", "local_cluster", "standalone"]
 pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
 
 FULL = os.environ.get("ZUFLUSS_FAULT") == "full"
-CLUSTERS = ["local_cluster", *(["standalone", "connect_server"] if FULL else [])]
+CLUSTERS = ["local_cluster", "standalone", *(["connect_server"] if FULL else [])]
 
 
 @pytest.fixture
