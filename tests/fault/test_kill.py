@@ -89,7 +89,7 @@ def test_what_is_acknowledged_survives_kills_at_random_moments(
     warm_server: Callable[..., WarmServer], rng: random.Random, part: int
 ) -> None:
     server = warm_server(SMALL).start()
-    run(server, rng, rounds(20, 60), [RawWriter, RawWriter, OnceWriter])
+    run(server, rng, rounds(12, 60), [RawWriter, RawWriter, OnceWriter])
 
 
 @pytest.mark.slow
@@ -97,7 +97,7 @@ def test_pyfluss_and_our_client_live_through_kills(
     warm_server: Callable[..., WarmServer], rng: random.Random
 ) -> None:
     server = warm_server(SMALL).start()
-    run(server, rng, rounds(8, 100), [PyflussWriter, ZuflussWriter])
+    run(server, rng, rounds(6, 100), [PyflussWriter, ZuflussWriter])
 
 
 @pytest.mark.slow

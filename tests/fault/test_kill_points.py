@@ -108,7 +108,7 @@ def test_a_death_before_any_operation_on_files_loses_nothing(
         ddl.settle(server.port, server.data_dir)
         assert history.wait_for_acks(100, PROGRESS_SECONDS)
         server.kill()
-        for _ in range(rounds(3, 120)):
+        for _ in range(rounds(2, 120)):
             lives.live()
             if history.problems:
                 break

@@ -308,7 +308,7 @@ async def test_a_download_that_was_given_up_makes_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local, "THREADS", 1)
-    objects = at(tmp_path / "location", timeout_ms=50)
+    objects = at(tmp_path / "location", timeout_ms=500)
     await objects.put("a", b"1")
     asleep, real = threading.Event(), os.fdatasync
 

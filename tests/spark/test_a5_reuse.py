@@ -6,6 +6,7 @@ same DataFrame has rows missing. The source never uses it; columns and filters a
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,10 +22,12 @@ from zufluss.testing.server import DevServer
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 
+FULL = os.environ.get("ZUFLUSS_FAULT") == "full"
+KINDS = ["primary key", "lake and changes", *(["lake and log"] if FULL else [])]
 ALL = [(1, "a"), (2, "b"), (3, "c"), (4, "d")]
 
 
-@pytest.fixture(scope="module", params=["primary key", "lake and log", "lake and changes"])
+@pytest.fixture(scope="module", params=KINDS)
 def table(
     request: pytest.FixtureRequest, connection: Connection, rounds: Rounds
 ) -> Iterator[Table]:
