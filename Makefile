@@ -43,7 +43,7 @@ check: $(READY) ## lint, types, import direction, generated files current
 test: kernels ## all tests, with a sample of each fault count
 	$(BIN)/python scripts/readers.py
 	$(BIN)/python scripts/spark_classes.py
-	$(BIN)/pytest -n 5 --dist worksteal
+	$(BIN)/pytest -n 4 --dist worksteal
 
 test-spark41: kernels ## the Spark tests once more, on Spark 4.1
 	$(BIN)/python scripts/spark41.py

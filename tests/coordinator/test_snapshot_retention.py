@@ -6,7 +6,6 @@ Whatever happens, every file of a kept snapshot exists. When the trouble is over
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 import tempfile
 import time
@@ -35,6 +34,7 @@ from tests.coordinator.remotes import (
     storage,
 )
 from tests.coordinator.support import DAY_MS, Cluster
+from tests.counts import FULL
 from zufluss.coordinator.leases import Leases
 from zufluss.model.table import TableBucket
 from zufluss.remote.errors import LocationUnavailableError
@@ -237,7 +237,7 @@ class Retention(RuleBasedStateMachine):
 
 TestRetention = Retention.TestCase
 TestRetention.settings = settings(
-    max_examples=200 if os.environ.get("ZUFLUSS_FAULT") == "full" else 20,
+    max_examples=200 if FULL else 20,
     stateful_step_count=20,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],

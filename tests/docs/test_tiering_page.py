@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.counts import only_full
 from tests.docs.test_readme import DATA_COMMAND, ROOT, blocks, run_python
 from tests.spark.cluster import QUICK
 from zufluss.config.option import Option
@@ -126,6 +127,7 @@ def test_the_entry_point_on_the_page_is_the_one_that_is_looked_up() -> None:
     assert allowed in PAGE.read_text()
 
 
+@only_full
 def test_the_conformance_suite_runs_as_the_page_shows_it(tmp_path: Path) -> None:
     (block,) = (code for code in blocks(PAGE, "python") if SUITE in code)
     module = tmp_path / "test_format.py"

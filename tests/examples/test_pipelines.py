@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from scripts.spark_classes import options as quick_java
+from tests.counts import only_full
 from tests.docs.test_readme import ROOT
 from tests.examples.notebook import text_of
 from zufluss.errors import TableNotExistError
@@ -56,9 +57,7 @@ def test_a_pipeline_that_does_not_get_what_it_should_ends_with_1_and_says_why(ca
     assert "table example.t does not exist" in said
 
 
-@pytest.mark.skipif(
-    os.environ.get("ZUFLUSS_FAULT") != "full", reason="half a minute: with the full counts only"
-)
+@only_full
 def test_the_notebook_gives_what_stands_in_it(tmp_path):
     again = tmp_path / TOUR.name
     again.write_text(TOUR.read_text())

@@ -6,7 +6,6 @@ cluster are killed only with `ZUFLUSS_FAULT=full`: starting them takes its time.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ pytest.importorskip("pyspark", reason="needs the extra zufluss[spark]")
 
 import zufluss
 from tests.client.pk import create_table
+from tests.counts import FULL, only_full
 from tests.spark.cluster import SparkCluster
 from tests.spark.sinks import (
     AGGREGATION,
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
 
-FULL = os.environ.get("ZUFLUSS_FAULT") == "full"
+
 TASKS = len(FAULTS)
 COUNT = 1200
 SMALL = {"client.writer.batch-size": "1kb"}
@@ -114,6 +114,7 @@ class Tables:
         assert state(self._conn, self.counts, "k") == expected(rows)
 
 
+@only_full
 @pytest.mark.usefixtures("everything_went_wrong")
 def test_a_batch_job_whose_tasks_fail_is_in_every_kind_of_table_once(
     session: SparkSession, conn: Connection, dev_server: DevServer, create: Callable[..., str]

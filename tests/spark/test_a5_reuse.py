@@ -6,7 +6,6 @@ same DataFrame has rows missing. The source never uses it; columns and filters a
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 
 import zufluss.spark
 from tests.client.rounds import Rounds, lake_table
+from tests.counts import FULL
 from tests.spark.test_union import append, plain, upsert
 from zufluss import col
 from zufluss.client.sync import Connection, Table
@@ -22,7 +22,6 @@ from zufluss.testing.server import DevServer
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 
-FULL = os.environ.get("ZUFLUSS_FAULT") == "full"
 KINDS = ["primary key", "lake and changes", *(["lake and log"] if FULL else [])]
 ALL = [(1, "a"), (2, "b"), (3, "c"), (4, "d")]
 

@@ -2,17 +2,17 @@
 
 Workers of other processes find their interpreter, the client, the lake's files and the format. One
 driver for each cluster does it all, since what takes time is to start it. `make test` has Connect
-here, and executors of their own in `tests/tiering/test_clusters.py`; `ZUFLUSS_FAULT=full` has all.
+here and one cluster in `tests/tiering/test_clusters.py`; `ZUFLUSS_FAULT=full` has all of them.
 """
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
 
 from tests.client.rounds import Rounds, lake_table
+from tests.counts import FULL
 from tests.spark.cluster import SparkCluster
 from zufluss.client.sync import Connection
 from zufluss.testing.server import DevServer
@@ -27,7 +27,6 @@ zufluss.spark.register(spark, bootstrap)
 rows = spark.read.format("fluss").load(source)
 rows.write.format("fluss").option("table", log).mode("append").save()
 """
-FULL = os.environ.get("ZUFLUSS_FAULT") == "full"
 CLUSTERS = [*(["local_cluster", "standalone"] if FULL else []), "connect_server"]
 ROWS = [(1, "a"), (2, "B"), (4, "d")]
 

@@ -22,6 +22,7 @@ import zufluss.spark
 from tests.client.pk import create_table
 from tests.client.rounds import lake_table
 from tests.client.test_union import RETENTION, wait_for
+from tests.counts import only_full
 from tests.spark.cluster import QUICK
 from tests.spark.stream_queries import StreamRead, everything
 from tests.spark.stream_queries import stream_reader as reader
@@ -122,6 +123,7 @@ writer.start(directory + "/rows").awaitTermination()
 
 
 @LIMITS
+@only_full
 @pytest.mark.slow
 def test_a_query_whose_driver_is_killed_goes_on_without_losing_or_doubling(
     stream, lake_server, keyed_table

@@ -1,16 +1,16 @@
 """Acceptance f11: the service on Spark clusters of real processes, and through Spark Connect.
 
-`make test` has Connect in `tests/spark/test_a8_masters.py` only, `ZUFLUSS_FAULT=full` here too.
+`make test` has one cluster here and Connect in `tests/spark/test_a8_masters.py`.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import pytest
 
 import zufluss
+from tests.counts import FULL
 from tests.lake.readers import READERS
 from tests.spark.cluster import QUICK, SparkCluster, connect_server, local_cluster, standalone
 from tests.tiering.acceptance import lake_table
@@ -23,8 +23,7 @@ __all__ = ["connect_server", "local_cluster", "standalone"]
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
 
-FULL = os.environ.get("ZUFLUSS_FAULT") == "full"
-CLUSTERS = ["local_cluster", "standalone", *(["connect_server"] if FULL else [])]
+CLUSTERS = ["local_cluster", *(["standalone", "connect_server"] if FULL else [])]
 
 
 @pytest.fixture
