@@ -190,7 +190,7 @@ async def test_a_hung_disk_is_unavailable_and_makes_no_object_when_it_wakes(
         woken.set()
 
     monkeypatch.setattr(os, "fdatasync", hanging)
-    objects = at(tmp_path, timeout_ms=50)
+    objects = at(tmp_path, timeout_ms=500)
     try:
         with pytest.raises(LocationUnavailableError, match="no progress within 50 ms"):
             await objects.put("a", b"1")
@@ -292,7 +292,7 @@ async def test_what_was_given_up_before_it_began_is_not_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local, "THREADS", 1)
-    objects = at(tmp_path, timeout_ms=50)
+    objects = at(tmp_path, timeout_ms=500)
     await objects.put("a", b"1")
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
@@ -334,7 +334,7 @@ from zufluss.remote.uri import parse_location
 
 async def main():
     try:
-        await Objects(parse_location({str(tmp_path)!r}, ""), timeout_ms=50).get("fifo", limit=1)
+        await Objects(parse_location({str(tmp_path)!r}, ""), timeout_ms=500).get("fifo", limit=1)
     except LocationUnavailableError:
         print("unavailable")
 
