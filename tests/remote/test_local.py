@@ -190,7 +190,7 @@ async def test_a_hung_disk_is_unavailable_and_makes_no_object_when_it_wakes(
         woken.set()
 
     monkeypatch.setattr(os, "fdatasync", hanging)
-    objects = at(tmp_path, timeout_ms=500)
+    objects = at(tmp_path, timeout_ms=50)
     try:
         with pytest.raises(LocationUnavailableError, match="no progress within 50 ms"):
             await objects.put("a", b"1")
