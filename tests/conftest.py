@@ -16,6 +16,7 @@ import pytest
 from hypothesis import settings
 
 from scripts.spark_classes import options as quick_java
+from tests.servers import WarmServer
 from zufluss.testing.server import DevServer
 
 # Every Spark that a test starts, in whatever process, starts quickly.
@@ -40,7 +41,7 @@ def dev_server(
 ) -> Iterator[DevServer]:
     """The worker's server; nobody stops it."""
     properties = {"max.bucket.num": str(BUCKETS_MAX)}
-    server = DevServer(tmp_path_factory.mktemp("server"), properties)
+    server = WarmServer(tmp_path_factory.mktemp("server"), properties)
     request.config.stash.setdefault(SERVERS, []).append(server)
     with server:
         yield server
@@ -57,7 +58,7 @@ def new_server(
         def start(
             properties: Mapping[str, str] | None = None, data_dir: Path | None = None
         ) -> DevServer:
-            server = DevServer(data_dir or tmp_path_factory.mktemp("server"), properties)
+            server = WarmServer(data_dir or tmp_path_factory.mktemp("server"), properties)
             known.append(server)
             stack.callback(known.remove, server)
             return stack.enter_context(server)

@@ -10,7 +10,7 @@ import pytest
 
 import zufluss
 from tests.conftest import SERVERS
-from tests.fault.servers import free_port
+from tests.servers import WarmServer, free_port
 from tests.wire.raw import RawClient
 from zufluss.client.sync import Connection
 from zufluss.testing.server import DevServer
@@ -19,13 +19,13 @@ QUICK = {"client.writer.batch-timeout": "0ms"}
 """Tests flush what they write: nothing is won by waiting for more."""
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[DevServer]:
     """The worker's server for aggregation; nobody stops it."""
     properties = {"zufluss.metrics.port": str(free_port())}
-    server = DevServer(tmp_path_factory.mktemp("aggregation"), properties)
+    server = WarmServer(tmp_path_factory.mktemp("aggregation"), properties)
     request.config.stash.setdefault(SERVERS, []).append(server)
     with server:
         yield server

@@ -1,6 +1,6 @@
 """A job in a process of its own, to be killed: reads events, writes them once, keeps checkpoints.
 
-The process is forked from one that has everything imported (`tests/fault/warm.py`). What it does is
+The process is forked from one that has everything imported (`tests/warm.py`). What it does is
 said in a pipe, a line each, so that a test knows when to kill it:
 
 | line | |
@@ -32,9 +32,9 @@ from pathlib import Path
 from typing import Literal
 
 import zufluss
+from tests import servers
 from tests.aggregation.recovery import columns_of, event, written
-from tests.fault import servers
-from tests.fault.warm import PR_SET_PDEATHSIG
+from tests.warm import PR_SET_PDEATHSIG
 from zufluss.client import ProducerHandle
 from zufluss.client.syncwrite import ExactlyOnceWriter
 from zufluss.client.undo import UndoProgress

@@ -30,7 +30,7 @@ from tests.aggregation.recovery import (
 )
 from tests.conftest import SERVERS
 from tests.coordinator.producing import Producing, at
-from tests.fault.servers import WarmServer
+from tests.servers import WarmServer
 from tests.wire.raw import ConnectionEndedError, RawClient
 from zufluss.client.sync import Connection, Table
 from zufluss.errors import ProducerFencedError, ProducerStateError

@@ -26,7 +26,7 @@ from tests.aggregation.recovery import (
 )
 from tests.client.relay import Relay
 from tests.conftest import SERVERS
-from tests.fault.servers import RoleServer, WarmServer
+from tests.servers import RoleServer, WarmServer
 from tests.wire.raw import ConnectionEndedError, RawClient
 from zufluss.client.sync import Table
 from zufluss.errors import (

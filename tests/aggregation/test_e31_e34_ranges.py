@@ -28,7 +28,7 @@ from tests.aggregation.recovery import (
     writers_of,
 )
 from tests.conftest import SERVERS
-from tests.fault.servers import WarmServer
+from tests.servers import WarmServer
 from tests.wire.raw import RawClient
 from zufluss.client import ProducerState
 from zufluss.client.sync import Connection, Table

@@ -29,6 +29,7 @@ from tests.aggregation.recovery import (
     writers_of,
 )
 from tests.conftest import SERVERS
+from tests.servers import WarmServer
 from tests.wire.raw import RawClient
 from zufluss.client.sync import Connection, Table
 from zufluss.errors import ErrorCode, InvalidProducerIdError
@@ -53,7 +54,7 @@ def own(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[DevServer]:
     """A server whose memory nobody else uses."""
-    server = DevServer(tmp_path_factory.mktemp("own"), {"kv.snapshot.interval": "1h"})
+    server = WarmServer(tmp_path_factory.mktemp("own"), {"kv.snapshot.interval": "1h"})
     known = request.config.stash.setdefault(SERVERS, [])
     known.append(server)
     with server:

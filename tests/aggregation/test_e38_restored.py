@@ -29,7 +29,7 @@ from tests.aggregation.recovery import (
     written,
 )
 from tests.conftest import SERVERS
-from tests.fault.servers import WarmServer
+from tests.servers import WarmServer
 from tests.wire.kv import Codec, values_of
 from tests.wire.raw import RawClient
 from zufluss.client.sync import Connection

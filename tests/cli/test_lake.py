@@ -10,6 +10,7 @@ import pytest
 import zufluss as client
 from tests.cli.conftest import Result
 from tests.client.rounds import Rounds, lake_table
+from tests.servers import WarmServer
 from zufluss.client.sync import Table
 from zufluss.testing.server import DevServer
 
@@ -20,7 +21,7 @@ Run = Callable[..., Result]
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevServer]:
     directory = tmp_path_factory.mktemp("cli-lake")
-    with DevServer(directory, {"datalake.format": "iceberg"}) as server:
+    with WarmServer(directory, {"datalake.format": "iceberg"}) as server:
         yield server
 
 

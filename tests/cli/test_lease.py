@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import zufluss as client
+from tests.servers import WarmServer
 from zufluss.client.sync import Connection
 from zufluss.model.table import TableBucket
 from zufluss.testing.server import DevServer
@@ -25,7 +26,7 @@ COLUMNS = ["id", "owner", "tables", "snapshots", "bytes", "age", "remaining", "r
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevServer]:
     """A server that takes snapshots all the time."""
     properties = {"kv.snapshot.interval": "20ms"}
-    with DevServer(tmp_path_factory.mktemp("leases"), properties) as server:
+    with WarmServer(tmp_path_factory.mktemp("leases"), properties) as server:
         yield server
 
 

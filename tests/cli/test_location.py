@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from zufluss.testing.server import DevServer
+from tests.servers import WarmServer
 
 from .conftest import Result
 
@@ -23,7 +23,7 @@ Zufluss = Callable[..., Result]
 def zufluss(run: Callable[..., Result], tmp_path: Path) -> Iterator[Zufluss]:
     """Runs a command against a server of its own with one location."""
     properties = {"remote.data.dir": str(tmp_path / "one")}
-    with DevServer(tmp_path / "data", properties) as server:
+    with WarmServer(tmp_path / "data", properties) as server:
 
         def run_against_server(*arguments: str, code: int = 0) -> Result:
             result = run(*arguments, "--bootstrap", server.bootstrap)

@@ -17,6 +17,7 @@ import pytest
 
 import zufluss
 from tests.client.pk import create_table, delete, upsert
+from tests.servers import WarmServer
 from zufluss import col
 from zufluss.client.sync import Connection, Table
 from zufluss.client.syncscan import KvScanner
@@ -235,7 +236,7 @@ def snapshotting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connectio
     """A connection to a server that takes snapshots all the time."""
     fast = {"kv.snapshot.interval": "50ms", "kv.snapshot.num-retained": "2"}
     with (
-        DevServer(tmp_path_factory.mktemp("kv"), fast) as server,
+        WarmServer(tmp_path_factory.mktemp("kv"), fast) as server,
         zufluss.connect(server.bootstrap) as connection,
     ):
         yield connection
@@ -300,7 +301,7 @@ def pins(server: DevServer) -> list[Path]:
 @pytest.mark.timeout(180)
 def test_a_scan_goes_on_from_a_snapshot_and_the_log_after_kill_9(tmp_path: Path) -> None:
     with (
-        DevServer(tmp_path, {"kv.snapshot.interval": "50ms"}) as server,
+        WarmServer(tmp_path, {"kv.snapshot.interval": "50ms"}) as server,
         zufluss.connect(server.bootstrap, **SMALL) as connection,
     ):
         table, model = filled(connection)
@@ -331,7 +332,7 @@ def test_state_expires_and_is_made_again_while_a_consumer_is_slow(tmp_path: Path
     """Every page finds its state gone."""
     short = {"zufluss.kv.scanner.age-max": "1500ms", "kv.scanner.expiration-interval": "20ms"}
     with (
-        DevServer(tmp_path, short) as server,
+        WarmServer(tmp_path, short) as server,
         zufluss.connect(server.bootstrap, **SMALL) as connection,
     ):
         table, model = filled(connection, rows=500, buckets=1)

@@ -10,6 +10,7 @@ import pytest
 
 import zufluss
 from tests.client.pk import create_table, delete, upsert
+from tests.servers import WarmServer
 from zufluss.client.admin import KvSnapshotInfo
 from zufluss.client.sync import Connection, Table
 from zufluss.errors import (
@@ -19,7 +20,6 @@ from zufluss.errors import (
 )
 from zufluss.model.table import TableBucket
 from zufluss.testing.s3 import S3Server
-from zufluss.testing.server import DevServer
 
 KEYED = "id INT NOT NULL, name STRING, PRIMARY KEY (id)"
 FAST = {"kv.snapshot.interval": "20ms", "kv.snapshot.num-retained": "2"}
@@ -33,13 +33,13 @@ def snapshotting(
     """A connection to a server that takes snapshots all the time."""
     directory = tmp_path_factory.mktemp("kv")
     if request.param == "implicit":
-        with DevServer(directory, FAST) as server, zufluss.connect(server.bootstrap) as connection:
+        with WarmServer(directory, FAST) as server, zufluss.connect(server.bootstrap) as connection:
             yield connection
         return
     with S3Server() as s3:
         places = {"remote.data.dirs": f"{s3.bucket('snapshots')}/cluster", **s3.properties}
         with (
-            DevServer(directory, FAST | places) as server,
+            WarmServer(directory, FAST | places) as server,
             zufluss.connect(server.bootstrap) as connection,
         ):
             yield connection

@@ -12,6 +12,7 @@ import pytest
 import zufluss
 from tests.client.pk import create_table, upsert
 from tests.client.relay import Relay
+from tests.servers import WarmServer
 from zufluss.client.lease import KvSnapshotLease
 from zufluss.client.sync import Connection, Table
 from zufluss.errors import (
@@ -44,7 +45,7 @@ def relay() -> Iterator[Relay]:
 def server(relay: Relay, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevServer]:
     """A server that takes snapshots all the time and keeps one; its clients go by the relay."""
     advertised = {"advertised.listeners": f"FLUSS://{relay.bootstrap}"}
-    with DevServer(tmp_path_factory.mktemp("leases"), FAST | advertised) as server:
+    with WarmServer(tmp_path_factory.mktemp("leases"), FAST | advertised) as server:
         relay.target = server.port
         yield server
 
@@ -249,7 +250,7 @@ def test_a_server_out_of_reach_for_longer_is_told_before_a_file_is_missing(
 def test_a_lease_outlives_a_coordinator_that_is_away_for_longer_than_its_time(
     tmp_path: Path,
 ) -> None:
-    with DevServer(tmp_path, FAST) as server, zufluss.connect(server.bootstrap, **QUICK) as conn:
+    with WarmServer(tmp_path, FAST) as server, zufluss.connect(server.bootstrap, **QUICK) as conn:
         table, bucket = filled(conn)
         with conn.admin.kv_snapshot_lease(table.path, duration="2s") as lease:
             replace_snapshot(conn, table, "newer")
@@ -274,7 +275,7 @@ def test_a_table_that_is_dropped_stays_readable_under_the_lease(conn: Connection
 
 def test_a_revoked_snapshot_names_what_was_dropped(tmp_path: Path) -> None:
     revoking = FAST | {"zufluss.kv.snapshot.lease.on-drop": "revoke"}
-    with DevServer(tmp_path, revoking) as server, zufluss.connect(server.bootstrap) as conn:
+    with WarmServer(tmp_path, revoking) as server, zufluss.connect(server.bootstrap) as conn:
         table, bucket = filled(conn)
         other, good = filled(conn)
         paths = [table.path, other.path]

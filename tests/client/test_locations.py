@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 import zufluss
+from tests.servers import WarmServer
 from zufluss.client.connection import connect_async
 from zufluss.client.sync import Table
 from zufluss.errors import ConfigError, ErrorCode, ZuflussError
@@ -22,7 +23,7 @@ DIRS = "remote.data.dirs"
 @pytest.fixture
 def server(tmp_path: Path) -> DevServer:
     """Not started: two locations, given by the list alone."""
-    return DevServer(tmp_path / "data", {DIRS: f"{tmp_path}/a,{tmp_path}/b"})
+    return WarmServer(tmp_path / "data", {DIRS: f"{tmp_path}/a,{tmp_path}/b"})
 
 
 def test_locations_are_listed_changed_and_probed(server: DevServer, tmp_path: Path) -> None:
@@ -90,7 +91,7 @@ async def test_the_async_admin_does_the_same(server: DevServer) -> None:
 def test_a_server_with_locations_that_are_not_allowed_does_not_start(
     properties: dict[str, str], why: str, tmp_path: Path
 ) -> None:
-    server = DevServer(tmp_path / "data", properties)
+    server = WarmServer(tmp_path / "data", properties)
     with pytest.raises(RuntimeError, match=why):
         server.start()
 
@@ -105,7 +106,7 @@ def test_a_location_added_while_a_table_is_written_and_read_gets_files_of_it(
     }
     rows = pa.table({"id": range(500), "text": [f"{i:0100}" for i in range(500)]})
     with (
-        DevServer(tmp_path / "data", properties) as server,
+        WarmServer(tmp_path / "data", properties) as server,
         zufluss.connect(server.bootstrap) as conn,
     ):
         plain = {"table.log.arrow.compression.type": "NONE"}

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 import zufluss
+from tests.servers import WarmServer
 from tests.waiting import eventually
 from zufluss.client.sync import Connection, Table
 from zufluss.model.predicate import col
@@ -59,7 +60,7 @@ def server(
         "remote.data.dirs": f"{root / 'files'},s3://one/a,s3://two/b",
         "s3.bucket.two.endpoint": proxy.endpoint,
     }
-    with DevServer(root / "data", properties) as found:
+    with WarmServer(root / "data", properties) as found:
         yield found
 
 
@@ -187,7 +188,7 @@ def test_tokens_limited_to_a_table_read_it(s3: S3Server, tmp_path: Path) -> None
         "s3.assumed.role.arn": "arn:aws:iam::123456789012:role/reader",
     }
     with (
-        DevServer(tmp_path / "data", properties) as server,
+        WarmServer(tmp_path / "data", properties) as server,
         zufluss.connect(server.bootstrap) as conn,
     ):
         table = filled(conn, server, "scoped")

@@ -17,6 +17,7 @@ import pytest
 
 import zufluss
 from tests.client.rounds import Rounds, lake_table
+from tests.servers import WarmServer
 from zufluss import col
 from zufluss.client.connection import connect_async
 from zufluss.client.offsets import BucketPlace
@@ -39,7 +40,7 @@ Rows = list[dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevServer]:
-    with DevServer(tmp_path_factory.mktemp("lake-server"), ICEBERG) as server:
+    with WarmServer(tmp_path_factory.mktemp("lake-server"), ICEBERG) as server:
         yield server
 
 
@@ -416,7 +417,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 def test_rows_that_left_the_log_are_read_from_the_lake(tmp_path, key):
     write = upsert if key else append
     with (
-        DevServer(tmp_path, {**ICEBERG, **RETENTION}) as server,
+        WarmServer(tmp_path, {**ICEBERG, **RETENTION}) as server,
         zufluss.connect(server.bootstrap) as conn,
         lake_table(conn, "id INT, n INT" + key, properties={"table.log.ttl": "1ms"}) as table,
     ):
@@ -430,7 +431,7 @@ def test_rows_that_left_the_log_are_read_from_the_lake(tmp_path, key):
 
 def test_rows_that_are_in_neither_are_an_error_and_not_left_out(tmp_path):
     with (
-        DevServer(tmp_path, {**ICEBERG, **RETENTION}) as server,
+        WarmServer(tmp_path, {**ICEBERG, **RETENTION}) as server,
         zufluss.connect(server.bootstrap) as conn,
         lake_table(conn, "id INT", properties={"table.log.ttl": "1ms"}) as table,
     ):
@@ -446,7 +447,7 @@ def test_rows_that_are_in_neither_are_an_error_and_not_left_out(tmp_path):
 
 def test_a_snapshot_that_cannot_be_read_yet_is_not_taken_for_none(tmp_path):
     with (
-        DevServer(tmp_path, {**ICEBERG, **RETENTION}) as server,
+        WarmServer(tmp_path, {**ICEBERG, **RETENTION}) as server,
         zufluss.connect(server.bootstrap) as conn,
         lake_table(conn, "id INT") as table,
     ):

@@ -22,13 +22,13 @@ from tests.coordinator.remotes import (
     storage,
 )
 from tests.coordinator.support import DAY_MS, Cluster
+from tests.servers import WarmServer
 from zufluss.coordinator import records
 from zufluss.errors import ConfigError
 from zufluss.model.table import TableBucket
 from zufluss.remote.layout import CLUSTER
 from zufluss.remote.locations import AlterOp, Health
 from zufluss.testing.s3 import S3Server
-from zufluss.testing.server import DevServer
 from zufluss.wire.api import ApiKey
 
 DIRS = "remote.data.dirs"
@@ -240,7 +240,7 @@ async def test_a_location_that_was_emptied_is_marked_anew_when_it_was_retired_be
 def test_the_second_of_two_servers_on_one_root_shows_whose_it_is(
     tmp_path: Path, root: dict[str, str]
 ) -> None:
-    with DevServer(tmp_path / "one", root) as first, DevServer(tmp_path / "two", root) as second:
+    with WarmServer(tmp_path / "one", root) as first, WarmServer(tmp_path / "two", root) as second:
         seen = []
         for server in (first, second):
             with zufluss.connect(server.bootstrap) as connection:

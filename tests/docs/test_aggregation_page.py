@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from tests.docs.test_readme import ROOT, run_python
+from tests.servers import WarmServer
 from zufluss.config.options import OPTIONS
 from zufluss.config.table_options import TABLE_OPTIONS
 from zufluss.model.aggregate import ANY, FUNCTIONS, NUMBERS, TEXTS, TIMES, Declared
 from zufluss.model.types import Root
-from zufluss.testing.server import DevServer
 
 PAGE = ROOT / "docs" / "aggregation.md"
 WORDS = {
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.timeout(180)
 def test_the_blocks_of_the_page_do_what_they_say(tmp_path: Path) -> None:
     found = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
     assert len(found) >= 2
-    with DevServer(tmp_path) as server:
+    with WarmServer(tmp_path) as server:
         for code in found:
             said = re.findall(r"^ *print\(.*\)  # (.*)$", code, re.M)
             assert run_python(code, server).splitlines() == said

@@ -16,6 +16,7 @@ import pytest
 
 import zufluss
 from tests.docs.test_readme import ROOT, run_python
+from tests.servers import WarmServer
 from tests.waiting import eventually
 from zufluss.config.options import OPTIONS
 from zufluss.obs.metrics import render
@@ -28,7 +29,7 @@ pytestmark = pytest.mark.timeout(180)
 
 def test_the_blocks_of_the_page_do_what_they_say(tmp_path: Path) -> None:
     found = re.findall(r"^```(sh|python)\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
-    with DevServer(tmp_path, QUICK) as server:
+    with WarmServer(tmp_path, QUICK) as server:
         fill(server)
         for language, code in found:
             if language == "python":

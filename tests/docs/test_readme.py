@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.servers import WarmServer
 from zufluss.testing.server import DevServer
 
 ROOT = Path(__file__).parents[2]
@@ -34,7 +35,7 @@ def blocks(page: Path, language: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    with DevServer(tmp_path_factory.mktemp("data"), {"datalake.format": "iceberg"}) as server:
+    with WarmServer(tmp_path_factory.mktemp("data"), {"datalake.format": "iceberg"}) as server:
         yield server
 
 

@@ -23,6 +23,7 @@ import yaml
 
 import zufluss
 from tests.docs.test_readme import ROOT, blocks, run_python
+from tests.servers import WarmServer
 from zufluss.config.load import Configuration
 from zufluss.obs.metrics import render
 from zufluss.remote.locations import wanted
@@ -69,7 +70,7 @@ def test_the_blocks_of_the_page_do_what_they_say(s3: S3Server, amazon: Any, tmp_
     dirs = {k: v for k, v in configurations()[1].items() if k.startswith("remote.")}
     found = re.findall(r"^```(sh|python)\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
     scripts = commands = 0
-    with DevServer(tmp_path, {**QUICK, **dirs, **s3.properties}) as server:
+    with WarmServer(tmp_path, {**QUICK, **dirs, **s3.properties}) as server:
         fill(server)
         for language, code in found:
             if language == "python":

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from tests.docs.test_readme import ROOT, blocks, run_python
-from zufluss.testing.server import DevServer
+from tests.servers import WarmServer
 
 PAGE = ROOT / "docs" / "spark.md"
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    with DevServer(tmp_path_factory.mktemp("data")) as server:
+    with WarmServer(tmp_path_factory.mktemp("data")) as server:
         yield server
 
 

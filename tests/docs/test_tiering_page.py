@@ -22,6 +22,7 @@ import yaml
 
 from tests.counts import only_full
 from tests.docs.test_readme import DATA_COMMAND, ROOT, blocks, run_python
+from tests.servers import WarmServer
 from tests.spark.cluster import QUICK
 from zufluss.config.option import Option
 from zufluss.config.options import LAKE_FORMATS
@@ -38,7 +39,7 @@ PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevServer]:
-    with DevServer(tmp_path_factory.mktemp("data"), {"datalake.format": "iceberg"}) as server:
+    with WarmServer(tmp_path_factory.mktemp("data"), {"datalake.format": "iceberg"}) as server:
         yield server
 
 

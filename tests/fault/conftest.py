@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import SERVERS
-from tests.fault.servers import WarmServer
+from tests.servers import WarmServer
 
 FULL = os.environ.get("ZUFLUSS_FAULT") == "full"
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fault.servers import free_port
+from tests.servers import free_port
 from zufluss.testing.server import DevServer
 
 

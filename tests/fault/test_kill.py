@@ -26,7 +26,7 @@ from tests.fault.load import (
     create_target,
     read_all,
 )
-from tests.fault.servers import WarmServer
+from tests.servers import WarmServer
 from zufluss.testing.server import DevServer
 
 PROGRESS_SECONDS = 60.0

@@ -20,7 +20,7 @@ from tests.fault.conftest import rounds
 from tests.fault.ddl import Ddl, create_databases
 from tests.fault.history import History, violations
 from tests.fault.load import Load, RawWriter, Reader, create_target, read_all
-from tests.fault.servers import WarmServer
+from tests.servers import WarmServer
 from zufluss.log.files import KILL_AT_VARIABLE, OPERATIONS
 
 PROGRESS_SECONDS = 60.0

@@ -23,8 +23,8 @@ from tests.fault.kv_load import (
     kv_violations,
 )
 from tests.fault.load import Load, Target
-from tests.fault.servers import WarmServer
 from tests.fault.test_kill import PROGRESS_SECONDS, SMALL, kill_once
+from tests.servers import WarmServer
 from zufluss.testing.server import DevServer
 
 OFTEN = {"zufluss.kv.flush.log-size": "1mb"}

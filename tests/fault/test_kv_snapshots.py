@@ -18,7 +18,7 @@ import pytest
 import zufluss
 from tests.conftest import SERVERS
 from tests.fault.conftest import FULL
-from tests.fault.servers import RoleServer
+from tests.servers import RoleServer
 from tests.waiting import eventually as wait_for
 from zufluss.errors import ZuflussError
 from zufluss.log.files import KILL_AT_VARIABLE, STEPS

@@ -8,8 +8,8 @@ import pytest
 
 import zufluss
 from tests.conftest import SERVERS
-from tests.fault.servers import RoleServer
 from tests.fault.test_kv_snapshots import OFTEN, create, newest_offset, upsert, wait_for
+from tests.servers import RoleServer
 from zufluss.remote.layout import CLUSTER
 from zufluss.remote.marker import to_json
 

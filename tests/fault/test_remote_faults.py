@@ -28,7 +28,7 @@ from tests.fault.remote_load import (
     settle,
     wait_for,
 )
-from tests.fault.servers import WarmServer
+from tests.servers import WarmServer
 from zufluss.errors import ZuflussError
 from zufluss.remote.locations import Health
 from zufluss.testing.proxy import Fault, FaultProxy, Kind

@@ -36,7 +36,7 @@ from tests.fault.remote_load import (
     settle,
     wait_for,
 )
-from tests.fault.servers import WarmServer
+from tests.servers import WarmServer
 from zufluss.errors import ZuflussError
 from zufluss.log.files import KILL_AT_VARIABLE, STEPS
 from zufluss.testing.proxy import FaultProxy

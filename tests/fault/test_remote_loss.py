@@ -36,8 +36,8 @@ from tests.fault.remote_load import (
     settle,
     wait_for,
 )
-from tests.fault.servers import WarmServer
 from tests.kv.model import fold
+from tests.servers import WarmServer
 from tests.wire.raw import RawClient
 from zufluss.client.sync import Connection
 from zufluss.errors import ZuflussError

@@ -30,7 +30,7 @@ from tests.fault.load import (
     create_target,
     read_all,
 )
-from tests.fault.servers import RoleServer
+from tests.servers import RoleServer
 from tests.wire.helpers import append, connected, create, ids, read_arrow
 from zufluss.errors import ZuflussError
 

@@ -19,7 +19,7 @@ import pytest
 
 import zufluss
 from tests.fault.conftest import rounds
-from tests.fault.servers import WarmServer
+from tests.servers import WarmServer
 from tests.spark.cluster import QUICK as QUICK_SPARK
 from tests.spark.cluster import SparkCluster, local_cluster
 from tests.tiering.fault_driver import KILL_POINTS

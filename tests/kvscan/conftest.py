@@ -11,6 +11,7 @@ import pytest
 import zufluss
 from tests.conftest import SERVERS
 from tests.kvscan.support import CAP_BYTES, scrape
+from tests.servers import WarmServer
 from tests.wire.raw import RawClient
 from zufluss.client.sync import Connection
 from zufluss.testing.server import DevServer
@@ -23,12 +24,12 @@ PROPERTIES = {
 PAGED = {"client.scanner.kv.fetch.max-bytes": "2kb"}
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[DevServer]:
     """The worker's server for scans; nobody stops it."""
-    server = DevServer(tmp_path_factory.mktemp("kvscan"), PROPERTIES)
+    server = WarmServer(tmp_path_factory.mktemp("kvscan"), PROPERTIES)
     request.config.stash.setdefault(SERVERS, []).append(server)
     with server:
         scrape(server)

@@ -27,6 +27,7 @@ from tests.kvscan.support import (
     pinned_offsets,
     scrape,
 )
+from tests.servers import WarmServer
 from tests.wire.raw import RawClient
 from tests.wire.scans import (
     SCANNED,
@@ -71,7 +72,7 @@ def server(
 ) -> Iterator[DevServer]:
     """A patient server, whose clients go by the relay."""
     advertised = {"advertised.listeners": f"FLUSS://{relay.bootstrap}"}
-    server = DevServer(tmp_path_factory.mktemp("patient"), PROPERTIES | advertised)
+    server = WarmServer(tmp_path_factory.mktemp("patient"), PROPERTIES | advertised)
     request.config.stash.setdefault(SERVERS, []).append(server)
     with server:
         relay.target = server.port

@@ -15,6 +15,7 @@ import zufluss
 from tests.client.pk import create_table, upsert
 from tests.conftest import SERVERS
 from tests.kvscan.support import EXPIRED, INVALID, UNKNOWN_ID, create, eventually, open_pins
+from tests.servers import WarmServer
 from tests.tablet.support import TABLE
 from tests.tablet.test_scan_service import AGE, IDLE, Scans, context, scanning
 from tests.wire.raw import RawClient
@@ -51,7 +52,7 @@ def short(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[DevServer]:
     """A server whose scans do not get old; tests may kill it."""
-    server = DevServer(tmp_path_factory.mktemp("short"), SHORT)
+    server = WarmServer(tmp_path_factory.mktemp("short"), SHORT)
     request.config.stash.setdefault(SERVERS, []).append(server)
     with server:
         yield server

@@ -21,6 +21,7 @@ from tests.client.pk import create_table, delete, upsert
 from tests.conftest import SERVERS
 from tests.kvscan.conftest import PAGED
 from tests.kvscan.support import State, applied, by_key, rounds
+from tests.servers import WarmServer
 from zufluss.client.sync import Connection, Table
 from zufluss.errors import ZuflussError
 from zufluss.model.table import TableBucket
@@ -37,7 +38,7 @@ def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[DevServer]:
     """A server to be killed."""
-    server = DevServer(tmp_path_factory.mktemp("killed"), SNAPSHOTS)
+    server = WarmServer(tmp_path_factory.mktemp("killed"), SNAPSHOTS)
     request.config.stash.setdefault(SERVERS, []).append(server)
     with server:
         yield server

@@ -21,6 +21,7 @@ from tests.kvscan.support import (
     pinned_offsets,
     tables_of,
 )
+from tests.servers import WarmServer
 from tests.wire.raw import RawClient
 from tests.wire.scans import (
     all_rows,
@@ -75,7 +76,7 @@ def guarded(
         "security.protocol.map": "SECURE:sasl",
         "security.sasl.plain.jaas.config": f"{login} {users}",
     }
-    server = DevServer(tmp_path_factory.mktemp("guarded"), properties)
+    server = WarmServer(tmp_path_factory.mktemp("guarded"), properties)
     request.config.stash.setdefault(SERVERS, []).append(server)
     with server:
         yield {"plain": plain, "secure": secure}

@@ -10,7 +10,7 @@ from tests.conftest import SERVERS
 from tests.leases.stage import Stage, stage
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def it(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     """A server that nobody stops; tests keep out of each other's way by their names."""
     with stage(tmp_path_factory.mktemp("leases")) as found:

@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 import zufluss
-from tests.fault.servers import free_port
+from tests.servers import WarmServer, free_port
 from tests.waiting import eventually as eventually
 from tests.wire.raw import RawClient
 from zufluss.client.admin import KvSnapshotInfo
@@ -304,7 +304,7 @@ def stage(directory: Path, properties: Mapping[str, str] | None = None) -> Itera
         "super.users": f"User:{USERS[0]}",
         "remote.data.dir": str(directory / "remote"),
     }
-    server = DevServer(directory / "data", {**SERVER, **known, **(properties or {})})
+    server = WarmServer(directory / "data", {**SERVER, **known, **(properties or {})})
     with server, connected(server, ports) as it:
         yield it
 

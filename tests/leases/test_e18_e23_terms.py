@@ -13,7 +13,6 @@ import pytest
 
 from tests.coordinator.support import COORDINATOR
 from tests.fault.conftest import rounds
-from tests.fault.servers import free_port
 from tests.leases.inside import Inside, inside
 from tests.leases.stage import (
     HOUR_MS,
@@ -25,6 +24,7 @@ from tests.leases.stage import (
     unique,
 )
 from tests.remote.acceptance.looking import scrape
+from tests.servers import free_port
 from tests.wire.raw import ConnectionEndedError
 from zufluss.client.sync import Table
 from zufluss.coordinator.lease_records import head_path, table_path

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fault.conftest import rounds
-from tests.fault.servers import free_port
 from tests.leases.stage import HOUR_MS, Stage, stage, unique
 from tests.remote.acceptance.looking import scrape
+from tests.servers import free_port
 from zufluss.errors import KvSnapshotLeaseNotFoundError
 from zufluss.model.table import TableBucket
 from zufluss.obs import metrics

@@ -9,6 +9,7 @@ import pytest
 import zufluss
 from tests.client.rounds import Rounds
 from tests.kvscan.support import metrics_address
+from tests.servers import WarmServer
 from tests.spark.cluster import connect_server, local_cluster, spark, standalone
 from zufluss.client.sync import Connection
 from zufluss.testing.server import DevServer
@@ -16,22 +17,22 @@ from zufluss.testing.server import DevServer
 __all__ = ["connect_server", "local_cluster", "spark", "standalone"]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def lake_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevServer]:
     """A server whose lake lies in a directory with a difficult name."""
     directory = tmp_path_factory.mktemp("lake") / "a b+[1]{x}"
     properties = {"datalake.format": "iceberg", "zufluss.metrics.port": "0"}
-    with DevServer(directory, properties) as server:
+    with WarmServer(directory, properties) as server:
         metrics_address(server, server.pid)
         yield server
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def connection(lake_server: DevServer) -> Iterator[Connection]:
     with zufluss.connect(lake_server.bootstrap) as connection:
         yield connection
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def rounds(connection: Connection, lake_server: DevServer) -> Rounds:
     return Rounds(connection, lake_server.bootstrap)

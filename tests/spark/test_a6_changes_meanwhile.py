@@ -22,6 +22,7 @@ pytest.importorskip("pyspark", reason="needs the extra zufluss[spark]")
 
 import zufluss
 from tests.client.rounds import Rounds
+from tests.servers import WarmServer
 from tests.spark.stream_queries import BatchRead, StreamRead
 from tests.spark.test_union import append, upsert
 from zufluss.client.sync import Connection, Table
@@ -90,7 +91,7 @@ def write(table: Table, **columns: list[Any]) -> None:
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     directory = tmp_path_factory.mktemp("a6")
     with (
-        DevServer(directory, {"datalake.format": "iceberg"}) as server,
+        WarmServer(directory, {"datalake.format": "iceberg"}) as server,
         zufluss.connect(server.bootstrap) as connection,
     ):
         yield World(server, connection)

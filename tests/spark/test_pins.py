@@ -17,6 +17,7 @@ import pytest
 import zufluss
 import zufluss.spark
 from tests.kvscan.support import metrics_address, open_pins
+from tests.servers import WarmServer
 from tests.waiting import eventually
 from zufluss.client.sync import Connection
 from zufluss.testing.server import DevServer
@@ -33,7 +34,7 @@ SHORT = {
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevServer]:
-    with DevServer(tmp_path_factory.mktemp("pins"), SHORT) as server:
+    with WarmServer(tmp_path_factory.mktemp("pins"), SHORT) as server:
         metrics_address(server, server.pid)
         yield server
 

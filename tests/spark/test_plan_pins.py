@@ -11,6 +11,7 @@ pytest.importorskip("pyspark", reason="needs the extra zufluss[spark]")
 import zufluss
 from tests.client.pk import create_table
 from tests.kvscan.support import metrics_address, open_pins
+from tests.servers import WarmServer
 from tests.spark.stream_queries import BatchRead, StreamRead
 from tests.spark.test_union import upsert
 from zufluss.client.sync import Connection
@@ -26,7 +27,7 @@ ROOM = {"zufluss.metrics.port": "0", "kv.scanner.max-per-server": "6"}
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevServer]:
     """A server with room for six pins."""
-    with DevServer(tmp_path_factory.mktemp("pins"), ROOM) as server:
+    with WarmServer(tmp_path_factory.mktemp("pins"), ROOM) as server:
         metrics_address(server, server.pid)
         yield server
 

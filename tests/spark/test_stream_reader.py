@@ -23,6 +23,7 @@ from tests.client.pk import create_table
 from tests.client.rounds import lake_table
 from tests.client.test_union import RETENTION, wait_for
 from tests.counts import only_full
+from tests.servers import WarmServer
 from tests.spark.cluster import QUICK
 from tests.spark.stream_queries import StreamRead, everything
 from tests.spark.stream_queries import stream_reader as reader
@@ -349,7 +350,7 @@ def test_a_checkpoint_of_a_dropped_table_is_refused(lake_server, connection, log
 
 def test_a_checkpoint_whose_offsets_expired_is_refused(tmp_path):
     with (
-        DevServer(tmp_path, RETENTION) as server,
+        WarmServer(tmp_path, RETENTION) as server,
         zufluss.connect(server.bootstrap) as conn,
     ):
         table = create_table(conn, "id INT", properties={"table.log.ttl": "1ms"})

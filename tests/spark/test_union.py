@@ -17,6 +17,7 @@ from tests.client.pk import create_table
 from tests.client.rounds import Rounds, lake_table
 from tests.client.test_union import RETENTION, wait_for
 from tests.counts import FULL
+from tests.servers import WarmServer
 from zufluss import col
 from zufluss.client.sync import Connection, Table
 from zufluss.errors import InvalidColumnProjectionError, InvalidTableError, PartitionNotExistError
@@ -259,7 +260,7 @@ def test_rows_that_are_in_no_lake_come_from_the_state(lake, keyed_table):
 
 def test_a_table_in_no_lake_is_read_after_its_changelog_was_cut(spark, tmp_path):
     properties = {"table.log.ttl": "1ms"}
-    with DevServer(tmp_path, RETENTION) as server, zufluss.connect(server.bootstrap) as conn:
+    with WarmServer(tmp_path, RETENTION) as server, zufluss.connect(server.bootstrap) as conn:
         table = create_table(conn, "id INT, n INT", primary_key=["id"], properties=properties)
         upsert(table, id=[1, 2, 3], n=[1, 1, 1])
         wait_for(lambda: conn.admin.list_offsets(table.path, "earliest") == {0: 3})

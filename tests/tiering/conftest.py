@@ -18,7 +18,7 @@ def drop_tables(admin: Admin) -> None:
         admin.drop_table(f"fluss.{table}")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def shared_lake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevServer]:
     with lake_server(tmp_path_factory.mktemp("lake")) as server:
         yield server

@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 import zufluss
+from tests.servers import WarmServer
 from zufluss.client.tiering import TieringClient, TieringStats
 from zufluss.lake.base import catalog_properties
 from zufluss.model.table import TableInfo
@@ -137,5 +138,5 @@ def offsets_in_lake(info: TableInfo) -> list[tuple[int, int]]:
 
 @contextmanager
 def lake_server(directory: Path) -> Iterator[DevServer]:
-    with DevServer(directory, LAKE | {"zufluss.log.flush": "os"}) as server:
+    with WarmServer(directory, LAKE | {"zufluss.log.flush": "os"}) as server:
         yield server

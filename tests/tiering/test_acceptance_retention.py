@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.servers import WarmServer
 from tests.tiering.acceptance import rows_of
 from tests.tiering.support import LAKE, Driver, append, create_table, delete, upsert
 from tests.tiering.test_round import KEYED
@@ -101,7 +102,7 @@ def aging(server: DevServer, keyed: bool) -> Iterator[Aging]:
 def test_f10_the_log_waits_for_tiering_and_a_union_read_has_what_left_it(
     tmp_path: Path, keyed: bool
 ) -> None:
-    with DevServer(tmp_path, SERVER) as server, aging(server, keyed) as cluster:
+    with WarmServer(tmp_path, SERVER) as server, aging(server, keyed) as cluster:
         cluster.write(0, "first")
         cluster.looked()
         assert cluster.begins() == [0, 0], "nothing was tiered"

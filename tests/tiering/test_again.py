@@ -16,6 +16,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from tests.lake.readers import READERS
+from tests.servers import WarmServer
 from tests.tiering.acceptance import lake_table, rows_of, seen_by_all
 from tests.tiering.support import Driver, append, create_table, delete, upsert
 from tests.tiering.test_acceptance_retention import SERVER, Aging, aging
@@ -24,7 +25,6 @@ from tests.tiering.test_service import wait_until
 from zufluss.errors import OffsetOutOfRangeError
 from zufluss.lake.base import CommitterContext, LakeError, catalog_properties, lake_factory
 from zufluss.model.table import TableInfo
-from zufluss.testing.server import DevServer
 from zufluss.tiering.round import RoundEndedError
 
 COLUMNS = ["day", "id", "name"]
@@ -224,7 +224,7 @@ def paused(cluster: Aging) -> None:
 
 @pytest.mark.parametrize("more", [True, False], ids=["with new rows", "with nothing left"])
 def test_a_log_table_goes_on_behind_what_it_lost_and_says_what(tmp_path: Path, more: bool) -> None:
-    with DevServer(tmp_path, SERVER) as server, aging(server, keyed=False) as cluster:
+    with WarmServer(tmp_path, SERVER) as server, aging(server, keyed=False) as cluster:
         paused(cluster)
         cluster.wanted = [row for row in cluster.wanted if row[1].startswith("first")]
         tiered = cluster.admin.lake_snapshot(cluster.path)
@@ -252,7 +252,7 @@ def test_a_log_table_goes_on_behind_what_it_lost_and_says_what(tmp_path: Path, m
 
 
 def test_a_primary_key_table_that_lost_changes_says_that_it_cannot_go_on(tmp_path: Path) -> None:
-    with DevServer(tmp_path, SERVER) as server, aging(server, keyed=True) as cluster:
+    with WarmServer(tmp_path, SERVER) as server, aging(server, keyed=True) as cluster:
         paused(cluster)
         with pytest.raises(LakeError, match=r"key-value snapshot .* drop and re-create the table"):
             cluster.driver.round()

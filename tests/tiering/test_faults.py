@@ -21,8 +21,8 @@ from pyiceberg.catalog.sql import SqlCatalog
 
 import zufluss
 from tests.fault.conftest import rng, rounds
-from tests.fault.servers import WarmServer
 from tests.lake.rest_catalog import RestServer, rest_server
+from tests.servers import WarmServer
 from tests.tiering.faults import (
     KEYED,
     QUICK,

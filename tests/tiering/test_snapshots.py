@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from tests.servers import WarmServer
 from tests.tiering.acceptance import SPARK, lake_table, rows_of, seen_by_all
 from tests.tiering.support import (
     LAKE,
@@ -119,7 +120,7 @@ class Cut:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevServer]:
-    with DevServer(tmp_path_factory.mktemp("snapshots"), SERVER) as server:
+    with WarmServer(tmp_path_factory.mktemp("snapshots"), SERVER) as server:
         yield server
 
 
@@ -307,7 +308,7 @@ def test_a_round_that_reads_only_changes_holds_no_snapshots(cutting: Driver) -> 
 def spark_service(directory: Path) -> Iterator[tuple[Driver, TieringProcess]]:
     settings = SERVER | {"kv.snapshot.interval": "500ms"}
     with (
-        DevServer(directory, settings) as server,
+        WarmServer(directory, settings) as server,
         TieringProcess(server.bootstrap, SPARK) as service,
     ):
         driver = Driver(server)

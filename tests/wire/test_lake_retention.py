@@ -19,7 +19,7 @@ import pyarrow as pa
 import pytest
 
 import zufluss
-from tests.fault.servers import RoleServer
+from tests.servers import RoleServer
 from tests.wire.raw import OFFSET_EARLIEST, RawClient, table_path
 from zufluss.testing.server import DevServer
 from zufluss.wire import messages as m

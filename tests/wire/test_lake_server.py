@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 
 import zufluss
+from tests.servers import WarmServer
 from tests.wire.helpers import (
     DATABASE,
     append,
@@ -51,7 +52,7 @@ BUCKETS = 4
 @pytest.fixture(scope="module")
 def lake_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevServer]:
     """A server with a lake that it is told of; nobody asks the lake itself."""
-    with DevServer(tmp_path_factory.mktemp("lake-server"), LAKE) as server:
+    with WarmServer(tmp_path_factory.mktemp("lake-server"), LAKE) as server:
         yield server
 
 

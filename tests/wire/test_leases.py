@@ -17,6 +17,7 @@ import pytest
 import zufluss
 from tests.conftest import SERVERS
 from tests.leases.stage import beside
+from tests.servers import WarmServer
 from tests.wire.raw import RawClient, table_path
 from zufluss.client.sync import Connection
 from zufluss.errors import ErrorCode
@@ -61,7 +62,7 @@ def started(
         "kv.snapshot.interval": "20ms",
         "kv.snapshot.num-retained": "1",
     }
-    server = DevServer(directory, known | properties)
+    server = WarmServer(directory, known | properties)
     request.config.stash.setdefault(SERVERS, []).append(server)
     with server:
         yield server, ports

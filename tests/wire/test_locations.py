@@ -10,7 +10,7 @@ import fluss
 import pytest
 
 import zufluss
-from tests.fault.servers import RoleServer
+from tests.servers import RoleServer
 from tests.wire.helpers import append, connected, create, ids, read_arrow
 from zufluss.net.client import open_connection
 from zufluss.wire import messages as m

@@ -13,12 +13,12 @@ import pytest
 import zufluss
 from tests.conftest import SERVERS
 from tests.counts import FULL
+from tests.servers import WarmServer
 from tests.wire.raw import RawClient
 from tests.wire.test_leases import ports, raw, started, users
 from zufluss.client.sync import Connection
 from zufluss.cluster.producers import offsets_from_proto, offsets_to_proto
 from zufluss.errors import ErrorCode
-from zufluss.testing.server import DevServer
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
 
@@ -167,7 +167,7 @@ def test_epochs_grow_over_restarts(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, end: str
 ) -> None:
     """An epoch of before must stay fenced by a server that begins with an empty memory."""
-    server = DevServer(tmp_path_factory.mktemp("producers"), {})
+    server = WarmServer(tmp_path_factory.mktemp("producers"), {})
     request.config.stash.setdefault(SERVERS, []).append(server)
     with server:
         with zufluss.connect(server.bootstrap) as connection:

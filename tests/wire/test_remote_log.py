@@ -13,7 +13,7 @@ from pathlib import Path
 import fluss
 import pytest
 
-from tests.fault.servers import RoleServer
+from tests.servers import RoleServer, WarmServer
 from tests.wire.helpers import (
     DATABASE,
     append,
@@ -56,7 +56,7 @@ def serve(
     def start(**properties: str) -> Iterator[DevServer]:
         dirs = ",".join(map(str, locations))
         conf = {**SERVER, "remote.data.dirs": dirs, **properties}
-        with DevServer(tmp_path / "data", conf) as server:
+        with WarmServer(tmp_path / "data", conf) as server:
             yield server
 
     return start

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 
 from tests.conftest import SERVERS
+from tests.servers import WarmServer
 from tests.wire.helpers import (
     append,
     connected,
@@ -151,7 +152,7 @@ def restarted(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Before]:
     """A server that was filled, then ended in one way or the other, then started again."""
-    server = DevServer(tmp_path_factory.mktemp("restarted"))
+    server = WarmServer(tmp_path_factory.mktemp("restarted"))
     request.config.stash.setdefault(SERVERS, []).append(server)
     with server:
         before = asyncio.run(_fill(server))

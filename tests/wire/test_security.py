@@ -13,6 +13,7 @@ import fluss
 import pytest
 
 from tests.conftest import SERVERS
+from tests.servers import WarmServer
 from tests.wire.helpers import append, connect, connected, create, ids, in_time, read_arrow
 from tests.wire.raw import RawClient, versions_request
 from zufluss.testing.server import DevServer
@@ -52,7 +53,7 @@ def guarded(
         "security.protocol.map": "SECURE:sasl",
         "security.sasl.plain.jaas.config": JAAS,
     }
-    server = DevServer(tmp_path_factory.mktemp("guarded"), properties)
+    server = WarmServer(tmp_path_factory.mktemp("guarded"), properties)
     request.config.stash.setdefault(SERVERS, []).append(server)
     with server:
         yield server

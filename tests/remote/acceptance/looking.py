@@ -16,8 +16,8 @@ import pyarrow as pa
 from typer.testing import CliRunner
 
 import zufluss
-from tests.fault.servers import WarmServer
 from tests.remote.acceptance.stage import CLIENT, SERVER, TABLE, Stage, eventually
+from tests.servers import WarmServer
 from zufluss.cli.main import app
 from zufluss.client.sync import Table
 from zufluss.remote.objects import Objects

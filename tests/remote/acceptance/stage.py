@@ -18,7 +18,7 @@ import fluss
 import pyarrow as pa
 
 import zufluss
-from tests.fault.servers import WarmServer
+from tests.servers import WarmServer
 from tests.waiting import eventually as eventually
 from tests.wire.helpers import connected, in_time, read_arrow
 from zufluss.client.sync import Connection, Table

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from tests.fault.servers import RoleServer, WarmServer
 from tests.remote.acceptance.stage import (
     DIRS,
     PLACEMENT,
@@ -32,6 +31,7 @@ from tests.remote.acceptance.stage import (
     weighted,
     write,
 )
+from tests.servers import RoleServer, WarmServer
 from zufluss.config import Configuration
 from zufluss.errors import ConfigError
 from zufluss.remote.locations import reconciled

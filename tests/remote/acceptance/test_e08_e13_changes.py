@@ -12,7 +12,6 @@ from pathlib import Path
 import fluss
 import pytest
 
-from tests.fault.servers import WarmServer
 from tests.remote.acceptance.stage import (
     DIRS,
     ROWS,
@@ -31,6 +30,7 @@ from tests.remote.acceptance.stage import (
     weighted,
     write,
 )
+from tests.servers import WarmServer
 from tests.wire.helpers import IDS, connected, create, in_time
 from zufluss.client.sync import Admin
 from zufluss.errors import ConfigError

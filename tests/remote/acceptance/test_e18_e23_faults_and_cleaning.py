@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.fault.servers import WarmServer
 from tests.remote.acceptance.looking import (
     IN_LAKE,
     LAKE,
@@ -46,6 +45,7 @@ from tests.remote.acceptance.stage import (
     until_health,
     write,
 )
+from tests.servers import WarmServer
 from zufluss.client.sync import Table
 from zufluss.log.files import KILL_AT_VARIABLE
 from zufluss.remote.locations import Health

@@ -8,7 +8,6 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from tests.fault.servers import WarmServer
 from tests.remote.acceptance.looking import (
     IN_LAKE,
     LAKE,
@@ -34,6 +33,7 @@ from tests.remote.acceptance.stage import (
     segment_files,
     write,
 )
+from tests.servers import WarmServer
 from zufluss.client.sync import Table
 from zufluss.coordinator.locations import LOCATIONS_PATH, PLACEMENT_PATH
 from zufluss.meta.api import Delete, Op, Put

@@ -1,4 +1,4 @@
-"""Servers for fault tests: quick to start, on ports that nobody takes while they are down."""
+"""Servers for tests: quick to start, on ports that nobody takes while they are down."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from contextlib import suppress
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Self, TextIO
 
 import yaml
 
-from tests.fault import warm
+from tests import warm
 from zufluss.testing.server import DevServer
 
 PORTS = range(20_000, 32_000)
@@ -97,15 +97,7 @@ class WarmServer(DevServer):
         process: Any = WarmProcess(self.arguments(), self.environ)
         self.process = process
 
-    def arguments(self) -> list[str]:
-        """What follows `zufluss` on the command line."""
-        found = [*self.command, "--data-dir", str(self.data_dir), "--host", "127.0.0.1"]
-        found += ["--port", str(self.port)]
-        for key, value in self.properties.items():
-            found += ["-D", f"{key}={value}"]
-        return found
-
-    def start(self) -> WarmServer:
+    def start(self) -> Self:
         """Start and wait for the ready line."""
         self.launch()
         self._await_ready()

@@ -1,7 +1,7 @@
 """What a server process needs before it begins: imported once, then forked for every start.
 
-A crash test starts a server dozens of times. Importing everything and loading the compiled kernels
-takes two seconds of CPU, recovery takes a tenth of one. So a fork server (of the standard library)
+The tests start hundreds of servers. Importing everything and loading the compiled kernels takes two
+seconds of CPU, starting an empty server a tenth of one. So a fork server (of the standard library)
 imports this module once, and every server is a fork of it: a process of its own, with the real
 command line, killed with a real SIGKILL, only without the import.
 """
