@@ -16,6 +16,7 @@ import pytest
 from hypothesis import settings
 
 from scripts.spark_classes import options as quick_java
+from tests.counts import FULL
 from tests.servers import WarmServer
 from zufluss.testing.server import DevServer
 
@@ -26,7 +27,7 @@ os.environ.setdefault("SPARK_SUBMIT_OPTS", quick_java())
 # `make fault` looks for new ones.
 settings.register_profile("test", deadline=None, derandomize=True)
 settings.register_profile("fault", deadline=None)
-settings.load_profile("fault" if os.environ.get("ZUFLUSS_FAULT") == "full" else "test")
+settings.load_profile("fault" if FULL else "test")
 
 SERVERS = pytest.StashKey[list[DevServer]]()
 """Servers whose output belongs into the report of a failing test."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import os
 import secrets
 from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
 
+from tests.counts import FULL
 from tests.wire.kv import PUT_VERSION, put_request
 from tests.wire.raw import RawClient, table_path
 from zufluss.client.sync import Connection, Table
@@ -26,7 +26,6 @@ DATABASE = "fluss"
 ENGINE = {"table.merge-engine": "aggregation"}
 DEFAULT_FUNCTION = "table.merge-engine.aggregation.default-function"
 DELETES = "table.delete.behavior"
-FULL = os.environ.get("ZUFLUSS_FAULT") == "full"
 
 Row = dict[str, Any]
 Change = tuple[str, Row]

@@ -17,9 +17,8 @@ from typing import Any
 import pytest
 
 from tests.conftest import SERVERS
+from tests.counts import FULL
 from tests.servers import WarmServer
-
-FULL = os.environ.get("ZUFLUSS_FAULT") == "full"
 
 
 def rounds(normal: int, full: int) -> int:

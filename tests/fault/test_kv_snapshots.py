@@ -17,7 +17,7 @@ import pytest
 
 import zufluss
 from tests.conftest import SERVERS
-from tests.fault.conftest import FULL
+from tests.counts import FULL
 from tests.servers import RoleServer
 from tests.waiting import eventually as wait_for
 from zufluss.errors import ZuflussError

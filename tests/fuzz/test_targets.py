@@ -5,15 +5,13 @@ The quick form of `make fault`, which runs the same targets under a coverage-gui
 
 from __future__ import annotations
 
-import os
-
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.counts import FULL
 from tests.fuzz.targets import TARGETS, Target
 
-FULL = os.environ.get("ZUFLUSS_FAULT") == "full"
 EXAMPLES = 5_000 if FULL else 300
 EXTREMES = (0, 1, 2, 0x7F, 0x80, 0xFE, 0xFF)
 

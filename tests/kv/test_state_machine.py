@@ -9,7 +9,6 @@ loses what the store had not flushed, and of the log any part above the high wat
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -21,6 +20,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from tests.counts import FULL
 from tests.kv.kv_samples import look_up, open_store, small_memory
 from tests.kv.model import Change, DeletesDisabledError, Model, Put, Rules, fold
 from tests.log.support import open_log
@@ -43,7 +43,7 @@ KEY_BYTES = {(key,): CODEC.key((None, key)) for key in KEYS}
 INT_MIN = -(2**31)
 SEGMENTS = 32
 READ_BYTES = 1 << 20
-EXAMPLES = 2_000 if os.environ.get("ZUFLUSS_FAULT") == "full" else 30
+EXAMPLES = 2_000 if FULL else 30
 
 VARIANTS = [
     Rules(3, (1,)),

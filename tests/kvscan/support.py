@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
+from tests.counts import FULL
 from tests.waiting import eventually as eventually
 from tests.wire.kv import raw_changelog
 from tests.wire.raw import RawClient
@@ -28,7 +29,6 @@ DATABASE = "fluss"
 CAP_BYTES = 64 << 10
 """`kv.scanner.max-batch-size` of the shared server."""
 EXPIRED, UNKNOWN_ID, INVALID, TOO_MANY, BUSY = 66, 67, 68, 69, 30004
-FULL = os.environ.get("ZUFLUSS_FAULT") == "full"
 
 State = dict[int, Row]
 """Rows by key."""

@@ -9,7 +9,6 @@ for byte, without hole or duplicate, and the writers are remembered as their bat
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from tests.counts import FULL
 from tests.log.support import append, batch, entry, read_all
 from zufluss.errors import OffsetOutOfRangeError
 from zufluss.log import manager as manager_module
@@ -37,7 +37,6 @@ from zufluss.testing.files import (
     prefixes,
 )
 
-FULL = os.environ.get("ZUFLUSS_FAULT") == "full"
 WORKLOADS = 50 if FULL else 10
 IMAGES = 400 if FULL else 50
 

@@ -7,7 +7,6 @@ one goes on, and is killed, and the last one is let live. `ZUFLUSS_FAULT=full` k
 
 from __future__ import annotations
 
-import os
 import random
 import re
 import signal
@@ -17,6 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
+from tests.counts import FULL
 
 pytest.importorskip("pyspark", reason="needs the extra zufluss[spark]")
 pytest.importorskip("pyspark.sql.streaming.datasource", reason="needs Spark 4.2: streaming reads")
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.timeout(3600), pytest.mark.slow]
 
-FULL = os.environ.get("ZUFLUSS_FAULT") == "full"
 KILLS = 20 if FULL else 1
 SEED = 10
 SOME = {"log": ("halfway", 1), "upsert": ("written", 1), "aggregate": ("tasks", 1)}

@@ -16,7 +16,7 @@ pytest.importorskip("pyspark", reason="needs the extra zufluss[spark]")
 
 import zufluss
 from tests.client.pk import create_table
-from tests.counts import FULL, only_full
+from tests.counts import only_full
 from tests.spark.cluster import SparkCluster
 from tests.spark.sinks import (
     AGGREGATION,
@@ -150,7 +150,7 @@ def test_a_stream_whose_tasks_fail_is_in_every_kind_of_table_once(
     tables.check(COUNT)
 
 
-@pytest.mark.skipif(not FULL, reason="with ZUFLUSS_FAULT=full; test_sink_tasks.py has it too")
+@only_full  # test_sink_tasks.py has it too
 def test_a_driver_that_should_be_gone_cannot_write_older_rows_over_newer_ones(
     session: SparkSession,
     conn: Connection,
@@ -193,7 +193,7 @@ for table in (log, keyed, counts):
 """
 
 
-@pytest.mark.skipif(not FULL, reason="ZUFLUSS_FAULT=full starts a cluster")
+@only_full  # starts a cluster
 def test_jobs_whose_executors_are_killed_are_in_every_kind_of_table_once(
     local_cluster: SparkCluster,
     conn: Connection,

@@ -8,7 +8,6 @@ yet run, and against the steps of a stream; then whole queries of Spark, reads a
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import socket
 from collections.abc import Callable, Iterator
@@ -17,6 +16,8 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
+
+from tests.counts import FULL
 
 pytest.importorskip("pyspark", reason="needs the extra zufluss[spark]")
 
@@ -44,7 +45,6 @@ HASTY = {"client.request-timeout": "500ms"}
 """Gives up after 2 seconds."""
 LATEST = {"scan.startup.mode": "latest"}
 MANY = 2_000
-FULL = os.environ.get("ZUFLUSS_FAULT") == "full"
 
 Write = Callable[..., None]
 

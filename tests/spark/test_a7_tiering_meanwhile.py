@@ -6,10 +6,11 @@ go on; all of them have every row once, and have the same rows when the round is
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
+
+from tests.counts import FULL
 
 pytest.importorskip("pyspark", reason="needs the extra zufluss[spark]")
 
@@ -22,7 +23,6 @@ from zufluss.tiering.round import STEPS
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 
-FULL = os.environ.get("ZUFLUSS_FAULT") == "full"
 KINDS = pytest.mark.parametrize(
     "kind", ["log", "keyed parted", *(["keyed", "log parted"] if FULL else [])]
 )

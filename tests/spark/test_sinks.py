@@ -6,12 +6,13 @@ what a task does in `test_sink_tasks.py`, and all that the driver refuses in `te
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from tests.counts import only_full
 
 pytest.importorskip("pyspark", reason="needs the extra zufluss[spark]")
 
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
 
-FULL = os.environ.get("ZUFLUSS_FAULT") == "full"
 SMALL = {"client.writer.batch-size": "2kb"}
 """Many batches of few rows."""
 
@@ -181,7 +181,7 @@ def test_a_job_that_fails_leaves_nothing_in_an_aggregation_table(
 # -- streaming writes --------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(not FULL, reason="with ZUFLUSS_FAULT=full; test_stream_writer.py has its steps")
+@only_full  # test_stream_writer.py has its steps
 def test_micro_batches_that_spark_forgot_are_not_written_again(
     session: SparkSession,
     conn: Connection,

@@ -55,7 +55,6 @@ from zufluss.model.table import TableInfo
 from zufluss.testing.tiering import TieringProcess
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-FULL = os.environ.get("ZUFLUSS_FAULT") == "full"
 WAIT_SECONDS = 120.0
 """Longer than anything takes that is not broken."""
 QUICK = {

@@ -6,12 +6,12 @@ finds NULL in a column that was not there yet, and an update of an old row write
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 import fluss
 import pytest
 
+from tests.counts import FULL
 from tests.kv.model import Model, Rules
 from tests.wire.helpers import connected, in_time, poll_records
 from tests.wire.kv import (
@@ -31,7 +31,7 @@ from tests.wire.test_schema_evolution import add_column
 from zufluss.testing.server import DevServer
 from zufluss.wire.api import ApiKey
 
-ENDS = ["stop", "kill"] if os.environ.get("ZUFLUSS_FAULT") == "full" else ["kill"]
+ENDS = ["stop", "kill"] if FULL else ["kill"]
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ in the end every row that was accepted is read back by pyfluss.
 from __future__ import annotations
 
 import asyncio
-import os
 import struct
 from collections.abc import Iterator
 from typing import Any
@@ -21,6 +20,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.counts import FULL
 from tests.wire.bad_batches import good, message, wrapped
 from tests.wire.helpers import DATABASE, append, create, fresh_path, ids, read_arrow
 from tests.wire.raw import (
@@ -37,7 +37,7 @@ from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
 from zufluss.wire.frame import ResponseFrame, pack_request
 
-EXAMPLES = 200_000 if os.environ.get("ZUFLUSS_FAULT") == "full" else 300
+EXAMPLES = 200_000 if FULL else 300
 EXTREMES = [0, 1, -1, 127, 128, 255, 2**15 - 1, 2**15, 2**31 - 1, -(2**31), 2**63 - 1, -(2**63)]
 
 pytestmark = pytest.mark.timeout(3600 if EXAMPLES > 1000 else 180)
