@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
+import platform
 import random
+import resource
 import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +21,7 @@ from hypothesis import strategies as st
 from tests.kv.kv_samples import SEGMENT, look_up, put, small_memory
 from zufluss.errors import ConfigError
 from zufluss.kv import words
-from zufluss.kv.arena import BLOCK_BYTES_MIN, Arena
+from zufluss.kv.arena import AHEAD_BYTES, BLOCK_BYTES_MIN, Arena
 from zufluss.kv.flush import sort_by_key
 from zufluss.kv.memory import KvMemory
 from zufluss.kv.memtable import SEED, Memtable, group_keys, hash_keys
@@ -273,6 +277,39 @@ def test_the_reserve_is_for_those_who_make_room() -> None:
 def test_a_budget_that_is_too_small_is_refused() -> None:
     with pytest.raises(ConfigError, match="too small"):
         Arena(1000)
+
+
+OLD_LINUX = sys.platform != "linux" or tuple(map(int, platform.release().split(".")[:2])) < (5, 14)
+
+
+def pages_there(data: np.ndarray[Any, np.dtype[np.uint8]]) -> float:
+    """The share of a piece of memory that is faulted in."""
+    page = resource.getpagesize()
+    found = ctypes.create_string_buffer(len(data) // page)
+    address, size = ctypes.c_void_p(data.ctypes.data), ctypes.c_size_t(len(data))
+    assert ctypes.CDLL(None).mincore(address, size, found) == 0
+    return sum(byte & 1 for byte in found.raw) / len(found.raw)
+
+
+@pytest.mark.skipif(OLD_LINUX, reason="Linux 5.14 and later can fault in memory ahead")
+def test_memory_is_there_before_it_is_handed_out() -> None:
+    arena = Arena(8 * AHEAD_BYTES)
+    second = slice(AHEAD_BYTES, 2 * AHEAD_BYTES)
+    assert pages_there(arena.data[second]) == 0
+    for _ in range(AHEAD_BYTES // 2 // arena.segment_bytes):
+        assert arena.alloc(arena.segment_bytes) is not None
+    for thread in threading.enumerate():
+        if thread.name == "zufluss-pages":
+            thread.join()
+    assert pages_there(arena.data[second]) == 1
+    assert pages_there(arena.data[4 * AHEAD_BYTES :]) == 0, "no more than is needed soon"
+
+
+def test_an_arena_can_be_used_to_its_end() -> None:
+    arena = Arena(2 * AHEAD_BYTES)
+    while (found := arena.alloc(arena.segment_bytes, urgent=True)) is not None:
+        arena.data[found : found + arena.segment_bytes] = 1
+    assert arena.free_bytes == 0
 
 
 def test_small_buckets_take_little_memory() -> None:

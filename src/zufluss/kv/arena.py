@@ -5,6 +5,9 @@ in random order, and with pages of 4 KiB half of the time goes into finding the 
 gets none on most machines, which is why the flush process is sent its rows instead of mapping them.
 A reference is a position in the mapping; position 0 is never handed out.
 
+To fault in a huge page takes milliseconds on a virtual machine whose host must find the memory, in
+which every write of the server would wait. So a thread does it some megabytes ahead of the writers.
+
 Memory is given out in blocks of a power of two from `BLOCK_BYTES_MIN` to the size of a segment,
 split and joined again as buddies, so that a bucket of ten rows does not take a whole segment; what
 is larger than a segment gets a run of whole ones. A part is held in reserve for those who make room
@@ -16,7 +19,9 @@ event loop hold positions for as long as one call takes.
 
 from __future__ import annotations
 
+import ctypes
 import mmap
+import sys
 import threading
 
 import numpy as np
@@ -39,6 +44,15 @@ RESERVE_SHARE = 64
 SEGMENTS_MIN = 8
 """Segments that a budget must have."""
 
+AHEAD_BYTES = 8 << 20
+"""Memory that is faulted in before it is handed out; a server with less in use does without."""
+
+FAULT_BYTES = 2 << 20
+"""How much of it at once: a huge page."""
+
+MADV_POPULATE_WRITE = 23
+"""Of Linux 5.14 and later; others refuse it, and pages are faulted in by those who write."""
+
 
 def _reserve(size: int) -> mmap.mmap:
     """So many bytes of memory that cost nothing until they are touched."""
@@ -49,6 +63,16 @@ def _reserve(size: int) -> mmap.mmap:
         except OSError as e:
             log.debug("kv_no_huge_pages", reason=str(e))
     return memory
+
+
+def _fault_in(memory: Bytes) -> None:
+    """Have all of this memory be there."""
+    madvise = ctypes.CDLL(None).madvise
+    begin = memory.ctypes.data
+    for at in range(begin, begin + len(memory), FAULT_BYTES):
+        size = min(FAULT_BYTES, begin + len(memory) - at)
+        if madvise(ctypes.c_void_p(at), ctypes.c_size_t(size), MADV_POPULATE_WRITE):
+            return
 
 
 class Arena:
@@ -75,6 +99,7 @@ class Arena:
         self._segments = np.ones(segments, np.bool_)
         self._segments[0] = False
         self._next = 1
+        self._faulted_in = AHEAD_BYTES
         self._changed = threading.Condition()
 
     def __repr__(self) -> str:
@@ -146,8 +171,19 @@ class Arena:
         if start is None:
             return None
         self._next = start + count
+        self._go_ahead(self._next * self.segment_bytes)
         self._mark(start * self.segment_bytes, size, free=False)
         return start * self.segment_bytes
+
+    def _go_ahead(self, used: int) -> None:
+        """Fault in what comes next, when the first half of what was faulted in is used."""
+        enough = min(self._faulted_in - AHEAD_BYTES // 2, self.budget)
+        if sys.platform != "linux" or used <= enough:
+            return
+        begin = max(used, self._faulted_in)
+        self._faulted_in = begin + AHEAD_BYTES
+        memory = self.data[begin : self._faulted_in]
+        threading.Thread(target=_fault_in, args=(memory,), name="zufluss-pages").start()
 
     def _first(self, begin: int, count: int) -> int | None:
         free = self._segments[begin:]
