@@ -21,6 +21,8 @@ from tests.counts import FULL
 
 pytest.importorskip("pyspark", reason="needs the extra zufluss[spark]")
 
+from pyspark.errors import StreamingQueryException
+
 import zufluss
 from tests.client.rounds import Rounds
 from tests.servers import WarmServer
@@ -476,5 +478,11 @@ def test_streaming_writes_live_through_changes_until_their_table_is_dropped(
     for table, query in zip(tables, queries, strict=True):
         world.drop(table)
         put(6 + tables.index(table), "y")
-        with pytest.raises(Exception, match="TableNotExistError"):
+        with pytest.raises(StreamingQueryException) as failed:
             query.processAllAvailable()
+        assert "TableNotExistError" in whole_text(failed.value)
+
+
+def whole_text(error: Any) -> str:
+    """What an error of Spark says, and what those say that caused it."""
+    return "" if error is None else f"{error} {error._stackTrace} {whole_text(error._cause)}"

@@ -49,7 +49,7 @@ SERVER = {
     "zufluss.remote.request-timeout": "1s",
 }
 TABLE = {"table.log.tiered.local-segments": "1", "table.log.arrow.compression.type": "NONE"}
-CLIENT = {"client.request-timeout": "1s", "client.scanner.log.fetch.wait-max-time": "20ms"}
+CLIENT = {"client.request-timeout": "5s", "client.scanner.log.fetch.wait-max-time": "20ms"}
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:

@@ -359,11 +359,12 @@ def test_e23_nothing_outside_the_roots_is_deleted(tmp_path: Path) -> None:
             outside / orphan(stays),
         ]
         garbage = [root / orphan(gone) for root in roots]
+        for root in roots:  # before the garbage, with which the directory may go
+            (root / f"log/fluss/{table}/0").mkdir(parents=True, exist_ok=True)
+            (root / f"log/fluss/{table}/0/linked").symlink_to(outside / "log")
         for path in (*strangers, *garbage):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(b"content")
-        for root in roots:
-            (root / f"log/fluss/{table}/0/linked").symlink_to(outside / "log")
         eventually(lambda: not any(path.exists() for path in garbage), "garbage is swept")
         it.admin.drop_table("t")
         eventually(lambda: "drop_cleaned" in it.server.log(), "the drop is cleaned")
