@@ -25,7 +25,7 @@ os.environ.setdefault("SPARK_SUBMIT_OPTS", quick_java())
 
 # The same examples on every run, and no time limits: a loaded machine is not a failure.
 # `make fault` looks for new ones.
-settings.register_profile("test", deadline=None, derandomize=True)
+settings.register_profile("test", deadline=None, derandomize=True, max_examples=50)
 settings.register_profile("fault", deadline=None)
 settings.load_profile("fault" if FULL else "test")
 
@@ -65,6 +65,12 @@ def new_server(
             return stack.enter_context(server)
 
         yield start
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Modules that share a Spark session come first: one worker gets them, and one starts Spark."""
+    shared = {item.path for item in items if "spark" in getattr(item, "fixturenames", ())}
+    items.sort(key=lambda item: item.path not in shared)
 
 
 @pytest.hookimpl(wrapper=True)

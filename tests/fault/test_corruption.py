@@ -273,7 +273,7 @@ def test_a_damaged_file_never_makes_a_server_give_wrong_batches(
     files = [p.relative_to(data.directory) for p in data.directory.rglob("*") if p.is_file()]
     files = [p for p in files if p.parts[0] in ("crash", ".commit-log")]
     outcomes: Counter[str] = Counter()
-    for number in range(rounds(10, 250)):
+    for number in range(rounds(6, 250)):
         server = warm_server(PROPERTIES, name=f"damaged{number}")
         copy(data.directory, server.data_dir)
         path = server.data_dir / rng.choice(files)

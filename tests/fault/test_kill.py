@@ -84,7 +84,7 @@ def run(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", range(rounds(2, 10)))
+@pytest.mark.parametrize("part", range(rounds(1, 10)))
 def test_what_is_acknowledged_survives_kills_at_random_moments(
     warm_server: Callable[..., WarmServer], rng: random.Random, part: int
 ) -> None:
@@ -97,7 +97,7 @@ def test_pyfluss_and_our_client_live_through_kills(
     warm_server: Callable[..., WarmServer], rng: random.Random
 ) -> None:
     server = warm_server(SMALL).start()
-    run(server, rng, rounds(6, 100), [PyflussWriter, ZuflussWriter])
+    run(server, rng, rounds(4, 100), [PyflussWriter, ZuflussWriter])
 
 
 @pytest.mark.slow

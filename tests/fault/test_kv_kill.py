@@ -68,7 +68,7 @@ def run(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", range(rounds(2, 10)))
+@pytest.mark.parametrize("part", range(rounds(1, 10)))
 def test_the_state_is_the_fold_of_the_changelog_after_kills_at_random_moments(
     warm_server: Callable[..., WarmServer], rng: random.Random, part: int
 ) -> None:
@@ -79,7 +79,7 @@ def test_the_state_is_the_fold_of_the_changelog_after_kills_at_random_moments(
 def test_kills_while_little_memory_is_flushed_and_evicted(
     warm_server: Callable[..., WarmServer], rng: random.Random
 ) -> None:
-    run(warm_server({**OFTEN, **TIGHT}).start(), rng, rounds(6, 100), BigPutWriter)
+    run(warm_server({**OFTEN, **TIGHT}).start(), rng, rounds(4, 100), BigPutWriter)
 
 
 @pytest.mark.slow
@@ -87,7 +87,7 @@ def test_kills_with_acknowledgements_that_do_not_wait_for_the_disk(
     warm_server: Callable[..., WarmServer], rng: random.Random
 ) -> None:
     server = warm_server({**SMALL, **OFTEN, "zufluss.log.flush": "os"}).start()
-    run(server, rng, rounds(6, 100))
+    run(server, rng, rounds(4, 100))
 
 
 @pytest.mark.slow

@@ -209,7 +209,7 @@ def test_a_reader_beside_the_writer_sees_whole_values_only(tmp_path: Path) -> No
     reader = threading.Thread(target=read)
     reader.start()
     offset = 0
-    for step in range(400):
+    for step in range(200):
         part = keys[step % 2 :: 2]
         put(store, part, [b"%d|%s|" % (offset, k) + b"x" * (step % 200) for k in part], offset)
         assert wrong == []

@@ -212,8 +212,8 @@ def test_f9_freshness_is_honoured_and_a_change_works_at_once(driver: Driver) -> 
 
 
 def test_f9_a_table_is_not_handed_out_before_its_freshness_is_over(driver: Driver) -> None:
-    path = create_table(driver.connection, "second", bucket_count=1, properties={FRESH: "1s"})
     began = time.monotonic()
+    path = create_table(driver.connection, "second", bucket_count=1, properties={FRESH: "1s"})
     for turn in range(2):
         append(driver.connection, path, rows(5, 5 * turn))
         lease = driver.receive()
