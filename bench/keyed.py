@@ -19,9 +19,9 @@ from zufluss.kv.table import KvTable
 from zufluss.kv.tablet import KvTablet
 from zufluss.log.files import Files
 from zufluss.model.table import TableBucket, TableInfo
-from zufluss.record.keys import KeyEncoder, bucket_assign
-from zufluss.record.kvbatch import build_kv_batch
-from zufluss.record.rowcodec import RowCodec
+from zufluss.record.batch.kv import build_kv_batch
+from zufluss.record.keys.encoding import KeyEncoder, bucket_assign
+from zufluss.record.rows.codec import RowCodec
 from zufluss.record.slices import Bytes, Positions, Slices
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey

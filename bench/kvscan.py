@@ -29,12 +29,12 @@ from bench.keyed import KEY
 from bench.kv import Written
 from bench.report import Measure, compared
 from bench.work import alternate, new_table, rss_bytes
-from zufluss.client.kvvalues import slices_of
+from zufluss.client.keyed.values import slices_of
 from zufluss.config import client_options as o
 from zufluss.model.table import TableInfo
 from zufluss.net.client import RpcConnection
-from zufluss.record.kvbatch import split_values
-from zufluss.record.rowcodec import RowCodec
+from zufluss.record.batch.kv import split_values
+from zufluss.record.rows.codec import RowCodec
 from zufluss.testing.server import DevServer
 
 KEYS = 5_000_000

@@ -22,8 +22,8 @@ from zufluss.config.load import Configuration
 from zufluss.model.schema import Schema
 from zufluss.model.table import TableBucket, TableDescriptor, TableInfo, TablePath
 from zufluss.model.validation import complete
-from zufluss.record.check import BatchChecker
-from zufluss.record.project import Projector
+from zufluss.record.arrow.project import Projector
+from zufluss.record.batch.check import BatchChecker
 from zufluss.wire import messages as m
 from zufluss.wire.scan import scan_produce
 

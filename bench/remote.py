@@ -38,7 +38,7 @@ from bench.keyed import KEY, random_keys
 from bench.kv import Written
 from bench.report import Measure, compared, quantity
 from bench.work import UNCOMPRESSED, alternate, new_table, ten_columns
-from zufluss.client.remote import AHEAD, RANGE_BYTES
+from zufluss.client.read.remote import AHEAD, RANGE_BYTES
 from zufluss.config import Configuration
 from zufluss.model.table import TableBucket, TableInfo
 from zufluss.remote.locations import Locations, reconciled

@@ -31,7 +31,7 @@ from bench.keyed import KEY, every_key, keyed_rows
 from bench.report import Measure, compared
 from bench.work import alternate, cpu_seconds, new_table
 from zufluss.obs.metrics import SENT_BYTES
-from zufluss.spark.reader import FlussReader, source_schema
+from zufluss.spark.read.batch import FlussReader, source_schema
 from zufluss.spark.source_options import parse_options
 from zufluss.testing.server import DevServer
 

@@ -20,8 +20,8 @@ import numpy as np
 import pyarrow as pa
 
 import zufluss
-from zufluss.client.encode import BatchEncoder
 from zufluss.client.hot import produce_request
+from zufluss.client.write.encode import BatchEncoder
 from zufluss.model.schema import Schema
 from zufluss.model.table import TableBucket, TableInfo
 from zufluss.wire import messages as m

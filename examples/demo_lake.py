@@ -21,8 +21,8 @@ from rich.console import Console
 from rich.table import Table as Grid
 
 import zufluss
-from zufluss.client.syncscan import UnionScanner
-from zufluss.client.union import UnionPlan
+from zufluss.client.read.union import UnionPlan
+from zufluss.client.sync.scan import UnionScanner
 from zufluss.lake.base import catalog_properties
 from zufluss.testing.tiering import TieringProcess
 

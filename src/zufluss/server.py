@@ -35,7 +35,7 @@ from zufluss.cluster.writer_ids import WriterIds
 from zufluss.config import options
 from zufluss.config.lake import EMBEDDED_LAKE, embedded_lake
 from zufluss.config.load import Configuration
-from zufluss.coordinator.locations import NO_LOCATIONS
+from zufluss.coordinator.remote.locations import NO_LOCATIONS
 from zufluss.coordinator.server import Coordinator
 from zufluss.errors import ConfigError, NetworkError
 from zufluss.log.files import Files, files_from_environment

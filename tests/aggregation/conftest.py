@@ -12,7 +12,7 @@ import zufluss
 from tests.conftest import SERVERS
 from tests.servers import WarmServer, free_port
 from tests.wire.raw import RawClient
-from zufluss.client.sync import Connection
+from zufluss.client.sync.connection import Connection
 from zufluss.testing.server import DevServer
 
 QUICK = {"client.writer.batch-timeout": "0ms"}

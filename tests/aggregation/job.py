@@ -36,8 +36,8 @@ from tests import servers
 from tests.aggregation.recovery import columns_of, event, written
 from tests.warm import PR_SET_PDEATHSIG
 from zufluss.client import ProducerHandle
-from zufluss.client.syncwrite import ExactlyOnceWriter
-from zufluss.client.undo import UndoProgress
+from zufluss.client.producer.undo import UndoProgress
+from zufluss.client.sync.write import ExactlyOnceWriter
 from zufluss.errors import ZuflussError
 
 _forks = multiprocessing.get_context("forkserver")

@@ -8,8 +8,8 @@ from typing import Any
 
 from tests.wire.kv import PUT_VERSION, Codec, kv_batch, put_request
 from tests.wire.raw import RawClient
-from zufluss.client.producerwire import offsets_to_wire
-from zufluss.client.sync import Table
+from zufluss.client.producer.wire import offsets_to_wire
+from zufluss.client.sync.connection import Table
 from zufluss.errors import ErrorCode
 from zufluss.model.producer import ProducerWriter
 from zufluss.model.table import TableBucket

@@ -26,7 +26,7 @@ from tests.aggregation.tables import fresh_name
 from tests.aggregation.tables import rounds as rounds
 from tests.waiting import eventually as eventually
 from tests.wire.raw import RawClient
-from zufluss.client.sync import Connection, Table
+from zufluss.client.sync.connection import Connection, Table
 from zufluss.model.producer import UNDO_TASK, ProducerWriter
 from zufluss.model.table import TableBucket
 from zufluss.testing.server import DevServer

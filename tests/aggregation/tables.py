@@ -12,8 +12,8 @@ import pyarrow as pa
 from tests.counts import FULL
 from tests.wire.kv import PUT_VERSION, put_request
 from tests.wire.raw import RawClient, table_path
-from zufluss.client.sync import Connection, Table
-from zufluss.client.upsert import MergeModeName
+from zufluss.client.sync.connection import Connection, Table
+from zufluss.client.write.upsert import MergeModeName
 from zufluss.errors import ZuflussError
 from zufluss.model.merge import MergeMode
 from zufluss.model.schema import Schema

@@ -22,7 +22,7 @@ from tests.aggregation.reference import (
 from tests.aggregation.tables import Row, aggregated, batch_of, changes, rounds
 from tests.wire.helpers import connected, in_time
 from tests.wire.kv import lookup, upsert
-from zufluss.client.sync import Connection, Table
+from zufluss.client.sync.connection import Connection, Table
 from zufluss.model.aggregate import FUNCTIONS
 from zufluss.model.ddl import parse_type
 from zufluss.model.types import Root

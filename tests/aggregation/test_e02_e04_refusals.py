@@ -21,7 +21,7 @@ from tests.aggregation.tables import (
     values,
 )
 from tests.wire.raw import RawClient
-from zufluss.client.sync import Connection
+from zufluss.client.sync.connection import Connection
 from zufluss.errors import ConfigError, ErrorCode, ZuflussError
 from zufluss.model.ddl import parse_type
 from zufluss.model.table import TableDescriptor

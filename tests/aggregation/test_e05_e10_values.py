@@ -25,7 +25,7 @@ from tests.aggregation.tables import (
 from tests.wire.helpers import connected, in_time
 from tests.wire.kv import Codec, kv_batch, upsert
 from tests.wire.raw import RawClient
-from zufluss.client.sync import Connection, Table
+from zufluss.client.sync.connection import Connection, Table
 from zufluss.errors import AggregationError, InvalidTargetColumnError
 from zufluss.model.merge import MergeMode
 from zufluss.model.schema import Schema

@@ -26,7 +26,7 @@ from tests.wire.kv import Codec, changelog, kv_batch, raw_changelog
 from tests.wire.kv import delete as delete_by_pyfluss
 from tests.wire.kv import upsert as upsert_by_pyfluss
 from tests.wire.raw import RawClient
-from zufluss.client.sync import Connection, Table
+from zufluss.client.sync.connection import Connection, Table
 from zufluss.errors import ErrorCode, ZuflussError
 from zufluss.model.merge import MergeMode
 from zufluss.testing.server import DevServer

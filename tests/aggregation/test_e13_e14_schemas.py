@@ -25,7 +25,7 @@ from tests.aggregation.tables import (
 )
 from tests.wire.kv import Codec, kv_batch, raw_changelog
 from tests.wire.raw import RawClient, table_path
-from zufluss.client.sync import Connection, Table
+from zufluss.client.sync.connection import Connection, Table
 from zufluss.errors import (
     ColumnLockedError,
     ErrorCode,

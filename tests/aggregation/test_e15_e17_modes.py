@@ -31,7 +31,7 @@ from tests.aggregation.tables import (
 from tests.wire.kv import PUT_VERSION, Codec, kv_batch, put_request
 from tests.wire.raw import RawClient
 from tests.wire.test_overwrite_permission import guarded
-from zufluss.client.sync import Connection, Table
+from zufluss.client.sync.connection import Connection, Table
 from zufluss.errors import (
     AggregationError,
     AuthorizationError,

@@ -32,7 +32,7 @@ from tests.conftest import SERVERS
 from tests.coordinator.producing import Producing, at
 from tests.servers import WarmServer
 from tests.wire.raw import ConnectionEndedError, RawClient
-from zufluss.client.sync import Connection, Table
+from zufluss.client.sync.connection import Connection, Table
 from zufluss.errors import ProducerFencedError, ProducerStateError
 from zufluss.kv.own_changes import STEP_ROWS
 from zufluss.log.files import KILL_AT_VARIABLE

@@ -28,8 +28,8 @@ from tests.aggregation.recovery import (
 )
 from tests.wire.raw import RawClient
 from zufluss.client import ProducerState
-from zufluss.client.sync import Connection
-from zufluss.client.syncwrite import ExactlyOnceWriter
+from zufluss.client.sync.connection import Connection
+from zufluss.client.sync.write import ExactlyOnceWriter
 from zufluss.testing.server import DevServer
 
 MANY = range(40)

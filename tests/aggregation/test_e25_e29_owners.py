@@ -34,7 +34,7 @@ from tests.aggregation.recovery import (
 )
 from tests.wire.kv import PUT_VERSION, put_request
 from tests.wire.raw import RawClient
-from zufluss.client.sync import Connection, Table
+from zufluss.client.sync.connection import Connection, Table
 from zufluss.errors import (
     ColumnLockedError,
     ErrorCode,

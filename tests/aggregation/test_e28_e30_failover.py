@@ -28,7 +28,7 @@ from tests.client.relay import Relay
 from tests.conftest import SERVERS
 from tests.servers import RoleServer, WarmServer
 from tests.wire.raw import ConnectionEndedError, RawClient
-from zufluss.client.sync import Table
+from zufluss.client.sync.connection import Table
 from zufluss.errors import (
     ColumnLockedError,
     ErrorCode,

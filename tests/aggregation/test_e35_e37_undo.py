@@ -31,7 +31,7 @@ from tests.aggregation.recovery import (
 from tests.conftest import SERVERS
 from tests.servers import WarmServer
 from tests.wire.raw import RawClient
-from zufluss.client.sync import Connection, Table
+from zufluss.client.sync.connection import Connection, Table
 from zufluss.errors import ErrorCode, InvalidProducerIdError
 from zufluss.model.aggregate import FUNCTIONS
 from zufluss.model.producer import UNDO_TASK

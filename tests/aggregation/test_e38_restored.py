@@ -32,7 +32,7 @@ from tests.conftest import SERVERS
 from tests.servers import WarmServer
 from tests.wire.kv import Codec, values_of
 from tests.wire.raw import RawClient
-from zufluss.client.sync import Connection
+from zufluss.client.sync.connection import Connection
 from zufluss.errors import ErrorCode
 
 EVENTS = rounds(50, 400)

@@ -9,7 +9,7 @@ import pytest
 
 import zufluss as client
 from tests.servers import WarmServer
-from zufluss.client.sync import Connection
+from zufluss.client.sync.connection import Connection
 from zufluss.model.table import TableBucket
 from zufluss.testing.server import DevServer
 

@@ -8,7 +8,7 @@ import pytest
 import zufluss
 from tests.client.fake import FakeCluster
 from zufluss.client.connection import AsyncConnection, connect_async
-from zufluss.client.sync import Connection
+from zufluss.client.sync.connection import Connection
 from zufluss.testing.server import DevServer
 
 FAST: dict[str, Any] = {

@@ -21,7 +21,7 @@ from google.protobuf.message import Message
 from zufluss.errors import ErrorCode, ZuflussError, error
 from zufluss.model.schema import Schema
 from zufluss.model.table import TableBucket, TableDescriptor, TableInfo, TablePath
-from zufluss.record.batch import iter_headers, stamp, verify_crc
+from zufluss.record.header import iter_headers, stamp, verify_crc
 from zufluss.wire import messages as m
 from zufluss.wire.api import APIS, ApiKey
 from zufluss.wire.frame import pack_error, pack_response

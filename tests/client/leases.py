@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.client.fake import FakeCluster
 from zufluss.client.connection import AsyncConnection
-from zufluss.client.lease import AsyncKvSnapshotLease
+from zufluss.client.lease.lease import AsyncKvSnapshotLease
 from zufluss.errors import KvSnapshotLeaseFencedError, KvSnapshotLeaseNotFoundError, ZuflussError
 from zufluss.model.table import TableBucket
 from zufluss.wire import messages as m

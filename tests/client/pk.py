@@ -6,7 +6,7 @@ import itertools
 import secrets
 from typing import Any
 
-from zufluss.client.sync import Connection, Table
+from zufluss.client.sync.connection import Connection, Table
 
 _NUMBERS = itertools.count()
 _RUN = secrets.token_hex(3)

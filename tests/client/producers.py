@@ -9,7 +9,7 @@ from google.protobuf.message import Message
 
 from tests.client.fake import KV_HEADER, FakeCluster
 from zufluss.client.connection import AsyncConnection
-from zufluss.client.producerwire import offsets_from_wire, offsets_to_wire
+from zufluss.client.producer.wire import offsets_from_wire, offsets_to_wire
 from zufluss.client.table import AsyncTable
 from zufluss.errors import ErrorCode, ProducerFencedError, ProducerNotFoundError, ZuflussError
 from zufluss.model.producer import ProducerWriter

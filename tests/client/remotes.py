@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from crc32c import crc32c
 
 from tests.client.fake import FakeLog
-from zufluss.record.batch import iter_headers
+from zufluss.record.header import iter_headers
 from zufluss.remote.layout import segment_file
 from zufluss.remote.objects import Objects
 from zufluss.wire import messages as m

@@ -22,7 +22,7 @@ import pytest
 import zufluss
 from zufluss import col
 from zufluss.client import ColumnMismatchError
-from zufluss.client.sync import Connection, Table
+from zufluss.client.sync.connection import Connection, Table
 from zufluss.errors import (
     AuthenticationError,
     DatabaseNotEmptyError,

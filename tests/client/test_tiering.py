@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import zufluss
-from zufluss.client.sync import Connection
+from zufluss.client.sync.connection import Connection
 from zufluss.client.tiering import Heartbeat, TableLease, TieringClient, TieringStats
 from zufluss.errors import (
     FencedTieringEpochError,

@@ -9,9 +9,9 @@ from typing import Any
 
 from tests.coordinator.support import Cluster, Seconds
 from zufluss.cluster.producers import ProducerEntry
-from zufluss.coordinator.producer_records import PRODUCERS_PATH
-from zufluss.coordinator.producer_rules import InitCall, Initialised
-from zufluss.coordinator.producers import Producers
+from zufluss.coordinator.producers.producers import Producers
+from zufluss.coordinator.producers.records import PRODUCERS_PATH
+from zufluss.coordinator.producers.rules import InitCall, Initialised
 from zufluss.meta.api import Op
 from zufluss.model.schema import Schema
 from zufluss.model.table import TableBucket, TableDescriptor, TablePath

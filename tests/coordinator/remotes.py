@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from zufluss.cluster.remote import ManifestCommit, metadata_file
-from zufluss.coordinator.remote_checks import bucket_directory
+from zufluss.coordinator.remote.checks import bucket_directory
 from zufluss.coordinator.server import Coordinator
 from zufluss.model.schema import Schema
 from zufluss.model.table import PhysicalTablePath, TableBucket, TableDescriptor, TablePath

@@ -20,7 +20,7 @@ from zufluss.cluster.replicas import (
     replica_from_proto,
     stop_from_proto,
 )
-from zufluss.coordinator.placement import place
+from zufluss.coordinator.catalog.placement import place
 from zufluss.coordinator.tablets import RemoteTablet, Tablets
 from zufluss.errors import (
     InvalidReplicationFactorError,

@@ -37,8 +37,8 @@ from tests.wire.raw import (
 from zufluss.errors import RETRIABLE, ErrorCode
 from zufluss.model.schema import Schema
 from zufluss.model.table import TableBucket, TableDescriptor
-from zufluss.record.arrow import decode
-from zufluss.record.batch import BatchHeader, build_batch, iter_headers, verify_crc
+from zufluss.record.arrow.message import decode
+from zufluss.record.header import BatchHeader, build_batch, iter_headers, verify_crc
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
 

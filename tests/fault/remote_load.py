@@ -51,9 +51,9 @@ from tests.fault.load import (
 from tests.kv.model import Change, fold
 from tests.waiting import eventually as wait_for
 from tests.wire.raw import RawClient
-from zufluss.client.sync import Connection
-from zufluss.coordinator.bucket_remotes import BucketRecord, ManifestRecord
+from zufluss.client.sync.connection import Connection
 from zufluss.coordinator.records import bucket_remote
+from zufluss.coordinator.remote.bucket_remotes import BucketRecord, ManifestRecord
 from zufluss.meta.embedded import DATABASE_FILE
 from zufluss.model.table import TableBucket
 from zufluss.remote.files import RemoteFile

@@ -32,7 +32,7 @@ from zufluss.log.files import Files
 from zufluss.log.log import Log
 from zufluss.log.segment import PagesNotCachedError
 from zufluss.model.table import TableBucket
-from zufluss.record.batch import BatchHeader, iter_headers
+from zufluss.record.header import BatchHeader, iter_headers
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
 

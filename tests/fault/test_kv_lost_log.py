@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import zufluss
-from zufluss.record.batch import iter_headers
+from zufluss.record.header import iter_headers
 from zufluss.testing.server import DevServer
 
 BATCHES = 8

@@ -39,7 +39,7 @@ from tests.fault.remote_load import (
 from tests.kv.model import fold
 from tests.servers import WarmServer
 from tests.wire.raw import RawClient
-from zufluss.client.sync import Connection
+from zufluss.client.sync.connection import Connection
 from zufluss.errors import ZuflussError
 from zufluss.model.table import TableBucket
 from zufluss.testing.proxy import Fault, FaultProxy

@@ -33,8 +33,8 @@ from zufluss.log.commit_log import BLOCK_BYTES
 from zufluss.log.writer_state import WriterState
 from zufluss.model.predicate import Predicate, col
 from zufluss.model.schema import Schema
-from zufluss.record.batch import read_header
-from zufluss.record.stats import build_statistics
+from zufluss.record.batch.stats import build_statistics
+from zufluss.record.header import read_header
 from zufluss.testing.files import SilentFiles
 from zufluss.wire import messages as m
 from zufluss.wire.api import APIS

@@ -35,17 +35,17 @@ from zufluss.model.schema import Schema
 from zufluss.model.table import TableDescriptor
 from zufluss.model.types import parse_type
 from zufluss.model.validation import check_table, complete
-from zufluss.record import plain
-from zufluss.record.arrow import decode as decode_arrow
-from zufluss.record.arrow import parse_message
-from zufluss.record.batch import iter_headers, read_header, seal
-from zufluss.record.check import BatchChecker, CheckedBatch
+from zufluss.record.arrow.layout import Layout
+from zufluss.record.arrow.message import decode as decode_arrow
+from zufluss.record.arrow.message import parse_message
+from zufluss.record.arrow.project import Projector
+from zufluss.record.batch import plain
+from zufluss.record.batch.check import BatchChecker, CheckedBatch
+from zufluss.record.batch.stats import may_match, read_statistics
 from zufluss.record.fault import Fault, RefusedBatchError
+from zufluss.record.header import iter_headers, read_header, seal
 from zufluss.record.kernels.arrow import check_batch
-from zufluss.record.layout import Layout
-from zufluss.record.project import Projector
-from zufluss.record.rows import check_body, decode_body
-from zufluss.record.stats import may_match, read_statistics
+from zufluss.record.rows.formats import check_body, decode_body
 from zufluss.testing.files import SilentFiles
 from zufluss.wire import messages as m
 from zufluss.wire.api import APIS

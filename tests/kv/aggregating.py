@@ -20,8 +20,8 @@ from zufluss.model.merge import MergeMode
 from zufluss.model.schema import AggFunction, Column, Schema
 from zufluss.model.table import TableDescriptor, TableInfo, TablePath
 from zufluss.model.types import parse_type
-from zufluss.record.kvbatch import build_kv_batch
-from zufluss.record.rowcodec import Located, RowCodec
+from zufluss.record.batch.kv import build_kv_batch
+from zufluss.record.rows.codec import Located, RowCodec
 from zufluss.record.slices import ABSENT, Slices
 
 Row = tuple[Any, ...]

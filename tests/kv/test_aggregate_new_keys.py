@@ -24,8 +24,8 @@ from zufluss.model.merge import MergeMode
 from zufluss.model.schema import Schema
 from zufluss.record.aggregate import kernels as k
 from zufluss.record.aggregate.registry import BUILDERS
-from zufluss.record.kvbatch import build_kv_batch
-from zufluss.record.rowcodec import Located, RowCodec
+from zufluss.record.batch.kv import build_kv_batch
+from zufluss.record.rows.codec import Located, RowCodec
 from zufluss.record.slices import Slices
 
 EXAMPLES = settings(

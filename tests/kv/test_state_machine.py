@@ -33,7 +33,7 @@ from zufluss.kv.table import KvTable
 from zufluss.kv.tablet import KvTablet
 from zufluss.model.schema import Schema
 from zufluss.model.table import TableDescriptor, TableInfo, TablePath
-from zufluss.record.batch import iter_headers
+from zufluss.record.header import iter_headers
 from zufluss.record.slices import Slices
 
 SCHEMA = Schema.of("text STRING, id BIGINT NOT NULL, n INT", primary_key=["id"])

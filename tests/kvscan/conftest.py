@@ -13,7 +13,7 @@ from tests.conftest import SERVERS
 from tests.kvscan.support import CAP_BYTES, scrape
 from tests.servers import WarmServer
 from tests.wire.raw import RawClient
-from zufluss.client.sync import Connection
+from zufluss.client.sync.connection import Connection
 from zufluss.testing.server import DevServer
 
 PROPERTIES = {

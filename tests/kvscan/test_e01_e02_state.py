@@ -27,7 +27,7 @@ from tests.wire.scans import (
     pin,
     put_rows,
 )
-from zufluss.client.sync import Connection, Table
+from zufluss.client.sync.connection import Connection, Table
 from zufluss.testing.server import DevServer
 
 COUNT, BUCKETS = 100_000, 3

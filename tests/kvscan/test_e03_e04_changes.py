@@ -34,8 +34,8 @@ from tests.kvscan.support import (
     rounds,
 )
 from tests.tablet.keyed import KEYED, many
+from tests.tablet.scan.test_service import Scans, scanning
 from tests.tablet.support import TABLE
-from tests.tablet.test_scan_service import Scans, scanning
 from tests.wire.kv import kv_batch, put, values_of
 from tests.wire.raw import RawClient
 from tests.wire.scans import (
@@ -51,7 +51,7 @@ from tests.wire.scans import (
     pin,
     rows_of,
 )
-from zufluss.client.sync import Connection, Table
+from zufluss.client.sync.connection import Connection, Table
 from zufluss.errors import InvalidScanRequestError
 from zufluss.testing.files import SilentFiles
 from zufluss.testing.server import DevServer

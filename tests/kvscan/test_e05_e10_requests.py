@@ -19,8 +19,8 @@ from tests.kvscan.support import (
     open_pins,
     requests_of,
 )
+from tests.tablet.scan.test_service import scanning
 from tests.tablet.support import TABLE
-from tests.tablet.test_scan_service import scanning
 from tests.wire.raw import RawClient
 from tests.wire.scans import (
     Row,
@@ -41,7 +41,7 @@ from tests.wire.scans import (
     put_rows,
     rows_of,
 )
-from zufluss.client.sync import Connection
+from zufluss.client.sync.connection import Connection
 from zufluss.errors import AuthorizationError, InvalidTableError, PartitionNotExistError
 from zufluss.model.schema import Schema
 from zufluss.testing.server import DevServer

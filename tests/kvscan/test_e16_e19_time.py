@@ -16,8 +16,8 @@ from tests.client.pk import create_table, upsert
 from tests.conftest import SERVERS
 from tests.kvscan.support import EXPIRED, INVALID, UNKNOWN_ID, create, eventually, open_pins
 from tests.servers import WarmServer
+from tests.tablet.scan.test_service import AGE, IDLE, Scans, context, scanning
 from tests.tablet.support import TABLE
-from tests.tablet.test_scan_service import AGE, IDLE, Scans, context, scanning
 from tests.wire.raw import RawClient
 from tests.wire.scans import (
     all_rows,
@@ -32,7 +32,7 @@ from tests.wire.scans import (
     put_rows,
     rows_of,
 )
-from zufluss.client.sync import Connection, Table
+from zufluss.client.sync.connection import Connection, Table
 from zufluss.errors import KvScanExpiredError, ZuflussError
 from zufluss.testing.server import DevServer
 from zufluss.wire import messages as m

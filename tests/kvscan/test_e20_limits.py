@@ -17,8 +17,8 @@ from tests.kvscan.support import (
     rounds,
 )
 from tests.tablet.keyed import KEYED, many
+from tests.tablet.scan.test_service import AGE, IDLE, Scans, scanning
 from tests.tablet.support import TABLE
-from tests.tablet.test_scan_service import AGE, IDLE, Scans, scanning
 from tests.wire.raw import RawClient
 from tests.wire.scans import (
     arrow_of,

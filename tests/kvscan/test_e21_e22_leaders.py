@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from tests.tablet.keyed import KEYED, many
+from tests.tablet.scan.test_service import IDLE, Scans, Slow, code_of, scanning
 from tests.tablet.support import TABLE
-from tests.tablet.test_scan_service import IDLE, Scans, Slow, code_of, scanning
 from tests.wire.scans import arrow_of, next_request, open_request, rows_of
 from zufluss.cluster.replicas import ReplicaAssignment, ReplicaStop, assignments
 from zufluss.errors import ErrorCode

@@ -22,7 +22,7 @@ from tests.conftest import SERVERS
 from tests.kvscan.conftest import PAGED
 from tests.kvscan.support import State, applied, by_key, rounds
 from tests.servers import WarmServer
-from zufluss.client.sync import Connection, Table
+from zufluss.client.sync.connection import Connection, Table
 from zufluss.errors import ZuflussError
 from zufluss.model.table import TableBucket
 from zufluss.testing.server import DevServer

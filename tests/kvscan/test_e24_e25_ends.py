@@ -37,7 +37,7 @@ from tests.wire.scans import (
     put_rows,
     rows_of,
 )
-from zufluss.client.sync import Connection
+from zufluss.client.sync.connection import Connection
 from zufluss.errors import (
     ErrorCode,
     LogStorageError,

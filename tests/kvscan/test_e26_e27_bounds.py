@@ -13,8 +13,8 @@ import pytest
 from tests.client.pk import create_table, delete, upsert
 from tests.kvscan.support import CAP_BYTES, close_pins, create, metric, rounds
 from tests.tablet.keyed import many
+from tests.tablet.scan.test_service import scanning
 from tests.tablet.support import TABLE
-from tests.tablet.test_scan_service import scanning
 from tests.wire.raw import RawClient
 from tests.wire.scans import (
     CODEC,
@@ -29,7 +29,7 @@ from tests.wire.scans import (
     put_rows,
     rows_of,
 )
-from zufluss.client.sync import Connection, Table
+from zufluss.client.sync.connection import Connection, Table
 from zufluss.model.predicate import col
 from zufluss.testing.server import DevServer
 from zufluss.wire import messages as m

@@ -40,7 +40,7 @@ from tests.wire.scans import (
     put_rows,
 )
 from zufluss import col
-from zufluss.client.sync import Connection, Table
+from zufluss.client.sync.connection import Connection, Table
 from zufluss.model.expression import Expression
 from zufluss.model.schema import Schema
 from zufluss.testing.server import DevServer

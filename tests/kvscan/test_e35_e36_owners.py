@@ -42,7 +42,7 @@ from tests.wire.scans import (
     rows_of,
 )
 from tests.wire.test_security import free_ports
-from zufluss.client.sync import Table
+from zufluss.client.sync.connection import Table
 from zufluss.errors import ErrorCode
 from zufluss.testing.server import DevServer
 from zufluss.wire import messages as m

@@ -10,7 +10,7 @@ import pytest
 from tests.client.pk import create_table, delete, upsert
 from tests.kvscan.support import Change, State, applied, by_key, eventually
 from zufluss import col
-from zufluss.client.sync import Connection, Table
+from zufluss.client.sync.connection import Connection, Table
 from zufluss.errors import ZuflussError
 from zufluss.model.table import TableBucket
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from zufluss.client.decode import CHANGE_TYPES
+from zufluss.client.read.decode import CHANGE_TYPES
 from zufluss.model.table import TableInfo
 
 Change = tuple[str, dict[str, Any]]

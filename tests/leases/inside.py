@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.coordinator.remotes import KEYED, files_below, keyed_json, locations, paths_of, snapshot
 from tests.coordinator.support import Cluster, Seconds
-from zufluss.coordinator.leases import Leases
+from zufluss.coordinator.leases.leases import Leases
 from zufluss.model.table import TableBucket
 from zufluss.net.services import RequestContext
 from zufluss.remote.snapshot import KvSnapshot, SnapshotFile

@@ -21,9 +21,9 @@ from tests.servers import WarmServer, free_port
 from tests.waiting import eventually as eventually
 from tests.wire.raw import RawClient
 from zufluss.client.admin import KvSnapshotInfo
-from zufluss.client.leaseinfo import KvSnapshotLeaseInfo, leases_of
-from zufluss.client.leasewire import leased_of, unavailable_of
-from zufluss.client.sync import Connection, Table
+from zufluss.client.lease.info import KvSnapshotLeaseInfo, leases_of
+from zufluss.client.lease.wire import leased_of, unavailable_of
+from zufluss.client.sync.connection import Connection, Table
 from zufluss.errors import KvSnapshotNotExistError
 from zufluss.model.lease import Unavailable
 from zufluss.model.table import TableBucket

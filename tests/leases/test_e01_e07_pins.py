@@ -23,7 +23,7 @@ from tests.leases.stage import (
     stage,
     unique,
 )
-from zufluss.client.sync import Table
+from zufluss.client.sync.connection import Table
 from zufluss.errors import KvSnapshotNotExistError
 from zufluss.model.lease import Unavailable
 from zufluss.model.table import TableBucket

@@ -21,7 +21,7 @@ from tests.leases.stage import (
     rows,
     unique,
 )
-from zufluss.coordinator.lease_service import LeaseService
+from zufluss.coordinator.leases.service import LeaseService
 from zufluss.errors import (
     AuthorizationError,
     ConfigError,

@@ -26,8 +26,8 @@ from tests.leases.stage import (
 from tests.remote.acceptance.looking import scrape
 from tests.servers import free_port
 from tests.wire.raw import ConnectionEndedError
-from zufluss.client.sync import Table
-from zufluss.coordinator.lease_records import head_path, table_path
+from zufluss.client.sync.connection import Table
+from zufluss.coordinator.leases.records import head_path, table_path
 from zufluss.coordinator.server import Coordinator
 from zufluss.errors import (
     CorruptRecordError,

@@ -25,8 +25,8 @@ from tests.leases.stage import (
     stage,
     unique,
 )
-from zufluss.coordinator.lease_records import decode_table, encode_table, expiry_path, head_path
-from zufluss.coordinator.lease_rules import Pin, TableLease
+from zufluss.coordinator.leases.records import decode_table, encode_table, expiry_path, head_path
+from zufluss.coordinator.leases.rules import Pin, TableLease
 from zufluss.errors import KvSnapshotNotExistError, KvSnapshotRevokedError
 from zufluss.meta.api import Op
 from zufluss.model.schema import Schema

@@ -16,8 +16,8 @@ import zufluss
 from tests.client.relay import Relay
 from tests.leases.inside import inside
 from tests.leases.stage import DAY_MS, Stage, eventually, exist, rows, stage, unique
-from zufluss.client.lease import KvSnapshotLease
-from zufluss.client.sync import Table
+from zufluss.client.lease.lease import KvSnapshotLease
+from zufluss.client.sync.connection import Table
 from zufluss.errors import KvSnapshotLeaseNotFoundError
 from zufluss.model.table import TableBucket
 from zufluss.testing.process import ReadyProcess

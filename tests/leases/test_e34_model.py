@@ -7,7 +7,7 @@ Two things must hold after every step, when what was begun is done:
 | leased ⇒ readable | the answer for the snapshot's metadata, and every file that it names |
 | unleased and outside the window ⇒ gone | everything in remote storage: not one file more |
 
-Snapshots share files with the ones before, at random. `tests/coordinator/test_lease_model.py` does
+Snapshots share files with the ones before, at random. `tests/coordinator/leases/test_model.py` does
 the same without files and with stores that fail, and compares listing and numbers.
 """
 

@@ -13,8 +13,8 @@ import pytest
 import zufluss
 from tests.fault.conftest import rounds
 from tests.leases.stage import Stage, eventually, exist, stage
-from zufluss.client import kvsnapshot
-from zufluss.client.sync import Table
+from zufluss.client.keyed import snapshot as kvsnapshot
+from zufluss.client.sync.connection import Table
 from zufluss.errors import KvSnapshotLeaseNotFoundError
 from zufluss.model.table import TableBucket
 

@@ -9,8 +9,8 @@ from zufluss.log.config import LogConfig
 from zufluss.log.files import Files
 from zufluss.log.log import Appended, Log
 from zufluss.model.table import TableBucket
-from zufluss.record.batch import build_batch, iter_headers
-from zufluss.record.check import CheckedBatch
+from zufluss.record.batch.check import CheckedBatch
+from zufluss.record.header import build_batch, iter_headers
 from zufluss.testing.files import SilentFiles
 
 BUCKET = TableBucket(1, None, 0)

@@ -25,7 +25,7 @@ from zufluss.log.log import RESERVE_FROM_BYTES
 from zufluss.log.reader import CURSORS_MAX
 from zufluss.log.retention import remove_deleted
 from zufluss.log.segment import PagesNotCachedError, read_slice
-from zufluss.record.batch import iter_headers, read_header
+from zufluss.record.header import iter_headers, read_header
 from zufluss.testing.files import SilentFiles
 
 

@@ -15,7 +15,7 @@ from tests.log.support import BUCKET, batch, entry, expire, offsets, read_all
 from zufluss.errors import OutOfOrderSequenceError
 from zufluss.log.config import LogConfig
 from zufluss.log.log import Log
-from zufluss.record.batch import iter_headers
+from zufluss.record.header import iter_headers
 from zufluss.testing.files import SilentFiles
 
 CONFIG = LogConfig(

@@ -27,7 +27,7 @@ from zufluss.log.log import Log
 from zufluss.log.manager import LogManager
 from zufluss.log.writer_state import WriterState
 from zufluss.model.table import PhysicalTablePath, TableBucket
-from zufluss.record.batch import BatchHeader, iter_headers
+from zufluss.record.header import BatchHeader, iter_headers
 from zufluss.testing.files import (
     ManualWorker,
     Operation,

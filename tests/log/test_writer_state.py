@@ -14,7 +14,7 @@ from zufluss.errors import OutOfOrderSequenceError, ProducerFencedError
 from zufluss.log.log import Log
 from zufluss.log.writer_state import RETAINED_BATCHES, SEQUENCE_MAX, WriterState
 from zufluss.model.producer import EPOCH_MAX, ProducerWriter
-from zufluss.record.check import CheckedBatch
+from zufluss.record.batch.check import CheckedBatch
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "remote-log"
 

@@ -13,7 +13,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
-from zufluss.coordinator.tiering import TieringState, TieringStatus
+from zufluss.coordinator.lake.queue import TieringState, TieringStatus
 from zufluss.errors import ConfigError
 from zufluss.model.table import TablePath
 from zufluss.obs import metrics

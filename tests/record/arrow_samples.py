@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from tests.record.record_samples import any_types, nullable
 from zufluss.model.schema import Column, Schema
-from zufluss.record.batch import build_batch
-from zufluss.record.values import batch_of_rows
+from zufluss.record.header import build_batch
+from zufluss.record.rows.values import batch_of_rows
 
 CODECS = (None, "lz4", "zstd")
 

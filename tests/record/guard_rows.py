@@ -14,12 +14,12 @@ from tests.record.guard_pages import Guarded
 from zufluss.errors import CorruptRecordError
 from zufluss.model.schema import Column, Schema
 from zufluss.model.types import parse_type
+from zufluss.record.batch.kv import build_kv_batch, build_value_batch
+from zufluss.record.batch.row_body import check_body
 from zufluss.record.kernels.kvbatch import read_records, read_values
-from zufluss.record.kvbatch import build_kv_batch, build_value_batch
-from zufluss.record.rowbody import check_body
-from zufluss.record.rowcodec import RowCodec
+from zufluss.record.rows.codec import RowCodec
+from zufluss.record.rows.values import batch_of_rows
 from zufluss.record.slices import Slices
-from zufluss.record.values import batch_of_rows
 
 TYPES = [
     *("INT", "BIGINT", "STRING", "BOOLEAN", "TIMESTAMP(6)", "DECIMAL(30, 2)", "DOUBLE", "CHAR(3)"),

@@ -11,8 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from zufluss.record import batch, layout, plain
+from zufluss.record import header as batch
 from zufluss.record import kernels as package
+from zufluss.record.arrow import layout
+from zufluss.record.batch import plain
 from zufluss.record.kernels import arrow, cache
 
 KERNELS = Path(package.__file__).parent

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from zufluss.errors import ZuflussError
 from zufluss.model.schema import Schema
-from zufluss.record.batch import build_batch, seal
-from zufluss.record.check import BatchChecker, CheckedBatch
+from zufluss.record.batch.check import BatchChecker, CheckedBatch
+from zufluss.record.header import build_batch, seal
 from zufluss.wire import messages as m
 from zufluss.wire.scan import scan_produce
 

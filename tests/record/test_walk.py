@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.record.arrow_samples import array
-from zufluss.record.batch import build_batch, iter_headers, stamp
+from zufluss.record.header import build_batch, iter_headers, stamp
 from zufluss.record.kernels.walk import (
     Walked,
     last_whole,

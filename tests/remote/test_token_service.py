@@ -21,7 +21,7 @@ from zufluss.errors import AuthorizationError, TableNotExistError
 from zufluss.model.schema import Schema
 from zufluss.model.table import DatabaseDescriptor, TableDescriptor, TableInfo, TablePath
 from zufluss.net.services import RequestContext
-from zufluss.record.batch import iter_headers, verify_crc
+from zufluss.record.header import iter_headers, verify_crc
 from zufluss.remote.locations import Location, Locations
 from zufluss.remote.sts import SecurityTokenError
 from zufluss.remote.tokens import Tokens

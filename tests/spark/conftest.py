@@ -11,7 +11,7 @@ from tests.client.rounds import Rounds
 from tests.kvscan.support import metrics_address
 from tests.servers import WarmServer
 from tests.spark.cluster import connect_server, local_cluster, spark, standalone
-from zufluss.client.sync import Connection
+from zufluss.client.sync.connection import Connection
 from zufluss.testing.server import DevServer
 
 __all__ = ["connect_server", "local_cluster", "spark", "standalone"]

@@ -36,8 +36,8 @@ import zufluss.spark
 from tests.spark.cluster import QUICK
 from tests.spark.sinks import changed, halfway, inputs
 from tests.waiting import eventually
-from zufluss.spark.sink import Kind
 from zufluss.spark.source import FlussDataSource
+from zufluss.spark.write.sink import Kind
 
 STEPS = ("planned", "begun", "task", "halfway", "written", "tasks", "committed", "over")
 

@@ -30,9 +30,11 @@ from pyspark import TaskContext
 from pyspark.errors import StreamingQueryException
 from pyspark.sql.types import LongType, StringType, StructType
 
-from zufluss.client.sync import Connection
-from zufluss.spark import sink_tasks, stream_writer, writer
+from zufluss.client.sync.connection import Connection
 from zufluss.spark.source import FlussDataSource
+from zufluss.spark.write import batch as writer
+from zufluss.spark.write import stream as stream_writer
+from zufluss.spark.write import tasks as sink_tasks
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -11,8 +11,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from zufluss.client.sync import Table
-from zufluss.spark.reader import FlussReader, source_schema
+from zufluss.client.sync.connection import Table
+from zufluss.spark.read.batch import FlussReader, source_schema
 from zufluss.spark.source_options import Use, parse_options
 
 Rows = list[tuple[Any, ...]]
@@ -28,7 +28,7 @@ def batch_reader(bootstrap: str, table: Table, suffix: str = "", **options: str)
 
 def stream_reader(bootstrap: str, table: Table, suffix: str = "", **options: str) -> Any:
     """The reader of a streaming query."""
-    from zufluss.spark.stream_reader import FlussStreamReader
+    from zufluss.spark.read.stream import FlussStreamReader
 
     said = {"bootstrap.servers": bootstrap, "table": f"{table.path}{suffix}", **options}
     parsed = parse_options(said)

@@ -26,9 +26,9 @@ from tests.wire.helpers import EARLIEST, append, connected, in_time
 from tests.wire.kv import upsert
 from tests.wire.samples import SAMPLES, Sample
 from zufluss.client.convert import ColumnMismatchError
-from zufluss.client.sync import Connection, Table
+from zufluss.client.sync.connection import Connection, Table
 from zufluss.model.arrow_types import from_arrow
-from zufluss.spark.sink import check_schema
+from zufluss.spark.write.sink import check_schema
 from zufluss.testing.server import DevServer
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]

@@ -14,7 +14,7 @@ import pytest
 import zufluss.spark
 from tests.client.rounds import lake_table
 from tests.kvscan.support import metric
-from zufluss.client.sync import Connection, Table
+from zufluss.client.sync.connection import Connection, Table
 from zufluss.obs.metrics import SENT_BYTES
 from zufluss.testing.server import DevServer
 

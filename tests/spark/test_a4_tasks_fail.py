@@ -35,7 +35,7 @@ from tests.spark.sinks import (
     state,
     stream,
 )
-from zufluss.client.sync import Connection
+from zufluss.client.sync.connection import Connection
 from zufluss.spark.source import FlussDataSource
 from zufluss.testing.server import DevServer
 

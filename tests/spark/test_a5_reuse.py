@@ -14,10 +14,10 @@ import pytest
 import zufluss.spark
 from tests.client.rounds import Rounds, lake_table
 from tests.counts import FULL
-from tests.spark.test_union import append, plain, upsert
+from tests.spark.read.test_union import append, plain, upsert
 from zufluss import col
-from zufluss.client.sync import Connection, Table
-from zufluss.spark.reader import FlussReader
+from zufluss.client.sync.connection import Connection, Table
+from zufluss.spark.read.batch import FlussReader
 from zufluss.testing.server import DevServer
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]

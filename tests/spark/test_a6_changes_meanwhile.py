@@ -26,9 +26,9 @@ from pyspark.errors import StreamingQueryException
 import zufluss
 from tests.client.rounds import Rounds
 from tests.servers import WarmServer
+from tests.spark.read.test_union import append, upsert
 from tests.spark.stream_queries import BatchRead, StreamRead
-from tests.spark.test_union import append, upsert
-from zufluss.client.sync import Connection, Table
+from zufluss.client.sync.connection import Connection, Table
 from zufluss.errors import (
     PartitionNotExistError,
     TableNotExistError,

@@ -16,9 +16,9 @@ pytest.importorskip("pyspark", reason="needs the extra zufluss[spark]")
 
 import zufluss.spark
 from tests.client.rounds import lake_table
+from tests.spark.read.test_union import append, delete, upsert
 from tests.spark.stream_queries import BatchRead, Rows, StreamRead
-from tests.spark.test_union import append, delete, upsert
-from zufluss.client.sync import Table
+from zufluss.client.sync.connection import Table
 from zufluss.tiering.round import STEPS
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]

@@ -14,7 +14,7 @@ import pytest
 from tests.client.rounds import Rounds, lake_table
 from tests.counts import FULL
 from tests.spark.cluster import SparkCluster
-from zufluss.client.sync import Connection
+from zufluss.client.sync.connection import Connection
 from zufluss.testing.server import DevServer
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.client.rounds import Rounds, lake_table
-from zufluss.client.sync import Connection
+from zufluss.client.sync.connection import Connection
 from zufluss.testing.server import DevServer
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]

@@ -19,7 +19,7 @@ import zufluss.spark
 from tests.kvscan.support import metrics_address, open_pins
 from tests.servers import WarmServer
 from tests.waiting import eventually
-from zufluss.client.sync import Connection
+from zufluss.client.sync.connection import Connection
 from zufluss.testing.server import DevServer
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]

@@ -12,8 +12,9 @@ import pytest
 
 import zufluss.spark
 from zufluss.errors import ConfigError
-from zufluss.spark import lakefiles, options
+from zufluss.spark import options
 from zufluss.spark.options import defaults_for, settings_outside, with_retries
+from zufluss.spark.read import lake_files as lakefiles
 from zufluss.spark.session import check_version
 
 pytestmark = pytest.mark.timeout(300)

@@ -20,10 +20,10 @@ from pyspark.sql.types import (
 )
 
 import zufluss
-from zufluss.client.sync import Connection
+from zufluss.client.sync.connection import Connection
 from zufluss.errors import ZuflussError
-from zufluss.spark.sink import make_sink
 from zufluss.spark.source_options import Use, parse_options
+from zufluss.spark.write.sink import make_sink
 from zufluss.testing.server import DevServer
 
 TYPES: dict[str, DataType] = {

@@ -12,9 +12,9 @@ import pytest
 import zufluss.spark
 from tests.client.rounds import lake_table
 from tests.kvscan.support import open_pins
-from tests.spark.test_union import TYPES, append, delete, plain, upsert
+from tests.spark.read.test_union import TYPES, append, delete, plain, upsert
 from zufluss import col
-from zufluss.client.sync import Connection, Table
+from zufluss.client.sync.connection import Connection, Table
 from zufluss.errors import (
     ConfigError,
     InvalidTableError,
@@ -24,7 +24,7 @@ from zufluss.errors import (
 )
 from zufluss.lake.base import LakeError
 from zufluss.spark import source_options as o
-from zufluss.spark.reader import FlussReader, source_schema
+from zufluss.spark.read.batch import FlussReader, source_schema
 from zufluss.spark.source_options import Use, parse_options
 from zufluss.testing.server import DevServer
 

@@ -15,8 +15,8 @@ from zufluss.model.expression import Expression
 from zufluss.model.predicate import InvalidPredicateError
 from zufluss.spark import source_options as o
 from zufluss.spark.docs import with_options
-from zufluss.spark.filter_text import parse_filter
-from zufluss.spark.read_shape import parse_time
+from zufluss.spark.read.filter_text import parse_filter
+from zufluss.spark.read.shape import parse_time
 from zufluss.spark.source_options import Use, View, parse_options
 
 PLACE = {"bootstrap.servers": "localhost:9123", "table": "shop.orders"}

@@ -18,7 +18,7 @@ from zufluss.errors import ErrorCode, ZuflussError
 from zufluss.log.files import Files
 from zufluss.model.schema import Schema
 from zufluss.model.table import TableBucket, TableDescriptor, TableInfo, TablePath
-from zufluss.record.batch import build_batch
+from zufluss.record.header import build_batch
 from zufluss.remote.locations import reconciled
 from zufluss.remote.storage import RemoteStorage
 from zufluss.tablet.server import TabletServer

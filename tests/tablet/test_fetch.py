@@ -15,8 +15,8 @@ from tests.tablet.support import SCHEMA, TABLE, Connection, Tablet, batch, fetch
 from zufluss.errors import ErrorCode, RecordTooLargeError
 from zufluss.log.log import Log
 from zufluss.log.segment import PagesNotCachedError
-from zufluss.record.batch import iter_headers
-from zufluss.record.stats import build_statistics
+from zufluss.record.batch.stats import build_statistics
+from zufluss.record.header import iter_headers
 from zufluss.tablet.fetch import FETCH_BYTES_MAX, FetchReader
 from zufluss.wire import messages as m
 from zufluss.wire.scan import BUCKETS_MAX

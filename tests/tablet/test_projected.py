@@ -12,7 +12,7 @@ from tests.tablet.support import SCHEMA, TABLE, Connection, Tablet, batch
 from zufluss.errors import CorruptRecordError
 from zufluss.log.log import Log
 from zufluss.log.reader import LARGE_BYTES
-from zufluss.record.project import Projector
+from zufluss.record.arrow.project import Projector
 from zufluss.tablet.projected import SPAN_BYTES_MAX, read_projected
 from zufluss.wire import messages as m
 

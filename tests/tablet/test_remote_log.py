@@ -20,7 +20,7 @@ from zufluss.errors import ErrorCode
 from zufluss.log.export import build_indexes
 from zufluss.model.table import TableBucket
 from zufluss.net.services import RequestContext
-from zufluss.record.batch import iter_headers
+from zufluss.record.header import iter_headers
 from zufluss.remote.errors import LocationUnavailableError
 from zufluss.remote.layout import parse
 from zufluss.remote.locations import AdminState

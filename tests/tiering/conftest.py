@@ -9,7 +9,7 @@ import pytest
 import zufluss
 from tests.tiering.acceptance import Tiered, tiered_cluster
 from tests.tiering.support import Driver, lake_server
-from zufluss.client.sync import Admin
+from zufluss.client.sync.connection import Admin
 from zufluss.testing.server import DevServer
 
 

@@ -19,7 +19,7 @@ from tests.tiering.acceptance import rows_of
 from tests.tiering.support import LAKE, Driver, append, create_table, delete, upsert
 from tests.tiering.test_round import KEYED
 from tests.tiering.test_service import wait_until
-from zufluss.client.sync import Table
+from zufluss.client.sync.connection import Table
 from zufluss.testing.server import DevServer
 
 SERVER = LAKE | {

@@ -17,8 +17,8 @@ import zufluss
 from tests.tiering.support import Driver, InlineRunner, append, create_table, offsets_in_lake
 from tests.tiering.test_round import rows
 from tests.tiering.test_service import tiered, wait_until
-from zufluss.client import union
 from zufluss.client.connection import connect_async
+from zufluss.client.read import union
 from zufluss.errors import NetworkError
 from zufluss.lake.base import catalog_properties
 from zufluss.testing.server import DevServer

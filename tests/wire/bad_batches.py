@@ -13,7 +13,7 @@ from collections.abc import Callable
 import pyarrow as pa
 
 from tests.wire.helpers import ids
-from zufluss.record.batch import build_batch, seal
+from zufluss.record.header import build_batch, seal
 
 CORRUPT, NO_SCHEMA = 14, 9
 ROWS = 7

@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.wire.kv import Codec, kv_batch, record, seal_kv
 from zufluss.model.schema import Schema
-from zufluss.record.binary import varint
+from zufluss.record.rows.binary import varint
 
 CORRUPT, NO_SCHEMA = 14, 9
 

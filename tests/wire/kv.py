@@ -29,11 +29,11 @@ from crc32c import crc32c
 from tests.wire.helpers import create, everything, in_time, poll_records, select
 from tests.wire.raw import RawClient
 from zufluss.model.schema import Schema
-from zufluss.record.arrow import decode as decode_arrow
-from zufluss.record.batch import iter_headers
-from zufluss.record.binary import varint
-from zufluss.record.rows import compacted_field, decode_compacted, encode_compacted
-from zufluss.record.values import rows_of_batch
+from zufluss.record.arrow.message import decode as decode_arrow
+from zufluss.record.header import iter_headers
+from zufluss.record.rows.binary import varint
+from zufluss.record.rows.formats import compacted_field, decode_compacted, encode_compacted
+from zufluss.record.rows.values import rows_of_batch
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
 

@@ -15,7 +15,7 @@ from typing import Any, Self
 from google.protobuf.message import Message
 
 from zufluss.errors import ZuflussError
-from zufluss.record.batch import BatchHeader, iter_headers
+from zufluss.record.header import BatchHeader, iter_headers
 from zufluss.wire import messages as m
 from zufluss.wire.api import APIS, ApiKey
 from zufluss.wire.codec import decode

@@ -1,8 +1,8 @@
 """pyfluss and our own hash put every key into the same bucket.
 
 pyfluss chooses the bucket of each row; what it chose is read back bucket by bucket and compared
-with `zufluss.record.keys` and `zufluss.record.hash`. If these differed, our client would spread
-the rows of one key over two buckets of a shared table.
+with `zufluss.record.keys.encoding` and `zufluss.record.keys.hash`. If these differed, our client
+would spread the rows of one key over two buckets of a shared table.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.wire.helpers import (
     read_arrow,
 )
 from tests.wire.samples import SAMPLES, Sample
-from zufluss.record.keys import KeyEncoder, bucket_encoding
+from zufluss.record.keys.encoding import KeyEncoder, bucket_encoding
 from zufluss.testing.server import DevServer
 
 BUCKETS = 16

@@ -12,7 +12,7 @@ import pytest
 
 from tests.wire.helpers import create, ids, read_arrow
 from tests.wire.raw import RawClient, produce_request
-from zufluss.record.batch import build_batch
+from zufluss.record.header import build_batch
 from zufluss.testing.server import DevServer
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey

@@ -19,7 +19,7 @@ import pytest
 from tests.wire.helpers import create, ids, in_time, read_arrow, read_records
 from tests.wire.raw import RawClient, table_path
 from zufluss.errors import ConfigError
-from zufluss.record.batch import build_batch, iter_headers, seal
+from zufluss.record.header import build_batch, iter_headers, seal
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
 

@@ -22,9 +22,9 @@ from tests.wire.kv import changelog, limit_values, lookups, records_of
 from tests.wire.raw import RawClient, fetch_request
 from tests.wire.test_java_fixtures import create_table, plain
 from zufluss.model.schema import Schema
-from zufluss.record.batch import iter_headers
-from zufluss.record.rows import decode_compacted, decode_indexed
-from zufluss.record.values import batch_of_rows
+from zufluss.record.header import iter_headers
+from zufluss.record.rows.formats import decode_compacted, decode_indexed
+from zufluss.record.rows.values import batch_of_rows
 from zufluss.wire import messages as m
 from zufluss.wire.api import APIS, ApiKey
 

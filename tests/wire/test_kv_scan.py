@@ -1,7 +1,7 @@
 """SCAN_KV (1061) on a real server, as clients of Fluss send it and as none of them would.
 
 The lines of the acceptance list of full scans that need no clock of their own; those that do are in
-`tests/tablet/test_scan_service.py`.
+`tests/tablet/scan/test_service.py`.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import pytest
 
 import zufluss
 from tests.wire.helpers import connected, create, in_time, refused
-from zufluss.client.sync import Connection
+from zufluss.client.sync.connection import Connection
 from zufluss.client.tiering import TieringClient
 from zufluss.model.table import TableBucket
 from zufluss.testing.server import DevServer

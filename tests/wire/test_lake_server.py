@@ -30,7 +30,7 @@ from tests.wire.helpers import (
 from tests.wire.kv import changelog, create_keyed, delete, limit_scan, lookup, lookups, upsert
 from tests.wire.test_bucket_keys import chosen_buckets
 from zufluss.errors import ConfigError
-from zufluss.record.keys import KeyEncoder, bucket_encoding
+from zufluss.record.keys.encoding import KeyEncoder, bucket_encoding
 from zufluss.testing.server import DevServer
 
 SECRET = "geheim-geheim"

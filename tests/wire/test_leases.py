@@ -19,7 +19,7 @@ from tests.conftest import SERVERS
 from tests.leases.stage import beside
 from tests.servers import WarmServer
 from tests.wire.raw import RawClient, table_path
-from zufluss.client.sync import Connection
+from zufluss.client.sync.connection import Connection
 from zufluss.errors import ErrorCode
 from zufluss.testing.server import DevServer
 from zufluss.wire import messages as m

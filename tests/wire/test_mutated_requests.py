@@ -31,7 +31,7 @@ from tests.wire.raw import (
     table_path,
     versions_request,
 )
-from zufluss.record.batch import HEADER_SIZES, LENGTH_OVERHEAD, seal
+from zufluss.record.header import HEADER_SIZES, LENGTH_OVERHEAD, seal
 from zufluss.testing.server import DevServer
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey

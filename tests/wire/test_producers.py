@@ -16,7 +16,7 @@ from tests.counts import FULL
 from tests.servers import WarmServer
 from tests.wire.raw import RawClient
 from tests.wire.test_leases import ports, raw, started, users
-from zufluss.client.sync import Connection
+from zufluss.client.sync.connection import Connection
 from zufluss.cluster.producers import offsets_from_proto, offsets_to_proto
 from zufluss.errors import ErrorCode
 from zufluss.wire import messages as m

@@ -40,7 +40,7 @@ from zufluss.cli.times import EARLIEST, LATEST
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from zufluss.client.sync import Connection, Table
+    from zufluss.client.sync.connection import Connection, Table
     from zufluss.model.table import TablePath
 
 MISSING: Final = 4
@@ -300,7 +300,7 @@ def _ignores_deletes(table: Table) -> bool:
 
 
 def _prefix_columns(table: Table) -> tuple[str, ...]:
-    from zufluss.client.kvkeys import prefix_columns
+    from zufluss.client.keyed.keys import prefix_columns
 
     with usage():
         return prefix_columns(table.info)

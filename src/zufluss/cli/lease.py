@@ -17,7 +17,7 @@ from zufluss.cli.session import (
 )
 
 if TYPE_CHECKING:
-    from zufluss.client.leaseinfo import KvSnapshotLeaseInfo, KvSnapshotLeaseTable
+    from zufluss.client.lease.info import KvSnapshotLeaseInfo, KvSnapshotLeaseTable
     from zufluss.model.lease import LeasedSnapshot
     from zufluss.model.table import TableBucket
 

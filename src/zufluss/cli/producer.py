@@ -17,7 +17,7 @@ from zufluss.cli.session import (
 )
 
 if TYPE_CHECKING:
-    from zufluss.client.producerinfo import ProducerInfo
+    from zufluss.client.producer.info import ProducerInfo
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -17,7 +17,7 @@ import typer
 from zufluss.cli.output import Output
 
 if TYPE_CHECKING:
-    from zufluss.client.sync import Connection
+    from zufluss.client.sync.connection import Connection
     from zufluss.config import Configuration
     from zufluss.model.table import TablePath
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from zufluss.client.connection import AsyncConnection, as_path, table_path
-from zufluss.client.lease import AsyncKvSnapshotLease, IfLost, open_lease
-from zufluss.client.leaseinfo import KvSnapshotLeaseInfo, leases_of
-from zufluss.client.leasewire import Duration
+from zufluss.client.lease.info import KvSnapshotLeaseInfo, leases_of
+from zufluss.client.lease.lease import AsyncKvSnapshotLease, IfLost, open_lease
+from zufluss.client.lease.wire import Duration
 from zufluss.client.locations import (
     ClusterConfig,
     LocationProbe,
@@ -28,7 +28,7 @@ from zufluss.client.locations import (
 )
 from zufluss.client.metadata import ServerNode
 from zufluss.client.offsets import BucketPlace, Position, list_offsets, places_of
-from zufluss.client.producerinfo import ProducerInfo, producers_of
+from zufluss.client.producer.info import ProducerInfo, producers_of
 from zufluss.errors import (
     InvalidPartitionError,
     LakeSnapshotNotExistError,

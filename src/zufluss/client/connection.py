@@ -13,9 +13,10 @@ A call is tried again with growing pauses until `client.request-timeout` when it
 (`retry.PASSING`), after the metadata was refreshed where it was stale. A call that changes
 something is sent again only when it certainly was not carried out: the connection could not be
 made, or a standby coordinator refused it. Writers and scans have their own retry rules
-(`append.py`, `logscan.py`).
+(`write/append.py`, `read/log.py`).
 
-Everything here lives on one event loop; `zufluss.client.sync` is the façade for everybody else.
+Everything here lives on one event loop; `zufluss.client.sync.connection` is the façade for
+everybody else.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from google.protobuf.message import Message
 
 from zufluss.client.metadata import Metadata, PartitionMetadata
 from zufluss.client.options import ClientOptions, parse_bootstrap
-from zufluss.client.remote import RemoteReader
+from zufluss.client.read.remote import RemoteReader
 from zufluss.client.retry import PASSING, Backoff
 from zufluss.errors import (
     ErrorCode,

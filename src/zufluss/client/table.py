@@ -8,9 +8,13 @@ from typing import Any, Literal, get_args, overload
 import pyarrow as pa
 
 from zufluss.client.admin import Partition
-from zufluss.client.append import AsyncAppendWriter
 from zufluss.client.connection import LAKE_SUFFIX, AsyncConnection
-from zufluss.client.exactly_once import (
+from zufluss.client.keyed.lookup import AsyncLookup, KeyForm, Missing, Row, SingleKey
+from zufluss.client.keyed.scan import AsyncKvScan
+from zufluss.client.keyed.snapshot import AsyncKvSnapshotReader, open_snapshot
+from zufluss.client.lease.lease import AsyncKvSnapshotLease
+from zufluss.client.lease.wire import Duration
+from zufluss.client.producer.exactly_once import (
     AsyncExactlyOnceWriter,
     AsyncTaskWriter,
     UndoBy,
@@ -18,19 +22,15 @@ from zufluss.client.exactly_once import (
     open_exactly_once,
     task_writer,
 )
-from zufluss.client.head import head_of_keys
-from zufluss.client.kvscan import AsyncKvScan
-from zufluss.client.kvsnapshot import AsyncKvSnapshotReader, open_snapshot
-from zufluss.client.lease import AsyncKvSnapshotLease
-from zufluss.client.leasewire import Duration
-from zufluss.client.logscan import AsyncLogScan
-from zufluss.client.lookup import AsyncLookup, KeyForm, Missing, Row, SingleKey
-from zufluss.client.producer import ProducerHandle
-from zufluss.client.producer_state import States
-from zufluss.client.scan import Offsets, Source, Start, Stop
-from zufluss.client.undo import OnUndo
-from zufluss.client.unionscan import AsyncUnionScan
-from zufluss.client.upsert import AsyncUpsertWriter, MergeModeName
+from zufluss.client.producer.handle import ProducerHandle
+from zufluss.client.producer.state import States
+from zufluss.client.producer.undo import OnUndo
+from zufluss.client.read.head import head_of_keys
+from zufluss.client.read.log import AsyncLogScan
+from zufluss.client.read.scan import Offsets, Source, Start, Stop
+from zufluss.client.read.union_scan import AsyncUnionScan
+from zufluss.client.write.append import AsyncAppendWriter
+from zufluss.client.write.upsert import AsyncUpsertWriter, MergeModeName
 from zufluss.errors import InvalidTableError
 from zufluss.model.expression import Expression
 from zufluss.model.schema import Schema

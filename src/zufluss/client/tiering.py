@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from zufluss.client.connection import table_path
-from zufluss.client.sync import Connection
+from zufluss.client.sync.connection import Connection
 from zufluss.errors import ZuflussError, error
 from zufluss.model.table import TableBucket, TablePath
 from zufluss.wire import messages as m

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Final
 
 from zufluss.errors import AuthorizationError
-from zufluss.record.batch import build_batch, stamp
+from zufluss.record.header import build_batch, stamp
 
 _FIRST: Final = -1000
 _LAST: Final = -(1 << 15)

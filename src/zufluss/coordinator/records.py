@@ -19,15 +19,15 @@ the old table is being deleted, and dropping a table is deleting one subtree.
 | `/tables/ID/buckets` | `buckets`: a list by bucket number of `[replicas, leader, leader_epoch, isr, bucket_epoch]`; absent for a partitioned table |
 | `/tables/ID/partitions/PARTITION_ID` | `name`, `created_time`, `remote_location` (as of a table) |
 | `/tables/ID/partitions/PARTITION_ID/buckets` | as `/tables/ID/buckets` |
-| `/tables/ID/remote/BUCKET` | what the bucket has in remote storage, see `bucket_remotes.py`; made and deleted with the table |
+| `/tables/ID/remote/BUCKET` | what the bucket has in remote storage, see `remote/bucket_remotes.py`; made and deleted with the table |
 | `/tables/ID/partitions/PARTITION_ID/remote/BUCKET` | the same, with the partition |
 | `/remote/drops/table-ID` | `database`, `table`, `table_id`: a dropped table whose remote files are to be deleted; made in the transaction of the drop |
 | `/remote/drops/table-ID/partitions/N` | `partitions`: the names by id of up to 1,000 partitions that went with a primary-key table, since its leased snapshots lie below them |
 | `/remote/drops/partition-ID` | the same as of a table, of a dropped partition, with `partition` (its name) and `partition_id` |
-| `/leases/kv-snapshot/ID…` | leases of key-value snapshots, binary, see `lease_records.py` |
-| `/producers/tables/TABLE_ID/ID…` | producers, see `producer_records.py`; `/counters/producer` counts them |
-| `/producers/offsets/ID…` | offsets that producers registered, see `producer_offsets.py` |
-| `/remote/locations` `/remote/placement` `/configs/cluster` | see `locations.py` |
+| `/leases/kv-snapshot/ID…` | leases of key-value snapshots, binary, see `leases/records.py` |
+| `/producers/tables/TABLE_ID/ID…` | producers, see `producers/records.py`; `/counters/producer` counts them |
+| `/producers/offsets/ID…` | offsets that producers registered, see `producers/offsets.py` |
+| `/remote/locations` `/remote/placement` `/configs/cluster` | see `remote/locations.py` |
 
 Times are epoch milliseconds. Both `lake` paths are made and deleted with the table. `buckets` is a path of its own because leaders change on their own.
 """  # noqa: E501 - a table row does not wrap
@@ -82,7 +82,7 @@ T = TypeVar("T")
 
 
 class OffsetsFile(NamedTuple):
-    """An offsets file (`lake_offsets.py`)."""
+    """An offsets file (`lake/offsets.py`)."""
 
     path: str
     """Its path below the root of its location."""

@@ -21,7 +21,7 @@ from zufluss.cluster import codec
 from zufluss.cluster.image import NodesPut, ServerNode
 from zufluss.cluster.replicas import RpcCaller, assignments, replica_to_proto
 from zufluss.config.values import parse_endpoints
-from zufluss.coordinator.catalog import Catalog
+from zufluss.coordinator.catalog.catalog import Catalog
 from zufluss.coordinator.tablets import RemoteTablet, Tablets, producer_messages
 from zufluss.errors import ConfigError, ErrorCode, error
 from zufluss.remote.health import LocationReport

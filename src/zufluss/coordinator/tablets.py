@@ -73,7 +73,7 @@ _LATEST: Final = 1
 
 
 class KnownProducers(Protocol):
-    """Who knows the producers of tables, as `producers.py` does."""
+    """Who knows the producers of tables, as `producers/producers.py` does."""
 
     def of_table(self, table_id: int) -> TableProducers | None:
         """The producers of a table; None where it never had any."""

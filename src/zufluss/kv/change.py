@@ -24,8 +24,8 @@ from zufluss.kv.merge.aggregation import Aggregation
 from zufluss.kv.merge.base import NO_ROW, Candidates, Fold, MergeEngine, Numbers
 from zufluss.kv.merge.partial import Ids, PartialUpdate
 from zufluss.kv.table import KvTable
-from zufluss.record.kvbatch import KvBatch
-from zufluss.record.rowcodec import Located
+from zufluss.record.batch.kv import KvBatch
+from zufluss.record.rows.codec import Located
 from zufluss.record.slices import Slices
 
 _NO_IDS: Numbers = np.empty(0, np.int64)

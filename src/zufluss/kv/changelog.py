@@ -15,12 +15,12 @@ import pyarrow as pa
 
 from zufluss.config import table_options as t
 from zufluss.model.table import TableInfo
-from zufluss.record.batch import HEADER_SIZES, write_header
-from zufluss.record.check import CheckedBatch
-from zufluss.record.rowcodec import Located, RowCodec
-from zufluss.record.rows import encode_body
-from zufluss.record.serialize import ArrowSerializer
-from zufluss.record.zstd import ZstdMessages
+from zufluss.record.arrow.serialize import ArrowSerializer
+from zufluss.record.arrow.zstd import ZstdMessages
+from zufluss.record.batch.check import CheckedBatch
+from zufluss.record.header import HEADER_SIZES, write_header
+from zufluss.record.rows.codec import Located, RowCodec
+from zufluss.record.rows.formats import encode_body
 
 MAGIC = 0
 """Header version of changelog batches: what every client reads."""

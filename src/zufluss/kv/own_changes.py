@@ -36,7 +36,7 @@ from zufluss.kv.table import KvTable
 from zufluss.kv.undo import Added, Restore, Step, fitted, invertible, signed
 from zufluss.model.producer import ProducerWriter
 from zufluss.model.schema import Column
-from zufluss.record.batch import iter_headers
+from zufluss.record.header import iter_headers
 from zufluss.record.slices import Positions, Slices
 
 UNDO_KEYS_MAX: Final = 1_000_000

@@ -22,9 +22,9 @@ from zufluss.errors import CorruptRecordError
 from zufluss.kv.merge.base import UPDATE_BEFORE
 from zufluss.kv.table import KvTable
 from zufluss.log.log import Log
-from zufluss.record.arrow import decode
-from zufluss.record.batch import BatchHeader, iter_headers
-from zufluss.record.rows import decode_body
+from zufluss.record.arrow.message import decode
+from zufluss.record.header import BatchHeader, iter_headers
+from zufluss.record.rows.formats import decode_body
 
 READ_BYTES = 8 << 20
 """How much of the changelog is read at a time."""

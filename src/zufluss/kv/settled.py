@@ -6,7 +6,7 @@ wait here until they are durable, and a flush takes what they come to up to its 
 
 A snapshot carries the writers, because the changelog may be lost from an earlier offset on than the
 rows are: a batch that is among the rows and is sent again would otherwise be taken for a new one,
-and be added to them twice (`tablet/restore.py`).
+and be added to them twice (`tablet/remote/restore.py`).
 """
 
 from __future__ import annotations

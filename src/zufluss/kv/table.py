@@ -33,10 +33,10 @@ from zufluss.model.merge import MergeMode, merge_engine
 from zufluss.model.schema import Schema
 from zufluss.model.table import TableInfo
 from zufluss.record.aggregate.registry import check_targets, operations
-from zufluss.record.keys import KeyEncoder
-from zufluss.record.kvbatch import split_values
-from zufluss.record.rowcodec import Located, RowCodec
-from zufluss.record.rows import RowFormat
+from zufluss.record.batch.kv import split_values
+from zufluss.record.keys.encoding import KeyEncoder
+from zufluss.record.rows.codec import Located, RowCodec
+from zufluss.record.rows.formats import RowFormat
 from zufluss.record.slices import ABSENT, Slices
 
 OVERWRITE = int(MergeMode.OVERWRITE)

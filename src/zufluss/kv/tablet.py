@@ -55,9 +55,9 @@ from zufluss.kv.undo import STORED_BYTES_MAX, Step, StepTooLargeError, undone
 from zufluss.log.log import Log
 from zufluss.log.writer_state import WriterState
 from zufluss.model.producer import UNDO_TASK, ProducerWriter, is_producer
-from zufluss.record.batch import NO_SEQUENCE, NO_WRITER_ID
-from zufluss.record.check import CheckedBatch
-from zufluss.record.kvbatch import KvBatch, parse_kv_batches
+from zufluss.record.batch.check import CheckedBatch
+from zufluss.record.batch.kv import KvBatch, parse_kv_batches
+from zufluss.record.header import NO_SEQUENCE, NO_WRITER_ID
 from zufluss.record.slices import ABSENT, Bytes, Positions, Slices
 
 log = structlog.get_logger(__name__)

@@ -33,7 +33,7 @@ from zufluss.kv.table import KvTable
 from zufluss.model.aggregate import FUNCTIONS, OVERFLOW
 from zufluss.model.schema import Column, Schema
 from zufluss.model.types import Root
-from zufluss.record.kvbatch import split_values
+from zufluss.record.batch.kv import split_values
 from zufluss.record.slices import ABSENT, Positions, Slices
 
 Flags = npt.NDArray[np.bool_]

@@ -39,11 +39,11 @@ from zufluss.log.segment import (
     Segment,
 )
 from zufluss.log.sync import SyncPlan
-from zufluss.record.batch import iter_headers, stamp
+from zufluss.record.header import iter_headers, stamp
 
 if TYPE_CHECKING:
     from zufluss.model.table import TableBucket
-    from zufluss.record.check import CheckedBatch
+    from zufluss.record.batch.check import CheckedBatch
 
 _logger = structlog.get_logger(__name__)
 

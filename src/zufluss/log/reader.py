@@ -26,7 +26,7 @@ from zufluss.log.segment import (
     read_into,
     read_slice,
 )
-from zufluss.record.batch import BatchHeader, read_header
+from zufluss.record.header import BatchHeader, read_header
 
 if TYPE_CHECKING:
     from zufluss.model.table import TableBucket

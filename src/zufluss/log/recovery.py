@@ -46,7 +46,7 @@ from zufluss.log.segment import (
     headers,
 )
 from zufluss.log.writer_state import WriterState
-from zufluss.record.batch import BatchHeader, iter_headers, verify_crc
+from zufluss.record.header import BatchHeader, iter_headers, verify_crc
 
 _logger = structlog.get_logger(__name__)
 

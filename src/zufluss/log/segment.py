@@ -21,7 +21,7 @@ import structlog
 from zufluss.errors import CorruptRecordError
 from zufluss.log.files import Files, OpenFile
 from zufluss.log.index import SegmentIndex
-from zufluss.record.batch import HEADER_SIZES, BatchHeader, read_header, verify_crc
+from zufluss.record.header import HEADER_SIZES, BatchHeader, read_header, verify_crc
 
 LOG_SUFFIX = ".log"
 INDEX_SUFFIX = ".index"

@@ -36,7 +36,7 @@ from zufluss.errors import OutOfOrderSequenceError, ProducerFencedError
 from zufluss.model.producer import EPOCH_MAX, ProducerWriter, is_producer, task_of
 
 if TYPE_CHECKING:
-    from zufluss.record.check import CheckedBatch
+    from zufluss.record.batch.check import CheckedBatch
 
 RETAINED_BATCHES = 5
 """Batches remembered per writer; a client has at most this many in flight per bucket."""

@@ -23,11 +23,11 @@ from zufluss.obs.metrics import MetricsEndpoint, Sample, SampleCollector
 from zufluss.wire.api import APIS
 
 if TYPE_CHECKING:
-    from zufluss.coordinator.leases import Leases
-    from zufluss.coordinator.locations import LocationRegistry
-    from zufluss.coordinator.producers import Producers
-    from zufluss.coordinator.remote_files import RemoteFiles
-    from zufluss.coordinator.tiering import TieringStatus
+    from zufluss.coordinator.lake.queue import TieringStatus
+    from zufluss.coordinator.leases.leases import Leases
+    from zufluss.coordinator.producers.producers import Producers
+    from zufluss.coordinator.remote.files import RemoteFiles
+    from zufluss.coordinator.remote.locations import LocationRegistry
     from zufluss.net.server import NetServer
     from zufluss.remote.storage import RemoteStorage
     from zufluss.tablet.server import TableState, TabletServer

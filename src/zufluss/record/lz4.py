@@ -3,7 +3,7 @@
 pyarrow decompresses with liblz4, which forgives what the format forbids: a match that lies zero
 bytes back, a frame that names a dictionary nobody gave it, bytes after the end. The decoders of
 the Rust and Java clients refuse these, and would be stuck at such a batch for ever. So the
-structure is walked here, without decompressing, beside the decompression in `check.py`.
+structure is walked here, without decompressing, beside the decompression in `batch/check.py`.
 `kernels/lz4.py` is the compiled form; `frame_fault` is its twin.
 
 | frame            | bytes |                                                                      |
@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import struct
 
-from zufluss.record.batch import Buffer
+from zufluss.record.header import Buffer
 
 MAGIC = 0x184D2204
 FLAGS_FIXED = 0b1100_0011

@@ -20,7 +20,7 @@ from typing import Final
 from zufluss.errors import ZuflussError
 from zufluss.log.index import OFFSET_ENTRY, TIME_ENTRY
 from zufluss.log.segment import verify_batches
-from zufluss.record.batch import HEADER_SIZES, BatchHeader, read_header
+from zufluss.record.header import HEADER_SIZES, BatchHeader, read_header
 from zufluss.remote.files import RemoteFile
 from zufluss.remote.manifest import RemoteSegment
 from zufluss.remote.storage import RemoteStorage

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from zufluss.spark.session import session as session
 
 if TYPE_CHECKING:
-    from zufluss.spark.union import table as table
+    from zufluss.spark.read.union import table as table
     from zufluss.spark.views import register as register
     from zufluss.spark.views import register_views as register_views
 
@@ -28,7 +28,7 @@ __all__ = ["register", "register_views", "session", "table"]
 _HOMES = {
     "register": "zufluss.spark.views",
     "register_views": "zufluss.spark.views",
-    "table": "zufluss.spark.union",
+    "table": "zufluss.spark.read.union",
 }
 
 

@@ -39,31 +39,31 @@ class FlussDataSource(DataSource):
 
     def schema(self) -> StructType:
         """The columns of the table, or those asked for."""
-        from zufluss.spark.reader import source_schema
+        from zufluss.spark.read.batch import source_schema
 
         return source_schema(self._parsed())
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """A batch read."""
-        from zufluss.spark.reader import FlussReader
+        from zufluss.spark.read.batch import FlussReader
 
         return FlussReader(self._parsed(Use.BATCH), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """A streaming read."""
-        from zufluss.spark.stream_reader import FlussStreamReader
+        from zufluss.spark.read.stream import FlussStreamReader
 
         return FlussStreamReader(self._parsed(Use.STREAM), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """A batch write."""
-        from zufluss.spark.writer import make_writer
+        from zufluss.spark.write.batch import make_writer
 
         return make_writer(self._parsed(Use.WRITE), schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         """A streaming write."""
-        from zufluss.spark.stream_writer import make_stream_writer
+        from zufluss.spark.write.stream import make_stream_writer
 
         return make_stream_writer(self._parsed(Use.WRITE), schema, overwrite)
 

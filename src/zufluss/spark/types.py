@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from zufluss.client.nanos import cut_to_micros
+from zufluss.client.read.nanos import cut_to_micros
 from zufluss.model import types as t
 from zufluss.model.schema import Column
 

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from zufluss.errors import ConfigError
+from zufluss.spark.read.tail import client
 from zufluss.spark.session import check_pyspark
 from zufluss.spark.source_options import BOOTSTRAP, READ_FRESH, TABLE
-from zufluss.spark.tail import client
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -16,7 +16,7 @@ from zufluss.cluster.remote import BucketRemote
 from zufluss.errors import UnknownTableOrBucketError
 from zufluss.kv.replay import Earlier
 from zufluss.log.segment import PagesNotCachedError
-from zufluss.tablet.restore import Restorer
+from zufluss.tablet.remote.restore import Restorer
 
 if TYPE_CHECKING:
     from zufluss.log.reader import LogRead

@@ -42,8 +42,8 @@ from zufluss.errors import (
 from zufluss.log.segment import PagesNotCachedError
 from zufluss.model.predicate import Predicate
 from zufluss.net.connection import Connection, check_control_size
-from zufluss.record.batch import iter_headers
-from zufluss.record.stats import may_match, read_statistics
+from zufluss.record.batch.stats import may_match, read_statistics
+from zufluss.record.header import iter_headers
 from zufluss.tablet.projected import read_projected
 from zufluss.wire import messages as m
 from zufluss.wire.api import APIS, ApiKey

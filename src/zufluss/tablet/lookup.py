@@ -18,8 +18,8 @@ import structlog
 from zufluss.errors import ErrorCode, RecordTooLargeError, ZuflussError
 from zufluss.kv.store import LookupPlaces
 from zufluss.net.services import RequestContext
+from zufluss.record.batch.kv import build_value_batch
 from zufluss.record.kernels.lookup import scan_lookup
-from zufluss.record.kvbatch import build_value_batch
 from zufluss.record.slices import Slices
 from zufluss.wire import messages as m
 from zufluss.wire.codec import decode

@@ -30,7 +30,7 @@ from zufluss.errors import (
     LogStorageError,
     ZuflussError,
 )
-from zufluss.record.check import CheckedBatch
+from zufluss.record.batch.check import CheckedBatch
 from zufluss.wire.scan import (
     ProducedBucket,
     ProduceScan,

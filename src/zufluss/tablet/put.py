@@ -43,7 +43,7 @@ from zufluss.kv.changelog import ChangelogBatch
 from zufluss.kv.tablet import KvTablet, Prepared
 from zufluss.model.merge import MergeMode, merge_engine
 from zufluss.model.table import TableBucket
-from zufluss.record.kvbatch import build_kv_batch
+from zufluss.record.batch.kv import build_kv_batch
 from zufluss.record.slices import Bytes, Slices
 from zufluss.tablet.produce import ACKS, ALL, PendingEntry, PendingProduce
 from zufluss.wire import messages as m

@@ -52,24 +52,24 @@ from zufluss.log.manager import LogManager, log_directories, log_directory
 from zufluss.log.segment import DELETED_SUFFIX
 from zufluss.model.schema import Schema
 from zufluss.model.table import PhysicalTablePath, TableBucket, TableInfo
-from zufluss.record.check import BatchChecker
-from zufluss.record.project import Projector
+from zufluss.record.arrow.project import Projector
+from zufluss.record.batch.check import BatchChecker
 from zufluss.remote.locations import Locations
 from zufluss.remote.storage import RemoteStorage
 from zufluss.replica.replica import Replica
 from zufluss.tablet.fetch import Fetcher
 from zufluss.tablet.identity import claim
 from zufluss.tablet.kv import KvHost
-from zufluss.tablet.kv_snapshots import KvSnapshotter
 from zufluss.tablet.lookup import Lookups
-from zufluss.tablet.pin_states import PinStates
 from zufluss.tablet.produce import Producer
 from zufluss.tablet.producers import Producers
 from zufluss.tablet.put import Putter
-from zufluss.tablet.remote_logs import RemoteLogs
+from zufluss.tablet.remote.kv_snapshots import KvSnapshotter
+from zufluss.tablet.remote.logs import RemoteLogs
+from zufluss.tablet.remote.restore import Restorer, retained_from
 from zufluss.tablet.reopen import Reopener, may_pass
-from zufluss.tablet.restore import Restorer, retained_from
-from zufluss.tablet.scan_service import ScanService
+from zufluss.tablet.scan.service import ScanService
+from zufluss.tablet.scan.states import PinStates
 from zufluss.tablet.undo import Undos
 
 log = structlog.get_logger(__name__)

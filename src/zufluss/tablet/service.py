@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 from zufluss.errors import InvalidTimestampError, RecordTooLargeError, ZuflussError
 from zufluss.log.segment import PagesNotCachedError
 from zufluss.net.services import RequestContext, Services
-from zufluss.tablet.scan_sessions import ScanSessions
+from zufluss.tablet.scan.sessions import ScanSessions
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
 from zufluss.wire.scan import BUCKETS_MAX

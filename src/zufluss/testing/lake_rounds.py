@@ -52,7 +52,7 @@ from zufluss.model.lake import (
 from zufluss.model.partition import spec_of
 from zufluss.model.schema import Schema
 from zufluss.model.table import TableBucket, TableDescriptor, TableInfo, TablePath
-from zufluss.record.keys import bucket_assign
+from zufluss.record.keys.encoding import bucket_assign
 
 CREATED_MS = 1_700_000_000_000
 """When tables of the suite were created, and the timestamp of offset 0."""

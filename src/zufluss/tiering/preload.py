@@ -13,7 +13,7 @@ from importlib import import_module
 
 def import_worker() -> None:
     """What a task needs."""
-    import_module("zufluss.client.sync")
+    import_module("zufluss.client.sync.connection")
     import_module("zufluss.tiering.tasks")
     with suppress(ImportError):  # the lake is another one
         import_module("zufluss.lake.iceberg.writer")

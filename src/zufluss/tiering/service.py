@@ -18,7 +18,7 @@ from typing import Final
 
 import structlog
 
-from zufluss.client.sync import Connection
+from zufluss.client.sync.connection import Connection
 from zufluss.client.tiering import TieringClient, TieringStats
 from zufluss.tiering import options as o
 from zufluss.tiering.enumerator import Enumerator

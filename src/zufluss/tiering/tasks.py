@@ -31,8 +31,8 @@ from zufluss.model.table import TableBucket, TableInfo
 from zufluss.tiering.splits import TieringSnapshotSplit, TieringSplit
 
 if TYPE_CHECKING:
-    from zufluss.client.sync import Connection, Table
-    from zufluss.client.syncscan import LogScanner
+    from zufluss.client.sync.connection import Connection, Table
+    from zufluss.client.sync.scan import LogScanner
 
 LOG_OFFSET = "_log_offset"
 COMMIT_TIMESTAMP = "_commit_timestamp"

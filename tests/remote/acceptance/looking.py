@@ -19,7 +19,7 @@ import zufluss
 from tests.remote.acceptance.stage import CLIENT, SERVER, TABLE, Stage, eventually
 from tests.servers import WarmServer
 from zufluss.cli.main import app
-from zufluss.client.sync import Table
+from zufluss.client.sync.connection import Table
 from zufluss.remote.objects import Objects
 from zufluss.remote.uri import parse_location
 from zufluss.testing.server import DevServer

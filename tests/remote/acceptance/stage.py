@@ -21,7 +21,7 @@ import zufluss
 from tests.servers import WarmServer
 from tests.waiting import eventually as eventually
 from tests.wire.helpers import connected, in_time, read_arrow
-from zufluss.client.sync import Connection, Table
+from zufluss.client.sync.connection import Connection, Table
 from zufluss.remote.errors import ObjectMissingError
 from zufluss.remote.locations import Health
 from zufluss.remote.manifest import MANIFEST_BYTES_MAX, LogManifest

@@ -32,7 +32,7 @@ from tests.remote.acceptance.stage import (
 )
 from tests.servers import WarmServer
 from tests.wire.helpers import IDS, connected, create, in_time
-from zufluss.client.sync import Admin
+from zufluss.client.sync.connection import Admin
 from zufluss.errors import ConfigError
 from zufluss.remote.locations import AdminState
 from zufluss.remote.placement import SmoothRoundRobin

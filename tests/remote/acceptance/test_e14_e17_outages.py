@@ -30,9 +30,9 @@ from tests.remote.acceptance.stage import (
     write,
 )
 from tests.wire.raw import RawClient, fetch_request
-from zufluss.client.sync import Table
+from zufluss.client.sync.connection import Table
 from zufluss.errors import ErrorCode
-from zufluss.record.keys import bucket_assign
+from zufluss.record.keys.encoding import bucket_assign
 from zufluss.remote.errors import LocationUnavailableError
 from zufluss.remote.locations import Health
 from zufluss.testing.proxy import Fault, FaultProxy, Kind
@@ -331,7 +331,7 @@ def test_e17_a_scan_of_all_buckets_goes_on_with_those_that_can_be_read(
         assert [i for i in seen if i in wanted[0]] == wanted[0]
 
 
-def polled(scanner: zufluss.client.sync.LogScanner, seen: list[int]) -> int:
+def polled(scanner: zufluss.client.sync.connection.LogScanner, seen: list[int]) -> int:
     found = scanner.poll(timeout_ms=100)
     seen += [] if found is None else found["id"].to_pylist()
     return len(seen)

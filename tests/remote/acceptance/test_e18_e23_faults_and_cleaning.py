@@ -46,7 +46,7 @@ from tests.remote.acceptance.stage import (
     write,
 )
 from tests.servers import WarmServer
-from zufluss.client.sync import Table
+from zufluss.client.sync.connection import Table
 from zufluss.log.files import KILL_AT_VARIABLE
 from zufluss.remote.locations import Health
 from zufluss.remote.objects import ObjectMissingError, Objects

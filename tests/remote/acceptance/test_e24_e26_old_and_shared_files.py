@@ -34,8 +34,8 @@ from tests.remote.acceptance.stage import (
     write,
 )
 from tests.servers import WarmServer
-from zufluss.client.sync import Table
-from zufluss.coordinator.locations import LOCATIONS_PATH, PLACEMENT_PATH
+from zufluss.client.sync.connection import Table
+from zufluss.coordinator.remote.locations import LOCATIONS_PATH, PLACEMENT_PATH
 from zufluss.meta.api import Delete, Op, Put
 from zufluss.meta.embedded import EmbeddedStore
 from zufluss.model.table import TableBucket

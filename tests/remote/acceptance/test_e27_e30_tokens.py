@@ -24,7 +24,7 @@ from tests.remote.acceptance.stage import (
     write,
 )
 from tests.remote.iam import Iam
-from zufluss.client.sync import Table
+from zufluss.client.sync.connection import Table
 from zufluss.cluster.image import ClusterImage, DatabaseEntry, DatabasePut, TableEntry, TablePut
 from zufluss.cluster.token_service import TokenService
 from zufluss.config import Configuration

@@ -46,7 +46,7 @@ from tests.remote.acceptance.stage import (
     write,
 )
 from zufluss.client.locations import RemoteLocation
-from zufluss.coordinator.locations import LOCATIONS_PATH, ConfigChange
+from zufluss.coordinator.remote.locations import LOCATIONS_PATH, ConfigChange
 from zufluss.coordinator.server import Coordinator
 from zufluss.errors import ErrorCode, ZuflussError
 from zufluss.model.alter import AlterOp as ConfigOp

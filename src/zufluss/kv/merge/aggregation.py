@@ -24,7 +24,7 @@ from zufluss.kv.gather import Changed, Gathered, merged_values
 from zufluss.kv.merge.base import Candidates, Numbers
 from zufluss.record.aggregate.fold import Aggregator, Divided, Folded, Records
 from zufluss.record.aggregate.registry import Operations
-from zufluss.record.rowcodec import Located, RowCodec
+from zufluss.record.rows.codec import Located, RowCodec
 from zufluss.record.slices import Slices
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 
 from zufluss.record.kernels import rows as k
-from zufluss.record.rowcells import Located
-from zufluss.record.rowcodec import RowCodec
+from zufluss.record.rows.cells import Located
+from zufluss.record.rows.codec import RowCodec
 from zufluss.record.slices import Bytes
 
 _NO_BYTES: Bytes = np.empty(0, np.uint8)

@@ -33,8 +33,8 @@ from zufluss.record.aggregate.put import is_exact, put_values, value_bytes_max
 from zufluss.record.aggregate.registry import Operations
 from zufluss.record.kernels.rowput import COLUMN
 from zufluss.record.kernels.rows import PLACED
-from zufluss.record.rowcells import Counts, Located
-from zufluss.record.rowcodec import RowCodec
+from zufluss.record.rows.cells import Counts, Located
+from zufluss.record.rows.codec import RowCodec
 from zufluss.record.slices import Bytes, Positions, Slices
 
 _NONE: Positions = np.empty(0, np.int64)

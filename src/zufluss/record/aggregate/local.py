@@ -21,7 +21,7 @@ from zufluss.record.aggregate import kernels as k
 from zufluss.record.aggregate.columns import located
 from zufluss.record.aggregate.fold import Aggregator, Records
 from zufluss.record.aggregate.registry import Operations, check_targets, operations
-from zufluss.record.rowcodec import RowCodec
+from zufluss.record.rows.codec import RowCodec
 from zufluss.record.slices import Positions
 
 

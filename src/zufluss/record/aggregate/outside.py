@@ -27,8 +27,8 @@ from zufluss.record.aggregate import kernels as k
 from zufluss.record.aggregate.arrays import Collected
 from zufluss.record.aggregate.base import Outside, Refused
 from zufluss.record.kernels.rows import NULLS, PLACED
-from zufluss.record.rowcells import Located
-from zufluss.record.rowcodec import RowCodec
+from zufluss.record.rows.cells import Located
+from zufluss.record.rows.codec import RowCodec
 from zufluss.record.slices import Bytes, Positions
 
 MADE_BYTES_MAX: Final = 256 << 20

@@ -1,15 +1,15 @@
 """One call that checks one log batch: header, statistics, change types, the whole Arrow message.
 
 `check_batch(buf, start, end, program, changelog)` takes the receive buffer and the schema's
-program (`layout.py`) and returns twelve integers: fault (`fault.py`; 0 accepted, 1 accepted but
-the compressed buffers' content is still to be checked, 2 accepted but the rows are), node, two
-figures for the message, then CRC, end, magic, schema id, record count, last offset delta, writer
-id and batch sequence. The CRC itself is computed by the caller with the `crc32c` package, which
-is faster than anything possible here.
+program (`arrow/layout.py`) and returns twelve integers: fault (`fault.py`; 0 accepted, 1 accepted
+but the compressed buffers' content is still to be checked, 2 accepted but the rows are), node, two
+figures for the message, then CRC, end, magic, schema id, record count, last offset delta, writer id
+and batch sequence. The CRC itself is computed by the caller with the `crc32c` package, which is
+faster than anything possible here.
 
-The rules stand in plain Python in `zufluss.record.arrow`, which is this kernel's twin; here they
-are arranged so that a batch that is right is passed over once, with vector loops where it counts
-(validity bits, offsets, ASCII). Parts return a fault and leave node and figures in `note`.
+The rules stand in plain Python in `zufluss.record.arrow.message`, which is this kernel's twin; here
+they are arranged so that a batch that is right is passed over once, with vector loops where it
+counts (validity bits, offsets, ASCII). Parts return a fault and leave node and figures in `note`.
 """
 
 from __future__ import annotations

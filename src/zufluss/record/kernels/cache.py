@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-SOURCES_OUTSIDE = ("fault.py", "batch.py", "lz4.py", "slices.py")
+SOURCES_OUTSIDE = ("fault.py", "header.py", "lz4.py", "slices.py")
 """Files of `zufluss.record` that kernel modules import from, besides their own package."""
 
 MODULES_OUTSIDE = (

@@ -1,9 +1,9 @@
 """Bucket hashes over many encoded keys at once, compiled with numba.
 
 Each kernel walks `offsets` (key i is `data[offsets[i]:offsets[i + 1]]`) and fills `out` with bucket
-ids. The formulas and their plain-Python twin stand in `zufluss.record.hash`; a property test holds
-both equal. A kernel never reads outside `data`: offsets that fall or leave the buffer end it, and
-the number of keys done is returned, so `result == len(offsets) - 1` means success.
+ids. The formulas and their plain-Python twin stand in `zufluss.record.keys.hash`; a property test
+holds both equal. A kernel never reads outside `data`: offsets that fall or leave the buffer end it,
+and the number of keys done is returned, so `result == len(offsets) - 1` means success.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A key is written column by column: kernels named `add_*` add the size of one column's values to the
 size of each key, kernels named `put_*` write the column and move each key's cursor on. Layouts and
-the plain-Python twin stand in `zufluss.record.keys`. All loops are bounds-checked by the compiler:
-offsets that leave their data end in an IndexError, never in a foreign read or write.
+the plain-Python twin stand in `zufluss.record.keys.encoding`. All loops are bounds-checked by the
+compiler: offsets that leave their data end in an IndexError, never in a foreign read or write.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Taking batches of keys and rows apart and putting them together, compiled with numba.
 
 Every position is compared with the end of the batch before it is read. A fault is a number above
-zero whose text stands in `FAULTS`. The layouts stand in `zufluss.record.kvbatch`.
+zero whose text stands in `FAULTS`. The layouts stand in `zufluss.record.batch.kv`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Reading the metadata of an Arrow RecordBatch message inside kernels.
 
-The twin is `zufluss.record.arrow.parse_message`, where the layout is explained. The parts return a
-fault (`fault.py`) and leave what they read, or the figures of the fault, in `note`, an int64
-array whose cells are named below. Positions are absolute; `lo` and `hi` bound the metadata, and
-nothing outside is read.
+The twin is `zufluss.record.arrow.message.parse_message`, where the layout is explained. The parts
+return a fault (`fault.py`) and leave what they read, or the figures of the fault, in `note`, an
+int64 array whose cells are named below. Positions are absolute; `lo` and `hi` bound the metadata,
+and nothing outside is read.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 Reading goes in two steps. `open_arrays` counts the elements of every array, which gives the Arrow
 offsets; `read_arrays` then writes all elements as one column of cells, as `rows.locate` does with
 fields. A map is taken apart into its two arrays first. Nested elements stay places, which the
-caller reads in turn. The layouts and the plain-Python twin stand in `zufluss.record.slots`, the
-cells and the program in `kernels/rows.py`; the one line of an element's program has the stride as
-its source.
+caller reads in turn. The layouts and the plain-Python twin stand in `zufluss.record.rows.slots`,
+the cells and the program in `kernels/rows.py`; the one line of an element's program has the stride
+as its source.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 All arrays of a column are written in one pass over its elements. Elements come as a table of one
 column (`kernels/rowput.py`) whose buffers `measure` has checked; nested elements have become bytes
 before. `out` is zero and large enough: what `measure` says of the elements, another byte for each
-and `ARRAY_MAX` for each array. The layouts and the twin stand in `zufluss.record.slots`.
+and `ARRAY_MAX` for each array. The layouts and the twin stand in `zufluss.record.rows.slots`.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ The buffers of a message stand in a *body* one after the other, each at a multip
 
 `lay_out` makes both of rows that `rows.locate` has taken apart, `choose` says which buffers are
 worth packing, `assemble` writes the message around those that were packed and those that were not.
-The template of the metadata is that of `zufluss.record.project`; what is packed and why stands in
-`zufluss.record.zstd`. Nothing is written past an end, whatever the numbers say.
+The template of the metadata is that of `zufluss.record.arrow.project`; what is packed and why
+stands in `zufluss.record.arrow.zstd`. Nothing is written past an end, whatever the numbers say.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Projection of a run of Arrow batches in one call.
 
 `project_batches` reads whole batches from `buf[start:end]` and writes them to `out` with fewer
-columns, in the form that `zufluss.record.project` describes; its Python code is the twin and gives
-the same bytes. The plan (int64) says where each node and buffer of the result comes from:
+columns, in the form that `zufluss.record.arrow.project` describes; its Python code is the twin and
+gives the same bytes. The plan (int64) says where each node and buffer of the result comes from:
 
 | at          | content                                                                      |
 |-------------|------------------------------------------------------------------------------|
@@ -52,7 +52,7 @@ from zufluss.record.kernels.message import (
 DONE, OTHER_SCHEMA, FULL, DAMAGED = range(4)
 
 BODY_LENGTH_AT, LENGTH_AT, CODEC_AT, NODES_AT, CODED_NODES_AT = 24, 64, 92, 88, 104
-"""Where a template of `zufluss.record.project` holds what differs from batch to batch."""
+"""Where a template of `zufluss.record.arrow.project` holds what differs from batch to batch."""
 
 
 @kernel()

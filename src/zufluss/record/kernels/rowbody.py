@@ -1,6 +1,6 @@
 """Log bodies made of rows, compiled with numba: where each record's row stands.
 
-The layout of a body and the plain-Python twin stand in `zufluss.record.rows`.
+The layout of a body and the plain-Python twin stand in `zufluss.record.rows.formats`.
 """
 
 from __future__ import annotations

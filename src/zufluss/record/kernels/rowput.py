@@ -14,7 +14,7 @@ alive.
 | WIDE | 1 = offsets of 8 bytes, as encoded nested values have |
 
 What the program lines mean stands in `kernels/rows.py`, the layouts and the twin in
-`zufluss.record.rows`.
+`zufluss.record.rows.formats`.
 """
 
 from __future__ import annotations

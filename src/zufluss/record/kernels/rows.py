@@ -20,7 +20,7 @@ there, a place two columns (starts, −1 = NULL; ends), a decimal two. Behind th
 the validity bitmaps, one per field, each padded to 8 bytes. `facts` has a line per field: the
 number of NULLs, of bytes in places, and 1 + the first row whose timestamp Arrow cannot hold.
 
-The layouts of rows stand in `zufluss.record.rows`, the plain-Python twin.
+The layouts of rows stand in `zufluss.record.rows.formats`, the plain-Python twin.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ Where eight bytes may be read the length comes from one bit scan and the value f
 without a branch on the length; near the end of the data it is read byte by byte. `read_varint`
 answers the value and the position behind it, or one of the negative positions below. Data are
 addresses of arrays (`raw`), positions count from there. The twins
-are `Reader.varint` and `text` of `zufluss.record.binary`.
+are `Reader.varint` and `text` of `zufluss.record.rows.binary`.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zufluss.errors import CorruptRecordError
-from zufluss.record.batch import iter_headers
+from zufluss.record.header import iter_headers
 from zufluss.record.kernels.cache import kernel
 from zufluss.record.kernels.memory import (
     BYTES,

@@ -1,0 +1,1 @@
+"""Reads of primary-key tables: lookups, scans of live state, key-value snapshots."""

@@ -1,0 +1,299 @@
+"""Keys to the servers that have them, and what those answer: the sending half of lookups.
+
+Keys of one table are grouped by bucket and the buckets by leading server; each server gets its keys
+in requests of at most `REQUEST_KEYS_MAX`, all at once. What a server answered is delivered at once,
+so that a slow server holds up only its own keys. Reading twice does no harm: whatever may pass is
+asked again, after a pause and with new metadata, until the deadline. A partition that does not
+exist has no rows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from google.protobuf.message import Message
+
+from zufluss.client.buckets import group_rows, split_partitions
+from zufluss.client.connection import AsyncConnection
+from zufluss.client.metadata import ServerNode
+from zufluss.client.retry import PASSING, Backoff
+from zufluss.errors import (
+    CorruptMessageError,
+    ErrorCode,
+    LeaderNotAvailableError,
+    PartitionNotExistError,
+    ZuflussError,
+    error,
+)
+from zufluss.model.table import TableBucket, TableInfo
+from zufluss.wire import messages as m
+from zufluss.wire.api import ApiKey
+
+if TYPE_CHECKING:
+    from zufluss.record.keys.encoding import KeyEncoder
+
+REQUEST_KEYS_MAX: Final = 4_096
+"""Keys in one request."""
+
+_POSITION: Final = "\0position"
+_AGAIN: Final = PASSING | {ErrorCode.UNKNOWN_SERVER_ERROR, ErrorCode.STORAGE_BACKPRESSURE_EXCEPTION}
+
+T = TypeVar("T")
+
+
+class KeyGroup(NamedTuple):
+    """Keys of one bucket."""
+
+    partition: str | None
+    """The name of the partition."""
+    bucket: int
+    """The bucket's number."""
+    positions: npt.NDArray[np.int64]
+    """Which of the caller's keys they are."""
+    keys: list[bytes]
+    """As they are stored."""
+
+    def pieces(self, size: int) -> Iterator[KeyGroup]:
+        """The group in parts of at most `size` keys."""
+        for start in range(0, len(self.keys), size):
+            end = start + size
+            yield self._replace(positions=self.positions[start:end], keys=self.keys[start:end])
+
+
+Deliver: TypeAlias = Callable[[list[tuple[KeyGroup, list[T]]]], Awaitable[None]]
+"""Takes the results of some groups, one for each of their keys."""
+
+
+class ReadCall(NamedTuple, Generic[T]):
+    """LOOKUP or PREFIX_LOOKUP."""
+
+    api_key: ApiKey
+    """What is called."""
+    request: type[Message]
+    """The request: `table_id`, and `buckets_req` with the `keys` of each bucket."""
+    results: Callable[[Any], list[T]]
+    """What the answer for a bucket says of each key."""
+    nothing: T
+    """What is said of a key in a partition that does not exist."""
+
+
+LOOKUP: Final[ReadCall[bytes | None]] = ReadCall(
+    ApiKey.LOOKUP,
+    m.LookupRequest,
+    lambda answer: [v.values if v.HasField("values") else None for v in answer.values],
+    None,
+)
+PREFIX_LOOKUP: Final[ReadCall[Sequence[bytes]]] = ReadCall(
+    ApiKey.PREFIX_LOOKUP,
+    m.PrefixLookupRequest,
+    lambda answer: [found.values for found in answer.value_lists],
+    (),
+)
+
+
+class KeyReader(Generic[T]):
+    """Reads by key from one table."""
+
+    def __init__(
+        self, connection: AsyncConnection, info: TableInfo, call: ReadCall[T], encoder: KeyEncoder
+    ) -> None:
+        from zufluss.record.keys.encoding import KeyEncoder
+        from zufluss.record.keys.hash import bucket_ids  # these load the compiled kernels
+
+        self._bucket_ids = bucket_ids
+        self._connection = connection
+        self._info = info
+        self._call = call
+        self._encoder = encoder
+        self._bucket_encoder = KeyEncoder.of_bucket_key(info)
+
+    def groups(self, keys: pa.RecordBatch) -> list[KeyGroup]:
+        """The keys by partition and bucket; `keys` has the key columns."""
+        groups = []
+        for partition, rows, positions in self._partitions(keys):
+            data, offsets = self._encoder.encode(rows)
+            raw, ends = data.tobytes(), offsets.tolist()
+            encoded = [raw[start:end] for start, end in pairwise(ends)]
+            for bucket, at in group_rows(self._buckets(rows, data, offsets)):
+                chosen = [encoded[i] for i in at.tolist()]
+                groups.append(KeyGroup(partition, bucket, positions[at], chosen))
+        return groups
+
+    def _partitions(
+        self, keys: pa.RecordBatch
+    ) -> Iterator[tuple[str | None, pa.RecordBatch, npt.NDArray[np.int64]]]:
+        """The keys of each partition, and which ones they are."""
+        numbers = np.arange(keys.num_rows)
+        if not self._info.is_partitioned:
+            yield None, keys, numbers
+            return
+        numbered = keys.append_column(_POSITION, pa.array(numbers))
+        for partition, rows in split_partitions(numbered, self._info):
+            yield partition, rows, rows.column(_POSITION).to_numpy()
+
+    def _buckets(
+        self, rows: pa.RecordBatch, data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.int32]:
+        """The bucket of each key; most keys are encoded as their bucket key is."""
+        if self._encoder != self._bucket_encoder:
+            data, offsets = self._bucket_encoder.encode(rows)
+        count, kind = self._info.bucket_count, self._connection.options.bucket_hash
+        return self._bucket_ids(data, offsets, count, self._bucket_encoder.lake, kind)
+
+    async def read(
+        self,
+        groups: Sequence[KeyGroup],
+        deliver: Deliver[T],
+    ) -> None:
+        """Read every group and hand the results to `deliver`, as they arrive."""
+        backoff = Backoff(self._connection.options.delivery_timeout_ms)
+        while True:
+            places, absent = await self._places(groups)
+            if absent:
+                await deliver([(g, [self._call.nothing] * len(g.keys)) for g in absent])
+            outcomes = await asyncio.gather(
+                *(
+                    self._ask(server, request, deliver)
+                    for server, requests in places.items()
+                    for request in _requests(requests)
+                )
+            )
+            groups = [group for failed, _ in outcomes for group in failed]
+            if not groups:
+                return
+            await backoff.pause(next(reason for failed, reason in outcomes if failed and reason))
+            await self._refresh({g.partition for g in groups if g.partition is not None})
+
+    async def _places(
+        self, groups: Sequence[KeyGroup]
+    ) -> tuple[dict[ServerNode | None, list[tuple[TableBucket, KeyGroup]]], list[KeyGroup]]:
+        """The groups by leader (None while nobody leads), and those of unknown partitions."""
+        places: dict[ServerNode | None, list[tuple[TableBucket, KeyGroup]]] = {}
+        absent = []
+        partitions = await self._partition_ids({group.partition for group in groups})
+        for group in groups:
+            if group.partition not in partitions:
+                absent.append(group)
+                continue
+            partition_id = partitions[group.partition]
+            bucket = TableBucket(self._info.table_id, partition_id, group.bucket)
+            leader = self._connection.metadata.leader(bucket)
+            places.setdefault(leader, []).append((bucket, group))
+        return places, absent
+
+    async def _partition_ids(self, names: set[str | None]) -> dict[str | None, int | None]:
+        """The ids of the partitions that exist; those not known yet are asked for together."""
+        found: dict[str | None, int | None] = {None: None}
+        known = self._connection.metadata.partitions
+        new = [n for n in names if n is not None and (self._info.table_id, n) not in known]
+        if len(new) > 1:
+            await self._refresh(new)
+        for name in names - {None}:
+            assert name is not None
+            try:
+                partition = await self._connection.partition(self._info, name)
+            except PartitionNotExistError:
+                continue
+            found[name] = partition.partition_id
+        return found
+
+    async def _ask(
+        self,
+        server: ServerNode | None,
+        asked: list[tuple[TableBucket, KeyGroup]],
+        deliver: Deliver[T],
+    ) -> tuple[list[KeyGroup], ZuflussError | None]:
+        """Ask a server once; what has to be asked again, and why."""
+        if server is None:
+            reason = LeaderNotAvailableError(f"{asked[0][0]} has no leader at the moment")
+            return [group for _, group in asked], reason
+        try:
+            response = await self._send(server, asked)
+        except ZuflussError as e:
+            if e.code not in PASSING:
+                raise
+            for bucket, _ in asked:
+                self._connection.metadata.forget_leader(bucket)
+            return [group for _, group in asked], e
+        done, failed, last = self._sorted_out(asked, response)
+        if done:
+            await deliver(done)
+        return failed, last
+
+    def _sorted_out(
+        self, asked: list[tuple[TableBucket, KeyGroup]], response: Any
+    ) -> tuple[list[tuple[KeyGroup, list[T]]], list[KeyGroup], ZuflussError | None]:
+        """What was answered, what has to be asked again, and why."""
+        answers = {
+            (a.partition_id if a.HasField("partition_id") else None, a.bucket_id): a
+            for a in response.buckets_resp
+        }
+        done: list[tuple[KeyGroup, list[T]]] = []
+        failed: list[KeyGroup] = []
+        last: ZuflussError | None = None
+        for bucket, group in asked:
+            try:
+                done.append((group, self._results(bucket, group, answers.get(bucket[1:]))))
+            except ZuflussError as e:
+                if e.code not in _AGAIN:
+                    raise
+                failed.append(group)
+                last = e
+                self._connection.metadata.forget_leader(bucket)
+        return done, failed, last
+
+    async def _send(self, server: ServerNode, asked: list[tuple[TableBucket, KeyGroup]]) -> Any:
+        request: Any = self._call.request(table_id=self._info.table_id)
+        for bucket, group in asked:
+            request.buckets_req.add(
+                partition_id=bucket.partition_id, bucket_id=bucket.bucket_id, keys=group.keys
+            )
+        socket = await self._connection.socket(server.address)
+        timeout_ms = self._connection.options.request_timeout_ms
+        return await socket.call(self._call.api_key, request, timeout_ms=timeout_ms)
+
+    def _results(self, bucket: TableBucket, group: KeyGroup, answer: Any) -> list[T]:
+        if answer is None:
+            raise ZuflussError(f"{bucket} is missing in the server's answer to a lookup")
+        if answer.error_code:
+            text = answer.error_message or "refused by the server"
+            raise error(answer.error_code, f"{bucket}: {text}")
+        results = self._call.results(answer)
+        if len(results) != len(group.keys):
+            raise CorruptMessageError(
+                f"{bucket}: the server answered {len(results)} values for {len(group.keys)} keys"
+            )
+        return results
+
+    async def _refresh(self, names: Iterable[str]) -> None:
+        """Ask for the leaders of partitions; one that does not exist is noticed when it is used."""
+        try:
+            await self._connection.refresh_leaders(self._info, names)
+        except PartitionNotExistError:
+            return
+        except ZuflussError as e:
+            if e.code not in PASSING:
+                raise
+
+
+def _requests(
+    asked: list[tuple[TableBucket, KeyGroup]],
+) -> Iterator[list[tuple[TableBucket, KeyGroup]]]:
+    """Cut what one server is asked into requests of at most `REQUEST_KEYS_MAX` keys."""
+    request: list[tuple[TableBucket, KeyGroup]] = []
+    size = 0
+    for bucket, group in asked:
+        for piece in group.pieces(REQUEST_KEYS_MAX):
+            if request and size + len(piece.keys) > REQUEST_KEYS_MAX:
+                yield request
+                request, size = [], 0
+            request.append((bucket, piece))
+            size += len(piece.keys)
+    if request:
+        yield request

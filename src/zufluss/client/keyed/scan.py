@@ -1,0 +1,281 @@
+"""Scans of primary-key tables: every row once, as the table stood at one moment per bucket.
+
+| source | rows of a bucket | `log_offsets` |
+|---|---|---|
+| `"live"` | its state when the run was opened, pinned on the server | where it was pinned |
+| `"snapshot"` | its newest key-value snapshot in remote storage | where that was taken |
+
+Rows of a bucket come in the order of their encoded keys, buckets as they arrive. The changelog from
+`log_offsets` on has everything that is not in the rows and nothing that is, so a copy of the table
+is the rows and then the changes, exactly. `at={bucket: offset}` reads the state at given offsets,
+for as long as the server can make it again.
+
+Four buckets are read at a time, each one page ahead of the consumer. With a `limit`, or with
+`prefetch=0` for engines that read ahead themselves, one bucket is read at a time and no page is
+asked for before it is wanted; a limit is also the most that a bucket is asked for.
+
+Where the rows come from is the business of `keyed/live.py` and `keyed/stored.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+import pyarrow as pa
+
+from zufluss.client.admin import Partition
+from zufluss.client.connection import AsyncConnection
+from zufluss.client.keyed.keys import check_primary_key
+from zufluss.client.keyed.live import LiveRows
+from zufluss.client.keyed.rows import BucketRows, Page, Rows, Shape
+from zufluss.client.keyed.stored import StoredRows
+from zufluss.client.offsets import check_buckets
+from zufluss.client.partitions import chosen_places
+from zufluss.client.read.scan import AsyncScan, AsyncScanner, Offsets
+from zufluss.errors import InvalidTableError, PartitionNotExistError
+from zufluss.model.expression import Expression
+from zufluss.model.table import TableBucket, TableInfo
+
+BUCKETS_AT_ONCE: Final = 4
+"""Buckets that are read at the same time."""
+
+
+@dataclass(frozen=True, slots=True)
+class AsyncKvScan(AsyncScan):
+    """What to read of a primary-key table. Make it with `table.scan(…)`.
+
+    >>> await table.scan(["id"], col("id") > 5).to_arrow()  # doctest: +SKIP
+    >>> async with await table.scan().open() as scanner:  # doctest: +SKIP
+    ...     rows = [batch async for batch in scanner]
+    ...     changes = table.changelog(start=scanner.log_offsets, stop=None)
+    """
+
+    connection: AsyncConnection
+    """Where the table is."""
+    info: TableInfo
+    """The table."""
+    columns: tuple[str, ...] | None = None
+    """The columns in the order wanted; None means all."""
+    filter: Expression | None = None
+    """Only rows that match."""
+    limit: int | None = None
+    """At most this many rows."""
+    partitions: tuple[Partition, ...] | None = None
+    """Only these partitions; None means all."""
+    buckets: tuple[int, ...] | None = None
+    """Only these buckets; None means all."""
+    source: Literal["live", "snapshot"] = "live"
+    """Where the rows come from."""
+    at: Offsets | None = None
+    """The offsets of the state to read, and nothing of other buckets; None: as it is now."""
+    prefetch: int = 1
+    """Pages of a bucket that are read ahead, 0 or 1."""
+    resume: bool = True
+    """Open the state again, at the same offset, where the server lost it."""
+    stop: Literal["latest"] = field(default="latest", init=False)
+    """A scan of rows always has an end."""
+
+    def __post_init__(self) -> None:
+        check_primary_key(self.info, "scan of its state", "table.scan()")
+        if self.limit is not None and self.limit < 0:
+            raise ValueError(f"limit {self.limit} is negative")
+        if self.prefetch not in (0, 1):
+            raise ValueError(f"prefetch {self.prefetch!r} is neither 0 nor 1")
+        if self.buckets is not None:
+            check_buckets(self.buckets, self.info)
+        if self.partitions is not None and not self.info.is_partitioned:
+            raise InvalidTableError(f"table {self.info.path} is not partitioned")
+        self.shape()
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The Arrow schema of the rows."""
+        return self.shape().schema
+
+    def shape(self) -> Shape:
+        """What is asked for and handed out."""
+        return Shape(self.info, self.columns, self.filter)
+
+    async def open(self) -> AsyncKvScanner:
+        """Fix what is read, in every bucket, and start a run of it."""
+        scanner = AsyncKvScanner(self, self._rows())
+        try:
+            await scanner.start()
+        except BaseException:
+            await scanner.close()
+            raise
+        return scanner
+
+    def _rows(self) -> Rows:
+        if self.source == "live":
+            return LiveRows(self.connection, self.info, self.shape(), resume=self.resume)
+        return StoredRows(self.connection, self.info, self.shape())
+
+    def __repr__(self) -> str:
+        return f"<AsyncKvScan {self.info.path}, {self.source}>"
+
+
+class AsyncKvScanner(AsyncScanner):
+    """A run of a scan: iterate it, or `poll` it; `log_offsets` says what it is the state of.
+
+    It lets go of everything at its end, on an error and when it is closed. When a partition is
+    dropped meanwhile, that is raised once; who asks on gets the rows of the others.
+    """
+
+    def __init__(self, scan: AsyncKvScan, rows: Rows) -> None:
+        self.scan = scan
+        """What is read."""
+        self.schema = scan.schema
+        """The Arrow schema of the rows."""
+        self._rows = rows
+        self._left = scan.limit
+        self._ahead = scan.prefetch > 0 and scan.limit is None
+        self._waiting: deque[TableBucket] = deque()
+        self._lanes: list[_Lane] = []
+        self._read = 0
+        self._offsets: dict[TableBucket, int] = {}
+        self._failure: BaseException | None = None
+        self._closing: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Find the buckets and fix what is read of them."""
+        scan = self.scan
+        places = await chosen_places(scan.connection, scan.info, scan.partitions, scan.buckets)
+        self._offsets = await self._rows.open(places, scan.at)
+        self._waiting.extend(self._offsets)
+
+    @property
+    def log_offsets(self) -> dict[TableBucket, int]:
+        """The changelog from here on has what is not in the rows: a `start` for `changelog`."""
+        return dict(self._offsets)
+
+    def positions(self) -> dict[TableBucket, int]:
+        """As `log_offsets`: the rows themselves have no positions."""
+        return self.log_offsets
+
+    @property
+    def progress(self) -> float:
+        """The part of the buckets that was read, 0 to 1."""
+        return 1.0 if self.finished or not self._offsets else self._read / len(self._offsets)
+
+    @property
+    def finished(self) -> bool:
+        """Everything was handed out; never after a failure."""
+        done = self._left == 0 or not (self._waiting or self._lanes)
+        return done and self._failure is None
+
+    # -- reading -------------------------------------------------------------------------------
+
+    async def next_batch(self) -> pa.RecordBatch | None:
+        """The next rows; None when the scan is finished. May be cancelled and called again."""
+        if self._failure is not None:
+            raise self._failure
+        while not self.finished:
+            lane = await self._ready()
+            if lane is None:
+                break
+            try:
+                page = await self._take(lane)
+            except PartitionNotExistError:
+                await self._leave(lane.bucket.partition_id)
+                raise
+            except Exception as e:
+                self._failure = e
+                await self.close()
+                raise
+            if page.rows.num_rows:
+                return self._limited(page.rows)
+        await self.close()
+        return None
+
+    def _fill(self) -> None:
+        """Have as many buckets read as may be, each from where it is."""
+        width = BUCKETS_AT_ONCE if self._ahead else 1
+        while self._waiting and len(self._lanes) < width:
+            bucket = self._waiting.popleft()
+            self._lanes.append(_Lane(bucket, self._rows.bucket(bucket)))
+        for lane in self._lanes:
+            lane.start(self._left)
+
+    async def _ready(self) -> _Lane | None:
+        """A bucket that has a page, or failed; None when the run was closed meanwhile."""
+        self._fill()
+        await asyncio.wait([lane.task for lane in self._lanes], return_when=asyncio.FIRST_COMPLETED)
+        return next((lane for lane in self._lanes if lane.task.done()), None)
+
+    async def _take(self, lane: _Lane) -> Page:
+        """The page of a bucket, which then stands behind the others."""
+        self._lanes.remove(lane)
+        page = lane.take()
+        if page.done:
+            self._read += 1
+            await lane.rows.close()
+        else:
+            self._lanes.append(lane)
+        if self._ahead:
+            self._fill()
+        return page
+
+    def _limited(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        if self._left is not None:
+            rows = rows.slice(0, self._left)
+            self._left -= rows.num_rows
+        return rows
+
+    async def _leave(self, partition_id: int | None) -> None:
+        """Read no more of a partition."""
+        gone = [lane for lane in self._lanes if lane.bucket.partition_id == partition_id]
+        self._lanes = [lane for lane in self._lanes if lane not in gone]
+        kept = [bucket for bucket in self._waiting if bucket.partition_id != partition_id]
+        self._waiting = deque(kept)
+        for lane in gone:
+            await lane.close()
+
+    async def close(self) -> None:
+        """Stop reading. Closing twice is fine, and who gives up waiting does not undo it."""
+        if self._closing is None:
+            self._closing = asyncio.ensure_future(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        lanes, self._lanes = self._lanes, []
+        self._waiting.clear()
+        for lane in lanes:
+            await lane.close()
+        await self._rows.close()
+
+    def __repr__(self) -> str:
+        done = f"{self._read} of {len(self._offsets)} buckets read"
+        return f"<AsyncKvScanner {self.scan.info.path}, {self.scan.source}, {done}>"
+
+
+class _Lane:
+    """A bucket that is being read: at most one page at a time."""
+
+    def __init__(self, bucket: TableBucket, rows: BucketRows) -> None:
+        self.bucket = bucket
+        self.rows = rows
+        self._task: asyncio.Task[Page] | None = None
+
+    @property
+    def task(self) -> asyncio.Task[Page]:
+        assert self._task is not None
+        return self._task
+
+    def start(self, limit: int | None) -> None:
+        if self._task is None:
+            self._task = asyncio.ensure_future(self.rows.next_page(limit))
+
+    def take(self) -> Page:
+        task, self._task = self.task, None
+        return task.result()
+
+    async def close(self) -> None:
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        await self.rows.close()

@@ -1,0 +1,368 @@
+"""Reading a key-value snapshot: the rows of one bucket as they were at an offset of its changelog.
+
+A snapshot is a RocksDB checkpoint in remote storage. Its files are downloaded into a temporary
+directory, each checked by size and CRC-32C where the server says them, and opened read-only; rows
+come in the order of their keys, a batch at a time, so memory holds one batch whatever the size of
+the snapshot. A reader that was interrupted goes on behind the last key it handed out. One that has
+a lease asks it before each file and each batch, and so ends with what happened to the lease.
+
+The directory is removed when the reader is closed, or when opening it fails; what a killed process
+leaves is removed by the next one (`keyed/scratch.py`).
+
+A value is a schema id (i16) and a row. Our servers keep rows compacted, those of Apache Fluss in
+the table's `table.kv.format`; only ours name checksums. Rows of older schemas are read under the
+one the table was opened with, by column id.
+
+RocksDB is opened here, in a few lines, and not through `zufluss.kv`, which belongs to servers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, ParamSpec, Self, TypeVar
+
+import pyarrow as pa
+
+from zufluss.client.admin import KvSnapshotFile, KvSnapshotMetadata
+from zufluss.client.connection import AsyncConnection
+from zufluss.client.keyed.keys import check_primary_key
+from zufluss.client.keyed.scratch import Scratch
+from zufluss.client.keyed.values import ValueDecoder, slices_of
+from zufluss.client.lease.lease import AsyncKvSnapshotLease
+from zufluss.errors import (
+    ConfigError,
+    CorruptRecordError,
+    InvalidColumnProjectionError,
+    KvSnapshotNotExistError,
+)
+from zufluss.model.table import TableBucket, TableInfo
+from zufluss.remote.errors import ObjectCorruptError, ObjectForbiddenError, ObjectMissingError
+
+if TYPE_CHECKING:
+    from zufluss.client.sync.connection import LoopThread
+    from zufluss.remote.objects import Objects
+
+BATCH_ROWS: Final = 65_536
+"""Rows of a batch."""
+DOWNLOADS_AT_ONCE: Final = 4
+"""Files of a snapshot that are downloaded at the same time."""
+OPEN_FILES_MAX: Final = 256
+"""Table files that are kept open."""
+PREFIX: Final = "zufluss-kv-snapshot-"
+"""What the names of temporary directories begin with."""
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+OpenDirectory = Callable[[str], Awaitable[tuple["Objects", str]]]
+"""The store of a directory that is given in full, and the directory's path in it."""
+
+
+class AsyncKvSnapshotReader:
+    """The rows of a snapshot; `await table.kv_snapshot(…)` opens it. Iterate it, then close it.
+
+    >>> async with await table.kv_snapshot(bucket, 7) as reader:  # doctest: +SKIP
+    ...     async for batch in reader:
+    ...         print(batch.num_rows)
+    """
+
+    def __init__(
+        self,
+        connection: AsyncConnection,
+        info: TableInfo,
+        metadata: KvSnapshotMetadata,
+        columns: Sequence[str] | None = None,
+        *,
+        after: bytes | None = None,
+        lease: AsyncKvSnapshotLease | None = None,
+    ) -> None:
+        self.metadata = metadata
+        """What is read."""
+        self.schema: pa.Schema = _projected(info, columns)
+        """The Arrow schema of the rows."""
+        self.last_key = after
+        """The encoded key of the last row handed out: an `after` to go on from."""
+        self._lease = lease
+        self._path = info.path
+        self._files = connection.remote.files
+        ours = all(file.crc32c is not None for file in metadata.files)
+        self._decoder = ValueDecoder(connection, info, "COMPACTED" if ours else None)
+        self._scratch: Scratch | None = None
+        self._rows: SnapshotRows | None = None
+
+    @property
+    def log_offset(self) -> int:
+        """The changelog goes on from here."""
+        return self.metadata.log_offset
+
+    async def open(self) -> Self:
+        """Download the files and open them; nothing is left behind when that fails."""
+        self._scratch = Scratch(PREFIX)
+        try:
+            target = self._scratch.path
+            await download(self.metadata, target, self._directory)
+            self._rows = await _in_thread(SnapshotRows, target, self.last_key)
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def next_batch(self) -> pa.RecordBatch | None:
+        """The next rows in the order of their keys; None at the end."""
+        self._check_lease()
+        if self._rows is None:
+            return None
+        values = await _in_thread(self._rows.take, BATCH_ROWS)
+        if not values:
+            return None
+        batch = await self._decoder.decode(slices_of(values))
+        self.last_key = self._rows.last_key
+        return batch.select(self.schema.names)
+
+    async def _directory(self, directory: str) -> tuple[Objects, str]:
+        """Where a file lies; asked before each of them."""
+        self._check_lease()
+        return await self._files.objects(self._path, directory)
+
+    def _check_lease(self) -> None:
+        if self._lease is not None:
+            self._lease.check(self.metadata.bucket)
+
+    async def close(self) -> None:
+        """Let go of the files and remove them. Closing twice is fine."""
+        rows, self._rows = self._rows, None
+        scratch, self._scratch = self._scratch, None
+        try:
+            if rows is not None:
+                await _in_thread(rows.close)
+        finally:
+            if scratch is not None:
+                await _in_thread(scratch.close)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> pa.RecordBatch:
+        batch = await self.next_batch()
+        if batch is None:
+            raise StopAsyncIteration
+        return batch
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        about = self.metadata
+        return f"<AsyncKvSnapshotReader {about.bucket}, snapshot {about.snapshot_id}>"
+
+
+class KvSnapshotReader:
+    """The rows of a key-value snapshot; `table.kv_snapshot(…)` opens it. Iterate it, then close it.
+
+    >>> with table.kv_snapshot(bucket, 7) as reader:  # doctest: +SKIP
+    ...     for batch in reader:
+    ...         print(batch.num_rows)
+    """
+
+    def __init__(self, thread: LoopThread, reader: AsyncKvSnapshotReader) -> None:
+        self._thread = thread
+        self._reader = reader
+        self.schema: pa.Schema = reader.schema
+        """The Arrow schema of the rows."""
+        self.log_offset = reader.log_offset
+        """The changelog goes on from here."""
+
+    @property
+    def last_key(self) -> bytes | None:
+        """The encoded key of the last row handed out: an `after` to go on from."""
+        return self._reader.last_key
+
+    def close(self) -> None:
+        """Let go of the files and remove them. Closing twice is fine."""
+        self._thread.run(self._reader.close())
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        return self
+
+    def __next__(self) -> pa.RecordBatch:
+        batch = self._thread.run(self._reader.next_batch())
+        if batch is None:
+            raise StopIteration
+        return batch
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return repr(self._reader).replace("Async", "", 1)
+
+
+async def open_snapshot(
+    connection: AsyncConnection,
+    info: TableInfo,
+    bucket: TableBucket,
+    snapshot_id: int | None,
+    columns: Sequence[str] | None,
+    after: bytes | None,
+    lease: AsyncKvSnapshotLease | None,
+) -> AsyncKvSnapshotReader:
+    """What `table.kv_snapshot` does; a failure that a lost lease explains is told as that loss."""
+    number = _chosen(bucket, snapshot_id, lease)
+    try:
+        metadata = await connection.admin.kv_snapshot_metadata(bucket, number)
+        reader = AsyncKvSnapshotReader(
+            connection, info, metadata, columns, after=after, lease=lease
+        )
+        return await reader.open()
+    except (ObjectMissingError, ObjectForbiddenError, KvSnapshotNotExistError):
+        if lease is not None:
+            await lease.verify(bucket)
+        raise
+
+
+class SnapshotRows:
+    """A RocksDB checkpoint in a directory, read from one key on; one thread at a time."""
+
+    def __init__(self, directory: Path, after: bytes | None = None) -> None:
+        from rocksdict import AccessType, Options, Rdict
+
+        self.last_key = after
+        """The key of the last value that was taken."""
+        options = Options(raw_mode=True)
+        options.set_max_open_files(OPEN_FILES_MAX)
+        try:
+            self._database = Rdict(str(directory), options, access_type=AccessType.read_only())
+        except Exception as problem:  # rocksdict has no kinds of errors
+            raise _unreadable(directory, problem) from problem
+        self._directory = directory
+        self._at = self._database.iter()
+        self._begin(after)
+
+    def _begin(self, after: bytes | None) -> None:
+        if after is None:
+            self._at.seek_to_first()
+            return
+        self._at.seek(after)
+        if self._at.valid() and self._at.key() == after:
+            self._at.next()
+
+    def take(self, count: int) -> list[bytes]:
+        """The next values, at most `count`; none at the end."""
+        at = self._at
+        values: list[bytes] = []
+        try:
+            while len(values) < count and at.valid():
+                values.append(at.value())
+                at.next()
+            at.status()  # an iterator that cannot read on is merely no longer valid
+        except Exception as problem:
+            raise _unreadable(self._directory, problem) from problem
+        if values:
+            self.last_key = self._key_before()
+        return values
+
+    def _key_before(self) -> bytes:
+        """The key that was passed last; asked once per batch, not once per row."""
+        if self._at.valid():
+            self._at.prev()
+        else:
+            self._at.seek_to_last()
+        key = self._at.key()
+        self._at.next()
+        assert isinstance(key, bytes)
+        return key
+
+    def close(self) -> None:
+        """Close the files."""
+        del self._at
+        self._database.close()
+
+
+async def download(
+    metadata: KvSnapshotMetadata, target: Path, open_directory: OpenDirectory
+) -> None:
+    """Every file of a snapshot under its name in RocksDB; the first failure ends the others."""
+    slots = asyncio.Semaphore(DOWNLOADS_AT_ONCE)
+
+    async def one(file: KvSnapshotFile) -> None:
+        async with slots:
+            await _download(file, target, open_directory)
+
+    tasks = [asyncio.ensure_future(one(file)) for file in metadata.files]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _download(file: KvSnapshotFile, target: Path, open_directory: OpenDirectory) -> None:
+    if Path(file.name).name != file.name:
+        raise CorruptRecordError(
+            f"a file of a key-value snapshot is to be called {file.name!r:.200}, which is no name "
+            "of a file in one directory"
+        )
+    directory, _, name = file.remote_path.rpartition("/")
+    objects, path = await open_directory(directory)
+    path = f"{path}/{name}".lstrip("/")
+    size, crc32c = await objects.get_file(path, target / file.name)
+    if file.size not in (None, size):
+        reason = f"{size} bytes were read, the snapshot says {file.size}"
+        raise ObjectCorruptError(objects.uri.text, path, reason)
+    if file.crc32c not in (None, crc32c):
+        reason = f"its CRC-32C is {crc32c:08x}, the snapshot says {file.crc32c:08x}"
+        raise ObjectCorruptError(objects.uri.text, path, reason)
+
+
+async def _in_thread(work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """Run something that has hold of the files; who is cancelled waits for its end."""
+    job = asyncio.ensure_future(asyncio.to_thread(work, *args, **kwargs))
+    try:
+        return await asyncio.shield(job)
+    except asyncio.CancelledError:
+        await asyncio.wait([job])
+        raise
+
+
+def _chosen(
+    bucket: TableBucket, snapshot_id: int | None, lease: AsyncKvSnapshotLease | None
+) -> int:
+    """The number of the snapshot to read."""
+    if lease is None:
+        if snapshot_id is None:
+            raise ConfigError(f"which snapshot of {bucket}? Give its snapshot_id, or a lease")
+        return snapshot_id
+    lease.check(bucket)
+    held = lease.snapshots[bucket].snapshot_id
+    if snapshot_id not in (None, held):
+        raise ConfigError(
+            f"lease {lease.lease_id} holds snapshot {held} of {bucket}, not {snapshot_id}; leave "
+            "snapshot_id out"
+        )
+    return held
+
+
+def _projected(info: TableInfo, columns: Sequence[str] | None) -> pa.Schema:
+    check_primary_key(info, "key-value snapshot", "scan")
+    if columns is None:
+        return info.schema.arrow
+    unknown = [name for name in columns if name not in info.schema.names]
+    if unknown:
+        raise InvalidColumnProjectionError(
+            f"table {info.path} has no column {unknown[0]!r}; its columns are "
+            f"{', '.join(info.schema.names)}"
+        )
+    return pa.schema([info.schema.arrow.field(name) for name in columns])
+
+
+def _unreadable(directory: Path, problem: Exception) -> CorruptRecordError:
+    return CorruptRecordError(f"RocksDB cannot read the snapshot in {directory}: {problem}")

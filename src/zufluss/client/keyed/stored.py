@@ -1,0 +1,136 @@
+"""The rows of primary-key buckets as their key-value snapshots in remote storage have them.
+
+Without `at` the newest snapshot of each bucket is read, under a lease that holds it as long as the
+scan runs. With `at` it is the one that was taken at exactly that offset; it is not leased, and a
+scan that loses it fails. Files are downloaded as their bucket is read and removed behind it.
+
+A bucket that has no snapshot yet has no rows here and its changelog from offset 0 on, which comes
+to the same: rows, then changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pyarrow as pa
+
+from zufluss.client.admin import AsyncAdmin, KvSnapshotInfo
+from zufluss.client.connection import AsyncConnection
+from zufluss.client.keyed.rows import BucketRows, Page, Rows, Shape
+from zufluss.client.keyed.snapshot import AsyncKvSnapshotReader, open_snapshot
+from zufluss.client.lease.lease import AsyncKvSnapshotLease
+from zufluss.client.offsets import BucketPlace
+from zufluss.client.partitions import offsets_at
+from zufluss.client.read.scan import Offsets
+from zufluss.errors import KvSnapshotNotExistError, PartitionNotExistError
+from zufluss.model.lease import Unavailable
+from zufluss.model.table import TableBucket, TableInfo
+
+
+class StoredRows(Rows):
+    """The rows of buckets in their snapshots."""
+
+    def __init__(self, connection: AsyncConnection, info: TableInfo, shape: Shape) -> None:
+        self._connection = connection
+        self._info = info
+        self._shape = shape
+        self._chosen: dict[TableBucket, int] = {}
+        self._lease: AsyncKvSnapshotLease | None = None
+
+    async def open(
+        self, places: Sequence[BucketPlace], at: Offsets | None
+    ) -> dict[TableBucket, int]:
+        """Choose a snapshot of every bucket; where the changelog goes on behind it."""
+        if at is None:
+            return await self._open_latest([place.bucket for place in places])
+        wanted = offsets_at(self._info, places, at)
+        found = await self._snapshots({p.partition for p in places if p.bucket in wanted})
+        self._chosen = _chosen(found, wanted)
+        return wanted
+
+    async def _open_latest(self, buckets: Sequence[TableBucket]) -> dict[TableBucket, int]:
+        if not buckets:
+            return {}
+        lease = await AsyncAdmin(self._connection).kv_snapshot_lease(buckets=buckets)
+        self._lease = lease
+        gone = [b for b, why in lease.unavailable.items() if why is Unavailable.NO_BUCKET]
+        if gone:
+            raise PartitionNotExistError(f"{gone[0]} of table {self._info.path} was just dropped")
+        self._chosen = {bucket: held.snapshot_id for bucket, held in lease.snapshots.items()}
+        offsets = {bucket: held.log_offset for bucket, held in lease.snapshots.items()}
+        return dict.fromkeys(buckets, 0) | offsets
+
+    async def _snapshots(self, partitions: set[str | None]) -> list[KvSnapshotInfo]:
+        admin = AsyncAdmin(self._connection)
+        found: list[KvSnapshotInfo] = []
+        for partition in partitions:
+            found += await admin.list_kv_snapshots(self._info.path, partition)
+        return found
+
+    def bucket(self, bucket: TableBucket) -> BucketRows:
+        """The rows of a bucket that was opened."""
+        return SnapshotPages(self, bucket, self._shape)
+
+    async def reader(self, bucket: TableBucket) -> AsyncKvSnapshotReader | None:
+        """Download the snapshot of a bucket; None where there is none."""
+        number = self._chosen.get(bucket)
+        if number is None:
+            return None
+        wanted = None if self._lease is not None else number
+        columns = self._shape.read.names
+        return await open_snapshot(
+            self._connection, self._info, bucket, wanted, columns, None, self._lease
+        )
+
+    async def close(self) -> None:
+        """Give the lease back."""
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            await lease.close()
+
+
+class SnapshotPages(BucketRows):
+    """The rows of one snapshot."""
+
+    def __init__(self, rows: StoredRows, bucket: TableBucket, shape: Shape) -> None:
+        self._rows = rows
+        self._bucket = bucket
+        self._shape = shape
+        self._reader: AsyncKvSnapshotReader | None = None
+        self._begun = False
+
+    async def next_page(self, limit: int | None) -> Page:
+        """The next rows; the first call downloads the snapshot."""
+        if not self._begun:
+            self._reader = await self._rows.reader(self._bucket)
+            self._begun = True
+        batch = None if self._reader is None else await self._reader.next_batch()
+        if batch is None:
+            return Page(pa.RecordBatch.from_pylist([], schema=self._shape.schema), True)
+        return Page(self._shape.finish(batch), False)
+
+    async def close(self) -> None:
+        """Remove what was downloaded."""
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            await reader.close()
+
+
+def _chosen(
+    found: Sequence[KvSnapshotInfo], wanted: Mapping[TableBucket, int]
+) -> dict[TableBucket, int]:
+    """The newest snapshot of each bucket at the wanted offset; none is needed at offset 0."""
+    chosen = {
+        each.bucket: each.snapshot_id
+        for each in sorted(found, key=lambda each: each.snapshot_id)
+        if wanted.get(each.bucket) == each.log_offset
+    }
+    for bucket, offset in wanted.items():
+        if offset and bucket not in chosen:
+            kept = sorted(each.log_offset for each in found if each.bucket == bucket)
+            raise KvSnapshotNotExistError(
+                f"{bucket} has no key-value snapshot at offset {offset}; those that are kept are "
+                f'at {", ".join(map(str, kept)) or "none"}. source="live" rebuilds the state at '
+                "any offset that snapshots and changelog reach"
+            )
+    return chosen

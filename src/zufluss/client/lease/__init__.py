@@ -1,0 +1,1 @@
+"""Leases of key-value snapshots, held and renewed by a client."""

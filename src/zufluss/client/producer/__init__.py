@@ -1,0 +1,1 @@
+"""Exactly-once writers: producers, their checkpoints, and the undo after a crash."""

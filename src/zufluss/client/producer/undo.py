@@ -1,0 +1,194 @@
+"""Undoing what earlier epochs of a producer wrote, bucket by bucket, by the leaders themselves.
+
+The leader of a bucket reads its changelog from the offset given and takes back the changes of this
+producer; nothing travels but the question and how far it is. Every bucket of every partition that
+exists is asked about, also those that did not move: only the leader knows what was on its way when
+the epoch began. A bucket without a baseline is newer than it, and is undone from its beginning; a
+partition that was dropped has nothing to undo.
+
+A call that times out, a leader that moves or restarts: asked again. Undoing twice does no harm.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from zufluss.client.connection import AsyncConnection
+from zufluss.client.offsets import BucketPlace
+from zufluss.client.partitions import chosen_places
+from zufluss.client.producer.handle import ProducerHandle
+from zufluss.client.retry import PASSING, Backoff
+from zufluss.errors import (
+    ErrorCode,
+    PartitionNotExistError,
+    RequestTimeoutError,
+    ZuflussError,
+)
+from zufluss.model.table import TableBucket, TableInfo
+from zufluss.wire import messages as m
+from zufluss.wire.api import ApiKey
+
+BUCKETS_AT_ONCE: Final = 32
+"""Buckets of a table that are undone at the same time."""
+STALLED_MS: Final = 10 * 60_000
+"""When no bucket moves for so long the undo is given up."""
+AGAIN: Final = PASSING | {ErrorCode.UNDO_UNDER_WAY}
+"""The same call may succeed later."""
+
+
+@dataclass(frozen=True, slots=True)
+class UndoProgress:
+    """How far an undo is."""
+
+    buckets: int
+    """Buckets of the table."""
+    buckets_done: int = 0
+    """Buckets where nothing is left to undo."""
+    records: int = 0
+    """Changes in the changelogs of buckets that were begun, since the baseline; of all writers."""
+    records_read: int = 0
+    """So many of them are read."""
+    keys: int = 0
+    """Keys whose row was put back."""
+
+
+OnUndo = Callable[[UndoProgress], None]
+"""Told how far an undo is, from time to time and at its end."""
+
+
+class Tally:
+    """Adds up what is known of the buckets."""
+
+    def __init__(self, buckets: int, on_progress: OnUndo | None) -> None:
+        self.total = UndoProgress(buckets)
+        """All buckets together."""
+        self._on_progress = on_progress
+        self._known: dict[TableBucket, tuple[int, int, int]] = {}
+
+    def note(self, bucket: TableBucket, records: int, read: int, keys: int, done: bool) -> None:
+        """How far one bucket is; what was known of it before counts no more."""
+        before = self._known.get(bucket, (0, 0, 0))
+        self._known[bucket] = (records, read, keys)
+        total = self.total
+        self.total = UndoProgress(
+            total.buckets,
+            total.buckets_done + done,
+            total.records + records - before[0],
+            total.records_read + read - before[1],
+            total.keys + keys - before[2],
+        )
+        self._tell()
+
+    def gone(self) -> None:
+        """A bucket was dropped."""
+        self.total = replace(self.total, buckets_done=self.total.buckets_done + 1)
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._on_progress is not None:
+            self._on_progress(self.total)
+
+
+async def undo_on_leaders(
+    connection: AsyncConnection,
+    info: TableInfo,
+    handle: ProducerHandle,
+    baseline: Mapping[TableBucket, int],
+    on_progress: OnUndo | None = None,
+) -> UndoProgress:
+    """Have every leader undo what earlier epochs wrote behind the baseline."""
+    places = await chosen_places(connection, info, None, None)
+    undo = _Undo(connection, info, handle, Tally(len(places), on_progress))
+    work = iter(places)
+    workers = [
+        asyncio.create_task(undo.buckets(work, baseline))
+        for _ in range(min(BUCKETS_AT_ONCE, len(places)))
+    ]
+    try:
+        await asyncio.gather(*workers)
+    finally:
+        for worker in workers:
+            worker.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)
+    return undo.tally.total
+
+
+class _Undo:
+    def __init__(
+        self, connection: AsyncConnection, info: TableInfo, handle: ProducerHandle, tally: Tally
+    ) -> None:
+        self.tally = tally
+        self._connection = connection
+        self._info = info
+        self._handle = handle
+        self._time_limit_ms = connection.options.request_timeout_ms // 2
+
+    async def buckets(
+        self, places: Iterable[BucketPlace], baseline: Mapping[TableBucket, int]
+    ) -> None:
+        """Undo one after the other; several tasks take from the same places."""
+        for place in places:
+            try:
+                await self._bucket(place, baseline.get(place.bucket, 0))
+            except PartitionNotExistError:
+                self.tally.gone()
+
+    async def _bucket(self, place: BucketPlace, start: int) -> None:
+        bucket = place.bucket
+        request = m.UndoProducerRequest(
+            table_id=bucket.table_id,
+            partition_id=bucket.partition_id,
+            bucket_id=bucket.bucket_id,
+            producer_number=self._handle.number,
+            epoch=self._handle.epoch,
+            from_offset=start,
+            time_limit_ms=self._time_limit_ms,
+        )
+        backoff = Backoff(STALLED_MS)
+        before: UndoProgress | None = None
+        while True:
+            try:
+                answer: m.UndoProducerResponse = await self._connection.call_leader(
+                    bucket, ApiKey.UNDO_PRODUCER, request
+                )
+            except ZuflussError as failure:
+                if failure.code not in AGAIN:
+                    raise
+                await backoff.pause(failure)
+                await find_leader(self._connection, self._info, place)
+                continue
+            records, read = answer.end_offset - start, answer.position - start
+            self.tally.note(bucket, records, read, answer.keys, answer.done)
+            if answer.done:
+                return
+            if self.tally.total != before:  # also of others: a leader undoes few at a time
+                before, backoff = self.tally.total, Backoff(STALLED_MS)
+            else:
+                await backoff.pause(_stalled(bucket, answer))
+
+
+def _stalled(bucket: TableBucket, answer: m.UndoProducerResponse) -> ZuflussError:
+    return RequestTimeoutError(
+        f"{bucket}: an undo stands at offset {answer.position} of {answer.end_offset} and does not "
+        "move; the server goes on with it, so start the writer again later"
+    )
+
+
+async def find_leader(connection: AsyncConnection, info: TableInfo, place: BucketPlace) -> None:
+    """Ask who leads a bucket now; `PartitionNotExistError` if its partition is gone."""
+    names = [] if place.partition is None else [place.partition]
+    try:
+        await connection.refresh_leaders(info, names)
+    except PartitionNotExistError:
+        raise
+    except ZuflussError as failure:
+        if failure.code not in PASSING:
+            raise
+    known = connection.metadata.partitions.get((info.table_id, place.partition or ""))
+    if known is not None and known.partition_id != place.bucket.partition_id:
+        raise PartitionNotExistError(
+            f"table {info.path}: partition {place.partition!r} was dropped and created again"
+        )

@@ -1,0 +1,179 @@
+"""Undoing on the client's side: read the changelog, put back what every key had before.
+
+For whoever wants it out of the leaders' hands; the server's own undo (`producer/undo.py`) reads
+nothing over the network and is the usual one. Only a producer that owns its columns can do it: then
+nobody else changed them, so the *first* change of a key behind the baseline, whoever made it, shows
+its columns as they were there. And the table must take deletes, where the server's undo needs no
+such leave.
+
+| first change | what is written, past the merge engine and to the producer's columns only |
+|---|---|
+| `+I` | a delete: the row goes, unless others have values in it |
+| `-U`, `-D` | the columns of that row |
+
+Before a bucket is read an empty put of the new epoch goes there. Puts are done in turn, so when it
+is acknowledged everything of earlier epochs that was still on its way is in the changelog, below
+the end that is then read to. Crashing in the middle does no harm: what was put back comes behind
+the first change of its key.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from zufluss.client.connection import AsyncConnection
+from zufluss.client.keyed.keys import stored_key_encoder
+from zufluss.client.offsets import BucketPlace, list_offsets
+from zufluss.client.partitions import chosen_places
+from zufluss.client.producer.handle import CLIENT_UNDO_TASK, Producer
+from zufluss.client.producer.undo import OnUndo, Tally, UndoProgress
+from zufluss.client.producer.wire import Offsets
+from zufluss.client.read.decode import CHANGE_TYPE
+from zufluss.client.read.log import AsyncLogScan
+from zufluss.client.write.upsert import AsyncUpsertWriter
+from zufluss.client.write.writer import Chunk, Identity
+from zufluss.config import table_options as t
+from zufluss.errors import ProducerStateError, UndoImpossibleError
+from zufluss.model.merge import merge_engine
+from zufluss.model.table import TableInfo
+from zufluss.record.slices import Slices
+
+
+async def undo_by_changelog(
+    connection: AsyncConnection,
+    info: TableInfo,
+    producer: Producer,
+    baseline: Offsets,
+    on_progress: OnUndo | None = None,
+) -> UndoProgress:
+    """Put back what the columns of the producer had at the baseline."""
+    check_undoable(info, producer)
+    places = await chosen_places(connection, info, None, None)
+    tally = Tally(len(places), on_progress)
+    async with _UndoWriter(connection, info, producer) as writer:
+        await writer.settle(places)
+        ends = await list_offsets(connection, info, places, "latest")
+        starts = await list_offsets(connection, info, places, "earliest")
+        for bucket, first in starts.items():
+            _check_range(baseline.get(bucket, 0), first, ends[bucket], bucket)
+        for place in places:
+            start = baseline.get(place.bucket, 0)
+            keys = await _undo_bucket(connection, info, writer, place, start, ends[place.bucket])
+            records = ends[place.bucket] - start
+            tally.note(place.bucket, records, records, keys, done=True)
+    return tally.total
+
+
+def check_undoable(info: TableInfo, producer: Producer) -> None:
+    """`ProducerStateError` where a client cannot undo what the server could."""
+    if not producer.exclusive:
+        raise ProducerStateError(
+            f"producer {producer.producer_id!r} shares its columns of {info.path} with others, and "
+            "a changelog does not tell whose change is whose; leave out undo='client'"
+        )
+    if info.schema.auto_increment_column:
+        raise ProducerStateError(
+            f"column {info.schema.auto_increment_column[0]!r} of {info.path} is counted up by the "
+            "server and written by nobody else; leave out undo='client'"
+        )
+    behavior = info.descriptor.properties.get(t.TABLE_DELETE_BEHAVIOR.key)
+    if behavior is None and merge_engine(info.descriptor.properties) is not None:
+        behavior = "IGNORE"
+    if behavior is not None and behavior.upper() != "ALLOW":
+        raise ProducerStateError(
+            f"table {info.path} takes no deletes ({t.TABLE_DELETE_BEHAVIOR.key} = {behavior}), so "
+            "a client cannot take back rows that are new; leave out undo='client'"
+        )
+
+
+def _check_range(start: int, first: int, end: int, bucket: object) -> None:
+    if not first <= start <= end:
+        raise UndoImpossibleError(
+            f"{bucket}: changes from offset {start} on are to be undone, but its changelog is from "
+            f"{first} to {end}; nothing was touched. Drop the producer to go on without an undo"
+        )
+
+
+class _UndoWriter(AsyncUpsertWriter):
+    """Writes rows as they were, under the epoch that begins."""
+
+    def __init__(self, connection: AsyncConnection, info: TableInfo, producer: Producer) -> None:
+        identity = Identity(producer.handle.writer_id(CLIENT_UNDO_TASK))
+        columns = producer.handle.columns(info)
+        super().__init__(connection, info, columns, "overwrite", identity=identity)
+
+    async def settle(self, places: list[BucketPlace]) -> None:
+        """Have one empty put done in every bucket."""
+        schema = pa.schema([self.info.schema.arrow.field(name) for name in self.columns])
+        nothing = Chunk(pa.RecordBatch.from_pylist([], schema=schema), False)
+        async with self._order:
+            self._writer_id = await self._sender.new_writer_id()
+            for place in places:
+                bucket = place.bucket
+                queue = self._queue(place.partition, bucket.partition_id, bucket.bucket_id)
+                await self._append(queue, nothing, self._new_assigner())
+        await self.flush()
+
+
+async def _undo_bucket(
+    connection: AsyncConnection,
+    info: TableInfo,
+    writer: _UndoWriter,
+    place: BucketPlace,
+    start: int,
+    end: int,
+) -> int:
+    """Put back the keys of one bucket; how many there were."""
+    if start == end:
+        return 0
+    first = _FirstChanges(info)
+    scan = AsyncLogScan(
+        connection,
+        info,
+        writer.columns,
+        None,
+        {place.bucket: start},
+        {place.bucket: end},
+        None,
+        None if place.partition is None else (place.partition,),
+        (place.bucket.bucket_id,),
+        changelog=True,
+    )
+    async for batch in scan:
+        inserted, before = first.of(batch)
+        keys = inserted.select(list(info.schema.primary_key))
+        await writer.write_batches([keys] if keys.num_rows else [], delete=True)
+        await writer.write_batches([before] if before.num_rows else [])
+    await writer.flush()
+    return len(first.seen)
+
+
+class _FirstChanges:
+    """Tells the first change of each key from later ones."""
+
+    def __init__(self, info: TableInfo) -> None:
+        self.seen: set[bytes] = set()
+        """Keys that have changed."""
+        self._keys = stored_key_encoder(info)
+
+    def of(self, changes: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+        """The rows of first changes: those that were inserted, and those that were there."""
+        kinds = changes.column(CHANGE_TYPE).dictionary_decode()
+        rows = changes.select(changes.schema.names[3:])
+        chosen = self._first(rows, np.array(kinds.to_pylist()) == "+U")
+        rows, kinds = rows.take(pa.array(chosen)), kinds.take(pa.array(chosen))
+        inserted = np.array(kinds.to_pylist(), dtype="U2") == "+I"
+        return rows.filter(pa.array(inserted)), rows.filter(pa.array(~inserted))
+
+    def _first(self, rows: pa.RecordBatch, after: npt.NDArray[np.bool_]) -> list[int]:
+        keys = Slices.contiguous(*self._keys.encode(rows))
+        chosen = []
+        for i in np.flatnonzero(~after).tolist():
+            key = keys.item(i)
+            assert key is not None
+            if key not in self.seen:
+                self.seen.add(key)
+                chosen.append(i)
+        return chosen

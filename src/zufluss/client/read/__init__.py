@@ -1,0 +1,1 @@
+"""Scans of logs, of the lake, and of both as one table."""

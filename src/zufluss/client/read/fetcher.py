@@ -1,0 +1,534 @@
+"""The fetching half of a log scan: keeps decoded rows ahead of the consumer.
+
+Each tablet server that leads buckets of the scan has one task that fetches from it, one request at
+a time, and the next one goes out as soon as an answer is taken apart, while its batches are decoded
+in threads and the consumer works. When more than `BUFFERED_FETCHES` times the bytes of a fetch wait
+for the consumer, fetching pauses.
+
+What a bucket's answer means:
+
+| answer | what happens |
+|---|---|
+| records | decoded in order; the position moves past the last whole batch; a cut one is left |
+| filtered_end_offset | the position moves there |
+| segments in remote storage | read there by a task of the bucket (`read/remote.py`), which then asks on |
+| an error that may pass, no answer | paused, leaders asked for, tried again until the deadline |
+| 34 on a table that was altered | from then on the client projects, not the server |
+| 19 and every other error | the scan fails |
+
+What a bucket's remote files mean:
+
+| outcome | what happens |
+|---|---|
+| the location does not answer | like an error that may pass; other buckets go on |
+| a file is missing | the same: it expired meanwhile, and the server says what is there now |
+| a file is forbidden, with a new token too | once the same, since some stores say so of a missing one |
+| other bytes than were written | the scan fails |
+
+A server that answers at once although there is nothing new is asked at most every `IDLE_MS`.
+"""  # noqa: E501 - a table row does not wrap
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Collection, Coroutine, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from google.protobuf.message import DecodeError
+
+from zufluss.client.budget import MemoryBudget
+from zufluss.client.connection import AsyncConnection
+from zufluss.client.hot import FetchedBucket, fetch_answer
+from zufluss.client.metadata import ServerNode
+from zufluss.client.offsets import BucketPlace
+from zufluss.client.read.decode import Chunk, Decoded, LogDecoder
+from zufluss.client.read.remote import Batches
+from zufluss.client.retry import PASSING, Backoff
+from zufluss.errors import (
+    CorruptMessageError,
+    CorruptRecordError,
+    ErrorCode,
+    LeaderNotAvailableError,
+    OffsetOutOfRangeError,
+    PartitionNotExistError,
+    ZuflussError,
+    error,
+)
+from zufluss.model.schema import Schema
+from zufluss.model.table import TableBucket, TableInfo
+from zufluss.record.header import LENGTH_OVERHEAD, BatchHeader, iter_headers
+from zufluss.remote.errors import ObjectCorruptError, ObjectForbiddenError
+from zufluss.wire import messages as m
+from zufluss.wire.api import ApiKey
+
+log = logging.getLogger(__name__)
+
+IDLE_MS: Final = 50
+"""The shortest time between two fetches that brought nothing."""
+BUFFERED_FETCHES: Final = 2
+"""How many fetches' worth of bytes may wait for the consumer."""
+_NO_FOLLOWER: Final = -1
+_PASSING: Final = PASSING | {
+    ErrorCode.UNKNOWN_SERVER_ERROR,
+    ErrorCode.FENCED_LEADER_EPOCH_EXCEPTION,
+}
+
+
+@dataclass(slots=True, eq=False)
+class BucketState:
+    """How far the scan is in one bucket."""
+
+    place: BucketPlace
+    """The bucket and its partition's name."""
+    position: int
+    """The offset to fetch next."""
+    stop: int | None
+    """The scan ends before this offset; None follows."""
+    fetch_bytes: int
+    """What one fetch of it aims at."""
+    paused: bool = False
+    """Waiting for a leader."""
+    remote: bool = False
+    """Being read from remote storage."""
+    forbidden: str = ""
+    """The remote file that could not be opened when it was last tried."""
+    backoff: Backoff | None = None
+    """Set from the first failure to the next success."""
+    failing_since: float = 0.0
+    """Loop time of that failure."""
+
+    @property
+    def finished(self) -> bool:
+        """Everything up to the stop was fetched."""
+        return self.stop is not None and self.position >= self.stop
+
+    @property
+    def is_fetched(self) -> bool:
+        """The server that leads it is asked for it."""
+        return not (self.paused or self.remote or self.finished)
+
+
+class Ready(NamedTuple):
+    """A chunk on its way to the consumer."""
+
+    bucket: TableBucket
+    """Where it comes from."""
+    rows: asyncio.Future[list[Decoded]]
+    """What a thread makes of it."""
+    size: int
+    """Bytes of the buffer it holds."""
+    end: int
+    """The offset after it."""
+
+
+@dataclass(slots=True)
+class FetchPlan:
+    """What is asked for; the same in every fetch of a scan."""
+
+    info: TableInfo
+    """The table."""
+    decoder: LogDecoder
+    """How answers are read."""
+    predicate: m.PbPredicate | None
+    """The filter as the server prunes by it."""
+    push_projection: bool
+    """The server is asked to project."""
+    partitions_may_go: bool
+    """A partition that is dropped is read no more, rather than an error."""
+    schema_of: Callable[[int], Coroutine[Any, Any, Schema]]
+    """Asks the cluster for another schema of the table."""
+
+
+class Fetcher:
+    """Fetches the buckets of one scan and keeps the answers in order of arrival."""
+
+    def __init__(self, connection: AsyncConnection, plan: FetchPlan) -> None:
+        self.ready: deque[Ready] = deque()
+        """What the consumer takes next."""
+        self.arrived = asyncio.Event()
+        """Set when there is something to take, or the fetcher has failed or is done."""
+        self.failure: Exception | None = None
+        """Why it stopped; what arrived before is still good."""
+        self._connection = connection
+        self._options = connection.options
+        self._plan = plan
+        self._loop = asyncio.get_running_loop()
+        self._states: dict[TableBucket, BucketState] = {}
+        self._servers: dict[ServerNode, asyncio.Task[None]] = {}
+        self._apart: set[asyncio.Task[None]] = set()
+        self._budget = MemoryBudget(BUFFERED_FETCHES * self._options.fetch_bytes)
+        self._turn = 0
+
+    # -- what the scanner calls ----------------------------------------------------------------
+
+    def add(self, place: BucketPlace, start: int, stop: int | None) -> None:
+        """Fetch a bucket, too."""
+        self._states[place.bucket] = BucketState(
+            place, start, stop, self._options.fetch_bucket_bytes
+        )
+
+    def remove_partitions(self, names: Collection[str | None]) -> None:
+        """Fetch the buckets of these partitions no more."""
+        for bucket, state in list(self._states.items()):
+            if state.place.partition in names:
+                del self._states[bucket]
+
+    @property
+    def partitions(self) -> set[str | None]:
+        """The names of the partitions that are fetched."""
+        return {state.place.partition for state in self._states.values()}
+
+    @property
+    def done(self) -> bool:
+        """Nothing more will arrive."""
+        return self.failure is not None or all(s.finished for s in self._states.values())
+
+    def start(self) -> None:
+        """Start a task for every server that leads an unfinished bucket, if it has none."""
+        homeless = []
+        for state in self._states.values():
+            if not state.is_fetched:
+                continue
+            leader = self._connection.metadata.leader(state.place.bucket)
+            if leader is None:
+                homeless.append(state)
+            elif leader not in self._servers:
+                task = self._loop.create_task(self._fetch_from(leader))
+                self._servers[leader] = task
+                task.add_done_callback(lambda t, s=leader: self._stopped(s, t))  # type: ignore[misc]
+        if homeless:
+            self._recover(homeless, LeaderNotAvailableError("a bucket has no leader"))
+        if self.done:
+            self.arrived.set()
+
+    def release(self, size: int) -> None:
+        """The consumer is done with a chunk."""
+        self._budget.give(size)
+
+    async def close(self) -> None:
+        """Stop fetching and wait for what is under way to end."""
+        tasks = [*self._servers.values(), *self._apart]
+        for task in tasks:
+            task.cancel()
+        pending = [item.rows for item in self.ready]
+        self.ready.clear()
+        await asyncio.gather(*tasks, *pending, return_exceptions=True)
+
+    def fail(self, reason: Exception) -> None:
+        """Stop; the consumer gets the reason after everything that arrived before."""
+        if self.failure is None:
+            self.failure = reason
+        self.arrived.set()
+
+    # -- one server ----------------------------------------------------------------------------
+
+    def _stopped(self, server: ServerNode, task: asyncio.Task[None]) -> None:
+        self._servers.pop(server, None)
+        failure = None if task.cancelled() else task.exception()
+        if isinstance(failure, Exception):
+            self.fail(failure)
+        elif not task.cancelled() and self.failure is None:
+            self.start()
+
+    async def _fetch_from(self, server: ServerNode) -> None:
+        """Fetch from one server as long as it leads something we want."""
+        while self.failure is None:
+            await self._budget.take(0)
+            states = self._states_of(server)
+            if not states:
+                return
+            began = self._loop.time()
+            projected = self._plan.push_projection
+            try:
+                body = await self._fetch(server, states, self._options.fetch_wait_ms)
+                progress = await self._take_apart(body, projected)
+            except ZuflussError as e:
+                if e.code not in _PASSING:
+                    raise
+                self._recover(states, e)
+                return
+            if not progress:
+                await asyncio.sleep(max(0.0, began + IDLE_MS / 1000 - self._loop.time()))
+
+    def _states_of(self, server: ServerNode) -> list[BucketState]:
+        """The unfinished buckets of a server, each time starting with another one."""
+        leader = self._connection.metadata.leader
+        states = [
+            state
+            for bucket, state in self._states.items()
+            if state.is_fetched and leader(bucket) == server
+        ]
+        self._turn += 1
+        first = self._turn % len(states) if states else 0
+        return states[first:] + states[:first]
+
+    async def _fetch(
+        self, server: ServerNode, states: list[BucketState], wait_ms: int
+    ) -> memoryview:
+        socket = await self._connection.socket(server.address)
+        timeout_ms = self._options.request_timeout_ms + wait_ms
+        request = self._request(states, wait_ms).SerializeToString()
+        return await socket.send(ApiKey.FETCH_LOG, [request], timeout_ms=timeout_ms)
+
+    def _request(self, states: list[BucketState], wait_ms: int) -> m.FetchLogRequest:
+        plan = self._plan
+        table = m.PbFetchLogReqForTable(
+            table_id=plan.info.table_id,
+            projection_pushdown_enabled=plan.push_projection,
+            projected_fields=plan.decoder.projection if plan.push_projection else (),
+            filter_predicate=plan.predicate,
+            filter_schema_id=None if plan.predicate is None else plan.info.schema_id,
+            buckets_req=[
+                m.PbFetchLogReqForBucket(
+                    partition_id=state.place.bucket.partition_id,
+                    bucket_id=state.place.bucket.bucket_id,
+                    fetch_offset=state.position,
+                    max_fetch_bytes=state.fetch_bytes,
+                )
+                for state in states
+            ],
+        )
+        return m.FetchLogRequest(
+            follower_server_id=_NO_FOLLOWER,
+            max_bytes=self._options.fetch_bytes,
+            min_bytes=self._options.fetch_bytes_min,
+            max_wait_ms=wait_ms,
+            tables_req=[table],
+            any_location=True,
+        )
+
+    # -- answers -------------------------------------------------------------------------------
+
+    async def _take_apart(self, body: memoryview, projected: bool) -> bool:
+        """Deal with every bucket of an answer; whether any of them moved."""
+        progress = False
+        for found in fetch_answer(body):
+            state = self._states.get(found.bucket)
+            if state is None or not state.is_fetched:
+                continue
+            before = state.position
+            info = await self._take_bucket(state, found, projected)
+            if info is not None:
+                self._read_apart(state, info)
+            progress = progress or state.position > before or info is not None
+        if all(state.finished for state in self._states.values()):
+            self.arrived.set()
+        return progress
+
+    async def _take_bucket(
+        self, state: BucketState, found: FetchedBucket, projected: bool
+    ) -> m.PbRemoteLogFetchInfo | None:
+        """Deal with one bucket of an answer; what to read in remote storage, if it says so."""
+        if found.error_code:
+            self._refused(state, found, projected)
+            return None
+        if len(found.remote):
+            return _remote_info(found)
+        state.backoff = None
+        if len(found.records):
+            await self._take_records(state, found.records, projected)
+        if found.filtered_end_offset is not None:
+            state.position = max(state.position, found.filtered_end_offset)
+        return None
+
+    async def _take_records(self, state: BucketState, records: memoryview, projected: bool) -> None:
+        batches = [b for b in iter_headers(records) if b[1].next_offset > state.position]
+        if not batches:
+            self._want_more(state, records)
+            return
+        await self._learn_schemas(batches)
+        self._budget.give(-len(records))
+        self._take_batches(state, records, batches, len(records), projected)
+
+    async def _learn_schemas(self, batches: Sequence[tuple[int, BatchHeader]]) -> None:
+        for schema_id in self._plan.decoder.unknown_schemas(batches):
+            self._plan.decoder.add_schema(schema_id, await self._plan.schema_of(schema_id))
+
+    def _take_batches(
+        self,
+        state: BucketState,
+        records: memoryview,
+        batches: Sequence[tuple[int, BatchHeader]],
+        size: int,
+        projected: bool,
+        source: str = "",
+    ) -> None:
+        """Have whole batches decoded for the consumer; `size` was taken from the budget."""
+        bucket, start = state.place.bucket, state.position
+        chunk = Chunk(bucket, records, batches, start, state.stop, projected, source)
+        state.position = batches[-1][1].next_offset
+        rows = self._loop.run_in_executor(
+            self._connection.executor, self._plan.decoder.decode, chunk
+        )
+        self.ready.append(Ready(bucket, rows, size, state.position))
+        self.arrived.set()
+
+    def _want_more(self, state: BucketState, records: memoryview) -> None:
+        """The first batch was cut at the byte limit: ask for as much as it needs."""
+        if len(records) < LENGTH_OVERHEAD:
+            return
+        size = int.from_bytes(records[8:12], "little") + LENGTH_OVERHEAD
+        if size <= len(records):
+            raise CorruptRecordError(
+                f"{state.place.bucket}: a fetch from offset {state.position} returned only "
+                "records before it"
+            )
+        state.fetch_bytes = max(state.fetch_bytes, size)
+
+    def _refused(self, state: BucketState, found: FetchedBucket, projected: bool) -> None:
+        reason = error(found.error_code, f"{found.bucket}: {found.error_message}")
+        if reason.code in _PASSING:
+            self._recover([state], reason)
+            return
+        altered = self._plan.info.schema_id > 1
+        if reason.code is ErrorCode.INVALID_COLUMN_PROJECTION and projected and altered:
+            log.debug("scan.projection_refused bucket=%r", found.bucket)
+            self._plan.push_projection = False
+            return
+        if isinstance(reason, OffsetOutOfRangeError):
+            raise OffsetOutOfRangeError(
+                f"{found.bucket}: offset {state.position} is outside the log; it may have been "
+                "removed by table.log.ttl. Start at 'earliest', or at an offset that exists"
+            )
+        raise reason
+
+    # -- remote storage ------------------------------------------------------------------------
+
+    def _read_apart(self, state: BucketState, info: m.PbRemoteLogFetchInfo) -> None:
+        """Read a bucket from remote storage until the server has it again."""
+        state.remote = True
+        task = self._loop.create_task(self._read_remote(state, info))
+        self._apart.add(task)
+        task.add_done_callback(self._is_over)
+
+    async def _read_remote(self, state: BucketState, info: m.PbRemoteLogFetchInfo) -> None:
+        more: m.PbRemoteLogFetchInfo | None = info
+        try:
+            while more is not None and self._is_wanted(state):
+                await self._read_run(state, more)
+                more = await self._ask_on(state) if self._is_wanted(state) else None
+        except ZuflussError as e:
+            if not self._may_pass(state, e):
+                raise
+            self._recover([state], e)
+        finally:
+            state.remote = False
+
+    async def _read_run(self, state: BucketState, info: m.PbRemoteLogFetchInfo) -> None:
+        """Read the segments of one answer."""
+        reader, table = self._connection.remote, self._plan.info.path
+        before = state.position
+        async with aclosing(reader.batches(table, info, state.stop, self._budget)) as run:
+            async for part in run:
+                await self._take_part(state, part)
+                if not self._is_wanted(state):
+                    return
+        if state.position == before:
+            raise CorruptRecordError(
+                f"{state.place.bucket}: {info.remote_log_tablet_dir} was to have offset {before}, "
+                "but its segments end before it"
+            )
+
+    async def _take_part(self, state: BucketState, part: Batches) -> None:
+        """Have the batches of a segment decoded that are not behind us."""
+        batches = [b for b in part.batches if b[1].next_offset > state.position]
+        size = part.size
+        try:
+            await self._learn_schemas(batches)
+            if batches:
+                state.backoff, state.forbidden = None, ""
+                self._take_batches(state, part.records, batches, size, False, part.source)
+                size = 0
+        finally:
+            self._budget.give(size)
+
+    async def _ask_on(self, state: BucketState) -> m.PbRemoteLogFetchInfo | None:
+        """Ask the server where a bucket goes on, without waiting for new records."""
+        server = self._connection.metadata.leader(state.place.bucket)
+        if server is None:
+            return None
+        projected = self._plan.push_projection
+        body = await self._fetch(server, [state], 0)
+        info = None
+        for found in fetch_answer(body):
+            if found.bucket == state.place.bucket:
+                info = await self._take_bucket(state, found, projected)
+        return info
+
+    def _is_wanted(self, state: BucketState) -> bool:
+        current = self._states.get(state.place.bucket)
+        return current is state and not state.paused and not state.finished
+
+    def _may_pass(self, state: BucketState, reason: ZuflussError) -> bool:
+        """Whether a bucket that failed is tried again."""
+        if isinstance(reason, ObjectForbiddenError):
+            file = f"{reason.uri}/{reason.path}"
+            again, state.forbidden = state.forbidden == file, file
+            return not again
+        return reason.code in _PASSING and not isinstance(reason, ObjectCorruptError)
+
+    # -- recovery ------------------------------------------------------------------------------
+
+    def _recover(self, states: list[BucketState], reason: ZuflussError) -> None:
+        """Pause buckets, find their leaders again, go on."""
+        for state in states:
+            state.paused = True
+            if state.backoff is None:
+                state.backoff = Backoff(self._options.delivery_timeout_ms)
+                state.failing_since = self._loop.time()
+            if reason.refresh_metadata or reason.code is ErrorCode.REQUEST_TIME_OUT:
+                self._connection.metadata.forget_leader(state.place.bucket)
+        task = self._loop.create_task(self._recover_later(states, reason))
+        self._apart.add(task)
+        task.add_done_callback(self._is_over)
+
+    def _is_over(self, task: asyncio.Task[None]) -> None:
+        """A bucket that was apart is fetched with the others again, or failed."""
+        self._apart.discard(task)
+        failure = None if task.cancelled() else task.exception()
+        if isinstance(failure, Exception):
+            self.fail(failure)
+        elif not task.cancelled() and self.failure is None:
+            self.start()
+
+    async def _recover_later(self, states: list[BucketState], reason: ZuflussError) -> None:
+        log.debug("scan.recover buckets=%d error=%s", len(states), reason)
+        timeout = self._options.delivery_timeout_ms / 1000
+        if self._loop.time() - min(s.failing_since for s in states) > timeout:
+            raise reason
+        pauses = [state.backoff.pause_seconds() for state in states if state.backoff]
+        await asyncio.sleep(max(pauses))
+        for name, id_ in {(s.place.partition, s.place.bucket.partition_id) for s in states}:
+            await self._refresh(name, id_)
+        for state in states:
+            state.paused = False
+
+    async def _refresh(self, partition: str | None, partition_id: int | None) -> None:
+        """Ask for the leaders of the table, or of a partition, which may be gone."""
+        info, names = self._plan.info, [] if partition is None else [partition]
+        try:
+            await self._connection.refresh_leaders(info, names)
+            for name in names:
+                now = self._connection.metadata.partitions.get((info.table_id, name))
+                if now is not None and now.partition_id != partition_id:
+                    raise PartitionNotExistError(
+                        f"table {info.path}: partition {name!r} was dropped and created again"
+                    )
+        except PartitionNotExistError:
+            if not self._plan.partitions_may_go:
+                raise
+            self.remove_partitions(names)
+        except ZuflussError as e:
+            if e.code not in PASSING:
+                raise
+
+
+def _remote_info(found: FetchedBucket) -> m.PbRemoteLogFetchInfo:
+    try:
+        return m.PbRemoteLogFetchInfo.FromString(bytes(found.remote))
+    except DecodeError as e:
+        raise CorruptMessageError(f"{found.bucket}: the remote log of an answer: {e}") from None

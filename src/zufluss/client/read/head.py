@@ -1,0 +1,74 @@
+"""Some rows of a table, to look at: LIMIT_SCAN on a primary-key table, a short scan of a log.
+
+Which rows of a primary-key table come is up to the server; there is no order. Buckets are asked a
+few at a time until there are enough rows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+import pyarrow as pa
+
+from zufluss.client.admin import AsyncAdmin
+from zufluss.client.connection import AsyncConnection
+from zufluss.client.keyed.values import ValueDecoder
+from zufluss.client.offsets import BucketPlace, places_of
+from zufluss.client.retry import PASSING, Backoff
+from zufluss.errors import ZuflussError, error
+from zufluss.model.table import TableInfo
+from zufluss.wire import messages as m
+from zufluss.wire.api import ApiKey
+
+BUCKETS_AT_ONCE: Final = 16
+
+
+async def head_of_keys(connection: AsyncConnection, info: TableInfo, count: int) -> pa.Table:
+    """At most `count` rows of a primary-key table."""
+    names: list[str | None] = [None]
+    if info.is_partitioned:
+        names = [p.name for p in await AsyncAdmin(connection).list_partitions(info.path)]
+    places = await places_of(connection, info, names)
+    decoder = ValueDecoder(connection, info)
+    parts: list[pa.RecordBatch] = []
+    for start in range(0, len(places), BUCKETS_AT_ONCE):
+        wanted = count - sum(part.num_rows for part in parts)
+        if wanted <= 0:
+            break
+        wave = places[start : start + BUCKETS_AT_ONCE]
+        parts += await asyncio.gather(
+            *(_bucket_rows(connection, info, place, wanted, decoder) for place in wave)
+        )
+    return pa.Table.from_batches(parts, schema=info.schema.arrow).slice(0, count)
+
+
+async def _bucket_rows(
+    connection: AsyncConnection,
+    info: TableInfo,
+    place: BucketPlace,
+    limit: int,
+    decoder: ValueDecoder,
+) -> pa.RecordBatch:
+    request = m.LimitScanRequest(
+        table_id=info.table_id,
+        partition_id=place.bucket.partition_id,
+        bucket_id=place.bucket.bucket_id,
+        limit=limit,
+    )
+    backoff = Backoff(connection.options.request_timeout_ms)
+    while True:
+        try:
+            response = await connection.call_leader(place.bucket, ApiKey.LIMIT_SCAN, request)
+            if response.error_code:
+                raise error(response.error_code, f"{place.bucket}: {response.error_message}")
+            break
+        except ZuflussError as e:
+            if e.code not in PASSING:
+                raise
+            failure = e
+        await backoff.pause(failure)
+        await connection.refresh_leaders(info, filter(None, [place.partition]))
+    from zufluss.record.batch.kv import parse_value_batch  # loads the compiled kernels
+
+    return await decoder.decode(parse_value_batch(response.records))

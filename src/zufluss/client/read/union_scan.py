@@ -1,0 +1,334 @@
+"""Reading a table from the lake and its log together: the same rows as the live table has.
+
+A scan is a description; a run pins a plan (`read/union.py`) when it is opened and reads exactly
+that.
+
+| table | a run hands out |
+|---|---|
+| log table | the rows in the lake, then the log from there to the end it had |
+| log table, `stop=None` | the rows in the lake, then the log from there on, for ever |
+| primary-key table | the rows in the lake whose key has no change in the log behind it, then what |
+|  | these changes leave |
+
+Memory: of a log table a few batches. Of a primary-key table the keys and rows that were changed
+since the last tiering, which are read when the run is opened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Literal, Protocol
+
+import pyarrow as pa
+
+from zufluss.client.admin import Partition
+from zufluss.client.connection import AsyncConnection
+from zufluss.client.offsets import check_buckets
+from zufluss.client.read.lake import LakeRows, Shape
+from zufluss.client.read.log import AsyncLogScan, AsyncLogScanner
+from zufluss.client.read.nanos import cut_to_micros
+from zufluss.client.read.scan import AsyncScan, AsyncScanner
+from zufluss.client.read.union import TailRange, UnionPlan, plan_union
+from zufluss.errors import InvalidTableError, PartitionNotExistError
+from zufluss.lake.fold import Folded, Folder
+from zufluss.model.expression import Expression
+from zufluss.model.table import TableBucket, TableInfo
+
+FOLDED_AT_ONCE: Final = 4
+"""Buckets of a primary-key table whose changes are read at the same time."""
+
+
+@dataclass(frozen=True, slots=True)
+class AsyncUnionScan(AsyncScan):
+    """What to read of lake and log. Make it with `table.scan(source="union")`, or `"lake"`.
+
+    >>> await table.scan(source="union").to_pandas()  # doctest: +SKIP
+    >>> async for batch in table.scan(source="union", stop=None):  # doctest: +SKIP
+    ...     print(batch.num_rows)
+    """
+
+    connection: AsyncConnection
+    """Where the table is."""
+    info: TableInfo
+    """The table."""
+    columns: tuple[str, ...] | None = None
+    """The columns in the order wanted; None means all."""
+    filter: Expression | None = None
+    """Only rows that match."""
+    stop: Literal["latest"] | None = "latest"
+    """The end that the log has when the run is opened; None follows."""
+    limit: int | None = None
+    """At most this many rows."""
+    partitions: tuple[Partition, ...] | None = None
+    """Only these partitions; None means all, dropped ones in the lake included."""
+    buckets: tuple[int, ...] | None = None
+    """Only these buckets; None means all."""
+    with_offsets: bool = False
+    """Add `__offset`, `__timestamp` and `__bucket`, of a primary-key table those of the change."""
+    lake_only: bool = False
+    """Leave the log out."""
+
+    def __post_init__(self) -> None:
+        if self.limit is not None and self.limit < 0:
+            raise ValueError(f"limit {self.limit} is negative")
+        if self.stop is None and self.lake_only:
+            raise ValueError('only a log can be followed; use source="union" for lake, then log')
+        if self.stop is None and self.info.has_primary_key:
+            raise InvalidTableError(
+                f"table {self.info.path} has a primary key; its rows change, so a scan of them has "
+                "an end. table.changelog(stop=None) follows the changes"
+            )
+        if self.buckets is not None:
+            check_buckets(self.buckets, self.info)
+        if self.partitions is not None and not self.info.is_partitioned:
+            raise InvalidTableError(f"table {self.info.path} is not partitioned")
+        self.shape()
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The Arrow schema of the rows."""
+        return self.shape().schema
+
+    def shape(self) -> Shape:
+        """What is read and handed out."""
+        return Shape(self.info, self.columns, self.filter, self.with_offsets)
+
+    async def plan(self) -> UnionPlan:
+        """What a run that is opened now would read."""
+        return await plan_union(
+            self.connection, self.info, self.partitions, read_optimized=self.lake_only
+        )
+
+    async def open(self) -> AsyncUnionScanner:
+        """Pin a plan and start a run of it."""
+        scanner = AsyncUnionScanner(self, await self.plan())
+        try:
+            await scanner.start()
+        except BaseException:
+            await scanner.close()
+            raise
+        return scanner
+
+    def __repr__(self) -> str:
+        what = "lake" if self.lake_only else "lake and log"
+        return f"<AsyncUnionScan {self.info.path}, {what}>"
+
+
+class _Part(Protocol):
+    """Something that hands out batches until there are no more."""
+
+    async def next_batch(self) -> pa.RecordBatch | None: ...
+
+    async def close(self) -> None: ...
+
+
+class AsyncUnionScanner(AsyncScanner):
+    """A run of a union scan: iterate it, or `poll` it.
+
+    >>> async with await table.scan(source="union", stop=None).open() as scanner:  # doctest: +SKIP
+    ...     batch = await scanner.poll(timeout_ms=1000)
+    """
+
+    def __init__(self, scan: AsyncUnionScan, plan: UnionPlan) -> None:
+        self.scan = scan
+        """What is read."""
+        self.plan = plan
+        """What the run is pinned to."""
+        self.schema = scan.schema
+        """The Arrow schema of the rows."""
+        self._shape = scan.shape()
+        self._left = scan.limit
+        self._parts: list[_Part] = []
+        self._open: list[_Part] = []
+        self._tail: AsyncLogScanner | None = None
+
+    # -- start ---------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Open the lake and the tail; of a primary-key table the tail is read here."""
+        if self.plan.info.has_primary_key:
+            shadowed, rows = await self._fold()
+            self._add_lake(shadowed)
+            self._add(_Rows(rows))
+            return
+        self._add_lake(None)
+        self._tail = await self._open_tail()
+        if self._tail is not None:
+            self._add(_Tail(self._tail, self._shape))
+
+    def _add(self, part: _Part) -> None:
+        self._parts.append(part)
+        self._open.append(part)
+
+    def _add_lake(self, shadowed: pa.Table | None) -> None:
+        if self.plan.lake is not None:
+            buckets = self.scan.buckets
+            self._add(LakeRows(self.plan, self._shape, buckets=buckets, shadowed=shadowed))
+
+    def _wanted(self) -> list[TailRange]:
+        chosen = self.scan.buckets
+        tail = self.plan.tail
+        return [part for part in tail if chosen is None or part.bucket.bucket_id in chosen]
+
+    async def _open_tail(self) -> AsyncLogScanner | None:
+        """The log behind the lake, None where there is none and none can come."""
+        wanted, follows = self._wanted(), self.scan.stop is None
+        names = tuple(dict.fromkeys(part.partition for part in wanted if part.partition))
+        every = not self.plan.info.is_partitioned or (follows and self.scan.partitions is None)
+        if self.scan.lake_only or not (every or names):
+            return None
+        scan = AsyncLogScan(
+            self.scan.connection,
+            self.plan.info,
+            tuple(self._shape.columns),
+            self._shape.prune,
+            {part.bucket: part.start for part in wanted},
+            None if follows else {part.bucket: part.stop for part in wanted},
+            partitions=None if every else names,
+            buckets=self.scan.buckets,
+            with_offsets=self.scan.with_offsets,
+        )
+        return await _opened(scan, wanted)
+
+    # -- primary keys --------------------------------------------------------------------------
+
+    async def _fold(self) -> tuple[pa.Table, pa.Table]:
+        """The keys that the tail changes, and the rows that it leaves as they are handed out."""
+        info = _projected(self.plan.info, self._shape.columns)
+        slots = asyncio.Semaphore(FOLDED_AT_ONCE)
+        parts = [part for part in self._wanted() if part.start < part.stop]
+        tasks = [asyncio.ensure_future(self._fold_one(info, part, slots)) for part in parts]
+        try:
+            folded = [Folder(info, 0).finish(), *await asyncio.gather(*tasks)]
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self.scan.connection.executor, self._joined, folded)
+
+    def _joined(self, folded: Sequence[Folded]) -> tuple[pa.Table, pa.Table]:
+        keys = list(self.plan.info.schema.primary_key)
+        touched = [table.select(keys) for one in folded for table in (one.upserts, one.deletes)]
+        rows = pa.concat_tables([one.upserts for one in folded])
+        return cut_to_micros(pa.concat_tables(touched)), self._shape.finish(rows)
+
+    async def _fold_one(self, info: TableInfo, part: TailRange, slots: asyncio.Semaphore) -> Folded:
+        connection = self.scan.connection
+        loop = asyncio.get_running_loop()
+        folder = Folder(info, part.bucket.bucket_id)
+        scan = AsyncLogScan(
+            connection,
+            self.plan.info,
+            tuple(info.schema.names),
+            start={part.bucket: part.start},
+            stop={part.bucket: part.stop},
+            partitions=None if part.partition is None else (part.partition,),
+            buckets=(part.bucket.bucket_id,),
+            changelog=True,
+        )
+        async with slots, await _opened(scan, [part]) as scanner:
+            async for batch in scanner:
+                await loop.run_in_executor(connection.executor, folder.add, batch)
+            return await loop.run_in_executor(connection.executor, folder.finish)
+
+    # -- reading -------------------------------------------------------------------------------
+
+    @property
+    def finished(self) -> bool:
+        """A bounded scan has handed out everything."""
+        return not self._parts or self._left == 0
+
+    def positions(self) -> dict[TableBucket, int]:
+        """Where a scan of the log goes on from here, by bucket; not while the lake is read."""
+        if self.plan.info.has_primary_key or self.scan.lake_only:
+            raise InvalidTableError(
+                f"a scan of {self.plan.info.path} has positions only where it follows a log"
+            )
+        if self._parts and isinstance(self._parts[0], LakeRows):
+            raise ValueError("rows of the lake, which have no position, are still to come")
+        return {} if self._tail is None else self._tail.positions()
+
+    async def next_batch(self) -> pa.RecordBatch | None:
+        """The next rows; None when the scan is finished."""
+        while not self.finished:
+            batch = await self._parts[0].next_batch()
+            if batch is None:
+                self._parts.pop(0)
+            elif batch.num_rows:
+                return self._limited(batch)
+        return None
+
+    def _limited(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        if self._left is not None:
+            batch = batch.slice(0, self._left)
+            self._left -= batch.num_rows
+        return batch
+
+    async def close(self) -> None:
+        """Stop reading. Closing twice is fine."""
+        self._parts = []
+        while self._open:
+            await self._open.pop().close()
+
+    def __repr__(self) -> str:
+        lake = "no lake" if self.plan.lake is None else f"lake {self.plan.lake.snapshot_id}"
+        return f"<AsyncUnionScanner {self.plan.info.path}, {lake}, {len(self.plan.tail)} tails>"
+
+
+class _Tail:
+    """The log behind the lake, in the form of the union read."""
+
+    def __init__(self, scanner: AsyncLogScanner, shape: Shape) -> None:
+        self._scanner = scanner
+        self._shape = shape
+
+    async def next_batch(self) -> pa.RecordBatch | None:
+        batch = await self._scanner.next_batch()
+        if batch is None:
+            return None
+        filtered = self._shape.prune is not None
+        return _single(self._shape.finish(pa.Table.from_batches([batch]), filtered=filtered))
+
+    async def close(self) -> None:
+        await self._scanner.close()
+
+
+class _Rows:
+    """Rows that are there already."""
+
+    def __init__(self, rows: pa.Table) -> None:
+        self._batches = rows.to_batches()
+
+    async def next_batch(self) -> pa.RecordBatch | None:
+        return self._batches.pop(0) if self._batches else None
+
+    async def close(self) -> None:
+        self._batches = []
+
+
+async def _opened(scan: AsyncLogScan, wanted: Sequence[TailRange]) -> AsyncLogScanner:
+    """A run that has every bucket of the plan: one that is gone must not be left out silently."""
+    scanner = await scan.open()
+    missing = {part.bucket for part in wanted} - scanner.positions().keys()
+    if missing:
+        await scanner.close()
+        raise PartitionNotExistError(
+            f"table {scan.info.path}: a partition was dropped while it was read; scan it again"
+        )
+    return scanner
+
+
+def _projected(info: TableInfo, columns: Sequence[str]) -> TableInfo:
+    """The table with these columns and its primary key alone, as far as folding is concerned."""
+    wanted = {*columns, *info.schema.primary_key}
+    kept = tuple(column for column in info.schema.columns if column.name in wanted)
+    schema = replace(info.schema, columns=kept)
+    return replace(info, descriptor=replace(info.descriptor, schema=schema))
+
+
+def _single(rows: pa.Table) -> pa.RecordBatch:
+    batches = rows.combine_chunks().to_batches()
+    return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=rows.schema)

@@ -1,0 +1,1 @@
+"""Writers: rows in any form the user has, sent as acknowledged batches."""

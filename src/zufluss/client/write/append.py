@@ -1,0 +1,45 @@
+"""The append writer of log tables; everything but the encoding is `write/writer.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from zufluss.client.connection import AsyncConnection
+from zufluss.client.hot import produce_request
+from zufluss.client.write.encode import BatchEncoder
+from zufluss.client.write.sender import Encoded, WriteCall
+from zufluss.client.write.writer import BatchWriter, Chunk, Identity
+from zufluss.errors import InvalidTableError
+from zufluss.model.table import TableInfo
+from zufluss.wire import messages as m
+from zufluss.wire.api import ApiKey
+
+_PRODUCE: Final = WriteCall(ApiKey.PRODUCE_LOG, m.ProduceLogResponse, produce_request)
+
+
+class AsyncAppendWriter(BatchWriter):
+    """Appends to a log table. Make it with `table.append()`.
+
+    >>> async with table.append() as writer:  # doctest: +SKIP
+    ...     await writer.write({"id": [1, 2], "name": ["a", "b"]})
+    ...     await writer.flush()
+    """
+
+    def __init__(
+        self, connection: AsyncConnection, info: TableInfo, identity: Identity | None = None
+    ) -> None:
+        if info.has_primary_key:
+            raise InvalidTableError(
+                f"table {info.path} has a primary key; rows are upserted into it, not appended: "
+                "use table.upsert()"
+            )
+        super().__init__(connection, info, _PRODUCE, identity)
+        self._encoder = BatchEncoder(info)
+
+    def columns_of(self, *, delete: bool) -> None:
+        """All of them."""
+
+    def encode(self, chunks: Sequence[Chunk], writer_id: int, sequence: int) -> Encoded:
+        """The log batch of the rows."""
+        return self._encoder.encode([chunk.rows for chunk in chunks], writer_id, sequence)

@@ -1,0 +1,305 @@
+"""The upsert writer of primary-key tables: whole rows, some columns of rows, deletes.
+
+Routing, batching and sending are `write/writer.py`. Here a batch is encoded: rows and keys of all
+chunks at once, wherever they stood, then put back into the order in which they were written. So a
+key that is written, deleted and written again in one batch ends as its last write says.
+
+With `columns` a writer changes only these; the others of a row keep what they have, or are null in
+a new row. The input may have more columns, they are not looked at. A column that the server counts
+up (auto-increment) is never written, whatever the input has.
+
+| columns | refused when |
+|---|---|
+| some | one is unknown or given twice, a key column is missing, one beside the key is NOT NULL |
+| all | never: these are whole rows |
+
+| merge mode | what the rows are |
+|---|---|
+| `aggregate` | inputs: the table's merge engine says what becomes of them; the usual one |
+| `overwrite` | rows as they are to be, past the engine |
+| `merge_state` | states of an aggregation table, as its columns hold them |
+| `retract` | inputs of an aggregation table that are taken back |
+
+A writer that aggregates itself (`pre_aggregate`) folds the rows of each batch to one per key before
+it sends them, as states: less to send and less to merge where keys repeat.
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from crc32c import crc32c
+
+from zufluss.client.connection import AsyncConnection
+from zufluss.client.hot import put_request
+from zufluss.client.keyed.keys import check_primary_key, stored_key_encoder
+from zufluss.client.write.encode import BATCH_BYTES_MAX, join
+from zufluss.client.write.sender import WriteCall
+from zufluss.client.write.writer import BatchWriter, Chunk, Identity
+from zufluss.config import table_options as t
+from zufluss.errors import (
+    ConfigError,
+    ErrorCode,
+    InvalidTableError,
+    InvalidTargetColumnError,
+    RecordTooLargeError,
+    error,
+)
+from zufluss.model.agg_columns import AGGREGATION
+from zufluss.model.merge import MergeMode, merge_engine
+from zufluss.model.table import TableInfo
+from zufluss.record.slices import ABSENT, Slices
+from zufluss.wire import messages as m
+from zufluss.wire.api import ApiKey
+
+MergeModeName = Literal["aggregate", "overwrite", "merge_state", "retract"]
+"""What the rows of a writer are to the stored ones."""
+
+Fold = Callable[[pa.RecordBatch], pa.RecordBatch]
+"""Rows of the table in, fewer of them out."""
+
+# The fields of a KV batch's header that change when it is sent under another writer id; the layout
+# stands in `zufluss.record.batch.kv`.
+_WRITER: Final = struct.Struct("<qi")
+_WRITER_AT: Final = 12
+_CRC: Final = struct.Struct("<I")
+_CRC_AT: Final = 5
+
+
+class AsyncUpsertWriter(BatchWriter):
+    """Writes to a primary-key table. Make it with `table.upsert()`.
+
+    >>> async with table.upsert() as writer:  # doctest: +SKIP
+    ...     await writer.write({"id": [1, 2], "name": ["a", "b"]})
+    ...     await writer.delete({"id": 1})
+    """
+
+    def __init__(
+        self,
+        connection: AsyncConnection,
+        info: TableInfo,
+        columns: Sequence[str] | None = None,
+        merge_mode: MergeModeName = "aggregate",
+        *,
+        pre_aggregate: bool = False,
+        identity: Identity | None = None,
+    ) -> None:
+        check_primary_key(info, "upsert", "table.append()")
+        mode = put_mode(info, merge_mode, pre_aggregate)
+        self.columns = target_columns(info, columns)
+        """The columns that are written, in table order."""
+        whole = len(self.columns) == len(info.schema)
+        targets = () if whole else info.schema.indexes_of(self.columns)
+        request = functools.partial(put_request, targets, agg_mode=mode)
+        call = WriteCall(ApiKey.PUT_KV, m.PutKvResponse, request)
+        super().__init__(connection, info, call, identity)
+        self._pre_aggregates = pre_aggregate
+        self._encoder = PutEncoder(info, _folding(info, self.columns) if pre_aggregate else None)
+
+    def columns_of(self, *, delete: bool) -> Sequence[str]:
+        """The primary key for deletes, what the writer was made for otherwise."""
+        return self.info.schema.primary_key if delete else self.columns
+
+    async def delete(self, data: Any) -> None:
+        """Delete rows; `data` has whole rows or only the key columns, in every form of `write`.
+
+        A key that is not there is fine. A writer with `columns` does not remove a row that has
+        values in other columns; it sets its own columns to null.
+
+        >>> await writer.delete({"id": [1, 2]})  # doctest: +SKIP
+        """
+        self.check_deletes()
+        await self._take_over(data, delete=True)
+
+    def check_deletes(self) -> None:
+        """Raise if this writer cannot delete."""
+        if self._pre_aggregates:
+            raise error(
+                ErrorCode.DELETION_DISABLED_EXCEPTION,
+                "a writer that aggregates before it sends has no deletes; delete rows of table "
+                f"{self.info.path} by a writer without pre_aggregate",
+            )
+
+    def encode(self, chunks: Sequence[Chunk], writer_id: int, sequence: int) -> EncodedPut:
+        """The KV batch of the chunks, in order."""
+        return self._encoder.encode(chunks, writer_id, sequence)
+
+
+def put_mode(info: TableInfo, name: MergeModeName, pre_aggregate: bool) -> MergeMode:
+    """The mode of a writer's puts; errors if the table has no such mode."""
+    if name not in get_args(MergeModeName):
+        raise ConfigError(f"merge_mode {name!r} is none of {', '.join(get_args(MergeModeName))}")
+    if pre_aggregate and name != "aggregate":
+        raise ConfigError(
+            f"pre_aggregate makes states of inputs, and merge_mode {name!r} takes something else; "
+            "leave one of them out"
+        )
+    mode = MergeMode.MERGE_STATE if pre_aggregate else MergeMode[name.upper()]
+    if mode in (MergeMode.MERGE_STATE, MergeMode.RETRACT):
+        engine = merge_engine(info.descriptor.properties)
+        if engine != AGGREGATION:
+            what = "pre_aggregate" if pre_aggregate else f"merge_mode {name!r}"
+            raise InvalidTableError(
+                f"{what} is for tables whose columns are aggregated; table {info.path} has "
+                + (f"the merge engine {engine}" if engine else "no merge engine")
+            )
+    return mode
+
+
+def target_columns(info: TableInfo, columns: Sequence[str] | None) -> tuple[str, ...]:
+    """The columns a writer writes, in table order; `InvalidTargetColumnError` if they may not."""
+    schema = info.schema
+    if columns is None:
+        return tuple(name for name in schema.names if name not in schema.auto_increment_column)
+    unknown = [name for name in columns if name not in schema]
+    if unknown or len(set(columns)) < len(columns):
+        raise InvalidTargetColumnError(
+            f"columns {', '.join(map(repr, columns))} must be different columns of table "
+            f"{info.path}; it has {', '.join(schema.names)}"
+        )
+    missing = [name for name in schema.primary_key if name not in columns]
+    if missing:
+        raise InvalidTargetColumnError(
+            f"columns {', '.join(columns)} lack {', '.join(missing)} of the primary key of table "
+            f"{info.path}; an update names its rows by the whole key, so add it"
+        )
+    counted = [name for name in schema.auto_increment_column if name in columns]
+    if counted:
+        raise InvalidTargetColumnError(
+            f"column {counted[0]!r} of table {info.path} is counted up by the server; leave it out"
+        )
+    if len(columns) < len(schema) - len(schema.auto_increment_column):
+        _check_nullable(info)
+    return tuple(name for name in schema.names if name in columns)
+
+
+def _check_nullable(info: TableInfo) -> None:
+    fixed = [
+        column.name
+        for column in info.schema.columns
+        if column.name not in info.schema.primary_key and not column.data_type.nullable
+    ]
+    if fixed:
+        raise InvalidTargetColumnError(
+            f"table {info.path} has no partial updates: column {fixed[0]!r} is NOT NULL, and every "
+            "column beside the key must be able to be null in a new row. Write whole rows"
+        )
+
+
+class EncodedPut:
+    """A KV batch as it is sent; writer id and sequence can be set again."""
+
+    __slots__ = ("_stamped", "view")
+
+    def __init__(self, batch: bytearray, writer_id: int, sequence: int) -> None:
+        self.view = memoryview(batch)
+        """The bytes of the whole batch."""
+        self._stamped = (writer_id, sequence)
+
+    def __len__(self) -> int:
+        return len(self.view)
+
+    def stamp(self, writer_id: int, sequence: int) -> None:
+        """Write this writer id and sequence into the header, unless it has them already."""
+        if self._stamped != (writer_id, sequence):
+            _WRITER.pack_into(self.view, _WRITER_AT, writer_id, sequence)
+            _CRC.pack_into(self.view, _CRC_AT, crc32c(self.view[_CRC_AT + _CRC.size :]))
+            self._stamped = (writer_id, sequence)
+
+
+class PutEncoder:
+    """Encodes for one table; safe to use from several threads."""
+
+    def __init__(self, info: TableInfo, fold: Fold | None = None) -> None:
+        from zufluss.record.batch.kv import build_kv_batch  # these load the compiled kernels
+        from zufluss.record.rows.codec import RowCodec
+
+        self._build = build_kv_batch
+        self._path = info.path
+        self._schema = info.schema.arrow
+        self._schema_id = info.schema_id
+        self._keys = stored_key_encoder(info)
+        self._rows = RowCodec(info.schema, info.property(t.TABLE_KV_FORMAT))
+        self._fold = fold
+
+    def encode(self, chunks: Sequence[Chunk], writer_id: int, sequence: int) -> EncodedPut:
+        """The KV batch of the chunks, in order."""
+        upserts = [chunk.rows for chunk in chunks if not chunk.delete]
+        deletes = [chunk.rows for chunk in chunks if chunk.delete]
+        parts = []
+        if upserts:
+            rows = self._complete(join(upserts))
+            if self._fold is not None:
+                rows = self._fold(rows)
+            parts.append((self._key_slices(rows), self._rows.encode(rows)))
+        if deletes:
+            keys = self._key_slices(join(deletes))
+            parts.append((keys, _absent(keys.count)))
+        keys, values = parts[0]
+        if len(parts) > 1:
+            order = _interleaved(chunks)
+            keys = _concatenated([part[0] for part in parts]).take(order)
+            values = _concatenated([part[1] for part in parts]).take(order)
+        batch = self._build(self._schema_id, keys, values, writer_id, sequence)
+        if len(batch) > BATCH_BYTES_MAX:
+            raise RecordTooLargeError(
+                f"{keys.count} rows for table {self._path} take {len(batch)} bytes; one batch "
+                f"holds at most {BATCH_BYTES_MAX}. Lower client.writer.batch-size or write smaller "
+                "rows"
+            )
+        return EncodedPut(batch, writer_id, sequence)
+
+    def _key_slices(self, rows: pa.RecordBatch) -> Slices:
+        return Slices.contiguous(*self._keys.encode(rows))
+
+    def _complete(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """The rows with every column of the table, null where the writer has none."""
+        if rows.schema.names == self._schema.names:
+            return rows
+        columns = [
+            rows.column(field.name)
+            if field.name in rows.schema.names
+            else pa.nulls(rows.num_rows, field.type)
+            for field in self._schema
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
+
+def _folding(info: TableInfo, columns: Sequence[str]) -> Fold:
+    """Rows to one per key, with states in the place of inputs, of the columns that are written."""
+    from zufluss.record.aggregate.local import pre_aggregate  # loads the compiled kernels
+
+    schema = info.schema
+    targets = None if len(columns) == len(schema) else tuple(columns)
+    return lambda rows: pre_aggregate(rows, schema, schema.primary_key, targets)
+
+
+def _absent(count: int) -> Slices:
+    nowhere = np.full(count, ABSENT, np.int64)
+    return Slices(np.empty(0, np.uint8), nowhere, nowhere)
+
+
+def _concatenated(parts: Sequence[Slices]) -> Slices:
+    shifts = np.cumsum([0, *(len(part.data) for part in parts[:-1])])
+    starts = [
+        np.where(part.starts == ABSENT, ABSENT, part.starts + shift)
+        for part, shift in zip(parts, shifts, strict=True)
+    ]
+    ends = [part.ends + shift for part, shift in zip(parts, shifts, strict=True)]
+    data = np.concatenate([part.data for part in parts])
+    return Slices(data, np.concatenate(starts), np.concatenate(ends))
+
+
+def _interleaved(chunks: Sequence[Chunk]) -> npt.NDArray[np.int64]:
+    """Where each row, in the order written, stands when all upserts come before all deletes."""
+    sizes = np.array([chunk.rows.num_rows for chunk in chunks])
+    deletes = np.repeat([chunk.delete for chunk in chunks], sizes)
+    return np.where(
+        deletes, np.cumsum(deletes) - 1 + np.count_nonzero(~deletes), np.cumsum(~deletes) - 1
+    )

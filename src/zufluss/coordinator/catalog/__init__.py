@@ -1,0 +1,1 @@
+"""Databases, tables and partitions: the catalog and the handlers that change it."""

@@ -1,0 +1,515 @@
+"""The catalog: the only writer of databases, tables, schemas, partitions and ids.
+
+A change goes one way. Under one lock: check against the image, commit one transaction to the
+metadata store, apply the change to the image, tell the tablet servers, answer. So a caller that
+got an answer finds the change durable, in the image, and carried out: a created table has leaders
+that serve, a dropped one has given its disk back. Where things lie in the store is the business
+of `records.py`.
+
+What happens when a step fails:
+
+| step | then |
+|---|---|
+| check, commit | nothing changed, the caller gets the error |
+| a leader of a new table or partition does not come up | it is dropped again, the caller gets the error |
+| a tablet server cannot be told of a drop | logged; it deletes the data when it registers again |
+| the process dies after the commit | the next start loads the image and assigns from it |
+| the caller goes away | the change is finished regardless |
+
+Ids come from counters in the same transactions and are never given twice, not after a drop and
+not after a crash. Of two coordinators on one store only the later one can change anything
+(`ledger.py`).
+"""  # noqa: E501 - a table row does not wrap
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+import structlog
+
+from zufluss.cluster.image import (
+    BucketState,
+    ClusterImage,
+    DatabaseEntry,
+    DatabaseGone,
+    DatabasePut,
+    ImageChange,
+    PartitionEntry,
+    PartitionGone,
+    PartitionPut,
+    TableEntry,
+    TableGone,
+    TablePut,
+    partition_buckets,
+)
+from zufluss.cluster.replicas import ReplicaAssignment, ReplicaStop
+from zufluss.config import options
+from zufluss.config.load import Configuration
+from zufluss.config.table_options import TABLE_REPLICATION_FACTOR
+from zufluss.coordinator import records
+from zufluss.coordinator.catalog import auto_increment
+from zufluss.coordinator.catalog.placement import place
+from zufluss.coordinator.ledger import Ledger
+from zufluss.coordinator.remote.locations import Home, LocationRegistry
+from zufluss.coordinator.tablets import Tablets
+from zufluss.errors import (
+    DatabaseAlreadyExistError,
+    DatabaseNotEmptyError,
+    InvalidDatabaseError,
+    InvalidTableError,
+    PartitionAlreadyExistError,
+    PartitionMaxNumError,
+    TableAlreadyExistError,
+    TableNotExistError,
+)
+from zufluss.meta.api import VALUE_BYTES_MAX, MetaStore, Op
+from zufluss.model import validation
+from zufluss.model.auto_partition import check_create_partition
+from zufluss.model.partition import check_spec, spec_of
+from zufluss.model.table import (
+    DatabaseDescriptor,
+    TableBucket,
+    TableDescriptor,
+    TableInfo,
+    TablePath,
+)
+
+log = structlog.get_logger(__name__)
+
+DEFAULT_DATABASE = "fluss"
+"""The database every cluster has."""
+DESCRIPTOR_BYTES_MAX = VALUE_BYTES_MAX - 10_000
+"""Largest descriptor of a table or database: with what frames it, it fits one value."""
+
+T = TypeVar("T")
+
+
+class Catalog:
+    """Databases, tables and partitions, durable. Open it with `Catalog.open`."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        conf: Configuration,
+        image: ClusterImage,
+        tablets: Tablets,
+        clock_ms: Callable[[], int],
+    ) -> None:
+        self.image = image
+        self.cluster_id = ledger.cluster_id
+        """The id of the cluster, made with its store."""
+        self.epoch = ledger.epoch
+        """The coordinator epoch of this catalog."""
+        self.ledger = ledger
+        """The store in the hands of this coordinator, for what lies beside the catalog."""
+        self.listeners: list[Callable[[Sequence[ImageChange]], None]] = []
+        """Called with every change after it was applied to the image."""
+        self.locations: LocationRegistry | None = None
+        """Where remote files may lie, and who chooses for a new table; set by `server.py`."""
+        self._conf = conf
+        self._tablets = tablets
+        self._clock_ms = clock_ms
+        self._lock = asyncio.Lock()
+        self._tasks: set[asyncio.Task[object]] = set()
+
+    @classmethod
+    async def open(
+        cls,
+        store: MetaStore,
+        conf: Configuration,
+        image: ClusterImage,
+        tablets: Tablets,
+        clock_ms: Callable[[], int],
+    ) -> Catalog:
+        """Take over the catalog of a store: a new epoch, the image loaded, the first database."""
+        catalog = cls(await Ledger.open(store), conf, image, tablets, clock_ms)
+        image.apply(records.load(await store.tree("/")))
+        await catalog.create_database(DEFAULT_DATABASE, DatabaseDescriptor(), ignore_if_exists=True)
+        log.info("catalog_opened", epoch=catalog.epoch, image=repr(image))
+        return catalog
+
+    async def close(self) -> None:
+        """Wait for the changes under way; the store stays open."""
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def __repr__(self) -> str:
+        return f"Catalog(epoch={self.epoch}, {self.image!r})"
+
+    # Databases
+
+    async def create_database(
+        self, name: str, descriptor: DatabaseDescriptor, *, ignore_if_exists: bool = False
+    ) -> None:
+        """Create a database."""
+        validation.check_database_name(name)
+        _check_database_size(name, descriptor)
+
+        async def change() -> None:
+            if name in self.image.databases:
+                if ignore_if_exists:
+                    return
+                raise DatabaseAlreadyExistError(f"database {name!r} exists already")
+            now = self._clock_ms()
+            entry = DatabaseEntry(name, descriptor, now, now)
+            await self.ledger.commit([records.put_database(entry, new=True)])
+            await self._publish([DatabasePut(entry)])
+
+        await self._mutate(change)
+
+    async def alter_database(
+        self,
+        name: str,
+        *,
+        set_properties: Mapping[str, str],
+        reset_properties: Iterable[str],
+        comment: str | None = None,
+        ignore_if_not_exists: bool = False,
+    ) -> None:
+        """Change a database's properties and comment; an empty comment removes it."""
+
+        async def change() -> None:
+            if ignore_if_not_exists and name not in self.image.databases:
+                return
+            before = self.image.database(name)
+            properties = {**before.descriptor.custom_properties, **set_properties}
+            for key in reset_properties:
+                properties.pop(key, None)
+            text = before.descriptor.comment if comment is None else comment or None
+            descriptor = DatabaseDescriptor(text, properties)
+            if descriptor == before.descriptor:
+                return
+            _check_database_size(name, descriptor)
+            entry = replace(before, descriptor=descriptor, modified_time=self._clock_ms())
+            await self.ledger.commit([records.put_database(entry, new=False)])
+            await self._publish([DatabasePut(entry)])
+
+        await self._mutate(change)
+
+    async def drop_database(
+        self, name: str, *, ignore_if_not_exists: bool = False, cascade: bool = False
+    ) -> None:
+        """Drop a database; with `cascade`, all its tables with it."""
+        if name == DEFAULT_DATABASE:
+            raise InvalidDatabaseError(
+                f"database {name!r} cannot be dropped: every cluster has it; drop its tables"
+            )
+
+        async def change() -> None:
+            if ignore_if_not_exists and name not in self.image.databases:
+                return
+            self.image.database(name)
+            tables = [self.image.table(TablePath(name, t)) for t in self.image.table_names(name)]
+            if tables and not cascade:
+                raise DatabaseNotEmptyError(
+                    f"database {name!r} has {len(tables)} tables; drop them or drop with cascade"
+                )
+            ops = [op for table in tables for op in self._drop_table_ops(table)]
+            stops = [stop for table in tables for stop in self._stops(table)]
+            changes: list[ImageChange] = [TableGone(table.info.table_id) for table in tables]
+            await self.ledger.commit([*ops, records.drop_database(name)])
+            await self._publish([*changes, DatabaseGone(name)])
+            await self._tablets.stop_replicas(stops)
+
+        await self._mutate(change)
+
+    # Tables
+
+    async def create_table(
+        self, path: TablePath, table_json: bytes, *, ignore_if_exists: bool = False
+    ) -> TableEntry:
+        """Create a table from a descriptor; it has leaders when this returns."""
+        validation.check_table_path(path)
+        descriptor = validation.complete(TableDescriptor.from_json(table_json), self._conf)
+        validation.check_table(descriptor, self._conf, len(self.image.tablets))
+        _check_size(path, descriptor)
+
+        async def change() -> TableEntry:
+            existing = self.image.find_table(path)
+            if existing is not None and ignore_if_exists:
+                return existing
+            self.image.database(path.database)
+            if existing is not None:
+                raise TableAlreadyExistError(f"table '{path}' exists already")
+            self._check_placement(descriptor)
+            return await self._create_table(path, descriptor)
+
+        return await self._mutate(change)
+
+    async def _create_table(self, path: TablePath, descriptor: TableDescriptor) -> TableEntry:
+        table_id, take_id = await self.ledger.next_id(records.TABLE_COUNTER)
+        now = self._clock_ms()
+        info = TableInfo(path, table_id, 1, descriptor, now, now)
+        buckets = () if info.is_partitioned else self._place(info, start=table_id)
+        home = self._home(info)
+        entry = TableEntry(info, {1: descriptor.schema}, buckets, home.location_id)
+        await self.ledger.commit([take_id, *home.ops, *records.create_table(entry)])
+        home.take()
+        await self._publish([TablePut(entry)])
+        replicas = [
+            ReplicaAssignment(TableBucket(table_id, None, i), entry.physical_path, state)
+            for i, state in enumerate(buckets)
+        ]
+        await self._start(replicas, undo=lambda: self._drop_table(entry))
+        log.info("table_created", table=str(path), table_id=table_id, buckets=len(buckets))
+        return entry
+
+    async def drop_table(self, path: TablePath, *, ignore_if_not_exists: bool = False) -> None:
+        """Drop a table with its partitions; the disk is free when this returns."""
+
+        async def change() -> None:
+            if ignore_if_not_exists and self.image.find_table(path) is None:
+                return
+            await self._drop_table(self.image.table(path))
+
+        await self._mutate(change)
+
+    async def _drop_table(self, entry: TableEntry) -> None:
+        stops = self._stops(entry)
+        await self.ledger.commit(self._drop_table_ops(entry))
+        await self._publish([TableGone(entry.info.table_id)])
+        await self._tablets.stop_replicas(stops)
+        log.info("table_dropped", table=str(entry.info.path), table_id=entry.info.table_id)
+
+    async def alter_table(
+        self,
+        path: TablePath,
+        alter: Callable[[TableInfo], TableDescriptor],
+        *,
+        ignore_if_not_exists: bool = False,
+    ) -> TableEntry | None:
+        """Replace a table's descriptor by what `alter` makes of it.
+
+        A new schema gets the next schema id. None when there is no such table and that is ignored.
+        """
+
+        async def change() -> TableEntry | None:
+            if ignore_if_not_exists and self.image.find_table(path) is None:
+                return None
+            before = self.image.table(path)
+            descriptor = alter(before.info)
+            if descriptor == before.info.descriptor:
+                return before
+            _check_size(path, descriptor)
+            self._check_placement(descriptor, before.info.descriptor)
+            after = self._altered(before, descriptor)
+            await self.ledger.commit(records.alter_table(before, after))
+            await self._publish([TablePut(after)])
+            log.info("table_altered", table=str(path), schema_id=after.info.schema_id)
+            return after
+
+        return await self._mutate(change)
+
+    def _altered(self, before: TableEntry, descriptor: TableDescriptor) -> TableEntry:
+        schema_id, schemas = before.info.schema_id, before.schemas
+        if descriptor.schema != before.info.schema:
+            schema_id += 1
+            schemas = {**schemas, schema_id: descriptor.schema}
+        info = replace(
+            before.info,
+            descriptor=descriptor,
+            schema_id=schema_id,
+            modified_time=self._clock_ms(),
+        )
+        return replace(before, info=info, schemas=schemas)
+
+    # Partitions
+
+    async def create_partition(
+        self,
+        path: TablePath,
+        spec: Mapping[str, str],
+        *,
+        ignore_if_exists: bool = False,
+        table_id: int | None = None,
+    ) -> PartitionEntry:
+        """Create a partition; it has leaders when this returns.
+
+        With `table_id` only if the path still is that table.
+        """
+
+        async def change() -> PartitionEntry:
+            table = self._table_still(path, table_id)
+            name = check_create_partition(table.info, spec, self._clock_ms())
+            existing = self.image.partitions(table.info.table_id)
+            if name in existing:
+                if ignore_if_exists:
+                    return existing[name]
+                raise PartitionAlreadyExistError(
+                    f"partition {name!r} of table '{path}' exists already"
+                )
+            limit = self._conf.get(options.MAX_PARTITION_NUM)
+            if len(existing) >= limit:
+                raise PartitionMaxNumError(
+                    f"table '{path}' has {len(existing)} partitions, at most {limit} are allowed "
+                    f"({options.MAX_PARTITION_NUM.key}); drop some first"
+                )
+            return await self._create_partition(table, name)
+
+        return await self._mutate(change)
+
+    async def _create_partition(self, table: TableEntry, name: str) -> PartitionEntry:
+        partition_id, take_id = await self.ledger.next_id(records.PARTITION_COUNTER)
+        home = self._home(table.info)
+        entry = PartitionEntry(
+            partition_id=partition_id,
+            table_id=table.info.table_id,
+            name=name,
+            spec=spec_of(table.info.partition_keys, name),
+            created_time=self._clock_ms(),
+            buckets=self._place(table.info, start=partition_id),
+            remote_location=home.location_id,
+        )
+        await self.ledger.commit([take_id, *home.ops, *records.create_partition(entry)])
+        home.take()
+        await self._publish([PartitionPut(entry)])
+        replicas = [
+            ReplicaAssignment(bucket, path, state)
+            for path, bucket, state in partition_buckets(table, entry)
+        ]
+        await self._start(replicas, undo=lambda: self._drop_partition(table, entry))
+        log.info("partition_created", table=str(table.info.path), partition=name, id=partition_id)
+        return entry
+
+    async def drop_partition(
+        self,
+        path: TablePath,
+        spec: Mapping[str, str],
+        *,
+        ignore_if_not_exists: bool = False,
+        table_id: int | None = None,
+    ) -> None:
+        """Drop a partition; the disk is free when this returns.
+
+        With `table_id` only if the path still is that table.
+        """
+
+        async def change() -> None:
+            table = self._table_still(path, table_id)
+            name = check_spec(table.info, spec, create=False)
+            if ignore_if_not_exists and name not in self.image.partitions(table.info.table_id):
+                return
+            await self._drop_partition(table, self.image.partition(path, name))
+
+        await self._mutate(change)
+
+    async def _drop_partition(self, table: TableEntry, entry: PartitionEntry) -> None:
+        await self.ledger.commit(records.drop_partition(table.info.path, entry))
+        await self._publish([PartitionGone(entry.partition_id)])
+        await self._tablets.stop_replicas(
+            [_stop(bucket, state) for _, bucket, state in partition_buckets(table, entry)]
+        )
+        log.info("partition_dropped", table=str(table.info.path), partition=entry.name)
+
+    # Ids
+
+    async def allocate_writer_ids(self, count: int) -> range:
+        """Writer ids that nobody got before and nobody will get again."""
+        return await self.ledger.take(records.WRITER_COUNTER, count)
+
+    async def allocate_ids(self, table_id: int, column_id: int, count: int) -> tuple[int, int]:
+        """Ids for an auto-increment column, from the first up to the one after the last.
+
+        Durable when this returns, and never given again. The first id is 1. There are fewer than
+        `count` where the type of the column ends.
+        """
+        ids = await auto_increment.allocate_ids(self.ledger, self.image, table_id, column_id, count)
+        return ids.start, ids.stop
+
+    async def next_server_epoch(self) -> int:
+        """An epoch for the registration of a tablet server, larger than every one before.
+
+        The first is 1: an order without an epoch reads as 0 and belongs to none.
+        """
+        return (await self.ledger.take(records.SERVER_EPOCH_COUNTER, 1))[0] + 1
+
+    # How a change is made
+
+    async def exclusive(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Run something that must not meet a change half way, such as a registration."""
+        return await self._mutate(work)
+
+    async def _mutate(self, work: Callable[[], Awaitable[T]]) -> T:
+        """One change at a time, finished even when the caller is cancelled half way."""
+
+        async def locked() -> T:
+            async with self._lock:
+                return await work()
+
+        task = asyncio.ensure_future(locked())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return await asyncio.shield(task)
+
+    async def _publish(self, changes: Sequence[ImageChange]) -> None:
+        self.image.apply(changes)
+        for listener in self.listeners:
+            listener(changes)
+        await self._tablets.update_metadata(changes)
+
+    async def _start(
+        self, replicas: Sequence[ReplicaAssignment], undo: Callable[[], Awaitable[None]]
+    ) -> None:
+        try:
+            await self._tablets.start_replicas(replicas)
+        except Exception:
+            await undo()
+            raise
+
+    def _place(self, info: TableInfo, start: int) -> tuple[BucketState, ...]:
+        factor = info.property(TABLE_REPLICATION_FACTOR)
+        return place(info.bucket_count, factor, self.image.tablets, start)
+
+    def _home(self, info: TableInfo) -> Home:
+        """The remote location of a new table or partition."""
+        return Home(None) if self.locations is None else self.locations.choose(info)
+
+    def _check_placement(
+        self, descriptor: TableDescriptor, before: TableDescriptor | None = None
+    ) -> None:
+        if self.locations is not None:
+            self.locations.check_placement(descriptor, before)
+
+    def _drop_table_ops(self, entry: TableEntry) -> list[Op]:
+        return records.drop_table(entry, self.image.partitions(entry.info.table_id).values())
+
+    def _stops(self, entry: TableEntry) -> list[ReplicaStop]:
+        """Stops for all buckets of a table and its partitions, while they are in the image."""
+        table_id = entry.info.table_id
+        stops = [
+            _stop(TableBucket(table_id, None, i), state) for i, state in enumerate(entry.buckets)
+        ]
+        for partition in self.image.partitions(table_id).values():
+            stops += [_stop(b, state) for _, b, state in partition_buckets(entry, partition)]
+        return stops
+
+    def _table_still(self, path: TablePath, table_id: int | None) -> TableEntry:
+        table = self.image.partitioned_table(path)
+        if table_id is not None and table.info.table_id != table_id:
+            raise TableNotExistError(f"table '{path}' with id {table_id} does not exist any more")
+        return table
+
+
+def _stop(bucket: TableBucket, state: BucketState) -> ReplicaStop:
+    return ReplicaStop(bucket, state.leader_epoch, True, state.replicas)
+
+
+def _check_size(path: TablePath, descriptor: TableDescriptor) -> None:
+    size = len(descriptor.to_json())
+    if size > DESCRIPTOR_BYTES_MAX:
+        raise InvalidTableError(
+            f"the descriptor of table '{path}' has {size} bytes, at most {DESCRIPTOR_BYTES_MAX} "
+            f"are allowed; use fewer columns or shorter comments and properties"
+        )
+
+
+def _check_database_size(name: str, descriptor: DatabaseDescriptor) -> None:
+    size = len(descriptor.to_json())
+    if size > DESCRIPTOR_BYTES_MAX:
+        raise InvalidDatabaseError(
+            f"the descriptor of database {name!r} has {size} bytes, at most "
+            f"{DESCRIPTOR_BYTES_MAX} are allowed; use fewer or shorter properties"
+        )

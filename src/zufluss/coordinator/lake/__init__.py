@@ -1,0 +1,1 @@
+"""The lake side of tables: the tiering queue and committed lake snapshots."""

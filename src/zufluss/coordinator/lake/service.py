@@ -1,0 +1,212 @@
+"""Handlers of the lake: tiering services ask for tables and report snapshots, readers ask for them.
+
+A request may name several tables, and each gets its own answer or error; a table that is refused
+never holds up its neighbours. What may be done and when stands in `lake/tables.py` and
+`lake/queue.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from zufluss.cluster import codec
+from zufluss.cluster.image import ClusterImage
+from zufluss.coordinator.lake.queue import Lease, check_timeout_ms
+from zufluss.coordinator.lake.tables import Commit, LakeTables
+from zufluss.errors import ConfigError, TableNotExistError, ZuflussError
+from zufluss.model.lake import LakeSnapshot
+from zufluss.model.table import TableBucket
+from zufluss.wire import messages as m
+from zufluss.wire.api import ApiKey
+
+if TYPE_CHECKING:
+    from zufluss.net.services import RequestContext, Services
+
+
+class LakeService:
+    """Handlers of the APIs of tiering."""
+
+    def __init__(self, lake: LakeTables, image: ClusterImage) -> None:
+        self._lake = lake
+        self._image = image
+
+    def register(self, services: Services) -> None:
+        """Attach every handler to its API key."""
+        services.register(ApiKey.LAKE_TIERING_HEARTBEAT, self.lake_tiering_heartbeat)
+        services.register(ApiKey.PREPARE_LAKE_TABLE_SNAPSHOT, self.prepare_lake_table_snapshot)
+        services.register(ApiKey.COMMIT_LAKE_TABLE_SNAPSHOT, self.commit_lake_table_snapshot)
+        services.register(ApiKey.GET_LAKE_SNAPSHOT, self.get_lake_snapshot)
+
+    # Heartbeats
+
+    async def lake_tiering_heartbeat(
+        self, request: m.LakeTieringHeartbeatRequest, ctx: RequestContext
+    ) -> m.LakeTieringHeartbeatResponse:
+        """LAKE_TIERING_HEARTBEAT (1042): failed, running, finished tables; then a new one."""
+        declared = request.HasField("heartbeat_timeout_ms")
+        timeout_ms = check_timeout_ms(request.heartbeat_timeout_ms if declared else None)
+        forced = set(request.force_finished_tables)
+        queue = self._lake.queue
+        response = m.LakeTieringHeartbeatResponse(coordinator_epoch=queue.coordinator_epoch)
+        response.failed_table_resp.extend(
+            self._each(request.failed_tables, lambda lease, _: queue.fail(lease))
+        )
+        response.tiering_table_resp.extend(
+            self._each(request.tiering_tables, lambda lease, _: queue.renew(lease, timeout_ms))
+        )
+        response.finished_table_resp.extend(
+            self._each(request.finished_tables, lambda lease, t: self._finish(lease, t, forced))
+        )
+        if request.request_table:
+            await self._hand_out(response, timeout_ms)
+        return response
+
+    def _each(
+        self,
+        tables: Iterable[m.PbHeartbeatReqForTable],
+        act: Callable[[Lease, m.PbHeartbeatReqForTable], None],
+    ) -> list[m.PbHeartbeatRespForTable]:
+        answers = []
+        for table in tables:
+            answer = m.PbHeartbeatRespForTable(table_id=table.table_id)
+            try:
+                if self._image.table_by_id(table.table_id) is None:
+                    raise TableNotExistError(f"table {table.table_id} does not exist")
+                act(Lease(table.table_id, table.tiering_epoch, table.coordinator_epoch), table)
+            except ZuflussError as problem:
+                answer.error.error_code = problem.code
+                answer.error.error_message = problem.message
+            answers.append(answer)
+        return answers
+
+    def _finish(self, lease: Lease, table: m.PbHeartbeatReqForTable, forced: set[int]) -> None:
+        stats = table.lake_tiering_stats
+        self._lake.queue.finish(
+            lease,
+            by_force=lease.table_id in forced,
+            file_size=stats.file_size if stats.HasField("file_size") else None,
+            record_count=stats.record_count if stats.HasField("record_count") else None,
+        )
+
+    async def _hand_out(self, response: m.LakeTieringHeartbeatResponse, timeout_ms: int) -> None:
+        found = await self._lake.hand_out(timeout_ms)
+        if found is not None:
+            info, lease = found
+            response.tiering_table.table_id = lease.table_id
+            response.tiering_table.table_path.CopyFrom(codec.path_to_proto(info.path))
+            response.tiering_table.tiering_epoch = lease.tiering_epoch
+
+    # Snapshots
+
+    async def prepare_lake_table_snapshot(
+        self, request: m.PrepareLakeTableSnapshotRequest, ctx: RequestContext
+    ) -> m.PrepareLakeTableSnapshotResponse:
+        """PREPARE_LAKE_TABLE_SNAPSHOT (1052): offsets into a file each."""
+        response = m.PrepareLakeTableSnapshotResponse()
+        for table in request.bucket_offsets:
+            answer = response.prepare_lake_table_resp.add(table_id=table.table_id)
+            try:
+                answer.lake_table_offsets_path = await self._lake.prepare(
+                    table.table_id,
+                    codec.path_from_proto(table.table_path),
+                    _offsets(table.table_id, table.bucket_offsets),
+                    ignore_previous=request.ignore_previous_table_offsets,
+                    lease=self._lease(table),
+                )
+            except ZuflussError as problem:
+                answer.error_code, answer.error_message = problem.code, problem.message
+        return response
+
+    async def commit_lake_table_snapshot(
+        self, request: m.CommitLakeTableSnapshotRequest, ctx: RequestContext
+    ) -> m.CommitLakeTableSnapshotResponse:
+        """COMMIT_LAKE_TABLE_SNAPSHOT (1030): snapshots with files, or with offsets (old form).
+
+        Fluss's services send both forms for one table; then the file counts.
+        """
+        response = m.CommitLakeTableSnapshotResponse()
+        with_file = {table.table_id for table in request.lake_table_snapshot_metadata}
+        for table in request.lake_table_snapshot_metadata:
+            answer = response.table_resp.add(table_id=table.table_id)
+            try:
+                await self._lake.commit(self._commit(table))
+            except ZuflussError as problem:
+                answer.error_code, answer.error_message = problem.code, problem.message
+        for old in request.tables_req:
+            if old.table_id in with_file:
+                continue
+            answer = response.table_resp.add(table_id=old.table_id)
+            try:
+                await self._commit_offsets(old)
+            except ZuflussError as problem:
+                answer.error_code, answer.error_message = problem.code, problem.message
+        return response
+
+    def _commit(self, table: m.PbLakeTableSnapshotMetadata) -> Commit:
+        readable = table.HasField("readable_bucket_offsets_file_path")
+        earliest = table.HasField("earliest_snapshot_id_to_keep")
+        return Commit(
+            table_id=table.table_id,
+            snapshot_id=table.snapshot_id,
+            offsets_path=table.tiered_bucket_offsets_file_path,
+            readable_path=table.readable_bucket_offsets_file_path if readable else None,
+            earliest_to_keep=table.earliest_snapshot_id_to_keep if earliest else None,
+            lease=self._lease(table),
+        )
+
+    async def _commit_offsets(self, table: m.PbLakeTableSnapshotInfo) -> None:
+        if not table.HasField("table_id"):
+            raise ConfigError("a lake snapshot without table_id is not allowed; name the table")
+        path = codec.path_from_proto(table.table_path) if table.HasField("table_path") else None
+        offsets = _offsets(table.table_id, table.buckets_req)
+        await self._lake.commit_offsets(table.table_id, path, table.snapshot_id, offsets)
+
+    def _lease(self, table: m.PbTableOffsets | m.PbLakeTableSnapshotMetadata) -> Lease | None:
+        """The hand-out that a request names; Fluss's own services name none."""
+        if not table.HasField("tiering_epoch") and not table.HasField("coordinator_epoch"):
+            return None
+        return Lease(table.table_id, table.tiering_epoch, table.coordinator_epoch)
+
+    async def get_lake_snapshot(
+        self, request: m.GetLakeSnapshotRequest, ctx: RequestContext
+    ) -> m.GetLakeSnapshotResponse:
+        """GET_LAKE_SNAPSHOT (1032): the newest, the newest readable, or one by its id."""
+        snapshot = await self._lake.snapshot(
+            codec.path_from_proto(request.table_path),
+            request.snapshot_id if request.HasField("snapshot_id") else None,
+            readable=request.readable,
+        )
+        return m.GetLakeSnapshotResponse(
+            table_id=snapshot.table_id,
+            snapshotId=snapshot.snapshot_id,
+            bucket_snapshots=[
+                m.PbLakeSnapshotForBucket(
+                    partition_id=bucket.partition_id,
+                    bucket_id=bucket.bucket_id,
+                    log_offset=offset,
+                    partition_name=_name(bucket, snapshot),
+                )
+                for bucket, offset in sorted(
+                    snapshot.offsets.items(),
+                    key=lambda item: (item[0].partition_id or 0, item[0].bucket_id),
+                )
+            ],
+        )
+
+
+def _name(bucket: TableBucket, snapshot: LakeSnapshot) -> str | None:
+    partition_id = bucket.partition_id
+    return None if partition_id is None else snapshot.partition_names.get(partition_id)
+
+
+def _offsets(
+    table_id: int, buckets: Iterable[m.PbBucketOffset] | Iterable[m.PbLakeTableOffsetForBucket]
+) -> dict[TableBucket, int]:
+    """The offsets in a request; a bucket without one says nothing."""
+    found: dict[TableBucket, int] = {}
+    for each in buckets:
+        if each.HasField("log_end_offset"):
+            partition_id = each.partition_id if each.HasField("partition_id") else None
+            found[TableBucket(table_id, partition_id, each.bucket_id)] = each.log_end_offset
+    return found

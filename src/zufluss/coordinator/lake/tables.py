@@ -1,0 +1,550 @@
+"""The lake side of tables: hand-outs to tiering services, and the snapshots they report.
+
+A round of tiering meets the coordinator four times:
+
+| step | durable afterwards |
+|---|---|
+| hand-out | the tiering epoch, larger than any before |
+| prepare | an offsets file (`lake/offsets.py`): the given offsets over the previous ones |
+| commit | (snapshot, offsets file) is the table's lake snapshot, in one transaction |
+| finish | nothing: when a table was last tiered is the time of its last commit |
+
+A round that carries its epochs is checked against the queue (`lake/queue.py`) at each of them.
+Hand-out and commit take turns, so a commit that was let through is done before the table is given
+to the next service. Requests without epochs are those of Fluss's own tools; everything but the
+epochs is checked for them too.
+
+Offsets never go back. Prepare refuses an offset below the previous one, and commit compares again,
+because another commit may have come in between. Offsets of partitions that were dropped are left
+out of the next file. Their ids are never used again, so nothing is tiered twice.
+
+Few snapshots are kept: the newest, those from the one on that the service names as the earliest
+needed, and the newest with readable offsets. Offsets files of all others go when a newer snapshot
+was committed; those of a dropped table go with its other remote files (`remote/cleaner.py`). Tablet
+servers are told after each commit, and of everything when they join; one that
+is not told keeps more of its log than it must.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import structlog
+
+from zufluss.cluster.image import ClusterImage, ImageChange, TableGone, TablePut
+from zufluss.cluster.replicas import LakeOffsets
+from zufluss.config import options
+from zufluss.config.load import Configuration
+from zufluss.config.table_options import TABLE_DATALAKE_FORMAT
+from zufluss.config.values import INT64_MAX
+from zufluss.coordinator import records
+from zufluss.coordinator.catalog.catalog import Catalog
+from zufluss.coordinator.lake.offsets import Offsets, OffsetsFileError, OffsetsFiles
+from zufluss.coordinator.lake.queue import Lease, TieringQueue
+from zufluss.coordinator.ledger import Ledger
+from zufluss.coordinator.records import LakeRecord, OffsetsFile, SnapshotRecord
+from zufluss.coordinator.tablets import Tablets
+from zufluss.errors import (
+    ConfigError,
+    LakeNotConfiguredError,
+    LakeSnapshotNotExistError,
+    OffsetOutOfRangeError,
+    PartitionNotExistError,
+    TableNotExistError,
+    UnknownTableOrBucketError,
+    ZuflussError,
+)
+from zufluss.meta.api import ConflictError, MetaStore
+from zufluss.model.lake import LakeSnapshot
+from zufluss.model.table import TableBucket, TableInfo, TablePath
+from zufluss.remote.errors import LocationUnavailableError
+from zufluss.remote.files import Usage
+
+log = structlog.get_logger(__name__)
+
+SNAPSHOTS_MAX = 100
+"""Most snapshots of a table that are kept; the oldest go first."""
+KEEP_ALL = -1
+"""As the earliest snapshot to keep: every one."""
+PREPARED_MAX = 100
+"""Most prepared files of a table that wait for their commit; the oldest go first."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """A lake snapshot that a service reports."""
+
+    table_id: int
+    """The table."""
+    snapshot_id: int
+    """The snapshot's id in the lake."""
+    offsets_path: str
+    """The offsets file that was prepared for it."""
+    readable_path: str | None = None
+    """The offsets file of what readers may rely on."""
+    earliest_to_keep: int | None = None
+    """The oldest snapshot that is still needed; None for only this one, `KEEP_ALL` for all."""
+    lease: Lease | None = None
+    """The hand-out it belongs to, if the service says."""
+
+
+class LakeTables:
+    """The lake side of every table. Open it with `LakeTables.open`."""
+
+    def __init__(
+        self,
+        conf: Configuration,
+        catalog: Catalog,
+        tablets: Tablets,
+        files: OffsetsFiles,
+        clock_ms: Callable[[], int],
+    ) -> None:
+        self.queue = TieringQueue(clock_ms, catalog.epoch)
+        """Which table is next, and who holds which."""
+        self._conf = conf
+        self._image: ClusterImage = catalog.image
+        self._ledger: Ledger = catalog.ledger
+        self._tablets = tablets
+        self._files = files
+        self._clock_ms = clock_ms
+        self._lakes: dict[int, LakeRecord] = {}
+        self._infos: dict[int, TableInfo] = {}
+        self._prepared: dict[int, list[str]] = {}
+        self._read: dict[str, dict[TableBucket, int]] = {}
+        self._turn = asyncio.Lock()
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    @classmethod
+    async def open(
+        cls,
+        store: MetaStore,
+        conf: Configuration,
+        catalog: Catalog,
+        tablets: Tablets,
+        files: OffsetsFiles,
+        clock_ms: Callable[[], int],
+    ) -> LakeTables:
+        """Take over what the store knows, and follow the catalog from now on."""
+        lakes = cls(conf, catalog, tablets, files, clock_ms)
+        await lakes._load(store)
+        catalog.listeners.append(lakes.changed)
+        return lakes
+
+    async def _load(self, store: MetaStore) -> None:
+        tables = [table.info for table in self._image.tables()]
+        found = records.load_lake(await store.tree("/tables"), [t.table_id for t in tables])
+        made_before_lakes = [i for i, lake in found.items() if lake is None]
+        for table_id in made_before_lakes:
+            await self._ledger.commit(records.create_lake(table_id))
+        self._lakes = {i: lake for i, lake in found.items() if lake is not None}
+        for info in tables:
+            self._put(info)
+
+    async def settle(self) -> None:
+        """Wait until tablet servers were told and files that nobody needs are gone."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def __repr__(self) -> str:
+        return f"LakeTables(tables={len(self._infos)}, {self.queue!r})"
+
+    # Following the catalog
+
+    def changed(self, changes: Sequence[ImageChange]) -> None:
+        """The catalog changed."""
+        for change in changes:
+            if isinstance(change, TablePut):
+                self._put(change.entry.info)
+            elif isinstance(change, TableGone):
+                self._drop(change.table_id)
+
+    def _put(self, info: TableInfo) -> None:
+        if info.property(TABLE_DATALAKE_FORMAT) is None:
+            return
+        self._infos[info.table_id] = info
+        if self._conf.get(options.DATALAKE_FORMAT) is None:
+            return
+        self.queue.put_table(info, self._lake(info.table_id).tiered_time)
+
+    def _drop(self, table_id: int) -> None:
+        self.queue.remove_table(table_id)
+        self._prepared.pop(table_id, None)
+        self._forget(self._lakes.pop(table_id, LakeRecord()).snapshots, ())
+        self._infos.pop(table_id, None)
+
+    def live_usage(self) -> dict[int, Usage]:
+        """The offsets files of kept snapshots, by location; their size is not known, and small."""
+        files = {file for lake in self._lakes.values() for file in _files(lake.snapshots)}
+        counted = Counter(self._files.location(None, file) for file in files)
+        return {location_id: Usage(count, 0) for location_id, count in counted.items()}
+
+    # Hand-outs
+
+    async def hand_out(self, timeout_ms: int) -> tuple[TableInfo, Lease] | None:
+        """The table whose turn it is, for one service; None when no table waits."""
+        async with self._turn:
+            while (info := self.queue.next_table()) is not None:
+                epoch = await self._next_epoch(info.table_id)
+                if epoch is None:
+                    self.queue.remove_table(info.table_id)
+                    continue
+                lease = self.queue.hand_out(info.table_id, epoch, timeout_ms)
+                if lease is not None:
+                    log.info("table_handed_out", table=str(info.path), tiering_epoch=epoch)
+                    return info, lease
+            return None
+
+    async def _next_epoch(self, table_id: int) -> int | None:
+        """A tiering epoch nobody had; None when the table is being dropped."""
+        try:
+            taken = await self._ledger.take_up_to(records.tiering_epoch(table_id), 1, INT64_MAX)
+        except ConflictError:
+            return None
+        return taken.start if taken else None
+
+    # Snapshots
+
+    async def prepare(
+        self,
+        table_id: int,
+        path: TablePath,
+        given: Offsets,
+        *,
+        ignore_previous: bool = False,
+        lease: Lease | None = None,
+    ) -> str:
+        """Write the offsets that a snapshot will have; the path of the file, durable."""
+        info = self._table(table_id, path)
+        if lease is not None:
+            self.queue.check(lease)
+        self._check_offsets(info, given)
+        merged = dict(given)
+        if not ignore_previous:
+            merged = self._merged(info, await self._newest_offsets(info), given)
+        name = self._files.new_name(info)
+        waiting = self._prepared.setdefault(table_id, [])
+        waiting.append(name)  # before it is there, or the next commit might take it for garbage
+        del waiting[:-PREPARED_MAX]
+        written = await self._files.write(info, self._home(table_id), name, merged)
+        return self._files.full_path(written)
+
+    async def commit(self, commit: Commit) -> None:
+        """Make a snapshot the newest one of its table; nothing when it is that already.
+
+        What was begun is finished even when the caller goes away.
+        """
+        await self._undisturbed(self._commit(commit))
+
+    async def _commit(self, commit: Commit) -> None:
+        info = self._table(commit.table_id)
+        record, offsets = await self._read_commit(info, commit)
+        await self._read_ahead(info, record.snapshot_id)
+        async with self._turn:
+            if commit.lease is not None:
+                self.queue.check(commit.lease)
+            before = self._lake(info.table_id).snapshots
+            if not await self._is_news(info, before, record, offsets):
+                return
+            after = kept(before, record, commit.earliest_to_keep)
+            async with self._files.counted(_files([record])):
+                await self._put_lake(info, LakeRecord(self._clock_ms(), after))
+            self._forget(before, after)
+            self._committed(info.table_id, record.offsets_file.path)
+        log.info("lake_snapshot_committed", table=str(info.path), snapshot_id=record.snapshot_id)
+        newest = after[-1]
+        if newest.snapshot_id == record.snapshot_id:
+            self._later(self._after_commit(info, before, newest, offsets))
+
+    async def commit_offsets(
+        self, table_id: int, path: TablePath | None, snapshot_id: int, given: Offsets
+    ) -> None:
+        """The old form of a commit: prepare and commit in one."""
+        info = self._table(table_id, path)
+        prepared = await self.prepare(table_id, info.path, given)
+        await self.commit(Commit(table_id, snapshot_id, prepared))
+
+    async def snapshot(
+        self, path: TablePath, snapshot_id: int | None = None, *, readable: bool = False
+    ) -> LakeSnapshot:
+        """The newest snapshot of a table, the newest readable one, or one by its id."""
+        if readable and snapshot_id is not None:
+            raise ConfigError(
+                f"snapshot_id {snapshot_id} and readable together are not allowed; ask for one"
+            )
+        info = self._image.table(path).info
+        found = _find(self._lake(info.table_id).snapshots, snapshot_id, readable)
+        if found is None:
+            which = "readable " if readable else "" if snapshot_id is None else f"{snapshot_id} "
+            raise LakeSnapshotNotExistError(
+                f"table '{path}' (id {info.table_id}) has no lake snapshot {which}yet"
+            )
+        file = found.readable_file if readable and found.readable_file else found.offsets_file
+        offsets = await self._offsets(info, file)
+        names = {
+            bucket.partition_id: partition.name
+            for bucket in offsets
+            if bucket.partition_id is not None
+            and (partition := self._image.partition_by_id(bucket.partition_id)) is not None
+        }
+        return LakeSnapshot(info.table_id, found.snapshot_id, offsets, names)
+
+    async def _read_ahead(self, info: TableInfo, snapshot_id: int) -> None:
+        """Read what `_is_news` compares with, while nobody waits for us."""
+        known = self._lake(info.table_id).snapshots
+        same = _find(known, snapshot_id, readable=False)
+        for snapshot in (*known[-1:], *([same] if same else ())):
+            try:
+                await self._offsets(info, snapshot.offsets_file)
+            except OffsetsFileError as problem:  # what that means is said when it is needed
+                log.debug("lake_offsets_not_read", table=str(info.path), error=str(problem))
+
+    async def _is_news(
+        self,
+        info: TableInfo,
+        before: Sequence[SnapshotRecord],
+        record: SnapshotRecord,
+        offsets: Offsets,
+    ) -> bool:
+        """Whether a commit changes something; raises when it contradicts what is known."""
+        same = _find(before, record.snapshot_id, readable=False)
+        if same is not None:
+            if self._live(await self._offsets(info, same.offsets_file)) != self._live(offsets):
+                raise ConfigError(
+                    f"lake snapshot {record.snapshot_id} of table '{info.path}' was committed "
+                    f"with other offsets before; a snapshot has one set of offsets for ever"
+                )
+            return record.readable_file is not None and same.readable_file is None
+        if before:
+            try:
+                newest = await self._offsets(info, before[-1].offsets_file)
+            except OffsetsFileError as problem:
+                log.error("lake_offsets_lost", table=str(info.path), error=str(problem))
+                return True
+            self._check_forward(info, self._live(newest), offsets)
+        return True
+
+    async def _read_commit(
+        self, info: TableInfo, commit: Commit
+    ) -> tuple[SnapshotRecord, dict[TableBucket, int]]:
+        name = self._files.resolve(info, commit.offsets_path)
+        offsets = await self._files.read(info, name)
+        readable = None
+        if commit.readable_path is not None:
+            readable = self._files.resolve(info, commit.readable_path)
+            self._check_forward(info, await self._files.read(info, readable), offsets)
+        return SnapshotRecord(commit.snapshot_id, name, readable), offsets
+
+    async def _put_lake(self, info: TableInfo, lake: LakeRecord) -> None:
+        try:
+            await self._ledger.commit([records.put_lake(info.table_id, lake)])
+        except ConflictError as conflict:
+            raise _gone(info.table_id, info.path) from conflict
+        if info.table_id in self._infos:  # or it was dropped just now
+            self._lakes[info.table_id] = lake
+
+    def _committed(self, table_id: int, path: str) -> None:
+        """What was prepared before a file that is committed now will never be."""
+        waiting = self._prepared.get(table_id, [])
+        if path in waiting:
+            del waiting[: waiting.index(path) + 1]
+
+    # Offsets
+
+    async def _newest_offsets(self, info: TableInfo) -> dict[TableBucket, int]:
+        snapshots = self._lake(info.table_id).snapshots
+        return await self._offsets(info, snapshots[-1].offsets_file) if snapshots else {}
+
+    async def _offsets(self, info: TableInfo, file: OffsetsFile) -> dict[TableBucket, int]:
+        """What an offsets file says; those of snapshots that are kept are read once."""
+        known = self._read.get(file.path)
+        if known is None:
+            known = await self._files.read(info, file)
+            if file.path in _paths(self._lake(info.table_id).snapshots):
+                self._read[file.path] = known
+        return known
+
+    def _forget(self, before: Sequence[SnapshotRecord], after: Sequence[SnapshotRecord]) -> None:
+        for path in _paths(before) - _paths(after):
+            self._read.pop(path, None)
+
+    def _live(self, offsets: Offsets) -> dict[TableBucket, int]:
+        """Without the partitions that were dropped."""
+        return {b: o for b, o in offsets.items() if self._image.leader(b) is not None}
+
+    def _merged(self, info: TableInfo, previous: Offsets, given: Offsets) -> dict[TableBucket, int]:
+        live = self._live(previous)
+        self._check_forward(info, {b: o for b, o in live.items() if b in given}, given)
+        return live | dict(given)
+
+    def _check_forward(self, info: TableInfo, known: Offsets, offered: Offsets) -> None:
+        for bucket, offset in known.items():
+            if offered.get(bucket, -1) < offset:
+                raise OffsetOutOfRangeError(
+                    f"{bucket} of table '{info.path}' is in the lake up to offset {offset}, "
+                    f"{offered.get(bucket, 'nothing')} would go back; read the lake snapshot "
+                    f"again and tier from there"
+                )
+
+    def _check_offsets(self, info: TableInfo, offsets: Offsets) -> None:
+        for bucket, offset in offsets.items():
+            if offset < 0:
+                raise ConfigError(f"offset {offset} of {bucket} is not allowed; give 0 or more")
+            partition_id = bucket.partition_id
+            if info.is_partitioned == (partition_id is None):
+                kind = "partitioned" if info.is_partitioned else "not partitioned"
+                raise UnknownTableOrBucketError(f"{bucket}: table '{info.path}' is {kind}")
+            if partition_id is not None:
+                partition = self._image.partition_by_id(partition_id)
+                if partition is None or partition.table_id != info.table_id:
+                    raise PartitionNotExistError(
+                        f"table '{info.path}' has no partition with id {partition_id}; leave its "
+                        f"offsets out when it was dropped"
+                    )
+            if not 0 <= bucket.bucket_id < info.bucket_count:
+                raise UnknownTableOrBucketError(
+                    f"{bucket}: table '{info.path}' has buckets 0 to {info.bucket_count - 1}"
+                )
+
+    # Telling tablet servers
+
+    def server_joined(self, server_id: int) -> None:
+        """Tell a tablet server, in its turn, how far all its buckets are."""
+        self._later(self._tell_everything(server_id))
+
+    async def _tell_everything(self, server_id: int) -> None:
+        told: list[LakeOffsets] = []
+        for table_id, lake in [*self._lakes.items()]:
+            info = self._infos.get(table_id)
+            if info is None or not lake.snapshots:
+                continue
+            newest = lake.snapshots[-1]
+            try:
+                offsets = await self._offsets(info, newest.offsets_file)
+            except (OffsetsFileError, LocationUnavailableError) as problem:
+                log.error("lake_offsets_not_told", table=str(info.path), error=str(problem))
+                continue
+            told += [
+                replace(o, replicas=(server_id,))
+                for o in self._lake_offsets(newest.snapshot_id, offsets)
+                if server_id in o.replicas
+            ]
+        await self._tablets.notify_lake_offsets(told)
+
+    async def _after_commit(
+        self,
+        info: TableInfo,
+        before: Sequence[SnapshotRecord],
+        newest: SnapshotRecord,
+        offsets: Offsets,
+    ) -> None:
+        await self._tablets.notify_lake_offsets(self._lake_offsets(newest.snapshot_id, offsets))
+        try:
+            await self._remove_unneeded(info, before)
+        except ZuflussError as problem:
+            log.warning("lake_files_left", table=str(info.path), error=str(problem))
+
+    async def _remove_unneeded(self, info: TableInfo, before: Sequence[SnapshotRecord]) -> None:
+        """Delete what is neither kept nor prepared, where the table has or had files."""
+        now = self._lake(info.table_id).snapshots
+        places = {self._files.location(self._home(info.table_id))}
+        places.update(self._files.location(None, file) for file in _files([*before, *now]))
+        there = await self._files.find(info, sorted(places))
+        keep = _paths(self._lake(info.table_id).snapshots)
+        keep.update(self._prepared.get(info.table_id, ()))
+        await self._files.delete(file for file in there if file.path not in keep)
+
+    def _lake_offsets(self, snapshot_id: int, offsets: Offsets) -> list[LakeOffsets]:
+        return [
+            LakeOffsets(bucket, snapshot_id, offset, state.replicas)
+            for bucket, offset in offsets.items()
+            if (state := self._image.bucket_state(bucket)) is not None
+        ]
+
+    async def _undisturbed(self, work: Coroutine[Any, Any, T]) -> T:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return await asyncio.shield(task)
+
+    def _later(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (problem := task.exception()) is not None:
+            log.error("lake_task_failed", exc_info=problem)
+
+    # Tables
+
+    def _table(self, table_id: int, path: TablePath | None = None) -> TableInfo:
+        entry = self._image.table_by_id(table_id)
+        if entry is None or path not in (None, entry.info.path):
+            raise _gone(table_id, path)
+        format = entry.info.property(TABLE_DATALAKE_FORMAT)
+        if format is None or self._conf.get(options.DATALAKE_FORMAT) is None:
+            raise LakeNotConfiguredError(
+                f"table '{entry.info.path}' has lake format {format}, the cluster "
+                f"{self._conf.get(options.DATALAKE_FORMAT)}; set {options.DATALAKE_FORMAT.key} on "
+                f"the servers, and {TABLE_DATALAKE_FORMAT.key} when creating the table"
+            )
+        return entry.info
+
+    def _home(self, table_id: int) -> int | None:
+        """The remote location of a table, None if it is older than these."""
+        entry = self._image.table_by_id(table_id)
+        return None if entry is None else entry.remote_location
+
+    def _lake(self, table_id: int) -> LakeRecord:
+        return self._lakes.get(table_id, LakeRecord())
+
+
+def kept(
+    before: Sequence[SnapshotRecord], new: SnapshotRecord, earliest: int | None
+) -> tuple[SnapshotRecord, ...]:
+    """The snapshots to keep when one is committed, the newest last.
+
+    One that is there already stays in its place. From `earliest` on all stay; when it is unknown,
+    all there are, since ids have no order. The newest readable one stays in any case.
+    """
+    ids = [s.snapshot_id for s in before]
+    if new.snapshot_id in ids:
+        return tuple(new if s.snapshot_id == new.snapshot_id else s for s in before)
+    stay: list[SnapshotRecord] = []
+    if earliest is not None:
+        stay = list(before[ids.index(earliest) if earliest in ids else 0 :])
+    stay = stay[-(SNAPSHOTS_MAX - 2) :]
+    readable = _find(before, None, readable=True)
+    if new.readable_file is None and readable is not None and readable not in stay:
+        stay.insert(0, readable)
+    return (*stay, new)
+
+
+def _find(
+    snapshots: Sequence[SnapshotRecord], snapshot_id: int | None, readable: bool
+) -> SnapshotRecord | None:
+    for each in reversed(snapshots):
+        if snapshot_id in (None, each.snapshot_id) and (each.readable_file or not readable):
+            return each
+    return None
+
+
+def _files(snapshots: Iterable[SnapshotRecord]) -> set[OffsetsFile]:
+    both = ((s.offsets_file, s.readable_file) for s in snapshots)
+    return {file for files in both for file in files if file is not None}
+
+
+def _paths(snapshots: Iterable[SnapshotRecord]) -> set[str]:
+    return {file.path for file in _files(snapshots)}
+
+
+def _gone(table_id: int, path: TablePath | None) -> ZuflussError:
+    name = "" if path is None else f" '{path}'"
+    return TableNotExistError(f"table{name} with id {table_id} does not exist any more")

@@ -1,0 +1,1 @@
+"""Leases of key-value snapshots, durable at the coordinator."""

@@ -1,0 +1,335 @@
+"""Handlers of leases of key-value snapshots: Fluss's three calls, and ours.
+
+| API | answer |
+|---|---|
+| ACQUIRE_KV_SNAPSHOT_LEASE (1056) | snapshots by their ids; what could not be had, and why |
+| RELEASE_KV_SNAPSHOT_LEASE (1057) | nothing |
+| DROP_KV_SNAPSHOT_LEASE (1058) | nothing |
+| ACQUIRE_LATEST_KV_SNAPSHOT_LEASE (30020) | the latest snapshots of buckets, tables, partitions |
+| RENEW_KV_SNAPSHOT_LEASE (30021) | how long it lasts, and what it lost |
+| LIST_KV_SNAPSHOT_LEASES (30022) | all leases, or one with its snapshots |
+
+Thin: what a lease is stands in `leases/leases.py`. Here it is checked that the tables are there,
+have a primary key, and may be read by who asks: of all tables named when something is acquired, and
+of all that a lease holds when it is dropped. A table that does not pass refuses the whole call. A
+request may have 100,000 buckets and more, so messages are read and filled in pieces, between which
+others get their turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from zufluss.cluster import codec
+from zufluss.cluster.authority import Authority
+from zufluss.cluster.image import ClusterImage
+from zufluss.cluster.token_service import MayRead, everybody
+from zufluss.coordinator.leases.leases import Leases
+from zufluss.coordinator.leases.rules import Acquired, LeaseInfo, check_lease_id
+from zufluss.errors import (
+    AuthorizationError,
+    ConfigError,
+    KvSnapshotLeaseNotFoundError,
+)
+from zufluss.model.lease import LeasedSnapshot, Revoked, Unavailable
+from zufluss.model.table import TableBucket
+from zufluss.wire import messages as m
+from zufluss.wire.api import ApiKey
+
+if TYPE_CHECKING:
+    from zufluss.net.services import RequestContext, Services
+
+BUCKETS_MAX: Final = 1_000_000
+"""Buckets that one request may name, each partition's counted."""
+BUCKETS_AT_ONCE: Final = 4096
+"""Buckets of a message that are handled before others get their turn."""
+
+T = TypeVar("T")
+
+
+class LeaseService:
+    """Handlers of the APIs of leases."""
+
+    def __init__(
+        self,
+        leases: Leases,
+        image: ClusterImage,
+        authority: Authority,
+        may_read: MayRead = everybody,
+    ) -> None:
+        self._leases = leases
+        self._image = image
+        self._authority = authority
+        self._may_read = may_read
+
+    def register(self, services: Services) -> None:
+        """Attach every handler to its API key."""
+        services.register(ApiKey.ACQUIRE_KV_SNAPSHOT_LEASE, self.acquire)
+        services.register(ApiKey.RELEASE_KV_SNAPSHOT_LEASE, self.release)
+        services.register(ApiKey.DROP_KV_SNAPSHOT_LEASE, self.drop)
+        services.register(ApiKey.ACQUIRE_LATEST_KV_SNAPSHOT_LEASE, self.acquire_latest)
+        services.register(ApiKey.RENEW_KV_SNAPSHOT_LEASE, self.renew)
+        services.register(ApiKey.LIST_KV_SNAPSHOT_LEASES, self.list_leases)
+
+    async def acquire(
+        self, request: m.AcquireKvSnapshotLeaseRequest, ctx: RequestContext
+    ) -> m.AcquireKvSnapshotLeaseResponse:
+        """ACQUIRE_KV_SNAPSHOT_LEASE (1056): without snapshots it renews."""
+        check_lease_id(request.lease_id)
+        self._check_tables((each.table_id for each in request.snapshots_to_lease), ctx.principal)
+        wanted = await _wanted(request.snapshots_to_lease)
+        found = await self._leases.acquire(
+            request.lease_id,
+            request.lease_duration_ms,
+            wanted,
+            principal=ctx.principal,
+            epoch=_epoch(request),
+        )
+        return m.AcquireKvSnapshotLeaseResponse(
+            lease_epoch=found.epoch,
+            unavailable_snapshots=await _not_leased(found.unavailable, wanted),
+        )
+
+    async def acquire_latest(
+        self, request: m.AcquireLatestKvSnapshotLeaseRequest, ctx: RequestContext
+    ) -> m.AcquireLatestKvSnapshotLeaseResponse:
+        """ACQUIRE_LATEST_KV_SNAPSHOT_LEASE (30020): without targets it takes over and renews."""
+        check_lease_id(request.lease_id)
+        self._check_tables((target.table_id for target in request.targets), ctx.principal)
+        buckets: dict[TableBucket, None] = {}
+        for target in request.targets:
+            async for some in _in_pieces(self._buckets(target)):
+                buckets |= dict.fromkeys(some)
+                if len(buckets) > BUCKETS_MAX:
+                    raise ConfigError(
+                        f"the request names more than {BUCKETS_MAX} buckets; lease some tables or "
+                        "partitions at a time"
+                    )
+        found = await self._latest(request, list(buckets), ctx.principal)
+        return m.AcquireLatestKvSnapshotLeaseResponse(
+            lease_epoch=found.epoch,
+            remaining_ms=found.remaining_ms,
+            leased=await _leased(found.leased),
+            unavailable=await _unavailable(found.unavailable),
+            revoked=_revoked(found.revoked),
+        )
+
+    async def _latest(
+        self,
+        request: m.AcquireLatestKvSnapshotLeaseRequest,
+        buckets: Sequence[TableBucket],
+        principal: str | None,
+    ) -> Acquired:
+        try:
+            found = await self._leases.acquire_latest(
+                request.lease_id,
+                request.lease_duration_ms,
+                buckets,
+                principal=principal,
+                epoch=_epoch(request),
+            )
+        except KvSnapshotLeaseNotFoundError:
+            if buckets or not request.targets:
+                raise
+            return Acquired(None, 0)  # tables without a partition: there is nothing to lease
+        if request.targets and not buckets:
+            return Acquired(found.epoch, found.remaining_ms, revoked=found.revoked)
+        return found
+
+    async def renew(
+        self, request: m.RenewKvSnapshotLeaseRequest, ctx: RequestContext
+    ) -> m.RenewKvSnapshotLeaseResponse:
+        """RENEW_KV_SNAPSHOT_LEASE (30021)."""
+        found = await self._leases.renew(
+            request.lease_id,
+            request.lease_duration_ms,
+            principal=ctx.principal,
+            epoch=_epoch(request),
+        )
+        return m.RenewKvSnapshotLeaseResponse(
+            remaining_ms=found.remaining_ms, revoked=_revoked(found.revoked)
+        )
+
+    async def release(
+        self, request: m.ReleaseKvSnapshotLeaseRequest, ctx: RequestContext
+    ) -> m.ReleaseKvSnapshotLeaseResponse:
+        """RELEASE_KV_SNAPSHOT_LEASE (1057): buckets that it does not have are fine."""
+        buckets: list[TableBucket] = []
+        async for some in _in_pieces(request.buckets_to_release):
+            buckets += map(codec.bucket_from_proto, some)
+        await self._leases.release(
+            request.lease_id, buckets, principal=ctx.principal, epoch=_epoch(request)
+        )
+        return m.ReleaseKvSnapshotLeaseResponse()
+
+    async def drop(
+        self, request: m.DropKvSnapshotLeaseRequest, ctx: RequestContext
+    ) -> m.DropKvSnapshotLeaseResponse:
+        """DROP_KV_SNAPSHOT_LEASE (1058): one that there is not is fine."""
+        check_lease_id(request.lease_id)
+        self._check_readable(self._leases.tables(request.lease_id), ctx.principal)
+        await self._leases.drop(request.lease_id, principal=ctx.principal, epoch=_epoch(request))
+        return m.DropKvSnapshotLeaseResponse()
+
+    async def list_leases(
+        self, request: m.ListKvSnapshotLeasesRequest, ctx: RequestContext
+    ) -> m.ListKvSnapshotLeasesResponse:
+        """LIST_KV_SNAPSHOT_LEASES (30022): none for an id that there is not."""
+        one = check_lease_id(request.lease_id) if request.HasField("lease_id") else None
+        response = m.ListKvSnapshotLeasesResponse()
+        async for some in _in_pieces(self._leases.leases(one)):
+            for lease in some:
+                response.leases.append(await self._lease(lease))
+        return response
+
+    async def _lease(self, lease: LeaseInfo) -> m.PbLease:
+        tables = [
+            m.PbLeaseTable(
+                table_id=table_id,
+                table=self._name(table_id),
+                snapshots=share.snapshots,
+                bytes=share.bytes,
+            )
+            for table_id, share in lease.tables.items()
+        ]
+        return m.PbLease(
+            lease_id=lease.lease_id,
+            owner=lease.owner,
+            lease_epoch=lease.epoch,
+            duration_ms=lease.duration_ms,
+            remaining_ms=lease.remaining_ms,
+            age_ms=lease.age_ms,
+            tables=tables,
+            leased=await _leased(lease.leased),
+            revoked=_revoked(lease.revoked),
+            damage=lease.damage,
+        )
+
+    # Tables
+
+    def _name(self, table_id: int) -> str | None:
+        entry = self._image.table_by_id(table_id)
+        return None if entry is None else str(entry.info.path)
+
+    def _check_tables(self, table_ids: Iterable[int], principal: str | None) -> None:
+        """Refuse a call that names a table without snapshots, or one that may not be read."""
+        named = set(table_ids)
+        self._leases.check_tables(named)
+        self._check_readable(named, principal)
+
+    def _check_readable(self, table_ids: Iterable[int], principal: str | None) -> None:
+        if self._authority.is_super(principal):
+            return
+        for entry in filter(None, map(self._image.table_by_id, table_ids)):
+            if not self._may_read(principal, entry.info.path):
+                raise AuthorizationError(
+                    f"{principal or 'an unknown user'} may not read table {entry.info.path}"
+                )
+
+    def _buckets(self, target: m.PbLeaseTarget) -> Iterator[TableBucket]:
+        """The buckets that a target means, whether there are such or not."""
+        entry = self._image.table_by_id(target.table_id)
+        if entry is None:  # it was dropped while we took turns
+            return
+        partitions: list[int | None] = [None]
+        if target.HasField("partition_id"):
+            partitions = [target.partition_id]
+        elif entry.info.is_partitioned:
+            known = self._image.partitions(target.table_id).values()
+            partitions = [partition.partition_id for partition in known]
+        for partition_id in partitions:
+            for bucket_id in target.bucket_ids or range(entry.info.bucket_count):
+                yield TableBucket(target.table_id, partition_id, bucket_id)
+
+
+def _epoch(
+    request: m.AcquireKvSnapshotLeaseRequest
+    | m.AcquireLatestKvSnapshotLeaseRequest
+    | m.RenewKvSnapshotLeaseRequest
+    | m.ReleaseKvSnapshotLeaseRequest
+    | m.DropKvSnapshotLeaseRequest,
+) -> int | None:
+    return request.lease_epoch if request.HasField("lease_epoch") else None
+
+
+async def _in_pieces(items: Iterable[T]) -> AsyncIterator[tuple[T, ...]]:
+    """The same items, so many at once that the event loop is not held up."""
+    rest = iter(items)
+    while piece := tuple(islice(rest, BUCKETS_AT_ONCE)):
+        yield piece
+        if len(piece) == BUCKETS_AT_ONCE:
+            await asyncio.sleep(0)
+
+
+async def _wanted(tables: Iterable[m.PbKvSnapshotLeaseForTable]) -> dict[TableBucket, int]:
+    """The snapshot that is asked for of each bucket."""
+    wanted: dict[TableBucket, int] = {}
+    for table in tables:
+        async for some in _in_pieces(table.bucket_snapshots):
+            for each in some:
+                partition_id = each.partition_id if each.HasField("partition_id") else None
+                bucket = TableBucket(table.table_id, partition_id, each.bucket_id)
+                if wanted.setdefault(bucket, each.snapshot_id) != each.snapshot_id:
+                    raise ConfigError(
+                        f"snapshots {wanted[bucket]} and {each.snapshot_id} of {bucket} are asked "
+                        f"for; a lease has one snapshot of a bucket, take another lease"
+                    )
+    return wanted
+
+
+async def _not_leased(
+    unavailable: Mapping[TableBucket, Unavailable], wanted: Mapping[TableBucket, int]
+) -> list[m.PbKvSnapshotLeaseForTable]:
+    found: dict[int, m.PbKvSnapshotLeaseForTable] = {}
+    async for some in _in_pieces(tuple(unavailable.items())):
+        for bucket, reason in some:
+            table = found.get(bucket.table_id)
+            if table is None:
+                table = m.PbKvSnapshotLeaseForTable(table_id=bucket.table_id)
+                found[bucket.table_id] = table
+            table.bucket_snapshots.add(
+                partition_id=bucket.partition_id,
+                bucket_id=bucket.bucket_id,
+                snapshot_id=wanted[bucket],
+                unavailable=reason,
+            )
+    return list(found.values())
+
+
+async def _leased(leased: Mapping[TableBucket, LeasedSnapshot]) -> list[m.PbLeasedSnapshots]:
+    found: dict[tuple[int, int | None], m.PbLeasedSnapshots] = {}
+    async for some in _in_pieces(tuple(leased.items())):
+        for (table_id, partition_id, bucket_id), snapshot in some:
+            columns = found.get((table_id, partition_id))
+            if columns is None:
+                columns = m.PbLeasedSnapshots(table_id=table_id, partition_id=partition_id)
+                found[table_id, partition_id] = columns
+            columns.bucket_ids.append(bucket_id)
+            columns.snapshot_ids.append(snapshot.snapshot_id)
+            columns.log_offsets.append(snapshot.log_offset)
+    return list(found.values())
+
+
+async def _unavailable(
+    unavailable: Mapping[TableBucket, Unavailable],
+) -> list[m.PbUnavailableSnapshots]:
+    found: dict[tuple[int, int | None], m.PbUnavailableSnapshots] = {}
+    async for some in _in_pieces(tuple(unavailable.items())):
+        for (table_id, partition_id, bucket_id), reason in some:
+            columns = found.get((table_id, partition_id))
+            if columns is None:
+                columns = m.PbUnavailableSnapshots(table_id=table_id, partition_id=partition_id)
+                found[table_id, partition_id] = columns
+            columns.bucket_ids.append(bucket_id)
+            columns.reasons.append(reason)
+    return list(found.values())
+
+
+def _revoked(revoked: Iterable[Revoked]) -> list[m.PbRevokedSnapshots]:
+    return [
+        m.PbRevokedSnapshots(table_id=each.table_id, partition_id=each.partition_id, what=each.what)
+        for each in revoked
+    ]

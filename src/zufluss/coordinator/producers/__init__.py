@@ -1,0 +1,1 @@
+"""Producers of exactly-once writers: epochs, column ownership, checkpoints."""

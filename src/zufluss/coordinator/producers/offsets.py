@@ -1,0 +1,285 @@
+"""Offsets that producers registered, as Fluss's sinks do: the first one wins, until it expires.
+
+A sink that begins without state registers where its tables end. If it fails before its first
+checkpoint, the next start of it finds them, and undoes what came after. Ours use producers instead
+(`producers/producers.py`), which need no expiry.
+
+| API | answer |
+|---|---|
+| REGISTER_PRODUCER_OFFSETS (1053) | 0 made, 1 there were some already, which stay |
+| GET_PRODUCER_OFFSETS (1054) | the offsets and when they expire (epoch ms); nothing if there are none |
+| DELETE_PRODUCER_OFFSETS (1055) | nothing, also if there were none |
+
+| path below `/producers/offsets` | value |
+|---|---|
+| `ID` | an object with `expires` (epoch ms) and `tables`: by table id the number of parts |
+| `ID/TABLE_ID/offsets/N` | offsets of a table as in `producers/records.py` |
+
+Expired offsets are never given to anybody; they are deleted by a task, or when others replace them.
+The store is read at every call, so nothing is in memory that could differ from it.
+"""  # noqa: E501 - a table row does not wrap
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine, Mapping
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+
+import structlog
+
+from zufluss.cluster.producers import Baseline
+from zufluss.config import options
+from zufluss.config.load import Configuration
+from zufluss.coordinator.ledger import Ledger
+from zufluss.coordinator.producers.records import change_parts, decode_parts, part_count
+from zufluss.coordinator.records import guarded
+from zufluss.errors import ConfigError
+from zufluss.meta.api import Create, Delete, MetaStore, Op
+from zufluss.model.producer import check_producer_id
+from zufluss.model.schema import dump_object
+from zufluss.wire import messages as m
+from zufluss.wire.api import ApiKey
+
+if TYPE_CHECKING:
+    from zufluss.net.services import RequestContext, Services
+
+log = structlog.get_logger(__name__)
+
+OFFSETS_PATH: Final = "/producers/offsets"
+CREATED: Final = 0
+ALREADY_EXISTS: Final = 1
+TABLES_MAX: Final = 10_000
+"""Tables that one producer may register offsets of."""
+
+T = TypeVar("T")
+
+TableOffsets = Mapping[int, Baseline]
+
+
+class Registered(NamedTuple):
+    """The offsets of a producer."""
+
+    expires_ms: int
+    """When they expire, epoch milliseconds."""
+    tables: TableOffsets
+    """By table id."""
+
+
+class _Head(NamedTuple):
+    expires_ms: int
+    parts: dict[int, int]
+
+
+class ProducerOffsets:
+    """The offsets that producers registered."""
+
+    def __init__(
+        self,
+        store: MetaStore,
+        ledger: Ledger,
+        conf: Configuration,
+        clock_ms: Callable[[], int],
+    ) -> None:
+        self._store = store
+        self._ledger = ledger
+        self._ttl_ms = conf.get(options.COORDINATOR_PRODUCER_OFFSETS_TTL)
+        self._interval_ms = conf.get(options.COORDINATOR_PRODUCER_OFFSETS_CLEANUP_INTERVAL)
+        self._clock_ms = clock_ms
+        self._lock = asyncio.Lock()
+        self._task: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def start(self) -> None:
+        """Delete expired offsets from now on."""
+        self._task = asyncio.create_task(self._run(), name="producer-offsets")
+
+    async def stop(self) -> None:
+        """Delete no more; what is under way ends first."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+            self._task = None
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def register(self, services: Services) -> None:
+        """Attach every handler to its API key."""
+        services.register(ApiKey.REGISTER_PRODUCER_OFFSETS, self.register_offsets)
+        services.register(ApiKey.GET_PRODUCER_OFFSETS, self.get_offsets)
+        services.register(ApiKey.DELETE_PRODUCER_OFFSETS, self.delete_offsets)
+
+    # Handlers
+
+    async def register_offsets(
+        self, request: m.RegisterProducerOffsetsRequest, ctx: RequestContext
+    ) -> m.RegisterProducerOffsetsResponse:
+        """REGISTER_PRODUCER_OFFSETS (1053)."""
+        ttl_ms = request.ttl_ms if request.HasField("ttl_ms") else None
+        tables = await asyncio.to_thread(_tables, request)
+        made = await self.add(request.producer_id, tables, ttl_ms)
+        return m.RegisterProducerOffsetsResponse(result=CREATED if made else ALREADY_EXISTS)
+
+    async def get_offsets(
+        self, request: m.GetProducerOffsetsRequest, ctx: RequestContext
+    ) -> m.GetProducerOffsetsResponse:
+        """GET_PRODUCER_OFFSETS (1054)."""
+        found = await self.get(request.producer_id)
+        if found is None:
+            return m.GetProducerOffsetsResponse()
+        return m.GetProducerOffsetsResponse(
+            producer_id=request.producer_id,
+            expiration_time=found.expires_ms,
+            table_offsets=await asyncio.to_thread(_messages, found.tables),
+        )
+
+    async def delete_offsets(
+        self, request: m.DeleteProducerOffsetsRequest, ctx: RequestContext
+    ) -> m.DeleteProducerOffsetsResponse:
+        """DELETE_PRODUCER_OFFSETS (1055)."""
+        await self.delete(request.producer_id)
+        return m.DeleteProducerOffsetsResponse()
+
+    # What they do
+
+    async def add(self, producer_id: str, tables: TableOffsets, ttl_ms: int | None) -> bool:
+        """Keep offsets unless there are some already; whether these are kept."""
+        path = _path(producer_id)
+        if ttl_ms is not None and ttl_ms < 1:
+            raise ConfigError(f"ttl_ms {ttl_ms} is not allowed; give 1 or more, or none at all")
+        if len(tables) > TABLES_MAX:
+            raise ConfigError(
+                f"offsets of {len(tables)} tables are given, at most {TABLES_MAX} are allowed; "
+                "register some of them under another id"
+            )
+        return await self._undisturbed(self._add(path, tables, ttl_ms))
+
+    async def _add(self, path: str, tables: TableOffsets, ttl_ms: int | None) -> bool:
+        async with self._lock:
+            before = await self._head(path)
+            if before is not None:
+                if not self._is_over(before):
+                    return False
+                await self._ledger.commit(_delete(path, before))
+            expires_ms = self._clock_ms() + (self._ttl_ms if ttl_ms is None else ttl_ms)
+            ops = await asyncio.to_thread(_create, path, Registered(expires_ms, tables))
+            await self._ledger.commit(ops)
+        log.info("producer_offsets_kept", path=path, tables=len(tables))
+        return True
+
+    async def get(self, producer_id: str) -> Registered | None:
+        """The offsets of a producer; None if there are none, or they have expired."""
+        path = _path(producer_id)
+        async with self._lock:
+            head = await self._head(path)
+            if head is None or self._is_over(head):
+                return None
+            values = {entry.path: entry.value for entry in await self._store.tree(path)}
+
+        def read() -> Registered:
+            tables = {i: _read_table(path, i, count, values) for i, count in head.parts.items()}
+            return Registered(head.expires_ms, tables)
+
+        return await asyncio.to_thread(read)
+
+    async def delete(self, producer_id: str) -> None:
+        """Delete the offsets of a producer, if there are any."""
+        await self._undisturbed(self._delete(_path(producer_id)))
+
+    async def delete_expired(self) -> int:
+        """Delete what has expired; how many producers that were. The task does it itself."""
+        names = await self._store.children(OFFSETS_PATH)
+        paths = [f"{OFFSETS_PATH}/{name}" for name in names]
+        return sum([await self._undisturbed(self._delete(i, expired=True)) for i in paths])
+
+    async def _delete(self, path: str, *, expired: bool = False) -> bool:
+        """Delete what there is, or only if it has expired; whether there was something."""
+        async with self._lock:
+            head = await self._head(path)
+            if head is None or (expired and not self._is_over(head)):
+                return False
+            await self._ledger.commit(_delete(path, head))
+            return True
+
+    async def _undisturbed(self, work: Coroutine[Any, Any, T]) -> T:
+        """Finish what was begun even when the caller goes away."""
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return await asyncio.shield(task)
+
+    async def _head(self, path: str) -> _Head | None:
+        found = await self._store.read(path)
+        return None if found is None else guarded(path, _decode_head, found.value)
+
+    def _is_over(self, head: _Head) -> bool:
+        return self._clock_ms() >= head.expires_ms
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(self._interval_ms / 1000)
+            try:
+                await self.delete_expired()
+            except Exception:
+                log.exception("producer_offsets_not_deleted")
+
+    def __repr__(self) -> str:
+        return f"ProducerOffsets(ttl_ms={self._ttl_ms})"
+
+
+def _path(producer_id: str) -> str:
+    return f"{OFFSETS_PATH}/{check_producer_id(producer_id)}"
+
+
+def _create(path: str, found: Registered) -> list[Op]:
+    parts = {str(i): part_count(offsets) for i, offsets in found.tables.items()}
+    ops: list[Op] = [Create(path, dump_object({"expires": found.expires_ms, "tables": parts}))]
+    for table_id, offsets in found.tables.items():
+        ops += change_parts(f"{path}/{table_id}", 0, offsets)
+    return ops
+
+
+def _delete(path: str, head: _Head) -> list[Op]:
+    ops: list[Op] = [Delete(path)]
+    for table_id, count in head.parts.items():
+        ops += change_parts(f"{path}/{table_id}", count, None)
+    return ops
+
+
+def _decode_head(value: bytes) -> _Head:
+    found: dict[str, Any] = json.loads(value)
+    return _Head(int(found["expires"]), {int(i): count for i, count in found["tables"].items()})
+
+
+def _read_table(path: str, table_id: int, parts: int, values: Mapping[str, bytes]) -> Baseline:
+    def read(found: Mapping[str, bytes]) -> Baseline:
+        below = f"{path}/{table_id}"
+        return decode_parts(below, [found[f"{below}/offsets/{at}"] for at in range(parts)])
+
+    return guarded(path, read, values)
+
+
+def _tables(request: m.RegisterProducerOffsetsRequest) -> dict[int, Baseline]:
+    """The offsets of a request; a bucket that is named twice has the last one."""
+    tables: dict[int, dict[tuple[int | None, int], int]] = {}
+    for table in request.table_offsets:
+        offsets = tables.setdefault(table.table_id, {})
+        for each in table.bucket_offsets:
+            partition_id = each.partition_id if each.HasField("partition_id") else None
+            offsets[partition_id, each.bucket_id] = each.log_end_offset
+    return dict(tables)
+
+
+def _messages(tables: TableOffsets) -> list[m.PbProducerTableOffsets]:
+    return [
+        m.PbProducerTableOffsets(
+            table_id=table_id,
+            bucket_offsets=[
+                m.PbBucketOffset(
+                    partition_id=partition_id, bucket_id=bucket_id, log_end_offset=offset
+                )
+                for (partition_id, bucket_id), offset in offsets.items()
+            ],
+        )
+        for table_id, offsets in tables.items()
+    ]

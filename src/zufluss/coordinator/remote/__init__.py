@@ -1,0 +1,1 @@
+"""Remote files: locations, what each bucket has there, cleaning up."""

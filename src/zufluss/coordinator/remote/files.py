@@ -1,0 +1,137 @@
+"""Everything the coordinator has to do with remote files, put together.
+
+| part | what |
+|---|---|
+| `remote/bucket_remotes.py` | which documents of a bucket count, durable |
+| `remote/log.py` | commits of manifests |
+| `remote/kv_snapshots.py` | commits of key-value snapshots, retention |
+| `leases/leases.py` | who reads which snapshots, so that they are kept |
+| `leases/holds.py` | how long that holds back the end of what was dropped |
+| `remote/cleaner.py` | files of dropped tables and partitions |
+| `remote/sweep.py` | files that nothing refers to |
+| `remote/service.py`, `leases/service.py` | the handlers |
+
+In one process with both roles this is the tablet server's `RemoteGateway`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from zufluss.cluster.remote import BucketRemote, ManifestCommit
+from zufluss.config import options
+from zufluss.config.load import Configuration
+from zufluss.coordinator.catalog.catalog import Catalog
+from zufluss.coordinator.lake.tables import LakeTables
+from zufluss.coordinator.leases.holds import LeaseHolds
+from zufluss.coordinator.leases.leases import Leases
+from zufluss.coordinator.remote.bucket_remotes import BucketRemotes
+from zufluss.coordinator.remote.cleaner import Cleaner
+from zufluss.coordinator.remote.kv_snapshots import KvSnapshots
+from zufluss.coordinator.remote.log import RemoteLogs
+from zufluss.coordinator.remote.service import RemoteService
+from zufluss.coordinator.remote.sweep import Sweep
+from zufluss.coordinator.tablets import Tablets
+from zufluss.errors import LakeSnapshotNotExistError
+from zufluss.meta.api import MetaStore
+from zufluss.model.table import TableBucket, TablePath
+from zufluss.remote.storage import RemoteStorage
+
+if TYPE_CHECKING:
+    from zufluss.net.services import Services
+
+
+class RemoteFiles:
+    """Remote logs and snapshots of all buckets, and the end of what is no longer needed."""
+
+    def __init__(
+        self,
+        conf: Configuration,
+        store: MetaStore,
+        catalog: Catalog,
+        tablets: Tablets,
+        remotes: BucketRemotes,
+        storage: RemoteStorage,
+        lake: LakeTables,
+        leases: Leases,
+        clock_ms: Callable[[], int],
+        clock: Callable[[], float],
+        reach: Callable[[str], None],
+    ) -> None:
+        self.remotes = remotes
+        self.leases = leases
+        self.holds = LeaseHolds(conf, leases, clock)
+        self.logs = RemoteLogs(remotes, storage)
+        self.snapshots = KvSnapshots(
+            remotes, storage, tablets, conf.get(options.KV_SNAPSHOT_NUM_RETAINED), reach
+        )
+        self.snapshots.pinned = leases.pinned
+        self.cleaner = Cleaner(store, catalog, storage, self.holds, reach)
+        leases.freed += [self.snapshots.free, self.cleaner.freed]
+        self.sweep = Sweep(
+            store,
+            remotes,
+            self.snapshots,
+            storage,
+            leases.holds,
+            clock_ms,
+            reach,
+            interval_ms=conf.get(options.ZUFLUSS_REMOTE_SWEEP_INTERVAL),
+            grace_ms=conf.get(options.ZUFLUSS_REMOTE_SWEEP_GRACE),
+        )
+        self._storage = storage
+        self._lake = lake
+
+    async def start(self) -> None:
+        """Go on with what was begun before, and sweep from now on."""
+        self.leases.start()
+        self.snapshots.start()
+        await self.cleaner.start()
+        self.sweep.start()
+
+    async def stop(self) -> None:
+        """Stop deleting; the next start goes on."""
+        await self.sweep.stop()
+        await self.cleaner.stop()
+        await self.leases.stop()
+        await self.snapshots.stop()
+        await self.remotes.settle()
+
+    def uncounted(self) -> bool:
+        """Whether leases hold something that was dropped and whose files nobody has counted yet."""
+        return self.leases.holds_dropped(self.cleaner.counted)
+
+    def register(self, services: Services) -> None:
+        """Attach every handler."""
+        RemoteService(
+            self.remotes, self.logs, self.snapshots, self.leases, self.cleaner, self._storage
+        ).register(services)
+
+    def server_joined(self, server_id: int) -> None:
+        """Tell a tablet server what it has to know."""
+        self.snapshots.server_joined(server_id)
+
+    # RemoteGateway
+
+    async def bucket_remotes(
+        self, buckets: Sequence[TableBucket]
+    ) -> dict[TableBucket, BucketRemote]:
+        """What these buckets have; those that have nothing, and never had, are not in it."""
+        return await self.remotes.bucket_remotes(buckets)
+
+    async def commit_manifest(self, commit: ManifestCommit) -> bool:
+        """Make a manifest count; False when its leader or its base is past: nothing changed."""
+        return await self.logs.commit(commit)
+
+    async def commit_snapshot(self, metadata: bytes, leader_epoch: int) -> None:
+        """Make a snapshot count, given as the bytes of its `_METADATA`."""
+        await self.snapshots.commit(metadata, leader_epoch)
+
+    async def lake_offset(self, path: TablePath, bucket: TableBucket) -> int:
+        """Below it the lake has everything of a bucket; 0 where it has nothing."""
+        try:
+            found = await self._lake.snapshot(path)
+        except LakeSnapshotNotExistError:
+            return 0
+        return found.offsets.get(bucket, 0)

@@ -1,0 +1,423 @@
+"""Key-value snapshots of buckets: which ones count, which are kept, and the end of the others.
+
+A tablet server uploads a snapshot, `_METADATA` last, and has it committed here. Its number must be
+new, its leader present, and it may not reach less far than the one before. The commit says in the
+same transaction which snapshots are kept from now on: the newest `kv.snapshot.num-retained`, and
+those that `pinned` says somebody reads (`leases/leases.py`). The others are dropped:
+
+| step | durable afterwards |
+|---|---|
+| commit | the snapshot is kept; others are `dropped`, their files still there |
+| delete | of each dropped one the files that no kept one has, its `_METADATA` last |
+| forget | the dropped ones are out of the bucket's value |
+
+A crash in between repeats the rest. What a snapshot is made of stands in its `_METADATA` only;
+while that of a kept one cannot be read nothing of the bucket is deleted. A dropped one whose
+`_METADATA` is gone was deleted before; one with a damaged one is left to the sweep
+(`remote/sweep.py`).
+
+A snapshot that is no longer pinned goes at once, without waiting for the next commit: `free` takes
+all buckets whose pins ended and goes through them many at a time.
+
+After a commit the bucket's holders learn the offset of the oldest kept snapshot: the changelog from
+there on is needed to restore the bucket. A server that joins learns all of its buckets' offsets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+import structlog
+
+from zufluss.cluster.image import ClusterImage
+from zufluss.cluster.remote import SnapshotHandle, metadata_file
+from zufluss.cluster.replicas import KvSnapshotOffset
+from zufluss.coordinator.remote.bucket_remotes import BucketRecord, BucketRemotes
+from zufluss.coordinator.remote.checks import check_locations, check_name, gone
+from zufluss.coordinator.tablets import Tablets
+from zufluss.coordinator.worklist import WorkList
+from zufluss.errors import (
+    ConfigError,
+    CorruptRecordError,
+    ErrorCode,
+    KvSnapshotNotExistError,
+    NonPrimaryKeyTableError,
+    OffsetOutOfRangeError,
+    ZuflussError,
+    error,
+)
+from zufluss.model.table import TableBucket
+from zufluss.remote import layout
+from zufluss.remote.errors import ObjectMissingError
+from zufluss.remote.files import RemoteFile, summed, usage
+from zufluss.remote.snapshot import METADATA_BYTES_MAX, KvSnapshot
+from zufluss.remote.storage import RemoteStorage
+
+log = structlog.get_logger(__name__)
+
+WORKERS = 4
+"""Buckets whose dropped snapshots are deleted at once."""
+FILES_KNOWN_MAX = 50_000
+"""Files of snapshots whose names are kept in memory; others are read again when needed."""
+DROPPED_MAX = 1_000
+"""Dropped snapshots of a bucket that wait for their deletion; older ones are left to the sweep."""
+RETAINED_AT_ONCE = 500
+"""Buckets whose snapshots are dropped in one transaction."""
+PARSED_AT_ONCE = 256 * 1024
+"""A larger `_METADATA` is parsed in a thread."""
+
+Pinned = Callable[[TableBucket, int], bool]
+"""Whether somebody reads a snapshot, so that it is kept."""
+
+
+class KvSnapshots:
+    """The key-value snapshots of all buckets."""
+
+    def __init__(
+        self,
+        remotes: BucketRemotes,
+        storage: RemoteStorage,
+        tablets: Tablets,
+        retained: int,
+        reach: Callable[[str], None],
+    ) -> None:
+        self.pinned: Pinned = lambda bucket, snapshot_id: False
+        """Whether a snapshot is kept beyond its time; set by who knows."""
+        self.deletions = WorkList("kv_snapshot_deletion", self._delete_dropped, workers=WORKERS)
+        """Buckets whose dropped snapshots are being deleted."""
+        self.retentions = WorkList("kv_snapshot_retention", self._retain_freed, workers=1)
+        """Tables with buckets whose pins ended."""
+        self._freed: dict[int, set[TableBucket]] = {}
+        self._remotes = remotes
+        self._image: ClusterImage = remotes.image
+        self._storage = storage
+        self._tablets = tablets
+        self._retained = retained
+        self._reach = reach
+        self._known: OrderedDict[tuple[TableBucket, int], KvSnapshot] = OrderedDict()
+        self._files_known = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self) -> None:
+        """Go on deleting what was dropped before, and drop what nobody pins any more."""
+        for bucket, record in self._remotes.items():
+            if record.dropped:
+                self.deletions.add(bucket)
+            if len(record.snapshots) > self._retained:
+                self.free([bucket])
+        self.deletions.start()
+        self.retentions.start()
+
+    async def stop(self) -> None:
+        """Stop deleting; tablet servers are told what is under way."""
+        await self.retentions.stop()
+        await self.deletions.stop()
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    # Commits
+
+    async def commit(self, metadata: bytes, leader_epoch: int) -> None:
+        """Make a snapshot count, given as the bytes of its `_METADATA`; the same twice is fine."""
+        snapshot = await _parsed(metadata)
+        handle = self._checked(snapshot)
+        await self._remotes.undisturbed(self._commit(snapshot, handle, leader_epoch))
+
+    async def _commit(
+        self, snapshot: KvSnapshot, handle: SnapshotHandle, leader_epoch: int
+    ) -> None:
+        bucket = snapshot.bucket
+        async with self._remotes.turn:
+            await self._remotes.read_again([bucket])
+            if not self._is_known(snapshot, handle):
+                self._check_fence(bucket, leader_epoch)
+                check_locations(self._storage, [f.location_id for f in snapshot.objects])
+                await self._remotes.change(
+                    bucket, lambda r: self._with_snapshot(r, snapshot, handle)
+                )
+                self._remember(snapshot)
+        log.info("kv_snapshot_committed", bucket=str(bucket), snapshot_id=snapshot.snapshot_id)
+        self._after_change([bucket])  # also for one that is known: it may have been in doubt
+
+    def free(self, buckets: Iterable[TableBucket]) -> None:
+        """Drop soon what is no longer kept, because snapshots are no longer pinned."""
+        for bucket in buckets:
+            self._freed.setdefault(bucket.table_id, set()).add(bucket)
+        for table_id in tuple(self._freed):
+            self.retentions.add(table_id)
+
+    async def _retain_freed(self, table_id: int) -> None:
+        while waiting := self._freed.get(table_id):
+            some = set(islice(waiting, RETAINED_AT_ONCE))
+            waiting -= some  # before: who is freed meanwhile is looked at once more
+            try:
+                await self.retain(some)
+            except BaseException:
+                waiting |= some
+                raise
+        self._freed.pop(table_id, None)
+
+    async def retain(self, buckets: Iterable[TableBucket]) -> None:
+        """Drop what is no longer kept, because snapshots are no longer pinned."""
+        await self._remotes.undisturbed(self._retain(list(buckets)))
+
+    async def _retain(self, buckets: Sequence[TableBucket]) -> None:
+        async with self._remotes.turn:
+            there = [b for b in buckets if self._image.leader(b) is not None]
+            changed = set(await self._remotes.change_all(there, self._retained_of))
+        # What is dropped already may have been in doubt until now.
+        todo = [b for b in there if b in changed or self._remotes.get(b).dropped]
+        if todo:
+            self._after_change(todo)
+
+    def _after_change(self, buckets: Sequence[TableBucket]) -> None:
+        for bucket in buckets:
+            self.deletions.add(bucket)
+        self._later(self._tablets.notify_kv_snapshot_offset(self._offsets(buckets)))
+
+    def _checked(self, snapshot: KvSnapshot) -> SnapshotHandle:
+        """Where its `_METADATA` lies; `ConfigError` unless it can be one of this bucket."""
+        bucket = snapshot.bucket
+        table = self._image.table_by_id(bucket.table_id)
+        if table is None:
+            raise gone(bucket)
+        if not table.info.has_primary_key:
+            raise NonPrimaryKeyTableError(f"table '{table.info.path}' has no primary key")
+        if not snapshot.private:
+            raise ConfigError(f"snapshot {snapshot.snapshot_id} of {bucket} has no private files")
+        shared = {each.file for each in snapshot.shared}
+        for file in snapshot.objects:
+            name = check_name(self._image, layout.KV, bucket, file.path)
+            if name.snapshot_id != (None if file in shared else snapshot.snapshot_id):
+                raise ConfigError(
+                    f"{file.path!r:.300} is not a file of snapshot {snapshot.snapshot_id}"
+                )
+        where = metadata_file(snapshot)
+        size = sum(each.size for each in snapshot.objects)
+        return SnapshotHandle(snapshot.snapshot_id, snapshot.log_offset, *where, size)
+
+    def _is_known(self, snapshot: KvSnapshot, handle: SnapshotHandle) -> bool:
+        record = self._remotes.get(snapshot.bucket)
+        known = self._known.get((snapshot.bucket, snapshot.snapshot_id), snapshot)
+        return known == snapshot and handle in (*record.snapshots, *record.dropped)
+
+    def _check_fence(self, bucket: TableBucket, leader_epoch: int) -> None:
+        leader = self._image.leader(bucket)
+        if leader is None:
+            raise gone(bucket)
+        if leader[1] != leader_epoch:
+            raise error(
+                ErrorCode.FENCED_LEADER_EPOCH_EXCEPTION,
+                f"the snapshot was made by the leader of {bucket} with epoch {leader_epoch}, the "
+                f"present one has {leader[1]}",
+            )
+
+    def _with_snapshot(
+        self, record: BucketRecord, snapshot: KvSnapshot, handle: SnapshotHandle
+    ) -> BucketRecord:
+        bucket = snapshot.bucket
+        if handle.snapshot_id < record.next_snapshot_id:
+            raise error(
+                ErrorCode.INVALID_UPDATE_VERSION_EXCEPTION,
+                f"{bucket} had a snapshot {handle.snapshot_id} before; the next one is "
+                f"{record.next_snapshot_id}",
+            )
+        if record.snapshots and handle.log_offset < record.snapshots[-1].log_offset:
+            raise OffsetOutOfRangeError(
+                f"snapshot {handle.snapshot_id} of {bucket} reaches offset {handle.log_offset}, "
+                f"the one before {record.snapshots[-1].log_offset}; a snapshot never goes back"
+            )
+        known = {f for s in self._cached(bucket, record.snapshots) for f in s.objects}
+        added = usage(f for f in snapshot.objects if f not in known)
+        after = replace(
+            record,
+            next_snapshot_id=handle.snapshot_id + 1,
+            snapshots=(*record.snapshots, handle),
+            kv_usage=summed([record.kv_usage, added]),
+        )
+        return self._retained_of(bucket, after)
+
+    def _retained_of(self, bucket: TableBucket, record: BucketRecord) -> BucketRecord:
+        keep, drop = retained(record.snapshots, self._retained, lambda i: self.pinned(bucket, i))
+        if not drop:
+            return record
+        dropped = (*record.dropped, *drop)[-DROPPED_MAX:]
+        return replace(record, snapshots=keep, dropped=dropped)
+
+    # Deleting
+
+    async def _delete_dropped(self, bucket: TableBucket) -> None:
+        """Delete the files of dropped snapshots, and count what the kept ones have."""
+        await self._remotes.certain(bucket)
+        record = self._remotes.get(bucket)
+        kept = [await self.read(bucket, handle) for handle in record.snapshots]
+        in_use = {file for snapshot in kept for file in snapshot.objects}
+        names = {(file.location_id, file.path) for file in in_use}
+        deleted: list[SnapshotHandle] = []
+        failure: ZuflussError | None = None
+        for handle in record.dropped:
+            try:
+                await self._delete(bucket, handle, names)
+                deleted.append(handle)
+            except ZuflussError as problem:
+                failure = problem
+        exact = usage(in_use)
+
+        def without(now: BucketRecord) -> BucketRecord:
+            left = tuple(h for h in now.dropped if h not in deleted)
+            used = exact if now.snapshots == record.snapshots else now.kv_usage
+            same = left == now.dropped and used == now.kv_usage
+            return now if same else replace(now, dropped=left, kv_usage=used)
+
+        if deleted:
+            self._reach("retain-deleted")
+        await self._remotes.undisturbed(self._finish(bucket, without))
+        for handle in deleted:
+            self._forget(bucket, handle.snapshot_id)
+        if failure is not None:
+            raise failure
+
+    async def _finish(
+        self, bucket: TableBucket, without: Callable[[BucketRecord], BucketRecord]
+    ) -> None:
+        async with self._remotes.turn:
+            if self._image.leader(bucket) is not None:
+                await self._remotes.change(bucket, without)
+
+    async def _delete(
+        self, bucket: TableBucket, handle: SnapshotHandle, in_use: set[tuple[int, str]]
+    ) -> None:
+        try:
+            snapshot = await self.read(bucket, handle)
+        except ObjectMissingError:
+            return
+        except CorruptRecordError as problem:
+            log.error("kv_snapshot_damaged", bucket=str(bucket), error=str(problem))
+            return
+        unused = [f for f in snapshot.objects if (f.location_id, f.path) not in in_use]
+        self._reach("retain-delete")
+        await self._delete_files(unused)
+        await self._delete_files([RemoteFile(handle.metadata_location, handle.metadata_path, 0, 0)])
+
+    async def _delete_files(self, files: Iterable[RemoteFile]) -> None:
+        """Delete files, but for those in retired locations, which nobody reads or cleans."""
+        there = {x.location_id for x in self._storage.locations.live}
+        await self._storage.delete(file for file in files if file.location_id in there)
+
+    # Reading
+
+    async def snapshot(self, bucket: TableBucket, snapshot_id: int) -> KvSnapshot:
+        """What a snapshot is made of; `KvSnapshotNotExistError` when it is not kept."""
+        for handle in self._remotes.get(bucket).snapshots:
+            if handle.snapshot_id == snapshot_id:
+                return await self.read(bucket, handle)
+        raise KvSnapshotNotExistError(
+            f"{bucket} has no snapshot {snapshot_id}, or no longer; ask for the latest one"
+        )
+
+    def snapshots(
+        self, table_id: int, partition_id: int | None
+    ) -> dict[int, tuple[SnapshotHandle, ...]]:
+        """The kept snapshots of a table's or partition's buckets, oldest first."""
+        found = self._remotes.of_owner(table_id, partition_id)
+        return {bucket.bucket_id: record.snapshots for bucket, record in found if record.snapshots}
+
+    async def files(self, bucket: TableBucket, record: BucketRecord) -> set[tuple[int, str]]:
+        """Location and path of everything that the kept snapshots of a record have."""
+        found = {(h.metadata_location, h.metadata_path) for h in record.snapshots}
+        for handle in record.snapshots:
+            found |= {(f.location_id, f.path) for f in (await self.read(bucket, handle)).objects}
+        return found
+
+    async def read(self, bucket: TableBucket, handle: SnapshotHandle) -> KvSnapshot:
+        """What a snapshot is made of, by where its `_METADATA` lies."""
+        known = self._known.get((bucket, handle.snapshot_id))
+        if known is not None:
+            self._known.move_to_end((bucket, handle.snapshot_id))
+            return known
+        data = await self._storage.read_at(
+            handle.metadata_location, handle.metadata_path, limit=METADATA_BYTES_MAX
+        )
+        snapshot = await _parsed(data)
+        if (snapshot.bucket, snapshot.snapshot_id) != (bucket, handle.snapshot_id):
+            raise CorruptRecordError(
+                f"{handle.metadata_path} is of {snapshot.bucket}, snapshot {snapshot.snapshot_id}, "
+                f"not of {bucket}, snapshot {handle.snapshot_id}"
+            )
+        self._remember(snapshot)
+        return snapshot
+
+    def _cached(self, bucket: TableBucket, handles: Iterable[SnapshotHandle]) -> list[KvSnapshot]:
+        known = (self._known.get((bucket, handle.snapshot_id)) for handle in handles)
+        return [snapshot for snapshot in known if snapshot is not None]
+
+    def _remember(self, snapshot: KvSnapshot) -> None:
+        self._forget(snapshot.bucket, snapshot.snapshot_id)
+        self._known[snapshot.bucket, snapshot.snapshot_id] = snapshot
+        self._files_known += len(snapshot.files)
+        while self._files_known > FILES_KNOWN_MAX and len(self._known) > 1:
+            _, oldest = self._known.popitem(last=False)
+            self._files_known -= len(oldest.files)
+
+    def _forget(self, bucket: TableBucket, snapshot_id: int) -> None:
+        known = self._known.pop((bucket, snapshot_id), None)
+        self._files_known -= 0 if known is None else len(known.files)
+
+    # Telling tablet servers
+
+    def server_joined(self, server_id: int) -> None:
+        """Tell a tablet server from where on the changelogs of its buckets are needed."""
+        buckets = [bucket for bucket, record in self._remotes.items() if record.snapshots]
+        told = [
+            replace(offset, replicas=(server_id,))
+            for offset in self._offsets(buckets)
+            if server_id in offset.replicas
+        ]
+        if told:
+            self._later(self._tablets.notify_kv_snapshot_offset(told))
+
+    def _offsets(self, buckets: Iterable[TableBucket]) -> list[KvSnapshotOffset]:
+        return [
+            KvSnapshotOffset(bucket, snapshots[0].log_offset, state.replicas)
+            for bucket in buckets
+            if (snapshots := self._remotes.get(bucket).snapshots)
+            and (state := self._image.bucket_state(bucket)) is not None
+        ]
+
+    def _later(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (problem := task.exception()) is not None:
+            log.error("kv_snapshot_task_failed", exc_info=problem)
+
+    def __repr__(self) -> str:
+        return f"KvSnapshots({self.deletions!r})"
+
+
+def retained(
+    snapshots: Sequence[SnapshotHandle], count: int, pinned: Callable[[int], bool]
+) -> tuple[tuple[SnapshotHandle, ...], tuple[SnapshotHandle, ...]]:
+    """The snapshots to keep, oldest first, and those to drop."""
+    newest = snapshots[-count:]
+    keep = tuple(s for s in snapshots if s in newest or pinned(s.snapshot_id))
+    return keep, tuple(s for s in snapshots if s not in keep)
+
+
+async def _parsed(metadata: bytes) -> KvSnapshot:
+    if len(metadata) > METADATA_BYTES_MAX:
+        raise ConfigError(
+            f"the metadata of a snapshot has {len(metadata)} bytes, at most {METADATA_BYTES_MAX} "
+            f"are allowed"
+        )
+    if len(metadata) > PARSED_AT_ONCE:
+        return await asyncio.to_thread(KvSnapshot.from_json, metadata)
+    return KvSnapshot.from_json(metadata)

@@ -1,0 +1,136 @@
+"""Handlers of remote locations and of the configuration that changes while the cluster runs.
+
+Thin: what may be changed stands in `remote/locations.py` and `remote/locations.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from zufluss.config.load import DEFAULT_ORIGIN
+from zufluss.coordinator.catalog.catalog import Catalog
+from zufluss.coordinator.remote.locations import DYNAMIC_ORIGIN, ConfigChange, LocationRegistry
+from zufluss.errors import ConfigError, ZuflussError
+from zufluss.remote.files import Usage
+from zufluss.remote.locations import AlterOp, location_to_proto
+from zufluss.wire import messages as m
+from zufluss.wire.api import ApiKey
+
+if TYPE_CHECKING:
+    from zufluss.net.services import RequestContext, Services
+
+INITIAL_SOURCE: Final = "INITIAL_SERVER_CONFIG"
+"""How the protocol calls a value that was there when the server started."""
+DYNAMIC_SOURCE: Final = "DYNAMIC_SERVER_CONFIG"
+"""How the protocol calls a value that was changed while the cluster ran."""
+
+
+class LocationService:
+    """Handlers of the APIs of remote locations and cluster configurations."""
+
+    def __init__(self, registry: LocationRegistry, catalog: Catalog) -> None:
+        self._registry = registry
+        self._catalog = catalog
+
+    def register(self, services: Services) -> None:
+        """Attach every handler to its API key."""
+        services.register(ApiKey.LIST_LOCATIONS, self.list_locations)
+        services.register(ApiKey.ALTER_LOCATION, self.alter_location)
+        services.register(ApiKey.PROBE_LOCATION, self.probe_location)
+        services.register(ApiKey.ALTER_CLUSTER_CONFIGS, self.alter_cluster_configs)
+        services.register(ApiKey.DESCRIBE_CLUSTER_CONFIGS, self.describe_cluster_configs)
+
+    async def list_locations(
+        self, request: m.ListLocationsRequest, ctx: RequestContext
+    ) -> m.ListLocationsResponse:
+        """LIST_LOCATIONS (30010): what is wanted, what is there, and what each server saw."""
+        found = self._registry.locations
+        live = self._registry.live()
+        response = m.ListLocationsResponse(version=found.version)
+        for location in found.locations:
+            used = live.get(location.location_id, Usage(0, 0))
+            response.locations.add(
+                location=location_to_proto(location),
+                live_files=used.files,
+                live_bytes=used.bytes,
+                servers=[
+                    m.PbLocationServer(server_id=server_id, report=report.to_proto())
+                    for server_id, reports in sorted(self._registry.reporters.items())
+                    for report in reports()
+                    if report.location_id == location.location_id
+                ],
+            )
+        return response
+
+    async def alter_location(
+        self, request: m.AlterLocationRequest, ctx: RequestContext
+    ) -> m.AlterLocationResponse:
+        """ALTER_LOCATION (30011): answered when the servers that are there were told."""
+        if request.op not in list(AlterOp):
+            allowed = ", ".join(f"{op.value} {op.name}" for op in AlterOp)
+            raise ConfigError(
+                f"operation {request.op} on a location is unknown; allowed: {allowed}"
+            )
+        expected = request.HasField("expected_version")
+        alter = partial(
+            self._registry.alter,
+            AlterOp(request.op),
+            location_id=request.location_id if request.HasField("location_id") else None,
+            uri=request.uri if request.HasField("uri") else None,
+            weight=request.weight if request.HasField("weight") else None,
+            expected_version=request.expected_version if expected else None,
+        )
+        location = await self._catalog.exclusive(alter)
+        return m.AlterLocationResponse(
+            version=self._registry.locations.version, location=location_to_proto(location)
+        )
+
+    async def probe_location(
+        self, request: m.ProbeLocationRequest, ctx: RequestContext
+    ) -> m.ProbeLocationResponse:
+        """PROBE_LOCATION (30012): by this coordinator, all at once."""
+        known = self._registry.locations
+        if request.HasField("location_id"):
+            ids = [known.get(request.location_id).location_id]
+        else:
+            ids = [location.location_id for location in known.live]
+        return m.ProbeLocationResponse(probes=await asyncio.gather(*map(self._probe, ids)))
+
+    async def _probe(self, location_id: int) -> m.PbProbe:
+        try:
+            latency_ms = await self._registry.storage.probe(location_id)
+        except ZuflussError as problem:
+            return m.PbProbe(location_id=location_id, latency_ms=0, error=problem.message)
+        return m.PbProbe(location_id=location_id, latency_ms=latency_ms)
+
+    async def alter_cluster_configs(
+        self, request: m.AlterClusterConfigsRequest, ctx: RequestContext
+    ) -> m.AlterClusterConfigsResponse:
+        """ALTER_CLUSTER_CONFIGS (1046): all changes or none."""
+        changes = [
+            ConfigChange(
+                change.config_key,
+                change.config_value if change.HasField("config_value") else None,
+                change.op_type,
+            )
+            for change in request.alter_configs
+        ]
+        await self._catalog.exclusive(partial(self._registry.alter_configs, changes))
+        return m.AlterClusterConfigsResponse()
+
+    async def describe_cluster_configs(
+        self, request: m.DescribeClusterConfigsRequest, ctx: RequestContext
+    ) -> m.DescribeClusterConfigsResponse:
+        """DESCRIBE_CLUSTER_CONFIGS (1045): what was configured and changed, secrets hidden."""
+        rows = [
+            m.PbDescribeConfig(
+                config_key=row.key,
+                config_value=row.value,
+                config_source=DYNAMIC_SOURCE if row.origin == DYNAMIC_ORIGIN else INITIAL_SOURCE,
+            )
+            for row in self._registry.conf.effective()
+            if row.origin != DEFAULT_ORIGIN
+        ]
+        return m.DescribeClusterConfigsResponse(configs=rows)

@@ -1,0 +1,100 @@
+"""Which manifest of a bucket's remote log counts.
+
+A tablet server writes a manifest and has it committed here. Two things fence a server that lives in
+the past: the leader epoch of the bucket, and the manifest it made the new one from. The commit is
+one transaction, so a manifest counts or it does not; the same commit sent again says yes again.
+
+A refused commit changes nothing, and the server asks what counts (`bucket_remotes`). Whoever wrote
+the files deletes them; what it leaves behind is the sweep's (`remote/sweep.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import structlog
+
+from zufluss.cluster.remote import ManifestCommit
+from zufluss.coordinator.remote.bucket_remotes import BucketRecord, BucketRemotes, ManifestRecord
+from zufluss.coordinator.remote.checks import check_locations, check_name, gone
+from zufluss.errors import ConfigError
+from zufluss.model.table import TableBucket
+from zufluss.remote import layout
+from zufluss.remote.storage import RemoteStorage
+
+log = structlog.get_logger(__name__)
+
+
+class RemoteLogs:
+    """The remote logs of all buckets."""
+
+    def __init__(self, remotes: BucketRemotes, storage: RemoteStorage) -> None:
+        self._remotes = remotes
+        self._storage = storage
+
+    async def commit(self, commit: ManifestCommit) -> bool:
+        """Make a manifest count; False when its leader or its base is past: nothing changed."""
+        self._check(commit)
+        return await self._remotes.undisturbed(self._commit(commit))
+
+    async def _commit(self, commit: ManifestCommit) -> bool:
+        async with self._remotes.turn:
+            await self._remotes.read_again([commit.bucket])
+            leader = self._remotes.image.leader(commit.bucket)
+            if leader is None:
+                raise gone(commit.bucket)
+            check_locations(self._storage, (commit.manifest_location, *commit.usage))
+            before = self._remotes.get(commit.bucket).manifest
+            new = ManifestRecord(
+                commit.manifest_location,
+                commit.manifest_path,
+                commit.start_offset,
+                commit.end_offset,
+                dict(commit.usage),
+            )
+            if before == new:
+                return True
+            if leader[1] != commit.leader_epoch or _path(before) != commit.base_manifest_path:
+                _refused(commit, leader[1], before)
+                return False
+
+            def with_manifest(record: BucketRecord) -> BucketRecord:
+                return replace(record, manifest=new)
+
+            await self._remotes.change(commit.bucket, with_manifest)
+        return True
+
+    def manifests(
+        self, table_id: int, partition_id: int | None
+    ) -> list[tuple[TableBucket, ManifestRecord]]:
+        """The manifests of a table or partition, by bucket."""
+        found = self._remotes.of_owner(table_id, partition_id)
+        return [(b, record.manifest) for b, record in found if record.manifest is not None]
+
+    def _check(self, commit: ManifestCommit) -> None:
+        """Whether it can be a manifest of this bucket at all."""
+        name = check_name(self._remotes.image, layout.LOG, commit.bucket, commit.manifest_path)
+        if name.segment_id is not None:
+            raise ConfigError(f"{commit.manifest_path!r:.300} is no manifest but a segment's file")
+        if not 0 <= commit.start_offset <= commit.end_offset:
+            raise ConfigError(
+                f"a manifest of {commit.bucket} from offset {commit.start_offset} to "
+                f"{commit.end_offset} is not allowed; give offsets from 0 on, in order"
+            )
+        if any(used.files < 0 or used.bytes < 0 for used in commit.usage.values()):
+            raise ConfigError(f"a manifest of {commit.bucket} refers to a negative number of files")
+
+
+def _path(manifest: ManifestRecord | None) -> str | None:
+    return None if manifest is None else manifest.path
+
+
+def _refused(commit: ManifestCommit, leader_epoch: int, before: ManifestRecord | None) -> None:
+    log.warning(
+        "manifest_refused",
+        bucket=str(commit.bucket),
+        leader_epoch=commit.leader_epoch,
+        current_leader_epoch=leader_epoch,
+        base=commit.base_manifest_path,
+        current=_path(before),
+    )

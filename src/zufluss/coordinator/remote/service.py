@@ -1,0 +1,223 @@
+"""Handlers of remote files: tablet servers report and ask, clients ask for snapshots.
+
+Thin: what counts stands in `remote/log.py` and `remote/kv_snapshots.py`. Clients get full
+addresses, made with the registry as it is now, so a location may be moved. A snapshot that a lease
+holds can be asked for after its table or partition was dropped, until it is released or revoked.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from zufluss.cluster import codec
+from zufluss.cluster.image import ClusterImage
+from zufluss.cluster.remote import SnapshotHandle, commit_from_proto, remote_to_proto
+from zufluss.coordinator.leases.leases import Leases
+from zufluss.coordinator.remote.bucket_remotes import BucketRemotes
+from zufluss.coordinator.remote.checks import check_epoch
+from zufluss.coordinator.remote.cleaner import Cleaner
+from zufluss.coordinator.remote.kv_snapshots import KvSnapshots
+from zufluss.coordinator.remote.log import RemoteLogs
+from zufluss.errors import (
+    KvSnapshotRevokedError,
+    NonPrimaryKeyTableError,
+    PartitionNotExistError,
+    TableNotExistError,
+    TableNotPartitionedError,
+)
+from zufluss.model.lease import LOG_OFFSET_UNKNOWN
+from zufluss.model.table import TableBucket, TableInfo
+from zufluss.remote import layout
+from zufluss.remote.files import RemoteFile
+from zufluss.remote.snapshot import KvSnapshot
+from zufluss.remote.storage import RemoteStorage
+from zufluss.wire import messages as m
+from zufluss.wire.api import ApiKey
+
+if TYPE_CHECKING:
+    from zufluss.net.services import RequestContext, Services
+
+
+class RemoteService:
+    """Handlers of the APIs of remote logs and key-value snapshots."""
+
+    def __init__(
+        self,
+        remotes: BucketRemotes,
+        logs: RemoteLogs,
+        snapshots: KvSnapshots,
+        leases: Leases,
+        cleaner: Cleaner,
+        storage: RemoteStorage,
+    ) -> None:
+        self._remotes = remotes
+        self._logs = logs
+        self._snapshots = snapshots
+        self._leases = leases
+        self._cleaner = cleaner
+        self._storage = storage
+        self._image: ClusterImage = remotes.image
+
+    def register(self, services: Services) -> None:
+        """Attach every handler to its API key."""
+        services.register(ApiKey.GET_BUCKET_REMOTES, self.get_bucket_remotes)
+        services.register(ApiKey.COMMIT_REMOTE_LOG_MANIFEST, self.commit_remote_log_manifest)
+        services.register(ApiKey.LIST_REMOTE_LOG_MANIFESTS, self.list_remote_log_manifests)
+        services.register(ApiKey.COMMIT_KV_SNAPSHOT, self.commit_kv_snapshot)
+        services.register(ApiKey.GET_LATEST_KV_SNAPSHOTS, self.get_latest_kv_snapshots)
+        services.register(ApiKey.GET_KV_SNAPSHOT_METADATA, self.get_kv_snapshot_metadata)
+        services.register(ApiKey.LIST_KV_SNAPSHOTS, self.list_kv_snapshots)
+
+    # Tablet servers
+
+    async def get_bucket_remotes(
+        self, request: m.GetBucketRemotesRequest, ctx: RequestContext
+    ) -> m.GetBucketRemotesResponse:
+        """GET_BUCKET_REMOTES (30005): what counts, for buckets that have something."""
+        buckets = list(map(codec.bucket_from_proto, request.buckets))
+        found = await self._remotes.bucket_remotes(buckets)
+        return m.GetBucketRemotesResponse(remotes=map(remote_to_proto, found.values()))
+
+    async def commit_remote_log_manifest(
+        self, request: m.CommitRemoteLogManifestRequest, ctx: RequestContext
+    ) -> m.CommitRemoteLogManifestResponse:
+        """COMMIT_REMOTE_LOG_MANIFEST (1027)."""
+        check_epoch(request.coordinator_epoch, self._remotes.epoch)
+        done = await self._logs.commit(commit_from_proto(request))
+        return m.CommitRemoteLogManifestResponse(commitSuccess=done)
+
+    async def commit_kv_snapshot(
+        self, request: m.CommitKvSnapshotRequest, ctx: RequestContext
+    ) -> m.CommitKvSnapshotResponse:
+        """COMMIT_KV_SNAPSHOT (1022)."""
+        check_epoch(request.coordinator_epoch, self._remotes.epoch)
+        await self._snapshots.commit(request.completed_snapshot, request.bucket_leader_epoch)
+        return m.CommitKvSnapshotResponse()
+
+    # Clients
+
+    async def list_remote_log_manifests(
+        self, request: m.ListRemoteLogManifestsRequest, ctx: RequestContext
+    ) -> m.ListRemoteLogManifestsResponse:
+        """LIST_REMOTE_LOG_MANIFESTS (1063): of the buckets that have one."""
+        partition_id = request.partition_id if request.HasField("partition_id") else None
+        self._check_owner(request.table_id, partition_id)
+        response = m.ListRemoteLogManifestsResponse()
+        for bucket, manifest in self._logs.manifests(request.table_id, partition_id):
+            where = RemoteFile(manifest.location_id, manifest.path, 0, 0)
+            response.manifests.add(
+                table_bucket=codec.bucket_to_proto(bucket),
+                remote_log_manifest_path=self._storage.full_path(where),
+                remote_log_end_offset=manifest.end_offset,
+            )
+        return response
+
+    async def get_latest_kv_snapshots(
+        self, request: m.GetLatestKvSnapshotsRequest, ctx: RequestContext
+    ) -> m.GetLatestKvSnapshotsResponse:
+        """GET_LATEST_KV_SNAPSHOTS (1023): of every bucket, without ids where there is none."""
+        name = request.partition_name if request.HasField("partition_name") else None
+        entry = self._image.table(codec.path_from_proto(request.table_path))
+        table_id, partition_id = entry.info.table_id, None
+        _check_keyed(entry.info)
+        if name is not None:
+            self._image.partitioned_table(entry.info.path)
+            partition_id = self._image.partition(entry.info.path, name).partition_id
+        self._check_owner(table_id, partition_id)
+        response = m.GetLatestKvSnapshotsResponse(table_id=table_id, partition_id=partition_id)
+        found = self._snapshots.snapshots(table_id, partition_id)
+        for bucket_id in range(entry.info.bucket_count):
+            answer = response.latest_snapshots.add(bucket_id=bucket_id)
+            if bucket_id in found:
+                newest = found[bucket_id][-1]
+                answer.snapshot_id, answer.log_offset = newest.snapshot_id, newest.log_offset
+        return response
+
+    async def list_kv_snapshots(
+        self, request: m.ListKvSnapshotsRequest, ctx: RequestContext
+    ) -> m.ListKvSnapshotsResponse:
+        """LIST_KV_SNAPSHOTS (1064): all that are kept, bucket by bucket, oldest first."""
+        partition_id = request.partition_id if request.HasField("partition_id") else None
+        _check_keyed(self._check_owner(request.table_id, partition_id))
+        found = self._snapshots.snapshots(request.table_id, partition_id)
+        return m.ListKvSnapshotsResponse(
+            table_id=request.table_id,
+            partition_id=partition_id,
+            active_snapshots=[
+                m.PbKvSnapshot(
+                    bucket_id=bucket_id, snapshot_id=each.snapshot_id, log_offset=each.log_offset
+                )
+                for bucket_id, snapshots in found.items()
+                for each in snapshots
+            ],
+        )
+
+    async def get_kv_snapshot_metadata(
+        self, request: m.GetKvSnapshotMetadataRequest, ctx: RequestContext
+    ) -> m.GetKvSnapshotMetadataResponse:
+        """GET_KV_SNAPSHOT_METADATA (1024): the files of a snapshot; error 41 for an unknown one."""
+        partition_id = request.partition_id if request.HasField("partition_id") else None
+        bucket = TableBucket(request.table_id, partition_id, request.bucket_id)
+        if self._image.leader(bucket) is None:
+            snapshot = await self._dropped_snapshot(bucket, request.snapshot_id)
+        else:
+            snapshot = await self._snapshots.snapshot(bucket, request.snapshot_id)
+        return m.GetKvSnapshotMetadataResponse(
+            log_offset=snapshot.log_offset,
+            row_count=snapshot.row_count,
+            snapshot_files=[
+                m.PbRemotePathAndLocalFile(
+                    remote_path=self._storage.full_path(each.file),
+                    local_file_name=each.name,
+                    size=each.file.size,
+                    crc32c=each.file.crc32c,
+                )
+                for each in snapshot.files
+            ],
+        )
+
+    async def _dropped_snapshot(self, bucket: TableBucket, snapshot_id: int) -> KvSnapshot:
+        """A leased snapshot of a bucket that is not in the catalog any more."""
+        what = self._leases.revocation(bucket)
+        if what is not None:
+            raise KvSnapshotRevokedError(
+                f"snapshot {snapshot_id} of {bucket} was taken away from its leases, because "
+                f"{what} was dropped; what was read of it before is whole, the rest is gone"
+            )
+        location_id = self._leases.location(bucket, snapshot_id)
+        drop = None if location_id is None else await self._cleaner.dropped(bucket)
+        if location_id is None or drop is None:
+            return await self._snapshots.snapshot(bucket, snapshot_id)
+        directory = layout.bucket_directory(layout.KV, drop.owner, bucket)
+        path = f"{layout.snapshot_directory(directory, snapshot_id)}/{layout.METADATA_NAME}"
+        return await self._snapshots.read(
+            bucket, SnapshotHandle(snapshot_id, LOG_OFFSET_UNKNOWN, location_id, path)
+        )
+
+    def _check_owner(self, table_id: int, partition_id: int | None) -> TableInfo:
+        """The table of ids that a client gave, when its buckets are where they say."""
+        table = self._image.table_by_id(table_id)
+        if table is None:
+            raise TableNotExistError(f"table with id {table_id} does not exist")
+        info = table.info
+        if partition_id is None:
+            if info.is_partitioned:
+                raise PartitionNotExistError(
+                    f"table '{info.path}' is partitioned; name the partition"
+                )
+            return info
+        partition = self._image.partition_by_id(partition_id)
+        if not info.is_partitioned:
+            raise TableNotPartitionedError(f"table '{info.path}' is not partitioned")
+        if partition is None or partition.table_id != table_id:
+            raise PartitionNotExistError(
+                f"table '{info.path}' has no partition with id {partition_id}"
+            )
+        return info
+
+
+def _check_keyed(info: TableInfo) -> None:
+    if not info.has_primary_key:
+        raise NonPrimaryKeyTableError(
+            f"table '{info.path}' has no primary key, so it has no key-value snapshots"
+        )

@@ -1,0 +1,235 @@
+"""The sweep: files in remote storage that nothing refers to, found by looking at everything.
+
+A crash between an upload and its commit, a request whose answer was lost, an upload that failed
+over: each leaves files that no record knows. Every `zufluss.remote.sweep.interval` all of `log/` and
+`kv/` in every location that is not retired is listed, and a file goes if all of this holds:
+
+| condition | why |
+|---|---|
+| its name is one of ours (`layout.parse`) | what we do not understand belongs to somebody else |
+| it is older than `zufluss.remote.sweep.grace`, counted from the beginning of the sweep | an upload may be under way |
+| its table's and partition's ids were given by this cluster before the sweep | a store restored from a backup, or another cluster, may own it |
+| its table, partition or bucket is gone, and no lease holds it; or | dropped |
+| the current manifest does not have it, and is not it; or | of `log/` |
+| no kept snapshot has it | of `kv/` |
+
+The documents are read after the listing, so what they refer to is newer than what was listed. Where
+a document cannot be read nothing of its bucket is deleted, and after a listing that failed nothing
+of that location, nor where the cluster's marker is not read (`remote/marker.py`); the next sweep
+tries again. Just before the deletion it is looked up once more
+whether other documents count by now.
+"""  # noqa: E501 - a table row does not wrap
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+
+from zufluss.cluster.image import ClusterImage
+from zufluss.coordinator import records
+from zufluss.coordinator.remote.bucket_remotes import BucketRecord, BucketRemotes
+from zufluss.coordinator.remote.checks import bucket_directory
+from zufluss.coordinator.remote.kv_snapshots import KvSnapshots
+from zufluss.errors import UnknownTableOrBucketError, ZuflussError
+from zufluss.meta.api import MetaStore
+from zufluss.model.table import TableBucket
+from zufluss.remote import layout
+from zufluss.remote.files import RemoteFile
+from zufluss.remote.layout import RemoteName
+from zufluss.remote.manifest import MANIFEST_BYTES_MAX, LogManifest
+from zufluss.remote.objects import ObjectInfo
+from zufluss.remote.storage import RemoteStorage
+
+log = structlog.get_logger(__name__)
+
+GARBAGE_AT_ONCE = 100_000
+"""Files of a location that one sweep deletes; the next one goes on."""
+BUCKETS_KNOWN_MAX = 256
+"""Buckets whose files are kept in memory during a sweep."""
+
+Key = tuple[int, str]
+"""Location and path of a file."""
+
+
+@dataclass(slots=True)
+class SweepCounts:
+    """What sweeps did since the start of the process."""
+
+    sweeps: int = 0
+    """Sweeps that were finished."""
+    deleted_files: int = 0
+    """Files that nothing referred to."""
+    deleted_bytes: int = 0
+    """Their size."""
+    failures: int = 0
+    """Listings, documents and deletions that failed; nothing was deleted there."""
+    finished_ms: int = 0
+    """When the last sweep was finished, epoch milliseconds; 0 before the first."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Limits:
+    """What a sweep may touch: decided when it begins."""
+
+    modified_ms: int
+    table_id: int
+    partition_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Garbage:
+    name: RemoteName
+    file: RemoteFile
+
+
+class Sweep:
+    """Looks for garbage now and then."""
+
+    def __init__(
+        self,
+        store: MetaStore,
+        remotes: BucketRemotes,
+        snapshots: KvSnapshots,
+        storage: RemoteStorage,
+        held: Callable[[int, int | None], bool],
+        clock_ms: Callable[[], int],
+        reach: Callable[[str], None],
+        *,
+        interval_ms: int,
+        grace_ms: int,
+    ) -> None:
+        """`held` says whether leases hold something of a table or partition that was dropped."""
+        self.counts = SweepCounts()
+        self._store = store
+        self._remotes = remotes
+        self._image: ClusterImage = remotes.image
+        self._snapshots = snapshots
+        self._storage = storage
+        self._held = held
+        self._clock_ms = clock_ms
+        self._reach = reach
+        self._interval_ms = interval_ms
+        self._grace_ms = grace_ms
+        self._known: OrderedDict[tuple[str, TableBucket], tuple[BucketRecord, set[Key]]]
+        self._known = OrderedDict()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Sweep every interval from now on, unless that is 0."""
+        if self._interval_ms:
+            self._task = asyncio.create_task(self._loop(), name="remote-sweep")
+
+    async def stop(self) -> None:
+        """Stop, in the middle of a sweep if need be."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+            self._task = None
+
+    async def sweep(self) -> None:
+        """Look at everything once."""
+        limits = _Limits(
+            self._clock_ms() - self._grace_ms,
+            await self._next_id(records.TABLE_COUNTER),
+            await self._next_id(records.PARTITION_COUNTER),
+        )
+        for location in self._storage.locations.live:
+            for kind in (layout.LOG, layout.KV):
+                try:
+                    await self._sweep(location.location_id, kind, limits)
+                except ZuflussError as problem:
+                    self._failed(str(location), problem)
+        self._known.clear()
+        self.counts.sweeps += 1
+        self.counts.finished_ms = self._clock_ms()
+
+    async def _sweep(self, location_id: int, kind: str, limits: _Limits) -> None:
+        garbage: list[_Garbage] = []
+        async for page in self._storage.objects(location_id).list(kind):
+            old = [found for found in page if found.modified_ms <= limits.modified_ms]
+            for found in old:
+                name = layout.parse(found.path)
+                if name is not None and _is_ours(name, limits):
+                    garbage += await self._if_unused(location_id, name, found)
+            if len(garbage) >= GARBAGE_AT_ONCE:
+                break
+        still = [each.file for each in garbage if not await self._is_used(each.name, each.file)]
+        if still:
+            await self._storage.check(location_id)
+            self._reach("sweep-delete")
+            await self._storage.delete(still)
+            self.counts.deleted_files += len(still)
+            self.counts.deleted_bytes += sum(file.size for file in still)
+            log.info("garbage_deleted", location=location_id, kind=kind, files=len(still))
+
+    async def _if_unused(
+        self, location_id: int, name: RemoteName, found: ObjectInfo
+    ) -> list[_Garbage]:
+        file = RemoteFile(location_id, found.path, found.size, 0)
+        return [] if await self._is_used(name, file) else [_Garbage(name, file)]
+
+    async def _is_used(self, name: RemoteName, file: RemoteFile) -> bool:
+        """Whether something refers to a file, or may: its documents cannot be read."""
+        try:
+            directory = bucket_directory(self._image, name.kind, name.bucket)
+        except UnknownTableOrBucketError:
+            return self._held(name.bucket.table_id, name.bucket.partition_id)
+        if not file.path.startswith(f"{directory}/"):
+            return False
+        try:
+            return (file.location_id, file.path) in await self._files(name.kind, name.bucket)
+        except ZuflussError as problem:
+            self._failed(str(name.bucket), problem)
+            return True
+
+    async def _files(self, kind: str, bucket: TableBucket) -> set[Key]:
+        """What the documents of a bucket refer to that count now, these included."""
+        await self._remotes.certain(bucket)
+        record = self._remotes.get(bucket)
+        known = self._known.get((kind, bucket))
+        if known is not None and known[0] is record:
+            return known[1]
+        read = self._log_files if kind == layout.LOG else self._snapshots.files
+        files = await read(bucket, record)
+        self._known[kind, bucket] = record, files
+        while len(self._known) > BUCKETS_KNOWN_MAX:
+            self._known.popitem(last=False)
+        return files
+
+    async def _log_files(self, bucket: TableBucket, record: BucketRecord) -> set[Key]:
+        at = record.manifest
+        if at is None:
+            return set()
+        data = await self._storage.read_at(at.location_id, at.path, limit=MANIFEST_BYTES_MAX)
+        manifest = await asyncio.to_thread(LogManifest.from_json, data)
+        return {(at.location_id, at.path), *((f.location_id, f.path) for f in manifest.files)}
+
+    async def _next_id(self, counter: str) -> int:
+        found = await self._store.read(counter)
+        return 0 if found is None else int(found.value)
+
+    def _failed(self, where: str, problem: ZuflussError) -> None:
+        self.counts.failures += 1
+        log.warning("sweep_left_out", where=where, error=str(problem))
+
+    async def _loop(self) -> None:
+        while True:
+            await asyncio.sleep(self._interval_ms / 1000)
+            try:
+                await self.sweep()
+            except Exception:
+                log.exception("sweep_failed")
+
+    def __repr__(self) -> str:
+        return f"Sweep({self.counts})"
+
+
+def _is_ours(name: RemoteName, limits: _Limits) -> bool:
+    """Whether its ids were given by this cluster before the sweep began."""
+    partition_id = name.bucket.partition_id
+    known = partition_id is None or partition_id < limits.partition_id
+    return known and name.bucket.table_id < limits.table_id

@@ -1,0 +1,1 @@
+"""Arrow messages: layout, compression, projection, filters."""

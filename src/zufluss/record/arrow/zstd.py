@@ -1,0 +1,101 @@
+"""Arrow messages compressed with Zstandard: the buffers of one message, packed together.
+
+Arrow compresses each buffer of a message with a context of its own. To make and clear one costs as
+much as to compress the few kilobytes that a column of a small batch has, and a batch has two or
+three buffers for every column. Here the buffers are laid out uncompressed first, by Arrow or
+straight from rows, one context packs those of all columns, and the metadata is written around them:
+
+    laid out   [ buffer              ][ buffer     ][ buffer                      ] …
+    sent       [ metadata ][ size, packed ][ -1, as it was ][ size, packed ] …
+
+A buffer stays as it was where packing gains nothing: it is small, or it got hardly smaller. The
+numbers of a column that did not get smaller in one batch will not in the next; such a buffer is
+left alone for some batches before it is tried again. So the bytes are not those of Arrow's own
+writer, and the same rows may give others the next time.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import zstandard
+
+from zufluss.record.arrow.message import parse_message
+from zufluss.record.arrow.template import message_template
+from zufluss.record.kernels import pack as k
+from zufluss.record.slices import Bytes, Positions
+
+_PADDING_BYTES = 16
+"""What a buffer takes in a message besides its bytes, at most."""
+_NONE = np.empty(0, np.int64)
+
+
+class Buffers(NamedTuple):
+    """The content of a message, uncompressed."""
+
+    rows: int
+    """How many, at least one."""
+    numbers: Positions
+    """Nodes and places of the buffers, see `kernels/pack.py`."""
+    body: Bytes
+    """The buffers."""
+
+
+class ZstdMessages:
+    """Writes the messages of one schema; safe to use from several threads."""
+
+    def __init__(self, schema: pa.Schema, level: int) -> None:
+        nulls = [pa.nulls(1, field.type) for field in schema]
+        message = memoryview(pa.RecordBatch.from_arrays(nulls, schema=schema).serialize())
+        plain = self._plain = parse_message(message, 0, len(message))
+        """What Arrow writes for any rows, but for the numbers."""
+        template = message_template(plain.node_count, plain.buffer_count, coded=True)
+        self._template = np.frombuffer(template, np.uint8)
+        self._level = level
+        self._own = threading.local()
+        self._rest = np.zeros(plain.buffer_count, np.int64)
+        """For how many batches each buffer is left alone; a guess, so threads need no order."""
+
+    def of(self, rows: pa.RecordBatch) -> Buffers:
+        """The content of some rows, at least one."""
+        plain = self._plain
+        message = np.frombuffer(rows.serialize(), np.uint8)
+        nodes = message[plain.nodes_pos : plain.nodes_pos + 16 * plain.node_count]
+        places = message[plain.buffers_pos : plain.buffers_pos + 16 * plain.buffer_count]
+        numbers = np.concatenate([nodes, places]).view(np.int64)
+        return Buffers(rows.num_rows, numbers, message[plain.body_start :])
+
+    def write(self, buffers: Buffers, before: int) -> memoryview:
+        """The message, with `before` bytes left free in front of it."""
+        rows, numbers, body = buffers
+        rest, nodes = self._rest, self._plain.node_count
+        places = np.empty(2 * len(rest), np.int64)
+        chosen = k.choose(numbers, nodes, rest, places)
+        packed, sizes = self._pack(body, places[: 2 * chosen]) if chosen else (b"", _NONE)
+        room = before + len(self._template) + len(body) + _PADDING_BYTES * len(rest)
+        out = np.empty(room, np.uint8)
+        end = k.assemble(
+            self._template, body, numbers, nodes, rows, np.frombuffer(packed, np.uint8), sizes,
+            places, rest, out, before,
+        )  # fmt: skip
+        if end == k.OUTSIDE:
+            raise IndexError("a buffer of the message does not lie where its metadata says")
+        return out.data[:end]
+
+    def _pack(self, body: Bytes, places: Positions) -> tuple[bytes, Positions]:
+        """The buffers at some places, packed, one after the other, and their sizes."""
+        source = zstandard.BufferWithSegments(body.data, places.tobytes())
+        packed = self._compressor.multi_compress_to_buffer(source)
+        parts = [packed[i].tobytes() for i in range(len(packed))]
+        return b"".join(parts), np.fromiter(map(len, parts), np.int64, len(parts))
+
+    @property
+    def _compressor(self) -> zstandard.ZstdCompressor:
+        """One for each thread: it is not safe to use from several."""
+        own: zstandard.ZstdCompressor | None = getattr(self._own, "compressor", None)
+        if own is None:
+            own = self._own.compressor = zstandard.ZstdCompressor(level=self._level)
+        return own

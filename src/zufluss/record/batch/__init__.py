@@ -1,0 +1,1 @@
+"""Whole batches: the checks before an append, statistics, key-value batches."""

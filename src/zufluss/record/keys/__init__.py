@@ -1,0 +1,1 @@
+"""Encoded keys and the bucket hashes over them."""

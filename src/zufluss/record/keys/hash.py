@@ -1,0 +1,155 @@
+"""Which bucket a key belongs to.
+
+Clients choose the bucket of a row; the server trusts them. So every client of one table must hash
+alike, and a table that is tiered must hash as its lake does. This module is the one place where the
+four hashes live. It takes keys already encoded (`zufluss.record.keys.encoding`) as one byte buffer
+and an offsets array, and answers all buckets at once; `bucket_id` is the plain-Python twin for one
+key and the oracle of the compiled kernels.
+
+All arithmetic is 32-bit and wraps.
+
+| name | definition |
+|---|---|
+| k(x) | rotl(x * 0xCC9E2D51, 15) * 0x1B873593 |
+| m(h, k) | rotl(h ^ k, 13) * 5 + 0xE6546B64 |
+| f | the final mix of murmur3 |
+| H(bytes) | h = 42; m over each little-endian 4-byte word, then each tail byte; f(h ^ length) |
+| G(i) | abs(f(m(0, k(i)) ^ 4)), the most negative number becoming 0 |
+
+| lake | bucket of n |
+|---|---|
+| none, lance | G(H(key)) mod n |
+| paimon | abs(H(key)) mod n |
+| iceberg | (standard murmur3_32 with seed 0, sign bit cleared) mod n |
+| hudi | (the key's 4 bytes as a big-endian number, sign bit cleared) mod n |
+
+The two client families disagree on one detail: Java extends the sign of a tail byte over 0x7f,
+`pyfluss` does not. `hash="pyfluss"` is our default; `hash="java"` is for tables that Java writers
+share. Paimon, Iceberg and Hudi keys come out the same either way.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from zufluss.record.kernels import hash as kernels
+
+HashKind = Literal["pyfluss", "java"]
+
+_MASK = 0xFFFFFFFF
+
+
+def bucket_ids(
+    data: npt.NDArray[np.uint8],
+    offsets: npt.NDArray[np.signedinteger],
+    buckets: int,
+    lake: str | None = None,
+    hash: HashKind = "pyfluss",
+) -> npt.NDArray[np.int32]:
+    """The bucket of every key; key i is `data[offsets[i]:offsets[i + 1]]`."""
+    _check_arguments(buckets, lake, hash)
+    positions = np.ascontiguousarray(offsets, dtype=np.int64)
+    keys = np.ascontiguousarray(data)
+    out = np.empty(max(len(positions) - 1, 0), dtype=np.int32)
+    if lake == "hudi":
+        return _hudi_buckets(keys, positions, buckets)
+    if lake == "iceberg":
+        done = kernels.iceberg_buckets(keys, positions, buckets, out)
+    else:
+        done = kernels.fluss_buckets(
+            keys, positions, buckets, hash == "java", lake == "paimon", out
+        )
+    if done != len(out):
+        raise ValueError(f"key {done}: offsets leave the {len(keys)} bytes of key data")
+    return out
+
+
+def bucket_id(key: bytes, buckets: int, lake: str | None = None, hash: HashKind = "pyfluss") -> int:
+    """The bucket of one encoded key, in plain Python."""
+    _check_arguments(buckets, lake, hash)
+    if lake == "hudi":
+        return int.from_bytes(key, "big") % 2**31 % buckets
+    if lake == "iceberg":
+        return (murmur3_32(key) & 0x7FFFFFFF) % buckets
+    h = key_hash(key, hash)
+    if lake == "paimon":
+        return abs(h) % buckets
+    return spread(h) % buckets
+
+
+def key_hash(key: bytes, hash: HashKind = "pyfluss") -> int:
+    """H of the module's table, as a signed 32-bit number."""
+    whole = len(key) // 4 * 4
+    h = _words(key, 42)
+    for byte in key[whole:]:
+        tail = byte - 256 if hash == "java" and byte > 127 else byte
+        h = _mix(h, _scramble(tail & _MASK))
+    return _signed(_final(h ^ len(key)))
+
+
+def spread(value: int) -> int:
+    """G of the module's table: a second hash of a hash, never negative."""
+    g = _signed(_final(_mix(0, _scramble(value & _MASK)) ^ 4))
+    return 0 if g == -(2**31) else abs(g)
+
+
+def murmur3_32(key: bytes) -> int:
+    """Standard murmur3 (x86, 32 bits, seed 0), unsigned."""
+    h = _words(key, 0)
+    tail = key[len(key) // 4 * 4 :]
+    if tail:
+        h ^= _scramble(int.from_bytes(tail, "little"))
+    return _final(h ^ len(key))
+
+
+def _check_arguments(buckets: int, lake: str | None, hash: str) -> None:
+    if buckets < 1:
+        raise ValueError(f"bucket count {buckets} is not positive")
+    if lake not in (None, "lance", "paimon", "iceberg", "hudi"):
+        raise ValueError(f"lake format {lake!r} is none of lance, paimon, iceberg, hudi")
+    if hash not in ("pyfluss", "java"):
+        raise ValueError(f"client.bucket.hash {hash!r} is neither pyfluss nor java")
+
+
+def _hudi_buckets(
+    data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64], buckets: int
+) -> npt.NDArray[np.int32]:
+    count = max(len(offsets) - 1, 0)
+    start = int(offsets[0]) if count else 0
+    inside = start >= 0 and start + 4 * count <= len(data)
+    if not inside or (np.diff(offsets) != 4).any():
+        raise ValueError("a hudi key is not the 4 bytes of its hash")
+    codes = data[start : start + 4 * count].view(">u4")
+    return ((codes & 0x7FFFFFFF) % buckets).astype(np.int32)
+
+
+def _words(key: bytes, seed: int) -> int:
+    h = seed
+    for pos in range(0, len(key) // 4 * 4, 4):
+        h = _mix(h, _scramble(int.from_bytes(key[pos : pos + 4], "little")))
+    return h
+
+
+def _rotl(x: int, r: int) -> int:
+    return (x << r | x >> (32 - r)) & _MASK
+
+
+def _scramble(word: int) -> int:
+    return _rotl(word * 0xCC9E2D51 & _MASK, 15) * 0x1B873593 & _MASK
+
+
+def _mix(h: int, k: int) -> int:
+    return (_rotl(h ^ k, 13) * 5 + 0xE6546B64) & _MASK
+
+
+def _final(h: int) -> int:
+    h = (h ^ h >> 16) * 0x85EBCA6B & _MASK
+    h = (h ^ h >> 13) * 0xC2B2AE35 & _MASK
+    return h ^ h >> 16
+
+
+def _signed(h: int) -> int:
+    return h - 2**32 if h >= 2**31 else h

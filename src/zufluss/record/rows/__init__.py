@@ -1,0 +1,1 @@
+"""Compacted and indexed rows, and their conversion to and from Arrow."""

@@ -1,0 +1,53 @@
+"""Rows that have been taken apart, as the buffers of an Arrow message, without Arrow in between.
+
+The changelog of a put is compressed at once and never looked at: to make an array of each column
+first costs as much as to write them all. Only rows without nested values have this short way.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from zufluss.record.arrow.zstd import Buffers
+from zufluss.record.kernels import pack
+from zufluss.record.kernels import rows as k
+from zufluss.record.rows.cells import Located, beyond_arrow
+from zufluss.record.rows.plan import Plan
+
+_MOMENTS = (k.MOMENT, k.FINE_MOMENT)
+_PADDING_BYTES = 32
+"""What the buffers of a field take besides their bytes, at most."""
+
+
+class RowBuffers:
+    """Writes the buffers of rows with one plan."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._widths = np.array(plan.widths, np.int64)
+        fields = len(plan.types)
+        texts = sum(sink in (k.TEXT, k.RAW) for sink in plan.sinks)
+        self._numbers = 2 * fields + 2 * (2 * fields + texts)
+        wide = (w for w, sink in zip(plan.widths, plan.sinks, strict=True) if sink == k.PADDED)
+        self._padded_width = sum(wide)
+        self._moments = [i for i, sink in enumerate(plan.sinks) if sink in _MOMENTS]
+
+    def check(self, located: Located) -> None:
+        """`CorruptRecordError` if a timestamp is beyond what Arrow holds; then `of` works."""
+        for i in self._moments:
+            if beyond := int(located.facts[i, k.BEYOND]):
+                raise beyond_arrow(f"record {beyond - 1}", i, self._plan)
+
+    def of(self, located: Located) -> Buffers:
+        """The buffers of rows, at least one, that were checked."""
+        count, data, cells = located.count, located.rows.data, located.cells
+        placed = int(located.facts[:, k.PLACED].sum()) if located.shared else data.size
+        room = cells.size + placed + _PADDING_BYTES * len(self._widths)
+        body = np.empty(room + count * self._padded_width, np.uint8)
+        numbers = np.empty(self._numbers, np.int64)
+        size = pack.lay_out(
+            data, cells, located.facts, self._plan.program, self._widths, count, body, numbers
+        )
+        if size == pack.OUTSIDE:
+            raise IndexError(f"the columns of {count} rows do not lie within what was read of them")
+        return Buffers(count, numbers, body[:size])

@@ -1,0 +1,184 @@
+"""Rows of a table as bytes and as Arrow batches, whole batches at a time.
+
+A `RowCodec` belongs to one schema and one row format. Its work is done by compiled kernels; the
+plain-Python twin is `rows/formats.py`, which also has the layouts. Reading comes in two steps,
+because a server that only checks rows, or compares their keys, has no use for the Arrow batch:
+`locate` checks every byte of every row, `columns` makes the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import get_args
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from zufluss.errors import CorruptRecordError
+from zufluss.model.schema import Schema
+from zufluss.model.types import ArrayType
+from zufluss.record.kernels import rows as k
+from zufluss.record.kernels.rowkeys import match_keys
+from zufluss.record.rows.buffers import RowBuffers
+from zufluss.record.rows.cells import (
+    CellFault,
+    Located,
+    empty_cells,
+    read_among,
+    read_inner,
+    read_rows,
+    to_arrow,
+)
+from zufluss.record.rows.formats import RowFormat
+from zufluss.record.rows.plan import Plan
+from zufluss.record.rows.write import nested_values, write_rows
+from zufluss.record.slices import Bytes, Positions, Slices
+
+__all__ = ["Located", "RowCodec"]
+
+_ALL = np.empty(0, np.int32)
+_NOWHERE: Positions = np.empty(0, np.int64)
+
+
+class RowCodec:
+    """Reads and writes the rows of one schema; safe to use from several threads."""
+
+    def __init__(self, schema: Schema, row_format: RowFormat = "COMPACTED") -> None:
+        if row_format not in get_args(RowFormat):
+            raise ValueError(f"row format {row_format!r} is none of INDEXED, COMPACTED")
+        self.schema = schema
+        self.row_format = row_format
+        self._arrow = schema.arrow
+        self._plan = Plan([column.data_type for column in schema.columns], row_format)
+        self.buffers = None if self._plan.inner else RowBuffers(self._plan)
+        """Makes messages of rows that were located; None where something is nested."""
+
+    def __repr__(self) -> str:
+        return f"RowCodec({self.row_format}, {len(self.schema.columns)} columns)"
+
+    def locate(self, rows: Slices, field_counts: npt.NDArray[np.int32] | None = None) -> Located:
+        """Check every byte of every row; `CorruptRecordError` names the record and the field.
+
+        `field_counts` has the number of fields of each row: columns are only ever added at the end,
+        so a row of an older schema has fewer, and the rest is NULL. Absent rows are all NULL.
+        """
+        try:
+            return read_rows(rows, self._plan, _ALL if field_counts is None else field_counts)
+        except CellFault as e:
+            raise CorruptRecordError(f"record {e.index}: {e.text}") from None
+
+    def columns(
+        self, located: Located, selection: npt.NDArray[np.int64] | None = None
+    ) -> pa.RecordBatch:
+        """The rows, or those with the indexes `selection` in its order, as an Arrow batch."""
+        arrays = to_arrow(located, self._plan)
+        batch = pa.RecordBatch.from_arrays(arrays, schema=self._arrow)
+        return batch if selection is None else batch.take(pa.array(selection))
+
+    def arrays(self, located: Located, fields: Sequence[int]) -> list[pa.Array]:
+        """Some columns of the rows, by their indexes; nothing is copied of the others."""
+        return to_arrow(located, self._plan, fields=fields)
+
+    @property
+    def cells_per_row(self) -> int:
+        """How many cells of 8 bytes a row takes while it is decoded."""
+        return self._plan.slots[-1] + 1
+
+    def decode(
+        self, rows: Slices, field_counts: npt.NDArray[np.int32] | None = None
+    ) -> pa.RecordBatch:
+        """The rows as an Arrow batch."""
+        return self.columns(self.locate(rows, field_counts))
+
+    def encode(self, batch: pa.RecordBatch) -> Slices:
+        """The rows of an Arrow batch, one after the other."""
+        if not batch.schema.equals(self._arrow):
+            batch = self._fitted(batch)
+        return write_rows(batch.columns, batch.num_rows, self._plan)
+
+    def key_mismatch(self, located: Located, key_columns: Sequence[int], keys: Slices) -> int:
+        """The first row whose compacted key is not `keys[i]`, −1 if there is none.
+
+        Absent rows have no key and never differ. The key columns are indexes in key order.
+        """
+        return self.row_mismatch(located.rows, located.field_counts, key_columns, keys)
+
+    def row_mismatch(
+        self,
+        rows: Slices,
+        field_counts: npt.NDArray[np.int32],
+        key_columns: Sequence[int],
+        keys: Slices,
+    ) -> int:
+        """The same of rows that were located, whatever has become of what was read of them."""
+        if keys.count != rows.count:
+            raise ValueError(f"{keys.count} keys do not belong to {rows.count} rows")
+        columns = np.array(key_columns, np.int64)
+        places = np.empty((len(self._plan.types), 2), np.int64)
+        return int(match_keys(*keys, *rows, field_counts, self._plan.program, columns, places))
+
+    # ------------------------------------------------------------- rows that are made, not read
+
+    @property
+    def plan(self) -> Plan:
+        """What the kernels know of the schema."""
+        return self._plan
+
+    def check(self, located: Located) -> None:
+        """`CorruptRecordError` if a timestamp is beyond what Arrow holds; nested ones aside."""
+        if self.buffers is not None:
+            self.buffers.check(located)
+        else:
+            sinks = enumerate(self._plan.sinks)
+            self.arrays(located, [i for i, sink in sinks if sink in (k.MOMENT, k.FINE_MOMENT)])
+
+    def room(self, data: Bytes, count: int) -> Located:
+        """Room for rows that kernels make; their texts and bytes lie in `data`, or are shared."""
+        return empty_cells(Slices(data, _NOWHERE, _NOWHERE), _ALL, count, self._plan, shared=True)
+
+    def locate_among(self, rows: Slices, at: Positions, count: int) -> Located:
+        """Room for `count` rows, with these at the places `at`; the others are yet to be made.
+
+        They have all fields, and are checked as by `locate`, but for what is nested in them.
+        """
+        room = self.room(rows.data, count)
+        try:
+            read_among(rows, self._plan, at, room)
+        except CellFault as e:
+            raise CorruptRecordError(f"record {e.index}: {e.text}") from None
+        return room
+
+    def moved(self, located: Located, data: Bytes) -> Located:
+        """Made rows whose texts and bytes lie in other, longer data."""
+        return replace(located, rows=located.rows._replace(data=data))
+
+    def completed(self, located: Located) -> Located:
+        """Made rows that are whole now: what is nested in them is taken apart."""
+        if self._plan.inner:
+            read_inner(located, self._plan)
+        return located
+
+    def encoded_values(self, array: pa.Array, index: int) -> Slices:
+        """The bytes that rows have for the values of a nested column, nothing for a NULL."""
+        return nested_values(array, self._plan, index)
+
+    def encoded_elements(self, elements: pa.Array, index: int) -> Slices:
+        """Bytes of elements of an ARRAY column; equal ones have the same, and NULL has some too."""
+        data_type = self.schema.columns[index].data_type
+        assert isinstance(data_type, ArrayType)
+        return write_rows([elements], len(elements), Plan((data_type.element,), "COMPACTED"))
+
+    def _fitted(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """A batch whose columns are the schema's, in other Arrow types or nullability."""
+        if batch.schema.names != self._arrow.names:
+            raise ValueError(
+                f"columns {', '.join(batch.schema.names)} are not the schema's "
+                f"{', '.join(self._arrow.names)}"
+            )
+        arrays = [
+            array if array.type == field.type else array.cast(field.type)
+            for array, field in zip(batch.columns, self._arrow, strict=True)
+        ]
+        return pa.RecordBatch.from_arrays(arrays, schema=self._arrow)

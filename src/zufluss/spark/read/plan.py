@@ -1,0 +1,295 @@
+"""The plan of a batch read: which splits there are, everything in them pinned.
+
+| table | splits |
+|---|---|
+| log table | files of the lake, a group per task; the log behind them, a range per bucket |
+| primary-key table, tiered | a bucket's files of the lake with its tail |
+| primary-key table, not tiered | the state of a bucket, pinned |
+| `$lake`, or `read.optimized` | files of the lake |
+| `$changelog` | the log that is there, a range per bucket |
+
+Empty buckets have no split. A range is cut where a task is to have no more than so many records.
+
+Of many buckets only some are pinned, and not for long (`read/plan_pins.py`): a task whose bucket is
+not pinned has the state made at the offset of the plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Final, TypeVar
+
+from zufluss.client.connection import AsyncConnection
+from zufluss.client.offsets import BucketPlace, list_offsets
+from zufluss.client.partitions import chosen_places
+from zufluss.client.read.union import TailRange, UnionPlan, plan_union
+from zufluss.config import table_options as t
+from zufluss.errors import InvalidTableError, InvalidTimestampError, PartitionNotExistError
+from zufluss.lake.base import (
+    CommitterContext,
+    LakeError,
+    LakeFile,
+    LakeReader,
+    catalog_properties,
+    lake_factory,
+)
+from zufluss.model.expression import Expression
+from zufluss.model.table import TableBucket, TableInfo
+from zufluss.spark.read.partition_filter import possible_partitions
+from zufluss.spark.read.plan_pins import pin_states
+from zufluss.spark.read.shape import ALWAYS, TimeRange
+from zufluss.spark.read.splits import KeyedLakeSplit, LakeSplit, LogSplit, Split, StateSplit
+from zufluss.spark.source_options import INCREMENTAL_END, View
+
+P = TypeVar("P", BucketPlace, TailRange)
+
+LAKE_SPLIT_BYTES: Final = 128 * 1024 * 1024
+"""Files of the lake that one task reads, about."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRequest:
+    """What is to be read."""
+
+    info: TableInfo
+    """The table."""
+    view: View
+    """What of it."""
+    partitions: tuple[str, ...] | None = None
+    """Only these partitions."""
+    prune: Expression | None = None
+    """Leave out partitions, and files of the lake, that have no row that matches."""
+    times: TimeRange = ALWAYS
+    """Leave out log of other times."""
+    records_max: int | None = None
+    """Records of a log that a split has at most."""
+    share: tuple[int, int] | None = None
+    """Only buckets whose number leaves this remainder when divided by that number."""
+
+    def has(self, bucket: int) -> bool:
+        """The bucket is among those to read."""
+        return self.share is None or bucket % self.share[1] == self.share[0]
+
+    async def places(self, connection: AsyncConnection) -> list[BucketPlace]:
+        """The buckets whose log or state is to be read."""
+        places = await chosen_places(connection, self.info, self.partitions, None)
+        return self.possible(places)
+
+    def possible(self, parts: Sequence[P]) -> list[P]:
+        """Those whose partition may have rows that match, and whose bucket is among ours."""
+        found: set[str] = {part.partition for part in parts if part.partition is not None}
+        left: set[str | None] = {None, *possible_partitions(self.info, self.prune, found)}
+        return [p for p in parts if p.partition in left and self.has(p.bucket.bucket_id)]
+
+
+async def plan_splits(connection: AsyncConnection, request: PlanRequest) -> list[Split]:
+    """The splits of a read."""
+    info = request.info
+    if request.view is View.LAKE:
+        wanted = request.partitions
+        return lake_splits(request, await plan_union(connection, info, wanted, read_optimized=True))
+    if request.view is View.CHANGELOG:
+        return _log_splits(request, await log_ranges(connection, request))
+    if info.has_primary_key:
+        return await _keyed(connection, request)
+    if not has_lake(info):
+        return _log_splits(request, await log_ranges(connection, request))
+    plan = await plan_union(connection, info, request.partitions)
+    tail = await _within(connection, request, request.possible(plan.tail))
+    return [*lake_splits(request, plan), *_log_splits(request, tail)]
+
+
+def has_lake(info: TableInfo) -> bool:
+    """The table has a lake to be tiered to."""
+    return info.property(t.TABLE_DATALAKE_FORMAT) is not None
+
+
+async def in_lake(connection: AsyncConnection, info: TableInfo) -> bool:
+    """The lake has something of the table that can be read."""
+    if not has_lake(info):
+        return False
+    return await connection.admin.lake_snapshot(info.path, readable=True) is not None
+
+
+# -- logs --------------------------------------------------------------------------------------
+
+
+async def log_ranges(connection: AsyncConnection, request: PlanRequest) -> Sequence[TailRange]:
+    """What the log of every bucket has now."""
+    places = await request.places(connection)
+    first = await list_offsets(connection, request.info, places, "earliest")
+    end = await list_offsets(connection, request.info, places, "latest")
+    parts = [TailRange(p.bucket, p.partition, first[p.bucket], end[p.bucket]) for p in places]
+    return await _within(connection, request, parts)
+
+
+async def _within(
+    connection: AsyncConnection, request: PlanRequest, parts: Sequence[TailRange]
+) -> Sequence[TailRange]:
+    """The ranges without what is certainly of other times; batches may still be of both."""
+    times = request.times
+    if times.end is not None:
+        found = await _before(connection, request.info, parts, times.end)
+        parts = [replace(p, stop=min(p.stop, found[p.bucket])) for p in parts]
+    if times.start is not None:
+        found = await _from(connection, request.info, parts, times.start)
+        parts = [replace(p, start=max(p.start, found.get(p.bucket, p.stop))) for p in parts]
+    return parts
+
+
+async def _before(
+    connection: AsyncConnection, info: TableInfo, parts: Sequence[TailRange], end: int
+) -> dict[TableBucket, int]:
+    """Where the log of each bucket reaches a time; it has to be over."""
+    try:
+        return await list_offsets(connection, info, _places(parts), end)
+    except InvalidTimestampError as future:
+        raise InvalidTimestampError(
+            f"table {info.path}: {INCREMENTAL_END.key} = {end} is not over yet, and rows may still "
+            f"be written before it: {future.message}. Let it lie some seconds back, or leave it out"
+        ) from future
+
+
+async def _from(
+    connection: AsyncConnection, info: TableInfo, parts: Sequence[TailRange], start: int
+) -> dict[TableBucket, int]:
+    """Where the log of each bucket reaches a time; those of which it is the future are not in it.
+
+    Servers whose clock was set back may know other futures, so all are asked one by one then.
+    """
+    places = _places(parts)
+    try:
+        return await list_offsets(connection, info, places, start)
+    except InvalidTimestampError:
+        found: dict[TableBucket, int] = {}
+        for place in places:
+            with suppress(InvalidTimestampError):
+                found |= await list_offsets(connection, info, [place], start)
+        return found
+
+
+def _places(parts: Sequence[TailRange]) -> list[BucketPlace]:
+    return [BucketPlace(part.bucket, part.partition) for part in parts]
+
+
+def _log_splits(request: PlanRequest, parts: Sequence[TailRange]) -> list[Split]:
+    return [LogSplit(piece) for part in parts for piece in pieces(part, request.records_max)]
+
+
+def pieces(part: TailRange, records: int | None) -> Iterator[TailRange]:
+    """A range in parts of so many records."""
+    step = records or max(1, part.stop - part.start)
+    for start in range(part.start, part.stop, step):
+        yield replace(part, start=start, stop=min(part.stop, start + step))
+
+
+# -- lakes -------------------------------------------------------------------------------------
+
+
+def lake_splits(request: PlanRequest, plan: UnionPlan) -> list[Split]:
+    """The files of a plan's snapshot, some for each task."""
+    return [] if plan.lake is None else list(_grouped(plan.lake.snapshot_id, _files(request, plan)))
+
+
+def _grouped(snapshot_id: int, files: Sequence[LakeFile]) -> Iterator[LakeSplit]:
+    """Files in the order of the lake, about `LAKE_SPLIT_BYTES` at a time."""
+    waiting: list[LakeFile] = []
+    size = 0
+    for file in files:
+        if waiting and size + file.size > LAKE_SPLIT_BYTES:
+            yield LakeSplit(snapshot_id, tuple(waiting))
+            waiting, size = [], 0
+        waiting.append(file)
+        size += file.size
+    if waiting:
+        yield LakeSplit(snapshot_id, tuple(waiting))
+
+
+def lake_files(plan: UnionPlan, prune: Expression | None) -> Sequence[LakeFile]:
+    """The files of a plan's snapshot that may have rows that match."""
+    if plan.lake is None:
+        return ()
+    snapshot_id = plan.lake.snapshot_id
+    reader = open_lake(plan.info)
+    try:
+        _check_partitions(plan, reader, snapshot_id)
+        scan = reader.plan(
+            snapshot_id, filter=prune, partitions=plan.partitions, without=plan.fresh
+        )
+        return scan.files
+    except FileNotFoundError as gone:
+        raise LakeError(
+            f"table {plan.info.path}: lake snapshot {snapshot_id} is not whole, a file of it is "
+            f"gone: {gone}"
+        ) from gone
+    finally:
+        reader.close()
+
+
+def _files(request: PlanRequest, plan: UnionPlan) -> Sequence[LakeFile]:
+    files = lake_files(plan, request.prune)
+    if request.share is None:
+        return files
+    if any(file.bucket is None for file in files):
+        raise InvalidTableError(
+            f"table {request.info.path}: its lake has files of several buckets, which cannot be "
+            "read with read.fresh; leave the option out"
+        )
+    return [file for file in files if file.bucket is not None and request.has(file.bucket)]
+
+
+def _check_partitions(plan: UnionPlan, reader: LakeReader, snapshot_id: int) -> None:
+    """A partition that was asked for is in the table, or in the lake."""
+    known = {part.partition for part in plan.tail}
+    for name in set(plan.partitions or ()) - known:
+        if not reader.plan(snapshot_id, partitions=[name]).files:
+            raise PartitionNotExistError(
+                f"table {plan.info.path} has no partition {name!r}, and the lake has no rows of one"
+            )
+
+
+def open_lake(info: TableInfo) -> LakeReader:
+    """The reader of a table's lake."""
+    found = info.property(t.TABLE_DATALAKE_FORMAT)
+    if found is None:
+        raise InvalidTableError(f"table {info.path} has no lake")
+    properties = catalog_properties(info, str(found))
+    reader: LakeReader = lake_factory(str(found)).create_reader(CommitterContext(info, properties))
+    return reader
+
+
+# -- primary keys ------------------------------------------------------------------------------
+
+
+async def _keyed(connection: AsyncConnection, request: PlanRequest) -> list[Split]:
+    if await in_lake(connection, request.info):
+        plan = await plan_union(connection, request.info, request.partitions)
+        if plan.lake is not None:
+            return _merged(request, plan, plan.lake.snapshot_id)
+    return [*await state_splits(connection, request)]
+
+
+def _merged(request: PlanRequest, plan: UnionPlan, snapshot_id: int) -> list[Split]:
+    """Files and tails bucket by bucket; all in one where a file's bucket is not known."""
+    files = _files(request, plan)
+    tails = [part for part in request.possible(plan.tail) if part.start < part.stop]
+    if any(file.bucket is None for file in files):
+        return [KeyedLakeSplit(LakeSplit(snapshot_id, tuple(files)), tuple(tails))]
+    splits: list[Split] = []
+    for bucket in range(plan.info.bucket_count):
+        here = tuple(file for file in files if file.bucket == bucket)
+        changed = tuple(part for part in tails if part.bucket.bucket_id == bucket)
+        if changed:
+            lake = LakeSplit(snapshot_id, here) if here else None
+            splits.append(KeyedLakeSplit(lake, changed))
+        else:
+            splits += _grouped(snapshot_id, here)
+    return splits
+
+
+async def state_splits(connection: AsyncConnection, request: PlanRequest) -> list[StateSplit]:
+    """The rows that every bucket has now."""
+    places = await request.places(connection)
+    return [StateSplit(pin) for pin in await pin_states(connection, request.info, places)]

@@ -1,0 +1,75 @@
+"""The pins of plans: few, since nobody may come for them.
+
+Spark plans queries that it never runs, stops early or kills, and tells nobody. What a plan pinned
+and no task reads stays on its server for its idle time, `kv.scanner.ttl`, and a server has room for
+`kv.scanner.max-per-server` pins of all its clients. So no plan pins more than `PINS_MAX` buckets,
+and before it does, the process lets go of the pins of older plans until all together are no more.
+
+| bucket | its task |
+|---|---|
+| pinned | reads its pin and lets go of it |
+| not pinned, or not any more | has the state made at the offset of the plan, and reads that |
+
+Both have the same rows. Where nothing was written since, the state is simply pinned; else it is
+made of a snapshot and the changelog behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+from weakref import WeakKeyDictionary
+
+from zufluss.client.connection import AsyncConnection
+from zufluss.client.keyed.pins import Pin, Pins
+from zufluss.client.offsets import BucketPlace, list_offsets
+from zufluss.model.table import TableInfo
+
+PINS_MAX: Final = 32
+"""Pins that a process's plans of a cluster have at a time."""
+PLANS_KEPT: Final = 2
+"""Plans of one table that have pins at a time; a bucket has room for 8 of all clients."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What was pinned for one plan."""
+
+    table_id: int
+    count: int
+    pins: Pins
+
+
+_plans: WeakKeyDictionary[AsyncConnection, list[_Plan]] = WeakKeyDictionary()
+"""Plans whose pins may still be there, the oldest first."""
+
+
+async def pin_states(
+    connection: AsyncConnection, info: TableInfo, places: Sequence[BucketPlace]
+) -> list[Pin]:
+    """The state of these buckets now; those to which nothing was ever written are left out."""
+    end = await list_offsets(connection, info, places, "latest")
+    places = [place for place in places if end[place.bucket]]
+    few = places[:PINS_MAX]
+    if not few:
+        return []
+    plans = _plans.setdefault(connection, [])
+    for old in _taken_out(plans, info.table_id, len(few)):
+        await old.pins.close()
+    pins = Pins(connection, info, resume=True, keep=False)
+    await pins.open(few, {})
+    plans.append(_Plan(info.table_id, len(few), pins))
+    rest = [Pin.not_opened(place, end[place.bucket]) for place in places[PINS_MAX:]]
+    return [*(pins[place.bucket] for place in few), *rest]
+
+
+def _taken_out(plans: list[_Plan], table_id: int, wanted: int) -> list[_Plan]:
+    """The plans that make room for another one of a table, with so many pins."""
+    same = [plan for plan in plans if plan.table_id == table_id]
+    out = same[: max(0, len(same) + 1 - PLANS_KEPT)]
+    kept = [plan for plan in plans if plan not in out]
+    while kept and sum(plan.count for plan in kept) + wanted > PINS_MAX:
+        out.append(kept.pop(0))
+    plans[:] = kept
+    return out

@@ -1,0 +1,133 @@
+"""How much one micro-batch reads: limits of Spark, in records of the log.
+
+Records of the log are counted, deletes included, before any filter. Bytes are counted as records of
+the size that the first ones have. A limit is shared out in proportion to what each bucket has.
+
+Spark 4.1 has no limits for sources in Python, nor do they learn of `Trigger.AvailableNow`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import pyspark
+
+from zufluss.client.connection import AsyncConnection
+from zufluss.client.read.log import AsyncLogScan
+from zufluss.errors import ConfigError
+from zufluss.model.table import TableBucket, TableInfo
+from zufluss.spark import source_options as o
+from zufluss.spark.source_options import SourceOptions
+
+
+def _limits() -> Any:
+    """Where Spark has its limits; None in 4.1."""
+    try:
+        from pyspark.sql.streaming import datasource
+    except ImportError:
+        return None
+    return datasource
+
+
+datasource = _limits()
+AvailableNow: Any = object if datasource is None else datasource.SupportsTriggerAvailableNow
+"""A reader that is told where `Trigger.AvailableNow` ends, where Spark has such."""
+
+SAMPLE_RECORDS: Final = 1_000
+"""Records that the size of one is taken from."""
+
+Offsets = Mapping[TableBucket, int]
+
+
+def read_limits(options: SourceOptions) -> Any:
+    """The limit that the options say, in Spark's words."""
+    rows, size = options.get(o.MAX_ROWS_PER_TRIGGER), options.get(o.MAX_BYTES_PER_TRIGGER)
+    if rows is not None and size is not None:
+        raise ConfigError(
+            f"table {options.path}: give {o.MAX_ROWS_PER_TRIGGER.key} or "
+            f"{o.MAX_BYTES_PER_TRIGGER.key}, not both"
+        )
+    if datasource is None:
+        _check_no_limit(options)
+        return None
+    if rows is not None:
+        return datasource.ReadMaxRows(rows)
+    return datasource.ReadAllAvailable() if size is None else datasource.ReadMaxBytes(size)
+
+
+def _check_no_limit(options: SourceOptions) -> None:
+    for option in (o.MAX_ROWS_PER_TRIGGER, o.MAX_BYTES_PER_TRIGGER):
+        if options.get(option) is not None:
+            raise ConfigError(
+                f"table {options.path}: option {option.key} needs Spark 4.2 or newer, and this is "
+                f"{pyspark.__version__}; leave it out, and each batch reads all that there is"
+            )
+
+
+def limit_of(limit: Any) -> tuple[int | None, int | None]:
+    """The records and the bytes that a limit of Spark allows; None is no limit."""
+    return getattr(limit, "max_rows", None), getattr(limit, "max_bytes", None)
+
+
+async def limited(
+    connection: AsyncConnection,
+    info: TableInfo,
+    begin: Offsets,
+    ends: Offsets,
+    names: Mapping[int, str],
+    limit: tuple[int | None, int | None],
+) -> dict[TableBucket, int]:
+    """Where a batch from `begin` ends, at `ends` at the latest."""
+    rows, size = limit
+    if size is not None:
+        record = await _record_bytes(connection, info, begin, ends, names)
+        rows = max(1, int(size / record))
+    ordered = sorted(begin, key=lambda bucket: (bucket.partition_id or 0, bucket.bucket_id))
+    waiting = {bucket: max(0, ends[bucket] - begin[bucket]) for bucket in ordered}
+    return {bucket: begin[bucket] + share for bucket, share in shares(waiting, rows).items()}
+
+
+def shares(waiting: Mapping[TableBucket, int], rows: int | None) -> dict[TableBucket, int]:
+    """What each bucket gets of so many rows: as much as any other, as far as it has them.
+
+    So a bucket that is written faster than we may read does not keep others waiting. Where there
+    are fewer rows than buckets, those with most to read come first.
+
+    >>> shares({"a": 90, "b": 10, "c": 1}, 15)
+    {'a': 7, 'b': 7, 'c': 1}
+    """
+    if rows is None or sum(waiting.values()) <= rows:
+        return dict(waiting)
+    found = dict.fromkeys(waiting, 0)
+    smallest = sorted((b for b in waiting if waiting[b]), key=lambda bucket: waiting[bucket])
+    for nth, bucket in enumerate(smallest):
+        found[bucket] = min(waiting[bucket], rows // (len(smallest) - nth))
+        rows -= found[bucket]
+    return found
+
+
+async def _record_bytes(
+    connection: AsyncConnection,
+    info: TableInfo,
+    begin: Offsets,
+    ends: Offsets,
+    names: Mapping[int, str],
+) -> float:
+    """The size of a record, by the first ones of the fullest bucket."""
+    bucket = max(begin, key=lambda bucket: ends[bucket] - begin[bucket], default=None)
+    if bucket is None or ends[bucket] <= begin[bucket]:
+        return 1.0
+    id_ = bucket.partition_id
+    scan = AsyncLogScan(
+        connection,
+        info,
+        start={bucket: begin[bucket]},
+        stop={bucket: min(ends[bucket], begin[bucket] + SAMPLE_RECORDS)},
+        partitions=None if id_ is None else (names[id_],),
+        buckets=(bucket.bucket_id,),
+        changelog=info.has_primary_key,
+    )
+    found = await scan.to_arrow()
+    size, rows = int(found.nbytes), int(found.num_rows)
+    return max(1.0, size / max(1, rows))

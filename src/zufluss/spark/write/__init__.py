@@ -1,0 +1,1 @@
+"""Writes from Spark: checked on the driver, staged and sent by tasks."""

@@ -1,0 +1,116 @@
+"""Batch writes: `df.write.format("fluss").mode("append").save()` and `INSERT INTO` a view.
+
+A job that fails leaves what it leaves:
+
+| table | after a job that failed | when it is run again |
+|---|---|---|
+| log | rows of tasks that got so far | doubled, or what is missing, if both had the same `txn.id` |
+| primary key | the same | the same rows again: no harm |
+| aggregation | nothing: it is undone | right |
+
+A task checks all of its rows before it sends the first. An aggregation job whose driver is killed
+cannot undo anything. With a `txn.id` its next run does.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+
+from zufluss.client.producer.handle import ProducerHandle
+from zufluss.errors import ConfigError
+from zufluss.spark.source_options import TXN_ID, SourceOptions
+from zufluss.spark.write import tasks
+from zufluss.spark.write.sink import Kind, Sink, make_sink
+from zufluss.spark.write.tasks import Written
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+
+log = logging.getLogger(__name__)
+
+
+def make_writer(options: SourceOptions, schema: StructType, overwrite: bool) -> FlussWriter:
+    """The writer of a job: everything is checked, and its producer has begun."""
+    sink = make_sink(options, schema, overwrite)
+    txn_id = options.get(TXN_ID)
+    handle: ProducerHandle | None = None
+    if sink.kind is Kind.LOG:
+        handle = tasks.log_producer(sink, txn_id)
+        if handle.last_checkpoint_id is not None:
+            log.warning(
+                "table %s: a job under %s = %s has ended well before, so nothing is appended; "
+                "other rows need another name",
+                sink.info.path,
+                TXN_ID.key,
+                txn_id,
+            )
+    elif sink.kind is Kind.AGGREGATE:
+        handle = tasks.begin(sink, txn_id)
+    elif txn_id is not None:
+        raise ConfigError(
+            f"option {TXN_ID.key} has no meaning for a batch write to primary-key table "
+            f"{sink.info.path}: rows that are written again are the same; leave it out"
+        )
+    return FlussWriter(sink, handle)
+
+
+class FlussWriter(DataSourceArrowWriter):
+    """Writes the rows of one job. Pickles."""
+
+    def __init__(self, sink: Sink, handle: ProducerHandle | None) -> None:
+        self._sink = sink
+        self._handle = handle
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Write the rows of a task."""
+        sink, handle = self._sink, self._handle
+        task, attempt = task_attempt()
+        if sink.kind is Kind.UPSERT:
+            tasks.write_upserts(sink, iterator, None, task, attempt)
+            return Written({}, None)
+        assert handle is not None
+        if sink.kind is Kind.LOG:
+            if handle.last_checkpoint_id is None:
+                tasks.write_log(sink, iterator, handle, task)
+            else:
+                skip(iterator)
+            return Written({}, None)
+        return Written(tasks.write_inputs(sink, iterator, handle, task), handle)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """All tasks have ended: nothing is undone any more, nothing written again."""
+        if self._sink.kind is Kind.LOG:
+            assert self._handle is not None
+            tasks.log_done(self._sink, self._handle)
+            return
+        if self._handle is not None:
+            tasks.release(self._sink, self._handle)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """The job failed, or its commit did: undo what counts now and should not."""
+        sink, handle = self._sink, self._handle
+        if sink.kind is Kind.LOG or handle is None:
+            return
+        if sink.kind is Kind.AGGREGATE:
+            handle = tasks.begin(sink, handle.producer_id)
+        tasks.release(sink, handle)
+
+
+def skip(rows: Iterator[pa.RecordBatch]) -> None:
+    """Leave rows out: Spark hands a worker on only when it has read everything."""
+    for _ in rows:
+        pass
+
+
+def task_attempt() -> tuple[int, int]:
+    """The number of this task in its job, the same when it is run again, and of its attempt."""
+    context = TaskContext.get()
+    assert context is not None
+    return int(context.partitionId()), int(context.attemptNumber())

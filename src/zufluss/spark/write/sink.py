@@ -1,0 +1,227 @@
+"""What a write to a table is, checked on the driver before any task starts.
+
+| table | kind | what makes it exact |
+|---|---|---|
+| log | `LOG` | numbered batches: the server drops what it has already |
+| primary key | `UPSERT` | the key: rows that are written again say the same; old ones are fenced |
+| primary key, engine `aggregation` | `AGGREGATE` | a producer: what no commit followed is undone |
+
+The columns of the rows are those of the table, by name and in any order, or those that
+`write.columns` names. Types are those of `types.py`, or smaller ones of the same sort: an INT goes
+into a BIGINT. Whether a NOT NULL column has nulls is seen by the tasks, each before it sends its
+first row, since Spark says of most columns that they may have some.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Final
+
+from zufluss.client.convert import ColumnMismatchError
+from zufluss.client.write.upsert import target_columns
+from zufluss.config.nearest import suggestion
+from zufluss.config.table_options import TABLE_DELETE_BEHAVIOR
+from zufluss.errors import ConfigError, InvalidProducerIdError
+from zufluss.model.agg_columns import AGGREGATION
+from zufluss.model.merge import merge_engine
+from zufluss.model.producer import check_producer_id
+from zufluss.model.schema import Column
+from zufluss.model.table import TableInfo
+from zufluss.spark.read.tail import client
+from zufluss.spark.source_options import (
+    CHANGE_TYPE_COLUMN,
+    TXN_ID,
+    WRITE_COLUMNS,
+    WRITE_ORDER,
+    SourceOptions,
+)
+from zufluss.spark.types import spark_type
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import DataType, StructType
+
+_WIDER: Final = (("tinyint", "smallint", "int", "bigint"), ("float", "double"))
+"""Types whose values the later ones of the row have too."""
+
+
+class Kind(Enum):
+    """How rows get into a table."""
+
+    LOG = "log"
+    UPSERT = "upsert"
+    AGGREGATE = "aggregate"
+
+
+@dataclass(frozen=True, slots=True)
+class Sink:
+    """One write; goes to every task."""
+
+    bootstrap: str
+    """Where the cluster is."""
+    options: Mapping[str, Any]
+    """Options of the client."""
+    info: TableInfo
+    """The table, as it was when the write began."""
+    kind: Kind
+    """How it is written."""
+    columns: tuple[str, ...]
+    """The columns that are written, in table order."""
+    change_column: str | None
+    """The column of the rows that says what to do with each; None: every row is an upsert."""
+    canonical: bool
+    """Rows are sorted by their content before they are written."""
+
+    @property
+    def last_wins(self) -> bool:
+        """Of rows of one key the last one counts, whatever the others say."""
+        return self.kind is Kind.UPSERT and not merge_engine(self.info.descriptor.properties)
+
+    @property
+    def ignores_deletes(self) -> bool:
+        """The table lets deletes be, so they are not sent."""
+        return bool(self.info.property(TABLE_DELETE_BEHAVIOR) == "IGNORE")
+
+    @property
+    def partial(self) -> tuple[str, ...] | None:
+        """The columns of a partial update; None where rows are whole."""
+        whole = target_columns(self.info, None) if self.info.has_primary_key else self.columns
+        return None if self.columns == whole else self.columns
+
+
+def make_sink(options: SourceOptions, schema: StructType, overwrite: bool) -> Sink:
+    """The write that options and a schema of rows ask for; an error says why it cannot be."""
+    if overwrite:
+        raise ConfigError(
+            f"table {options.path} cannot be overwritten by Spark; write with mode append (INSERT "
+            "INTO), or drop rows, a partition or the table first"
+        )
+    cluster = client(options.bootstrap, options.client)
+    info = cluster.thread.run(cluster.connection.table_info(options.path, refresh=True))
+    kind = kind_of(info)
+    _check_options(options, info, kind)
+    columns = _columns(info, options.get(WRITE_COLUMNS))
+    change_column = options.get(CHANGE_TYPE_COLUMN)
+    check_schema(info, columns, schema, change_column)
+    canonical = options.get(WRITE_ORDER) == "canonical"
+    return Sink(options.bootstrap, options.client, info, kind, columns, change_column, canonical)
+
+
+def kind_of(info: TableInfo) -> Kind:
+    """How a table is written."""
+    if not info.has_primary_key:
+        return Kind.LOG
+    engine = merge_engine(info.descriptor.properties)
+    return Kind.AGGREGATE if engine == AGGREGATION else Kind.UPSERT
+
+
+def _check_options(options: SourceOptions, info: TableInfo, kind: Kind) -> None:
+    _check_txn_id(options.get(TXN_ID), info)
+    if kind is Kind.LOG:
+        for option in (WRITE_COLUMNS, CHANGE_TYPE_COLUMN):
+            if option.key in options.values:
+                raise ConfigError(
+                    f"option {option.key} is for primary-key tables, and {info.path} is a log, to "
+                    "which whole rows are appended; leave it out"
+                )
+    elif CHANGE_TYPE_COLUMN.key in options.values and options.get(WRITE_ORDER) == "canonical":
+        raise ConfigError(
+            f"option {WRITE_ORDER.key} = canonical does not go with {CHANGE_TYPE_COLUMN.key}: the "
+            f"changes of one key in table {info.path} have an order. Leave one of both out"
+        )
+    elif kind is Kind.UPSERT and options.get(WRITE_ORDER) == "canonical":
+        raise ConfigError(
+            f"option {WRITE_ORDER.key} = canonical is for log and aggregation tables; of rows of "
+            f"one key the last one counts in table {info.path}, so their order stays. Leave it out"
+        )
+
+
+def _check_txn_id(txn_id: str | None, info: TableInfo) -> None:
+    try:
+        if txn_id is not None:
+            check_producer_id(txn_id)
+    except InvalidProducerIdError as problem:
+        raise ConfigError(
+            f"table {info.path}: option {TXN_ID.key} names who writes: {problem.message}"
+        ) from None
+
+
+def _columns(info: TableInfo, wanted: Sequence[str] | None) -> tuple[str, ...]:
+    if info.has_primary_key:
+        return target_columns(info, wanted)
+    return tuple(info.schema.names)
+
+
+def check_schema(
+    info: TableInfo, columns: Sequence[str], given: StructType, change_column: str | None
+) -> None:
+    """`ColumnMismatchError` unless rows of a schema can be written to these columns."""
+    fields = {field.name: field.dataType for field in given.fields}
+    if len(fields) < len(given.fields):
+        raise ColumnMismatchError(f"a column name occurs twice in the rows for table {info.path}")
+    if change_column is not None:
+        _check_change_column(info, fields.pop(change_column, None), change_column)
+    for name in fields:
+        if name not in columns:
+            there = name in info.schema
+            why = "is not among those to be written" if there else "is not in the table"
+            raise ColumnMismatchError(
+                f"column {name!r} of the rows {why}{suggestion(name, columns)}; table {info.path} "
+                f"takes {', '.join(columns)}. Drop it from the rows"
+            )
+    for name in columns:
+        if name not in fields:
+            raise ColumnMismatchError(_missing(info, name))
+        _check_type(info, info.schema.column(name), fields[name])
+
+
+def _missing(info: TableInfo, name: str) -> str:
+    message = f"column {name!r} of table {info.path} is missing in the rows"
+    if not info.schema.column(name).data_type.nullable:
+        return f"{message}, and it is NOT NULL; add it"
+    if info.has_primary_key:
+        return f"{message}; add it, or name the columns to be written in {WRITE_COLUMNS.key}"
+    return f"{message}; add it, with lit(None) for nothing"
+
+
+def _check_change_column(info: TableInfo, of: DataType | None, name: str) -> None:
+    if name in info.schema:
+        raise ConfigError(
+            f"{CHANGE_TYPE_COLUMN.key} = {name} is a column of table {info.path}; it has to be one "
+            "that only the rows have"
+        )
+    if of is None or of.simpleString() != "string":
+        what = "is missing in the rows" if of is None else f"is {of.simpleString()}, not string"
+        raise ColumnMismatchError(
+            f"column {name!r}, which says for table {info.path} what to do with each row, {what}"
+        )
+
+
+def _check_type(info: TableInfo, column: Column, given: DataType) -> None:
+    wanted, found = spark_type(column.data_type).simpleString(), given.simpleString()
+    if wanted == found or _is_wider(spark_type(column.data_type), given):
+        return
+    if found == "void":
+        if column.data_type.nullable:
+            return
+        raise ColumnMismatchError(f"column {column.name!r} of table {info.path} is NOT NULL")
+    raise ColumnMismatchError(
+        f"column {column.name!r} of table {info.path} is {column.data_type}, in Spark {wanted}; "
+        f"the rows have {found}. Cast it: col({column.name!r}).cast({wanted!r})"
+    )
+
+
+def _is_wider(wanted: DataType, given: DataType) -> bool:
+    """Whether a type has all values of another one."""
+    from pyspark.sql.types import DecimalType
+
+    if isinstance(wanted, DecimalType) and isinstance(given, DecimalType):
+        digits = wanted.precision - wanted.scale >= given.precision - given.scale
+        return bool(digits and wanted.scale >= given.scale)
+    names = (given.simpleString(), wanted.simpleString())
+    return any(
+        row.index(names[0]) < row.index(names[1])
+        for row in _WIDER
+        if names[0] in row and names[1] in row
+    )

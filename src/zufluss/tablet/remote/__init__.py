@@ -1,0 +1,1 @@
+"""Remote storage of buckets: log segments, key-value snapshots, restores."""

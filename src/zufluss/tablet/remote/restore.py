@@ -1,0 +1,321 @@
+"""Buckets whose disk was lost, brought back from remote storage.
+
+What the coordinator knows of a bucket and the disk does not have was lost: the directory of its
+log, that of its state, or both.
+
+| lost | what comes back |
+|---|---|
+| the log | an empty one that goes on where remote storage ends: after the last remote segment, the newest snapshot, the state that is still here, or, of a log table, what the lake has, whichever is furthest; its writers as that remote segment or snapshot knew them |
+| the state | the newest snapshot that can be read and that the changelog goes on from, then the changelog: its remote segments, and the log |
+
+A snapshot that cannot be read, or whose files are not what was written, is passed over for an older
+one. If none is left and the changelog does not go back to the first row, the bucket is refused:
+serving it would hide rows. What was written after the last upload is lost with the disk, which is
+logged as an error when there is a hole. The writers belong to the offset at which the log goes on:
+a batch that is among the restored rows and is sent again is a duplicate, also where its part of the
+changelog is lost; one that is lost altogether is taken as the next one. No offset of a log table is given again that the lake has:
+the new record would not be tiered.
+"""  # noqa: E501 - a table row does not wrap
+
+from __future__ import annotations
+
+import asyncio
+import mmap
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, wait
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from zufluss.cluster.remote import BucketRemote, SnapshotHandle
+from zufluss.errors import CorruptRecordError, ErrorCode, ZuflussError
+from zufluss.kv.checkpoint import CHANGELOG_DIRECTORY, has_state, incoming_directory, install
+from zufluss.kv.flush import KvState, read_state
+from zufluss.kv.replay import Earlier
+from zufluss.log.files import Files
+from zufluss.log.writer_state import WriterState
+from zufluss.remote.manifest import MANIFEST_BYTES_MAX, LogManifest, RemoteSegment
+from zufluss.remote.snapshot import SnapshotFile
+from zufluss.remote.storage import RemoteStorage
+from zufluss.tablet.remote.kv_snapshots import read_snapshot, together
+from zufluss.tablet.reopen import may_pass
+
+if TYPE_CHECKING:
+    from zufluss.cluster.replicas import ReplicaAssignment
+    from zufluss.model.table import PhysicalTablePath, TableBucket
+    from zufluss.replica.replica import Replica
+    from zufluss.tablet.server import TabletServer
+
+log = structlog.get_logger(__name__)
+
+FILES_AT_ONCE: Final = 8
+"""Files of a snapshot that are fetched at the same time."""
+WRITERS_BYTES_MAX: Final = 256 << 20
+"""Largest writer snapshot that is read."""
+
+
+class NotRestoredError(ZuflussError):
+    """A bucket has lost files, and remote storage could not replace them."""
+
+    code = ErrorCode.STORAGE_EXCEPTION
+
+    def __init__(self, message: str, *, retriable: bool) -> None:
+        super().__init__(message)
+        self._retriable = retriable
+
+    @property
+    def retriable(self) -> bool:
+        """What stands in the way may pass: a location did not answer, or can be settled."""
+        return self._retriable
+
+
+def retained_from(remote: BucketRemote | None) -> int:
+    """The offset from which on a changelog is needed for snapshots: all of it before the first."""
+    return 0 if remote is None or not remote.snapshots else remote.snapshots[0].log_offset
+
+
+class Restorer:
+    """Brings back what the disk of this server has lost. Belongs to the event loop."""
+
+    def __init__(self, server: TabletServer) -> None:
+        self._server = server
+        self._fetching = asyncio.Semaphore(FILES_AT_ONCE)
+
+    @property
+    def _storage(self) -> RemoteStorage:
+        return self._server.remote
+
+    # -- the log ------------------------------------------------------------------------------
+
+    async def restore_log(self, assignment: ReplicaAssignment, remote: BucketRemote | None) -> None:
+        """Make the log of a bucket that has none here and something in remote storage.
+
+        If it cannot be made, it is refused: until the next start, or until `reopen.py` tries again.
+        """
+        path, bucket = assignment.physical_path, assignment.table_bucket
+        if remote is None or self._server.logs.has_log(path, bucket):
+            return
+        try:
+            await self._make_log(path, bucket, remote)
+        except (ZuflussError, OSError) as e:
+            self._server.logs.refuse(bucket, e)
+            raise
+
+    async def _make_log(
+        self, path: PhysicalTablePath, bucket: TableBucket, remote: BucketRemote
+    ) -> None:
+        remote_end = remote.remote_end_offset or 0
+        end = max([remote_end, *(s.log_offset for s in remote.snapshots)])
+        directory = self._server.kv.directory(path, bucket)
+        if has_state(directory):
+            end = max(end, read_state(directory).flushed_offset)
+        table = self._server.tables[bucket.table_id]
+        if table.tiered:
+            lake_end = await self._server.gateway.lake_offset(path.path, bucket)
+            if table.kv is not None and lake_end > end:
+                raise _lake_is_ahead(path, bucket, lake_end, end)
+            end = max(end, lake_end)
+        if end == 0:
+            return
+        writers, timestamp = await self._writers(remote, bucket)
+        log.error(
+            "log_restored", bucket=str(bucket), end=end, remote_end=remote_end,
+            lost=f"{remote_end} to {end}" if remote_end < end else None,
+        )  # fmt: skip
+        await asyncio.to_thread(
+            self._server.logs.create_log_at, path, bucket, end, writers, timestamp
+        )
+
+    async def _writers(self, remote: BucketRemote, bucket: TableBucket) -> tuple[bytes, int]:
+        """The writers at the furthest offset where they are known, and the time of its last batch.
+
+        That is a snapshot beyond the remote log, or the end of that.
+        """
+        manifest = await self.manifest(remote)
+        segments = [] if manifest is None else manifest.segments
+        timestamp = segments[-1].max_timestamp if segments else 0
+        remote_end = remote.remote_end_offset or 0
+        for handle in reversed(remote.snapshots):
+            if handle.log_offset <= remote_end:
+                break
+            found = await self._snapshot_writers(handle, bucket)
+            if found is not None:
+                writers, latest = found
+                return writers, max(timestamp, latest)
+        if not segments:
+            return WriterState(0).to_json(), timestamp
+        file = segments[-1].writer_snapshot
+        return await self._storage.read(file, limit=WRITERS_BYTES_MAX), timestamp
+
+    async def _snapshot_writers(
+        self, handle: SnapshotHandle, bucket: TableBucket
+    ) -> tuple[bytes, int] | None:
+        """The writers a snapshot has, and the time of their last batch.
+
+        None if it has none, as those of earlier versions, or if they cannot be read and never will
+        be: then the bucket goes on without, which is logged.
+        """
+        try:
+            snapshot = await read_snapshot(self._storage, handle)
+            if snapshot.writers is None:
+                return None
+            data = await self._storage.read(snapshot.writers, limit=WRITERS_BYTES_MAX)
+            state = await asyncio.to_thread(WriterState.from_json, data, 0)
+            return data, state.last_timestamp
+        except (ZuflussError, ValueError) as e:
+            if may_pass(e):
+                raise
+            log.error(
+                "kv_snapshot_writers_unusable", bucket=str(bucket), snapshot=handle.snapshot_id,
+                error=str(e),
+            )  # fmt: skip
+            return None
+
+    async def manifest(self, remote: BucketRemote | None) -> LogManifest | None:
+        """What remote storage has of a log."""
+        if remote is None or remote.manifest_path is None or remote.manifest_location is None:
+            return None
+        data = await self._storage.read_at(
+            remote.manifest_location, remote.manifest_path, limit=MANIFEST_BYTES_MAX
+        )
+        return LogManifest.from_json(data)
+
+    # -- the state ----------------------------------------------------------------------------
+
+    async def restore_state(self, replica: Replica, remote: BucketRemote | None) -> Earlier | None:
+        """Put a snapshot where the state was, if that is lost.
+
+        Returns the part of the changelog before the log, if that is needed to go on from there.
+        """
+        directory = self._server.kv.directory(replica.path, replica.bucket)
+        start = replica.log.log_start_offset
+        there = has_state(directory)
+        if remote is None or (there and read_state(directory).flushed_offset >= start):
+            return None
+        earlier = self.earlier(await self.manifest(remote), start, directory)
+        first = start if earlier is None else earlier.start_offset
+        if not (there and read_state(directory).flushed_offset >= first):
+            await self._install_newest(replica, remote.snapshots, first, directory)
+        return earlier
+
+    def earlier(self, manifest: LogManifest | None, until: int, directory: Path) -> Earlier | None:
+        """The remote part of a changelog up to some offset, if it reaches there."""
+        segments = [] if manifest is None else manifest.segments
+        needed = [s for s in segments if s.start_offset < until]
+        if not needed or needed[-1].end_offset < until:
+            return None
+        fetched = FetchedSegments(
+            self._storage, self._server.loop, self._server.files, directory / CHANGELOG_DIRECTORY
+        )
+        return Earlier(needed[0].start_offset, lambda offset: fetched.batches(needed, offset))
+
+    async def _install_newest(
+        self,
+        replica: Replica,
+        snapshots: Sequence[SnapshotHandle],
+        first: int,
+        directory: Path,
+    ) -> None:
+        """Install the newest snapshot that can be read and continued."""
+        problems: list[ZuflussError] = []
+        for handle in reversed(snapshots):
+            if not first <= handle.log_offset <= replica.log.log_end_offset:
+                problems.append(_not_continued(handle, first, replica.log.log_end_offset))
+                continue
+            try:
+                await self.install(handle, directory)
+            except ZuflussError as e:
+                problems.append(e)
+                log.error(
+                    "kv_snapshot_unusable", bucket=str(replica.bucket),
+                    snapshot=handle.snapshot_id, error=str(e),
+                )  # fmt: skip
+                continue
+            log.warning(
+                "kv_state_restored", bucket=str(replica.bucket), snapshot=handle.snapshot_id,
+                log_offset=handle.log_offset,
+            )  # fmt: skip
+            return
+        if first > 0:
+            reasons = "; ".join(e.message for e in problems) or "it has no snapshot"
+            raise NotRestoredError(
+                f"the state of {replica.path} {replica.bucket} is lost and its changelog begins at "
+                f"offset {first}: {reasons}. It is tried again while a location does not answer; "
+                "else make the files readable and restart the server, or drop the table",
+                retriable=any(map(may_pass, problems)),
+            )
+
+    async def install(self, handle: SnapshotHandle, directory: Path) -> None:
+        """Make a snapshot the state of the bucket that has this directory."""
+        snapshot = await read_snapshot(self._storage, handle)
+        files = self._server.files
+        incoming = await asyncio.to_thread(incoming_directory, files, directory)
+        await together(self._fetch(file, incoming) for file in snapshot.files)
+        state = KvState(snapshot.log_offset, snapshot.row_count or 0, {})
+        await asyncio.to_thread(install, files, directory, state)
+
+    async def _fetch(self, file: SnapshotFile, incoming: Path) -> None:
+        async with self._fetching:
+            await self._storage.download(file.file, incoming / file.name)
+
+
+def _lake_is_ahead(
+    path: PhysicalTablePath, bucket: TableBucket, lake_end: int, end: int
+) -> NotRestoredError:
+    """New changes would get offsets that the lake has: they would never be tiered."""
+    return NotRestoredError(
+        f"the disk of {path} {bucket} is lost. The lake has its changes up to offset "
+        f"{lake_end - 1}, remote storage only up to {end - 1}. To go on with what remote storage "
+        "has, set table.datalake.enabled=false, and leave the lake table as it is; to begin anew, "
+        "drop the table",
+        retriable=True,
+    )
+
+
+def _not_continued(handle: SnapshotHandle, first: int, end: int) -> ZuflussError:
+    return CorruptRecordError(
+        f"snapshot {handle.snapshot_id} ends at offset {handle.log_offset}, the changelog has "
+        f"{first} to {end}"
+    )
+
+
+class FetchedSegments:
+    """Remote segments as local files, each fetched while the one before is read."""
+
+    def __init__(
+        self,
+        storage: RemoteStorage,
+        loop: asyncio.AbstractEventLoop,
+        files: Files,
+        directory: Path,
+    ) -> None:
+        self._storage = storage
+        self._loop = loop
+        self._files = files
+        self._directory = directory
+
+    def batches(self, segments: Sequence[RemoteSegment], offset: int) -> Iterator[memoryview]:
+        """The batches of segments from the one that has `offset` on. Not on the event loop."""
+        wanted = [segment for segment in segments if segment.end_offset > offset]
+        self._files.make_directories(self._directory)
+        coming = [self._fetch(segment) for segment in wanted[:1]]
+        try:
+            for i in range(len(wanted)):
+                path = coming.pop().result()
+                coming += [self._fetch(segment) for segment in wanted[i + 1 : i + 2]]
+                with path.open("rb") as file:
+                    data = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+                self._files.unlink(path)
+                yield memoryview(data)
+        finally:
+            wait(coming)  # whoever stops early may remove the directory
+
+    def _fetch(self, segment: RemoteSegment) -> Future[Path]:
+        target = self._directory / segment.segment_id
+
+        async def fetch() -> Path:
+            await self._storage.download(segment.log, target)
+            return target
+
+        return asyncio.run_coroutine_threadsafe(fetch(), self._loop)

@@ -1,0 +1,1 @@
+"""Scans of primary-key buckets over pinned state."""

@@ -1,0 +1,373 @@
+"""Scans of pinned state: OPEN_KV_SNAPSHOT, SCAN_KV_SNAPSHOT and CLOSE_KV_SNAPSHOT.
+
+Pin and cursor are apart. OPEN pins the state of buckets, all of them or none; SCAN answers the rows
+of a pin behind a key, as Arrow; CLOSE lets go. The pin is all that a server knows of a scan, the
+cursor comes with every call, so a call may be repeated, sent from anywhere, or made with an older
+key, and gets the same rows. `scan/pins.py` says how long pins live, `scan/rows.py` makes the rows,
+and `scan/sessions.py` puts Fluss's SCAN_KV on top of all this.
+
+A call looks for rows until it has some, the end, or no more time. Then it answers how far it came:
+rows that do not match, and long runs of deleted ones, cost several calls but never a long one.
+
+A request is checked before it counts as a use of its pin. Calls wait for a connection that has not
+read its earlier answers, and only so many pages are in memory at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+
+from zufluss.cluster.token_service import MayRead, everybody
+from zufluss.config import options
+from zufluss.errors import (
+    AuthorizationError,
+    ErrorCode,
+    InvalidScanRequestError,
+    KvScanBusyError,
+    KvScanExpiredError,
+)
+from zufluss.net.services import Reader, RequestContext, Services
+from zufluss.tablet.scan.pins import Pin, PinLimits, Pins
+from zufluss.tablet.scan.rows import RowReader, Rows
+from zufluss.wire import messages as m
+from zufluss.wire.api import ApiKey
+from zufluss.wire.codec import decode
+from zufluss.wire.predicates import predicate_from_proto
+from zufluss.wire.scan import BUCKETS_MAX
+
+if TYPE_CHECKING:
+    from zufluss.model.table import TableBucket
+    from zufluss.replica.replica import Replica
+    from zufluss.tablet.scan.sessions import Session
+    from zufluss.tablet.scan.states import Page, PinnedState
+    from zufluss.tablet.server import TabletServer
+
+T = TypeVar("T")
+
+DECODE_THREADS: Final = 2
+"""Threads that make rows of pages."""
+CALLS_MAX: Final = 16
+"""Calls that read at a time, each with a page in memory."""
+
+
+@dataclass(slots=True)
+class Pinned:
+    """What a pin stands for."""
+
+    state: PinnedState
+    """The rows, shared by all pins of the bucket at the same offset."""
+    session: Session | None = None
+    """Where a SCAN_KV stands that the pin was opened for."""
+
+
+class Wanted(NamedTuple):
+    """A state that shall be pinned."""
+
+    replica: Replica
+    """The bucket."""
+    log_offset: int | None
+    """The state at this offset, None for the present one."""
+
+
+class ScanCounts:
+    """What scans have answered since the start."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self.bytes = 0
+        """Of the records in answers."""
+
+    def add(self, rows: int, size: int) -> None:
+        """An answer."""
+        self.rows += rows
+        self.bytes += size
+
+
+class ScanService:
+    """The handlers of scans, and the pins of one server."""
+
+    def __init__(
+        self,
+        server: TabletServer,
+        may_read: MayRead = everybody,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        conf = server.conf
+        self.server = server
+        self.pins: Pins[Pinned] = Pins(PinLimits.of(conf), self._let_go, clock)
+        self.counts = ScanCounts()
+        self.calls = asyncio.Semaphore(CALLS_MAX)
+        self.seconds_max = conf.get(options.ZUFLUSS_KV_SCANNER_TIME_LIMIT) / 1000
+        """How long a call may look for rows."""
+        self._size_max = conf.get(options.KV_SCANNER_MAX_BATCH_SIZE)
+        self._may_read = may_read
+        self._threads: ThreadPoolExecutor | None = None
+
+    def register(self, services: Services) -> None:
+        """Attach the handlers to their API keys."""
+        services.register(ApiKey.OPEN_KV_SNAPSHOT, self.open_kv_snapshot)
+        services.register(ApiKey.SCAN_KV_SNAPSHOT, self.scan_kv_snapshot)
+        services.register(ApiKey.CLOSE_KV_SNAPSHOT, self.close_kv_snapshot)
+
+    async def expire(self) -> None:
+        """End pins that have expired, again and again."""
+        interval = self.server.conf.get(options.KV_SCANNER_EXPIRATION_INTERVAL) / 1000
+        while True:
+            await asyncio.sleep(interval)
+            self.pins.sweep()
+
+    def end_bucket(self, bucket: TableBucket) -> None:
+        """The bucket has stopped or begins a new leader epoch: its pins end."""
+        self.pins.end_bucket(bucket)
+
+    def stop(self) -> None:
+        """Make no more rows. States stay on the disk, for clients that come back after a start."""
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+
+    # -- handlers ---------------------------------------------------------------------------
+
+    async def open_kv_snapshot(
+        self, request: m.OpenKvSnapshotRequest, context: RequestContext
+    ) -> m.OpenKvSnapshotResponse:
+        """OPEN_KV_SNAPSHOT (30030)."""
+        count = len(request.buckets)
+        if not 1 <= count <= BUCKETS_MAX:
+            raise InvalidScanRequestError(
+                f"{count} buckets are to be pinned in one call; name 1 to {BUCKETS_MAX} of them"
+            )
+        wanted = [self._wanted(request.table_id, b, context.principal) for b in request.buckets]
+        seconds = None
+        if request.HasField("time_limit_ms"):
+            seconds = not_negative("time_limit_ms", request.time_limit_ms) / 1000
+        try:
+            async with asyncio.timeout(seconds):
+                pins = await self.open(wanted, context.principal)
+        except TimeoutError:
+            raise KvScanBusyError(
+                f"the state of {count} buckets is still being made after {seconds:g} s; ask again"
+            ) from None
+        idle_ms = round(self.pins.limits.idle_seconds * 1000)
+        return m.OpenKvSnapshotResponse(
+            pins=[
+                m.PbPin(
+                    pin_id=pin.pin_id,
+                    log_offset=pin.content.state.log_offset,
+                    leader_epoch=pin.leader_epoch,
+                    idle_ms=idle_ms,
+                    remaining_ms=int(self.pins.remaining_seconds(pin) * 1000),
+                )
+                for pin in pins
+            ]
+        )
+
+    async def scan_kv_snapshot(
+        self, request: m.ScanKvSnapshotRequest, context: RequestContext
+    ) -> m.ScanKvSnapshotResponse:
+        """SCAN_KV_SNAPSHOT (30031)."""
+        await context.reader.has_read()
+        partition_id = request.partition_id if request.HasField("partition_id") else None
+        who = context.principal
+        replica = self.replica(request.table_id, partition_id, request.bucket_id, who)
+        pin = self.pins.find(request.pin_id, who)
+        self.check_leader(pin, replica)
+        search = self._search(request, replica)
+        with self.pins.use(pin) as pinned:
+            async with self.turn(search.deadline, context.reader) as mine:
+                if not mine:
+                    return m.ScanKvSnapshotResponse(last_key=search.after, done=False, rows=0)
+                return await self._rows(search, pinned.state)
+
+    async def close_kv_snapshot(
+        self, request: m.CloseKvSnapshotRequest, context: RequestContext
+    ) -> m.CloseKvSnapshotResponse:
+        """CLOSE_KV_SNAPSHOT (30032)."""
+        for pin_id in request.pin_ids:
+            self.pins.close(pin_id, context.principal)
+        return m.CloseKvSnapshotResponse()
+
+    # -- pins -------------------------------------------------------------------------------
+
+    def replica(
+        self, table_id: int, partition_id: int | None, bucket_id: int, principal: str | None
+    ) -> Replica:
+        """A bucket of a primary-key table that the principal may read."""
+        replica = self.server.kv_replica(table_id, partition_id, bucket_id)
+        if not self._may_read(principal, replica.path.path):
+            raise AuthorizationError(
+                f"{principal or 'an unknown user'} may not read {replica.path}"
+            )
+        return replica
+
+    async def open(self, wanted: Sequence[Wanted], principal: str | None) -> list[Pin[Pinned]]:
+        """Pin states, all of them or none."""
+        if len(wanted) > self.pins.limits.per_server:
+            raise InvalidScanRequestError(
+                f"{len(wanted)} buckets are to be pinned at once; "
+                f"{options.KV_SCANNER_MAX_PER_SERVER.key} allows {self.pins.limits.per_server} on "
+                "this server: raise it, or scan fewer partitions or buckets at a time"
+            )
+        pins: list[Pin[Pinned]] = []
+        try:
+            for replica, _ in wanted:
+                pins.append(self.pins.begin(replica.bucket, principal, replica.leader_epoch))
+            work = (self._make(pin, each) for pin, each in zip(pins, wanted, strict=True))
+            outcomes = await asyncio.gather(*work, return_exceptions=True)
+            for outcome in outcomes:
+                if isinstance(outcome, BaseException):
+                    raise outcome
+            for pin in pins:  # one may have ended while others were made
+                self.pins.find(pin.pin_id, principal)
+        except BaseException:
+            for pin in pins:
+                self.pins.abandon(pin)
+            raise
+        return pins
+
+    async def _make(self, pin: Pin[Pinned], wanted: Wanted) -> None:
+        states = self.server.pin_states
+        if wanted.log_offset is None:
+            state = await states.open_state(wanted.replica)
+        else:
+            state = await states.rebuild_state(wanted.replica, wanted.log_offset)
+        self.pins.complete(pin, Pinned(state))
+
+    def check_leader(self, pin: Pin[Pinned], replica: Replica) -> None:
+        """Refuse a pin of another bucket, or of an earlier time of this one."""
+        if pin.bucket != replica.bucket:
+            raise KvScanExpiredError(
+                f"the pin {pin.pin_id.hex()} is of {pin.bucket}, not of {replica.bucket}",
+                code=ErrorCode.UNKNOWN_SCANNER_ID,
+            )
+        if pin.leader_epoch != replica.leader_epoch:
+            self.end_bucket(pin.bucket)
+            self.pins.find(pin.pin_id, pin.owner)  # raises why it has ended
+
+    def _let_go(self, pinned: Pinned) -> None:
+        self.server.spawn(pinned.state.release())
+
+    # -- rows -------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def turn(self, deadline: float, reader: Reader | None = None) -> AsyncIterator[bool]:
+        """Be one of the few calls that read; False if it is too late for that.
+
+        A client that sent many calls at once may be behind by the time it is their turn.
+        """
+        mine = False
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(deadline):
+                mine = await self.calls.acquire()
+                while reader is not None and reader.backlogged:
+                    self.calls.release()
+                    mine = False
+                    await reader.has_read()
+                    mine = await self.calls.acquire()
+        try:
+            yield mine
+        finally:
+            if mine:
+                self.calls.release()
+
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        """Make rows, beside the event loop."""
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(DECODE_THREADS, "zufluss-scan")
+        return await self.server.loop.run_in_executor(self._threads, work)
+
+    def size(self, asked: int) -> int:
+        """The bytes of a page that a client asks for, as far as they are allowed."""
+        if asked <= 0:
+            raise InvalidScanRequestError(
+                f"batch_size_bytes is {asked}; ask for 1 to {self._size_max} bytes"
+            )
+        return min(asked, self._size_max)
+
+    def _wanted(self, table_id: int, bucket: m.PbPinBucket, principal: str | None) -> Wanted:
+        partition_id = bucket.partition_id if bucket.HasField("partition_id") else None
+        replica = self.replica(table_id, partition_id, bucket.bucket_id, principal)
+        offset = bucket.log_offset if bucket.HasField("log_offset") else None
+        if offset is not None and offset < 0:
+            raise InvalidScanRequestError(
+                f"{replica.bucket} has no log offset {offset}; they begin at 0"
+            )
+        return Wanted(replica, offset)
+
+    def _search(self, request: m.ScanKvSnapshotRequest, replica: Replica) -> Search:
+        """What a call looks for; refused if it is malformed."""
+        table = replica.tablet.table
+        schema = table.schema_of(request.schema_id)
+        predicate = None
+        if request.HasField("filter"):
+            predicate = predicate_from_proto(decode(m.PbPredicate, request.filter), schema)
+        seconds = self.seconds_max
+        if request.HasField("time_limit_ms"):
+            seconds = min(seconds, not_negative("time_limit_ms", request.time_limit_ms) / 1000)
+        return Search(
+            RowReader(table, schema, request.projected_columns, predicate),
+            request.after_key if request.HasField("after_key") else None,
+            request.until_key if request.HasField("until_key") else None,
+            not_negative("limit", request.limit) or None,
+            self.size(request.batch_size_bytes),
+            self.server.loop.time() + seconds,
+        )
+
+    async def _rows(self, search: Search, state: PinnedState) -> m.ScanKvSnapshotResponse:
+        after = search.after
+        while True:
+            left = search.deadline - self.server.loop.time()
+            page = await state.page(
+                after, search.until, search.page_rows, search.size, max(left, 0.0)
+            )
+            if page is None:
+                return m.ScanKvSnapshotResponse(last_key=after, done=False, rows=0)
+            rows = await self._read(search, page)
+            after = page.last_key if rows.cut_key is None else rows.cut_key
+            done = page.done and rows.cut_key is None
+            if rows.count or done or self.server.loop.time() >= search.deadline:
+                self.counts.add(rows.count, len(rows.records or b""))
+                return m.ScanKvSnapshotResponse(
+                    records=rows.records, last_key=after, done=done, rows=rows.count
+                )
+
+    async def _read(self, search: Search, page: Page) -> Rows:
+        values = page.values
+        limit = search.limit or values.count
+        return await self.in_thread(lambda: search.reader.read(values, limit))
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """What one call looks for."""
+
+    reader: RowReader
+    """Makes the rows."""
+    after: bytes | None
+    """Rows behind this key."""
+    until: bytes | None
+    """Up to this one."""
+    limit: int | None
+    """At most so many rows."""
+    size: int
+    """Until the stored rows take so many bytes."""
+    deadline: float
+    """Until then, on the clock of the loop."""
+
+    @property
+    def page_rows(self) -> int:
+        """Rows of a page: a filter may leave out any number, otherwise the limit is enough."""
+        most = self.reader.rows_max
+        return most if self.limit is None or self.reader.filters else min(most, self.limit)
+
+
+def not_negative(name: str, value: int) -> int:
+    """A number of a request; `InvalidScanRequestError` if it is negative."""
+    if value < 0:
+        raise InvalidScanRequestError(f"{name} is {value}; give 0 or more")
+    return value

@@ -1,0 +1,226 @@
+"""SCAN_KV (1061), the scan of clients of Fluss: a pin and a cursor that the server keeps.
+
+| request | with |
+|---|---|
+| open | `bucket_scan_req`, `call_seq_id` 0, `batch_size_bytes`; answered with id and log offset |
+| go on | `scanner_id`, the next `call_seq_id`, `batch_size_bytes` |
+| close | `scanner_id`, `close_scanner` |
+
+The id is that of the pin. A scan ends by itself with its last row; an empty bucket never gets an
+id. The same `call_seq_id` again gets the same answer, also that of the last call, for as long as
+it is kept (`LAST_ANSWERS_BYTES_MAX`); a wrong one is refused, and so is a call beside another one
+on the same scan. Neither of them ends it. Answers to a call that found nothing in its time have no
+records and say that there is more.
+
+Errors stand inside the answer, as Apache Fluss has them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from zufluss.errors import (
+    AuthorizationError,
+    ErrorCode,
+    InvalidScanRequestError,
+    KvScanBusyError,
+    KvScanExpiredError,
+    TooManyScannersError,
+    ZuflussError,
+)
+from zufluss.net.services import RequestContext, Services
+from zufluss.tablet.scan.pins import RETRY_AFTER_MS, Pin
+from zufluss.tablet.scan.rows import value_batch
+from zufluss.tablet.scan.service import Pinned, ScanService, Wanted, not_negative
+from zufluss.wire import messages as m
+from zufluss.wire.api import ApiKey
+
+if TYPE_CHECKING:
+    from zufluss.kv.table import KvTable
+
+LAST_ANSWERS_BYTES_MAX: Final = 32 << 20
+"""Answers of scans that have ended are kept up to this size, in case one got lost."""
+ENTRY_BYTES: Final = 512
+"""What is counted for one beside its bytes."""
+ROWS_MAX: Final = 1 << 20
+"""Rows of an answer."""
+
+
+@dataclass(slots=True)
+class Session:
+    """Where a scan stands."""
+
+    left: int | None
+    """Rows that the limit still allows, None without one."""
+    after: bytes | None = None
+    """The key of the last row that was answered."""
+    call_seq_id: int = -1
+    """The last call that was answered."""
+    answer: m.ScanKvResponse | None = None
+    """Its answer."""
+    busy: bool = False
+    """A call is under way."""
+
+
+class _LastAnswers:
+    """The answers that ended scans, the latest of them."""
+
+    def __init__(self) -> None:
+        self._answers: dict[bytes, tuple[str | None, int, m.ScanKvResponse]] = {}
+        self._size = 0
+
+    def add(self, owner: str | None, call_seq_id: int, answer: m.ScanKvResponse) -> None:
+        self._answers[answer.scanner_id] = (owner, call_seq_id, answer)
+        self._size += answer.ByteSize() + ENTRY_BYTES
+        while self._size > LAST_ANSWERS_BYTES_MAX:
+            _, _, dropped = self._answers.pop(next(iter(self._answers)))
+            self._size -= dropped.ByteSize() + ENTRY_BYTES
+
+    def find(
+        self, scanner_id: bytes, owner: str | None, call_seq_id: int
+    ) -> m.ScanKvResponse | None:
+        found = self._answers.get(scanner_id)
+        if found is None or found[1] != call_seq_id:
+            return None
+        if found[0] != owner:
+            raise AuthorizationError("the scan was another user's; open your own")
+        return found[2]
+
+
+class ScanSessions:
+    """The handler of SCAN_KV."""
+
+    def __init__(self, scans: ScanService) -> None:
+        self._scans = scans
+        self._pins = scans.pins
+        self._last = _LastAnswers()
+
+    def register(self, services: Services) -> None:
+        """Attach the handler to its API key."""
+        services.register(ApiKey.SCAN_KV, self.scan_kv)
+
+    async def scan_kv(self, request: m.ScanKvRequest, context: RequestContext) -> m.ScanKvResponse:
+        """SCAN_KV (1061)."""
+        await context.reader.has_read()
+        try:
+            return await self._answer(request, context.principal)
+        except ZuflussError as e:
+            return m.ScanKvResponse(error_code=e.code, error_message=e.message)
+
+    async def _answer(self, request: m.ScanKvRequest, principal: str | None) -> m.ScanKvResponse:
+        opens = request.HasField("bucket_scan_req")
+        if opens == request.HasField("scanner_id"):
+            raise InvalidScanRequestError(
+                "a SCAN_KV has either bucket_scan_req, to open a scan, or scanner_id, to go on"
+            )
+        if request.close_scanner:
+            if opens:
+                raise InvalidScanRequestError("a SCAN_KV cannot open a scan and close it at once")
+            self._pins.close(request.scanner_id, principal)
+            return m.ScanKvResponse(scanner_id=request.scanner_id, has_more_results=False)
+        for field in ("call_seq_id", "batch_size_bytes"):
+            if not request.HasField(field):
+                raise InvalidScanRequestError(f"a SCAN_KV needs {field}, unless it closes a scan")
+        self._scans.size(request.batch_size_bytes)
+        if opens:
+            return await self._open(request, principal)
+        return await self._go_on(request, principal)
+
+    async def _open(self, request: m.ScanKvRequest, principal: str | None) -> m.ScanKvResponse:
+        wanted = request.bucket_scan_req
+        _check_sequence(request.call_seq_id, 0)
+        left = not_negative("limit", wanted.limit) or None
+        partition_id = wanted.partition_id if wanted.HasField("partition_id") else None
+        replica = self._scans.replica(wanted.table_id, partition_id, wanted.bucket_id, principal)
+        try:
+            (pin,) = await self._scans.open([Wanted(replica, None)], principal)
+        except KvScanBusyError as e:
+            raise TooManyScannersError(e.message) from None
+        pin.content.session = Session(left)
+        try:
+            answer = await self._next(pin, request, replica.tablet.table)
+        except BaseException:
+            self._pins.close(pin.pin_id, principal)
+            raise
+        if not answer.has_more_results and not answer.records:
+            return m.ScanKvResponse(has_more_results=False, log_offset=answer.log_offset)
+        return answer
+
+    async def _go_on(self, request: m.ScanKvRequest, principal: str | None) -> m.ScanKvResponse:
+        last = self._last.find(request.scanner_id, principal, request.call_seq_id)
+        if last is not None:
+            return last
+        pin = self._pins.find(request.scanner_id, principal)
+        session = pin.content.session
+        if session is None:
+            raise KvScanExpiredError(
+                f"{pin.pin_id.hex()} is a pin and no scan; read it with SCAN_KV_SNAPSHOT",
+                code=ErrorCode.UNKNOWN_SCANNER_ID,
+            )
+        replica = self._scans.replica(*pin.bucket, principal)
+        self._scans.check_leader(pin, replica)
+        if session.busy:
+            raise KvScanBusyError(
+                f"another call on the scan {pin.pin_id.hex()} is under way; retry after "
+                f"{RETRY_AFTER_MS} ms"
+            )
+        if session.answer is not None and request.call_seq_id == session.call_seq_id:
+            with self._pins.use(pin):
+                return session.answer
+        _check_sequence(request.call_seq_id, session.call_seq_id + 1)
+        return await self._next(pin, request, replica.tablet.table)
+
+    async def _next(
+        self, pin: Pin[Pinned], request: m.ScanKvRequest, table: KvTable
+    ) -> m.ScanKvResponse:
+        """The next rows of a scan, which stays where it is if they cannot be had."""
+        with self._pins.use(pin) as pinned:
+            session = pinned.session
+            assert session is not None
+            session.busy = True
+            deadline = self._scans.server.loop.time() + self._scans.seconds_max
+            try:
+                async with self._scans.turn(deadline) as mine:
+                    answer = m.ScanKvResponse(has_more_results=True)
+                    if mine:
+                        size = self._scans.size(request.batch_size_bytes)
+                        answer = await self._page(pinned, session, size, deadline, table)
+            finally:
+                session.busy = False
+            answer.scanner_id = pin.pin_id
+            if session.call_seq_id < 0:
+                answer.log_offset = pinned.state.log_offset
+            session.call_seq_id, session.answer = request.call_seq_id, answer
+        if not answer.has_more_results:
+            self._pins.close(pin.pin_id, pin.owner)
+            if request.call_seq_id:  # nobody has the id of a scan to ask for the first one again
+                self._last.add(pin.owner, request.call_seq_id, answer)
+        return answer
+
+    async def _page(
+        self, pinned: Pinned, session: Session, size: int, deadline: float, table: KvTable
+    ) -> m.ScanKvResponse:
+        rows = ROWS_MAX if session.left is None else min(session.left, ROWS_MAX)
+        wait = max(deadline - self._scans.server.loop.time(), 0.0)
+        page = await pinned.state.page(session.after, None, rows, size, wait)
+        if page is None:
+            return m.ScanKvResponse(has_more_results=True)
+        values = page.values
+        if values.count == 0:
+            return m.ScanKvResponse(has_more_results=False)
+        records = await self._scans.in_thread(lambda: value_batch(table, values))
+        self._scans.counts.add(values.count, len(records))
+        session.after = page.last_key
+        if session.left is not None:
+            session.left -= values.count
+        more = not page.done and session.left != 0
+        return m.ScanKvResponse(has_more_results=more, records=records)
+
+
+def _check_sequence(call_seq_id: int, expected: int) -> None:
+    if call_seq_id != expected:
+        raise InvalidScanRequestError(
+            f"call_seq_id is {call_seq_id}, {expected} is next; the calls of a scan count from 0, "
+            "and only the last one may be repeated"
+        )

@@ -1,0 +1,405 @@
+"""The state of buckets at one moment, for scans: made, shared, read, found again, let go.
+
+    open:     flush up to the high watermark → hard links of the cold tier → rename → pages
+    release:  the last user leaves → pages under way end → files are closed → directory removed
+
+A state is the rows of a bucket at one log offset (`zufluss.kv.pins`). All who open a bucket at the
+same offset share it. Nothing that is written, flushed or compacted later changes it, so a page can
+be read again and again, by any number of readers, and behind any key.
+
+Whatever a server leaves on the disk when it stops or is killed is kept for `kv.scanner.ttl` after
+the next start: who comes back in time and asks for the same offset gets it as it was. Else it is
+rebuilt (`zufluss.tablet.scan.rebuild`), where that is possible.
+
+When a bucket stops, its states answer nothing any more, and their files go with the bucket's, or
+are left for its next start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from weakref import WeakValueDictionary
+
+import structlog
+
+from zufluss.config import options
+from zufluss.errors import (
+    InvalidScanRequestError,
+    KvScanBusyError,
+    UnknownTableOrBucketError,
+    ZuflussError,
+)
+from zufluss.kv.checkpoint import COLD_DIRECTORY
+from zufluss.kv.pins import PinDirectory, PinnedFiles
+from zufluss.kv.rest import Rests
+from zufluss.kv.scanner import EMPTY, Page, Scanner
+from zufluss.model.table import TableBucket
+from zufluss.tablet.scan.rebuild import Rebuilder
+
+if TYPE_CHECKING:
+    from zufluss.replica.replica import Replica
+    from zufluss.tablet.server import TabletServer
+
+__all__ = ["Page", "PinStates", "PinnedState"]
+
+log = structlog.get_logger(__name__)
+
+PAGES_MAX: Final = 32
+"""Pages that are being read, or wait for who asked, at a time."""
+REBUILT_SECONDS: Final = 60.0
+"""How long a state is kept that took longer to rebuild than who asked for it waited."""
+
+Question: TypeAlias = tuple[bytes | None, bytes | None, int, int]
+"""What a page is asked for: after, until, rows, size."""
+Place: TypeAlias = tuple[Path, Question]
+"""A page of a database."""
+Key: TypeAlias = tuple[TableBucket, int]
+"""Bucket and log offset."""
+
+
+class PinnedState:
+    """The rows of a bucket at one log offset, shared by all who scan it. On the event loop."""
+
+    def __init__(
+        self, owner: PinStates, replica: Replica, pins: PinDirectory, files: PinnedFiles
+    ) -> None:
+        self.bucket = replica.bucket
+        self.log_offset = files.state.flushed_offset
+        """The changelog goes on from here; everything below it is in the rows, nothing else."""
+        self.directory = files.directory
+        """Where its files are."""
+        counted = replica.tablet.table.before_images
+        self.rows: int | None = files.state.row_count if counted else None
+        """How many there are, None where they are not counted."""
+        self.pins = pins
+        """What the directory belongs to."""
+        self.users = 0
+        self.failure: ZuflussError | None = None
+        """Why it answers nothing any more."""
+        self._owner = owner
+        self._database = None if files.database is None else files.database.absolute()
+
+    def __repr__(self) -> str:
+        return f"PinnedState({self.bucket} at {self.log_offset}, {self.users} users)"
+
+    async def page(
+        self,
+        after: bytes | None,
+        until: bytes | None,
+        rows: int,
+        size: int,
+        wait: float | None = None,
+    ) -> Page | None:
+        """Rows behind `after` (None: from the first) up to `until`, which is among them.
+
+        At least one if there is one, then until there are `rows`, or their values take `size`
+        bytes or more. `last_key` is `after` if there are none. None if they were not there after
+        `wait` seconds: they go on being read, and who asks for the same again gets them. The same
+        question gets the same rows, as often as it is asked, and any number of questions may be
+        under way; a page that nobody came for is dropped when something else is asked.
+
+        `LogStorageError` if the files cannot be read; `UnknownTableOrBucketError` after the bucket
+        has stopped.
+        """
+        if self.failure is not None:
+            raise self.failure
+        if self._database is None:
+            return EMPTY._replace(last_key=after)
+        place = (self._database, (after, until, rows, size))
+        pages = self._owner.pages
+        try:
+            async with asyncio.timeout(wait):
+                reading = await pages.begun(place)
+                if not reading.done():
+                    await asyncio.wait({reading})
+        except TimeoutError:
+            return None
+        pages.taken(place, reading)
+        if reading.cancelled():
+            raise _stopped(self.bucket)
+        page = reading.result()
+        return page if page.last_key is not None else page._replace(last_key=after)
+
+    def acquire(self) -> PinnedState:
+        """One more user, who releases it; returns itself."""
+        self.users += 1
+        return self
+
+    async def release(self) -> None:
+        """One user less. The last one ends it: its files go when all questions are answered."""
+        self.users -= 1
+        if not self.users:
+            await self._owner.end(self)
+
+    async def settled(self) -> Path | None:
+        """Wait until no page is being read; the database, if there is one to be closed."""
+        if self._database is not None:
+            await self._owner.pages.settled(self._database)
+        return self._database
+
+
+class Pages:
+    """The pages of all states that are being read, or were and that nobody came for."""
+
+    def __init__(self, scanner: Scanner) -> None:
+        self._scanner = scanner
+        self._pages: dict[Place, asyncio.Future[Page]] = {}
+
+    def __len__(self) -> int:
+        return len(self._pages)
+
+    async def begun(self, place: Place) -> asyncio.Future[Page]:
+        """A page that is being read; if there are too many, one of them has to end before."""
+        while place not in self._pages:
+            self._drop(place[0] if len(self._pages) < PAGES_MAX else None)
+            if len(self._pages) < PAGES_MAX:
+                reading = asyncio.wrap_future(self._scanner.read(place[0], *place[1]))
+                reading.add_done_callback(_noticed)
+                self._pages[place] = reading
+            else:
+                waiting = [*self._pages.values()]
+                await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        return self._pages[place]
+
+    def taken(self, place: Place, reading: asyncio.Future[Page]) -> None:
+        """Somebody has this page."""
+        if self._pages.get(place) is reading:
+            del self._pages[place]
+
+    async def settled(self, database: Path) -> None:
+        """Wait until no page of a state is being read; what nobody came for is dropped."""
+        if reading := [page for place, page in self._pages.items() if place[0] == database]:
+            await asyncio.wait(reading)
+        self._drop(database)
+
+    def _drop(self, database: Path | None) -> None:
+        """Drop what was read of a state, or of all, and nobody came for; who waits has it."""
+        for place, reading in [*self._pages.items()]:
+            if reading.done() and database in (None, place[0]):
+                del self._pages[place]
+
+
+class PinStates:
+    """The pinned states of a server. Belongs to the event loop."""
+
+    def __init__(self, server: TabletServer) -> None:
+        self.rests = Rests(lambda: server.putter.moved)
+        """When scans rest, so that writers get on."""
+        self.scanner = Scanner(rests=self.rests)
+        self.pages = Pages(self.scanner)
+        self._server = server
+        self._rebuilder = Rebuilder(server)
+        self._left_seconds = server.conf.get(options.KV_SCANNER_TTL) / 1000
+        self._making_max = server.conf.get(options.KV_SCANNER_MAX_PER_SERVER)
+        self._states: dict[Key, PinnedState] = {}
+        self._ending: dict[Key, asyncio.Task[None]] = {}
+        self._turns: WeakValueDictionary[TableBucket | Key, asyncio.Lock] = WeakValueDictionary()
+        """Held by who opens a bucket, or makes or removes the state of a bucket at one offset."""
+        self._making: dict[asyncio.Task[PinnedState], Replica] = {}
+        self._timers: dict[Replica, asyncio.TimerHandle] = {}
+        """When what an earlier life of a bucket left is removed."""
+
+    # -- making ---------------------------------------------------------------------------------
+
+    async def open_state(self, replica: Replica) -> PinnedState:
+        """The state of a bucket now: everything below the high watermark. Acquired once.
+
+        Nothing is made if it is there: nothing was written since somebody opened it.
+        """
+        return await self._made(replica, self._open(replica))
+
+    async def rebuild_state(self, replica: Replica, log_offset: int) -> PinnedState:
+        """The state at exactly this offset, found again or rebuilt. Acquired once.
+
+        `InvalidScanRequestError` above the high watermark; `KvPinGoneError` says what is missing
+        where it cannot be rebuilt; retriable errors while remote storage does not answer.
+        """
+        end = replica.log.high_watermark
+        if not 0 <= log_offset <= end:
+            raise InvalidScanRequestError(
+                f"{replica.path} {replica.bucket} has no state at offset {log_offset}; it has one "
+                f"at every offset from 0 to {end}, as far as its changelog is kept"
+            )
+        if log_offset == end:
+            state = await self.open_state(replica)
+            if state.log_offset == log_offset:
+                return state
+            await state.release()
+        return await self._made(replica, self._find(replica, log_offset), REBUILT_SECONDS)
+
+    async def _made(
+        self, replica: Replica, work: Coroutine[Any, Any, PinnedState], kept: float = 0
+    ) -> PinnedState:
+        """Have a state made. Who asks may be cancelled; what was begun is finished, and let go.
+
+        It is kept for so many seconds before, for who asks again. `KvScanBusyError` if too many
+        are being made, which those who gave up have no pins for.
+        """
+        if len(self._making) >= self._making_max:
+            work.close()
+            raise KvScanBusyError(
+                f"{len(self._making)} states are being made for scans, as many as "
+                f"{options.KV_SCANNER_MAX_PER_SERVER.key} allows; ask again"
+            )
+        task = self._server.loop.create_task(work)
+        self._making[task] = replica
+        task.add_done_callback(self._making.pop)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled():
+                raise _stopped(replica.bucket) from None
+            task.add_done_callback(partial(self._nobody_came, kept))
+            raise
+
+    def _nobody_came(self, kept: float, task: asyncio.Task[PinnedState]) -> None:
+        if not task.cancelled() and task.exception() is None:
+            self._server.spawn(_release_after(kept, task.result()))
+
+    async def _open(self, replica: Replica) -> PinnedState:
+        store, bucket = replica.tablet.store, replica.bucket
+        async with self._turn(bucket):
+            wanted = store.horizon
+            known = await self._known((bucket, wanted))
+            if known is not None:
+                return known.acquire()
+            fresh = await asyncio.to_thread(store.pins.fresh)
+            try:
+                target = fresh / COLD_DIRECTORY
+                made = await self._server.kv.pin(replica, target, wanted, self.rests)
+                finish = partial(asyncio.to_thread, store.pins.finish, fresh, made)
+                return await self._known_or(replica, made.flushed_offset, finish)
+            finally:
+                await asyncio.to_thread(store.pins.discard, fresh)
+
+    async def _find(self, replica: Replica, log_offset: int) -> PinnedState:
+        rebuild = partial(self._rebuilder.rebuild, replica, log_offset)
+        return await self._known_or(replica, log_offset, rebuild)
+
+    async def _known_or(
+        self, replica: Replica, log_offset: int, make: Callable[[], Awaitable[PinnedFiles]]
+    ) -> PinnedState:
+        """The state that is in use, else what an earlier life of the bucket left, else a new one.
+
+        Acquired once.
+        """
+        pins, key = replica.tablet.store.pins, (replica.bucket, log_offset)
+        async with self._turn(key):
+            known = await self._known(key)
+            if known is not None:
+                return known.acquire()
+            files = await asyncio.to_thread(pins.find, log_offset)
+            return self._new(replica, files or await make())
+
+    def _new(self, replica: Replica, files: PinnedFiles) -> PinnedState:
+        if self._server.find_replica(*replica.bucket) is not replica:
+            raise _stopped(replica.bucket)
+        state = PinnedState(self, replica, replica.tablet.store.pins, files)
+        self._states[state.bucket, state.log_offset] = state
+        return state.acquire()
+
+    def _turn(self, key: TableBucket | Key) -> asyncio.Lock:
+        return self._turns.setdefault(key, asyncio.Lock())
+
+    async def _known(self, key: Key) -> PinnedState | None:
+        """The state that is there; one that is just being removed is not."""
+        while (ending := self._ending.get(key)) is not None:
+            await asyncio.wait({ending})  # lets `_ended` run, also if it is done already
+        return self._states.get(key)
+
+    # -- the end --------------------------------------------------------------------------------
+
+    async def end(self, state: PinnedState) -> None:
+        """Nobody uses a state any more."""
+        key = (state.bucket, state.log_offset)
+        if self._states.get(key) is state:
+            del self._states[key]
+        task = self._server.loop.create_task(self._end(state))
+        self._ending[key] = task
+        task.add_done_callback(partial(self._ended, key))
+        await asyncio.wait({task})
+
+    async def _end(self, state: PinnedState) -> None:
+        database = await state.settled()
+        if database is not None:
+            await asyncio.wrap_future(self.scanner.close(database))
+        if state.failure is None:
+            await asyncio.to_thread(state.pins.remove, state.log_offset)
+
+    def _ended(self, key: Key, task: asyncio.Task[None]) -> None:
+        if self._ending.get(key) is task:
+            del self._ending[key]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("kv_pin_not_removed", bucket=str(key[0]), offset=key[1], error=str(error))
+
+    # -- buckets that start and stop ------------------------------------------------------------
+
+    def adopt(self, replica: Replica) -> None:
+        """A bucket was opened: keep what an earlier life of it left, for a while.
+
+        But not what its log does not reach any more: other changes will get these offsets.
+        """
+        found = replica.tablet.store.pins.offsets()
+        if found:
+            later = partial(self._remove_later, replica)
+            self._timers[replica] = self._server.loop.call_later(self._left_seconds, later)
+        if found and found[-1] > replica.log.log_end_offset:
+            self._server.spawn(self._remove_left(replica, replica.log.log_end_offset + 1))
+
+    def forget(self, replica: Replica) -> None:
+        """The bucket has stopped: its states answer no more questions."""
+        timer = self._timers.pop(replica, None)
+        if timer is not None:
+            timer.cancel()
+        self._rebuilder.end(replica)
+        for key, state in [*self._states.items()]:
+            if state.bucket == replica.bucket:
+                state.failure = _stopped(replica.bucket)
+                del self._states[key]
+
+    def _remove_later(self, replica: Replica) -> None:
+        del self._timers[replica]
+        self._server.spawn(self._remove_left(replica, 0))
+
+    async def _remove_left(self, replica: Replica, start: int) -> None:
+        """Remove the states from an offset on that nobody uses."""
+        pins, bucket = replica.tablet.store.pins, replica.bucket
+        for offset in await asyncio.to_thread(pins.offsets):
+            async with self._turn((bucket, offset)):
+                used = (bucket, offset) in self._states or (bucket, offset) in self._ending
+                if offset >= start and not used:
+                    await asyncio.to_thread(pins.remove, offset)
+
+    async def stop(self) -> None:
+        """End the processes that read. States are left on the disk for the next start."""
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+        self._rebuilder.stop()
+        await asyncio.gather(*self._making, return_exceptions=True)
+        for state in self._states.values():
+            state.failure = _stopped(state.bucket)
+        await self._server.loop.run_in_executor(None, self.scanner.stop)
+        await asyncio.gather(*self._ending.values(), return_exceptions=True)
+
+
+async def _release_after(seconds: float, state: PinnedState) -> None:
+    await asyncio.sleep(seconds)
+    await state.release()
+
+
+def _stopped(bucket: TableBucket) -> UnknownTableOrBucketError:
+    return UnknownTableOrBucketError(
+        f"{bucket} has stopped on this server, and its pinned states with it; refresh the metadata "
+        "and open the scan again"
+    )
+
+
+def _noticed(reading: asyncio.Future[Page]) -> None:
+    """Whoever comes for the page is told of its failure; nobody may come."""
+    if not reading.cancelled():
+        reading.exception()

@@ -1,0 +1,80 @@
+"""Temporary directories: gone when closed, forgotten, or left by a process that was killed."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from zufluss.client.keyed.scratch import LEFT_OVER_SECONDS, Scratch, remove_left_over
+
+PREFIX = "zufluss-test-"
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def make_old(path: Path) -> None:
+    """As if nothing had been made in it for long."""
+    then = path.stat().st_mtime - 2 * LEFT_OVER_SECONDS
+    os.utime(path, (then, then))
+
+
+def killed(place: Path) -> Path:
+    """What a process that was killed leaves."""
+    code = (
+        "import os, signal; from zufluss.client.keyed.scratch import Scratch; "
+        f"scratch = Scratch({PREFIX!r}); (scratch.path / 'file').write_text('x'); "
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    subprocess.run([sys.executable, "-c", code], env=os.environ | {"TMPDIR": str(place)})
+    (left,) = place.iterdir()
+    return left
+
+
+def forget() -> None:
+    Scratch(PREFIX)
+    gc.collect()
+
+
+def test_a_closed_one_is_gone_with_all_that_was_in_it(place: Path) -> None:
+    scratch = Scratch(PREFIX)
+    (scratch.path / "directory").mkdir()
+    (scratch.path / "directory" / "file").write_text("x")
+    scratch.close()
+    assert list(place.iterdir()) == []
+
+
+def test_a_forgotten_one_is_gone(place: Path) -> None:
+    with pytest.warns(ResourceWarning, match="Implicitly cleaning up"):
+        forget()
+    assert list(place.iterdir()) == []
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next_one(place: Path) -> None:
+    left = killed(place)
+    remove_left_over(PREFIX)
+    assert left.is_dir(), "it may just be made"
+    make_old(left)
+    scratch = Scratch(PREFIX)
+    assert list(place.iterdir()) == [scratch.path]
+    scratch.close()
+
+
+def test_one_in_use_is_left_alone_however_old(place: Path) -> None:
+    scratch = Scratch(PREFIX)
+    make_old(scratch.path)
+    other = place / "zufluss-other-1"
+    other.mkdir()
+    make_old(other)
+    remove_left_over(PREFIX)
+    assert sorted(place.iterdir()) == sorted([scratch.path, other])
+    scratch.close()
