@@ -10,8 +10,8 @@ import pytest
 
 import zufluss
 from tests.conftest import SERVERS
+from tests.end_to_end.raw import RawClient
 from tests.servers import WarmServer, free_port
-from tests.wire.raw import RawClient
 from zufluss.client.sync.connection import Connection
 from zufluss.testing.server import DevServer
 

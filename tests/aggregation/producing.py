@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.wire.kv import PUT_VERSION, Codec, kv_batch, put_request
-from tests.wire.raw import RawClient
+from tests.end_to_end.kv import PUT_VERSION, Codec, kv_batch, put_request
+from tests.end_to_end.raw import RawClient
 from zufluss.client.producer.wire import offsets_to_wire
 from zufluss.client.sync.connection import Table
 from zufluss.errors import ErrorCode

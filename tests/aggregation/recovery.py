@@ -24,8 +24,8 @@ from pyroaring import BitMap, BitMap64
 
 from tests.aggregation.tables import fresh_name
 from tests.aggregation.tables import rounds as rounds
+from tests.end_to_end.raw import RawClient
 from tests.waiting import eventually as eventually
-from tests.wire.raw import RawClient
 from zufluss.client.sync.connection import Connection, Table
 from zufluss.model.producer import UNDO_TASK, ProducerWriter
 from zufluss.model.table import TableBucket

@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow as pa
 
 from tests.counts import FULL
-from tests.wire.kv import PUT_VERSION, put_request
-from tests.wire.raw import RawClient, table_path
+from tests.end_to_end.kv import PUT_VERSION, put_request
+from tests.end_to_end.raw import RawClient, table_path
 from zufluss.client.sync.connection import Connection, Table
 from zufluss.client.write.upsert import MergeModeName
 from zufluss.errors import ZuflussError

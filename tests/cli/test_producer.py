@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import zufluss as client
-from tests.wire.raw import RawClient
+from tests.end_to_end.raw import RawClient
 from zufluss.testing.server import DevServer
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey

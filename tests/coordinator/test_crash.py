@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 from tests.coordinator.support import Cluster
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parent.parent.parent
 RUNS = 6
 
 

@@ -16,10 +16,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.paths import ROOT
 from tests.servers import WarmServer
 from zufluss.testing.server import DevServer
 
-ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 KEYED = ROOT / "docs" / "primary-key-tables.md"
 DATA_COMMAND = re.compile(

@@ -13,8 +13,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.end_to_end.raw import RawClient, table_path
 from tests.fault.load import DEADLINE_SECONDS, LOST, RECONNECT_SECONDS, Load, Worker
-from tests.wire.raw import RawClient, table_path
 from zufluss.errors import ErrorCode, ZuflussError
 from zufluss.model.schema import Schema
 from zufluss.model.table import TableDescriptor

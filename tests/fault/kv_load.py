@@ -14,10 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from tests.fault.history import Ack
-from tests.fault.load import DATABASE, INFLIGHT_MAX, LOST, Load, Target, Worker
-from tests.kv.model import Change, Model, Put, Rules, fold
-from tests.wire.kv import (
+from tests.end_to_end.kv import (
     PUT_VERSION,
     Codec,
     kv_batch,
@@ -26,7 +23,10 @@ from tests.wire.kv import (
     raw_changelog,
     values_of,
 )
-from tests.wire.raw import RawClient, table_path
+from tests.end_to_end.raw import RawClient, table_path
+from tests.fault.history import Ack
+from tests.fault.load import DATABASE, INFLIGHT_MAX, LOST, Load, Target, Worker
+from tests.kv.model import Change, Model, Put, Rules, fold
 from zufluss.errors import RETRIABLE, ErrorCode
 from zufluss.model.schema import Schema
 from zufluss.model.table import TableDescriptor

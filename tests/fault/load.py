@@ -24,8 +24,7 @@ import numpy as np
 import pyarrow as pa
 
 import zufluss
-from tests.fault.history import Ack, Batch, Content, History, Lane, digest
-from tests.wire.raw import (
+from tests.end_to_end.raw import (
     OFFSET_EARLIEST,
     OFFSET_LATEST,
     ConnectionEndedError,
@@ -34,6 +33,7 @@ from tests.wire.raw import (
     produce_request,
     table_path,
 )
+from tests.fault.history import Ack, Batch, Content, History, Lane, digest
 from zufluss.errors import RETRIABLE, ErrorCode
 from zufluss.model.schema import Schema
 from zufluss.model.table import TableBucket, TableDescriptor

@@ -29,6 +29,7 @@ import numpy as np
 from crc32c import crc32c
 
 import zufluss
+from tests.end_to_end.raw import RawClient
 from tests.fault.history import Content, History, violations
 from tests.fault.kv_load import (
     RULES,
@@ -50,7 +51,6 @@ from tests.fault.load import (
 )
 from tests.kv.model import Change, fold
 from tests.waiting import eventually as wait_for
-from tests.wire.raw import RawClient
 from zufluss.client.sync.connection import Connection
 from zufluss.coordinator.records import bucket_remote
 from zufluss.coordinator.remote.bucket_remotes import BucketRecord, ManifestRecord

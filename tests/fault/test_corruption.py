@@ -19,13 +19,13 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.end_to_end.raw import OFFSET_EARLIEST, OFFSET_LATEST, RawClient, table_path
 from tests.fault.conftest import rounds
 from tests.fault.damage import hurt
 from tests.fault.history import History
 from tests.fault.load import Load, RawWriter, Target, create_target, encode, offset_of, rows
 from tests.log.support import append, batch, open_log
 from tests.servers import WarmServer
-from tests.wire.raw import OFFSET_EARLIEST, OFFSET_LATEST, RawClient, table_path
 from zufluss.errors import CorruptRecordError
 from zufluss.log.checkpoint import read_checkpoint
 from zufluss.log.files import Files

@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import SERVERS
+from tests.end_to_end.raw import RawClient
 from tests.fault.conftest import rounds
 from tests.fault.history import Ack, History, violations
 from tests.fault.load import LOST, Target, create_target, encode, read_all, rows
 from tests.fault.small_disk import SmallDisk, small_disk
 from tests.fault.strace import injected
 from tests.servers import WarmServer
-from tests.wire.raw import RawClient
 from zufluss.errors import ErrorCode
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 import zufluss
+from tests.end_to_end.raw import RawClient
 from tests.fault import damage
 from tests.fault.conftest import rounds
 from tests.fault.kv_load import RULES, SCHEMA, looked_up
@@ -38,7 +39,6 @@ from tests.fault.remote_load import (
 )
 from tests.kv.model import fold
 from tests.servers import WarmServer
-from tests.wire.raw import RawClient
 from zufluss.client.sync.connection import Connection
 from zufluss.errors import ZuflussError
 from zufluss.model.table import TableBucket

@@ -17,6 +17,7 @@ import fluss
 import pytest
 
 from tests.conftest import SERVERS
+from tests.end_to_end.helpers import append, connected, create, ids, read_arrow
 from tests.fault.conftest import rounds
 from tests.fault.history import History, violations
 from tests.fault.load import (
@@ -31,7 +32,6 @@ from tests.fault.load import (
     read_all,
 )
 from tests.servers import RoleServer
-from tests.wire.helpers import append, connected, create, ids, read_arrow
 from zufluss.errors import ZuflussError
 
 SMALL = {"log.segment.file-size": "256kb"}

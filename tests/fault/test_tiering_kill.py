@@ -87,7 +87,7 @@ def kill_at(server: WarmServer, directory: Path, step: str, nth: int) -> None:
         assert driver.wait() == -signal.SIGKILL, driver.log.read_text()[-4000:]
 
 
-def test_f3_a_driver_killed_at_every_step_leaves_no_gap_and_no_duplicate(
+def test_a_driver_killed_at_every_step_leaves_no_gap_and_no_duplicate(
     server: WarmServer, rng: random.Random, tmp_path: Path
 ) -> None:
     points = list(KILL_POINTS) * rounds(1, 20)
@@ -98,7 +98,7 @@ def test_f3_a_driver_killed_at_every_step_leaves_no_gap_and_no_duplicate(
             kill_at(server, tmp_path, step, rng.randrange(1, 4))
 
 
-def test_f3_a_driver_killed_at_every_step_amid_compaction_and_expiry(
+def test_a_driver_killed_at_every_step_amid_compaction_and_expiry(
     server: WarmServer, rng: random.Random, tmp_path: Path
 ) -> None:
     points = [*KILL_POINTS, "lake-commit+", "server-commit+"] * rounds(0, 10)
@@ -110,7 +110,7 @@ def test_f3_a_driver_killed_at_every_step_amid_compaction_and_expiry(
             kill_at(server, tmp_path, step, rng.randrange(1, 8))
 
 
-def test_f3_a_driver_killed_at_any_moment_leaves_no_gap_and_no_duplicate(
+def test_a_driver_killed_at_any_moment_leaves_no_gap_and_no_duplicate(
     server: WarmServer, rng: random.Random, tmp_path: Path
 ) -> None:
     paths = new_tables(server, **UPKEEP)
@@ -156,7 +156,7 @@ class Assassin:
         self.back.set()
 
 
-def test_f3_a_coordinator_killed_at_every_step_leaves_no_gap_and_no_duplicate(
+def test_a_coordinator_killed_at_every_step_leaves_no_gap_and_no_duplicate(
     server: WarmServer, rng: random.Random, tmp_path: Path
 ) -> None:
     points = list(STEPS) * rounds(1, 12)
@@ -223,7 +223,7 @@ def kill_in_mid_job(
 
 
 @pytest.mark.parametrize("part", range(rounds(1, len(KILL_POINTS))))
-def test_f3_spark_workers_and_then_the_whole_job_killed_leave_no_gap_and_no_duplicate(
+def test_spark_workers_and_then_the_whole_job_killed_leave_no_gap_and_no_duplicate(
     server: WarmServer, rng: random.Random, tmp_path: Path, part: int
 ) -> None:
     """A round whose Python workers die is tried again by Spark; then driver and JVM die at once."""
@@ -242,7 +242,7 @@ def test_f3_spark_workers_and_then_the_whole_job_killed_leave_no_gap_and_no_dupl
 
 
 @pytest.mark.skipif(not rounds(0, 1), reason="executor processes: with the full counts only")
-def test_f3_executors_killed_in_mid_job_leave_no_gap_and_no_duplicate(
+def test_executors_killed_in_mid_job_leave_no_gap_and_no_duplicate(
     server: WarmServer, rng: random.Random, tmp_path: Path, local_cluster: SparkCluster
 ) -> None:
     journal = tmp_path / "spark.journal"
@@ -256,7 +256,7 @@ def test_f3_executors_killed_in_mid_job_leave_no_gap_and_no_duplicate(
 
 
 @pytest.mark.skipif(not rounds(0, 1), reason="needs a JVM of its own: with the full counts only")
-def test_f3_a_jvm_killed_in_mid_job_ends_the_service_and_leaves_no_gap_and_no_duplicate(
+def test_a_jvm_killed_in_mid_job_ends_the_service_and_leaves_no_gap_and_no_duplicate(
     server: WarmServer, rng: random.Random, tmp_path: Path
 ) -> None:
     journal = tmp_path / "spark.journal"

@@ -14,6 +14,8 @@ from typing import Any
 
 from crc32c import crc32c
 
+from tests.end_to_end.samples import ALL_TYPES, all_types_batch
+from tests.paths import FIXTURES
 from tests.record.arrow_samples import (
     CODECS,
     NESTED,
@@ -23,7 +25,6 @@ from tests.record.arrow_samples import (
     log_batch,
     message,
 )
-from tests.wire.samples import ALL_TYPES, all_types_batch
 from zufluss.config.load import Configuration
 from zufluss.config.options import OPTIONS
 from zufluss.config.table_options import TABLE_OPTIONS
@@ -42,7 +43,6 @@ from zufluss.wire.frame import pack_error, pack_request, pack_response
 from zufluss.wire.predicates import predicate_to_proto
 from zufluss.wire.sasl import build_plain
 
-FIXTURES = Path(__file__).parents[1] / "fixtures"
 CONFIGURATION = Configuration.of({})
 OPTION_LIST = [*OPTIONS.values(), *TABLE_OPTIONS.values()]
 API_LIST = [APIS[key] for key in sorted(APIS)]

@@ -21,10 +21,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.counts import FULL
+from tests.end_to_end.kv import Codec, kv_batch, records_of
 from tests.kv.kv_samples import look_up, open_store, small_memory
 from tests.kv.model import Change, DeletesDisabledError, Model, Put, Rules, fold
 from tests.log.support import open_log
-from tests.wire.kv import Codec, kv_batch, records_of
 from zufluss.errors import ErrorCode, InvalidTargetColumnError, ZuflussError
 from zufluss.kv.kernels import NEWEST
 from zufluss.kv.memory import KvMemory

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from tests.end_to_end.kv import Codec, kv_batch, records_of
 from tests.kv.kv_samples import open_store
 from tests.log.support import open_log
-from tests.wire.kv import Codec, kv_batch, records_of
 from zufluss.kv.fence import Fence, Owner
 from zufluss.kv.kernels import NEWEST
 from zufluss.kv.memory import KvMemory

@@ -10,9 +10,9 @@ import pytest
 
 import zufluss
 from tests.conftest import SERVERS
+from tests.end_to_end.raw import RawClient
 from tests.kvscan.support import CAP_BYTES, scrape
 from tests.servers import WarmServer
-from tests.wire.raw import RawClient
 from zufluss.client.sync.connection import Connection
 from zufluss.testing.server import DevServer
 

@@ -14,10 +14,10 @@ from functools import cache
 from pathlib import Path
 
 from tests.counts import FULL
+from tests.end_to_end.kv import raw_changelog
+from tests.end_to_end.raw import RawClient
+from tests.end_to_end.scans import SCANNED, Row
 from tests.waiting import eventually as eventually
-from tests.wire.kv import raw_changelog
-from tests.wire.raw import RawClient
-from tests.wire.scans import SCANNED, Row
 from zufluss.model.schema import Schema
 from zufluss.model.table import TableDescriptor
 from zufluss.testing.server import DevServer

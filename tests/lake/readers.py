@@ -18,7 +18,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+from tests.paths import ROOT
+
 EVERYTHING = "SELECT * FROM lake"
 
 

@@ -19,6 +19,7 @@ from pyiceberg.table import Table
 from tests.counts import FULL
 from tests.lake.iceberg_lake import files_of, load_table, sqlite_properties
 from tests.lake.readers import READERS
+from tests.paths import ROOT
 from zufluss.lake.base import LakeCommitRefusedError, LakeTableError
 from zufluss.lake.iceberg import IcebergTiering, compaction, maintenance
 from zufluss.lake.iceberg.commit import commit_snapshot
@@ -372,7 +373,7 @@ def test_what_a_killed_housekeeping_leaves_behind_is_swept(
     compact(keyed)
     keyed.commit(keyed.change(keyed_rows([1], "b")))
     keyed.commit(keyed.change(keyed_rows([1], "c")))
-    root = Path(__file__).resolve().parent.parent.parent
+    root = ROOT
     command = [sys.executable, "-c", CRASH, str(tmp_path), moment]
     ended = subprocess.run(command, cwd=root, env={**os.environ, "PYTHONPATH": str(root)})
     assert ended.returncode == 9

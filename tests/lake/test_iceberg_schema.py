@@ -17,12 +17,13 @@ from pyiceberg.types import IntegerType, LongType, StringType, UUIDType
 
 from tests.lake.iceberg_tables import committer, lake_table, table_info
 from tests.model.model_strategies import TYPES
+from tests.paths import FIXTURES
 from zufluss.lake.base import LakeTableError
 from zufluss.lake.iceberg import schema as s
 from zufluss.model import types as t
 from zufluss.model.table import TableInfo
 
-FIXTURES = Path(__file__).parent.parent / "fixtures" / "iceberg-by-fluss"
+FIXTURES = FIXTURES / "iceberg-by-fluss"
 FLUSS_COLUMNS = (
     "id BIGINT, a INT, b INT, c DOUBLE, d DOUBLE, e STRING, f STRING, g BIGINT, h BOOLEAN, i STRING"
 )

@@ -17,9 +17,9 @@ from typing import Any
 import pyarrow as pa
 
 import zufluss
+from tests.end_to_end.raw import RawClient
 from tests.servers import WarmServer, free_port
 from tests.waiting import eventually as eventually
-from tests.wire.raw import RawClient
 from zufluss.client.admin import KvSnapshotInfo
 from zufluss.client.lease.info import KvSnapshotLeaseInfo, leases_of
 from zufluss.client.lease.wire import leased_of, unavailable_of

@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from tests.log.support import append, batch, crash, offsets, open_log, read_all, segment_files
+from tests.paths import FIXTURES
 from zufluss.errors import CorruptRecordError, OutOfOrderSequenceError
 from zufluss.log.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from zufluss.log.log import Log
 from zufluss.log.segment import Segment, headers
 from zufluss.testing.files import SilentFiles
 
-FIXTURES = Path(__file__).parents[1] / "fixtures" / "remote-log"
+FIXTURES = FIXTURES / "remote-log"
 
 
 def filled(tmp_path: Path, count: int = 12, **settings: int) -> Log:

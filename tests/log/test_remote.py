@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.log.support import BUCKET, append, batch, crash, expire, offsets, open_log, read_all
+from tests.paths import FIXTURES
 from zufluss.errors import CorruptRecordError, OutOfOrderSequenceError
 from zufluss.log.config import LogConfig
 from zufluss.log.export import build_indexes, export
@@ -19,7 +20,7 @@ from zufluss.log.writer_state import WriterState
 from zufluss.replica.remote_index import offset_before, position_in
 from zufluss.testing.files import SilentFiles
 
-FLUSS = Path(__file__).parents[1] / "fixtures" / "remote-log"
+FLUSS = FIXTURES / "remote-log"
 EXPIRY_MS = 1000
 SMALL = {"segment_bytes_max": 120, "index_interval_bytes": 40}
 

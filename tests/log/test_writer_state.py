@@ -10,13 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.log.support import append, batch, crash, expire, offsets, open_log, read_all
+from tests.paths import FIXTURES
 from zufluss.errors import OutOfOrderSequenceError, ProducerFencedError
 from zufluss.log.log import Log
 from zufluss.log.writer_state import RETAINED_BATCHES, SEQUENCE_MAX, WriterState
 from zufluss.model.producer import EPOCH_MAX, ProducerWriter
 from zufluss.record.batch.check import CheckedBatch
 
-FIXTURES = Path(__file__).parents[1] / "fixtures" / "remote-log"
+FIXTURES = FIXTURES / "remote-log"
 
 
 def test_a_retry_gets_the_original_offsets_and_nothing_is_written(tmp_path: Path) -> None:

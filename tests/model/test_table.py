@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.model.model_strategies import schemas
+from tests.paths import FIXTURES
 from zufluss.config import Configuration
 from zufluss.config.table_options import TABLE_LOG_TTL, TABLE_STATISTICS_COLUMNS
 from zufluss.errors import ConfigError, InvalidDatabaseError, InvalidTableError
@@ -27,7 +28,7 @@ from zufluss.model.table import (
 )
 from zufluss.model.validation import check_table, complete
 
-FIXTURES = Path(__file__).parent.parent / "fixtures" / "tables"
+FIXTURES = FIXTURES / "tables"
 NAMES = sorted(path.name.removesuffix(".request.json") for path in FIXTURES.glob("*.request.json"))
 DEFAULT_FUNCTION = "table.merge-engine.aggregation.default-function"
 SCHEMA = Schema.of("a INT, b STRING")

@@ -13,6 +13,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.paths import DOCS
 from zufluss.coordinator.lake.queue import TieringState, TieringStatus
 from zufluss.errors import ConfigError
 from zufluss.model.table import TablePath
@@ -28,7 +29,7 @@ from zufluss.obs.metrics import (
 )
 from zufluss.obs.server import tiering_samples
 
-PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
+PAGE = DOCS / "metrics.md"
 ORDERS = TablePath("shop", "orders")
 CLICKS = TablePath("shop", "clicks")
 

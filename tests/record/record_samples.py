@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import math
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 from hypothesis import strategies as st
 
+from tests.paths import FIXTURES
 from zufluss.model import types as t
 from zufluss.model.schema import Schema
-
-FIXTURES = Path(__file__).parents[1] / "fixtures"
 
 
 def fixture(name: str) -> tuple[dict[str, Any], bytes]:

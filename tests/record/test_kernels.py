@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.paths import ROOT
 from zufluss.record import header as batch
 from zufluss.record import kernels as package
 from zufluss.record.arrow import layout
@@ -109,7 +110,7 @@ def test_old_generations_of_compiled_code_are_forgotten(
 @pytest.mark.slow
 def test_no_kernel_touches_a_byte_outside_a_damaged_batch() -> None:
     command = [sys.executable, "-m", "tests.record.guard_pages"]
-    root = Path(__file__).parents[2]
+    root = ROOT
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"killed or failed ({done.returncode}): {done.stderr[-2000:]}"
     assert int(done.stdout) > 10_000

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import uuid
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.paths import FIXTURES
 from zufluss.model.table import PhysicalTablePath, TableBucket, TablePath
 from zufluss.remote import layout
 
-FIXTURES = Path(__file__).parents[1] / "fixtures"
 SEGMENT = "74c7c8aa-d592-4a0e-9549-98b5a125a3b6"
 BUCKET = "log/db/t-1/0"
 

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import json
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.paths import FIXTURES
 from zufluss.errors import CorruptRecordError
 from zufluss.model.table import PhysicalTablePath, TableBucket
 from zufluss.remote.files import RemoteFile, Usage, usage
 from zufluss.remote.manifest import FILES, LogManifest, RemoteSegment
 
-FIXTURE = next(
-    (Path(__file__).parents[1] / "fixtures" / "remote-log" / "0" / "metadata").glob("*.manifest")
-)
+FIXTURE = next((FIXTURES / "remote-log" / "0" / "metadata").glob("*.manifest"))
 INT64 = st.integers(0, 2**63 - 1)
 
 

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.paths import FIXTURES
 from zufluss.errors import CorruptRecordError
 from zufluss.model.table import TableBucket
 from zufluss.remote.files import RemoteFile
 from zufluss.remote.snapshot import IdRange, KvSnapshot, SnapshotFile
 
-FIXTURE = Path(__file__).parents[1] / "fixtures" / "kv-snapshot" / "0" / "snap-0" / "_METADATA"
+FIXTURE = FIXTURES / "kv-snapshot" / "0" / "snap-0" / "_METADATA"
 OURS = ("location_id", "relative_path", "crc32c")
 INT64 = st.integers(0, 2**63 - 1)
 

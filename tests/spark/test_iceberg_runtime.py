@@ -16,11 +16,12 @@ from pathlib import Path
 import pytest
 
 from tests.client.rounds import Rounds, lake_table
+from tests.paths import DOCS
 from zufluss.client.sync.connection import Connection
 from zufluss.testing.server import DevServer
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
-PAGE = Path(__file__).parents[2] / "docs" / "spark.md"
+PAGE = DOCS / "spark.md"
 CENTRAL = os.environ.get("ZUFLUSS_MAVEN", "https://repo1.maven.org/maven2")
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "zufluss" / "jars"
 

@@ -1,6 +1,6 @@
 """Writes from Spark: what arrives, what is refused, what a job that failed leaves.
 
-What goes wrong with tasks and drivers is in `test_a4_tasks_fail.py` and `test_a3_driver_killed.py`,
+What goes wrong with tasks and drivers is in `test_tasks_fail.py` and `test_driver_killed.py`,
 what a task does in `test_sink_tasks.py`, and all that the driver refuses in `test_sink_refused.py`.
 """
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import datetime as dt
 import pickle
 from decimal import Decimal
-from pathlib import Path
 
 import pytest
 
+from tests.paths import DOCS
 from zufluss import Schema, col
 from zufluss.errors import ConfigError, InvalidTimestampError
 from zufluss.model.expression import Expression
@@ -110,7 +110,7 @@ def test_times_are_milliseconds_or_iso_and_utc_unless_said():
 
 
 def test_the_documentation_lists_the_options_as_they_are():
-    page = (Path(__file__).parents[2] / "docs" / "spark.md").read_text()
+    page = (DOCS / "spark.md").read_text()
     assert with_options(page) == page, "run `make docs`"
 
 

@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tests.end_to_end.kv import Codec, kv_batch, put_request
 from tests.tablet.support import TABLE, Connection, Tablet
-from tests.wire.kv import Codec, kv_batch, put_request
 from zufluss.model.schema import Schema
 from zufluss.remote.layout import parse
 from zufluss.remote.locations import AdminState

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from tests.end_to_end.kv import lookup_request
 from tests.tablet.keyed import keyed
 from tests.tablet.support import TABLE, Connection
-from tests.wire.kv import lookup_request
 from zufluss.errors import ErrorCode
 from zufluss.kv.table import KvTable
 

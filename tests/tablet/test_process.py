@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from tests.end_to_end.raw import RawClient, produce_request, table_path
 from tests.tablet.support import batch
-from tests.wire.raw import RawClient, produce_request, table_path
 from zufluss.testing.server import DevServer
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from tests.end_to_end.kv import kv_batch, put_request
 from tests.tablet.gateway import Gateway
 from tests.tablet.keyed import Keyed
 from tests.tablet.remote.test_restore import copied_log
 from tests.tablet.support import TABLE, Connection
-from tests.wire.kv import kv_batch, put_request
 from zufluss.cluster.image import ServerNode
 from zufluss.cluster.producers import ProducerEntry, TableProducers, producers_to_proto
 from zufluss.cluster.replicas import assignments

@@ -34,6 +34,7 @@ import zufluss
 from tests import servers
 from tests.lake.iceberg_tables import write_data
 from tests.lake.readers import duckdb_rows, pyiceberg_rows
+from tests.paths import ROOT
 from tests.tiering import fault_driver
 from tests.tiering.fault_driver import ORDERS, Orders
 from tests.tiering.support import create_table
@@ -54,7 +55,6 @@ from zufluss.lake.iceberg.private import data_file
 from zufluss.model.table import TableInfo
 from zufluss.testing.tiering import TieringProcess
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 WAIT_SECONDS = 120.0
 """Longer than anything takes that is not broken."""
 QUICK = {

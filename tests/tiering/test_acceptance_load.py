@@ -13,12 +13,12 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
+from tests.end_to_end.helpers import append, connected, create, ids, in_time, read_arrow
+from tests.end_to_end.kv import create_keyed, delete, lookup, upsert
 from tests.lake.readers import duckdb_rows, pyiceberg_rows
 from tests.tiering.acceptance import Tiered, rows_of, seen_by_all
 from tests.tiering.support import TIERED, create_table
 from tests.tiering.test_service import wait_until
-from tests.wire.helpers import append, connected, create, ids, in_time, read_arrow
-from tests.wire.kv import create_keyed, delete, lookup, upsert
 from zufluss.model.table import TableBucket
 
 pytestmark = pytest.mark.slow
@@ -38,7 +38,7 @@ def numbered(start: int, count: int) -> pa.Table:
     return pa.table({"id": numbers, "name": numbers.cast(pa.string())})
 
 
-def test_f1_a_million_rows_appended_while_tiering_runs_are_in_the_lake_exactly_once(
+def test_a_million_rows_appended_while_tiering_runs_are_in_the_lake_exactly_once(
     cluster: Tiered,
 ) -> None:
     path = create_table(
@@ -86,7 +86,7 @@ def per_bucket(rows: pa.Table) -> list[dict[str, int]]:
     return counted.rename_columns(names).sort_by("bucket").to_pylist()
 
 
-def test_f2_a_primary_key_table_under_load_is_in_the_lake_as_it_was_at_the_tiered_offsets(
+def test_a_primary_key_table_under_load_is_in_the_lake_as_it_was_at_the_tiered_offsets(
     cluster: Tiered,
 ) -> None:
     schema = "id BIGINT, name STRING, n INT, PRIMARY KEY (id)"

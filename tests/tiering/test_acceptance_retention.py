@@ -2,7 +2,7 @@
 
 Segments of a kilobyte and a time to live of a millisecond, looked at every few milliseconds. That
 retention has been at work is seen by a table without lake beside it, as in
-`tests/wire/test_lake_retention.py`.
+`tests/end_to_end/test_lake_retention.py`.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def aging(server: DevServer, keyed: bool) -> Iterator[Aging]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("keyed", [False, True], ids=["log", "primary key"])
-def test_f10_the_log_waits_for_tiering_and_a_union_read_has_what_left_it(
+def test_the_log_waits_for_tiering_and_a_union_read_has_what_left_it(
     tmp_path: Path, keyed: bool
 ) -> None:
     with WarmServer(tmp_path, SERVER) as server, aging(server, keyed) as cluster:

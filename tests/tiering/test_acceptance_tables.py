@@ -41,7 +41,7 @@ def kept_table(info: TableInfo) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("schema", ["id INT, name STRING", KEYED], ids=["log", "primary key"])
-def test_f7_an_empty_table_and_empty_buckets_are_no_trouble(cluster: Tiered, schema: str) -> None:
+def test_an_empty_table_and_empty_buckets_are_no_trouble(cluster: Tiered, schema: str) -> None:
     keyed = schema == KEYED
     name = f"little_{keyed}"
     path = create_table(cluster.connection, name, schema, bucket_count=8, bucket_keys=["id"])
@@ -63,7 +63,7 @@ def test_f7_an_empty_table_and_empty_buckets_are_no_trouble(cluster: Tiered, sch
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("keyed", "count"), [(False, 100), (True, 20)], ids=["log", "primary key"])
-def test_f7_many_partitions_are_tiered_while_some_are_dropped(
+def test_many_partitions_are_tiered_while_some_are_dropped(
     cluster: Tiered, keyed: bool, count: int
 ) -> None:
     schema = "id INT, day STRING" + (", PRIMARY KEY (id, day)" if keyed else "")
@@ -108,7 +108,7 @@ def test_f7_many_partitions_are_tiered_while_some_are_dropped(
 
 
 @pytest.mark.slow
-def test_f7_a_table_re_created_under_its_name_starts_afresh_beside_the_old_lake_table(
+def test_a_table_re_created_under_its_name_starts_afresh_beside_the_old_lake_table(
     cluster: Tiered,
 ) -> None:
     olds = []
@@ -130,7 +130,7 @@ def test_f7_a_table_re_created_under_its_name_starts_afresh_beside_the_old_lake_
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_f7_a_partition_dropped_at_any_step_costs_no_other_row(driver: Driver, step: str) -> None:
+def test_a_partition_dropped_at_any_step_costs_no_other_row(driver: Driver, step: str) -> None:
     path = create_table(
         driver.connection, "part_gone", PARTITIONED, partition_keys=["day"], bucket_count=1
     )
@@ -155,7 +155,7 @@ def test_f7_a_partition_dropped_at_any_step_costs_no_other_row(driver: Driver, s
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_f7_a_table_re_created_at_any_step_gets_nothing_of_the_old_one(
+def test_a_table_re_created_at_any_step_gets_nothing_of_the_old_one(
     driver: Driver, step: str
 ) -> None:
     path = create_table(driver.connection, "replaced", bucket_count=1)
@@ -196,7 +196,7 @@ def due(driver: Driver, path: str, rounds: int = 3) -> bool:
     return False
 
 
-def test_f9_freshness_is_honoured_and_a_change_works_at_once(driver: Driver) -> None:
+def test_freshness_is_honoured_and_a_change_works_at_once(driver: Driver) -> None:
     path = create_table(driver.connection, "slow", bucket_count=1, properties={FRESH: "1h"})
     append(driver.connection, path, rows(5))
     create_table(driver.connection, "always", bucket_count=1)
@@ -211,7 +211,7 @@ def test_f9_freshness_is_honoured_and_a_change_works_at_once(driver: Driver) -> 
     wait_until(lambda: due(driver, path))
 
 
-def test_f9_a_table_is_not_handed_out_before_its_freshness_is_over(driver: Driver) -> None:
+def test_a_table_is_not_handed_out_before_its_freshness_is_over(driver: Driver) -> None:
     began = time.monotonic()
     path = create_table(driver.connection, "second", bucket_count=1, properties={FRESH: "1s"})
     for turn in range(2):
@@ -224,7 +224,7 @@ def test_f9_a_table_is_not_handed_out_before_its_freshness_is_over(driver: Drive
 
 
 @pytest.mark.parametrize("keyed", [False, True], ids=["log", "primary key"])
-def test_f9_rows_written_while_tiering_was_off_are_tiered_when_it_is_on_again(
+def test_rows_written_while_tiering_was_off_are_tiered_when_it_is_on_again(
     driver: Driver, keyed: bool
 ) -> None:
     schema = KEYED if keyed else "id INT, name STRING"

@@ -9,9 +9,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from tests.end_to_end.samples import ALL_TYPES, all_types_batch
 from tests.tiering.acceptance import Tiered, cut, lake_table, own_columns, rows_of, seen_by_all
 from tests.tiering.support import Driver, append, create_table, delete, upsert
-from tests.wire.samples import ALL_TYPES, all_types_batch
 from zufluss.lake.base import LakeTableError
 from zufluss.model.schema import Column, Schema
 from zufluss.model.types import parse_type
@@ -116,7 +116,7 @@ def with_id(schema: Schema, primary_key: bool) -> Schema:
 @pytest.mark.slow
 @pytest.mark.parametrize("primary_key", [False, True], ids=["log", "primary key"])
 @pytest.mark.parametrize("which", SETS)
-def test_f8_values_of_every_type_come_through_the_lake(
+def test_values_of_every_type_come_through_the_lake(
     cluster: Tiered, which: str, primary_key: bool
 ) -> None:
     schema, rows = SETS[which]
@@ -136,7 +136,7 @@ def test_f8_values_of_every_type_come_through_the_lake(
 
 
 @pytest.mark.slow
-def test_f8_keys_of_every_type_are_found_again_in_the_lake(cluster: Tiered) -> None:
+def test_keys_of_every_type_are_found_again_in_the_lake(cluster: Tiered) -> None:
     made = {}
     for number, (data_type, keys) in enumerate(KEY_TYPES.items()):
         schema = f"k {data_type}, v INT, PRIMARY KEY (k)"
@@ -164,7 +164,7 @@ def numbers(values: pa.Array, start: int = 0) -> pa.Array:
 
 
 @pytest.mark.slow
-def test_f8_a_key_of_all_types_at_once_is_found_again_in_the_lake(cluster: Tiered) -> None:
+def test_a_key_of_all_types_at_once_is_found_again_in_the_lake(cluster: Tiered) -> None:
     types = KEY_TYPES | MORE_KEY_TYPES
     names = [f"k{number}" for number in range(len(types))]
     columns = ", ".join(f"{n} {t}" for n, t in zip(names, types, strict=True))
@@ -192,7 +192,7 @@ def test_f8_a_key_of_all_types_at_once_is_found_again_in_the_lake(cluster: Tiere
 
 
 @pytest.mark.parametrize("data_type", NO_KEYS)
-def test_f8_keys_that_the_lake_cannot_tell_apart_or_have_are_refused(
+def test_keys_that_the_lake_cannot_tell_apart_or_have_are_refused(
     driver: Driver, data_type: str
 ) -> None:
     schema = f"k {data_type}, v INT, PRIMARY KEY (k)"
@@ -206,7 +206,7 @@ def test_f8_keys_that_the_lake_cannot_tell_apart_or_have_are_refused(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("primary_key", [False, True], ids=["log", "primary key"])
-def test_f8_a_column_added_mid_stream_is_in_the_lake_for_all_rows_that_have_it(
+def test_a_column_added_mid_stream_is_in_the_lake_for_all_rows_that_have_it(
     cluster: Tiered, primary_key: bool
 ) -> None:
     schema = with_id(Schema.of("name STRING"), primary_key)
@@ -236,7 +236,7 @@ def test_f8_a_column_added_mid_stream_is_in_the_lake_for_all_rows_that_have_it(
 
 @pytest.mark.parametrize("primary_key", [False, True], ids=["log", "primary key"])
 @pytest.mark.parametrize("step", ["recover", "plan", "job", "validate", "lake-commit", "finish"])
-def test_f8_a_column_added_in_mid_round_is_there_before_its_rows(
+def test_a_column_added_in_mid_round_is_there_before_its_rows(
     driver: Driver, step: str, primary_key: bool
 ) -> None:
     schema = with_id(Schema.of("name STRING"), primary_key)

@@ -1,6 +1,6 @@
 """Acceptance f11: the service on Spark clusters of real processes, and through Spark Connect.
 
-`make test` has one cluster here and Connect in `tests/spark/test_a8_masters.py`.
+`make test` has one cluster here and Connect in `tests/spark/test_masters.py`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def connection(lake: DevServer) -> Iterator[zufluss.Connection]:
 
 
 @pytest.mark.parametrize("name", CLUSTERS)
-def test_f11_the_service_runs_on_a_cluster(
+def test_the_service_runs_on_a_cluster(
     request: pytest.FixtureRequest, name: str, lake: DevServer, connection: zufluss.Connection
 ) -> None:
     """Executors in processes of their own read the servers and write the lake's files."""

@@ -120,7 +120,7 @@ def epochs_in_lake(connection: zufluss.Connection, path: str) -> list[int]:
 
 @pytest.mark.parametrize("step", BEFORE_COMMIT if rounds(0, 1) else ("job", "lake-commit"))
 @pytest.mark.parametrize("keyed", [False, True], ids=["log", "keyed"])
-def test_f4_a_zombie_driver_commits_nothing_and_its_files_are_swept(
+def test_a_zombie_driver_commits_nothing_and_its_files_are_swept(
     server: WarmServer, connection: zufluss.Connection, tmp_path: Path, step: str, keyed: bool
 ) -> None:
     path = zombie_table(connection, step, keyed)
@@ -151,7 +151,7 @@ def zombie_table(connection: zufluss.Connection, step: str, keyed: bool) -> str:
     return path
 
 
-def test_f4_a_zombie_between_the_commits_is_completed_by_the_next_and_changes_nothing_more(
+def test_a_zombie_between_the_commits_is_completed_by_the_next_and_changes_nothing_more(
     server: WarmServer, connection: zufluss.Connection, tmp_path: Path
 ) -> None:
     path = zombie_table(connection, "between", keyed=True)
@@ -171,7 +171,7 @@ def test_f4_a_zombie_between_the_commits_is_completed_by_the_next_and_changes_no
     check_lake(connection, path)
 
 
-def test_f4_a_zombie_cannot_report_its_snapshot_while_another_has_the_table(
+def test_a_zombie_cannot_report_its_snapshot_while_another_has_the_table(
     server: WarmServer, connection: zufluss.Connection, tmp_path: Path
 ) -> None:
     path = zombie_table(connection, "reporting", keyed=False)
@@ -190,7 +190,7 @@ def test_f4_a_zombie_cannot_report_its_snapshot_while_another_has_the_table(
     assert check_lake(connection, path) == 20
 
 
-def test_f4_files_of_a_driver_that_never_comes_back_are_swept(
+def test_files_of_a_driver_that_never_comes_back_are_swept(
     server: WarmServer, connection: zufluss.Connection, tmp_path: Path
 ) -> None:
     path = zombie_table(connection, "never", keyed=False)
@@ -257,7 +257,7 @@ def rest_lake(server: WarmServer, connection: zufluss.Connection) -> Iterator[Re
 FAULTS = ["+500", "+502", "+504", "lost-answer", "500", "503", "lost-request", "409", "+409", "400"]
 
 
-def test_f5_errors_of_the_catalog_applied_or_not_change_no_content(
+def test_errors_of_the_catalog_applied_or_not_change_no_content(
     connection: zufluss.Connection, rest_lake: RestLake, rng: random.Random
 ) -> None:
     paths = create_tables(connection, "errors")
@@ -277,7 +277,7 @@ def test_f5_errors_of_the_catalog_applied_or_not_change_no_content(
 
 
 @pytest.mark.parametrize("storms", [3, rounds(8, 30)])
-def test_f5_a_storm_of_conflicts_is_survived_and_foreign_rows_are_kept(
+def test_a_storm_of_conflicts_is_survived_and_foreign_rows_are_kept(
     connection: zufluss.Connection, rest_lake: RestLake, storms: int
 ) -> None:
     path = create_table(connection, f"storm_{storms}", bucket_count=2)
@@ -295,7 +295,7 @@ def test_f5_a_storm_of_conflicts_is_survived_and_foreign_rows_are_kept(
     assert check_lake(connection, path) == 20
 
 
-def test_f5_a_storm_that_outlasts_a_round_fails_it_and_the_next_one_succeeds(
+def test_a_storm_that_outlasts_a_round_fails_it_and_the_next_one_succeeds(
     connection: zufluss.Connection, rest_lake: RestLake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("zufluss.lake.iceberg.commit.ATTEMPTS_MAX", 3)
@@ -315,7 +315,7 @@ def test_f5_a_storm_that_outlasts_a_round_fails_it_and_the_next_one_succeeds(
 
 
 @pytest.mark.parametrize("keyed", [False, True], ids=["log", "keyed"])
-def test_f5_a_foreign_writer_that_commits_all_the_time_loses_no_row_and_hides_none_of_ours(
+def test_a_foreign_writer_that_commits_all_the_time_loses_no_row_and_hides_none_of_ours(
     server: WarmServer,
     connection: zufluss.Connection,
     rng: random.Random,
@@ -370,7 +370,7 @@ class Foreigner:
             self._problem = problem
 
 
-def test_f5_an_error_after_a_compaction_was_applied_removes_none_of_its_files(
+def test_an_error_after_a_compaction_was_applied_removes_none_of_its_files(
     server: WarmServer, connection: zufluss.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compactions: list[int] = []
@@ -411,7 +411,7 @@ def check_never_twice_at_once(journals: list[Path]) -> set[int]:
 
 
 @pytest.mark.parametrize("ending", ["killed", "stopped"][: rounds(1, 2)])
-def test_f6_two_services_tier_ten_tables_and_one_that_ends_hands_over(
+def test_two_services_tier_ten_tables_and_one_that_ends_hands_over(
     server: WarmServer,
     connection: zufluss.Connection,
     rng: random.Random,

@@ -16,6 +16,7 @@ from tests.client.conftest import FAST
 from tests.client.fake import FakeCluster
 from tests.client.read.test_log import fill, ids
 from tests.client.remotes import RemoteBucket
+from tests.paths import FIXTURES
 from zufluss.client.budget import MemoryBudget
 from zufluss.client.connection import AsyncConnection, connect_async
 from zufluss.client.hot import fetch_answer
@@ -468,7 +469,7 @@ def test_a_batch_with_an_impossible_length_is_refused() -> None:
 async def test_segments_that_apache_fluss_uploaded_are_read(
     connection: AsyncConnection, cluster: FakeCluster
 ) -> None:
-    fixture = Path(__file__).parents[1] / "fixtures" / "remote-log"
+    fixture = FIXTURES / "remote-log"
     [found] = fetch_answer(memoryview((fixture / "fetch-at-25.bin").read_bytes()))
     info = m.PbRemoteLogFetchInfo.FromString(bytes(found.remote))
     del info.remote_log_segments[2:]  # the fixture has two of them

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.coordinator.support import Cluster, auto_partitioned, call, table_json
+from tests.paths import FIXTURES
 from zufluss.cluster.image import ClusterImage
 from zufluss.cluster.metadata_service import MetadataService
 from zufluss.config.load import Configuration
@@ -18,7 +19,6 @@ from zufluss.net.services import Services
 from zufluss.wire import messages as m
 from zufluss.wire.api import APIS, ApiKey
 
-FIXTURES = Path(__file__).parent.parent / "fixtures"
 PATH = {"database_name": "fluss", "table_name": "t"}
 INT = b'{"type":"INTEGER"}'
 

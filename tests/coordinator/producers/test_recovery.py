@@ -22,6 +22,7 @@ from tests.coordinator.producing import (
     at,
     views_json,
 )
+from tests.paths import ROOT
 from zufluss.coordinator.producers import records as producer_records
 from zufluss.coordinator.producers.rules import Producer, ProducerCounts
 from zufluss.coordinator.records import CatalogDamagedError
@@ -34,8 +35,6 @@ from zufluss.errors import (
     ZuflussError,
 )
 from zufluss.meta.api import Put, StoreClosedError
-
-ROOT = Path(__file__).parent.parent.parent
 
 
 @pytest_asyncio.fixture

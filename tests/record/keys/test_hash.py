@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.paths import FIXTURES
 from zufluss.record.keys.hash import bucket_id, bucket_ids, key_hash, spread
 
-FIXTURE = Path(__file__).parents[1] / "fixtures" / "bucket-ids.json"
+FIXTURE = FIXTURES / "bucket-ids.json"
 VECTORS = json.loads(FIXTURE.read_text())
 LAKES = [None, "lance", "paimon", "iceberg"]
 

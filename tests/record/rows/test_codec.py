@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.paths import ROOT
 from tests.record.record_samples import (
     FIXTURES,
     SCALARS,
@@ -450,7 +450,7 @@ def test_an_unknown_row_format_is_refused() -> None:
 @pytest.mark.slow
 def test_no_kernel_leaves_the_bytes_of_damaged_rows() -> None:
     command = [sys.executable, "-m", "tests.record.guard_rows"]
-    root = Path(__file__).parents[2]
+    root = ROOT
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     assert int(done.stdout) > 1000

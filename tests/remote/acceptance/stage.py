@@ -18,9 +18,9 @@ import fluss
 import pyarrow as pa
 
 import zufluss
+from tests.end_to_end.helpers import connected, in_time, read_arrow
 from tests.servers import WarmServer
 from tests.waiting import eventually as eventually
-from tests.wire.helpers import connected, in_time, read_arrow
 from zufluss.client.sync.connection import Connection, Table
 from zufluss.remote.errors import ObjectMissingError
 from zufluss.remote.locations import Health

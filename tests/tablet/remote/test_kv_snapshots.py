@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.paths import FIXTURES
 from tests.tablet.gateway import Gateway
 from tests.tablet.keyed import keyed, many
 from tests.tablet.support import TABLE
@@ -21,7 +22,7 @@ from zufluss.remote.snapshot import IdRange, KvSnapshot
 from zufluss.tablet.remote.kv_snapshots import BucketSnapshots
 
 BUCKET = TableBucket(TABLE, None, 0)
-FIXTURE = Path(__file__).parent.parent / "fixtures" / "kv-snapshot" / "0" / "snap-0" / "_METADATA"
+FIXTURE = FIXTURES / "kv-snapshot" / "0" / "snap-0" / "_METADATA"
 OURS = {"location_id", "relative_path", "crc32c"}
 """Fields that Fluss does not have."""
 

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from tests.end_to_end.kv import records_of
 from tests.kv.model import AFTER, BEFORE, DELETE, INSERT
 from tests.tablet.gateway import Gateway
 from tests.tablet.keyed import Keyed, keyed, many
 from tests.tablet.remote.test_restore import copied_log, damage
 from tests.tablet.scan.test_states import directories, opened, rows_of
-from tests.wire.kv import records_of
 from zufluss.errors import (
     InvalidScanRequestError,
     KvPinGoneError,

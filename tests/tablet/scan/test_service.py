@@ -11,9 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.tablet.keyed import KEYED, Keyed, keyed, many
-from tests.tablet.support import TABLE
-from tests.wire.scans import (
+from tests.end_to_end.scans import (
     arrow_of,
     close_request,
     next_request,
@@ -22,6 +20,8 @@ from tests.wire.scans import (
     pin_request,
     rows_of,
 )
+from tests.tablet.keyed import KEYED, Keyed, keyed, many
+from tests.tablet.support import TABLE
 from zufluss.cluster.replicas import assignments
 from zufluss.errors import (
     AuthorizationError,

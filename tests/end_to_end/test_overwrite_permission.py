@@ -1,0 +1,110 @@
+"""Who may put rows past a merge engine, over the wire: nobody by accident, nobody unnamed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.end_to_end.kv import PUT_VERSION, Codec, kv_batch, put_request, values_of
+from tests.end_to_end.raw import RawClient
+from tests.end_to_end.test_kv_bad_input import SMALL, create_by_hand
+from tests.end_to_end.test_security import free_ports
+from zufluss.errors import ErrorCode, ZuflussError
+from zufluss.model.merge import MergeMode
+from zufluss.testing.server import DevServer
+from zufluss.wire import messages as m
+from zufluss.wire.api import ApiKey
+from zufluss.wire.sasl import build_plain
+
+CODEC = Codec(SMALL)
+FIRST_ROW = {"table.merge-engine": "first_row"}
+UNSUPPORTED = ErrorCode.UNSUPPORTED_VERSION
+
+
+def guarded(new_server: Callable[..., DevServer]) -> tuple[int, int]:
+    """A server with a listener for everybody and one that asks for a password."""
+    plain, secure = free_ports(2)
+    new_server(
+        {
+            "bind.listeners": f"OPEN://127.0.0.1:{plain},SECURE://127.0.0.1:{secure}",
+            "internal.listener.name": "OPEN",
+            "security.protocol.map": "SECURE:sasl",
+            "security.sasl.plain.jaas.config": (
+                "org.apache.fluss.security.auth.sasl.plain.PlainLoginModule required "
+                'user_admin="a-secret" user_loader="l-secret" user_bob="b-secret";'
+            ),
+            "super.users": "User:admin",
+            "zufluss.overwrite.users": "User:loader; User:somebody",
+        }
+    )
+    return plain, secure
+
+
+def user(port: int, name: str) -> RawClient:
+    client = RawClient(port)
+    token = build_plain(name, f"{name[0]}-secret")
+    request = m.AuthenticateRequest(protocol="PLAIN", token=token)
+    assert client.error_code(ApiKey.AUTHENTICATE, request) == 0
+    return client
+
+
+def overwrite(raw: RawClient, table_id: int, number: int, mode: int = MergeMode.OVERWRITE) -> int:
+    """Put a row of key 1 in a mode; the error code of the bucket, or of the request."""
+    request = put_request(table_id, kv_batch([CODEC.put((1, "x", number))]))
+    request.agg_mode = mode
+    try:
+        (entry,) = raw.call(ApiKey.PUT_KV, request, PUT_VERSION).buckets_resp
+    except ZuflussError as e:
+        return int(e.code)
+    return int(entry.error_code)
+
+
+def state(raw: RawClient, table_id: int) -> int | None:
+    row = CODEC.value(values_of(raw, table_id, [CODEC.key((1,))])[0])
+    return None if row is None else row[2]
+
+
+def test_only_named_users_overwrite_where_users_have_names(
+    new_server: Callable[..., DevServer],
+) -> None:
+    plain, secure = guarded(new_server)
+    with (
+        RawClient(plain) as stranger,
+        user(secure, "admin") as admin,
+        user(secure, "loader") as loader,
+        user(secure, "bob") as bob,
+    ):
+        admin.call(
+            ApiKey.CREATE_DATABASE,
+            m.CreateDatabaseRequest(database_name="wire", ignore_if_exists=True),
+        )
+        first = create_by_hand(admin, "first", SMALL, FIRST_ROW)
+        plainly = create_by_hand(admin, "plainly", SMALL)
+        assert overwrite(bob, first, 1, MergeMode.AGGREGATE) == 0
+        for nobody in (bob, stranger):
+            assert overwrite(nobody, first, 9) == ErrorCode.AUTHORIZATION_EXCEPTION
+            assert state(nobody, first) == 1, "nothing was written"
+            assert overwrite(nobody, plainly, 9) == 0, "there is no engine to put it past"
+        for number, somebody in enumerate((loader, admin), 2):
+            assert overwrite(somebody, first, number) == 0
+            assert state(bob, first) == number
+
+
+@pytest.mark.parametrize("mode", [3, 99, 101, -1, 2**31 - 1])
+def test_an_unknown_mode_is_refused_and_without_names_everybody_overwrites(
+    dev_server: DevServer, raw: RawClient, mode: int
+) -> None:
+    table_id = create_by_hand(raw, f"modes_{mode % 2**32}", SMALL, FIRST_ROW)
+    assert overwrite(raw, table_id, 1, mode) == UNSUPPORTED
+    assert state(raw, table_id) is None
+    assert overwrite(raw, table_id, 1) == 0
+    assert overwrite(raw, table_id, 2) == 0
+    assert state(raw, table_id) == 2
+
+
+@pytest.mark.parametrize("mode", [MergeMode.MERGE_STATE, MergeMode.RETRACT])
+def test_states_and_retracts_are_for_aggregation_tables(raw: RawClient, mode: MergeMode) -> None:
+    table_id = create_by_hand(raw, f"not_aggregated_{mode}", SMALL)
+    assert overwrite(raw, table_id, 1, mode) == UNSUPPORTED
+    assert state(raw, table_id) is None

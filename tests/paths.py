@@ -1,0 +1,7 @@
+"""Where the tests find files that are no Python: the pages, and bytes captured from Fluss."""
+
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+FIXTURES = ROOT / "tests" / "fixtures"
