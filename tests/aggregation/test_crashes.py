@@ -34,7 +34,7 @@ from tests.end_to_end.raw import ConnectionEndedError, RawClient
 from tests.servers import WarmServer
 from zufluss.client.sync.connection import Connection, Table
 from zufluss.errors import ProducerFencedError, ProducerStateError
-from zufluss.kv.own_changes import STEP_ROWS
+from zufluss.kv.producer.own_changes import STEP_ROWS
 from zufluss.log.files import KILL_AT_VARIABLE
 from zufluss.model.aggregate import FUNCTIONS
 from zufluss.testing.server import DevServer

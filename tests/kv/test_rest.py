@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.kv.kv_samples import open_store, put, small_memory
-from tests.kv.test_scanner import write
+from tests.kv.scan.test_scanner import write
 from zufluss.kv.memory import KvMemory
 from zufluss.kv.rest import REST_SECONDS_MAX, YIELD_TO_PUTS, Rests
-from zufluss.kv.scanner import Scanner
+from zufluss.kv.scan.scanner import Scanner
 from zufluss.kv.store import KvStore
 
 ALL = 1 << 40

@@ -17,11 +17,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from tests.kv.kv_samples import get, look_up, open_store, put, small_memory
+from tests.kv.plain_store import PlainStore
 from zufluss.errors import LogStorageError
-from zufluss.kv import flush, memtable
-from zufluss.kv.flush import STATE_FILE, TABLE_FILE, KvState, read_state
+from zufluss.kv.cold import flush
+from zufluss.kv.cold.flush import STATE_FILE, TABLE_FILE, KvState, read_state
+from zufluss.kv.hot import memtable
 from zufluss.kv.memory import KvMemory
-from zufluss.kv.plain import PlainStore
 from zufluss.kv.rest import Rests
 from zufluss.kv.store import KvStore, hash_keys
 from zufluss.record.slices import Bytes, Positions, Slices
@@ -370,7 +371,7 @@ def test_scans_keep_to_their_limits(store: KvStore) -> None:
 def test_the_flush_process_loads_neither_numba_nor_arrow() -> None:
     """They would cost it half a second and a hundred megabytes."""
     check = (
-        "import sys, zufluss.kv.flusher; "
+        "import sys, zufluss.kv.cold.flush_process; "
         "print([m for m in ('numba', 'pyarrow', 'numpy', 'asyncio') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)

@@ -176,7 +176,7 @@ def scan_processes(server: DevServer) -> list[int]:
     threads = Path(f"/proc/{server.pid}/task").glob("*/children")
     children = [pid for path in threads for pid in path.read_text().split()]
     lines = {int(pid): Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children}
-    return [pid for pid, line in lines.items() if b"zufluss.kv.scan_process" in line]
+    return [pid for pid, line in lines.items() if b"zufluss.kv.scan.process" in line]
 
 
 @contextmanager

@@ -27,7 +27,8 @@ from zufluss.errors import (
     UndoUnderWayError,
     ZuflussError,
 )
-from zufluss.kv import own_changes, tablet
+from zufluss.kv import tablet
+from zufluss.kv.producer import own_changes
 from zufluss.model.producer import UNDO_TASK, ProducerWriter
 from zufluss.model.schema import Schema
 from zufluss.net.services import RequestContext

@@ -19,9 +19,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from zufluss.kv.gather import Changed, Gathered, changed_values, gather, number_candidates
 from zufluss.kv.merge.aggregation import Aggregation
 from zufluss.kv.merge.base import NO_ROW, Candidates, Fold, MergeEngine, Numbers
+from zufluss.kv.merge.gather import Changed, Gathered, changed_values, gather, number_candidates
 from zufluss.kv.merge.partial import Ids, PartialUpdate
 from zufluss.kv.table import KvTable
 from zufluss.record.batch.kv import KvBatch

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 import structlog
 
 from zufluss.errors import ZuflussError
-from zufluss.kv.arena import SEGMENT_BYTES, Arena
-from zufluss.kv.flush import Flusher
+from zufluss.kv.cold.flush import Flusher
+from zufluss.kv.hot.arena import SEGMENT_BYTES, Arena
 
 if TYPE_CHECKING:
     from zufluss.kv.store import KvStore

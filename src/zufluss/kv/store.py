@@ -1,7 +1,7 @@
 """The rows of one bucket by key: the newest in memory, all of them on disk.
 
-Two tiers under one interface: versions in memory (`zufluss.kv.memtable`), flushed rows in RocksDB
-(`zufluss.kv.rocks`). Every write carries the log offset of its batch, and a reader gives a horizon,
+Two tiers under one interface: versions in memory (`hot/memtable.py`), flushed rows in RocksDB
+(`cold/rocks.py`). Every write carries the log offset of its batch, and a reader gives a horizon,
 the high watermark: it sees the newest version below it, so nothing that might still be lost, and
 everything that was acknowledged. What holds at any time:
 
@@ -26,16 +26,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import structlog
 
-from zufluss.kv.answer import answer_lookup
-from zufluss.kv.checkpoint import COLD_DIRECTORY, remove_left_overs
-from zufluss.kv.flush import STATE_FILE, TABLE_FILE, Done, KvState, View, copied, read_state
-from zufluss.kv.kernels import NEWEST, UNKNOWN
+from zufluss.kv.cold.checkpoint import COLD_DIRECTORY, remove_left_overs
+from zufluss.kv.cold.flush import STATE_FILE, TABLE_FILE, Done, KvState, View, copied, read_state
+from zufluss.kv.cold.rocks import ColdTier
+from zufluss.kv.hot.answer import answer_lookup
+from zufluss.kv.hot.kernels import NEWEST, UNKNOWN
+from zufluss.kv.hot.memtable import SEED, Block, Memtable, group_keys, hash_keys
+from zufluss.kv.hot.order import KeyOrder, successor
 from zufluss.kv.memory import KvMemory
-from zufluss.kv.memtable import SEED, Block, Memtable, group_keys, hash_keys
-from zufluss.kv.order import KeyOrder, successor
-from zufluss.kv.pins import PINS_DIRECTORY, PinDirectory
 from zufluss.kv.rest import NO_PUTS, Rests
-from zufluss.kv.rocks import ColdTier
+from zufluss.kv.scan.pins import PINS_DIRECTORY, PinDirectory
 from zufluss.log.files import Files
 from zufluss.record.slices import ABSENT, Bytes, Positions, Slices
 

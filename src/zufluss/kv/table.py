@@ -22,10 +22,10 @@ from zufluss.errors import (
     ZuflussError,
 )
 from zufluss.kv.changelog import ChangelogEncoder
-from zufluss.kv.gather import prefixed
 from zufluss.kv.merge.aggregation import Aggregation
 from zufluss.kv.merge.base import MergeEngine
 from zufluss.kv.merge.first_row import FirstRow
+from zufluss.kv.merge.gather import prefixed
 from zufluss.kv.merge.last_row import LastRow
 from zufluss.kv.merge.partial import PartialUpdate
 from zufluss.kv.merge.versioned import Versioned

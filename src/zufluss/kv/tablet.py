@@ -39,19 +39,19 @@ from zufluss.errors import (
 )
 from zufluss.kv.change import Change, Groups
 from zufluss.kv.changelog import Changes
-from zufluss.kv.checkpoint import Checkpoint, remove_left_overs
-from zufluss.kv.fence import OPEN, Fence
-from zufluss.kv.flush import KvState
-from zufluss.kv.gather import SCHEMA_ID_BYTES, Changed, longest, prefixed
-from zufluss.kv.memtable import group_keys, hash_keys
+from zufluss.kv.cold.checkpoint import Checkpoint, remove_left_overs
+from zufluss.kv.cold.flush import KvState
+from zufluss.kv.hot.memtable import group_keys, hash_keys
 from zufluss.kv.merge.base import DELETE, INSERT, UPDATE_BEFORE
+from zufluss.kv.merge.gather import SCHEMA_ID_BYTES, Changed, longest, prefixed
 from zufluss.kv.merge.partial import Ids
+from zufluss.kv.producer.fence import OPEN, Fence
+from zufluss.kv.producer.undo import STORED_BYTES_MAX, Step, StepTooLargeError, undone
 from zufluss.kv.replay import Earlier, Piece, changelog_start, pieces
 from zufluss.kv.rest import NO_PUTS, Rests
 from zufluss.kv.settled import Settled, Written
 from zufluss.kv.store import KvStore
 from zufluss.kv.table import KvTable
-from zufluss.kv.undo import STORED_BYTES_MAX, Step, StepTooLargeError, undone
 from zufluss.log.log import Log
 from zufluss.log.writer_state import WriterState
 from zufluss.model.producer import UNDO_TASK, ProducerWriter, is_producer

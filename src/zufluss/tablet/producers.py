@@ -1,8 +1,9 @@
 """The producers of tables, as the coordinator told this server.
 
-All buckets of a table share one fence (`kv/fence.py`), made here whenever its producers change; and
-of each bucket it is known from where on its changelog must be kept for an undo. Tables of which no
-bucket is here are remembered as well: one may come, and is fenced from its first put on.
+All buckets of a table share one fence (`kv/producer/fence.py`), made here whenever its producers
+change; and of each bucket it is known from where on its changelog must be kept for an
+undo. Tables of which no bucket is here are remembered as well: one may come, and is fenced from its
+first put on.
 
 Belongs to the event loop.
 """
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from zufluss.cluster.producers import ProducerEntry, TableProducers
-from zufluss.kv.fence import OPEN, Activity, Fence, Owner
+from zufluss.kv.producer.fence import OPEN, Activity, Fence, Owner
 from zufluss.model.table import TableBucket
 
 

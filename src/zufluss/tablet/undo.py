@@ -3,7 +3,7 @@
     puts of the producer are refused: earlier epochs by the fence, the present one meanwhile
       → the end of the changelog, found in the key-value worker            (kv.tablet.begin_undo)
       → wait until everything below it is durable
-      → a thread reads the changelog from the given offset to that end     (kv.own_changes)
+      → a thread reads the changelog from the given offset to that end     (kv/producer/own_changes)
       → a step of some thousand keys: worker, encoder, log, durable        (kv.tablet.undo)
       → and so on; then puts are taken again
 
@@ -40,11 +40,11 @@ from zufluss.errors import (
     UnknownTableOrBucketError,
     ZuflussError,
 )
-from zufluss.kv import own_changes
-from zufluss.kv.fence import Owner
-from zufluss.kv.own_changes import Progress, Source, exclusive_steps, shared_steps
+from zufluss.kv.producer import own_changes
+from zufluss.kv.producer.fence import Owner
+from zufluss.kv.producer.own_changes import Progress, Source, exclusive_steps, shared_steps
+from zufluss.kv.producer.undo import Step, StepTooLargeError
 from zufluss.kv.tablet import Prepared
-from zufluss.kv.undo import Step, StepTooLargeError
 from zufluss.model.producer import EPOCH_MAX, NUMBER_MAX, UNDO_TASK, ProducerWriter
 from zufluss.net.services import RequestContext, Services
 from zufluss.tablet.changelog_reader import Changelog, ChangelogReader

@@ -25,7 +25,7 @@ from zufluss.errors import (
     ZuflussError,
 )
 from zufluss.kv import replay
-from zufluss.kv.pins import PinDirectory
+from zufluss.kv.scan.pins import PinDirectory
 from zufluss.kv.store import KvStore
 from zufluss.tablet.remote.restore import Restorer
 from zufluss.tablet.scan import rebuild

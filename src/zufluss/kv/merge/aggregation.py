@@ -20,8 +20,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from zufluss.kv.gather import Changed, Gathered, merged_values
 from zufluss.kv.merge.base import Candidates, Numbers
+from zufluss.kv.merge.gather import Changed, Gathered, merged_values
 from zufluss.record.aggregate.fold import Aggregator, Divided, Folded, Records
 from zufluss.record.aggregate.registry import Operations
 from zufluss.record.rows.codec import Located, RowCodec

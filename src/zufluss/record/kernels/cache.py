@@ -29,11 +29,11 @@ SOURCES_OUTSIDE = ("fault.py", "header.py", "lz4.py", "slices.py")
 """Files of `zufluss.record` that kernel modules import from, besides their own package."""
 
 MODULES_OUTSIDE = (
-    "zufluss.kv.kernels",
-    "zufluss.kv.sorting",
-    "zufluss.kv.words",
-    "zufluss.kv.answer",
-    "zufluss.kv.gather",
+    "zufluss.kv.hot.kernels",
+    "zufluss.kv.hot.sorting",
+    "zufluss.kv.hot.words",
+    "zufluss.kv.hot.answer",
+    "zufluss.kv.merge.gather",
     "zufluss.kv.merge.base",
     "zufluss.kv.merge.last_row",
     "zufluss.kv.merge.first_row",

@@ -33,7 +33,7 @@ from crc32c import crc32c
 from zufluss.cluster.remote import BucketRemote, SnapshotHandle
 from zufluss.config import options, table_options
 from zufluss.errors import CorruptRecordError, ZuflussError
-from zufluss.kv.checkpoint import Checkpoint
+from zufluss.kv.cold.checkpoint import Checkpoint
 from zufluss.model.table import TableBucket
 from zufluss.remote.errors import RemoteStorageError
 from zufluss.remote.files import RemoteFile

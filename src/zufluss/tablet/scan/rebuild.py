@@ -32,11 +32,11 @@ from zufluss.errors import (
     UnknownTableOrBucketError,
     ZuflussError,
 )
-from zufluss.kv.checkpoint import remove_left_overs
-from zufluss.kv.flush import KvState
+from zufluss.kv.cold.checkpoint import remove_left_overs
+from zufluss.kv.cold.flush import KvState
 from zufluss.kv.memory import KvMemory
-from zufluss.kv.pins import PinnedFiles
 from zufluss.kv.replay import Piece, pieces_of
+from zufluss.kv.scan.pins import PinnedFiles
 from zufluss.kv.store import KvStore
 from zufluss.kv.tablet import KvTablet
 from zufluss.tablet.changelog_reader import Changelog, ChangelogReader

@@ -3,7 +3,7 @@
     open:     flush up to the high watermark → hard links of the cold tier → rename → pages
     release:  the last user leaves → pages under way end → files are closed → directory removed
 
-A state is the rows of a bucket at one log offset (`zufluss.kv.pins`). All who open a bucket at the
+A state is the rows of a bucket at one log offset (`kv/scan/pins.py`). All who open a bucket at the
 same offset share it. Nothing that is written, flushed or compacted later changes it, so a page can
 be read again and again, by any number of readers, and behind any key.
 
@@ -33,10 +33,10 @@ from zufluss.errors import (
     UnknownTableOrBucketError,
     ZuflussError,
 )
-from zufluss.kv.checkpoint import COLD_DIRECTORY
-from zufluss.kv.pins import PinDirectory, PinnedFiles
+from zufluss.kv.cold.checkpoint import COLD_DIRECTORY
 from zufluss.kv.rest import Rests
-from zufluss.kv.scanner import EMPTY, Page, Scanner
+from zufluss.kv.scan.pins import PinDirectory, PinnedFiles
+from zufluss.kv.scan.scanner import EMPTY, Page, Scanner
 from zufluss.model.table import TableBucket
 from zufluss.tablet.scan.rebuild import Rebuilder
 

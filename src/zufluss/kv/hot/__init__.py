@@ -1,0 +1,1 @@
+"""The rows of buckets in memory: one arena, versions by key, keys in order."""

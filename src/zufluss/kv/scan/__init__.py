@@ -1,0 +1,1 @@
+"""Scans of whole buckets: pinned states, and the processes that read their pages."""

@@ -1,0 +1,250 @@
+"""The scan process: reads pages of pinned state, so that the server's threads need not.
+
+Going through a database costs a third of a microsecond of Python per row, all of it with the GIL.
+In a thread of the server it would come out of what writers and lookups get, so it is done here. The
+process imports nothing but the standard library and rocksdict, and ends when its input does, so it
+cannot outlive the server.
+
+A database is opened with its first page, all its files at once, and stays open until it is to be
+closed; then it does not matter that the files lose their names. Where a page ended the iterator is
+kept, so that the next page goes on without a search; a page from anywhere else begins with one.
+
+Started as `python -m zufluss.kv.scan.process`. Little-endian:
+
+| request        | type                                                          |
+|----------------|---------------------------------------------------------------|
+| operation      | i8: 0 read a page, 1 close the database                       |
+| path length    | i32                                                           |
+| `after` length | i32, −1: from the first key                                   |
+| `until` length | i32, −1: to the last key                                      |
+| rows           | i64, of the page at most                                      |
+| bytes          | i64, of values; the one that reaches it is the last           |
+| path           | of the database, file system encoding                         |
+| `after`        | the key that the page begins behind                           |
+| `until`        | the last key that may be in it                                |
+
+| answer         | type                                                          |
+|----------------|---------------------------------------------------------------|
+| outcome        | i8: 0 rows, 1 rows and nothing comes after them, 2 a failure  |
+| rows           | i64                                                           |
+| bytes          | i64, of values, or of the text that says what failed          |
+| key length     | i32, −1: no rows                                              |
+| last key       |                                                               |
+| value lengths  | i32 a row                                                     |
+| values         | one behind the other in the order of their keys, or the text  |
+
+A database that cannot be read is closed, and opened again for the next page.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+import signal
+import struct
+import sys
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterator
+from itertools import islice, takewhile
+from typing import Any, BinaryIO, NamedTuple, TypeAlias
+
+from rocksdict import AccessType, Rdict, ReadOptions
+
+from zufluss.kv.cold.rocks import table_options
+
+REQUEST = struct.Struct("<biiiqq")
+"""Operation, lengths of path, `after` and `until`, rows, bytes."""
+
+ANSWER = struct.Struct("<bqqi")
+"""Outcome, rows, bytes, length of the last key."""
+
+READ, CLOSE = 0, 1
+ROWS, LAST_ROWS, FAILURE = 0, 1, 2
+NONE = -1
+"""Length of a key that is not there."""
+
+NICENESS = 10
+"""How much the process stands back when processors are short: writers and lookups come first."""
+
+ITERATORS_MAX = 16
+"""Places in a database that are kept to go on from; the least recently used is given up."""
+
+Row: TypeAlias = tuple[bytes, bytes]
+Place: TypeAlias = tuple[bytes | None, bytes | None]
+"""The key that was read last, and the one to be read last."""
+
+
+class Request(NamedTuple):
+    """What is asked for."""
+
+    operation: int
+    path: str
+    after: bytes | None
+    until: bytes | None
+    rows: int
+    size: int
+
+
+class Rows(NamedTuple):
+    """A page."""
+
+    values: bytearray
+    lengths: list[int]
+    last_key: bytes | None
+    done: bool
+
+
+class Database:
+    """One pinned state."""
+
+    def __init__(self, path: str) -> None:
+        if not os.path.isdir(path):  # noqa: PTH112  and RocksDB would make it
+            raise FileNotFoundError("there is no such directory")
+        options = table_options()
+        options.set_max_open_files(-1)
+        self._options = ReadOptions()
+        self._options.fill_cache(False)  # type: ignore[call-arg]  # its stub forgets the argument
+        self._rows = Rdict(path, options, {"default": options}, AccessType.read_only())
+        self._places: OrderedDict[Place, tuple[Row, Iterator[Any]]] = OrderedDict()
+
+    def page(self, after: bytes | None, until: bytes | None, rows: int, size: int) -> Rows:
+        """The rows behind `after`, at least one if there is one."""
+        values, lengths = bytearray(), list[int]()
+        row, following = self._from(after, until)
+        key = None
+        if row is not None:
+            key, value = row
+            values += value
+            lengths.append(len(value))
+            if len(values) < size:
+                for key, value in islice(following, rows - 1):  # noqa: B007  the last counts
+                    values += value
+                    lengths.append(len(value))
+                    if len(values) >= size:
+                        break
+        row = next(following, None)
+        if row is None:
+            self._check_end(after if key is None else key, until)
+        else:
+            self._keep((key, until), (row, following))
+        return Rows(values, lengths, key, row is None)
+
+    def close(self) -> None:
+        """Close its files."""
+        self._places.clear()
+        self._rows.close()
+
+    def _from(self, after: bytes | None, until: bytes | None) -> tuple[Row | None, Iterator[Any]]:
+        kept = self._places.pop((after, until), None)
+        if kept is not None:
+            return kept
+        low = None if after is None else after + b"\0"
+        following: Iterator[Any] = self._rows.items(from_key=low, read_opt=self._options)
+        if until is not None:  # RocksDB would stop there itself, but not in raw mode
+            following = takewhile(lambda row: row[0] <= until, following)
+        return next(following, None), following
+
+    def _keep(self, place: Place, where: tuple[Row, Iterator[Any]]) -> None:
+        self._places[place] = where
+        if len(self._places) > ITERATORS_MAX:
+            self._places.popitem(last=False)
+
+    def _check_end(self, last: bytes | None, until: bytes | None) -> None:
+        """Raise why the rows ended, unless there are no more: an iterator just stops either way."""
+        cursor = self._rows.iter()
+        if last is None:
+            cursor.seek_to_first()
+        else:
+            cursor.seek(last + b"\0")
+        if cursor.valid() and (until is None or cursor.key() <= until):
+            raise OSError("a file could not be read to its end")
+        cursor.status()
+
+
+class Databases:
+    """Those that are open, by path."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, Database] = {}
+
+    def page(self, request: Request) -> Rows:
+        """What a request asks for."""
+        _, path, after, until, rows, size = request
+        if path not in self._open:
+            self._open[path] = Database(path)
+        try:
+            return self._open[path].page(after, until, rows, size)
+        except BaseException:
+            self.close(path)
+            raise
+
+    def close(self, path: str) -> None:
+        """Close one, if it is open."""
+        database = self._open.pop(path, None)
+        if database is not None:
+            database.close()
+
+
+def main() -> None:
+    """Serve requests until the input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal; the server ends the input
+    os.nice(NICENESS)
+    _allow_many_files()
+    gc.disable()  # a page makes a million objects, and no cycles
+    requests, answers = sys.stdin.buffer, sys.stdout.buffer
+    databases = Databases()
+    while (request := read_request(requests)) is not None:
+        if request.operation == CLOSE:
+            databases.close(request.path)
+            continue
+        try:
+            answer = _rows_answer(databases.page(request))
+        except Exception as e:
+            text = f"{type(e).__name__}: {e}".encode()
+            answer = [ANSWER.pack(FAILURE, 0, len(text), NONE), text]
+        for part in answer:
+            answers.write(part)
+        answers.flush()
+        del answer
+
+
+def _rows_answer(page: Rows) -> list[Any]:
+    values, lengths, key, done = page
+    head = ANSWER.pack(
+        LAST_ROWS if done else ROWS, len(lengths), len(values), NONE if key is None else len(key)
+    )
+    return [head, key or b"", array("i", lengths), values]
+
+
+def pack_request(request: Request) -> bytes:
+    """A request as it is sent."""
+    operation, path, after, until, rows, size = request
+    name = os.fsencode(path)
+    low = NONE if after is None else len(after)
+    high = NONE if until is None else len(until)
+    head = REQUEST.pack(operation, len(name), low, high, rows, size)
+    return b"".join((head, name, after or b"", until or b""))
+
+
+def read_request(source: BinaryIO) -> Request | None:
+    """The next request, None at the end."""
+    head = source.read(REQUEST.size)
+    if len(head) < REQUEST.size:
+        return None
+    operation, name, low, high, rows, size = REQUEST.unpack(head)
+    path = os.fsdecode(source.read(name))
+    after = None if low == NONE else source.read(low)
+    until = None if high == NONE else source.read(high)
+    return Request(operation, path, after, until, rows, size)
+
+
+def _allow_many_files() -> None:
+    """A database keeps all its files open, as many as the system allows."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+if __name__ == "__main__":
+    main()

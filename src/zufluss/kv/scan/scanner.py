@@ -1,0 +1,251 @@
+"""Pages of pinned state: the server's side of the scan process (`zufluss.kv.scan.process`).
+
+Each scan process has a thread that asks it one thing at a time and takes the answers out of the
+pipe. It needs the GIL for a few microseconds per page; what goes through a pipe is copied by the
+kernel meanwhile. All pages of a state are read by the same process, which has its files open.
+
+Where puts come the thread rests between two pages (`zufluss.kv.rest`): after the answer, so that
+one who wants few rows does not wait, and the process has nothing to do meanwhile.
+
+Processes are started when they are first needed. One that dies is replaced, and asked the same
+again: pinned state does not change, so a page can be read any number of times.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import structlog
+
+from zufluss.errors import LogStorageError
+from zufluss.kv.rest import NO_PUTS, Rests
+from zufluss.kv.scan.process import (
+    ANSWER,
+    CLOSE,
+    FAILURE,
+    LAST_ROWS,
+    NONE,
+    READ,
+    Request,
+    pack_request,
+)
+from zufluss.record.slices import Bytes, Slices
+
+log = structlog.get_logger(__name__)
+
+PROCESSES = (2, 4)
+"""Scan processes of a server, at least and at most; else there is one for two processors. With two,
+a long run of deleted rows in one state does not hold up all others."""
+
+PIPE_BYTES = 1 << 20
+"""Room in the pipe from a process: it reads on while the server takes out what it read."""
+
+TRIES = 2
+"""How often a page is asked for when the process dies over it."""
+
+
+class Page(NamedTuple):
+    """Rows that follow each other in the order of their keys."""
+
+    values: Slices
+    """Stored values, schema id and row, one behind the other in a buffer of their own."""
+    last_key: bytes | None
+    """Of the last row, to go on behind it; None if there are no rows."""
+    done: bool
+    """Nothing comes after them."""
+
+
+EMPTY = Page(Slices.of([]), None, True)
+"""Of a state without rows."""
+
+
+class Scanner:
+    """The scan processes of a server. Belongs to one thread; its results come in others."""
+
+    def __init__(self, processes: int | None = None, rests: Rests = NO_PUTS) -> None:
+        least, most = PROCESSES
+        count = processes or min(max((os.cpu_count() or 1) // 2, least), most)
+        self._processes = [ScanProcess(rests) for _ in range(count)]
+        self._reader: dict[Path, ScanProcess] = {}
+        """Who has a state open."""
+
+    def read(
+        self, state: Path, after: bytes | None, until: bytes | None, rows: int, size: int
+    ) -> Future[Page]:
+        """Begin to read the rows of a database behind `after`, up to `until` with it.
+
+        At least one if there is one, then until there are `rows` of them, or `size` bytes of
+        values. `LogStorageError` if the files cannot be read.
+        """
+        if rows < 1:
+            raise ValueError(f"a page of {rows} rows cannot be read; it has 1 at least")
+        process = self._reader.get(state)
+        if process is None:
+            process = min(self._processes, key=lambda p: p.states)
+            self._reader[state] = process
+            process.states += 1
+        return process.read(Request(READ, str(state), after, until, rows, size))
+
+    def close(self, state: Path) -> Future[None]:
+        """Close the files of a database when the pages that were begun are read."""
+        process = self._reader.pop(state, None)
+        if process is None:
+            done: Future[None] = Future()
+            done.set_result(None)
+            return done
+        process.states -= 1
+        return process.close(str(state))
+
+    def stop(self) -> None:
+        """End the processes; what is being read fails. Blocks."""
+        for process in self._processes:
+            process.stop()
+
+    @property
+    def process_ids(self) -> list[int]:
+        """Of the scan processes that run."""
+        return [p.process_id for p in self._processes if p.process_id is not None]
+
+
+class ScanProcess:
+    """One scan process and the thread that talks to it."""
+
+    def __init__(self, rests: Rests) -> None:
+        self.states = 0
+        """Databases that are read here."""
+        self._rests = rests
+        self._rest_until = 0.0
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="zufluss-scan-pipe")
+        self._process: subprocess.Popen[bytes] | None = None
+        self._stopped = False
+
+    @property
+    def process_id(self) -> int | None:
+        """Of the process, None while there is none."""
+        process = self._process
+        return None if process is None else process.pid
+
+    def read(self, request: Request) -> Future[Page]:
+        """Begin to read a page."""
+        return self._thread.submit(self._read, request)
+
+    def close(self, path: str) -> Future[None]:
+        """Have a database closed after what was asked for before."""
+        return self._thread.submit(self._close, Request(CLOSE, path, None, None, 0, 0))
+
+    def stop(self) -> None:
+        """End the process, at once. Blocks."""
+        self._stopped = True
+        process = self._process
+        if process is not None:
+            process.kill()
+        self._thread.shutdown(cancel_futures=True)
+        self._end_process()
+
+    def _read(self, request: Request) -> Page:
+        self._rests.wait_until(self._rest_until)
+        stretch = self._rests.begin()
+        try:
+            return self._page(request)
+        finally:
+            self._rest_until = self._rests.end(stretch)
+
+    def _page(self, request: Request) -> Page:
+        for attempt in range(1, TRIES + 1):
+            if self._stopped:
+                break
+            try:
+                return self._ask(request)
+            except LogStorageError:  # it answered
+                raise
+            except (EOFError, OSError) as e:  # also one that cannot be started
+                status = self._end_process()
+                log.warning(
+                    "kv_scan_process_gone", state=request.path, attempt=attempt, status=status,
+                    reason=str(e),
+                )  # fmt: skip
+            except BaseException:
+                self._end_process()  # the rest of its answer would be taken for the next one
+                raise
+        raise LogStorageError(
+            f"{request.path} could not be read: "
+            + ("the server stops" if self._stopped else "the scan process died over it twice")
+        )
+
+    def _ask(self, request: Request) -> Page:
+        source = self._send(request)
+        outcome, rows, size, key_size = ANSWER.unpack(_received(source, ANSWER.size).data)
+        key = None if key_size == NONE else _received(source, key_size).tobytes()
+        lengths = _received(source, 4 * rows).view(np.int32)
+        data = _received(source, size)
+        if outcome == FAILURE:
+            raise LogStorageError(
+                f"{request.path} could not be read: {data.tobytes().decode(errors='replace')}. "
+                "Check the disk; open the scan again for another copy of the files"
+            )
+        offsets = np.zeros(rows + 1, np.int64)
+        np.cumsum(lengths, out=offsets[1:])
+        return Page(Slices.contiguous(data, offsets), key, outcome == LAST_ROWS)
+
+    def _close(self, request: Request) -> None:
+        if self._process is None:
+            return  # and so nothing is open
+        try:
+            self._send(request)
+        except BrokenPipeError:
+            self._end_process()
+
+    def _send(self, request: Request) -> int:
+        """Send a request; the descriptor that the answer comes from."""
+        process = self._process
+        if process is None:
+            command = [sys.executable, "-m", "zufluss.kv.scan.process"]
+            process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+            )
+            self._process = process
+            _widen(process)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        message = memoryview(pack_request(request))
+        while message:
+            message = message[process.stdin.write(message) :]
+        return process.stdout.fileno()
+
+    def _end_process(self) -> int | None:
+        """End the process if there is one; its exit status."""
+        process, self._process = self._process, None
+        if process is None:
+            return None
+        process.kill()
+        for pipe in (process.stdin, process.stdout):
+            assert pipe is not None
+            pipe.close()
+        return process.wait()
+
+
+def _widen(process: subprocess.Popen[bytes]) -> None:
+    assert process.stdout is not None
+    try:
+        fcntl.fcntl(process.stdout, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+    except OSError as e:  # the user has too many large pipes already; a small one does as well
+        log.info("kv_scan_pipe_small", reason=str(e))
+
+
+def _received(source: int, size: int) -> Bytes:
+    """So many bytes of an answer."""
+    buffer = np.empty(size, np.uint8)
+    view = buffer.data
+    while len(view):
+        count = os.readv(source, [view])
+        if not count:
+            raise EOFError(f"its answer ends {len(view)} of {size} bytes early")
+        view = view[count:]
+    return buffer
