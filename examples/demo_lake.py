@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table as Grid
 
 import zufluss
-from zufluss.client.read.union import UnionPlan
+from zufluss.client.read.union_plan import UnionPlan
 from zufluss.client.sync.scan import UnionScanner
 from zufluss.lake.base import catalog_properties
 from zufluss.testing.tiering import TieringProcess

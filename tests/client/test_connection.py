@@ -13,7 +13,7 @@ import zufluss
 from tests.client.conftest import FAST
 from tests.client.fake import FakeCluster, FakeServer
 from zufluss.client.connection import AsyncConnection, connect_async
-from zufluss.client.retry import LONGEST_PAUSE_MS, Backoff
+from zufluss.client.core.retry import LONGEST_PAUSE_MS, Backoff
 from zufluss.errors import (
     ErrorCode,
     InvalidTableError,

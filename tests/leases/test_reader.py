@@ -13,7 +13,7 @@ import pytest
 import zufluss
 from tests.fault.conftest import rounds
 from tests.leases.stage import Stage, eventually, exist, stage
-from zufluss.client.keyed import snapshot as kvsnapshot
+from zufluss.client.keyed import snapshot_reader
 from zufluss.client.sync.connection import Table
 from zufluss.errors import KvSnapshotLeaseNotFoundError
 from zufluss.model.table import TableBucket
@@ -69,7 +69,7 @@ def it(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 @pytest.fixture
 def table(it: Stage, monkeypatch: pytest.MonkeyPatch) -> Table:
     """A table with many rows, read in many small batches."""
-    monkeypatch.setattr(kvsnapshot, "BATCH_ROWS", KEYS // 20)
+    monkeypatch.setattr(snapshot_reader, "BATCH_ROWS", KEYS // 20)
     table = it.create()
     for at in range(0, KEYS, AT_ONCE):
         it.take(table, range(at, at + AT_ONCE), "first")
@@ -117,7 +117,7 @@ def test_a_reader_that_lost_its_lease_ends_with_that_and_with_nothing_else(
     it: Stage, table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While it has the files already, and while it downloads them."""
-    monkeypatch.setattr(kvsnapshot, "DOWNLOADS_AT_ONCE", 1)
+    monkeypatch.setattr(snapshot_reader, "DOWNLOADS_AT_ONCE", 1)
     bucket = TableBucket(table.info.table_id, None, 0)
     with (
         it.admin.kv_snapshot_lease(table.path, duration="30s") as lease,
@@ -139,7 +139,7 @@ def lost_while_downloading(
     it: Stage, table: Table, lease_id: str, files: set[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From the second file on of the next download the lease is gone, and files with it."""
-    download, begun = kvsnapshot._download, iter((True, False))
+    download, begun = snapshot_reader._download, iter((True, False))
 
     async def losing(*given: object) -> None:
         if not next(begun, False):
@@ -147,4 +147,4 @@ def lost_while_downloading(
             eventually(lambda: exist(files) != files, "files of the snapshot go")
         await download(*given)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(kvsnapshot, "_download", losing)
+    monkeypatch.setattr(snapshot_reader, "_download", losing)

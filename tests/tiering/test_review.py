@@ -18,7 +18,7 @@ from tests.tiering.support import Driver, InlineRunner, append, create_table, of
 from tests.tiering.test_round import rows
 from tests.tiering.test_service import tiered, wait_until
 from zufluss.client.connection import connect_async
-from zufluss.client.read import union
+from zufluss.client.read import union_plan
 from zufluss.errors import NetworkError
 from zufluss.lake.base import catalog_properties
 from zufluss.testing.server import DevServer
@@ -112,19 +112,19 @@ def test_a_partition_that_comes_while_a_read_is_pinned_is_read_once(
         append(driver.connection, path, {"id": [3, 4], "day": ["tue", "tue"]})
         driver.round()
 
-    snapshots = union._snapshots
+    snapshots = union_plan._snapshots
 
     async def late_snapshots(admin: Any, asked: Any) -> Any:
         monkeypatch.undo()
         await asyncio.to_thread(another_day)
         return await snapshots(admin, asked)
 
-    monkeypatch.setattr(union, "_snapshots", late_snapshots)
+    monkeypatch.setattr(union_plan, "_snapshots", late_snapshots)
 
-    async def pin() -> union.UnionPlan:
+    async def pin() -> union_plan.UnionPlan:
         connection = await connect_async(driver.options[o.BOOTSTRAP_SERVERS])
         try:
-            return await union.plan_union(connection, path)
+            return await union_plan.plan_union(connection, path)
         finally:
             await connection.close()
 

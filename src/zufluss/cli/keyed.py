@@ -300,7 +300,7 @@ def _ignores_deletes(table: Table) -> bool:
 
 
 def _prefix_columns(table: Table) -> tuple[str, ...]:
-    from zufluss.client.keyed.keys import prefix_columns
+    from zufluss.client.core.keys import prefix_columns
 
     with usage():
         return prefix_columns(table.info)

@@ -193,7 +193,7 @@ def _printable(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 @contextmanager
 def fitting(file: str) -> Iterator[None]:
     """Rows that do not fit the table's columns are the user's to mend as well."""
-    from zufluss.client.convert import ColumnMismatchError
+    from zufluss.client.core.convert import ColumnMismatchError
 
     try:
         yield

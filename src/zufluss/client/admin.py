@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from zufluss.client.connection import AsyncConnection, as_path, table_path
+from zufluss.client.core.metadata import ServerNode
+from zufluss.client.core.offsets import BucketPlace, Position, list_offsets, places_of
 from zufluss.client.lease.info import KvSnapshotLeaseInfo, leases_of
 from zufluss.client.lease.lease import AsyncKvSnapshotLease, IfLost, open_lease
 from zufluss.client.lease.wire import Duration
@@ -26,8 +28,6 @@ from zufluss.client.locations import (
     locations_of,
     probes_of,
 )
-from zufluss.client.metadata import ServerNode
-from zufluss.client.offsets import BucketPlace, Position, list_offsets, places_of
 from zufluss.client.producer.info import ProducerInfo, producers_of
 from zufluss.errors import (
     InvalidPartitionError,

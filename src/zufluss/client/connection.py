@@ -13,7 +13,7 @@ A call is tried again with growing pauses until `client.request-timeout` when it
 (`retry.PASSING`), after the metadata was refreshed where it was stale. A call that changes
 something is sent again only when it certainly was not carried out: the connection could not be
 made, or a standby coordinator refused it. Writers and scans have their own retry rules
-(`write/append.py`, `read/log.py`).
+(`write/append.py`, `read/log_scan.py`).
 
 Everything here lives on one event loop; `zufluss.client.sync.connection` is the façade for
 everybody else.
@@ -31,10 +31,10 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from google.protobuf.message import Message
 
-from zufluss.client.metadata import Metadata, PartitionMetadata
-from zufluss.client.options import ClientOptions, parse_bootstrap
+from zufluss.client.core.metadata import Metadata, PartitionMetadata
+from zufluss.client.core.options import ClientOptions, parse_bootstrap
+from zufluss.client.core.retry import PASSING, Backoff
 from zufluss.client.read.remote import RemoteReader
-from zufluss.client.retry import PASSING, Backoff
 from zufluss.errors import (
     ErrorCode,
     LeaderNotAvailableError,

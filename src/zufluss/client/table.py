@@ -9,9 +9,10 @@ import pyarrow as pa
 
 from zufluss.client.admin import Partition
 from zufluss.client.connection import LAKE_SUFFIX, AsyncConnection
+from zufluss.client.keyed.head import head_of_keys
 from zufluss.client.keyed.lookup import AsyncLookup, KeyForm, Missing, Row, SingleKey
 from zufluss.client.keyed.scan import AsyncKvScan
-from zufluss.client.keyed.snapshot import AsyncKvSnapshotReader, open_snapshot
+from zufluss.client.keyed.snapshot_reader import AsyncKvSnapshotReader, open_snapshot
 from zufluss.client.lease.lease import AsyncKvSnapshotLease
 from zufluss.client.lease.wire import Duration
 from zufluss.client.producer.exactly_once import (
@@ -25,8 +26,7 @@ from zufluss.client.producer.exactly_once import (
 from zufluss.client.producer.handle import ProducerHandle
 from zufluss.client.producer.state import States
 from zufluss.client.producer.undo import OnUndo
-from zufluss.client.read.head import head_of_keys
-from zufluss.client.read.log import AsyncLogScan
+from zufluss.client.read.log_scan import AsyncLogScan
 from zufluss.client.read.scan import Offsets, Source, Start, Stop
 from zufluss.client.read.union_scan import AsyncUnionScan
 from zufluss.client.write.append import AsyncAppendWriter

@@ -16,7 +16,7 @@ from tests.client.fake import FakeCluster
 from tests.client.pk import create_table, upsert
 from zufluss.client import ColumnMismatchError
 from zufluss.client.connection import AsyncConnection
-from zufluss.client.keyed import routing as keyread
+from zufluss.client.keyed import key_reader
 from zufluss.client.sync.connection import Connection, Table
 from zufluss.errors import ErrorCode, InvalidTableError, ZuflussError
 from zufluss.model.schema import Column
@@ -255,7 +255,7 @@ async def test_large_inputs_are_cut_into_requests(
     cluster: FakeCluster, connection: AsyncConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = await filled(cluster, connection)
-    monkeypatch.setattr(keyread, "REQUEST_KEYS_MAX", 8)
+    monkeypatch.setattr(key_reader, "REQUEST_KEYS_MAX", 8)
     found = await table.lookup(list(range(100)))
     assert found["id"].to_pylist() == list(range(100))
     sizes = [sum(len(e.keys) for e in request.buckets_req) for request in cluster.lookups]

@@ -19,8 +19,8 @@ from tests.client.conftest import FAST
 from tests.client.fake import FakeCluster
 from tests.client.leases import ANY, DURATION_MS, FakeLeases, Holder, Time
 from zufluss.client.connection import AsyncConnection, connect_async
+from zufluss.client.core.renewal import Renewals, lasting_clock
 from zufluss.client.lease.lease import AsyncKvSnapshotLease
-from zufluss.client.lease.renewal import Renewals, lasting_clock
 from zufluss.errors import (
     ConfigError,
     KvSnapshotLeaseFencedError,

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.client.fake import FakeCluster
-from tests.client.keyed.test_snapshot import (
+from tests.client.keyed.test_snapshot_reader import (
     Snapshots,
     checkpoint,
     encoded,
@@ -18,7 +18,7 @@ from tests.client.keyed.test_snapshot import (
 )
 from tests.client.leases import FakeLeases
 from zufluss.client.connection import AsyncConnection
-from zufluss.client.keyed import snapshot as kvsnapshot
+from zufluss.client.keyed import snapshot_reader
 from zufluss.client.lease.lease import AsyncKvSnapshotLease
 from zufluss.client.table import AsyncTable
 from zufluss.errors import (
@@ -50,7 +50,7 @@ async def place(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> AsyncIterator[Place]:
-    monkeypatch.setattr(kvsnapshot, "BATCH_ROWS", ROWS // 4)
+    monkeypatch.setattr(snapshot_reader, "BATCH_ROWS", ROWS // 4)
     info = keyed_table(cluster)
     directory = checkpoint(tmp_path, encoded(info, ids_and_names(ROWS)))
     bucket = Snapshots(cluster).add(info, directory)
@@ -122,7 +122,7 @@ async def test_a_snapshot_that_is_unknown_is_explained_by_the_lease(
 async def test_the_lease_is_asked_before_each_file(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kvsnapshot, "DOWNLOADS_AT_ONCE", 1)
+    monkeypatch.setattr(snapshot_reader, "DOWNLOADS_AT_ONCE", 1)
     files = len([path for path in place.directory.iterdir() if path.suffix != ".json"])
     asked: list[TableBucket | None] = []
     check = place.lease.check

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from tests.client.conftest import FAST
 from tests.client.fake import FakeCluster
-from tests.client.read.test_log import fill, ids
+from tests.client.read.test_log_scan import fill, ids
 from tests.client.remotes import RemoteBucket
 from tests.paths import FIXTURES
-from zufluss.client.budget import MemoryBudget
 from zufluss.client.connection import AsyncConnection, connect_async
+from zufluss.client.core.budget import MemoryBudget
 from zufluss.client.hot import fetch_answer
-from zufluss.client.read.log import AsyncLogScanner
+from zufluss.client.read.log_scan import AsyncLogScanner
 from zufluss.client.read.remote import AHEAD, PLANNED, Cutter
 from zufluss.errors import CorruptRecordError, ErrorCode, OffsetOutOfRangeError
 from zufluss.model.predicate import col

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from tests.client.conftest import FAST
 from tests.client.fake import FakeCluster
-from zufluss.client.budget import MemoryBudget
 from zufluss.client.connection import AsyncConnection, connect_async
-from zufluss.client.convert import ColumnMismatchError
+from zufluss.client.core.budget import MemoryBudget
+from zufluss.client.core.convert import ColumnMismatchError
 from zufluss.errors import (
     ErrorCode,
     InvalidTableError,

@@ -19,7 +19,7 @@ from tests.client.pk import create_table, delete, upsert
 from tests.client.test_server import EVERY_TYPE, ROW
 from zufluss.client import ColumnMismatchError
 from zufluss.client.connection import AsyncConnection, connect_async
-from zufluss.client.keyed.keys import stored_key_encoder
+from zufluss.client.core.keys import stored_key_encoder
 from zufluss.client.sync.connection import Connection
 from zufluss.client.write.upsert import target_columns
 from zufluss.errors import ErrorCode, InvalidTableError, InvalidTargetColumnError, ZuflussError

@@ -20,7 +20,7 @@ pytest.importorskip("pyspark", reason="needs the extra zufluss[spark]")
 import zufluss
 import zufluss.spark
 from tests.client.pk import create_table
-from tests.client.read.test_union import RETENTION, wait_for
+from tests.client.read.test_union_scan import RETENTION, wait_for
 from tests.client.rounds import lake_table
 from tests.counts import only_full
 from tests.servers import WarmServer

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zufluss import col
-from zufluss.client.read.union import TailRange
+from zufluss.client.read.union_plan import TailRange
 from zufluss.model.schema import Schema
 from zufluss.model.table import TableBucket, TableDescriptor, TableInfo, TablePath
 from zufluss.spark.read.tail import TASK_ROWS, TailRead, narrowed, pack

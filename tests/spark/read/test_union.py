@@ -14,7 +14,7 @@ import pytest
 import zufluss
 import zufluss.spark
 from tests.client.pk import create_table
-from tests.client.read.test_union import RETENTION, wait_for
+from tests.client.read.test_union_scan import RETENTION, wait_for
 from tests.client.rounds import Rounds, lake_table
 from tests.counts import FULL
 from tests.servers import WarmServer

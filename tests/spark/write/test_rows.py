@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from tests.client.pk import create_table
-from zufluss.client.convert import ColumnMismatchError
+from zufluss.client.core.convert import ColumnMismatchError
 from zufluss.client.sync.connection import Connection
 from zufluss.spark.write.rows import by_change, folded, in_content_order, of_spark
 

@@ -15,7 +15,7 @@ pytest.importorskip("pyspark", reason="needs the extra zufluss[spark]")
 import zufluss
 from tests.client.pk import create_table
 from tests.spark.sinks import halfway, log_rows, state, struct
-from zufluss.client.convert import ColumnMismatchError
+from zufluss.client.core.convert import ColumnMismatchError
 from zufluss.client.sync.connection import Connection
 from zufluss.errors import ColumnLockedError, ConfigError, ProducerFencedError
 from zufluss.model.producer import EPOCH_MAX

@@ -27,14 +27,14 @@ import numpy as np
 import pyarrow as pa
 
 from zufluss.client.connection import AsyncConnection
-from zufluss.client.convert import ColumnMismatchError, is_row, rows_to_batch, to_batches
-from zufluss.client.keyed.keys import (
+from zufluss.client.core.convert import ColumnMismatchError, is_row, rows_to_batch, to_batches
+from zufluss.client.core.keys import (
     check_primary_key,
     prefix_columns,
     prefix_encoder,
     stored_key_encoder,
 )
-from zufluss.client.keyed.routing import LOOKUP, PREFIX_LOOKUP, KeyGroup, KeyReader
+from zufluss.client.keyed.key_reader import LOOKUP, PREFIX_LOOKUP, KeyGroup, KeyReader
 from zufluss.client.keyed.values import ValueDecoder, slices_of
 from zufluss.errors import ZuflussError
 from zufluss.model.table import TableInfo

@@ -30,9 +30,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from zufluss.client.connection import AsyncConnection
-from zufluss.client.metadata import ServerNode
-from zufluss.client.offsets import BucketPlace
-from zufluss.client.retry import PASSING, Backoff
+from zufluss.client.core.metadata import ServerNode
+from zufluss.client.core.offsets import BucketPlace
+from zufluss.client.core.retry import PASSING, Backoff
 from zufluss.errors import (
     CorruptMessageError,
     ErrorCode,

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from zufluss.client.offsets import BucketPlace
+from zufluss.client.core.offsets import BucketPlace
 from zufluss.client.read.decode import LogDecoder
 from zufluss.client.read.scan import Offsets
 from zufluss.model.expression import Expression

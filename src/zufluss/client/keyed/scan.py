@@ -14,7 +14,7 @@ Four buckets are read at a time, each one page ahead of the consumer. With a `li
 `prefetch=0` for engines that read ahead themselves, one bucket is read at a time and no page is
 asked for before it is wanted; a limit is also the most that a bucket is asked for.
 
-Where the rows come from is the business of `keyed/live.py` and `keyed/stored.py`.
+Where the rows come from is the business of `keyed/live_rows.py` and `keyed/stored_rows.py`.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ import pyarrow as pa
 
 from zufluss.client.admin import Partition
 from zufluss.client.connection import AsyncConnection
-from zufluss.client.keyed.keys import check_primary_key
-from zufluss.client.keyed.live import LiveRows
+from zufluss.client.core.keys import check_primary_key
+from zufluss.client.core.offsets import check_buckets
+from zufluss.client.core.partitions import chosen_places
+from zufluss.client.keyed.live_rows import LiveRows
 from zufluss.client.keyed.rows import BucketRows, Page, Rows, Shape
-from zufluss.client.keyed.stored import StoredRows
-from zufluss.client.offsets import check_buckets
-from zufluss.client.partitions import chosen_places
+from zufluss.client.keyed.stored_rows import StoredRows
 from zufluss.client.read.scan import AsyncScan, AsyncScanner, Offsets
 from zufluss.errors import InvalidTableError, PartitionNotExistError
 from zufluss.model.expression import Expression

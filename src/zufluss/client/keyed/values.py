@@ -17,8 +17,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from zufluss.client.admin import AsyncAdmin
-from zufluss.client.buckets import group_rows
 from zufluss.client.connection import AsyncConnection
+from zufluss.client.core.buckets import group_rows
 from zufluss.config import table_options as t
 from zufluss.model.schema import Schema
 from zufluss.model.table import TableInfo

@@ -6,7 +6,7 @@
                 ...
 
 The coordinator finds the latest snapshot of each bucket and pins it in one step. A task on the
-connection's loop renews the lease (`lease/renewal.py`) until it is closed, which drops it; a
+connection's loop renews the lease (`core/renewal.py`) until it is closed, which drops it; a
 process that is killed leaves it to expire. Losing it is told as what happened, by `check` and by
 every reader that has it, before they touch another file:
 
@@ -30,7 +30,8 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, get_args
 from uuid import uuid4
 
-from zufluss.client.lease.renewal import Clock, Renewals, lasting_clock
+from zufluss.client.core.renewal import Clock, Renewals, lasting_clock
+from zufluss.client.core.retry import PASSING
 from zufluss.client.lease.wire import (
     Duration,
     acquire_request,
@@ -41,7 +42,6 @@ from zufluss.client.lease.wire import (
     targets_of,
     unavailable_of,
 )
-from zufluss.client.retry import PASSING
 from zufluss.config.values import format_duration
 from zufluss.errors import (
     ConfigError,

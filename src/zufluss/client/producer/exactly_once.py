@@ -38,9 +38,9 @@ from typing import Literal, get_args
 
 from zufluss.client.admin import AsyncAdmin
 from zufluss.client.connection import AsyncConnection
-from zufluss.client.keyed.keys import check_primary_key
+from zufluss.client.core.keys import check_primary_key
+from zufluss.client.core.offsets import BucketPlace, list_offsets
 from zufluss.client.lease.wire import Duration
-from zufluss.client.offsets import BucketPlace, list_offsets
 from zufluss.client.producer.handle import (
     JOB_TASK_MAX,
     OWN_TASK,

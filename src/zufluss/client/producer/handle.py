@@ -2,7 +2,7 @@
 
 `begin` is the moment that counts. When the coordinator has answered, every leader of the table
 refuses puts of earlier epochs, so that what is found afterwards is all there is to undo. From then
-on a task on the connection's loop gives signs of life (`lease/renewal.py` says when), so that
+on a task on the connection's loop gives signs of life (`core/renewal.py` says when), so that
 nobody else takes the columns of a writer that is idle, or busy undoing.
 
 A producer is lost when somebody began a later epoch of it, took its columns after it was silent for
@@ -19,7 +19,7 @@ from typing import Final
 from uuid import uuid4
 
 from zufluss.client.connection import AsyncConnection
-from zufluss.client.lease.renewal import Clock, Renewals, lasting_clock
+from zufluss.client.core.renewal import Clock, Renewals, lasting_clock
 from zufluss.client.lease.wire import Duration, duration_ms_of
 from zufluss.client.producer.state import ProducerState
 from zufluss.client.producer.wire import Offsets, offsets_from_wire, offsets_to_wire

@@ -17,10 +17,10 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from zufluss.client.connection import AsyncConnection
-from zufluss.client.offsets import BucketPlace
-from zufluss.client.partitions import chosen_places
+from zufluss.client.core.offsets import BucketPlace
+from zufluss.client.core.partitions import chosen_places
+from zufluss.client.core.retry import PASSING, Backoff
 from zufluss.client.producer.handle import ProducerHandle
-from zufluss.client.retry import PASSING, Backoff
 from zufluss.errors import (
     ErrorCode,
     PartitionNotExistError,

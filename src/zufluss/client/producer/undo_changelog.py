@@ -24,14 +24,14 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from zufluss.client.connection import AsyncConnection
-from zufluss.client.keyed.keys import stored_key_encoder
-from zufluss.client.offsets import BucketPlace, list_offsets
-from zufluss.client.partitions import chosen_places
+from zufluss.client.core.keys import stored_key_encoder
+from zufluss.client.core.offsets import BucketPlace, list_offsets
+from zufluss.client.core.partitions import chosen_places
 from zufluss.client.producer.handle import CLIENT_UNDO_TASK, Producer
 from zufluss.client.producer.undo import OnUndo, Tally, UndoProgress
 from zufluss.client.producer.wire import Offsets
 from zufluss.client.read.decode import CHANGE_TYPE
-from zufluss.client.read.log import AsyncLogScan
+from zufluss.client.read.log_scan import AsyncLogScan
 from zufluss.client.write.upsert import AsyncUpsertWriter
 from zufluss.client.write.writer import Chunk, Identity
 from zufluss.config import table_options as t

@@ -40,14 +40,14 @@ from typing import Any, Final, NamedTuple
 
 from google.protobuf.message import DecodeError
 
-from zufluss.client.budget import MemoryBudget
 from zufluss.client.connection import AsyncConnection
+from zufluss.client.core.budget import MemoryBudget
+from zufluss.client.core.metadata import ServerNode
+from zufluss.client.core.offsets import BucketPlace
+from zufluss.client.core.retry import PASSING, Backoff
 from zufluss.client.hot import FetchedBucket, fetch_answer
-from zufluss.client.metadata import ServerNode
-from zufluss.client.offsets import BucketPlace
 from zufluss.client.read.decode import Chunk, Decoded, LogDecoder
 from zufluss.client.read.remote import Batches
-from zufluss.client.retry import PASSING, Backoff
 from zufluss.errors import (
     CorruptMessageError,
     CorruptRecordError,

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from crc32c import crc32c
 
-from zufluss.client.budget import MemoryBudget
-from zufluss.client.read.tokens import RemoteFiles
+from zufluss.client.core.budget import MemoryBudget
+from zufluss.client.core.remote_access import RemoteFiles
 from zufluss.errors import CorruptRecordError
 from zufluss.model.table import TablePath
 from zufluss.record.header import LENGTH_OVERHEAD, MIN_BATCH_SIZE, BatchHeader, iter_headers

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, Self
 
 import pyarrow as pa
 
-from zufluss.client.offsets import Position
+from zufluss.client.core.offsets import Position
 from zufluss.model.table import TableBucket
 
 if TYPE_CHECKING:

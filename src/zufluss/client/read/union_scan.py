@@ -1,7 +1,7 @@
 """Reading a table from the lake and its log together: the same rows as the live table has.
 
-A scan is a description; a run pins a plan (`read/union.py`) when it is opened and reads exactly
-that.
+A scan is a description; a run pins a plan (`read/union_plan.py`) when it is opened and reads
+exactly that.
 
 | table | a run hands out |
 |---|---|
@@ -25,12 +25,12 @@ import pyarrow as pa
 
 from zufluss.client.admin import Partition
 from zufluss.client.connection import AsyncConnection
-from zufluss.client.offsets import check_buckets
-from zufluss.client.read.lake import LakeRows, Shape
-from zufluss.client.read.log import AsyncLogScan, AsyncLogScanner
+from zufluss.client.core.offsets import check_buckets
+from zufluss.client.read.lake_rows import LakeRows, Shape
+from zufluss.client.read.log_scan import AsyncLogScan, AsyncLogScanner
 from zufluss.client.read.nanos import cut_to_micros
 from zufluss.client.read.scan import AsyncScan, AsyncScanner
-from zufluss.client.read.union import TailRange, UnionPlan, plan_union
+from zufluss.client.read.union_plan import TailRange, UnionPlan, plan_union
 from zufluss.errors import InvalidTableError, PartitionNotExistError
 from zufluss.lake.fold import Folded, Folder
 from zufluss.model.expression import Expression

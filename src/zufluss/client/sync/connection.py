@@ -21,7 +21,7 @@ from zufluss.client.admin import AsyncAdmin, Partition
 from zufluss.client.connection import AsyncConnection, connect_async
 from zufluss.client.keyed.lookup import KeyForm, Missing, Row, SingleKey
 from zufluss.client.keyed.scan import AsyncKvScan
-from zufluss.client.keyed.snapshot import KvSnapshotReader
+from zufluss.client.keyed.snapshot_reader import KvSnapshotReader
 from zufluss.client.lease.lease import AsyncKvSnapshotLease, KvSnapshotLease
 from zufluss.client.lease.wire import Duration
 from zufluss.client.producer.exactly_once import UndoBy
@@ -29,7 +29,7 @@ from zufluss.client.producer.handle import ProducerHandle
 from zufluss.client.producer.state import States
 from zufluss.client.producer.undo import OnUndo
 from zufluss.client.read.scan import Offsets, Source, Start, Stop
-from zufluss.client.read.union import UnionPlan, plan_union
+from zufluss.client.read.union_plan import UnionPlan, plan_union
 from zufluss.client.read.union_scan import AsyncUnionScan
 from zufluss.client.sync.scan import KvScan, LogScan, UnionScan
 from zufluss.client.sync.write import AppendWriter, ExactlyOnceWriter, TaskWriter, UpsertWriter

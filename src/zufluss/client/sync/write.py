@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
-from zufluss.client.convert import is_row
+from zufluss.client.core.convert import is_row
 from zufluss.client.producer.exactly_once import (
     AsyncExactlyOnceWriter,
     AsyncTaskUpsertWriter,

@@ -36,8 +36,8 @@ from typing import Any, Final, NamedTuple, Protocol
 from google.protobuf.message import Message
 
 from zufluss.client.connection import AsyncConnection, table_path
-from zufluss.client.metadata import ServerNode
-from zufluss.client.retry import Backoff
+from zufluss.client.core.metadata import ServerNode
+from zufluss.client.core.retry import Backoff
 from zufluss.errors import (
     ErrorCode,
     LeaderNotAvailableError,

@@ -37,8 +37,8 @@ import pyarrow as pa
 from crc32c import crc32c
 
 from zufluss.client.connection import AsyncConnection
+from zufluss.client.core.keys import check_primary_key, stored_key_encoder
 from zufluss.client.hot import put_request
-from zufluss.client.keyed.keys import check_primary_key, stored_key_encoder
 from zufluss.client.write.encode import BATCH_BYTES_MAX, join
 from zufluss.client.write.sender import WriteCall
 from zufluss.client.write.writer import BatchWriter, Chunk, Identity

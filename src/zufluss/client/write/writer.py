@@ -33,10 +33,10 @@ from typing import Any, Final, NamedTuple, Self
 import pyarrow as pa
 
 from zufluss.client.admin import AsyncAdmin
-from zufluss.client.buckets import BucketAssigner, assigner_of, split_partitions
-from zufluss.client.budget import MemoryBudget
 from zufluss.client.connection import AsyncConnection, table_path
-from zufluss.client.convert import ColumnMismatchError, is_row, rows_to_batch, to_batches
+from zufluss.client.core.buckets import BucketAssigner, assigner_of, split_partitions
+from zufluss.client.core.budget import MemoryBudget
+from zufluss.client.core.convert import ColumnMismatchError, is_row, rows_to_batch, to_batches
 from zufluss.client.write.sender import BucketQueue, Encoded, PendingBatch, Sender, WriteCall
 from zufluss.errors import (
     ConfigError,
@@ -149,7 +149,7 @@ class BatchWriter:
     # -- what users call -----------------------------------------------------------------------
 
     async def write(self, data: Any) -> None:
-        """Take over rows; see `zufluss.client.convert` for everything `data` may be.
+        """Take over rows; see `zufluss.client.core.convert` for everything `data` may be.
 
         >>> await writer.write(pandas_frame)  # doctest: +SKIP
         >>> await writer.write({"id": 1, "name": "one row"})  # doctest: +SKIP

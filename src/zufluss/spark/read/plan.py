@@ -22,9 +22,9 @@ from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
 from zufluss.client.connection import AsyncConnection
-from zufluss.client.offsets import BucketPlace, list_offsets
-from zufluss.client.partitions import chosen_places
-from zufluss.client.read.union import TailRange, UnionPlan, plan_union
+from zufluss.client.core.offsets import BucketPlace, list_offsets
+from zufluss.client.core.partitions import chosen_places
+from zufluss.client.read.union_plan import TailRange, UnionPlan, plan_union
 from zufluss.config import table_options as t
 from zufluss.errors import InvalidTableError, InvalidTimestampError, PartitionNotExistError
 from zufluss.lake.base import (

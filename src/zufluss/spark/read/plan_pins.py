@@ -22,8 +22,8 @@ from typing import Final
 from weakref import WeakKeyDictionary
 
 from zufluss.client.connection import AsyncConnection
+from zufluss.client.core.offsets import BucketPlace, list_offsets
 from zufluss.client.keyed.pins import Pin, Pins
-from zufluss.client.offsets import BucketPlace, list_offsets
 from zufluss.model.table import TableInfo
 
 PINS_MAX: Final = 32

@@ -27,7 +27,7 @@ from zufluss.client.read.decode import (
     OFFSET,
     TIMESTAMP,
 )
-from zufluss.client.read.lake import Shape
+from zufluss.client.read.lake_rows import Shape
 from zufluss.client.read.nanos import cut_to_micros
 from zufluss.errors import InvalidColumnProjectionError, InvalidTimestampError
 from zufluss.model.expression import Expression

@@ -15,12 +15,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from zufluss.client.keyed.live import PinRows
+from zufluss.client.core.offsets import places_of
+from zufluss.client.keyed.live_rows import PinRows
 from zufluss.client.keyed.pins import Pin, Pins
 from zufluss.client.keyed.rows import Shape as KvShape
-from zufluss.client.offsets import places_of
 from zufluss.client.read.nanos import cut_to_micros
-from zufluss.client.read.union import TailRange
+from zufluss.client.read.union_plan import TailRange
 from zufluss.lake.base import LakeError, LakeScan
 from zufluss.lake.keys import KeySet
 from zufluss.model.partition import partition_values

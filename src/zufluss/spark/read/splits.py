@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pyspark.sql.datasource import InputPartition
 
 from zufluss.client.keyed.pins import Pin
-from zufluss.client.read.union import TailRange
+from zufluss.client.read.union_plan import TailRange
 from zufluss.lake.base import LakeFile
 
 

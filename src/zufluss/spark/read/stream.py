@@ -32,10 +32,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
+from zufluss.client.core.offsets import BucketPlace, Position, list_offsets
+from zufluss.client.core.partitions import chosen_places
 from zufluss.client.keyed.pins import Pin, Pins
-from zufluss.client.offsets import BucketPlace, Position, list_offsets
-from zufluss.client.partitions import chosen_places
-from zufluss.client.read.union import TailRange, UnionPlan, plan_union
+from zufluss.client.read.union_plan import TailRange, UnionPlan, plan_union
 from zufluss.errors import ConfigError, OffsetOutOfRangeError, PartitionNotExistError
 from zufluss.model.lake import LakeSnapshot
 from zufluss.model.table import TableBucket

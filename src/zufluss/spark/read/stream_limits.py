@@ -14,7 +14,7 @@ from typing import Any, Final
 import pyspark
 
 from zufluss.client.connection import AsyncConnection
-from zufluss.client.read.log import AsyncLogScan
+from zufluss.client.read.log_scan import AsyncLogScan
 from zufluss.errors import ConfigError
 from zufluss.model.table import TableBucket, TableInfo
 from zufluss.spark import source_options as o

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from zufluss.client.connection import AsyncConnection, connect_async
-from zufluss.client.read.log import AsyncLogScan
-from zufluss.client.read.union import TailRange
+from zufluss.client.read.log_scan import AsyncLogScan
+from zufluss.client.read.union_plan import TailRange
 from zufluss.client.sync.connection import LoopThread
 from zufluss.config.client_options import CLIENT_SCANNER_LOG_FETCH_MAX_BYTES_FOR_BUCKET
 from zufluss.errors import OffsetOutOfRangeError, PartitionNotExistError

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from zufluss.client.admin import Partition
 from zufluss.client.connection import as_path
-from zufluss.client.read.lake import Shape
-from zufluss.client.read.union import TailRange, UnionPlan, plan_union
+from zufluss.client.read.lake_rows import Shape
+from zufluss.client.read.union_plan import TailRange, UnionPlan, plan_union
 from zufluss.model.expression import Expression
 from zufluss.model.table import TableInfo
 from zufluss.spark.read.filters import to_column

@@ -19,8 +19,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from zufluss.client.convert import ColumnMismatchError, chosen, conform
-from zufluss.client.keyed.keys import stored_key_encoder
+from zufluss.client.core.convert import ColumnMismatchError, chosen, conform
+from zufluss.client.core.keys import stored_key_encoder
 from zufluss.model.table import TableInfo
 from zufluss.record.slices import Slices
 from zufluss.spark.types import changed_type

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
-from zufluss.client.convert import ColumnMismatchError
+from zufluss.client.core.convert import ColumnMismatchError
 from zufluss.client.write.upsert import target_columns
 from zufluss.config.nearest import suggestion
 from zufluss.config.table_options import TABLE_DELETE_BEHAVIOR

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from zufluss.client.admin import AsyncAdmin, Partition
 from zufluss.client.connection import AsyncConnection
-from zufluss.client.offsets import BucketPlace, check_buckets, places_of
+from zufluss.client.core.offsets import BucketPlace, check_buckets, places_of
 from zufluss.errors import InvalidTableError, PartitionNotExistError
 from zufluss.model.partition import partition_name
 from zufluss.model.table import TableBucket, TableInfo

@@ -18,7 +18,7 @@ from tests.client.fake import FakeCluster
 from tests.kv.kv_samples import open_store, put, small_memory
 from tests.record.record_samples import FIXTURES, json_row, types_of
 from zufluss.client.connection import AsyncConnection
-from zufluss.client.keyed import snapshot as kvsnapshot
+from zufluss.client.keyed import snapshot_reader
 from zufluss.errors import (
     CorruptRecordError,
     InvalidColumnProjectionError,
@@ -200,7 +200,7 @@ async def test_reading_goes_on_behind_the_last_key_that_was_handed_out(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(kvsnapshot, "BATCH_ROWS", 7)
+    monkeypatch.setattr(snapshot_reader, "BATCH_ROWS", 7)
     info = keyed_table(cluster)
     bucket = snapshots.add(info, checkpoint(tmp_path, encoded(info, ids_and_names(20))))
     whole = (await read(connection, bucket))["id"].to_pylist()
@@ -221,7 +221,7 @@ async def test_rows_of_an_indexed_table_are_compacted_in_ours_and_indexed_in_oth
     info = keyed_table(cluster, properties={"table.kv.format": "INDEXED"})
     keys, values = encoded(info, ids_and_names(5))
     ours = checkpoint(tmp_path / "ours", (keys, values))
-    indexed = KvTable(info, {1: info.schema}).for_clients(kvsnapshot.slices_of(values))
+    indexed = KvTable(info, {1: info.schema}).for_clients(snapshot_reader.slices_of(values))
     others = checkpoint(tmp_path / "others", (keys, indexed))
     assert others != ours
     for files, checksums in ((ours, True), (others, False)):

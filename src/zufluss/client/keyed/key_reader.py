@@ -19,10 +19,10 @@ import numpy.typing as npt
 import pyarrow as pa
 from google.protobuf.message import Message
 
-from zufluss.client.buckets import group_rows, split_partitions
 from zufluss.client.connection import AsyncConnection
-from zufluss.client.metadata import ServerNode
-from zufluss.client.retry import PASSING, Backoff
+from zufluss.client.core.buckets import group_rows, split_partitions
+from zufluss.client.core.metadata import ServerNode
+from zufluss.client.core.retry import PASSING, Backoff
 from zufluss.errors import (
     CorruptMessageError,
     ErrorCode,

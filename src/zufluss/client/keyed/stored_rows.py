@@ -16,11 +16,11 @@ import pyarrow as pa
 
 from zufluss.client.admin import AsyncAdmin, KvSnapshotInfo
 from zufluss.client.connection import AsyncConnection
+from zufluss.client.core.offsets import BucketPlace
+from zufluss.client.core.partitions import offsets_at
 from zufluss.client.keyed.rows import BucketRows, Page, Rows, Shape
-from zufluss.client.keyed.snapshot import AsyncKvSnapshotReader, open_snapshot
+from zufluss.client.keyed.snapshot_reader import AsyncKvSnapshotReader, open_snapshot
 from zufluss.client.lease.lease import AsyncKvSnapshotLease
-from zufluss.client.offsets import BucketPlace
-from zufluss.client.partitions import offsets_at
 from zufluss.client.read.scan import Offsets
 from zufluss.errors import KvSnapshotNotExistError, PartitionNotExistError
 from zufluss.model.lease import Unavailable

@@ -13,9 +13,9 @@ import pyarrow as pa
 
 from zufluss.client.admin import AsyncAdmin
 from zufluss.client.connection import AsyncConnection
+from zufluss.client.core.offsets import BucketPlace, places_of
+from zufluss.client.core.retry import PASSING, Backoff
 from zufluss.client.keyed.values import ValueDecoder
-from zufluss.client.offsets import BucketPlace, places_of
-from zufluss.client.retry import PASSING, Backoff
 from zufluss.errors import ZuflussError, error
 from zufluss.model.table import TableInfo
 from zufluss.wire import messages as m

@@ -11,7 +11,7 @@ import pytest
 
 from tests.client.conftest import FAST
 from tests.client.fake import FakeCluster
-from tests.client.read.test_log import fill, ids
+from tests.client.read.test_log_scan import fill, ids
 from tests.client.remotes import RemoteBucket
 from tests.remote.iam import Iam
 from zufluss.client.connection import AsyncConnection, connect_async
@@ -163,7 +163,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     found = Clock()
-    monkeypatch.setattr("zufluss.client.read.tokens.time", found)
+    monkeypatch.setattr("zufluss.client.core.remote_access.time", found)
     return found
 
 

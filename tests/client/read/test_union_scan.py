@@ -20,8 +20,8 @@ from tests.client.rounds import Rounds, lake_table
 from tests.servers import WarmServer
 from zufluss import col
 from zufluss.client.connection import connect_async
-from zufluss.client.offsets import BucketPlace
-from zufluss.client.read.union import tail_range
+from zufluss.client.core.offsets import BucketPlace
+from zufluss.client.read.union_plan import tail_range
 from zufluss.client.sync.connection import Connection, Table
 from zufluss.client.sync.scan import UnionScanner
 from zufluss.errors import (

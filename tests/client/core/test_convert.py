@@ -13,7 +13,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from zufluss.client.convert import ColumnMismatchError, is_row, to_batches
+from zufluss.client.core.convert import ColumnMismatchError, is_row, to_batches
 from zufluss.model.schema import Schema
 
 SCHEMA = Schema.of(

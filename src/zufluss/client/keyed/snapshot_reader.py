@@ -27,7 +27,7 @@ import pyarrow as pa
 
 from zufluss.client.admin import KvSnapshotFile, KvSnapshotMetadata
 from zufluss.client.connection import AsyncConnection
-from zufluss.client.keyed.keys import check_primary_key
+from zufluss.client.core.keys import check_primary_key
 from zufluss.client.keyed.scratch import Scratch
 from zufluss.client.keyed.values import ValueDecoder, slices_of
 from zufluss.client.lease.lease import AsyncKvSnapshotLease

@@ -31,7 +31,7 @@ from typing import Final
 
 from zufluss.client.admin import AsyncAdmin, Partition, Path
 from zufluss.client.connection import AsyncConnection, as_path
-from zufluss.client.offsets import BucketPlace, list_offsets
+from zufluss.client.core.offsets import BucketPlace, list_offsets
 from zufluss.config import table_options as t
 from zufluss.errors import (
     InvalidTableError,

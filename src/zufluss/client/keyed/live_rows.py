@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from zufluss.client.connection import AsyncConnection
+from zufluss.client.core.offsets import BucketPlace
+from zufluss.client.core.partitions import offsets_at
 from zufluss.client.keyed.pins import Pin, Pins
 from zufluss.client.keyed.rows import BucketRows, Page, Rows, Shape
-from zufluss.client.offsets import BucketPlace
-from zufluss.client.partitions import offsets_at
 from zufluss.client.read.scan import Offsets
 from zufluss.errors import CorruptMessageError
 from zufluss.model.table import TableBucket, TableInfo

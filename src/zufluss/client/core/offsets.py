@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 from zufluss.client.connection import AsyncConnection
-from zufluss.client.metadata import ServerNode
-from zufluss.client.retry import PASSING, Backoff
+from zufluss.client.core.metadata import ServerNode
+from zufluss.client.core.retry import PASSING, Backoff
 from zufluss.errors import (
     InvalidTableError,
     InvalidTimestampError,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from zufluss.client.options import ClientOptions, parse_bootstrap
+from zufluss.client.core.options import ClientOptions, parse_bootstrap
 from zufluss.errors import ConfigError
 
 

@@ -30,9 +30,15 @@ import pyarrow as pa
 
 from zufluss.client.admin import AsyncAdmin, Partition
 from zufluss.client.connection import AsyncConnection
-from zufluss.client.keyed.keys import check_primary_key
-from zufluss.client.offsets import BucketPlace, Position, check_buckets, list_offsets, places_of
-from zufluss.client.partitions import partition_names
+from zufluss.client.core.keys import check_primary_key
+from zufluss.client.core.offsets import (
+    BucketPlace,
+    Position,
+    check_buckets,
+    list_offsets,
+    places_of,
+)
+from zufluss.client.core.partitions import partition_names
 from zufluss.client.read.decode import Decoded, LogDecoder
 from zufluss.client.read.fetcher import Fetcher, FetchPlan, Ready
 from zufluss.client.read.scan import AsyncScan, AsyncScanner, Offsets, Start, Stop

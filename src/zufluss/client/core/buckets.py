@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from zufluss.client.options import ClientOptions
+from zufluss.client.core.options import ClientOptions
 from zufluss.model.partition import partition_values
 from zufluss.model.table import TableInfo
 

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 
 from zufluss.client.read.decode import LogDecoder
 from zufluss.client.read.nanos import cut_to_micros, has_nanos
-from zufluss.client.read.union import UnionPlan
+from zufluss.client.read.union_plan import UnionPlan
 from zufluss.errors import PartitionNotExistError
 from zufluss.lake.base import CommitterContext, LakeReader, catalog_properties, lake_factory
 from zufluss.lake.keys import KeySet

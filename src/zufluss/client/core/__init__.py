@@ -1,0 +1,1 @@
+"""What every part of the client stands on: the cluster, its metadata, offsets, Arrow conversion."""
