@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from zufluss.varint import encode_varint
 from zufluss.wire import messages as m
 from zufluss.wire.codec import decode
 from zufluss.wire.frame import response_header, unpack_response
@@ -15,7 +16,6 @@ from zufluss.wire.scan import (
     fetch_response,
     produce_ok,
     produce_response,
-    varint,
 )
 
 INT32 = st.integers(-(2**31), 2**31 - 1) | st.integers(-1, 300)
@@ -54,7 +54,7 @@ def optional(message: object, name: str) -> object:
 @given(INT64)
 def test_integers_are_written_as_protobuf_writes_them(value: int) -> None:
     expected = m.InitWriterResponse(writer_id=value).SerializeToString()
-    assert b"\x08" + varint(value) == expected
+    assert b"\x08" + encode_varint(value) == expected
 
 
 @given(INT32, st.none() | INT64, INT64)

@@ -28,8 +28,9 @@ from typing import Final
 
 from zufluss.errors import CorruptMessageError
 from zufluss.model.table import TableBucket
+from zufluss.varint import encode_varint
+from zufluss.wire.fields import read_varint
 from zufluss.wire.frame import Buffer
-from zufluss.wire.scan import varint
 
 _VARINT: Final = 0
 _FIXED_SIZES: Final = {1: 8, 5: 4}
@@ -64,15 +65,22 @@ def put_request(
     """
     prefix = _prefix(acks, table_id, timeout_ms)
     if target_columns:
-        packed = b"".join(varint(index) for index in target_columns)
-        prefix += b"\x22" + varint(len(packed)) + packed
+        packed = b"".join(encode_varint(index) for index in target_columns)
+        prefix += b"\x22" + encode_varint(len(packed)) + packed
     if agg_mode:
-        prefix += b"\x30" + varint(agg_mode)
+        prefix += b"\x30" + encode_varint(agg_mode)
     return _write_request(prefix, b"\x2a", batches)
 
 
 def _prefix(acks: int, table_id: int, timeout_ms: int) -> bytes:
-    return b"\x08" + varint(acks) + b"\x10" + varint(table_id) + b"\x18" + varint(timeout_ms)
+    return (
+        b"\x08"
+        + encode_varint(acks)
+        + b"\x10"
+        + encode_varint(table_id)
+        + b"\x18"
+        + encode_varint(timeout_ms)
+    )
 
 
 def _write_request(
@@ -80,10 +88,10 @@ def _write_request(
 ) -> list[Buffer]:
     pieces: list[Buffer] = []
     for bucket, records in batches:
-        entry = b"\x10" + varint(bucket.bucket_id) + b"\x1a" + varint(len(records))
+        entry = b"\x10" + encode_varint(bucket.bucket_id) + b"\x1a" + encode_varint(len(records))
         if bucket.partition_id is not None:
-            entry = b"\x08" + varint(bucket.partition_id) + entry
-        pieces += (prefix + tag + varint(len(entry) + len(records)) + entry, records)
+            entry = b"\x08" + encode_varint(bucket.partition_id) + entry
+        pieces += (prefix + tag + encode_varint(len(entry) + len(records)) + entry, records)
         prefix = b""
     return pieces
 
@@ -164,27 +172,16 @@ def _fields(view: memoryview) -> Iterator[tuple[int, int | memoryview]]:
     """Every field of a message: its number, and its value as a number or as a view."""
     position, end = 0, len(view)
     while position < end:
-        tag, position = _varint(view, position)
+        tag, position = read_varint(view, position, end)
         field, wire_type = tag >> 3, tag & 7
         if wire_type == _VARINT:
-            number, position = _varint(view, position)
+            number, position = read_varint(view, position, end)
             yield field, number - (1 << 64) if number >> 63 else number
             continue
         size = _FIXED_SIZES.get(wire_type)
         if wire_type == _BYTES:
-            size, position = _varint(view, position)
+            size, position = read_varint(view, position, end)
         if size is None or size > end - position:
             raise CorruptMessageError(f"field {field} of a fetch answer leaves its message")
         yield field, view[position : position + size]
         position += size
-
-
-def _varint(view: memoryview, position: int) -> tuple[int, int]:
-    value = shift = 0
-    for byte in view[position : position + 10]:
-        position += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value & 0xFFFF_FFFF_FFFF_FFFF, position
-        shift += 7
-    raise CorruptMessageError(f"a fetch answer ends within the integer before byte {position}")

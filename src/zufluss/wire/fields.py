@@ -9,12 +9,12 @@ from __future__ import annotations
 from typing import Final, NamedTuple, NoReturn
 
 from zufluss.errors import CorruptMessageError
+from zufluss.varint import BYTES_MAX, CUT, UINT64_MASK, decode_varint
 
 VARINT: Final = 0
 BYTES: Final = 2
 _FIXED64: Final = 1
 _FIXED32: Final = 5
-_UINT64_MASK: Final = (1 << 64) - 1
 _FIELD_MAX: Final = (1 << 29) - 1
 _LENGTH_MAX: Final = (1 << 31) - 1
 
@@ -59,16 +59,14 @@ def scan_bucket(view: memoryview, position: int, end: int) -> BucketScan:
     return BucketScan(partition_id, bucket_id, start, stop)
 
 
-def read_varint(view: memoryview, position: int, end: int, bytes_max: int = 10) -> tuple[int, int]:
+def read_varint(
+    view: memoryview, position: int, end: int, bytes_max: int = BYTES_MAX
+) -> tuple[int, int]:
     """The unsigned integer at `position`, cut to 64 bits, and the position after it."""
-    value = 0
-    limit = min(end, position + bytes_max)
-    for index in range(position, limit):
-        byte = view[index]
-        value |= (byte & 0x7F) << 7 * (index - position)
-        if byte < 0x80:
-            return value & _UINT64_MASK, index + 1
-    if limit == end:
+    value, after = decode_varint(view, position, end, bytes_max)
+    if after >= 0:
+        return value & UINT64_MASK, after
+    if after == CUT:
         raise CorruptMessageError(f"the message ends within the integer at byte {position}")
     raise CorruptMessageError(f"the integer at byte {position} is longer than {bytes_max} bytes")
 

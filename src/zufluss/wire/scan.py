@@ -25,6 +25,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 from zufluss.errors import CorruptMessageError
+from zufluss.varint import ONE_BYTE, decode_varint, encode_varint
 from zufluss.wire.fields import (
     BYTES,
     VARINT,
@@ -44,7 +45,6 @@ Buffer = bytes | bytearray | memoryview
 BUCKETS_MAX: Final = 1 << 16
 """Entries of one produce request; a frame of nothing but tiny entries must not fill the memory."""
 
-_UINT64_MASK: Final = (1 << 64) - 1
 _CACHE_ENTRIES_MAX: Final = 1 << 14
 
 
@@ -115,9 +115,7 @@ class _Values(dict[bytes, int]):
     """Varints by their bytes: a client sends the same few again and again."""
 
     def __missing__(self, raw: bytes) -> int:
-        value = 0
-        for byte in reversed(raw):
-            value = value << 7 | byte & 0x7F
+        value, _ = decode_varint(raw, 0, len(raw))
         if len(self) >= _CACHE_ENTRIES_MAX:
             self.clear()
         self[raw] = value
@@ -205,24 +203,6 @@ def scan_produce_any(view: memoryview, start: int, end: int) -> ProduceScan:
 # ---- Responses
 
 
-def varint(value: int) -> bytes:
-    """An int32 or int64 as protobuf writes it."""
-    if 0 <= value < 0x80:
-        return _BYTE[value]
-    if 0 <= value < 0x4000:
-        return bytes((value & 0x7F | 0x80, value >> 7))
-    if 0 <= value < 0x20_0000:
-        return bytes((value & 0x7F | 0x80, value >> 7 & 0x7F | 0x80, value >> 14))
-    value &= _UINT64_MASK
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
-_BYTE: Final = [bytes((value,)) for value in range(0x80)]
 _MORE: Final = [bytes((value | 0x80,)) for value in range(0x80)]
 """Seven bits of an integer that has more."""
 
@@ -233,7 +213,7 @@ class _Encoded(dict[int, bytes]):
     def __missing__(self, value: int) -> bytes:
         if len(self) >= _CACHE_ENTRIES_MAX:
             self.clear()
-        raw = self[value] = varint(value)
+        raw = self[value] = encode_varint(value)
         return raw
 
 
@@ -250,20 +230,20 @@ def produce_ok(bucket_id: int, partition_id: int | None, base_offset: int) -> by
         entry += _encoded[base_offset >> 14]
     if partition_id is not None:
         entry = b"\x08" + _encoded[partition_id] + entry
-    return b"\x0a" + _BYTE[len(entry)] + entry
+    return b"\x0a" + ONE_BYTE[len(entry)] + entry
 
 
 def produce_response(buckets: Iterable[ProducedBucket]) -> bytes:
     """The body of a ProduceLogResponse for any number of buckets and outcomes."""
     body = bytearray()
     for bucket in buckets:
-        entry = b"\x10" + varint(bucket.bucket_id)
+        entry = b"\x10" + encode_varint(bucket.bucket_id)
         if bucket.partition_id is not None:
-            entry += b"\x08" + varint(bucket.partition_id)
+            entry += b"\x08" + encode_varint(bucket.partition_id)
         entry += _failure(bucket.error_code, bucket.error_message)
         if bucket.base_offset is not None:
-            entry += b"\x28" + varint(bucket.base_offset)
-        body += b"\x0a" + varint(len(entry)) + entry
+            entry += b"\x28" + encode_varint(bucket.base_offset)
+        body += b"\x0a" + encode_varint(len(entry)) + entry
     return bytes(body)
 
 
@@ -277,9 +257,9 @@ def fetch_response(tables: Iterable[FetchedTable]) -> tuple[list[Buffer], int]:
     total = 0
     for table_id, buckets in tables:
         heads = [_fetched_head(bucket) for bucket in buckets]
-        table = b"\x08" + varint(table_id)
+        table = b"\x08" + encode_varint(table_id)
         size = len(table) + sum(len(head) + payload for head, payload in heads)
-        prefix = b"\x0a" + varint(size) + table
+        prefix = b"\x0a" + encode_varint(size) + table
         between += prefix
         total += size + len(prefix) - len(table)
         for bucket, (head, payload) in zip(buckets, heads, strict=True):
@@ -308,17 +288,17 @@ def _fetched_head(bucket: FetchedBucket) -> tuple[bytes, int]:
     if filtered_end is not None:
         entry += b"\x48" + _encoded[filtered_end]
     if remote is not None:
-        entry += b"\x3a" + varint(len(remote)) + remote
+        entry += b"\x3a" + encode_varint(len(remote)) + remote
     if records is None:
-        return b"\x12" + varint(len(entry)) + entry, 0
+        return b"\x12" + encode_varint(len(entry)) + entry, 0
     payload = sum(map(len, records))
-    entry += b"\x42" + varint(payload)
-    return b"\x12" + varint(len(entry) + payload) + entry, payload
+    entry += b"\x42" + encode_varint(payload)
+    return b"\x12" + encode_varint(len(entry) + payload) + entry, payload
 
 
 def _failure(code: int, message: str | None) -> bytes:
-    out = b"\x18" + varint(code) if code else b""
+    out = b"\x18" + encode_varint(code) if code else b""
     if message is None:
         return out
     text = message.encode("utf-8", "replace")
-    return out + b"\x22" + varint(len(text)) + text
+    return out + b"\x22" + encode_varint(len(text)) + text

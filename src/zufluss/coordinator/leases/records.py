@@ -45,6 +45,7 @@ from zufluss.coordinator.records import LEASES_PATH
 from zufluss.errors import ConfigError, CorruptRecordError
 from zufluss.meta.api import VALUE_BYTES_MAX, Create, Delete, Entry, Op, Put
 from zufluss.model.table import TableBucket
+from zufluss.varint import CUT, TOO_LONG, decode_varint, encode_varint
 
 VERSION = 1
 BODY_BYTES_MAX = 64 * 1024 * 1024
@@ -278,13 +279,7 @@ def _sums(differences: Iterable[int]) -> Iterator[int]:
 
 
 def _varints(numbers: Iterable[int]) -> bytes:
-    out = bytearray()
-    for each in numbers:
-        while each > 0x7F:
-            out.append(each & 0x7F | 0x80)
-            each >>= 7
-        out.append(each)
-    return bytes(out)
+    return b"".join(map(encode_varint, numbers))
 
 
 class _Fields:
@@ -303,28 +298,16 @@ class _Fields:
         if count > len(data) - at:
             raise CorruptRecordError(f"{count} numbers are said to be in {len(data) - at} bytes")
         found: list[int] = []
-        try:
-            for _ in range(count):
-                value = data[at]
-                at += 1
-                if value > 0x7F:
-                    value, at = self._long(at - 1)
-                found.append(value)
-        except IndexError:
-            raise CorruptRecordError("it ends within a number") from None
+        end = len(data)
+        for _ in range(count):
+            value, at = decode_varint(data, at, end)
+            if at == CUT:
+                raise CorruptRecordError("it ends within a number")
+            if at == TOO_LONG:
+                raise CorruptRecordError("a number is too long")
+            found.append(value)
         self._at = at
         return found
-
-    def _long(self, at: int) -> tuple[int, int]:
-        """A number of several bytes, and where the next one begins."""
-        value = shift = 0
-        while (byte := self._data[at]) > 0x7F:
-            value |= (byte & 0x7F) << shift
-            shift, at = shift + 7, at + 1
-            if shift > 63:
-                raise CorruptRecordError("a number is too long")
-        value |= byte << shift
-        return value, at + 1
 
     def text(self, size: int) -> str:
         """The next text."""

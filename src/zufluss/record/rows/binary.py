@@ -30,6 +30,7 @@ from typing import Any, TypeAlias
 
 from zufluss.errors import CorruptRecordError
 from zufluss.model.types import DataType, DecimalType, Root, TemporalType
+from zufluss.varint import CUT, TOO_LONG, decode_varint, encode_varint
 
 Value: TypeAlias = Any
 """A value in its Python form."""
@@ -101,15 +102,13 @@ class Reader:
 
     def varint(self, bits: int) -> int:
         """An unsigned LEB128 number of at most 32 or 64 bits (5 or 10 bytes)."""
-        value = shift = 0
-        while shift < bits:
-            byte = self.view[self.take(1)]
-            value |= (byte & 0x7F) << shift
-            shift += 7
-            if byte < 0x80:
-                break
-        else:
-            raise CorruptRecordError(f"a number of {bits} bits has more than {-(-bits // 7)} bytes")
+        bytes_max = -(-bits // 7)
+        value, after = decode_varint(self.view, self.pos, self.end, bytes_max)
+        if after == TOO_LONG:
+            raise CorruptRecordError(f"a number of {bits} bits has more than {bytes_max} bytes")
+        if after == CUT:
+            raise CorruptRecordError("the data ends within a number")
+        self.pos = after
         if value >> bits:
             raise CorruptRecordError(f"number {value} does not fit {bits} bits")
         return value
@@ -126,14 +125,8 @@ class Reader:
 
 
 def varint(value: int, bits: int = 64) -> bytes:
-    """LEB128 of the bit pattern of a number."""
-    value &= (1 << bits) - 1
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
+    """Varint of the lowest `bits` bits of a number."""
+    return encode_varint(value & ((1 << bits) - 1))
 
 
 def text(data: bytes) -> str:
