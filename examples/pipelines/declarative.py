@@ -22,7 +22,7 @@ import yaml
 from running import check, empty_database, run, say
 
 import zufluss
-from zufluss.spark.java import use_java
+from zufluss.spark.setup.java import use_java
 
 PIPELINE = Path(__file__).with_suffix("")
 SALES = {"shop": ["Bern", "Ulm", "Bern", "Ulm"], "cents": [1250, 300, 90, 0]}

@@ -32,8 +32,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from scripts.spark_classes import options as quick_java
-from zufluss.spark.java import use_java
-from zufluss.spark.session import missing_for_connect, session
+from zufluss.spark.setup.java import use_java
+from zufluss.spark.setup.session import missing_for_connect, session
 from zufluss.testing.process import ReadyProcess
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from pyspark.errors import StreamingQueryException
 import zufluss
 from tests.client.rounds import Rounds
 from tests.servers import WarmServer
-from tests.spark.read.test_union import append, upsert
+from tests.spark.read.test_table import append, upsert
 from tests.spark.stream_queries import BatchRead, StreamRead
 from zufluss.client.sync.connection import Connection, Table
 from zufluss.errors import (

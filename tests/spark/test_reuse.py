@@ -14,7 +14,7 @@ import pytest
 import zufluss.spark
 from tests.client.rounds import Rounds, lake_table
 from tests.counts import FULL
-from tests.spark.read.test_union import append, plain, upsert
+from tests.spark.read.test_table import append, plain, upsert
 from zufluss import col
 from zufluss.client.sync.connection import Connection, Table
 from zufluss.spark.read.batch import FlussReader

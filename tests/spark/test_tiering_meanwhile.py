@@ -16,7 +16,7 @@ pytest.importorskip("pyspark", reason="needs the extra zufluss[spark]")
 
 import zufluss.spark
 from tests.client.rounds import lake_table
-from tests.spark.read.test_union import append, delete, upsert
+from tests.spark.read.test_table import append, delete, upsert
 from tests.spark.stream_queries import BatchRead, Rows, StreamRead
 from zufluss.client.sync.connection import Table
 from zufluss.tiering.round import STEPS

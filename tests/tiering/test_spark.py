@@ -33,7 +33,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[SparkSession]:
-    from zufluss.spark.session import session
+    from zufluss.spark.setup.session import session
 
     made = session("tests", "local[2,4]")
     yield made

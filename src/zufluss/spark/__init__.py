@@ -1,4 +1,4 @@
-"""Spark beside zufluss: a session that works, tables as DataFrames.
+"""Spark beside zufluss: a session that works, and tables as DataFrames.
 
     import zufluss.spark
 
@@ -7,8 +7,7 @@
     orders = zufluss.spark.table(spark, "shop.orders")
     same = spark.read.format("fluss").load("shop.orders")
 
-Nothing here imports pyspark before it is used. `session` is bound at once, since its module has the
-same name and would take its place when it is imported later.
+`import zufluss.spark` does not import pyspark: each name is imported at its first use.
 """
 
 from __future__ import annotations
@@ -16,10 +15,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from zufluss.spark.session import session as session
-
 if TYPE_CHECKING:
-    from zufluss.spark.read.union import table as table
+    from zufluss.spark.read.table import table as table
+    from zufluss.spark.setup.session import session as session
     from zufluss.spark.views import register as register
     from zufluss.spark.views import register_views as register_views
 
@@ -28,7 +26,8 @@ __all__ = ["register", "register_views", "session", "table"]
 _HOMES = {
     "register": "zufluss.spark.views",
     "register_views": "zufluss.spark.views",
-    "table": "zufluss.spark.read.union",
+    "session": "zufluss.spark.setup.session",
+    "table": "zufluss.spark.read.table",
 }
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from zufluss.errors import ConfigError
 from zufluss.spark.read.tail import client
-from zufluss.spark.session import check_pyspark
+from zufluss.spark.setup.session import check_pyspark
 from zufluss.spark.source_options import BOOTSTRAP, READ_FRESH, TABLE
 
 if TYPE_CHECKING:

@@ -78,7 +78,7 @@ def run(options: TieringOptions, on_step: OnStep = no_step) -> int:
 
 def _runner(options: TieringOptions, stack: ExitStack) -> SparkRunner:
     """A Spark session that is ready for jobs."""
-    from zufluss.spark.session import session
+    from zufluss.spark.setup.session import session
 
     imports = import_driver()
     master = options.spark.get("spark.master")

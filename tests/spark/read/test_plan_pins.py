@@ -12,7 +12,7 @@ import zufluss
 from tests.client.pk import create_table
 from tests.kvscan.support import metrics_address, open_pins
 from tests.servers import WarmServer
-from tests.spark.read.test_union import upsert
+from tests.spark.read.test_table import upsert
 from tests.spark.stream_queries import BatchRead, StreamRead
 from zufluss.client.sync.connection import Connection
 from zufluss.spark.read import plan_pins

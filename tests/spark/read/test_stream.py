@@ -25,7 +25,7 @@ from tests.client.rounds import lake_table
 from tests.counts import only_full
 from tests.servers import WarmServer
 from tests.spark.cluster import QUICK
-from tests.spark.read.test_union import append, delete, plain, upsert
+from tests.spark.read.test_table import append, delete, plain, upsert
 from tests.spark.stream_queries import StreamRead, everything
 from tests.spark.stream_queries import stream_reader as reader
 from zufluss.client.sync.connection import Connection, Table

@@ -12,15 +12,15 @@ import pytest
 
 import zufluss.spark
 from zufluss.errors import ConfigError
-from zufluss.spark import options
-from zufluss.spark.options import defaults_for, settings_outside, with_retries
-from zufluss.spark.read import lake_files as lakefiles
-from zufluss.spark.session import check_version
+from zufluss.spark.read import lake_files
+from zufluss.spark.setup import settings
+from zufluss.spark.setup.session import check_version
+from zufluss.spark.setup.settings import defaults_for, settings_outside, with_retries
 
 pytestmark = pytest.mark.timeout(300)
 
 
-@pytest.mark.parametrize("module", [options, lakefiles], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", [settings, lake_files], ids=lambda module: module.__name__)
 def test_the_examples_in_the_docstrings_are_right(module):
     assert doctest.testmod(module).failed == 0
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from zufluss.errors import ConfigError
-from zufluss.spark import java as finder
-from zufluss.spark.java import JavaNotFoundError, shim_home, use_java
+from zufluss.spark.setup import java as finder
+from zufluss.spark.setup.java import JavaNotFoundError, shim_home, use_java
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -226,7 +226,7 @@ def test_a_tail_that_is_too_long_to_be_broadcast_gives_the_same_rows(
     upsert(keyed_table, id=[1, 2], name=["a", "b"])
     lake.rounds.tier(keyed_table)
     upsert(keyed_table, id=[2], name=["B"])
-    monkeypatch.setattr("zufluss.spark.read.union.BROADCAST_RECORDS", 0)
+    monkeypatch.setattr("zufluss.spark.read.table.BROADCAST_RECORDS", 0)
     assert lake.rows(keyed_table) == [(1, "a"), (2, "B")]
 
 

@@ -1,6 +1,6 @@
 """`zufluss.spark.session`: a Spark session with the settings that work, on a Java that works.
 
-Nothing that the user, `spark-submit` or `spark-defaults.conf` set is changed; `options.py` has the
+Nothing that the user, `spark-submit` or `spark-defaults.conf` set is changed; `settings.py` has the
 table of what is set otherwise. A session that exists already is returned as it is, with `conf` on
 top, as `SparkSession.builder.getOrCreate` does.
 """
@@ -15,8 +15,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 from zufluss.errors import ConfigError
-from zufluss.spark.java import use_java
-from zufluss.spark.options import defaults_for, is_local, settings_outside, with_retries
+from zufluss.spark.setup.java import use_java
+from zufluss.spark.setup.settings import defaults_for, is_local, settings_outside, with_retries
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
