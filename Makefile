@@ -10,7 +10,7 @@ READY  := $(VENV)/.ready
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install check test test-spark41 demo bench fault proto docs clean
+.PHONY: help install check test test-more test-spark41 demo bench fault proto docs clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -47,6 +47,12 @@ test: kernels ## all tests, with a sample of each fault count
 	$(BIN)/python scripts/readers.py
 	$(BIN)/python scripts/spark_classes.py
 	$(BIN)/pytest -n 4 --dist worksteal
+
+test-more: kernels ## the second tier of CI: a wheel in an empty folder, clusters, larger samples, Spark 4.1
+	$(BIN)/python scripts/wheel.py
+	ZUFLUSS_FAULT=more $(BIN)/pytest tests/log tests/kv tests/fault tests/fuzz tests/aggregation tests/leases tests/kvscan -n 4 --dist worksteal --timeout 1200
+	ZUFLUSS_FAULT=full $(BIN)/pytest tests/tiering/test_clusters.py tests/spark/test_masters.py -n 2 --timeout 1200
+	$(BIN)/python scripts/spark41.py -n 3
 
 test-spark41: kernels ## the Spark tests once more, on Spark 4.1
 	$(BIN)/python scripts/spark41.py

@@ -23,7 +23,6 @@ from datasketches import hll_sketch, update_theta_sketch
 from pyroaring import BitMap, BitMap64
 
 from tests.aggregation.tables import fresh_name
-from tests.aggregation.tables import rounds as rounds
 from tests.end_to_end.raw import RawClient
 from tests.waiting import eventually as eventually
 from zufluss.client.sync.connection import Connection, Table

@@ -9,7 +9,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from tests.counts import FULL
 from tests.end_to_end.kv import PUT_VERSION, put_request
 from tests.end_to_end.raw import RawClient, table_path
 from zufluss.client.sync.connection import Connection, Table
@@ -33,11 +32,6 @@ Change = tuple[str, Row]
 
 _NUMBERS = itertools.count()
 _RUN = secrets.token_hex(3)
-
-
-def rounds(normal: int, full: int) -> int:
-    """How often to do something: in `make test`, and in `make fault`."""
-    return full if FULL else normal
 
 
 def fresh_name() -> str:

@@ -20,12 +20,12 @@ from tests.aggregation.recovery import (
     create,
     event,
     eventually,
-    rounds,
     rows_of,
     undo_records,
     views,
     without_crash,
 )
+from tests.counts import rounds
 from tests.end_to_end.raw import RawClient
 from zufluss.client import ProducerState
 from zufluss.client.sync.connection import Connection

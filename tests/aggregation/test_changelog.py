@@ -18,9 +18,9 @@ from tests.aggregation.tables import (
     end_offset,
     put,
     put_code,
-    rounds,
     values,
 )
+from tests.counts import rounds
 from tests.end_to_end.helpers import connected, in_time
 from tests.end_to_end.kv import Codec, changelog, kv_batch, raw_changelog
 from tests.end_to_end.kv import delete as delete_by_pyfluss

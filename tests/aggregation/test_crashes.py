@@ -23,13 +23,13 @@ from tests.aggregation.recovery import (
     column_of,
     create,
     eventually,
-    rounds,
     rows_of,
     undo_records,
     without_crash,
 )
 from tests.conftest import SERVERS
 from tests.coordinator.producing import Producing, at
+from tests.counts import rounds
 from tests.end_to_end.raw import ConnectionEndedError, RawClient
 from tests.servers import WarmServer
 from zufluss.client.sync.connection import Connection, Table

@@ -22,10 +22,10 @@ from tests.aggregation.recovery import (
     create,
     eventually,
     put_plain,
-    rounds,
 )
 from tests.client.relay import Relay
 from tests.conftest import SERVERS
+from tests.counts import rounds
 from tests.end_to_end.raw import ConnectionEndedError, RawClient
 from tests.servers import RoleServer, WarmServer
 from zufluss.client.sync.connection import Table

@@ -19,7 +19,8 @@ from tests.aggregation.reference import (
     samples,
     value_of,
 )
-from tests.aggregation.tables import Row, aggregated, batch_of, changes, rounds
+from tests.aggregation.tables import Row, aggregated, batch_of, changes
+from tests.counts import rounds
 from tests.end_to_end.helpers import connected, in_time
 from tests.end_to_end.kv import lookup, upsert
 from zufluss.client.sync.connection import Connection, Table

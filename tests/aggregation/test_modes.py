@@ -25,9 +25,9 @@ from tests.aggregation.tables import (
     fresh_name,
     put,
     put_code,
-    rounds,
     values,
 )
+from tests.counts import rounds
 from tests.end_to_end.kv import PUT_VERSION, Codec, kv_batch, put_request
 from tests.end_to_end.raw import RawClient
 from tests.end_to_end.test_overwrite_permission import guarded

@@ -27,11 +27,11 @@ from tests.aggregation.recovery import (
     metric,
     paused,
     put_plain,
-    rounds,
     rows_of,
     views,
     without_crash,
 )
+from tests.counts import rounds
 from tests.end_to_end.kv import PUT_VERSION, put_request
 from tests.end_to_end.raw import RawClient
 from zufluss.client.sync.connection import Connection, Table

@@ -22,12 +22,12 @@ from tests.aggregation.recovery import (
     create,
     eventually,
     put_plain,
-    rounds,
     rows_of,
     views,
     writers_of,
 )
 from tests.conftest import SERVERS
+from tests.counts import rounds
 from tests.end_to_end.raw import RawClient
 from tests.servers import WarmServer
 from zufluss.client import ProducerState

@@ -23,12 +23,12 @@ from tests.aggregation.recovery import (
     eventually,
     lose_tables,
     put_plain,
-    rounds,
     rows_of,
     without_crash,
     written,
 )
 from tests.conftest import SERVERS
+from tests.counts import rounds
 from tests.end_to_end.kv import Codec, values_of
 from tests.end_to_end.raw import RawClient
 from tests.servers import WarmServer

@@ -23,12 +23,12 @@ from tests.aggregation.recovery import (
     create,
     folded,
     metric,
-    rounds,
     rows_of,
     without_crash,
     writers_of,
 )
 from tests.conftest import SERVERS
+from tests.counts import rounds
 from tests.end_to_end.raw import RawClient
 from tests.servers import WarmServer
 from zufluss.client.sync.connection import Connection, Table

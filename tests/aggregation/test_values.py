@@ -19,9 +19,9 @@ from tests.aggregation.tables import (
     end_offset,
     put,
     put_code,
-    rounds,
     values,
 )
+from tests.counts import rounds
 from tests.end_to_end.helpers import connected, in_time
 from tests.end_to_end.kv import Codec, kv_batch, upsert
 from tests.end_to_end.raw import RawClient

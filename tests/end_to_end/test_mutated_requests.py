@@ -20,7 +20,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.counts import FULL
+from tests.counts import rounds
 from tests.end_to_end.bad_batches import good, message, wrapped
 from tests.end_to_end.helpers import DATABASE, append, create, fresh_path, ids, read_arrow
 from tests.end_to_end.raw import (
@@ -37,7 +37,7 @@ from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
 from zufluss.wire.frame import ResponseFrame, pack_request
 
-EXAMPLES = 200_000 if FULL else 300
+EXAMPLES = rounds(300, 200_000)
 EXTREMES = [0, 1, -1, 127, 128, 255, 2**15 - 1, 2**15, 2**31 - 1, -(2**31), 2**63 - 1, -(2**63)]
 
 pytestmark = pytest.mark.timeout(3600 if EXAMPLES > 1000 else 180)

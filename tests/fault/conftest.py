@@ -17,13 +17,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import SERVERS
-from tests.counts import FULL
 from tests.servers import WarmServer
-
-
-def rounds(normal: int, full: int) -> int:
-    """How often to do something: in `make test`, and in `make fault`."""
-    return full if FULL else normal
 
 
 @pytest.fixture

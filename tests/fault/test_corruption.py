@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.counts import rounds
 from tests.end_to_end.raw import OFFSET_EARLIEST, OFFSET_LATEST, RawClient, table_path
-from tests.fault.conftest import rounds
 from tests.fault.damage import hurt
 from tests.fault.history import History
 from tests.fault.load import Load, RawWriter, Target, create_target, encode, offset_of, rows

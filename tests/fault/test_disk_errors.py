@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import SERVERS
+from tests.counts import rounds
 from tests.end_to_end.raw import RawClient
-from tests.fault.conftest import rounds
 from tests.fault.history import Ack, History, violations
 from tests.fault.load import LOST, Target, create_target, encode, read_all, rows
 from tests.fault.small_disk import SmallDisk, small_disk

@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.fault.conftest import rounds
+from tests.counts import rounds
 from tests.fault.ddl import Ddl, create_databases
 from tests.fault.history import History, violations
 from tests.fault.load import Load, RawWriter, Reader, create_target, read_all

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.fault.conftest import rounds
+from tests.counts import rounds
 from tests.fault.history import History
 from tests.fault.kv_load import (
     BigPutWriter,

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import zufluss
-from tests.fault.conftest import rounds
+from tests.counts import rounds
 from tests.fault.remote_load import (
     BUSY,
     CLIENT,

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 import zufluss
-from tests.fault.conftest import rounds
+from tests.counts import rounds
 from tests.fault.load import DATABASE
 from tests.fault.remote_load import (
     BUSY,

@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 
 import zufluss
+from tests.counts import rounds
 from tests.end_to_end.raw import RawClient
 from tests.fault import damage
-from tests.fault.conftest import rounds
 from tests.fault.kv_load import RULES, SCHEMA, looked_up
 from tests.fault.load import DATABASE
 from tests.fault.remote_load import (

@@ -17,8 +17,8 @@ import fluss
 import pytest
 
 from tests.conftest import SERVERS
+from tests.counts import rounds
 from tests.end_to_end.helpers import append, connected, create, ids, read_arrow
-from tests.fault.conftest import rounds
 from tests.fault.history import History, violations
 from tests.fault.load import (
     DEADLINE_SECONDS,

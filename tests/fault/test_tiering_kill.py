@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 import zufluss
-from tests.fault.conftest import rounds
+from tests.counts import rounds
 from tests.servers import WarmServer
 from tests.spark.cluster import QUICK as QUICK_SPARK
 from tests.spark.cluster import SparkCluster, local_cluster

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.counts import FULL
+from tests.counts import rounds
 from tests.fuzz.targets import TARGETS, Target
 
-EXAMPLES = 5_000 if FULL else 300
+EXAMPLES = rounds(300, 5_000)
 EXTREMES = (0, 1, 2, 0x7F, 0x80, 0xFE, 0xFF)
 
 

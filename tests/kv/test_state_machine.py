@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tests.counts import FULL
+from tests.counts import rounds
 from tests.end_to_end.kv import Codec, kv_batch, records_of
 from tests.kv.kv_samples import look_up, open_store, small_memory
 from tests.kv.model import Change, DeletesDisabledError, Model, Put, Rules, fold
@@ -43,7 +43,7 @@ KEY_BYTES = {(key,): CODEC.key((None, key)) for key in KEYS}
 INT_MIN = -(2**31)
 SEGMENTS = 32
 READ_BYTES = 1 << 20
-EXAMPLES = 2_000 if FULL else 30
+EXAMPLES = rounds(30, 2_000)
 
 VARIANTS = [
     Rules(3, (1,)),

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
-from tests.counts import FULL
 from tests.end_to_end.kv import raw_changelog
 from tests.end_to_end.raw import RawClient
 from tests.end_to_end.scans import SCANNED, Row
@@ -37,11 +36,6 @@ Change = tuple[int, str, Row]
 
 _NUMBERS = itertools.count()
 _RUN = secrets.token_hex(3)
-
-
-def rounds(normal: int, full: int) -> int:
-    """How often to do something: in `make test`, and in `make fault`."""
-    return full if FULL else normal
 
 
 def fresh_name() -> str:

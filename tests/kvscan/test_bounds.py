@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from tests.client.pk import create_table, delete, upsert
+from tests.counts import rounds
 from tests.end_to_end.raw import RawClient
 from tests.end_to_end.scans import (
     CODEC,
@@ -25,7 +26,7 @@ from tests.end_to_end.scans import (
     put_rows,
     rows_of,
 )
-from tests.kvscan.support import CAP_BYTES, close_pins, create, metric, rounds
+from tests.kvscan.support import CAP_BYTES, close_pins, create, metric
 from tests.tablet.keyed import many
 from tests.tablet.scan.test_service import scanning
 from tests.tablet.support import TABLE

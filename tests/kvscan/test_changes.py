@@ -20,6 +20,7 @@ import pyarrow as pa
 import pytest
 
 from tests.client.pk import create_table, delete, upsert
+from tests.counts import rounds
 from tests.end_to_end.kv import kv_batch, put, values_of
 from tests.end_to_end.raw import RawClient
 from tests.end_to_end.scans import (
@@ -46,7 +47,6 @@ from tests.kvscan.support import (
     create,
     drop,
     fresh_name,
-    rounds,
 )
 from tests.tablet.keyed import KEYED, many
 from tests.tablet.scan.test_service import Scans, scanning

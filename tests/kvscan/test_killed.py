@@ -19,8 +19,9 @@ import pytest
 import zufluss
 from tests.client.pk import create_table, delete, upsert
 from tests.conftest import SERVERS
+from tests.counts import rounds
 from tests.kvscan.conftest import PAGED
-from tests.kvscan.support import State, applied, by_key, rounds
+from tests.kvscan.support import State, applied, by_key
 from tests.servers import WarmServer
 from zufluss.client.sync.connection import Connection, Table
 from zufluss.errors import ZuflussError

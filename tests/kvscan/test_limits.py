@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.counts import rounds
 from tests.end_to_end.raw import RawClient
 from tests.end_to_end.scans import (
     arrow_of,
@@ -26,7 +27,6 @@ from tests.kvscan.support import (
     close_pins,
     create,
     open_pins,
-    rounds,
 )
 from tests.tablet.keyed import KEYED, many
 from tests.tablet.scan.test_service import AGE, IDLE, Scans, scanning

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.fault.conftest import rounds
+from tests.counts import rounds
 from tests.leases.stage import HOUR_MS, Stage, stage, unique
 from tests.remote.acceptance.looking import scrape
 from tests.servers import free_port

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.coordinator.remotes import files_below, paths_of, shared_file
-from tests.fault.conftest import rounds
+from tests.counts import rounds
 from tests.leases.inside import Inside, inside
 from tests.leases.stage import exist
 from zufluss.errors import KvSnapshotLeaseNotFoundError, KvSnapshotNotExistError

@@ -11,7 +11,7 @@ import pytest
 
 import zufluss
 from tests.coordinator.remotes import snapshot
-from tests.fault.conftest import rounds
+from tests.counts import rounds
 from tests.leases.inside import Inside, inside
 from tests.leases.stage import (
     HOUR_MS,

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import zufluss
-from tests.fault.conftest import rounds
+from tests.counts import rounds
 from tests.leases.stage import Stage, eventually, exist, stage
 from zufluss.client.keyed import snapshot_reader
 from zufluss.client.sync.connection import Table

@@ -13,7 +13,7 @@ import pytest
 from tests.coordinator.leasing import Leasing
 from tests.coordinator.remotes import BY_DAY, snapshot
 from tests.coordinator.support import DAY_MS
-from tests.fault.conftest import rounds
+from tests.counts import rounds
 from tests.leases.inside import Inside, inside
 from tests.leases.stage import (
     HOUR_MS,

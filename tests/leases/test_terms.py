@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.coordinator.support import COORDINATOR
+from tests.counts import rounds
 from tests.end_to_end.raw import ConnectionEndedError
-from tests.fault.conftest import rounds
 from tests.leases.inside import Inside, inside
 from tests.leases.stage import (
     HOUR_MS,

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.counts import FULL
+from tests.counts import rounds
 from tests.log.support import append, batch, entry, read_all
 from zufluss.errors import OffsetOutOfRangeError
 from zufluss.log import manager as manager_module
@@ -37,8 +37,8 @@ from zufluss.testing.files import (
     prefixes,
 )
 
-WORKLOADS = 50 if FULL else 10
-IMAGES = 400 if FULL else 50
+WORKLOADS = rounds(10, 50)
+IMAGES = rounds(50, 400)
 
 PATH = PhysicalTablePath("db", "events", None)
 BUCKETS = [TableBucket(7, None, 0), TableBucket(7, None, 1), TableBucket(7, None, 2)]

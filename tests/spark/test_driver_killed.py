@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.counts import FULL
+from tests.counts import rounds
 from tests.paths import ROOT
 
 pytest.importorskip("pyspark", reason="needs the extra zufluss[spark]")
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.timeout(3600), pytest.mark.slow]
 
-KILLS = 20 if FULL else 1
+KILLS = rounds(1, 20)
 SEED = 10
 SOME = {"log": ("halfway", 1), "upsert": ("written", 1), "aggregate": ("tasks", 1)}
 """Where the first driver dies, in its second micro-batches."""

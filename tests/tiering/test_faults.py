@@ -20,7 +20,8 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.catalog.sql import SqlCatalog
 
 import zufluss
-from tests.fault.conftest import rng, rounds
+from tests.counts import rounds
+from tests.fault.conftest import rng
 from tests.lake.rest_catalog import RestServer, rest_server
 from tests.servers import WarmServer
 from tests.tiering.faults import (

@@ -34,7 +34,7 @@ from tests.coordinator.remotes import (
     storage,
 )
 from tests.coordinator.support import DAY_MS, Cluster
-from tests.counts import FULL
+from tests.counts import rounds
 from zufluss.coordinator.leases.leases import Leases
 from zufluss.model.table import TableBucket
 from zufluss.remote.errors import LocationUnavailableError
@@ -237,7 +237,7 @@ class Retention(RuleBasedStateMachine):
 
 TestRetention = Retention.TestCase
 TestRetention.settings = settings(
-    max_examples=200 if FULL else 20,
+    max_examples=rounds(20, 200),
     stateful_step_count=20,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],

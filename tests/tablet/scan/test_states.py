@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.counts import FULL
+from tests.counts import rounds
 from tests.tablet.gateway import Gateway
 from tests.tablet.keyed import Keyed, keyed, many
 from tests.tablet.support import TABLE
@@ -25,7 +25,7 @@ from zufluss.model.table import TableBucket
 from zufluss.tablet.scan.states import PAGES_MAX, PinnedState
 
 ALL = 1 << 40
-EXAMPLES = 1_000 if FULL else 25
+EXAMPLES = rounds(25, 1_000)
 
 Rows = list[tuple[int, str]]
 
