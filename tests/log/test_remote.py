@@ -14,6 +14,7 @@ from zufluss.errors import CorruptRecordError, OutOfOrderSequenceError
 from zufluss.log.config import LogConfig
 from zufluss.log.export import build_indexes, export
 from zufluss.log.files import Files
+from zufluss.log.holds import Holder
 from zufluss.log.log import Log
 from zufluss.log.segment import Segment
 from zufluss.log.writer_state import WriterState
@@ -143,9 +144,9 @@ def test_times_and_positions_are_found_in_indexes(tmp_path: Path) -> None:
 
 def test_nothing_goes_that_remote_storage_does_not_have(tmp_path: Path) -> None:
     log = filled(tmp_path, local_segments=1)
-    log.remote_end = 0
+    log.holds.set(Holder.REMOTE_COPY, 0)
     assert expire(log, 1 << 60) == []
-    log.remote_end = 8
+    log.holds.set(Holder.REMOTE_COPY, 8)
     assert expire(log, 0) == [0, 4]
     assert log.log_start_offset == 8
     assert offsets(read_all(log))[0] == (8, 2)
@@ -153,10 +154,10 @@ def test_nothing_goes_that_remote_storage_does_not_have(tmp_path: Path) -> None:
 
 def test_the_newest_segments_stay_as_long_as_they_are_young(tmp_path: Path) -> None:
     log = filled(tmp_path, local_segments=2, local_ttl_ms=10_000)
-    log.remote_end = log.high_watermark
+    log.holds.set(Holder.REMOTE_COPY, log.high_watermark)
     assert expire(log, 10_000) == [0, 4]
     assert len(log.segments) == 3
-    log.untiered_from = 0
+    log.holds.set(Holder.LAKE, 0)
     assert expire(log, 16_500) == [8]
     assert expire(log, 1 << 60) == [12, 16]
     assert log.log_start_offset == log.log_end_offset == 20
@@ -164,15 +165,15 @@ def test_the_newest_segments_stay_as_long_as_they_are_young(tmp_path: Path) -> N
 
 def test_recovery_keeps_what_it_needs_although_remote_storage_has_it(tmp_path: Path) -> None:
     log = filled(tmp_path, local_segments=1)
-    log.remote_end = log.high_watermark
-    log.needed_from = 5
+    log.holds.set(Holder.REMOTE_COPY, log.high_watermark)
+    log.holds.set(Holder.KV_STATE, 5)
     assert expire(log, 0) == [0]
     assert log.held_back
 
 
 def test_a_snapshot_is_continued_however_old_its_changelog_is(tmp_path: Path) -> None:
     log = filled(tmp_path, ttl_ms=1)
-    log.snapshot_from = 9
+    log.holds.set(Holder.SNAPSHOT, 9)
     assert expire(log, 1 << 60) == [0, 4]
 
 

@@ -21,6 +21,7 @@ from zufluss.cluster.image import ServerNode, TableEntry, TablePut
 from zufluss.cluster.replicas import LakeOffsets, assignments, lake_offsets_to_proto
 from zufluss.config.values import Endpoint
 from zufluss.errors import ZuflussError
+from zufluss.log.holds import Holder
 from zufluss.log.log import Log
 from zufluss.model.table import TableBucket
 from zufluss.net.services import RequestContext
@@ -207,7 +208,8 @@ def test_retention_never_takes_what_recovery_or_the_lake_still_needs(
             ends.append(append(log, batch(records), now_ms=10 * at, visible=False).end_offset)
         log.advance_high_watermark(ends[int(visible * (len(ends) - 1))])
         for needed_from, untiered_from, now in rounds:
-            log.needed_from, log.untiered_from = needed_from, untiered_from
+            log.holds.set(Holder.KV_STATE, needed_from)
+            log.holds.set(Holder.LAKE, untiered_from)
             before = log.log_start_offset
             expire(log, now)
             start = log.log_start_offset
@@ -215,7 +217,8 @@ def test_retention_never_takes_what_recovery_or_the_lake_still_needs(
             assert start == before or start <= min([log.high_watermark, *kept])
             assert log.log_end_offset == ends[-1]
             assert not log.held_back or needed_from is not None
-        log.needed_from = log.untiered_from = None
+        log.holds.set(Holder.KV_STATE, None)
+        log.holds.set(Holder.LAKE, None)
         ends_of_segments = (*log._bases, log.log_end_offset)
         expire(log, 10**6)
         visible_end = log.high_watermark
@@ -228,11 +231,12 @@ async def test_the_state_of_a_primary_key_table_holds_its_changelog_beside_the_l
 ) -> None:
     server = await tablet(tmp_path).start()
     log = await fill(server)
-    log.needed_from = log._bases[1]
+    needed_from = log._bases[1]
+    log.holds.set(Holder.KV_STATE, needed_from)
     await tiered(server, log.log_end_offset)
-    assert retention(server) == log.needed_from
+    assert retention(server) == needed_from
     assert log.held_back, "a flush of the state would free the rest"
-    log.needed_from = log.log_end_offset
+    log.holds.set(Holder.KV_STATE, log.log_end_offset)
     await tiered(server, log._bases[0], snapshot=2)
     retention(server)
     assert not log.held_back, "a flush would free nothing that the lake lacks"

@@ -18,6 +18,7 @@ from zufluss.cluster.refusal import refusal_batch
 from zufluss.cluster.replicas import LakeOffsets, ReplicaStop
 from zufluss.errors import ErrorCode
 from zufluss.log.export import build_indexes
+from zufluss.log.holds import Holder
 from zufluss.model.table import TableBucket
 from zufluss.net.services import RequestContext
 from zufluss.record.header import iter_headers
@@ -396,7 +397,7 @@ async def test_what_the_lake_does_not_have_does_not_expire(tmp_path: Path) -> No
         await tablet.write(8)
         await tablet.round()
         tablet.now_ms += 3_600_000
-        tablet.replica().log.untiered_from = 10
+        tablet.replica().log.holds.set(Holder.LAKE, 10)
         await tablet.round()
         assert tablet.replica().start_offset == 9
 

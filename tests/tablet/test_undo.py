@@ -29,6 +29,7 @@ from zufluss.errors import (
 )
 from zufluss.kv import tablet
 from zufluss.kv.producer import own_changes
+from zufluss.log.holds import Holder
 from zufluss.model.producer import UNDO_TASK, ProducerWriter
 from zufluss.model.schema import Schema
 from zufluss.net.services import RequestContext
@@ -198,10 +199,10 @@ async def test_a_restarted_server_knows_its_producers_from_the_first_put_on(
     told = [TableProducers(TABLE, 1, (entry,))]
     await bucket.server.assign(bucket.image, assignments(bucket.image, 1), told)
     assert await bucket.own((1, 1), epoch=1) == ErrorCode.PRODUCER_FENCED
-    assert bucket.replica().log.undo_from == 4
+    assert bucket.replica().log.holds.offset(Holder.PRODUCER) == 4
     await bucket.server.assign(bucket.image, assignments(bucket.image, 1))
     assert await bucket.send((1, 1, "x"), targets=(), epoch=None) == 0, "it has none any more"
-    assert bucket.replica().log.undo_from is None
+    assert bucket.replica().log.holds.offset(Holder.PRODUCER) is None
 
 
 async def test_the_leader_tells_how_long_ago_a_producer_wrote(bucket: Produced) -> None:
@@ -280,7 +281,8 @@ async def test_the_present_epoch_waits_for_the_undo_and_calls_join_it(
     assert not answer.done
     assert await bucket.own((1, 2)) == ErrorCode.UNDO_UNDER_WAY
     assert await bucket.other((1, "others")) == 0
-    assert bucket.replica().log.undo_from == 0, "retention leaves it what it has to read"
+    held_from = bucket.replica().log.holds.offset(Holder.UNDO)
+    assert held_from == 0, "retention spares what the undo reads"
     with pytest.raises(UndoUnderWayError, match="from offset 0 on, not 1"):
         await bucket.undo(1)
     joined = asyncio.create_task(bucket.undo(0))
@@ -288,7 +290,7 @@ async def test_the_present_epoch_waits_for_the_undo_and_calls_join_it(
     assert (await joined).done
     assert await bucket.own((1, 2)) == 0
     assert await bucket.table() == {1: (2, "others")}
-    assert bucket.replica().log.undo_from is None
+    assert bucket.replica().log.holds.offset(Holder.UNDO) is None
 
 
 async def test_a_newer_epoch_ends_an_undo_and_begins_its_own(
@@ -380,7 +382,7 @@ async def test_what_has_moved_to_remote_storage_is_undone_too(bucket: Produced) 
     await copied_log(bucket)
     await bucket.server.kv.call(bucket.replica().tablet.flush)
     await asyncio.to_thread(bucket.replica().tablet.store.flush_wait)
-    log.needed_from = None
+    log.holds.set(Holder.KV_STATE, None)
     bucket.server.logs.expire(1 << 60)
     assert log.log_start_offset > 0
     await bucket.begin(2)
@@ -400,7 +402,8 @@ async def test_a_changelog_that_has_expired_cannot_be_undone_and_nothing_is_touc
     log.roll()
     await bucket.server.kv.call(bucket.replica().tablet.flush)
     await asyncio.to_thread(bucket.replica().tablet.store.flush_wait)
-    log.needed_from = log.snapshot_from = None
+    log.holds.set(Holder.KV_STATE, None)
+    log.holds.set(Holder.SNAPSHOT, None)
     bucket.server.logs.expire(1 << 60)
     assert log.log_start_offset == 0, "the producer holds it"
     await bucket.begin(2)

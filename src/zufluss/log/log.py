@@ -29,6 +29,7 @@ from zufluss.errors import LogStorageError, OffsetOutOfRangeError
 from zufluss.log.checkpoint import Checkpoint, write_checkpoint
 from zufluss.log.config import INT32_MAX, LogConfig
 from zufluss.log.files import Files
+from zufluss.log.holds import RECORD_HOLDERS, Holder, Holds
 from zufluss.log.reader import LogReader
 from zufluss.log.recovery import Recovered, ReplayEntry, recover
 from zufluss.log.retention import Retired, expired, surplus
@@ -72,8 +73,7 @@ class Log(LogReader):
     __slots__ = (
         "__weakref__", "_checkpoint", "_checkpoint_lock", "_deleted", "_names", "_names_changes",
         "_pwrite", "_roll_above", "_side_files", "_snapshots", "_unsynced", "config", "failure",
-        "held_back", "incarnation", "leader_epoch", "needed_from", "on_roll", "remote_end",
-        "snapshot_from", "undo_from", "untiered_from", "writers",
+        "held_back", "holds", "incarnation", "leader_epoch", "on_roll", "writers",
     )  # fmt: skip
 
     def __init__(
@@ -96,19 +96,10 @@ class Log(LogReader):
         """Why the log takes no more writes."""
         self.on_roll: Callable[[Log], None] | None = None
         """Called when a segment was closed, so that its owner can have it synced."""
-        self.needed_from: int | None = None
-        """What recovery needs: retention spares what lies from this offset on, however old."""
-        self.untiered_from: int | None = None
-        """What the lake does not have yet, of a table that is tiered: spared as well."""
-        self.snapshot_from: int | None = None
-        """What the oldest key-value snapshot is continued with: spared as well."""
-        self.undo_from: int | None = None
-        """What a producer may have to undo: spared as well."""
-        self.remote_end: int | None = None
-        """Below it remote storage has everything, and nothing else is let go of; None where it has
-        nothing."""
+        self.holds = Holds()
+        """What retention spares, however old it is."""
         self.held_back = False
-        """The last `expire` spared something for `needed_from` alone."""
+        """The last `expire` spared something for `Holder.KV_STATE` alone: a flush would free it."""
         self._pwrite = files.pwrite
         self._checkpoint_lock = threading.Lock()
         self._deleted = False
@@ -562,25 +553,23 @@ class Log(LogReader):
     def expire(self, now_ms: int) -> Retired | None:
         """Let go of the segments older than the time to live; the caller has them removed.
 
-        Only what every reader may see is let go of, and nothing from `needed_from`,
-        `untiered_from`, `snapshot_from` or `undo_from` on. The segment being written goes too when
-        all of it has expired and `retention_rolls_active` is set: it is closed first, so that the
-        log keeps its end. Of a log that is in remote storage, what is there goes, as far as it is
-        `surplus` here.
+        Only records below the high watermark that nobody holds (`holds.py`) are let go of. The
+        segment being written goes too when all of it has expired and `retention_rolls_active` is
+        set: it is closed first, so that the log keeps its end. Of a log with a copy in remote
+        storage, the copied segments go, as far as they are `surplus` here.
         """
-        free = self._spared_from()
-        if self.remote_end is None:
+        holds, visible_end = self.holds, self.high_watermark
+        if holds.offset(Holder.REMOTE_COPY) is None:
+            free = roll_until = holds.floor(visible_end, *RECORD_HOLDERS)
             old = expired(self._segments, self.files, now_ms, self.config.ttl_ms)
         else:
+            free, roll_until = holds.floor(visible_end, Holder.REMOTE_COPY), visible_end
             old = surplus(self._segments, self.files, now_ms, self.config)
-        if old and old[-1] is self._active and not self._rolled_to_expire(free):
+        if old and old[-1] is self._active and not self._rolled_to_expire(roll_until):
             old.pop()
-        if self.remote_end is not None:
-            free = min(free, self.remote_end)
-        needed = free if self.needed_from is None else self.needed_from
+        limit = holds.floor(free, Holder.KV_STATE)
         until = self._bases[1 : len(old) + 1]
-        self.held_back = any(needed < end <= free for end in until)
-        limit = min(free, needed)
+        self.held_back = any(limit < end <= free for end in until)
         old = [segment for segment, end in zip(old, until, strict=False) if end <= limit]
         if not old:
             return None
@@ -601,13 +590,6 @@ class Log(LogReader):
             self.directory, tuple(old), tuple(map(self._snapshot_path, ends)), tuple(paths)
         )
 
-    def _spared_from(self) -> int:
-        """The offset from which on nothing expires, recovery apart."""
-        if self.remote_end is not None:
-            return self.high_watermark
-        spared = (self.high_watermark, self.untiered_from, self.snapshot_from, self.undo_from)
-        return min(offset for offset in spared if offset is not None)
-
     def closed_from(self, offset: int) -> list[tuple[Segment, int]]:
         """Segments from `offset` on that will not change any more and are durable, each with its
         end: what can be copied to remote storage."""
@@ -619,11 +601,11 @@ class Log(LogReader):
             found.append((segment, end))
         return found
 
-    def _rolled_to_expire(self, free: int) -> bool:
+    def _rolled_to_expire(self, until: int) -> bool:
         """Close the segment being written, if that frees it and the disk has room for it."""
         if not self.config.retention_rolls_active or self.failure is not None:
             return False
-        if self.log_end_offset > free:
+        if self.log_end_offset > until:
             return False
         try:
             self.roll()

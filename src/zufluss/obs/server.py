@@ -18,6 +18,7 @@ from zufluss import __version__
 from zufluss.config import options
 from zufluss.config.load import Configuration
 from zufluss.errors import ErrorCode
+from zufluss.log.holds import Holder
 from zufluss.obs import metrics
 from zufluss.obs.metrics import MetricsEndpoint, Sample, SampleCollector
 from zufluss.wire.api import APIS
@@ -158,7 +159,8 @@ def _untiered(table: TableState) -> int:
     for replica in table.replicas.values():
         log = replica.log
         start = log.log_start_offset if replica.remote is None else 0
-        total += max(log.high_watermark - max(log.untiered_from or 0, start), 0)
+        untiered_from = log.holds.floor(log.high_watermark, Holder.LAKE)
+        total += max(log.high_watermark - max(untiered_from, start), 0)
     return total
 
 

@@ -17,6 +17,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from zufluss.errors import ErrorCode, OffsetOutOfRangeError, ZuflussError
+from zufluss.log.holds import Holder
 from zufluss.model.table import PhysicalTablePath, TableBucket
 from zufluss.remote.files import RemoteFile
 from zufluss.remote.layout import LOG, bucket_directory
@@ -118,7 +119,11 @@ class RemoteLog:
 
     def guard(self) -> None:
         """Let local retention delete what is in remote storage, and nothing while it is unknown."""
-        self.log.remote_end = self.manifest.end_offset if self.loaded else 0
+        self.hold_back_from(self.manifest.end_offset if self.loaded else 0)
+
+    def hold_back_from(self, offset: int | None) -> None:
+        """Keep local retention from records at `offset` and above; None without a remote copy."""
+        self.log.holds.set(Holder.REMOTE_COPY, offset)
 
     @property
     def start_offset(self) -> int | None:

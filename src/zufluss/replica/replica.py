@@ -14,6 +14,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
 from zufluss.errors import InvalidTableError, LogStorageError
+from zufluss.log.holds import Holder
 from zufluss.model.table import PhysicalTablePath, TableBucket
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ class Replica:
 
     def hold_for_lake(self, tiered: bool) -> None:
         """Have retention spare what the lake does not have, if the table is tiered at all."""
-        self.log.untiered_from = (self.tiered_offset or 0) if tiered else None
+        self.log.holds.set(Holder.LAKE, (self.tiered_offset or 0) if tiered else None)
 
     def advance(self, offset: int) -> None:
         """Move the high watermark to `offset` and wake whom that concerns."""

@@ -32,6 +32,7 @@ from zufluss.kv.table import KvTable
 from zufluss.kv.tablet import KvTablet
 from zufluss.log.config import FlushMode
 from zufluss.log.files import Files
+from zufluss.log.holds import Holder
 from zufluss.log.log import Log
 from zufluss.log.manager import log_directory, owner_directories
 from zufluss.log.worker import ThreadWorker
@@ -158,7 +159,7 @@ class KvHost:
 
         tablet = await self.call(work)
         self._tablets[tablet] = replica
-        replica.log.needed_from = tablet.store.flushed_offset
+        replica.log.holds.set(Holder.KV_STATE, tablet.store.flushed_offset)
         return tablet
 
     async def checkpoint(self, replica: Replica) -> Checkpoint:
@@ -209,7 +210,7 @@ class KvHost:
         if replica is not None:
             self.worker.submit(
                 tablet.store.flush_end,
-                lambda _: setattr(replica.log, "needed_from", tablet.store.flushed_offset),
+                lambda _: replica.log.holds.set(Holder.KV_STATE, tablet.store.flushed_offset),
             )
 
     def flush_held_back(self) -> None:

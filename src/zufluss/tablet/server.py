@@ -47,6 +47,7 @@ from zufluss.errors import (
 from zufluss.kv.table import KvTable
 from zufluss.log.config import FlushMode, LogConfig
 from zufluss.log.files import Files
+from zufluss.log.holds import Holder
 from zufluss.log.log import Log
 from zufluss.log.manager import LogManager, log_directories, log_directory
 from zufluss.log.segment import DELETED_SUFFIX
@@ -276,7 +277,7 @@ class TabletServer:
         for each in offsets:
             replica = self.find_replica(*each.table_bucket)
             if replica is not None and replica.kv is not None:
-                replica.log.snapshot_from = each.min_retain_offset
+                replica.log.holds.set(Holder.SNAPSHOT, each.min_retain_offset)
 
     async def update_locations(self, locations: Locations) -> None:
         """Know where remote files may lie."""
@@ -313,9 +314,8 @@ class TabletServer:
                 await asyncio.sleep(0)
 
     def hold_changelog(self, replica: Replica) -> None:
-        """Have retention spare what a producer may have to undo, and what is just being undone."""
-        held = (self.producers.held_from(replica.bucket), self.undos.held_from(replica))
-        replica.log.undo_from = min((each for each in held if each is not None), default=None)
+        """Have retention spare what a producer may have to undo."""
+        replica.log.holds.set(Holder.PRODUCER, self.producers.held_from(replica.bucket))
 
     async def _remotes(
         self, replicas: Sequence[ReplicaAssignment]
@@ -358,7 +358,7 @@ class TabletServer:
             replica.hold_for_lake(True)  # nothing expires while it comes up
             self.hold_changelog(replica)
             if state.kv is not None:
-                opened.snapshot_from = retained_from(remote)
+                opened.holds.set(Holder.SNAPSHOT, retained_from(remote))
                 try:
                     earlier = await self._restorer.restore_state(replica, remote)
                     replica.kv = await self.kv.open(replica, state.kv, earlier)

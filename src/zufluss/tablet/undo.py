@@ -45,6 +45,7 @@ from zufluss.kv.producer.fence import Owner
 from zufluss.kv.producer.own_changes import Progress, Source, exclusive_steps, shared_steps
 from zufluss.kv.producer.undo import Step, StepTooLargeError
 from zufluss.kv.tablet import Prepared
+from zufluss.log.holds import Holder
 from zufluss.model.producer import EPOCH_MAX, NUMBER_MAX, UNDO_TASK, ProducerWriter
 from zufluss.net.services import RequestContext, Services
 from zufluss.tablet.changelog_reader import Changelog, ChangelogReader
@@ -166,9 +167,10 @@ class Undos:
             done=undo.done, position=undo.position, end_offset=undo.end_offset, keys=undo.keys
         )
 
-    def held_from(self, replica: Replica) -> int | None:
-        """From where on undos under way need the changelog of a bucket."""
-        return min((u.from_offset for u in self._running if u.replica is replica), default=None)
+    def _hold_changelog(self, replica: Replica) -> None:
+        """Have retention spare what the undos under way in a bucket read."""
+        offsets = (undo.from_offset for undo in self._running if undo.replica is replica)
+        replica.log.holds.set(Holder.UNDO, min(offsets, default=None))
 
     def forget_others(self, table_id: int) -> None:
         """The producers of a table have changed: what is known of epochs that are past may go."""
@@ -241,7 +243,7 @@ class Undos:
         tablet.undoing = {**tablet.undoing, undo.owner.number: undo.owner.epoch}
         self._undos[key] = undo
         self._running.add(undo)
-        self._server.hold_changelog(undo.replica)
+        self._hold_changelog(undo.replica)
         undo.task = self._server.loop.create_task(self._run(undo))
         undo.task.add_done_callback(partial(self._ended, undo))
         return undo
@@ -256,7 +258,7 @@ class Undos:
                 for number, epoch in tablet.undoing.items()
                 if (number, epoch) != (owner.number, owner.epoch)
             }
-        self._server.hold_changelog(undo.replica)
+        self._hold_changelog(undo.replica)
         problem = None if task.cancelled() else task.exception()
         key = (undo.replica.bucket, owner.number)
         if (problem is not None or task.cancelled()) and self._undos.get(key) is undo:

@@ -15,6 +15,7 @@ from tests.tablet.keyed import keyed, many
 from tests.tablet.support import TABLE
 from zufluss.cluster.replicas import KvSnapshotOffset
 from zufluss.errors import NetworkError, ZuflussError
+from zufluss.log.holds import Holder
 from zufluss.model.schema import Schema
 from zufluss.model.table import TableBucket
 from zufluss.remote.locations import AdminState
@@ -304,7 +305,7 @@ async def test_the_changelog_stays_from_the_oldest_snapshot_on(tmp_path: Path) -
         for i in range(30):
             await tablet.put(*many(i, i + 3))
         log = tablet.replica().log
-        log.remote_end = None  # the log itself is not in remote storage
+        log.holds.set(Holder.REMOTE_COPY, None)  # the log itself is not in remote storage
         snapshot = await tablet.snapshot()
         assert snapshot is not None
         tablet.server.logs.expire(1 << 50)
@@ -313,11 +314,11 @@ async def test_the_changelog_stays_from_the_oldest_snapshot_on(tmp_path: Path) -
         tablet.server.logs.expire(1 << 50)
         assert 0 < log.log_start_offset <= 20
     async with keyed(tmp_path, conf=conf, properties=properties, gateway=gateway) as tablet:
-        assert tablet.replica().log.snapshot_from == snapshot.log_offset
+        assert tablet.replica().log.holds.offset(Holder.SNAPSHOT) == snapshot.log_offset
 
 
 async def test_offsets_of_buckets_that_are_elsewhere_are_passed_over(tmp_path: Path) -> None:
     async with keyed(tmp_path) as tablet:
         elsewhere = TableBucket(TABLE, None, 9)
         await tablet.server.notify_kv_snapshot_offset([KvSnapshotOffset(elsewhere, 20)])
-        assert tablet.replica().log.snapshot_from == 0
+        assert tablet.replica().log.holds.offset(Holder.SNAPSHOT) == 0

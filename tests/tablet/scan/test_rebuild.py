@@ -27,6 +27,7 @@ from zufluss.errors import (
 from zufluss.kv import replay
 from zufluss.kv.scan.pins import PinDirectory
 from zufluss.kv.store import KvStore
+from zufluss.log.holds import Holder
 from zufluss.tablet.remote.restore import Restorer
 from zufluss.tablet.scan import rebuild
 from zufluss.tablet.scan.states import PinnedState
@@ -258,7 +259,7 @@ async def test_the_changelog_may_expire_while_it_is_read(
         async def late(self: rebuild.Rebuilder, replica: Any, offset: int) -> Any:
             monkeypatch.undo()
             await asyncio.to_thread(tablet.replica().tablet.store.flush_wait)
-            replica.log.needed_from = None
+            replica.log.holds.set(Holder.KV_STATE, None)
             tablet.server.logs.expire(1 << 60)
             return await read(self, replica, offset)
 

@@ -28,6 +28,7 @@ from zufluss.cluster.remote import ManifestCommit
 from zufluss.config import options, table_options
 from zufluss.errors import CorruptRecordError, ErrorCode, ZuflussError, error
 from zufluss.log.export import Export, export
+from zufluss.log.holds import RECORD_HOLDERS, Holder
 from zufluss.remote.errors import ObjectCorruptError
 from zufluss.remote.files import RemoteFile, usage
 from zufluss.remote.layout import new_manifest, segment_file
@@ -77,20 +78,11 @@ def due(
 
 
 def expired_count(replica: Replica, remote: RemoteLog, now_ms: int) -> int:
-    """How many of the oldest remote segments have outlived the table's time to live.
-
-    What the lake does not have, what the oldest key-value snapshot is continued with, and what a
-    producer may have to undo, has not.
-    """
-    replicas_log = replica.log
-    ttl_ms = replicas_log.config.ttl_ms
-    if ttl_ms <= 0 or (replica.kv is not None and replicas_log.snapshot_from is None):
+    """How many of the oldest remote segments may go: expired, and held by nobody."""
+    holds, ttl_ms = replica.log.holds, replica.log.config.ttl_ms
+    if ttl_ms <= 0 or (replica.kv is not None and holds.offset(Holder.SNAPSHOT) is None):
         return 0
-    spared = (
-        replicas_log.high_watermark, replicas_log.untiered_from, replicas_log.snapshot_from,
-        replicas_log.undo_from,
-    )  # fmt: skip
-    limit = min(offset for offset in spared if offset is not None)
+    limit = holds.floor(replica.log.high_watermark, *RECORD_HOLDERS)
     count = 0
     for segment in remote.manifest.segments:
         if segment.max_timestamp >= now_ms - ttl_ms or segment.end_offset > limit:
@@ -307,7 +299,7 @@ class Round:
         if not segments:
             return
         self._check_placeable()
-        self.replica.log.remote_end = self.remote.manifest.end_offset or 0  # no hole behind us
+        self.remote.hold_back_from(self.remote.manifest.end_offset or 0)  # no hole behind us
         try:
             problem = await self._copy_some(segments)
         finally:
