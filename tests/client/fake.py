@@ -25,6 +25,7 @@ from zufluss.record.header import iter_headers, stamp, verify_crc
 from zufluss.wire import messages as m
 from zufluss.wire.api import APIS, ApiKey
 from zufluss.wire.frame import pack_error, pack_response
+from zufluss.wire.tables import partition_id_of
 
 Handler = Callable[[Any], Awaitable[Message | bytes | ZuflussError | None]]
 NODE_ID = 0
@@ -324,7 +325,7 @@ class FakeCluster(FakeServer):
     async def _produce(self, request: m.ProduceLogRequest) -> Message | None:
         response = m.ProduceLogResponse()
         for entry in request.buckets_req:
-            partition_id = entry.partition_id if entry.HasField("partition_id") else None
+            partition_id = partition_id_of(entry)
             bucket = TableBucket(request.table_id, partition_id, entry.bucket_id)
             [(_, header)] = iter_headers(entry.records)
             fault = self.produce_fault(bucket, header.batch_sequence)
@@ -359,7 +360,7 @@ class FakeCluster(FakeServer):
         return response
 
     def _fetch_bucket(self, table_id: int, entry: Any, answer: Any) -> bool:
-        partition_id = entry.partition_id if entry.HasField("partition_id") else None
+        partition_id = partition_id_of(entry)
         bucket = TableBucket(table_id, partition_id, entry.bucket_id)
         result = answer.buckets_resp.add(partition_id=partition_id, bucket_id=entry.bucket_id)
         fault = self.fetch_fault(bucket, entry.fetch_offset)
@@ -393,7 +394,7 @@ class FakeCluster(FakeServer):
         return self.token
 
     async def _list_offsets(self, request: m.ListOffsetsRequest) -> Message:
-        partition_id = request.partition_id if request.HasField("partition_id") else None
+        partition_id = partition_id_of(request)
         response = m.ListOffsetsResponse()
         for bucket_id in request.bucket_id:
             log = self.log(TableBucket(request.table_id, partition_id, bucket_id))
@@ -456,5 +457,5 @@ class FakeCluster(FakeServer):
 
 
 def _bucket(table_id: int, entry: Any) -> TableBucket:
-    partition_id = entry.partition_id if entry.HasField("partition_id") else None
+    partition_id = partition_id_of(entry)
     return TableBucket(table_id, partition_id, entry.bucket_id)

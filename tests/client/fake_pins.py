@@ -21,6 +21,7 @@ from zufluss.errors import ErrorCode, ZuflussError, error
 from zufluss.model.table import TableBucket, TableInfo
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
+from zufluss.wire.tables import partition_id_of
 
 Rows = dict[bytes, dict[str, Any]]
 IDLE_MS = 60_000
@@ -131,5 +132,5 @@ class PinCluster(FakeCluster):
 
 
 def _bucket(table_id: int, entry: Any) -> TableBucket:
-    partition_id = entry.partition_id if entry.HasField("partition_id") else None
+    partition_id = partition_id_of(entry)
     return TableBucket(table_id, partition_id, entry.bucket_id)

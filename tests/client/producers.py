@@ -16,6 +16,7 @@ from zufluss.model.producer import ProducerWriter
 from zufluss.model.table import TableBucket
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
+from zufluss.wire.tables import partition_id_of
 
 NUMBER = 5
 """The number of every producer."""
@@ -100,7 +101,7 @@ class FakeProducers:
         return self.undo(request)
 
     async def _list_offsets(self, request: m.ListOffsetsRequest) -> Message:
-        partition_id = request.partition_id if request.HasField("partition_id") else None
+        partition_id = partition_id_of(request)
         answer = m.ListOffsetsResponse()
         for bucket_id in request.bucket_id:
             bucket = TableBucket(request.table_id, partition_id, bucket_id)

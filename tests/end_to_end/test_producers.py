@@ -17,10 +17,10 @@ from tests.end_to_end.raw import RawClient
 from tests.end_to_end.test_leases import ports, raw, started, users
 from tests.servers import WarmServer
 from zufluss.client.sync.connection import Connection
-from zufluss.cluster.producers import offsets_from_proto, offsets_to_proto
 from zufluss.errors import ErrorCode
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
+from zufluss.wire.tables import offsets_from_proto, offsets_to_proto
 
 __all__ = ["ports", "raw", "started", "users"]
 

@@ -54,6 +54,7 @@ from zufluss.wire.frame import unpack_request_header, unpack_response
 from zufluss.wire.predicates import predicate_from_proto, predicate_to_proto
 from zufluss.wire.sasl import PlainAuthenticator, parse_jaas, parse_plain
 from zufluss.wire.scan import scan_produce
+from zufluss.wire.tables import partition_id_of
 
 TABLE_ID = 7
 
@@ -121,7 +122,7 @@ def produce(data: bytes) -> None:
         message.timeout_ms,
     )
     for found, entry in zip(scan.buckets, message.buckets_req, strict=True):
-        partition_id = entry.partition_id if entry.HasField("partition_id") else None
+        partition_id = partition_id_of(entry)
         assert found[:2] == (partition_id, entry.bucket_id)
         assert data[found[2] : found[3]] == entry.records
 

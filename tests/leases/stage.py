@@ -31,6 +31,7 @@ from zufluss.testing.server import DevServer
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
 from zufluss.wire.sasl import build_plain
+from zufluss.wire.tables import partition_id_of
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
@@ -73,7 +74,7 @@ class Caller:
         return {
             TableBucket(
                 table.table_id,
-                each.partition_id if each.HasField("partition_id") else None,
+                partition_id_of(each),
                 each.bucket_id,
             ): Unavailable(each.unavailable)
             for table in answer.unavailable_snapshots

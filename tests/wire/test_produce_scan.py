@@ -10,6 +10,7 @@ from zufluss.errors import CorruptMessageError
 from zufluss.wire import messages as m
 from zufluss.wire.codec import decode
 from zufluss.wire.scan import BUCKETS_MAX, ProduceScan, scan_produce, scan_produce_any
+from zufluss.wire.tables import partition_id_of
 
 INT32 = st.integers(-(2**31), 2**31 - 1) | st.integers(-1, 300)
 INT64 = st.integers(-(2**63), 2**63 - 1) | st.integers(-1, 300)
@@ -36,10 +37,7 @@ def decoded(body: bytes) -> Read:
         message = decode(m.ProduceLogRequest, body)
     except CorruptMessageError:
         return REFUSED
-    buckets = [
-        (b.partition_id if b.HasField("partition_id") else None, b.bucket_id, b.records)
-        for b in message.buckets_req
-    ]
+    buckets = [(partition_id_of(b), b.bucket_id, b.records) for b in message.buckets_req]
     return message.acks, message.table_id, message.timeout_ms, buckets
 
 

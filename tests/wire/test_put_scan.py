@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from zufluss.errors import CorruptMessageError
 from zufluss.wire import messages as m
 from zufluss.wire.scan_kv import TARGETS_MAX, scan_put
+from zufluss.wire.tables import partition_id_of
 
 int32 = st.integers(-(2**31), 2**31 - 1)
 int64 = st.integers(-(2**63), 2**63 - 1)
@@ -44,10 +45,7 @@ def test_the_scanner_finds_what_protobuf_finds(
     assert scan.targets == tuple(request.target_columns)
     assert scan.mode == request.agg_mode
     found = [(b.partition_id, b.bucket_id, bytes(buffer[b.start : b.end])) for b in scan.buckets]
-    assert found == [
-        (b.partition_id if b.HasField("partition_id") else None, b.bucket_id, b.records)
-        for b in request.buckets_req
-    ]
+    assert found == [(partition_id_of(b), b.bucket_id, b.records) for b in request.buckets_req]
 
 
 @given(requests(), st.data())

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from zufluss.client.connection import AsyncConnection, as_path, table_path
+from zufluss.client.connection import AsyncConnection, as_path
 from zufluss.client.core.metadata import ServerNode
 from zufluss.client.core.offsets import BucketPlace, Position, list_offsets, places_of
 from zufluss.client.lease.info import KvSnapshotLeaseInfo, leases_of
@@ -48,6 +48,7 @@ from zufluss.model.table import (
 )
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
+from zufluss.wire.tables import partition_id_of, path_to_proto, spec_from_proto, spec_to_proto
 
 _SET: Final = 0
 _DELETE: Final = 1
@@ -233,7 +234,7 @@ class AsyncAdmin:
                 custom_properties=dict(custom_properties or {}),
             )
         request = m.CreateTableRequest(
-            table_path=table_path(as_path(path)),
+            table_path=path_to_proto(as_path(path)),
             table_json=descriptor.to_json(),
             ignore_if_exists=ignore_if_exists,
         )
@@ -243,7 +244,7 @@ class AsyncAdmin:
         """Drop a table and its data."""
         name = as_path(path)
         request = m.DropTableRequest(
-            table_path=table_path(name), ignore_if_not_exists=ignore_if_not_exists
+            table_path=path_to_proto(name), ignore_if_not_exists=ignore_if_not_exists
         )
         await self._change(ApiKey.DROP_TABLE, request)
         self._connection.metadata.forget_table(name)
@@ -255,13 +256,13 @@ class AsyncAdmin:
 
     async def table_exists(self, path: Path) -> bool:
         """Whether there is such a table."""
-        request = m.TableExistsRequest(table_path=table_path(as_path(path)))
+        request = m.TableExistsRequest(table_path=path_to_proto(as_path(path)))
         return bool((await self._ask(ApiKey.TABLE_EXISTS, request)).exists)
 
     async def table_info(self, path: Path) -> TableInfo:
         """The table: ids, schema, keys, buckets, properties, times."""
         name = as_path(path)
-        request = m.GetTableInfoRequest(table_path=table_path(name))
+        request = m.GetTableInfoRequest(table_path=path_to_proto(name))
         r: m.GetTableInfoResponse = await self._ask(ApiKey.GET_TABLE_INFO, request)
         descriptor = TableDescriptor.from_json(r.table_json)
         times = (r.created_time, r.modified_time)
@@ -269,7 +270,9 @@ class AsyncAdmin:
 
     async def table_schema(self, path: Path, schema_id: int | None = None) -> Schema:
         """A schema the table has or had; the current one without an id."""
-        request = m.GetTableSchemaRequest(table_path=table_path(as_path(path)), schema_id=schema_id)
+        request = m.GetTableSchemaRequest(
+            table_path=path_to_proto(as_path(path)), schema_id=schema_id
+        )
         response: m.GetTableSchemaResponse = await self._ask(ApiKey.GET_TABLE_SCHEMA, request)
         return Schema.from_json(response.schema_json)
 
@@ -288,7 +291,7 @@ class AsyncAdmin:
         """
         added = Schema.of(add_columns).columns if isinstance(add_columns, str) else add_columns
         request = m.AlterTableRequest(
-            table_path=table_path(as_path(path)),
+            table_path=path_to_proto(as_path(path)),
             ignore_if_not_exists=ignore_if_not_exists,
             config_changes=_config_changes(set, reset),
             add_columns=[_add_column(column) for column in added],
@@ -305,7 +308,7 @@ class AsyncAdmin:
         >>> await admin.create_partition("fluss.events", {"day": "2024-01-15"})  # doctest: +SKIP
         """
         request = m.CreatePartitionRequest(
-            table_path=table_path(as_path(path)),
+            table_path=path_to_proto(as_path(path)),
             partition_spec=await self._spec(path, partition),
             ignore_if_not_exists=ignore_if_exists,  # the protocol's name for it
         )
@@ -318,14 +321,14 @@ class AsyncAdmin:
         name = as_path(path)
         spec = await self._spec(path, partition)
         request = m.DropPartitionRequest(
-            table_path=table_path(name),
+            table_path=path_to_proto(name),
             partition_spec=spec,
             ignore_if_not_exists=ignore_if_not_exists,
         )
         await self._change(ApiKey.DROP_PARTITION, request)
         info = self._connection.metadata.tables.get(name)
         if info is not None:
-            values = {pair.key: pair.value for pair in spec.partition_key_values}
+            values = spec_from_proto(spec)
             dropped = partition_name(info.partition_keys, values)
             self._connection.metadata.forget_partition(info.table_id, dropped)
 
@@ -333,9 +336,9 @@ class AsyncAdmin:
         self, path: Path, partial: Mapping[str, str] | None = None
     ) -> list[PartitionInfo]:
         """The partitions of a table, or those with the given values."""
-        request = m.ListPartitionInfosRequest(table_path=table_path(as_path(path)))
+        request = m.ListPartitionInfosRequest(table_path=path_to_proto(as_path(path)))
         if partial:
-            request.partial_partition_spec.CopyFrom(_spec_message(partial))
+            request.partial_partition_spec.CopyFrom(spec_to_proto(partial))
         response: m.ListPartitionInfosResponse = await self._ask(
             ApiKey.LIST_PARTITION_INFOS, request
         )
@@ -343,9 +346,9 @@ class AsyncAdmin:
 
     async def _spec(self, path: Path, partition: Partition) -> m.PbPartitionSpec:
         if not isinstance(partition, str):
-            return _spec_message(partition)
+            return spec_to_proto(partition)
         info = await self._connection.table_info(as_path(path))
-        return _spec_message(spec_of(info.partition_keys, partition))
+        return spec_to_proto(spec_of(info.partition_keys, partition))
 
     # -- offsets and servers -------------------------------------------------------------------
 
@@ -412,7 +415,7 @@ class AsyncAdmin:
         `readable` asks for the newest one whose rows readers of the lake may rely on.
         """
         request = m.GetLakeSnapshotRequest(
-            table_path=table_path(as_path(path)), snapshot_id=snapshot_id
+            table_path=path_to_proto(as_path(path)), snapshot_id=snapshot_id
         )
         if readable:
             request.readable = True
@@ -430,7 +433,7 @@ class AsyncAdmin:
         """The newest snapshot of each bucket of a primary-key table that has one."""
         info = await self._connection.table_info(as_path(path))
         request = m.GetLatestKvSnapshotsRequest(
-            table_path=table_path(info.path), partition_name=_partition_name(info, partition)
+            table_path=path_to_proto(info.path), partition_name=_partition_name(info, partition)
         )
         found: m.GetLatestKvSnapshotsResponse = await self._ask(
             ApiKey.GET_LATEST_KV_SNAPSHOTS, request
@@ -622,13 +625,8 @@ def _add_column(column: Column) -> m.PbAddColumn:
     return added
 
 
-def _spec_message(spec: Mapping[str, str]) -> m.PbPartitionSpec:
-    pairs = [m.PbKeyValue(key=key, value=value) for key, value in spec.items()]
-    return m.PbPartitionSpec(partition_key_values=pairs)
-
-
 def _partition_info(found: m.PbPartitionInfo) -> PartitionInfo:
-    spec = {pair.key: pair.value for pair in found.partition_spec.partition_key_values}
+    spec = spec_from_proto(found.partition_spec)
     return PartitionInfo(found.partition_id, partition_name(list(spec), spec), spec)
 
 
@@ -636,7 +634,7 @@ def _lake_snapshot(found: m.GetLakeSnapshotResponse) -> LakeSnapshot:
     offsets: dict[TableBucket, int] = {}
     names: dict[int, str] = {}
     for each in found.bucket_snapshots:
-        partition_id = each.partition_id if each.HasField("partition_id") else None
+        partition_id = partition_id_of(each)
         if each.HasField("log_offset"):
             offsets[TableBucket(found.table_id, partition_id, each.bucket_id)] = each.log_offset
         if partition_id is not None and each.HasField("partition_name"):
@@ -649,7 +647,7 @@ def _kv_snapshots(
     snapshots: Iterable[m.PbKvSnapshot],
 ) -> list[KvSnapshotInfo]:
     """By bucket and number; a bucket without a snapshot may be listed without a number."""
-    partition_id = found.partition_id if found.HasField("partition_id") else None
+    partition_id = partition_id_of(found)
     there = [
         KvSnapshotInfo(
             TableBucket(found.table_id, partition_id, each.bucket_id),

@@ -47,6 +47,7 @@ from zufluss.model.table import TableBucket, TableInfo, TablePath
 from zufluss.net.client import RpcConnection, open_connection
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
+from zufluss.wire.tables import path_to_proto
 
 if TYPE_CHECKING:
     from zufluss.client.admin import AsyncAdmin
@@ -302,7 +303,7 @@ class AsyncConnection:
 
     async def table_exists(self, path: TablePath) -> bool:
         """Whether there is such a table."""
-        request = m.TableExistsRequest(table_path=table_path(path))
+        request = m.TableExistsRequest(table_path=path_to_proto(path))
         return bool((await self.call_any(ApiKey.TABLE_EXISTS, request)).exists)
 
     async def partition(self, info: TableInfo, name: str) -> PartitionMetadata:
@@ -348,11 +349,6 @@ async def connect_async(bootstrap: str, **options: Any) -> AsyncConnection:
 def as_path(path: str | TablePath) -> TablePath:
     """A table path from `database.table`, or from `table` in database `fluss`."""
     return path if isinstance(path, TablePath) else TablePath.parse(path, "fluss")
-
-
-def table_path(path: TablePath) -> m.PbTablePath:
-    """The message of a table path."""
-    return m.PbTablePath(database_name=path.database, table_name=path.table)
 
 
 def _is_lost(task: asyncio.Task[RpcConnection]) -> bool:

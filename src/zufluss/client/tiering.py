@@ -14,12 +14,12 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from zufluss.client.connection import table_path
 from zufluss.client.sync.connection import Connection
 from zufluss.errors import ZuflussError, error
 from zufluss.model.table import TableBucket, TablePath
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
+from zufluss.wire.tables import path_from_proto, path_to_proto
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class TieringClient:
         """
         table = m.PbTableOffsets(
             table_id=lease.table_id,
-            table_path=table_path(lease.path),
+            table_path=path_to_proto(lease.path),
             tiering_epoch=lease.tiering_epoch,
             coordinator_epoch=lease.coordinator_epoch,
             bucket_offsets=[
@@ -177,7 +177,7 @@ def _heartbeat(answer: m.LakeTieringHeartbeatResponse) -> Heartbeat:
     lease = None
     if answer.HasField("tiering_table"):
         table = answer.tiering_table
-        path = TablePath(table.table_path.database_name, table.table_path.table_name)
+        path = path_from_proto(table.table_path)
         lease = TableLease(table.table_id, path, table.tiering_epoch, answer.coordinator_epoch)
     refused = {
         each.table_id: error(each.error.error_code, each.error.error_message)

@@ -7,7 +7,7 @@ old schemas and what was dropped. Pure functions; who sends what stands in `tabl
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from zufluss.cluster.image import (
     BucketState,
@@ -26,53 +26,14 @@ from zufluss.cluster.image import (
     TablePut,
 )
 from zufluss.config.values import Endpoint, parse_endpoints
-from zufluss.errors import InvalidPartitionError
 from zufluss.model.schema import Schema
 from zufluss.model.table import (
     DatabaseDescriptor,
-    PhysicalTablePath,
-    TableBucket,
     TableDescriptor,
     TableInfo,
-    TablePath,
 )
 from zufluss.wire import messages as m
-
-
-def path_from_proto(message: m.PbTablePath) -> TablePath:
-    """A table path."""
-    return TablePath(message.database_name, message.table_name)
-
-
-def path_to_proto(path: TablePath) -> m.PbTablePath:
-    """A table path."""
-    return m.PbTablePath(database_name=path.database, table_name=path.table)
-
-
-def physical_path_from_proto(message: m.PbPhysicalTablePath) -> PhysicalTablePath:
-    """The path of a table or partition."""
-    partition = message.partition_name if message.HasField("partition_name") else None
-    return PhysicalTablePath(message.database_name, message.table_name, partition)
-
-
-def physical_path_to_proto(path: PhysicalTablePath) -> m.PbPhysicalTablePath:
-    """The path of a table or partition."""
-    return m.PbPhysicalTablePath(
-        database_name=path.database, table_name=path.table, partition_name=path.partition
-    )
-
-
-def bucket_from_proto(message: m.PbTableBucket) -> TableBucket:
-    """A bucket; the partition stays absent when it is."""
-    partition_id = message.partition_id if message.HasField("partition_id") else None
-    return TableBucket(message.table_id, partition_id, message.bucket_id)
-
-
-def bucket_to_proto(bucket: TableBucket) -> m.PbTableBucket:
-    """A bucket; the partition stays absent when it is."""
-    return m.PbTableBucket(
-        table_id=bucket.table_id, partition_id=bucket.partition_id, bucket_id=bucket.bucket_id
-    )
+from zufluss.wire.tables import path_from_proto, path_to_proto, spec_from_proto, spec_to_proto
 
 
 def node_to_proto(node: ServerNode, endpoint: Endpoint) -> m.PbServerNode:
@@ -162,22 +123,6 @@ def partition_to_proto(entry: PartitionEntry) -> m.PbPartitionMetadata:
         partition_id=entry.partition_id,
         bucket_metadata=_bucket_states(entry.buckets),
     )
-
-
-def spec_to_proto(spec: Mapping[str, str]) -> m.PbPartitionSpec:
-    """The values of a partition, in key order."""
-    pairs = [m.PbKeyValue(key=key, value=value) for key, value in spec.items()]
-    return m.PbPartitionSpec(partition_key_values=pairs)
-
-
-def spec_from_proto(message: m.PbPartitionSpec) -> dict[str, str]:
-    """The values of a partition; InvalidPartitionError when a key stands there twice."""
-    spec: dict[str, str] = {}
-    for pair in message.partition_key_values:
-        if pair.key in spec:
-            raise InvalidPartitionError(f"partition key {pair.key!r} is given twice; give it once")
-        spec[pair.key] = pair.value
-    return spec
 
 
 def _partition_from(message: m.PbPartitionMetadata) -> PartitionEntry:

@@ -28,6 +28,12 @@ from zufluss.errors import PartitionNotExistError
 from zufluss.model.partition import check_partial_spec
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
+from zufluss.wire.tables import (
+    path_from_proto,
+    physical_path_from_proto,
+    spec_from_proto,
+    spec_to_proto,
+)
 
 if TYPE_CHECKING:
     from zufluss.net.services import RequestContext, Services
@@ -106,14 +112,14 @@ class MetadataService:
         self, request: m.TableExistsRequest, ctx: RequestContext
     ) -> m.TableExistsResponse:
         """TABLE_EXISTS (1010)."""
-        path = codec.path_from_proto(request.table_path)
+        path = path_from_proto(request.table_path)
         return m.TableExistsResponse(exists=self._image.find_table(path) is not None)
 
     async def get_table_info(
         self, request: m.GetTableInfoRequest, ctx: RequestContext
     ) -> m.GetTableInfoResponse:
         """GET_TABLE_INFO (1007)."""
-        entry = self._image.table(codec.path_from_proto(request.table_path))
+        entry = self._image.table(path_from_proto(request.table_path))
         return m.GetTableInfoResponse(
             table_id=entry.info.table_id,
             schema_id=entry.info.schema_id,
@@ -129,7 +135,7 @@ class MetadataService:
         """GET_TABLE_SCHEMA (1011): one by id, or the current one."""
         wanted = request.schema_id if request.HasField("schema_id") else None
         check_refusal(wanted, self._remote_uri)
-        path = codec.path_from_proto(request.table_path)
+        path = path_from_proto(request.table_path)
         schema_id, schema = self._image.schema(path, wanted)
         return m.GetTableSchemaResponse(schema_id=schema_id, schema_json=schema.to_json_bytes())
 
@@ -137,14 +143,14 @@ class MetadataService:
         self, request: m.ListPartitionInfosRequest, ctx: RequestContext
     ) -> m.ListPartitionInfosResponse:
         """LIST_PARTITION_INFOS (1009): all, or those with the given values."""
-        path = codec.path_from_proto(request.table_path)
+        path = path_from_proto(request.table_path)
         info = self._image.partitioned_table(path).info
-        partial = codec.spec_from_proto(request.partial_partition_spec)
+        partial = spec_from_proto(request.partial_partition_spec)
         check_partial_spec(info, partial)
         found = [
             m.PbPartitionInfo(
                 partition_id=entry.partition_id,
-                partition_spec=codec.spec_to_proto(entry.spec),
+                partition_spec=spec_to_proto(entry.spec),
                 remote_data_dir=self._remote_uri(entry.remote_location),
             )
             for name, entry in sorted(self._image.partitions(info.table_id).items())
@@ -157,7 +163,7 @@ class MetadataService:
     ) -> m.MetadataResponse:
         """GET_METADATA (1012): servers on the caller's own listener, tables, partitions."""
         image = self._image
-        paths = dict.fromkeys(map(codec.path_from_proto, request.table_path))
+        paths = dict.fromkeys(map(path_from_proto, request.table_path))
         tables = [image.table(path) for path in paths]
         try:
             partitions = self._partitions(request)
@@ -192,7 +198,7 @@ class MetadataService:
         """The partitions a request names, each once."""
         found: dict[int, PartitionEntry] = {}
         for each in request.partitions_path:
-            path = codec.physical_path_from_proto(each)
+            path = physical_path_from_proto(each)
             entry = self._image.partition(path.path, path.partition or "")
             found[entry.partition_id] = entry
         for partition_id in request.partitions_id:

@@ -8,10 +8,11 @@ the changelog must be kept for an undo of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from zufluss.wire import messages as m
+from zufluss.wire.tables import offsets_from_proto, offsets_to_proto
 
 Baseline = Mapping[tuple[int | None, int], int]
 """Offsets by partition id (None without partitions) and bucket id; 0 for buckets not in it."""
@@ -49,30 +50,6 @@ class TableProducers:
     """Grows with each change, also over restarts of the coordinator."""
     producers: tuple[ProducerEntry, ...] = ()
     """All there are; none: the table is free."""
-
-
-def offsets_to_proto(offsets: Baseline) -> list[m.PbBucketOffsets]:
-    """Offsets as they travel, one message per partition."""
-    parts: dict[int | None, m.PbBucketOffsets] = {}
-    for (partition_id, bucket_id), offset in offsets.items():
-        part = parts.get(partition_id)
-        if part is None:
-            part = parts[partition_id] = m.PbBucketOffsets(partition_id=partition_id)
-        part.bucket_ids.append(bucket_id)
-        part.log_offsets.append(offset)
-    return list(parts.values())
-
-
-def offsets_from_proto(messages: Iterable[m.PbBucketOffsets]) -> dict[tuple[int | None, int], int]:
-    """Offsets as they arrived; a `ValueError` when a bucket has none, or has several."""
-    found: dict[tuple[int | None, int], int] = {}
-    for part in messages:
-        partition_id = part.partition_id if part.HasField("partition_id") else None
-        for bucket_id, offset in zip(part.bucket_ids, part.log_offsets, strict=True):
-            if (partition_id, bucket_id) in found:
-                raise ValueError(f"partition {partition_id}, bucket {bucket_id} is there twice")
-            found[partition_id, bucket_id] = offset
-    return found
 
 
 def producers_to_proto(table: TableProducers) -> m.PbTableProducers:

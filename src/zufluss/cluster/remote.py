@@ -18,13 +18,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from zufluss.cluster import codec
 from zufluss.model.table import TableBucket, TablePath
 from zufluss.remote.files import Usage
 from zufluss.remote.layout import METADATA_NAME
 from zufluss.remote.locations import AdminState, Location, Locations
 from zufluss.remote.snapshot import KvSnapshot
 from zufluss.wire import messages as m
+from zufluss.wire.tables import bucket_from_proto, bucket_to_proto
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,10 +150,9 @@ def commit_to_proto(
 
 def commit_from_proto(message: m.CommitRemoteLogManifestRequest) -> ManifestCommit:
     """A manifest's commit as it arrived."""
-    partition_id = message.partition_id if message.HasField("partition_id") else None
     base = message.base_manifest_path if message.HasField("base_manifest_path") else None
     return ManifestCommit(
-        TableBucket(message.table_id, partition_id, message.bucket_id),
+        bucket_from_proto(message),
         message.bucket_leader_epoch,
         message.manifest_location,
         message.remote_log_manifest_path,
@@ -167,7 +166,7 @@ def commit_from_proto(message: m.CommitRemoteLogManifestRequest) -> ManifestComm
 def remote_to_proto(remote: BucketRemote) -> m.PbBucketRemote:
     """What a bucket has, as it travels."""
     return m.PbBucketRemote(
-        bucket=codec.bucket_to_proto(remote.bucket),
+        bucket=bucket_to_proto(remote.bucket),
         manifest_location=remote.manifest_location,
         manifest_path=remote.manifest_path,
         remote_start_offset=remote.remote_start_offset,
@@ -181,7 +180,7 @@ def remote_from_proto(message: m.PbBucketRemote) -> BucketRemote:
     """What a bucket has, as it arrived."""
     there = message.HasField("manifest_path")
     return BucketRemote(
-        codec.bucket_from_proto(message.bucket),
+        bucket_from_proto(message.bucket),
         message.manifest_location if there else None,
         message.manifest_path if there else None,
         message.remote_start_offset if there else None,

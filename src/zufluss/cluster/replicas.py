@@ -9,12 +9,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from zufluss.cluster import codec
 from zufluss.cluster.image import BucketState, ClusterImage, ImageChange
 from zufluss.cluster.producers import TableProducers
 from zufluss.model.table import PhysicalTablePath, TableBucket
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
+from zufluss.wire.tables import (
+    bucket_from_proto,
+    bucket_to_proto,
+    physical_path_from_proto,
+    physical_path_to_proto,
+)
 
 if TYPE_CHECKING:
     from zufluss.remote.locations import Locations
@@ -163,8 +168,8 @@ def replica_to_proto(replica: ReplicaAssignment) -> m.PbNotifyLeaderAndIsrReqFor
     """An assignment as it travels."""
     state = replica.state
     return m.PbNotifyLeaderAndIsrReqForBucket(
-        physical_table_path=codec.physical_path_to_proto(replica.physical_path),
-        table_bucket=codec.bucket_to_proto(replica.table_bucket),
+        physical_table_path=physical_path_to_proto(replica.physical_path),
+        table_bucket=bucket_to_proto(replica.table_bucket),
         leader=state.leader,
         leader_epoch=state.leader_epoch,
         replicas=state.replicas,
@@ -183,8 +188,8 @@ def replica_from_proto(message: m.PbNotifyLeaderAndIsrReqForBucket) -> ReplicaAs
         bucket_epoch=message.bucket_epoch,
     )
     return ReplicaAssignment(
-        codec.bucket_from_proto(message.table_bucket),
-        codec.physical_path_from_proto(message.physical_table_path),
+        bucket_from_proto(message.table_bucket),
+        physical_path_from_proto(message.physical_table_path),
         state,
     )
 
@@ -192,7 +197,7 @@ def replica_from_proto(message: m.PbNotifyLeaderAndIsrReqForBucket) -> ReplicaAs
 def stop_to_proto(stop: ReplicaStop) -> m.PbStopReplicaReqForBucket:
     """A stop as it travels; who held the bucket stays behind."""
     return m.PbStopReplicaReqForBucket(
-        table_bucket=codec.bucket_to_proto(stop.table_bucket),
+        table_bucket=bucket_to_proto(stop.table_bucket),
         leader_epoch=stop.leader_epoch,
         delete=stop.delete,
     )
@@ -200,7 +205,7 @@ def stop_to_proto(stop: ReplicaStop) -> m.PbStopReplicaReqForBucket:
 
 def stop_from_proto(message: m.PbStopReplicaReqForBucket) -> ReplicaStop:
     """A stop as it arrived, at a server that held the bucket."""
-    bucket = codec.bucket_from_proto(message.table_bucket)
+    bucket = bucket_from_proto(message.table_bucket)
     return ReplicaStop(bucket, message.leader_epoch, message.delete)
 
 
@@ -218,8 +223,7 @@ def lake_offsets_to_proto(offsets: LakeOffsets) -> m.PbNotifyLakeTableOffsetReqF
 
 def lake_offsets_from_proto(message: m.PbNotifyLakeTableOffsetReqForBucket) -> LakeOffsets:
     """A bucket's lake offset as it arrived; 0, nothing, where none is said."""
-    partition_id = message.partition_id if message.HasField("partition_id") else None
-    bucket = TableBucket(message.table_id, partition_id, message.bucket_id)
+    bucket = bucket_from_proto(message)
     return LakeOffsets(bucket, message.snapshot_id, message.log_end_offset)
 
 
@@ -239,6 +243,5 @@ def kv_snapshot_offset_to_proto(
 
 def kv_snapshot_offset_from_proto(message: m.NotifyKvSnapshotOffsetRequest) -> KvSnapshotOffset:
     """From where on a changelog is needed, as it arrived."""
-    partition_id = message.partition_id if message.HasField("partition_id") else None
-    bucket = TableBucket(message.table_id, partition_id, message.bucket_id)
+    bucket = bucket_from_proto(message)
     return KvSnapshotOffset(bucket, message.min_retain_offset)

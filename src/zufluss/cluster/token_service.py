@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from zufluss.cluster import codec
 from zufluss.cluster.image import ClusterImage
 from zufluss.errors import AuthorizationError, ZuflussError
 from zufluss.model.table import TablePath
@@ -36,6 +35,7 @@ from zufluss.remote.tokens import FileSystemToken, Tokens
 from zufluss.remote.uri import LocationUri, parse_location
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
+from zufluss.wire.tables import physical_path_from_proto
 
 if TYPE_CHECKING:
     from zufluss.net.services import RequestContext, Services
@@ -86,7 +86,7 @@ class TokenService:
         self, request: m.GetFileSystemSecurityTokenRequest, ctx: RequestContext
     ) -> m.GetFileSystemSecurityTokenResponse:
         """GET_FILESYSTEM_SECURITY_TOKEN (1025)."""
-        named = {codec.physical_path_from_proto(path).path: None for path in request.tables}
+        named = {physical_path_from_proto(path).path: None for path in request.tables}
         for path in named:
             self._check(ctx.principal, path)
         systems: dict[str, list[LocationUri]] = {}

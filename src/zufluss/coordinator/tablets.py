@@ -55,6 +55,7 @@ from zufluss.errors import LeaderNotAvailableError, NetworkError, ZuflussError, 
 from zufluss.model.table import TableBucket
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
+from zufluss.wire.tables import bucket_from_proto
 
 if TYPE_CHECKING:
     from zufluss.remote.locations import Locations
@@ -378,7 +379,7 @@ class RemoteTablet:
 
 def _check_buckets(server_id: int, answers: Iterable[Any]) -> None:
     for answer in answers:
-        _check_bucket(server_id, codec.bucket_from_proto(answer.table_bucket), answer)
+        _check_bucket(server_id, bucket_from_proto(answer.table_bucket), answer)
 
 
 def _check_bucket(server_id: int, bucket: TableBucket, answer: Any) -> None:

@@ -50,6 +50,7 @@ from zufluss.wire.api import APIS, ApiKey
 from zufluss.wire.codec import decode
 from zufluss.wire.predicates import predicate_from_proto
 from zufluss.wire.scan import BUCKETS_MAX, FetchedBucket, FetchedTable, fetch_response
+from zufluss.wire.tables import partition_id_of
 
 if TYPE_CHECKING:
     from zufluss.replica.replica import Replica
@@ -316,7 +317,7 @@ def _table_fetch(server: TabletServer, request: m.PbFetchLogReqForTable) -> Tabl
         refusal = e
     buckets = tuple(
         BucketFetch(
-            b.partition_id if b.HasField("partition_id") else None,
+            partition_id_of(b),
             b.bucket_id,
             b.fetch_offset,
             b.max_fetch_bytes,

@@ -45,6 +45,7 @@ from zufluss.remote.health import LocationReport
 from zufluss.remote.locations import Locations
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
+from zufluss.wire.tables import bucket_key, bucket_to_proto, path_to_proto
 
 if TYPE_CHECKING:
     from zufluss.net.services import RequestContext, Services
@@ -289,7 +290,7 @@ class CoordinatorLink:
         found: dict[TableBucket, BucketRemote] = {}
         for at in range(0, len(buckets), BUCKETS_PER_REQUEST_MAX):
             some = buckets[at : at + BUCKETS_PER_REQUEST_MAX]
-            request = m.GetBucketRemotesRequest(buckets=map(codec.bucket_to_proto, some))
+            request = m.GetBucketRemotesRequest(buckets=map(bucket_to_proto, some))
             answer = await self._call(ApiKey.GET_BUCKET_REMOTES, request)
             found |= {r.bucket: r for r in map(remote_from_proto, answer.remotes)}
         return found
@@ -311,14 +312,13 @@ class CoordinatorLink:
 
     async def lake_offset(self, path: TablePath, bucket: TableBucket) -> int:
         """Below it the lake has everything of a bucket; 0 where it has nothing."""
-        request = m.GetLakeSnapshotRequest(table_path=codec.path_to_proto(path))
+        request = m.GetLakeSnapshotRequest(table_path=path_to_proto(path))
         try:
             answer = await self._call(ApiKey.GET_LAKE_SNAPSHOT, request)
         except LakeSnapshotNotExistError:
             return 0
         for found in answer.bucket_snapshots:
-            partition_id = found.partition_id if found.HasField("partition_id") else None
-            if (partition_id, found.bucket_id) == (bucket.partition_id, bucket.bucket_id):
+            if bucket_key(found) == bucket[1:]:
                 return int(found.log_offset)
         return 0
 

@@ -23,6 +23,7 @@ from zufluss.record.kernels.lookup import scan_lookup
 from zufluss.record.slices import Slices
 from zufluss.wire import messages as m
 from zufluss.wire.codec import decode
+from zufluss.wire.tables import partition_id_of
 
 if TYPE_CHECKING:
     from zufluss.net.connection import Connection
@@ -101,7 +102,7 @@ class Lookups:
     async def _look_up(self, request: m.LookupRequest) -> m.LookupResponse:
         response = m.LookupResponse()
         for wanted in request.buckets_req:
-            partition_id = wanted.partition_id if wanted.HasField("partition_id") else None
+            partition_id = partition_id_of(wanted)
             entry = response.buckets_resp.add(bucket_id=wanted.bucket_id)
             if partition_id is not None:
                 entry.partition_id = partition_id
@@ -132,7 +133,7 @@ class Lookups:
         """All rows whose key begins with one of some prefixes, in the order of their keys."""
         response = m.PrefixLookupResponse()
         for wanted in request.buckets_req:
-            partition_id = wanted.partition_id if wanted.HasField("partition_id") else None
+            partition_id = partition_id_of(wanted)
             entry = response.buckets_resp.add(bucket_id=wanted.bucket_id)
             if partition_id is not None:
                 entry.partition_id = partition_id

@@ -14,6 +14,7 @@ from zufluss.tablet.scan.sessions import ScanSessions
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
 from zufluss.wire.scan import BUCKETS_MAX
+from zufluss.wire.tables import partition_id_of
 
 if TYPE_CHECKING:
     from zufluss.replica.replica import Replica
@@ -56,7 +57,7 @@ class TabletService:
         _check_bucket_count(len(request.bucket_id))
         find = self._offset_finder(request)
         timestamp = request.startTimestamp if request.offset_type == TIMESTAMP else None
-        partition_id = request.partition_id if request.HasField("partition_id") else None
+        partition_id = partition_id_of(request)
         response = m.ListOffsetsResponse()
         for bucket_id in request.bucket_id:
             entry = response.buckets_resp.add(bucket_id=bucket_id)
@@ -110,7 +111,7 @@ class TabletService:
         _check_bucket_count(len(request.buckets_req))
         response = m.GetTableStatsResponse()
         for wanted in request.buckets_req:
-            partition_id = wanted.partition_id if wanted.HasField("partition_id") else None
+            partition_id = partition_id_of(wanted)
             entry = response.buckets_resp.add(bucket_id=wanted.bucket_id, partition_id=partition_id)
             try:
                 replica = self.server.replica(request.table_id, partition_id, wanted.bucket_id)
@@ -130,7 +131,7 @@ class TabletService:
                     return await self._limit_scan(request)
 
     async def _limit_scan(self, request: m.LimitScanRequest) -> m.LimitScanResponse:
-        partition_id = request.partition_id if request.HasField("partition_id") else None
+        partition_id = partition_id_of(request)
         response = m.LimitScanResponse(is_log_table=True)
         try:
             replica = self.server.replica(request.table_id, partition_id, request.bucket_id)

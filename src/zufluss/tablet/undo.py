@@ -53,6 +53,7 @@ from zufluss.tablet.produce import ALL
 from zufluss.tablet.put import Insert
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
+from zufluss.wire.tables import partition_id_of
 
 if TYPE_CHECKING:
     from zufluss.model.table import TableBucket
@@ -150,7 +151,7 @@ class Undos:
         self, request: m.UndoProducerRequest, context: RequestContext
     ) -> m.UndoProducerResponse:
         """UNDO_PRODUCER (30046)."""
-        partition_id = request.partition_id if request.HasField("partition_id") else None
+        partition_id = partition_id_of(request)
         replica = self._server.kv_replica(request.table_id, partition_id, request.bucket_id)
         seconds = ANSWER_SECONDS
         if request.HasField("time_limit_ms"):

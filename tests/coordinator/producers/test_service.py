@@ -9,10 +9,10 @@ import pytest
 import pytest_asyncio
 
 from tests.coordinator.producing import NAMES, PV, SEEN, TTL_MS, Producing, at
-from zufluss.cluster.producers import offsets_from_proto, offsets_to_proto
 from zufluss.errors import ProducerStateError
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
+from zufluss.wire.tables import offsets_from_proto, offsets_to_proto
 
 
 @pytest_asyncio.fixture

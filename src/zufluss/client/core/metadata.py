@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from zufluss.model.table import TableBucket, TableDescriptor, TableInfo, TablePath
 from zufluss.wire import messages as m
+from zufluss.wire.tables import path_from_proto
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +109,7 @@ class Metadata:
 def table_info(table: m.PbTableMetadata) -> TableInfo:
     """The table of a metadata answer."""
     return TableInfo(
-        TablePath(table.table_path.database_name, table.table_path.table_name),
+        path_from_proto(table.table_path),
         table.table_id,
         table.schema_id,
         TableDescriptor.from_json(table.table_json),

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from zufluss.errors import CorruptMessageError, ErrorCode, TableNotExistError, ZuflussError
-from zufluss.model.table import TablePath
+from zufluss.model.table import PhysicalTablePath, TablePath
 from zufluss.remote.errors import LocationUnavailableError, ObjectForbiddenError
 from zufluss.remote.layout import root_of
 from zufluss.remote.objects import Objects
@@ -29,6 +29,7 @@ from zufluss.remote.tokens import ENDPOINT, ENDPOINT_REGION, PATH_STYLE
 from zufluss.remote.uri import FILE, LocationUri, parse_location
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
+from zufluss.wire.tables import physical_path_to_proto
 
 if TYPE_CHECKING:
     from zufluss.client.connection import AsyncConnection
@@ -140,7 +141,7 @@ class RemoteFiles:
         await asyncio.shield(task)
 
     async def _renew(self, table: TablePath, uri: LocationUri) -> None:
-        path = m.PbPhysicalTablePath(database_name=table.database, table_name=table.table)
+        path = physical_path_to_proto(PhysicalTablePath(*table))
         request = m.GetFileSystemSecurityTokenRequest(tables=[path])
         key = ApiKey.GET_FILESYSTEM_SECURITY_TOKEN
         with suppress(TableNotExistError):

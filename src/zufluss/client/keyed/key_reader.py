@@ -34,6 +34,7 @@ from zufluss.errors import (
 from zufluss.model.table import TableBucket, TableInfo
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
+from zufluss.wire.tables import bucket_key
 
 if TYPE_CHECKING:
     from zufluss.record.keys.encoding import KeyEncoder
@@ -230,10 +231,7 @@ class KeyReader(Generic[T]):
         self, asked: list[tuple[TableBucket, KeyGroup]], response: Any
     ) -> tuple[list[tuple[KeyGroup, list[T]]], list[KeyGroup], ZuflussError | None]:
         """What was answered, what has to be asked again, and why."""
-        answers = {
-            (a.partition_id if a.HasField("partition_id") else None, a.bucket_id): a
-            for a in response.buckets_resp
-        }
+        answers = {bucket_key(answer): answer for answer in response.buckets_resp}
         done: list[tuple[KeyGroup, list[T]]] = []
         failed: list[KeyGroup] = []
         last: ZuflussError | None = None

@@ -12,6 +12,7 @@ from zufluss.model.lease import LeasedSnapshot, Revoked, Unavailable
 from zufluss.model.partition import partition_name
 from zufluss.model.table import TableBucket, TablePath
 from zufluss.wire import messages as m
+from zufluss.wire.tables import bucket_to_proto, partition_id_of
 
 if TYPE_CHECKING:
     from zufluss.client.connection import AsyncConnection
@@ -96,18 +97,17 @@ def release_request(
     lease_id: str, epoch: int, buckets: Iterable[TableBucket]
 ) -> m.ReleaseKvSnapshotLeaseRequest:
     """Let go of the snapshots of some buckets."""
-    request = m.ReleaseKvSnapshotLeaseRequest(lease_id=lease_id, lease_epoch=epoch)
-    for table_id, partition_id, bucket_id in buckets:
-        request.buckets_to_release.add(
-            table_id=table_id, partition_id=partition_id, bucket_id=bucket_id
-        )
-    return request
+    return m.ReleaseKvSnapshotLeaseRequest(
+        lease_id=lease_id,
+        lease_epoch=epoch,
+        buckets_to_release=map(bucket_to_proto, buckets),
+    )
 
 
 def leased_of(found: Iterable[m.PbLeasedSnapshots]) -> dict[TableBucket, LeasedSnapshot]:
     """The snapshots of an answer."""
     return {
-        TableBucket(each.table_id, _partition(each), bucket_id): LeasedSnapshot(number, offset)
+        TableBucket(each.table_id, partition_id_of(each), bucket_id): LeasedSnapshot(number, offset)
         for each in found
         for bucket_id, number, offset in zip(
             each.bucket_ids, each.snapshot_ids, each.log_offsets, strict=True
@@ -118,7 +118,7 @@ def leased_of(found: Iterable[m.PbLeasedSnapshots]) -> dict[TableBucket, LeasedS
 def unavailable_of(found: Iterable[m.PbUnavailableSnapshots]) -> dict[TableBucket, Unavailable]:
     """The buckets of an answer of which there is nothing."""
     return {
-        TableBucket(each.table_id, _partition(each), bucket_id): Unavailable(reason)
+        TableBucket(each.table_id, partition_id_of(each), bucket_id): Unavailable(reason)
         for each in found
         for bucket_id, reason in zip(each.bucket_ids, each.reasons, strict=True)
     }
@@ -126,10 +126,4 @@ def unavailable_of(found: Iterable[m.PbUnavailableSnapshots]) -> dict[TableBucke
 
 def revoked_of(found: Iterable[m.PbRevokedSnapshots]) -> list[Revoked]:
     """What an answer says was taken away."""
-    return [Revoked(each.table_id, _partition(each), each.what) for each in found]
-
-
-def _partition(
-    found: m.PbLeasedSnapshots | m.PbUnavailableSnapshots | m.PbRevokedSnapshots,
-) -> int | None:
-    return found.partition_id if found.HasField("partition_id") else None
+    return [Revoked(each.table_id, partition_id_of(each), each.what) for each in found]

@@ -6,30 +6,18 @@ from collections.abc import Iterable, Mapping
 
 from zufluss.model.table import TableBucket
 from zufluss.wire import messages as m
+from zufluss.wire.tables import offsets_from_proto, offsets_to_proto
 
 Offsets = Mapping[TableBucket, int]
 """Where buckets stand."""
 
 
 def offsets_to_wire(offsets: Offsets) -> list[m.PbBucketOffsets]:
-    """Offsets as columns, one message per partition."""
-    grouped: dict[int | None, m.PbBucketOffsets] = {}
-    for bucket, offset in offsets.items():
-        columns = grouped.get(bucket.partition_id)
-        if columns is None:
-            columns = m.PbBucketOffsets(partition_id=bucket.partition_id)
-            grouped[bucket.partition_id] = columns
-        columns.bucket_ids.append(bucket.bucket_id)
-        columns.log_offsets.append(offset)
-    return list(grouped.values())
+    """Returns the offsets as messages, one per partition."""
+    return offsets_to_proto({bucket[1:]: offset for bucket, offset in offsets.items()})
 
 
-def offsets_from_wire(table_id: int, found: Iterable[m.PbBucketOffsets]) -> dict[TableBucket, int]:
-    """The offsets of an answer, by bucket."""
-    return {
-        TableBucket(
-            table_id, each.partition_id if each.HasField("partition_id") else None, bucket
-        ): (offset)
-        for each in found
-        for bucket, offset in zip(each.bucket_ids, each.log_offsets, strict=True)
-    }
+def offsets_from_wire(table_id: int, parts: Iterable[m.PbBucketOffsets]) -> dict[TableBucket, int]:
+    """Returns the offsets in an answer, by bucket."""
+    offsets = offsets_from_proto(parts)
+    return {TableBucket(table_id, *key): offset for key, offset in offsets.items()}

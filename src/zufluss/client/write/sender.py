@@ -35,7 +35,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from google.protobuf.message import Message
 
-from zufluss.client.connection import AsyncConnection, table_path
+from zufluss.client.connection import AsyncConnection
 from zufluss.client.core.metadata import ServerNode
 from zufluss.client.core.retry import Backoff
 from zufluss.errors import (
@@ -53,6 +53,7 @@ from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
 from zufluss.wire.codec import decode
 from zufluss.wire.frame import Buffer
+from zufluss.wire.tables import bucket_key, path_to_proto
 
 log = logging.getLogger(__name__)
 
@@ -179,7 +180,7 @@ class Sender:
         if not self._options.idempotent:
             return NO_WRITER_ID
         backoff = Backoff(self._options.request_timeout_ms)
-        request = m.InitWriterRequest(table_path=[table_path(self._info.path)])
+        request = m.InitWriterRequest(table_path=[path_to_proto(self._info.path)])
         while True:
             try:
                 response = await self._connection.call_any(ApiKey.INIT_WRITER, request)
@@ -300,10 +301,7 @@ class Sender:
         if isinstance(failure, ZuflussError):
             self._settle(items, failure)
             return
-        results = {
-            (r.partition_id if r.HasField("partition_id") else None, r.bucket_id): r
-            for r in response.buckets_resp
-        }
+        results = {bucket_key(result): result for result in response.buckets_resp}
         for queue, batch in items:
             result = results.get((queue.bucket.partition_id, queue.bucket.bucket_id))
             queue.pressure = min(max(getattr(result, "pressure", 0.0), 0.0), 1.0)

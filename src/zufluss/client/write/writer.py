@@ -33,7 +33,7 @@ from typing import Any, Final, NamedTuple, Self
 import pyarrow as pa
 
 from zufluss.client.admin import AsyncAdmin
-from zufluss.client.connection import AsyncConnection, table_path
+from zufluss.client.connection import AsyncConnection
 from zufluss.client.core.buckets import BucketAssigner, assigner_of, split_partitions
 from zufluss.client.core.budget import MemoryBudget
 from zufluss.client.core.convert import ColumnMismatchError, is_row, rows_to_batch, to_batches
@@ -49,6 +49,7 @@ from zufluss.model.partition import spec_of
 from zufluss.model.table import TableBucket, TableInfo
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
+from zufluss.wire.tables import path_to_proto
 
 ROWS_GATHERED_MAX: Final = 2_000
 """Single rows that wait to be converted together."""
@@ -389,7 +390,7 @@ class BatchWriter:
 
     async def _create_partition(self, name: str) -> None:
         request = m.CreatePartitionRequest(
-            table_path=table_path(self.info.path), ignore_if_not_exists=True
+            table_path=path_to_proto(self.info.path), ignore_if_not_exists=True
         )
         for key, value in spec_of(self.info.partition_keys, name).items():
             request.partition_spec.partition_key_values.add(key=key, value=value)

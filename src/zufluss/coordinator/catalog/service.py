@@ -11,7 +11,6 @@ import json
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from zufluss.cluster import codec
 from zufluss.cluster.image import TableEntry
 from zufluss.config.load import Configuration
 from zufluss.coordinator.catalog.catalog import Catalog
@@ -22,6 +21,7 @@ from zufluss.model.schema import AggFunction
 from zufluss.model.table import DatabaseDescriptor
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
+from zufluss.wire.tables import path_from_proto, spec_from_proto
 
 if TYPE_CHECKING:
     from zufluss.net.services import RequestContext, Services
@@ -103,7 +103,7 @@ class CoordinatorService:
     ) -> m.CreateTableResponse:
         """CREATE_TABLE (1005): answered when the leaders, and the first auto partitions, are up."""
         entry = await self._catalog.create_table(
-            codec.path_from_proto(request.table_path),
+            path_from_proto(request.table_path),
             request.table_json,
             ignore_if_exists=request.ignore_if_exists,
         )
@@ -116,7 +116,7 @@ class CoordinatorService:
         """ALTER_TABLE (1044): properties, or new columns at the end."""
         changes = _table_changes(request)
         entry = await self._catalog.alter_table(
-            codec.path_from_proto(request.table_path),
+            path_from_proto(request.table_path),
             lambda info: alter_table(info.descriptor, changes, self._conf),
             ignore_if_not_exists=request.ignore_if_not_exists,
         )
@@ -129,7 +129,7 @@ class CoordinatorService:
     ) -> m.DropTableResponse:
         """DROP_TABLE (1006): answered when the disk is free."""
         await self._catalog.drop_table(
-            codec.path_from_proto(request.table_path),
+            path_from_proto(request.table_path),
             ignore_if_not_exists=request.ignore_if_not_exists,
         )
         return m.DropTableResponse()
@@ -139,8 +139,8 @@ class CoordinatorService:
     ) -> m.CreatePartitionResponse:
         """CREATE_PARTITION (1036): answered when the leaders are up."""
         await self._catalog.create_partition(
-            codec.path_from_proto(request.table_path),
-            codec.spec_from_proto(request.partition_spec),
+            path_from_proto(request.table_path),
+            spec_from_proto(request.partition_spec),
             # The protocol's name for the flag is a slip; it means: ignore if it exists.
             ignore_if_exists=request.ignore_if_not_exists,
         )
@@ -151,8 +151,8 @@ class CoordinatorService:
     ) -> m.DropPartitionResponse:
         """DROP_PARTITION (1037): answered when the disk is free."""
         await self._catalog.drop_partition(
-            codec.path_from_proto(request.table_path),
-            codec.spec_from_proto(request.partition_spec),
+            path_from_proto(request.table_path),
+            spec_from_proto(request.partition_spec),
             ignore_if_not_exists=request.ignore_if_not_exists,
         )
         return m.DropPartitionResponse()

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from zufluss.cluster import codec
 from zufluss.cluster.image import ClusterImage
 from zufluss.coordinator.lake.queue import Lease, check_timeout_ms
 from zufluss.coordinator.lake.tables import Commit, LakeTables
@@ -19,6 +18,7 @@ from zufluss.model.lake import LakeSnapshot
 from zufluss.model.table import TableBucket
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
+from zufluss.wire.tables import bucket_in_table, path_from_proto, path_to_proto
 
 if TYPE_CHECKING:
     from zufluss.net.services import RequestContext, Services
@@ -94,7 +94,7 @@ class LakeService:
         if found is not None:
             info, lease = found
             response.tiering_table.table_id = lease.table_id
-            response.tiering_table.table_path.CopyFrom(codec.path_to_proto(info.path))
+            response.tiering_table.table_path.CopyFrom(path_to_proto(info.path))
             response.tiering_table.tiering_epoch = lease.tiering_epoch
 
     # Snapshots
@@ -109,7 +109,7 @@ class LakeService:
             try:
                 answer.lake_table_offsets_path = await self._lake.prepare(
                     table.table_id,
-                    codec.path_from_proto(table.table_path),
+                    path_from_proto(table.table_path),
                     _offsets(table.table_id, table.bucket_offsets),
                     ignore_previous=request.ignore_previous_table_offsets,
                     lease=self._lease(table),
@@ -158,7 +158,7 @@ class LakeService:
     async def _commit_offsets(self, table: m.PbLakeTableSnapshotInfo) -> None:
         if not table.HasField("table_id"):
             raise ConfigError("a lake snapshot without table_id is not allowed; name the table")
-        path = codec.path_from_proto(table.table_path) if table.HasField("table_path") else None
+        path = path_from_proto(table.table_path) if table.HasField("table_path") else None
         offsets = _offsets(table.table_id, table.buckets_req)
         await self._lake.commit_offsets(table.table_id, path, table.snapshot_id, offsets)
 
@@ -173,7 +173,7 @@ class LakeService:
     ) -> m.GetLakeSnapshotResponse:
         """GET_LAKE_SNAPSHOT (1032): the newest, the newest readable, or one by its id."""
         snapshot = await self._lake.snapshot(
-            codec.path_from_proto(request.table_path),
+            path_from_proto(request.table_path),
             request.snapshot_id if request.HasField("snapshot_id") else None,
             readable=request.readable,
         )
@@ -207,6 +207,5 @@ def _offsets(
     found: dict[TableBucket, int] = {}
     for each in buckets:
         if each.HasField("log_end_offset"):
-            partition_id = each.partition_id if each.HasField("partition_id") else None
-            found[TableBucket(table_id, partition_id, each.bucket_id)] = each.log_end_offset
+            found[bucket_in_table(table_id, each)] = each.log_end_offset
     return found

@@ -23,7 +23,6 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from zufluss.cluster import codec
 from zufluss.cluster.authority import Authority
 from zufluss.cluster.image import ClusterImage
 from zufluss.cluster.token_service import MayRead, everybody
@@ -38,6 +37,7 @@ from zufluss.model.lease import LeasedSnapshot, Revoked, Unavailable
 from zufluss.model.table import TableBucket
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
+from zufluss.wire.tables import bucket_from_proto, bucket_in_table
 
 if TYPE_CHECKING:
     from zufluss.net.services import RequestContext, Services
@@ -159,7 +159,7 @@ class LeaseService:
         """RELEASE_KV_SNAPSHOT_LEASE (1057): buckets that it does not have are fine."""
         buckets: list[TableBucket] = []
         async for some in _in_pieces(request.buckets_to_release):
-            buckets += map(codec.bucket_from_proto, some)
+            buckets += map(bucket_from_proto, some)
         await self._leases.release(
             request.lease_id, buckets, principal=ctx.principal, epoch=_epoch(request)
         )
@@ -270,8 +270,7 @@ async def _wanted(tables: Iterable[m.PbKvSnapshotLeaseForTable]) -> dict[TableBu
     for table in tables:
         async for some in _in_pieces(table.bucket_snapshots):
             for each in some:
-                partition_id = each.partition_id if each.HasField("partition_id") else None
-                bucket = TableBucket(table.table_id, partition_id, each.bucket_id)
+                bucket = bucket_in_table(table.table_id, each)
                 if wanted.setdefault(bucket, each.snapshot_id) != each.snapshot_id:
                     raise ConfigError(
                         f"snapshots {wanted[bucket]} and {each.snapshot_id} of {bucket} are asked "

@@ -40,6 +40,7 @@ from zufluss.model.producer import check_producer_id
 from zufluss.model.schema import dump_object
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
+from zufluss.wire.tables import bucket_key
 
 if TYPE_CHECKING:
     from zufluss.net.services import RequestContext, Services
@@ -265,8 +266,7 @@ def _tables(request: m.RegisterProducerOffsetsRequest) -> dict[int, Baseline]:
     for table in request.table_offsets:
         offsets = tables.setdefault(table.table_id, {})
         for each in table.bucket_offsets:
-            partition_id = each.partition_id if each.HasField("partition_id") else None
-            offsets[partition_id, each.bucket_id] = each.log_end_offset
+            offsets[bucket_key(each)] = each.log_end_offset
     return dict(tables)
 
 

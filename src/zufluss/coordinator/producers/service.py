@@ -15,12 +15,13 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from zufluss.cluster.image import ClusterImage
-from zufluss.cluster.producers import Baseline, offsets_from_proto, offsets_to_proto
+from zufluss.cluster.producers import Baseline
 from zufluss.coordinator.producers.producers import Producers
 from zufluss.coordinator.producers.rules import InitCall, ProducerInfo
 from zufluss.errors import ProducerStateError
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
+from zufluss.wire.tables import offsets_from_proto, offsets_to_proto
 
 if TYPE_CHECKING:
     from zufluss.net.services import RequestContext, Services

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zufluss.cluster import codec
 from zufluss.cluster.image import ClusterImage
 from zufluss.cluster.remote import SnapshotHandle, commit_from_proto, remote_to_proto
 from zufluss.coordinator.leases.leases import Leases
@@ -33,6 +32,7 @@ from zufluss.remote.snapshot import KvSnapshot
 from zufluss.remote.storage import RemoteStorage
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
+from zufluss.wire.tables import bucket_from_proto, bucket_to_proto, partition_id_of, path_from_proto
 
 if TYPE_CHECKING:
     from zufluss.net.services import RequestContext, Services
@@ -74,7 +74,7 @@ class RemoteService:
         self, request: m.GetBucketRemotesRequest, ctx: RequestContext
     ) -> m.GetBucketRemotesResponse:
         """GET_BUCKET_REMOTES (30005): what counts, for buckets that have something."""
-        buckets = list(map(codec.bucket_from_proto, request.buckets))
+        buckets = list(map(bucket_from_proto, request.buckets))
         found = await self._remotes.bucket_remotes(buckets)
         return m.GetBucketRemotesResponse(remotes=map(remote_to_proto, found.values()))
 
@@ -100,13 +100,13 @@ class RemoteService:
         self, request: m.ListRemoteLogManifestsRequest, ctx: RequestContext
     ) -> m.ListRemoteLogManifestsResponse:
         """LIST_REMOTE_LOG_MANIFESTS (1063): of the buckets that have one."""
-        partition_id = request.partition_id if request.HasField("partition_id") else None
+        partition_id = partition_id_of(request)
         self._check_owner(request.table_id, partition_id)
         response = m.ListRemoteLogManifestsResponse()
         for bucket, manifest in self._logs.manifests(request.table_id, partition_id):
             where = RemoteFile(manifest.location_id, manifest.path, 0, 0)
             response.manifests.add(
-                table_bucket=codec.bucket_to_proto(bucket),
+                table_bucket=bucket_to_proto(bucket),
                 remote_log_manifest_path=self._storage.full_path(where),
                 remote_log_end_offset=manifest.end_offset,
             )
@@ -117,7 +117,7 @@ class RemoteService:
     ) -> m.GetLatestKvSnapshotsResponse:
         """GET_LATEST_KV_SNAPSHOTS (1023): of every bucket, without ids where there is none."""
         name = request.partition_name if request.HasField("partition_name") else None
-        entry = self._image.table(codec.path_from_proto(request.table_path))
+        entry = self._image.table(path_from_proto(request.table_path))
         table_id, partition_id = entry.info.table_id, None
         _check_keyed(entry.info)
         if name is not None:
@@ -137,7 +137,7 @@ class RemoteService:
         self, request: m.ListKvSnapshotsRequest, ctx: RequestContext
     ) -> m.ListKvSnapshotsResponse:
         """LIST_KV_SNAPSHOTS (1064): all that are kept, bucket by bucket, oldest first."""
-        partition_id = request.partition_id if request.HasField("partition_id") else None
+        partition_id = partition_id_of(request)
         _check_keyed(self._check_owner(request.table_id, partition_id))
         found = self._snapshots.snapshots(request.table_id, partition_id)
         return m.ListKvSnapshotsResponse(
@@ -156,8 +156,7 @@ class RemoteService:
         self, request: m.GetKvSnapshotMetadataRequest, ctx: RequestContext
     ) -> m.GetKvSnapshotMetadataResponse:
         """GET_KV_SNAPSHOT_METADATA (1024): the files of a snapshot; error 41 for an unknown one."""
-        partition_id = request.partition_id if request.HasField("partition_id") else None
-        bucket = TableBucket(request.table_id, partition_id, request.bucket_id)
+        bucket = bucket_from_proto(request)
         if self._image.leader(bucket) is None:
             snapshot = await self._dropped_snapshot(bucket, request.snapshot_id)
         else:

@@ -40,6 +40,7 @@ from zufluss.wire.api import ApiKey
 from zufluss.wire.codec import decode
 from zufluss.wire.predicates import predicate_from_proto
 from zufluss.wire.scan import BUCKETS_MAX
+from zufluss.wire.tables import partition_id_of
 
 if TYPE_CHECKING:
     from zufluss.model.table import TableBucket
@@ -172,7 +173,7 @@ class ScanService:
     ) -> m.ScanKvSnapshotResponse:
         """SCAN_KV_SNAPSHOT (30031)."""
         await context.reader.has_read()
-        partition_id = request.partition_id if request.HasField("partition_id") else None
+        partition_id = partition_id_of(request)
         who = context.principal
         replica = self.replica(request.table_id, partition_id, request.bucket_id, who)
         pin = self.pins.find(request.pin_id, who)
@@ -290,7 +291,7 @@ class ScanService:
         return min(asked, self._size_max)
 
     def _wanted(self, table_id: int, bucket: m.PbPinBucket, principal: str | None) -> Wanted:
-        partition_id = bucket.partition_id if bucket.HasField("partition_id") else None
+        partition_id = partition_id_of(bucket)
         replica = self.replica(table_id, partition_id, bucket.bucket_id, principal)
         offset = bucket.log_offset if bucket.HasField("log_offset") else None
         if offset is not None and offset < 0:

@@ -35,6 +35,7 @@ from zufluss.tablet.scan.rows import value_batch
 from zufluss.tablet.scan.service import Pinned, ScanService, Wanted, not_negative
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
+from zufluss.wire.tables import partition_id_of
 
 if TYPE_CHECKING:
     from zufluss.kv.table import KvTable
@@ -131,7 +132,7 @@ class ScanSessions:
         wanted = request.bucket_scan_req
         _check_sequence(request.call_seq_id, 0)
         left = not_negative("limit", wanted.limit) or None
-        partition_id = wanted.partition_id if wanted.HasField("partition_id") else None
+        partition_id = partition_id_of(wanted)
         replica = self._scans.replica(wanted.table_id, partition_id, wanted.bucket_id, principal)
         try:
             (pin,) = await self._scans.open([Wanted(replica, None)], principal)
