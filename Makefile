@@ -50,7 +50,7 @@ test: kernels ## all tests, with a sample of each fault count
 
 test-more: kernels ## the second tier of CI: a wheel in an empty folder, clusters, larger samples, Spark 4.1
 	$(BIN)/python scripts/wheel.py
-	ZUFLUSS_FAULT=more $(BIN)/pytest tests/log tests/kv tests/fault tests/fuzz tests/aggregation tests/leases tests/kvscan -n 4 --dist worksteal --timeout 1200
+	ZUFLUSS_FAULT=more $(BIN)/pytest tests/log tests/kv tests/fault tests/fuzz tests/end_to_end/aggregation tests/end_to_end/leases tests/end_to_end/kv_scans -n 4 --dist worksteal --timeout 1200
 	ZUFLUSS_FAULT=full $(BIN)/pytest tests/tiering/test_clusters.py tests/spark/test_masters.py -n 2 --timeout 1200
 	$(BIN)/python scripts/spark41.py -n 3
 
@@ -65,7 +65,7 @@ bench: kernels ## measured ratios to the machine's own limits and to pyfluss
 
 fault: kernels ## the full fault counts: crashes, power loss, fuzzing (long)
 	VIRTUAL_ENV=$(CURDIR)/$(VENV) $$(command -v uv || echo $(BIN)/uv) sync --frozen --active --quiet --inexact --group fuzz
-	ZUFLUSS_FAULT=full $(BIN)/pytest tests/fault tests/fuzz tests/log tests/end_to_end/test_mutated_requests.py tests/end_to_end/test_kv_evolution.py tests/tiering/test_faults.py tests/tiering/test_clusters.py tests/leases tests/kvscan tests/aggregation tests/spark tests/examples tests/tablet/scan/test_states.py tests/coordinator/remote/test_snapshot_retention.py -n 2 --timeout 3600
+	ZUFLUSS_FAULT=full $(BIN)/pytest tests/fault tests/fuzz tests/log tests/end_to_end/test_mutated_requests.py tests/end_to_end/test_kv_evolution.py tests/tiering/test_faults.py tests/tiering/test_clusters.py tests/end_to_end/leases tests/end_to_end/kv_scans tests/end_to_end/aggregation tests/spark tests/examples tests/tablet/scan/test_states.py tests/coordinator/remote/test_snapshot_retention.py -n 2 --timeout 3600
 	$(BIN)/python -m tests.fuzz.run
 
 proto: $(READY) ## regenerate the protobuf messages

@@ -8,6 +8,7 @@ each other's way by their table names, and a test that stops, kills or reconfigu
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,6 +19,8 @@ from hypothesis import settings
 from scripts.spark_classes import options as quick_java
 from tests.counts import FULL
 from tests.servers import WarmServer
+from zufluss.remote import cloud
+from zufluss.testing.s3 import S3Server
 from zufluss.testing.server import DevServer
 
 # Every Spark that a test starts, in whatever process, starts quickly.
@@ -65,6 +68,32 @@ def new_server(
             return stack.enter_context(server)
 
         yield start
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[S3Server]:
+    """The worker's S3 server; every test uses a bucket of its own."""
+    with S3Server() as server:
+        yield server
+
+
+@pytest.fixture
+def no_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Retry requests to object storage without a pause."""
+    monkeypatch.setattr(cloud, "BACKOFF_SECONDS", 0.001)
+
+
+@pytest.fixture
+def rng(request: pytest.FixtureRequest) -> random.Random:
+    """Source of a test's random decisions.
+
+    The seed is printed; `ZUFLUSS_SEED=<seed>` repeats the decisions. Threads, processes and the
+    disk still take their own time.
+    """
+    text = os.environ.get("ZUFLUSS_SEED")
+    seed = int(text) if text else random.SystemRandom().randrange(1 << 32)
+    print(f"ZUFLUSS_SEED={seed} repeats {request.node.nodeid}")
+    return random.Random(f"{seed} {request.node.name}")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar
 
@@ -188,13 +188,3 @@ def refused(*codes: int) -> Iterator[None]:
     with pytest.raises(fluss.FlussError) as caught:
         yield
     assert caught.value.error_code in codes, f"{caught.value.error_code}: {caught.value.message}"
-
-
-async def eventually(condition: Callable[[], Awaitable[bool]]) -> None:
-    """Ask again until `condition` holds."""
-
-    async def ask() -> None:
-        while not await condition():
-            await asyncio.sleep(0.02)
-
-    await in_time(ask())

@@ -8,7 +8,6 @@ those of the lake table, which were written before, have been looked at too.
 from __future__ import annotations
 
 import re
-import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ import pytest
 import zufluss
 from tests.end_to_end.raw import OFFSET_EARLIEST, RawClient, table_path
 from tests.servers import RoleServer
+from tests.waiting import eventually
 from zufluss.testing.server import DevServer
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
@@ -108,13 +108,6 @@ def scrape(server: DevServer) -> str:
     (url,) = re.findall(r"address=(http://\S+)", server.log())[-1:]
     with urllib.request.urlopen(url, timeout=30) as answer:
         return str(answer.read().decode())
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    """Ask again until it holds."""
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "it never came to be"
 
 
 @contextmanager

@@ -16,8 +16,8 @@ import pytest
 
 import zufluss
 from tests.conftest import SERVERS
+from tests.end_to_end.leases.stage import beside
 from tests.end_to_end.raw import RawClient, table_path
-from tests.leases.stage import beside
 from tests.servers import WarmServer
 from zufluss.client.sync.connection import Connection
 from zufluss.errors import ErrorCode

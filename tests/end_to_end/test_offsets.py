@@ -12,12 +12,12 @@ from tests.end_to_end.helpers import (
     append,
     create,
     end_offsets,
-    eventually,
     ids,
     in_time,
     read_records,
     refused,
 )
+from tests.waiting import eventually_async
 
 Code = fluss.ErrorCode
 EARLIEST, LATEST = fluss.OffsetSpec.earliest(), fluss.OffsetSpec.latest()
@@ -72,7 +72,7 @@ async def _tick() -> None:
     async def passed() -> bool:
         return int(time.time() * 1000) > now + 1
 
-    await eventually(passed)
+    await eventually_async(passed)
 
 
 async def test_a_scan_starts_at_a_commit_time(

@@ -19,7 +19,6 @@ from tests.end_to_end.helpers import (
     connected,
     create,
     end_offsets,
-    eventually,
     fresh_path,
     ids,
     in_time,
@@ -30,6 +29,7 @@ from tests.end_to_end.helpers import (
 )
 from tests.end_to_end.kv import changelog, create_keyed, lookups, upsert
 from tests.servers import RoleServer, WarmServer
+from tests.waiting import eventually_async
 from zufluss.testing.server import DevServer
 
 BATCHES, ROWS = 60, 20
@@ -82,7 +82,7 @@ async def until_old_segments_are_remote_only(server: DevServer) -> None:
     async def few() -> bool:
         return len(list(server.data_dir.glob(f"{DATABASE}/*/log-0/*.log"))) <= 2
 
-    await eventually(few)
+    await eventually_async(few)
 
 
 def remote_segments(locations: list[Path]) -> list[int]:
@@ -167,7 +167,7 @@ async def test_expired_segments_leave_every_location(
                 earliest = (await admin.list_offsets(path, [0], spec))[0]
                 return earliest == BATCHES * ROWS and remote_segments(locations) == [0, 0]
 
-            await eventually(empty)
+            await eventually_async(empty)
             assert await end_offsets(admin, path) == {0: BATCHES * ROWS}
             scanner = await record_scanner(table, {0: 0})
             with pytest.raises(fluss.FlussError, match="out of range"):

@@ -20,7 +20,6 @@ from tests.end_to_end.helpers import (
     connected,
     create,
     end_offsets,
-    eventually,
     ids,
     in_time,
     read_arrow,
@@ -29,6 +28,7 @@ from tests.end_to_end.helpers import (
 from tests.end_to_end.raw import RawClient, fetch_request, versions_request
 from tests.end_to_end.test_idempotence import new_writer, numbered
 from tests.servers import WarmServer
+from tests.waiting import eventually_async
 from zufluss.testing.server import DevServer
 from zufluss.wire.api import ApiKey
 
@@ -243,7 +243,7 @@ async def test_a_dropped_table_leaves_nothing_on_the_disk(new_server: NewServer)
     async def gone() -> bool:
         return not any(directory.exists() for directory in table_dirs)
 
-    await eventually(gone)
+    await eventually_async(gone)
 
 
 async def test_a_clean_stop_answers_a_waiting_fetch(new_server: NewServer) -> None:

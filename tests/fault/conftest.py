@@ -1,14 +1,7 @@
-"""Seeds, and servers whose output stands in the report of a failing test.
-
-`ZUFLUSS_SEED` repeats the decisions of a run (what is written, when the server is killed, what is
-damaged); threads and the disk still take their own time. `ZUFLUSS_FAULT=full` is for `make fault`:
-the same tests, many more rounds.
-"""
+"""Servers whose output stands in the report of a failing test, and S3 behind a faulty proxy."""
 
 from __future__ import annotations
 
-import os
-import random
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,22 +11,32 @@ import pytest
 
 from tests.conftest import SERVERS
 from tests.servers import WarmServer
+from zufluss.testing.proxy import FaultProxy
+from zufluss.testing.s3 import S3Server
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[S3Server]:
+    """An S3 server for the tests of one module; their faults do not reach other modules."""
+    with S3Server() as server:
+        yield server
 
 
 @pytest.fixture
-def rng(request: pytest.FixtureRequest) -> random.Random:
-    """Decisions of a test; its seed is printed and can be given."""
-    given = os.environ.get("ZUFLUSS_SEED")
-    seed = int(given) if given else random.SystemRandom().randrange(1 << 32)
-    print(f"ZUFLUSS_SEED={seed} repeats {request.node.nodeid}")
-    return random.Random(f"{seed} {request.node.name}")
+def proxy(s3: S3Server) -> Iterator[FaultProxy]:
+    """A proxy before the S3 server that can delay, cut and refuse requests."""
+    with FaultProxy("127.0.0.1", s3.port) as proxy:
+        yield proxy
 
 
 @pytest.fixture
 def warm_server(
     request: pytest.FixtureRequest, tmp_path: Path
 ) -> Iterator[Callable[..., WarmServer]]:
-    """Servers that belong to one test: `warm_server({"key": "value"}, name="a")`; not started."""
+    """Creates servers that belong to one test; the test starts them.
+
+    `warm_server({"key": "value"}, name="a")` has its data in the directory `a`.
+    """
     known = request.config.stash.setdefault(SERVERS, [])
     with ExitStack() as stack:
 

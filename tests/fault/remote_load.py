@@ -50,7 +50,7 @@ from tests.fault.load import (
     create_target,
 )
 from tests.kv.model import Change, fold
-from tests.waiting import eventually as wait_for
+from tests.waiting import eventually
 from zufluss.client.sync.connection import Connection
 from zufluss.coordinator.records import bucket_remote
 from zufluss.coordinator.remote.bucket_remotes import BucketRecord, ManifestRecord
@@ -359,7 +359,7 @@ def settle(traffic: Traffic) -> None:
             for bucket in traffic.keyed.all_buckets
         )
 
-    wait_for(done, "everything is in remote storage")
+    eventually(done, "everything is in remote storage")
 
 
 def _copied(data_dir: Path, target: Target, bucket: TableBucket, known: BucketRecord) -> bool:

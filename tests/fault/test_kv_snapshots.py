@@ -19,7 +19,7 @@ import zufluss
 from tests.conftest import SERVERS
 from tests.counts import FULL
 from tests.servers import RoleServer
-from tests.waiting import eventually as wait_for
+from tests.waiting import eventually
 from zufluss.errors import ZuflussError
 from zufluss.log.files import KILL_AT_VARIABLE, STEPS
 from zufluss.testing.server import DevServer
@@ -82,12 +82,12 @@ def test_a_table_whose_directories_are_gone_comes_back_with_state_changelog_and_
     create(server)
     rows = {i: f"first {i}" for i in range(200)}
     upsert(server, rows)
-    wait_for(lambda: newest_offset(server) >= 200)
+    eventually(lambda: newest_offset(server) >= 200)
     changed = {i: f"second {i}" for i in range(150, 250)}
     upsert(server, changed)
     rows |= changed
     end = 200 + 2 * 50 + 50
-    wait_for(lambda: newest_offset(server) >= end)
+    eventually(lambda: newest_offset(server) >= end)
     used = {f["location_id"] for f in files_of_tables(tmp_path)}
     assert used == {1, 2}, "the table files of the snapshots lie in two locations"
     assert server.stop() == 0
@@ -100,7 +100,7 @@ def test_a_table_whose_directories_are_gone_comes_back_with_state_changelog_and_
     assert changes["_change_type"].to_pylist() == ["-U", "+U"]
     assert changes["v"].to_pylist() == ["first 0", "after"]
     rows[0] = "after"
-    wait_for(lambda: newest_offset(server) >= end + 2)
+    eventually(lambda: newest_offset(server) >= end + 2)
     server.kill()
     lose_disk(server)
     server.start()
@@ -113,7 +113,7 @@ def test_a_damaged_file_in_remote_storage_refuses_the_bucket_and_names_the_file(
     server = new_server(OFTEN | locations(tmp_path, 1))
     create(server)
     upsert(server, {i: f"row {i}" for i in range(100)})
-    wait_for(lambda: newest_offset(server) >= 100)
+    eventually(lambda: newest_offset(server) >= 100)
     assert server.stop() == 0
     for path in tmp_path.glob("remote-0/**/shared/*"):
         data = bytearray(path.read_bytes())
@@ -143,13 +143,13 @@ def test_a_tablet_server_of_its_own_that_lost_its_disk_gets_its_buckets_back(
         known += [coordinator, tablet]
         create(coordinator)
         upsert(coordinator, {i: f"row {i}" for i in range(100)})
-        wait_for(lambda: newest_offset(tablet) >= 100)
+        eventually(lambda: newest_offset(tablet) >= 100)
         tablet.kill()
         lose_disk(tablet)
         tablet.start()
         assert found(coordinator, range(200)) == {i: f"row {i}" for i in range(100)}
         upsert(coordinator, {7: "after"})
-        wait_for(lambda: newest_offset(tablet) >= 102)
+        eventually(lambda: newest_offset(tablet) >= 102)
     known.remove(coordinator)
     known.remove(tablet)
 
@@ -176,7 +176,7 @@ def test_a_death_in_any_step_of_a_snapshot_loses_nothing(
     server.properties |= OFTEN
     server.start()
     upsert(server, {199: "last"})
-    wait_for(lambda: newest_offset(server) == end + 1)
+    eventually(lambda: newest_offset(server) == end + 1)
     assert server.stop() == 0
     lose_disk(server)
     server.start()

@@ -8,8 +8,9 @@ import pytest
 
 import zufluss
 from tests.conftest import SERVERS
-from tests.fault.test_kv_snapshots import OFTEN, create, newest_offset, upsert, wait_for
+from tests.fault.test_kv_snapshots import OFTEN, create, newest_offset, upsert
 from tests.servers import RoleServer
+from tests.waiting import eventually
 from zufluss.remote.layout import CLUSTER
 from zufluss.remote.marker import to_json
 
@@ -29,10 +30,10 @@ def test_a_tablet_server_writes_nothing_where_the_marker_is_anothers(
         (root / CLUSTER).write_bytes(to_json("another"))
         create(coordinator)
         upsert(coordinator, {1: "row"})
-        wait_for(lambda: "belongs to cluster another" in str(errors(coordinator)))
+        eventually(lambda: "belongs to cluster another" in str(errors(coordinator)))
         assert [p.name for p in root.rglob("*") if p.is_file()] == [CLUSTER]
         (root / CLUSTER).write_bytes(ours)
-        wait_for(lambda: newest_offset(tablet) >= 1)
+        eventually(lambda: newest_offset(tablet) >= 1)
     known.remove(coordinator)
     known.remove(tablet)
 

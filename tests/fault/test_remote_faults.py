@@ -9,7 +9,7 @@ go elsewhere do, readers get what is there or a clear error, and it is used agai
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -26,9 +26,9 @@ from tests.fault.remote_load import (
     check_locations,
     run,
     settle,
-    wait_for,
 )
 from tests.servers import WarmServer
+from tests.waiting import eventually
 from zufluss.errors import ZuflussError
 from zufluss.remote.locations import Health
 from zufluss.testing.proxy import Fault, FaultProxy, Kind
@@ -49,18 +49,6 @@ FAULTS: dict[Kind, tuple[float, int, int]] = {
 """How likely a request is hit, and how many are in `make test` and in `make fault`."""
 SAMPLE: tuple[Kind, ...] = ("error_after_success",)
 """What `make test` has of them."""
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[S3Server]:
-    with S3Server() as server:
-        yield server
-
-
-@pytest.fixture
-def proxy(s3: S3Server) -> Iterator[FaultProxy]:
-    with FaultProxy("127.0.0.1", s3.port) as found:
-        yield found
 
 
 def hits(proxy: FaultProxy, kind: Kind) -> int:
@@ -130,11 +118,11 @@ def test_a_location_that_dies_again_and_again_stops_nobody_and_is_used_again(
     with Traffic(server, rng) as traffic:
         for _ in range(rounds(1, 5)):
             proxy.set()
-            wait_for(lambda: health(server) is Health.ACTIVE, "the location is used again")
+            eventually(lambda: health(server) is Health.ACTIVE, "the location is used again")
             await_files(traffic, locations, IN_S3)
             kind: Kind = rng.choice(("reset", "status_503"))
             proxy.set([Fault(kind)])
-            wait_for(lambda: health(server) is Health.DOWN, "the location is down")
+            eventually(lambda: health(server) is Health.DOWN, "the location is down")
             await_files(traffic, locations, DIRECTORY)
         proxy.set()
         finish(traffic, locations)

@@ -12,7 +12,7 @@ import random
 import signal
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -34,9 +34,9 @@ from tests.fault.remote_load import (
     remotes,
     run,
     settle,
-    wait_for,
 )
 from tests.servers import WarmServer
+from tests.waiting import eventually
 from zufluss.errors import ZuflussError
 from zufluss.log.files import KILL_AT_VARIABLE, STEPS
 from zufluss.testing.proxy import FaultProxy
@@ -47,18 +47,6 @@ AT_THE_END = ("sweep-delete", "clean-delete", "clean-deleted")
 UNDER_LOAD = [step for step in STEPS if step not in AT_THE_END]
 FIRST_FEW = {"retain-delete": 3, "retain-deleted": 3}
 """The n-th time, at most, that a step is the last one; 6 for others."""
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[S3Server]:
-    with S3Server() as server:
-        yield server
-
-
-@pytest.fixture
-def proxy(s3: S3Server) -> Iterator[FaultProxy]:
-    with FaultProxy("127.0.0.1", s3.port) as found:
-        yield found
 
 
 class Deaths:
@@ -134,7 +122,7 @@ def finish(deaths: Deaths, traffic: Traffic, locations: Locations) -> None:
     server.properties |= SWEEPING
     deaths.die_at("sweep-delete", 1)
     deaths.live()
-    wait_for(lambda: run(locations.names()) == before.names, "the sweep deletes all orphans")
+    eventually(lambda: run(locations.names()) == before.names, "the sweep deletes all orphans")
     traffic.check()
     server.kill()
     server.properties |= QUIET | {"zufluss.remote.sweep.interval": "0"}
@@ -142,7 +130,9 @@ def finish(deaths: Deaths, traffic: Traffic, locations: Locations) -> None:
     deaths.die_at("clean-deleted", 1, lambda: drop(server))
     deaths.live()
     drop(server)
-    wait_for(lambda: not run(locations.names()), "the cleaner deletes all files of dropped tables")
+    eventually(
+        lambda: not run(locations.names()), "the cleaner deletes the files of dropped tables"
+    )
     assert remotes(server, traffic.buckets) == {}
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -35,10 +35,10 @@ from tests.fault.remote_load import (
     logs_of,
     remotes,
     settle,
-    wait_for,
 )
 from tests.kv.model import fold
 from tests.servers import WarmServer
+from tests.waiting import eventually
 from zufluss.client.sync.connection import Connection
 from zufluss.errors import ZuflussError
 from zufluss.model.table import TableBucket
@@ -49,18 +49,6 @@ from zufluss.testing.server import DevServer
 ROWS = 400
 HASTY = {"client.request-timeout": "300ms", "client.scanner.log.fetch.wait-max-time": "20ms"}
 """A bucket that is refused is an error soon."""
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[S3Server]:
-    with S3Server() as server:
-        yield server
-
-
-@pytest.fixture
-def proxy(s3: S3Server) -> Iterator[FaultProxy]:
-    with FaultProxy("127.0.0.1", s3.port) as found:
-        yield found
 
 
 def lose_disk(server: DevServer) -> None:
@@ -90,7 +78,7 @@ def test_after_a_lost_disk_everything_below_the_last_commit_is_there(
     known = remotes(server, traffic.buckets)
     lose_disk(server)
     server.start()
-    wait_for(lambda: _served(server, traffic), "all buckets are served")
+    eventually(lambda: _served(server, traffic), "all buckets are served")
     with zufluss.connect(server.bootstrap, **CLIENT) as conn:
         for bucket, found in logs_of(conn, traffic.log):
             manifest = known[bucket].manifest
@@ -134,7 +122,7 @@ def test_a_bucket_whose_location_is_down_at_the_start_is_served_when_it_is_back(
             with conn.table(f"{DATABASE}.new").append() as others_go_on:
                 others_go_on.write({"id": [1]})
         proxy.set()
-        wait_for(lambda: _served(server, traffic), "all buckets are served")
+        eventually(lambda: _served(server, traffic), "all buckets are served")
         assert "bucket_opened_later" in server.log()
         check_state(server, traffic)
         if lost == "kv-*":
@@ -234,7 +222,7 @@ def test_partitions_come_back_from_remote_storage_after_a_lost_disk(
         fill(conn, 0, ROWS)
         plain, keyed = (partition_buckets(conn, name) for name in ("plain", "keyed"))
     ends = dict.fromkeys(keyed, ROWS // 2)
-    wait_for(
+    eventually(
         lambda: all(
             record.snapshots and record.snapshots[-1].log_offset == ends[bucket]
             for bucket, record in remotes(server, keyed).items()
@@ -303,8 +291,8 @@ class Damaged:
                     writer.flush()
                     self.expected |= dict(zip(ids, texts, strict=True))
                     if at == 0:
-                        wait_for(lambda: self._snapshots(bucket), "the first snapshot is there")
-            wait_for(lambda: self._is_copied(bucket), "everything is in remote storage")
+                        eventually(lambda: self._snapshots(bucket), "the first snapshot is there")
+            eventually(lambda: self._is_copied(bucket), "everything is in remote storage")
             self.changes = table.changelog(stop={0: self.copied}).to_arrow().to_pylist()
         assert len(self.changes) == self.copied
         server.kill()

@@ -11,6 +11,7 @@ import pytest
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table.update import RemoveSnapshotRefUpdate, RemoveSnapshotsUpdate
 
+from tests.counts import rounds
 from tests.lake.iceberg_lake import load_table, sqlite_properties
 from tests.lake.iceberg_tables import (
     catalog_properties,
@@ -23,7 +24,7 @@ from tests.lake.iceberg_tables import (
     write_round,
 )
 from tests.lake.test_iceberg_committer import FaultyCatalog
-from tests.lake.test_iceberg_maintenance import compact, rounds, sweep
+from tests.lake.test_iceberg_maintenance import compact, sweep
 from zufluss.lake.base import CommitterContext, LakeTableError
 from zufluss.lake.iceberg import maintenance
 from zufluss.lake.iceberg.catalog import load

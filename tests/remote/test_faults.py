@@ -26,7 +26,7 @@ from zufluss.testing.s3 import S3Server, properties
 BUCKET = "faults"
 LARGE = (20 << 20) + 7
 
-pytestmark = pytest.mark.usefixtures("hasty")
+pytestmark = pytest.mark.usefixtures("no_backoff")
 
 BROKEN: list[Kind] = ["status_503", "reset", "error_after_success"]
 """Ways in which a request fails at once."""

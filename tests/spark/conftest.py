@@ -8,7 +8,7 @@ import pytest
 
 import zufluss
 from tests.client.rounds import Rounds
-from tests.kvscan.support import metrics_address
+from tests.end_to_end.kv_scans.support import metrics_address
 from tests.servers import WarmServer
 from tests.spark.cluster import connect_server, local_cluster, spark, standalone
 from zufluss.client.sync.connection import Connection

@@ -13,7 +13,7 @@ import pytest
 
 import zufluss.spark
 from tests.client.rounds import lake_table
-from tests.kvscan.support import metric
+from tests.end_to_end.kv_scans.support import metric
 from zufluss.client.sync.connection import Connection, Table
 from zufluss.obs.metrics import SENT_BYTES
 from zufluss.testing.server import DevServer

@@ -16,7 +16,7 @@ import pytest
 
 import zufluss
 import zufluss.spark
-from tests.kvscan.support import metrics_address, open_pins
+from tests.end_to_end.kv_scans.support import metrics_address, open_pins
 from tests.servers import WarmServer
 from tests.waiting import eventually
 from zufluss.client.sync.connection import Connection

@@ -11,7 +11,7 @@ import pytest
 
 import zufluss.spark
 from tests.client.rounds import lake_table
-from tests.kvscan.support import open_pins
+from tests.end_to_end.kv_scans.support import open_pins
 from tests.spark.read.test_table import TYPES, append, delete, plain, upsert
 from zufluss import col
 from zufluss.client.sync.connection import Connection, Table

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 import zufluss
-from tests.tiering.acceptance import Tiered, tiered_cluster
 from tests.tiering.support import Driver, lake_server
+from tests.tiering.tiered_cluster import Tiered, tiered_cluster
 from zufluss.client.sync.connection import Admin
 from zufluss.testing.server import DevServer
 

@@ -14,7 +14,6 @@ import random
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import count, pairwise
@@ -38,6 +37,7 @@ from tests.paths import ROOT
 from tests.tiering import fault_driver
 from tests.tiering.fault_driver import ORDERS, Orders
 from tests.tiering.support import create_table
+from tests.waiting import eventually, unless_away
 from zufluss.errors import NetworkError, RequestTimeoutError
 from zufluss.lake.base import (
     COMMIT_USER,
@@ -75,19 +75,8 @@ assert servers  # it says what the fork server imports, this module's processes 
 
 
 def wait_until(what: Callable[[], bool], why: str = "") -> None:
-    """Wait for something that another process or thread does; there may be no server meanwhile."""
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not patient(what):
-        assert time.monotonic() < deadline, f"waited in vain {why}"
-        time.sleep(0.01)
-
-
-def patient(what: Callable[[], bool]) -> bool:
-    """False while there is no server."""
-    try:
-        return what()
-    except AWAY:
-        return False
+    """Wait until `what` is true; the server may be away meanwhile."""
+    eventually(lambda: unless_away(what), why)
 
 
 # -- drivers -------------------------------------------------------------------------------------

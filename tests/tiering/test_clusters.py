@@ -13,9 +13,10 @@ import zufluss
 from tests.counts import FULL
 from tests.lake.readers import READERS
 from tests.spark.cluster import QUICK, SparkCluster, connect_server, local_cluster, standalone
-from tests.tiering.acceptance import lake_table
 from tests.tiering.support import create_table
-from tests.tiering.test_service import tiered, wait_until
+from tests.tiering.test_service import tiered
+from tests.tiering.tiered_cluster import lake_table
+from tests.waiting import eventually
 from zufluss.testing.server import DevServer
 from zufluss.testing.tiering import TieringProcess
 
@@ -47,11 +48,11 @@ def test_the_service_runs_on_a_cluster(
             writer.write({"id": list(range(10_000)), "name": ["a"] * 10_000})
         with connection.table(keyed).upsert() as writer:
             writer.write({"id": [1, 2, 3], "name": ["a", "b", "c"]})
-        wait_until(lambda: tiered(connection, log) and tiered(connection, keyed))
+        eventually(lambda: tiered(connection, log) and tiered(connection, keyed))
         with connection.table(keyed).upsert() as writer:
             writer.write({"id": [2, 4], "name": ["B", "d"]})
             writer.delete({"id": [3]})
-        wait_until(lambda: tiered(connection, keyed))
+        eventually(lambda: tiered(connection, keyed))
         assert service.stop() == 0, service.log()
     for read in READERS.values():
         events = read(lake_table(connection.admin.table_info(log)).metadata_location)

@@ -21,7 +21,6 @@ from pyiceberg.catalog.sql import SqlCatalog
 
 import zufluss
 from tests.counts import rounds
-from tests.fault.conftest import rng
 from tests.lake.rest_catalog import RestServer, rest_server
 from tests.servers import WarmServer
 from tests.tiering.faults import (
@@ -52,8 +51,6 @@ from zufluss.lake.iceberg.commit import commit_snapshot
 from zufluss.tiering.options import TieringOptions
 from zufluss.tiering.round import STEPS
 from zufluss.tiering.service import TieringService
-
-__all__ = ["rng"]
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 

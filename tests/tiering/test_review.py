@@ -16,7 +16,8 @@ from pyiceberg.catalog import load_catalog
 import zufluss
 from tests.tiering.support import Driver, InlineRunner, append, create_table, offsets_in_lake
 from tests.tiering.test_round import rows
-from tests.tiering.test_service import tiered, wait_until
+from tests.tiering.test_service import tiered
+from tests.waiting import eventually
 from zufluss.client.connection import connect_async
 from zufluss.client.read import union_plan
 from zufluss.errors import NetworkError
@@ -67,7 +68,7 @@ def test_a_worker_outlives_whatever_a_round_raises(lake: DevServer, driver: Driv
         progress = BrokenOnce()
         made = TieringService(connection, InlineRunner(), options(lake), progress=progress)
         with made:
-            wait_until(lambda: tiered(driver.connection, path))
+            eventually(lambda: tiered(driver.connection, path))
     assert progress.told > 1
     info = driver.admin.table_info(path)
     assert offsets_in_lake(info) == [(0, offset) for offset in range(5)]
@@ -93,7 +94,7 @@ def test_heartbeats_go_on_when_nothing_can_be_logged(
 
         monkeypatch.setattr(made._cluster.tiering, "heartbeat", heartbeat)
         with made:
-            wait_until(lambda: tiered(driver.connection, path))
+            eventually(lambda: tiered(driver.connection, path))
     assert log.asked.is_set()
 
 

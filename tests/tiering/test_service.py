@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,8 +17,7 @@ from tests.tiering.support import (
     offsets_in_lake,
 )
 from tests.tiering.test_round import rows
-from tests.waiting import eventually as wait_until
-from zufluss.errors import NetworkError, RequestTimeoutError
+from tests.waiting import eventually, unless_away
 from zufluss.testing.server import DevServer
 from zufluss.tiering.options import TieringOptions
 from zufluss.tiering.runner import JobRunner
@@ -73,7 +72,7 @@ def test_many_tables_are_tiered_with_few_slots(lake: DevServer, driver: Driver) 
     for path in paths:
         append(driver.connection, path, rows(5))
     with service(lake, InlineRunner(), parallel_tables="2"):
-        wait_until(lambda: all(tiered(driver.connection, path) for path in paths))
+        eventually(lambda: all(tiered(driver.connection, path) for path in paths))
     for path in paths:
         found = offsets_in_lake(driver.admin.table_info(path))
         assert found == [(0, offset) for offset in range(5)]
@@ -102,7 +101,7 @@ def test_two_services_share_the_tables_and_never_work_on_the_same(
         for start in range(0, 30, 5):
             for path in paths:
                 append(driver.connection, path, rows(5, start))
-        wait_until(lambda: all(tiered(driver.connection, path) for path in paths))
+        eventually(lambda: all(tiered(driver.connection, path) for path in paths))
     assert not twice
     for path in paths:
         found = offsets_in_lake(driver.admin.table_info(path))
@@ -120,9 +119,9 @@ def test_a_table_with_more_to_do_comes_again_at_once(lake: DevServer, driver: Dr
     runner = InlineRunner()
     with service(lake, runner, bucket_records_max="10"):
         driver.admin.alter_table(path, set={"table.datalake.enabled": "true"})
-        wait_until(lambda: runner_jobs(runner) >= 1)
+        eventually(lambda: runner_jobs(runner) >= 1)
         driver.admin.alter_table(path, set={"table.datalake.freshness": "1h"})
-        wait_until(lambda: tiered(driver.connection, path))
+        eventually(lambda: tiered(driver.connection, path))
     assert runner_jobs(runner) == 5
 
 
@@ -165,7 +164,7 @@ def test_a_service_that_loses_its_lease_cancels_the_job(lake: DevServer, driver:
         gate.open.set()
         gate.stopped.clear()
         driver.admin.alter_table(path, set={"table.datalake.enabled": "true"})
-        wait_until(lambda: tiered(driver.connection, path))
+        eventually(lambda: tiered(driver.connection, path))
     assert offsets_in_lake(driver.admin.table_info(path)) == [(0, o) for o in range(5)]
 
 
@@ -183,7 +182,7 @@ def test_a_failing_table_does_not_keep_the_others_from_the_lake(
         append(driver.connection, bad, rows(5))
         for start in range(0, 15, 5):
             append(driver.connection, good, rows(5, start))
-            wait_until(lambda: tiered(driver.connection, good))
+            eventually(lambda: tiered(driver.connection, good))
     assert driver.admin.lake_snapshot(bad) is None
 
 
@@ -193,22 +192,14 @@ def test_a_service_survives_a_restart_of_the_coordinator(tmp_path: Path) -> None
         path = create_table(driver.connection, "restart", bucket_count=1)
         append(driver.connection, path, rows(5))
         with service(server, InlineRunner()):
-            wait_until(lambda: tiered(driver.connection, path))
+            eventually(lambda: tiered(driver.connection, path))
             server.stop()
             server.start()
             append(driver.connection, path, rows(5, 5))
-            wait_until(lambda: patient(lambda: tiered(driver.connection, path)))
+            eventually(lambda: unless_away(lambda: tiered(driver.connection, path)))
         found = offsets_in_lake(driver.admin.table_info(path))
         assert found == [(0, offset) for offset in range(10)]
         driver.close()
-
-
-def patient(what: Callable[[], bool]) -> bool:
-    """False while there is no server."""
-    try:
-        return what()
-    except (NetworkError, RequestTimeoutError):
-        return False
 
 
 def test_a_service_without_a_usable_session_says_so_once(lake: DevServer, driver: Driver) -> None:

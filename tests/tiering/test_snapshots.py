@@ -17,7 +17,6 @@ import pyarrow.compute as pc
 import pytest
 
 from tests.servers import WarmServer
-from tests.tiering.acceptance import SPARK, lake_table, rows_of, seen_by_all
 from tests.tiering.support import (
     LAKE,
     Driver,
@@ -28,7 +27,9 @@ from tests.tiering.support import (
     upsert,
 )
 from tests.tiering.test_round import KEYED, Crash, crash_at
-from tests.tiering.test_service import tiered, wait_until
+from tests.tiering.test_service import tiered
+from tests.tiering.tiered_cluster import SPARK, lake_table, rows_of, seen_by_all
+from tests.waiting import eventually
 from zufluss.model.table import TableBucket
 from zufluss.testing.server import DevServer
 from zufluss.testing.tiering import TieringProcess
@@ -90,8 +91,8 @@ class Cut:
     def wait_for_snapshots(self) -> None:
         """Wait until a snapshot has everything, and retention has taken what it can."""
         ends = self.admin.list_all_offsets(self.path)
-        wait_until(lambda: self.snapshots() == ends)
-        wait_until(lambda: all(self.begins().values()))
+        eventually(lambda: self.snapshots() == ends)
+        eventually(lambda: all(self.begins().values()))
 
     def begins(self) -> dict[TableBucket, int]:
         return self.admin.list_all_offsets(self.path, "earliest")
@@ -216,7 +217,7 @@ def replace_before_the_job(table: Cut, then: Callable[[], None] = lambda: None) 
 
     def replace(job: TieringJob) -> None:
         table.write(0, "newer")
-        wait_until(lambda: all(table.snapshots()[b] > planned[b] for b in planned))
+        eventually(lambda: all(table.snapshots()[b] > planned[b] for b in planned))
         then()
 
     assert isinstance(table.driver.runner, InlineRunner)
@@ -255,7 +256,7 @@ def test_a_round_whose_lease_is_dropped_ends_and_the_next_one_plans_anew(cutting
         held.append(lease_id)
         kept = table.admin.list_kv_snapshots(table.path)
         table.admin.drop_kv_snapshot_lease(lease_id)
-        wait_until(lambda: len(table.admin.list_kv_snapshots(table.path)) < len(kept))
+        eventually(lambda: len(table.admin.list_kv_snapshots(table.path)) < len(kept))
 
     replace_before_the_job(table, drop)
     with pytest.raises(RoundEndedError, match=r"zufluss-tiering-.*; the next round plans anew"):
@@ -328,7 +329,7 @@ def test_spark_tiers_a_table_whose_changelog_was_cut_while_it_is_written(tmp_pat
         table.tier()
         for number in range(10):  # meanwhile snapshots are replaced, and rounds may end for that
             table.write(number * 7, f"round {number}")
-        wait_until(lambda: tiered(driver.connection, table.path))
+        eventually(lambda: tiered(driver.connection, table.path))
         table.check()
         found = lake_rows(driver.admin.table_info(table.path))
         still = found.filter(pc.greater_equal(found["id"], 1_000))

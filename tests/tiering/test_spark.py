@@ -19,7 +19,8 @@ from tests.tiering.support import (
     upsert,
 )
 from tests.tiering.test_round import KEYED, rows
-from tests.tiering.test_service import tiered, wait_until
+from tests.tiering.test_service import tiered
+from tests.waiting import eventually
 from zufluss.testing.server import DevServer
 from zufluss.testing.tiering import TieringProcess
 from zufluss.tiering.runner import SparkRunner
@@ -141,7 +142,7 @@ def test_the_command_tiers_tables_until_it_is_told_to_stop(lake: DevServer) -> N
     options = {"spark.master": "local[2,4]", "zufluss.metrics.port": "0"}
     with TieringProcess(lake.bootstrap, options) as process:
         append(driver.connection, path, rows(100))
-        wait_until(lambda: tiered(driver.connection, path))
+        eventually(lambda: tiered(driver.connection, path))
         assert process.stop() == 0
         assert "round_finished" in process.log()
     assert sorted(lake_rows(driver.admin.table_info(path))["id"].to_pylist()) == list(range(100))

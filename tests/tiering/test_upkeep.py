@@ -8,7 +8,8 @@ from structlog.typing import EventDict
 
 from tests.tiering.support import Driver, InlineRunner, append, create_table, lake_rows
 from tests.tiering.test_round import KEYED, Crash, crash_at, rows
-from tests.tiering.test_service import service, tiered, wait_until
+from tests.tiering.test_service import service, tiered
+from tests.waiting import eventually
 from zufluss.testing.server import DevServer
 
 
@@ -30,7 +31,7 @@ def test_upkeep_keeps_every_row(lake: DevServer, driver: Driver, property: str, 
             with driver.connection.table(path).upsert() as writer:
                 writer.write(rows(5, written))
             written += 1
-            wait_until(lambda: tiered(driver.connection, path))
+            eventually(lambda: tiered(driver.connection, path))
             assert "upkeep_failed" not in events(logs), logs
     found = lake_rows(driver.admin.table_info(path))
     assert sorted(found["id"].to_pylist()) == list(range(written + 4))
@@ -49,6 +50,6 @@ def test_files_of_a_crashed_round_are_swept(lake: DevServer, driver: Driver) -> 
     assert len(orphans) == 1
     timing = {"orphan_age": "1s", "sweep_interval": "1s"}
     with capture_logs() as logs, service(lake, InlineRunner(), **timing):
-        wait_until(lambda: "orphans_removed" in events(logs))
+        eventually(lambda: "orphans_removed" in events(logs))
     assert not orphans[0].exists()
     assert sorted(lake_rows(driver.admin.table_info(path))["id"].to_pylist()) == list(range(5))

@@ -10,7 +10,7 @@ pytest.importorskip("pyspark", reason="needs the extra zufluss[spark]")
 
 import zufluss
 from tests.client.pk import create_table
-from tests.kvscan.support import metrics_address, open_pins
+from tests.end_to_end.kv_scans.support import metrics_address, open_pins
 from tests.servers import WarmServer
 from tests.spark.read.test_table import upsert
 from tests.spark.stream_queries import BatchRead, StreamRead

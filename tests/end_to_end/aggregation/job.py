@@ -1,0 +1,223 @@
+"""A job in a process of its own, to be killed: reads events, writes them once, keeps checkpoints.
+
+The process is forked from one that has everything imported (`tests/warm.py`). What it does is
+said in a pipe, a line each, so that a test knows when to kill it:
+
+| line | |
+|---|---|
+| `undo N` | its undo has put back N keys |
+| `begun E` | it writes, in epoch E |
+| `wrote N` | the events before N were taken over |
+| `kept N` | the checkpoint at N is in the file, with its position |
+| `failed NAME` | an error of this class ended it |
+| `done` | everything is written |
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import multiprocessing
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection as Pipe
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Literal
+
+import zufluss
+from tests import servers
+from tests.end_to_end.aggregation.recovery import columns_of, event, written
+from tests.warm import PR_SET_PDEATHSIG
+from zufluss.client import ProducerHandle
+from zufluss.client.producer.undo import UndoProgress
+from zufluss.client.sync.write import ExactlyOnceWriter
+from zufluss.errors import ZuflussError
+
+_forks = multiprocessing.get_context("forkserver")
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a job does."""
+
+    bootstrap: str
+    table: str
+    kept: Path
+    """The file of its checkpoint."""
+    seed: int
+    """Of its events."""
+    count: int
+    """How many there are."""
+    producer_id: str = "job"
+    undo: Literal["server", "client"] = "server"
+    checkpoints: float = 0.2
+    """How likely one is after a batch."""
+    flushes: float = 0.5
+    """How likely a batch is waited for."""
+    batch_rows: int = 7
+    ttl: str = "1min"
+    halts: bool = False
+    """Stand still when the undo has put back something."""
+
+    @property
+    def position(self) -> int:
+        """How far the last checkpoint is."""
+        return int(json.loads(self.kept.read_text())[0]) if self.kept.exists() else 0
+
+    @property
+    def state(self) -> bytes | None:
+        """The last checkpoint."""
+        return json.loads(self.kept.read_text())[1].encode() if self.kept.exists() else None
+
+
+def run(work: Work, chance_seed: int, pipe: Pipe) -> None:
+    """The process."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    try:
+        _run(work, random.Random(chance_seed), pipe)
+    except ZuflussError as problem:
+        pipe.send(f"failed {type(problem).__name__}")
+
+
+def _run(work: Work, chance: random.Random, pipe: Pipe) -> None:
+    def undoing(progress: UndoProgress) -> None:
+        pipe.send(f"undo {progress.keys}")
+        if work.halts and progress.keys:
+            threading.Event().wait()
+
+    with zufluss.connect(work.bootstrap) as conn:
+        state = work.state
+        table = conn.table(work.table)
+        writer = table.exactly_once_writer(
+            work.producer_id if state is None else None,
+            state=state,
+            ttl=work.ttl,
+            undo=work.undo,
+            on_undo=undoing,
+        )
+        pipe.send(f"begun {writer.epoch}")
+        position = work.position
+        while position < work.count:
+            end = min(work.count, position + chance.randrange(1, work.batch_rows + 1))
+            writer.write(written(table, work.seed, range(position, end)))
+            if chance.random() < work.flushes:
+                writer.flush()
+            position = end
+            pipe.send(f"wrote {position}")
+            if chance.random() < work.checkpoints or position == work.count:
+                _keep(work, writer, position)
+                pipe.send(f"kept {position}")
+        pipe.send("done")
+        signal.pause()
+
+
+def _keep(work: Work, writer: ExactlyOnceWriter, position: int) -> None:
+    """State and position, in one step."""
+    new = work.kept.with_suffix(".new")
+    new.write_text(json.dumps([position, writer.checkpoint().to_bytes().decode()]))
+    new.replace(work.kept)
+
+
+class Job:
+    """A running job."""
+
+    def __init__(self, target: Callable[..., None], *arguments: object) -> None:
+        self.lines: list[str] = []
+        """What it said."""
+        self._pipe, theirs = _forks.Pipe(duplex=False)
+        self.process: BaseProcess = _forks.Process(target=target, args=(*arguments, theirs))
+        self.process.start()
+        theirs.close()
+
+    @property
+    def pid(self) -> int:
+        assert self.process.pid is not None
+        return self.process.pid
+
+    def says(self) -> bool:
+        """Whether there is another line."""
+        return self._pipe.poll()
+
+    def next_line(self) -> str:
+        """What it says next."""
+        assert self._pipe.poll(servers.WAIT_SECONDS), "the job says nothing"
+        line: str = self._pipe.recv()
+        self.lines.append(line)
+        return line
+
+    def until(self, *beginnings: str) -> str:
+        """Wait for a line that begins so, or says that it failed."""
+        deadline = time.monotonic() + servers.WAIT_SECONDS
+        while not (line := self.next_line()).startswith((*beginnings, "failed")):
+            assert time.monotonic() < deadline, f"the job never says {beginnings}"
+        return line
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        os.kill(self.pid, signal.SIGKILL)
+        self.process.join(servers.WAIT_SECONDS)
+
+
+@contextmanager
+def job(work: Work, chance_seed: int = 0) -> Iterator[Job]:
+    """Start one; it does not survive the block."""
+    with _alive(Job(run, work, chance_seed)) as found:
+        yield found
+
+
+@contextmanager
+def _alive(found: Job) -> Iterator[Job]:
+    try:
+        yield found
+    finally:
+        if found.process.is_alive():
+            found.kill()
+
+
+# -- tasks of a job ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Share:
+    """What a task of a job does: the events from `first` on that are its own."""
+
+    work: Work
+    handle: ProducerHandle
+    task: int
+    tasks: int
+    first: int
+    last: int
+    ends: bool
+    """It comes to its end; otherwise it waits to be killed."""
+
+
+def run_task(share: Share, pipe: Pipe) -> None:
+    """The process of a task; `wrote N` when all its events are acknowledged."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    work = share.work
+    with zufluss.connect(work.bootstrap) as conn:
+        writer = conn.table(work.table).producer_writer(share.handle, share.task)
+        for position in range(share.first, share.last):
+            given = event(work.seed, position)
+            if given["k"] % share.tasks == share.task:
+                writer.write(columns_of([given]))
+        writer.flush()
+        pipe.send(f"wrote {share.last}")
+        if share.ends:
+            writer.finish()
+            pipe.send("done")
+        signal.pause()
+
+
+@contextmanager
+def task(share: Share) -> Iterator[Job]:
+    """Start one; it does not survive the block."""
+    with _alive(Job(run_task, share)) as found:
+        yield found
