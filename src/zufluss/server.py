@@ -57,7 +57,7 @@ from zufluss.obs.server import (
     tablet_samples,
     tiering_samples,
 )
-from zufluss.record.kernels.resident import release_compiler
+from zufluss.record.kernels.compiler_memory import release_compiler
 from zufluss.remote.storage import STATE_FILE, RemoteStorage
 from zufluss.remote.tokens import Tokens
 from zufluss.tablet.link import CoordinatorLink

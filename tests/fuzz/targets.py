@@ -44,7 +44,7 @@ from zufluss.record.batch.check import BatchChecker, CheckedBatch
 from zufluss.record.batch.stats import may_match, read_statistics
 from zufluss.record.fault import Fault, RefusedBatchError
 from zufluss.record.header import iter_headers, read_header, seal
-from zufluss.record.kernels.arrow import check_batch
+from zufluss.record.kernels.batch_check import check_batch
 from zufluss.record.rows.formats import check_body, decode_body
 from zufluss.testing.files import SilentFiles
 from zufluss.wire import messages as m

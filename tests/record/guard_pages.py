@@ -26,10 +26,10 @@ from zufluss.errors import ZuflussError
 from zufluss.record.arrow.layout import Layout
 from zufluss.record.arrow.project import Projector
 from zufluss.record.header import read_header
-from zufluss.record.kernels.arrow import check_batch
+from zufluss.record.kernels.batch_check import check_batch
+from zufluss.record.kernels.batch_walk import last_whole, scan_segment, walk
 from zufluss.record.kernels.lz4 import frame_fault
-from zufluss.record.kernels.message import read_message
-from zufluss.record.kernels.walk import last_whole, scan_segment, walk
+from zufluss.record.kernels.message_read import read_message
 
 PAGE = mmap.PAGESIZE
 PROT_NONE = 0

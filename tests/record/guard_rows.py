@@ -16,7 +16,7 @@ from zufluss.model.schema import Column, Schema
 from zufluss.model.types import parse_type
 from zufluss.record.batch.kv import build_kv_batch, build_value_batch
 from zufluss.record.batch.row_body import check_body
-from zufluss.record.kernels.kvbatch import read_records, read_values
+from zufluss.record.kernels.kv_batch import read_records, read_values
 from zufluss.record.rows.codec import RowCodec
 from zufluss.record.rows.values import batch_of_rows
 from zufluss.record.slices import Slices

@@ -30,7 +30,7 @@ from zufluss.record.arrow.message import LZ4_FRAME, ZSTD, decode, parse_message
 from zufluss.record.arrow.project import Projector
 from zufluss.record.batch.check import BatchChecker
 from zufluss.record.header import build_batch, read_header
-from zufluss.record.kernels import project as kernel
+from zufluss.record.kernels import batch_project as kernel
 
 BEFORE = 11
 CODECS = (LZ4_FRAME, ZSTD)

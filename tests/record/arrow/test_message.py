@@ -25,7 +25,7 @@ from zufluss.record.arrow.layout import Layout
 from zufluss.record.arrow.message import ArrowMessage, decode, parse_message
 from zufluss.record.fault import Fault, RefusedBatchError
 from zufluss.record.header import build_batch, iter_headers, read_header
-from zufluss.record.kernels.message import read_message
+from zufluss.record.kernels.message_read import read_message
 from zufluss.record.rows.values import rows_of_batch
 
 CHANGES = {"+A": 0, "+I": 1, "-U": 2, "+U": 3, "-D": 4}

@@ -19,7 +19,7 @@ from zufluss.record.arrow.message import ArrowMessage, parse_message
 from zufluss.record.arrow.zstd import Buffers, ZstdMessages
 from zufluss.record.batch.check import BatchChecker
 from zufluss.record.header import build_batch
-from zufluss.record.kernels import pack
+from zufluss.record.kernels import message_write
 from zufluss.record.rows.codec import RowCodec
 from zufluss.record.rows.formats import encode_compacted
 from zufluss.record.slices import Slices
@@ -141,8 +141,8 @@ def test_a_buffer_that_gained_nothing_is_tried_again_after_some_batches() -> Non
     rows, better = numbers(100), numbers(100).set_column(1, "bad", pa.array(range(100)))
     messages = ZstdMessages(rows.schema, 3)
     assert prefixes(written(messages, rows))[3] == -1
-    seen = [prefixes(written(messages, better))[3] for _ in range(pack.REST_BATCHES + 1)]
-    assert seen == [-1] * pack.REST_BATCHES + [800]
+    seen = [prefixes(written(messages, better))[3] for _ in range(message_write.REST_BATCHES + 1)]
+    assert seen == [-1] * message_write.REST_BATCHES + [800]
 
 
 def test_a_row_of_its_own_is_not_packed_at_all() -> None:

@@ -37,7 +37,7 @@ from zufluss.record.batch import plain
 from zufluss.record.batch.check import BatchChecker, CheckedBatch
 from zufluss.record.fault import Fault, RefusedBatchError
 from zufluss.record.header import HEADER_SIZES, LENGTH_OVERHEAD, build_batch, read_header, seal
-from zufluss.record.kernels.arrow import check_batch
+from zufluss.record.kernels.batch_check import check_batch
 
 ROW_FORMATS = {"log_indexed": "INDEXED", "log_compacted": "COMPACTED"}
 CAPTURED = sorted(path.stem for path in (FIXTURES / "produce-log").glob("*.bin"))

@@ -31,7 +31,7 @@ from zufluss.model.schema import Column, Schema
 from zufluss.model.types import DataType, parse_type
 from zufluss.record.batch import row_body as rowbody
 from zufluss.record.batch.kv import parse_kv_batches, parse_value_batch, split_values
-from zufluss.record.kernels import rowput
+from zufluss.record.kernels import row_write
 from zufluss.record.keys.encoding import encode_keys
 from zufluss.record.rows import formats as rows
 from zufluss.record.rows.codec import RowCodec
@@ -423,23 +423,23 @@ def test_arrow_offsets_that_leave_their_bytes_are_refused() -> None:
 @pytest.mark.parametrize(
     ("text", "column", "value"),
     [
-        ("BIGINT", rowput.VALUES_SIZE, 15),
-        ("BIGINT", rowput.VALID_SIZE, 0),
-        ("STRING", rowput.VALUES_SIZE, 11),
-        ("STRING", rowput.BODY_SIZE, 1),
-        ("DECIMAL(9, 2)", rowput.VALUES_SIZE, 31),
-        ("BINARY(3)", rowput.VALUES_SIZE, 5),
+        ("BIGINT", row_write.VALUES_SIZE, 15),
+        ("BIGINT", row_write.VALID_SIZE, 0),
+        ("STRING", row_write.VALUES_SIZE, 11),
+        ("STRING", row_write.BODY_SIZE, 1),
+        ("DECIMAL(9, 2)", row_write.VALUES_SIZE, 31),
+        ("BINARY(3)", row_write.VALUES_SIZE, 5),
     ],
 )
 def test_arrow_buffers_that_are_too_small_are_refused(text: str, column: int, value: int) -> None:
     # pyarrow validates most arrays when it makes them, the kernel relies on none
     offsets = np.array([0, 1, 2], np.int32)
-    table = np.zeros((2, rowput.COLUMN), np.int64)
+    table = np.zeros((2, row_write.COLUMN), np.int64)
     table[0, :6] = (offsets.ctypes.data, 1, offsets.ctypes.data, 32, 0, 2)
     program = Plan([parse_type(text)], "COMPACTED").program
-    assert rowput.measure(program, table, 2)[0] == 0
+    assert row_write.measure(program, table, 2)[0] == 0
     table[0, column] = value
-    assert rowput.measure(program, table, 2)[0] in (rowput.BAD_BUFFER, rowput.BAD_OFFSETS)
+    assert row_write.measure(program, table, 2)[0] in (row_write.BAD_BUFFER, row_write.BAD_OFFSETS)
 
 
 def test_an_unknown_row_format_is_refused() -> None:

@@ -1,8 +1,9 @@
-"""Single values of rows that were taken apart: loaded, copied, compared. Parts of kernels.
+"""Single values in cells: parts of kernels that load, store, copy and compare them.
 
-What cells are stands in `record/kernels/rows.py`. A value is named by the address of its column,
-the number of rows there, and its row; `width` says what it looks like: 1 to 16 bytes, `BITS`, or
-`PLACES`, where only the place of the bytes is in the cells. **Nothing is checked here.**
+`record/kernels/row_read.py` describes cells. A value is named by the address of its column, the
+number of rows of the cells, and its row. `width` is the number of bytes of a value in its column
+(1 to 16), or `BITS`, or `PLACES` if the column holds only where its bytes start and end. **Nothing
+is checked here.**
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from zufluss.record.aggregate.words import rank
+from zufluss.record.aggregate.arithmetic import rank
 from zufluss.record.kernels.cache import kernel
 from zufluss.record.kernels.raw import (
     peek_i8,
@@ -24,7 +25,7 @@ from zufluss.record.kernels.raw import (
     poke_i64,
     poke_u8,
 )
-from zufluss.record.kernels.rows import (
+from zufluss.record.kernels.row_read import (
     BIG_NUMBER,
     FLAG,
     FLOATING,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from zufluss.record.kernels import rows as k
+from zufluss.record.kernels import row_read as k
 from zufluss.record.rows.cells import Located
 from zufluss.record.rows.codec import RowCodec
 from zufluss.record.slices import Bytes

@@ -29,10 +29,10 @@ from zufluss.record.aggregate.outside import (
     Steps,
     fold_outside,
 )
-from zufluss.record.aggregate.put import is_exact, put_values, value_bytes_max
 from zufluss.record.aggregate.registry import Operations
-from zufluss.record.kernels.rowput import COLUMN
-from zufluss.record.kernels.rows import PLACED
+from zufluss.record.aggregate.value_write import is_exact, put_values, value_bytes_max
+from zufluss.record.kernels.row_read import PLACED
+from zufluss.record.kernels.row_write import COLUMN
 from zufluss.record.rows.cells import Counts, Located
 from zufluss.record.rows.codec import RowCodec
 from zufluss.record.slices import Bytes, Positions, Slices

@@ -35,18 +35,7 @@ from typing import Any
 
 import numpy as np
 
-from zufluss.record.aggregate.cells import (
-    PLACES,
-    WIDE,
-    compare,
-    copy_value,
-    is_valid,
-    load,
-    same,
-    store,
-    width_of,
-)
-from zufluss.record.aggregate.words import (
+from zufluss.record.aggregate.arithmetic import (
     add,
     add_overflows,
     bits_of_double,
@@ -61,10 +50,21 @@ from zufluss.record.aggregate.words import (
     wide_sum,
     within,
 )
+from zufluss.record.aggregate.cells import (
+    PLACES,
+    WIDE,
+    compare,
+    copy_value,
+    is_valid,
+    load,
+    same,
+    store,
+    width_of,
+)
 from zufluss.record.kernels.cache import kernel
 from zufluss.record.kernels.memory import BYTES, types
 from zufluss.record.kernels.raw import address_of, peek_i64, peek_u8, poke_i64, poke_u8
-from zufluss.record.kernels.rows import (
+from zufluss.record.kernels.row_read import (
     FACTS,
     FLOATING,
     LIMIT_HIGH,

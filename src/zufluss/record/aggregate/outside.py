@@ -26,7 +26,7 @@ from zufluss.model.types import Root
 from zufluss.record.aggregate import kernels as k
 from zufluss.record.aggregate.arrays import Collected
 from zufluss.record.aggregate.base import Outside, Refused
-from zufluss.record.kernels.rows import NULLS, PLACED
+from zufluss.record.kernels.row_read import NULLS, PLACED
 from zufluss.record.rows.cells import Located
 from zufluss.record.rows.codec import RowCodec
 from zufluss.record.slices import Bytes, Positions

@@ -42,8 +42,8 @@ from zufluss.record.arrow.template import (
 )
 from zufluss.record.fault import Fault, RefusedBatchError
 from zufluss.record.header import LENGTH_OVERHEAD, BatchHeader, Buffer, read_header
-from zufluss.record.kernels import project as kernel
-from zufluss.record.kernels.message import read_message
+from zufluss.record.kernels import batch_project as kernel
+from zufluss.record.kernels.message_read import read_message
 
 Piece: TypeAlias = tuple[int, int] | bytes
 """Part of a projected body: a range (offset from the source batch's start, size), or new bytes."""

@@ -11,8 +11,8 @@ Positions are from the metadata's start; the marker and the metadata length stan
 | 32, 34 | version, header type                      | 88, 104 (coded) | nodes                 |
 | 40     | vtable of RecordBatch                     | then            | buffers               |
 
-The kernels repeat the positions (`kernels/project.py`), and a test holds them equal; clients use
-this module without loading any kernel.
+The kernels repeat the positions (`kernels/batch_project.py`), and a test holds them equal; clients
+use this module without loading any kernel.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ import zstandard
 
 from zufluss.record.arrow.message import parse_message
 from zufluss.record.arrow.template import message_template
-from zufluss.record.kernels import pack as k
+from zufluss.record.kernels import message_write as k
 from zufluss.record.slices import Bytes, Positions
 
 _PADDING_BYTES = 16
@@ -39,7 +39,7 @@ class Buffers(NamedTuple):
     rows: int
     """How many, at least one."""
     numbers: Positions
-    """Nodes and places of the buffers, see `kernels/pack.py`."""
+    """Nodes and places of the buffers, see `kernels/message_write.py`."""
     body: Bytes
     """The buffers."""
 

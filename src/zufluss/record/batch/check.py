@@ -30,7 +30,7 @@ from zufluss.record.arrow.message import LZ4_FRAME, parse_message
 from zufluss.record.batch.row_body import check_body
 from zufluss.record.fault import Fault, RefusedBatchError
 from zufluss.record.header import CRC_OFFSETS
-from zufluss.record.kernels.arrow import check_batch
+from zufluss.record.kernels.batch_check import check_batch
 from zufluss.record.kernels.lz4 import frame_fault
 from zufluss.record.kernels.produce import check_produce
 from zufluss.record.rows.codec import RowCodec

@@ -44,7 +44,7 @@ import numpy.typing as npt
 from crc32c import crc32c
 
 from zufluss.errors import CorruptRecordError
-from zufluss.record.kernels import kvbatch as k
+from zufluss.record.kernels import kv_batch as k
 from zufluss.record.slices import Bytes, Slices
 
 HEADER = struct.Struct("<iBIhBqii")

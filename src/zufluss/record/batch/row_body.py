@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from zufluss.errors import CorruptRecordError
-from zufluss.record.kernels import rowbody as k
+from zufluss.record.kernels import row_body as k
 from zufluss.record.rows.codec import RowCodec
 from zufluss.record.slices import Bytes, Slices
 

@@ -39,10 +39,10 @@ MODULES_OUTSIDE = (
     "zufluss.kv.merge.first_row",
     "zufluss.kv.merge.versioned",
     "zufluss.kv.merge.partial",
-    "zufluss.record.aggregate.words",
+    "zufluss.record.aggregate.arithmetic",
     "zufluss.record.aggregate.cells",
     "zufluss.record.aggregate.kernels",
-    "zufluss.record.aggregate.put",
+    "zufluss.record.aggregate.value_write",
 )
 """Modules with kernels that belong to what they do more than to this package."""
 

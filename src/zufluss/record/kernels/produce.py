@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from zufluss.record.kernels.arrow import check_batch
+from zufluss.record.kernels.batch_check import check_batch
 from zufluss.record.kernels.cache import kernel
 from zufluss.record.kernels.memory import BYTES, load_u8, types
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from zufluss.record.arrow.zstd import Buffers
-from zufluss.record.kernels import pack
-from zufluss.record.kernels import rows as k
+from zufluss.record.kernels import message_write
+from zufluss.record.kernels import row_read as k
 from zufluss.record.rows.cells import Located, beyond_arrow
 from zufluss.record.rows.plan import Plan
 
@@ -45,9 +45,9 @@ class RowBuffers:
         room = cells.size + placed + _PADDING_BYTES * len(self._widths)
         body = np.empty(room + count * self._padded_width, np.uint8)
         numbers = np.empty(self._numbers, np.int64)
-        size = pack.lay_out(
+        size = message_write.lay_out(
             data, cells, located.facts, self._plan.program, self._widths, count, body, numbers
         )
-        if size == pack.OUTSIDE:
+        if size == message_write.OUTSIDE:
             raise IndexError(f"the columns of {count} rows do not lie within what was read of them")
         return Buffers(count, numbers, body[:size])

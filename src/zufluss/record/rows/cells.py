@@ -18,8 +18,8 @@ import pyarrow as pa
 
 from zufluss.errors import CorruptRecordError
 from zufluss.model.types import ArrayType, MapType
-from zufluss.record.kernels import nested
-from zufluss.record.kernels import rows as k
+from zufluss.record.kernels import array_read
+from zufluss.record.kernels import row_read as k
 from zufluss.record.rows.plan import Plan
 from zufluss.record.slices import Bytes, Positions, Slices
 
@@ -58,7 +58,7 @@ class Located:
     count: int
     """Number of rows, absent ones included."""
     cells: Bytes
-    """What the kernels filled, see `kernels/rows.py`."""
+    """What the kernels filled, see `kernels/row_read.py`."""
     facts: npt.NDArray[np.int64]
     """NULLs, bytes and unfit timestamps per field."""
     inner: dict[int, Inner] = field(default_factory=dict)
@@ -129,11 +129,11 @@ def read_inner(located: Located, plan: Plan) -> None:
 def _read_arrays(arrays: Slices, plan: Plan) -> Inner:
     offsets = np.empty(arrays.count + 1, np.int32)
     source = plan.program[0, k.SOURCE]
-    fault, index, detail = nested.open_arrays(*arrays, source, offsets)
+    fault, index, detail = array_read.open_arrays(*arrays, source, offsets)
     if fault:
         raise CellFault(index, k.FAULTS[fault].format(detail))
     located = empty_cells(arrays, _ALL, int(offsets[-1]), plan)
-    fault, index, detail = nested.read_arrays(
+    fault, index, detail = array_read.read_arrays(
         *arrays, offsets, plan.program, located.cells, located.facts
     )
     if fault:
@@ -152,7 +152,7 @@ def _owner(offsets: Counts, element: int) -> int:
 
 def _read_maps(maps: Slices, plans: Sequence[Plan]) -> Inner:
     middles = np.empty((2, maps.count), np.int64)
-    fault, index, detail = nested.open_maps(*maps, middles)
+    fault, index, detail = array_read.open_maps(*maps, middles)
     if fault:
         raise CellFault(index, k.FAULTS[fault].format(detail))
     keys = _read_arrays(Slices(maps.data, middles[0], middles[1]), plans[0])

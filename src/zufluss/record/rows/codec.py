@@ -19,8 +19,8 @@ import pyarrow as pa
 from zufluss.errors import CorruptRecordError
 from zufluss.model.schema import Schema
 from zufluss.model.types import ArrayType
-from zufluss.record.kernels import rows as k
-from zufluss.record.kernels.rowkeys import match_keys
+from zufluss.record.kernels import row_read as k
+from zufluss.record.kernels.row_keys import match_keys
 from zufluss.record.rows.buffers import RowBuffers
 from zufluss.record.rows.cells import (
     CellFault,

@@ -2,7 +2,7 @@
 
 A `Plan` covers the fields of a row, or the single element of an array. Nested types have plans of
 their own below it: a ROW one for its fields, an ARRAY one for its element, a MAP one each for keys
-and values. The program's lines are described in `kernels/rows.py`.
+and values. The program's lines are described in `kernels/row_read.py`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from zufluss.model.types import (
     Root,
     TemporalType,
 )
-from zufluss.record.kernels import rows as k
+from zufluss.record.kernels import row_read as k
 from zufluss.record.rows import binary as b
 
 Program: TypeAlias = npt.NDArray[np.int64]

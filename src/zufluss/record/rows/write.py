@@ -2,7 +2,7 @@
 
 A nested column is encoded to one byte string per value before its row is, and then stands in the
 row like any other bytes. The kernels get the buffers of all columns as a table of addresses, see
-`kernels/rowput.py`.
+`kernels/row_write.py`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 
 from zufluss.model.types import ArrayType, MapType
-from zufluss.record.kernels import nestedput
-from zufluss.record.kernels import rowput as k
+from zufluss.record.kernels import array_write
+from zufluss.record.kernels import row_write as k
 from zufluss.record.rows.plan import Plan
 from zufluss.record.slices import Bytes, Positions, Slices
 
@@ -94,10 +94,10 @@ def _arrays(array: pa.Array, values: pa.Array, plan: Plan) -> tuple[Bytes, Posit
     table = np.array([_line(values, blobs), _NOTHING], np.int64)
     fault, _, most = k.measure(plan.program, table, elements)
     if not fault:
-        size = most + elements + nestedput.ARRAY_MAX * count
+        size = most + elements + array_write.ARRAY_MAX * count
         out, offsets = np.zeros(size, np.uint8), np.empty(count + 1, np.int64)
         parent = np.array([_parent(array)], np.int64)
-        fault = nestedput.put_arrays(parent, lists, elements, plan.program, table, out, offsets)
+        fault = array_write.put_arrays(parent, lists, elements, plan.program, table, out, offsets)
     if fault:
         raise _refusal(fault, 0, 0, plan)
     return _trimmed(out, int(offsets[-1])), offsets
@@ -109,7 +109,7 @@ def _maps(array: pa.Array, plans: Sequence[Plan]) -> tuple[Bytes, Positions]:
     out = np.empty(len(keys) + len(values) + 4 * len(array), np.uint8)
     offsets = np.empty(len(array) + 1, np.int64)
     parent = np.array([_parent(array)], np.int64)
-    nestedput.put_maps(parent, keys, key_offsets, values, value_offsets, out, offsets)
+    array_write.put_maps(parent, keys, key_offsets, values, value_offsets, out, offsets)
     return out[: int(offsets[-1])], offsets
 
 

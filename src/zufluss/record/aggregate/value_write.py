@@ -1,6 +1,6 @@
 """Cells to rows: the values that the keys of a batch end up with, written from what was folded.
 
-The same rows as `record/kernels/rowput.py` writes from Arrow columns; between cells and rows no
+The same rows as `record/kernels/row_write.py` writes from Arrow columns; between cells and rows no
 Arrow is needed. A value is the schema id (i16, little-endian) and the compacted row.
 """
 
@@ -23,17 +23,7 @@ from zufluss.record.kernels.raw import (
     poke_i64,
     poke_u8,
 )
-from zufluss.record.kernels.rowput import (
-    COLUMN,
-    OFFSET,
-    VALUES,
-    _put_number,
-    decimal_size,
-    moment_of,
-    number_of,
-    put_decimal,
-)
-from zufluss.record.kernels.rows import (
+from zufluss.record.kernels.row_read import (
     BIG_NUMBER,
     FINE_MOMENT,
     FIXED_1,
@@ -51,6 +41,16 @@ from zufluss.record.kernels.rows import (
     TIME,
     VARINT_32,
     VARINT_64,
+)
+from zufluss.record.kernels.row_write import (
+    COLUMN,
+    OFFSET,
+    VALUES,
+    _put_number,
+    decimal_size,
+    moment_of,
+    number_of,
+    put_decimal,
 )
 from zufluss.record.kernels.varint import put_varint_fast
 
@@ -73,7 +73,7 @@ _MOST = {
 }
 """The bytes a value takes at most by its source, those of texts and nested values aside."""
 _SECONDS, _MICROS = 0, 2
-"""Units of times, see `record/kernels/rows.py`."""
+"""Units of times, see `record/kernels/row_read.py`."""
 _NANO_BYTES = 5
 _DECIMAL_BYTES = 16
 

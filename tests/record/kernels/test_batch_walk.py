@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.record.arrow_samples import array
 from zufluss.record.header import build_batch, iter_headers, stamp
-from zufluss.record.kernels.walk import (
+from zufluss.record.kernels.batch_walk import (
     Walked,
     last_whole,
     scan_plain,

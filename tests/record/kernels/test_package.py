@@ -16,7 +16,7 @@ from zufluss.record import header as batch
 from zufluss.record import kernels as package
 from zufluss.record.arrow import layout
 from zufluss.record.batch import plain
-from zufluss.record.kernels import arrow, cache
+from zufluss.record.kernels import batch_check, cache
 
 KERNELS = Path(package.__file__).parent
 
@@ -45,10 +45,10 @@ def test_warming_loads_every_kernel_module() -> None:
 
 def test_constants_repeated_in_kernels_equal_their_originals() -> None:
     for name in ("FIXED", "BOOL", "STRING", "BINARY", "LIST", "STRUCT", "TIME", "DECIMAL"):
-        assert getattr(arrow, name) == getattr(layout, name)
+        assert getattr(batch_check, name) == getattr(layout, name)
     for name in ("NULLABLE", "NOT_NULL", "MASKED"):
-        assert getattr(arrow, name) == getattr(layout, name)
-    assert arrow.MAX_UNCOMPRESSED_BYTES == plain.MAX_UNCOMPRESSED_BYTES
+        assert getattr(batch_check, name) == getattr(layout, name)
+    assert batch_check.MAX_UNCOMPRESSED_BYTES == plain.MAX_UNCOMPRESSED_BYTES
     assert (layout.PROGRAM_HEAD, layout.PROGRAM_STRIDE) == (8, 8)
     for magic, size in enumerate(batch.HEADER_SIZES):
         assert size == 48 + 4 * magic
@@ -57,7 +57,7 @@ def test_constants_repeated_in_kernels_equal_their_originals() -> None:
 def test_kernels_depend_on_nothing_that_the_cache_does_not_watch() -> None:
     """numba does not notice changes in other files, the digest of the cache directory does."""
     watched = {f"zufluss.record.{Path(name).stem}" for name in cache.SOURCES_OUTSIDE}
-    for module in ("arrow", "message", "memory", "project", "walk"):
+    for module in ("batch_check", "message_read", "memory", "batch_project", "batch_walk"):
         for node in ast.walk(ast.parse((KERNELS / f"{module}.py").read_text())):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("zufluss"):
                 source = node.module or ""
@@ -84,7 +84,7 @@ def test_a_directory_is_found_when_no_candidate_fits(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_chosen_cache_directory_is_used_and_read_back(tmp_path: Path) -> None:
     code = (
-        "from zufluss.record.kernels import walk; import numpy as np;"
+        "from zufluss.record.kernels import batch_walk as walk; import numpy as np;"
         "walk.last_whole(np.zeros(9, np.uint8), 0, 9);"
         "print(sum(walk._last_whole.stats.cache_hits.values()))"
     )
@@ -121,4 +121,4 @@ def test_a_kernel_takes_read_only_and_writable_arrays() -> None:
     numbers = np.zeros(8, dtype=np.int64)
     numbers[0] = 1
     for buf in (np.frombuffer(bytes(data), np.uint8), np.frombuffer(bytearray(data), np.uint8)):
-        assert arrow.check_batch(buf, 0, buf.size, numbers, True)[0] == 0
+        assert batch_check.check_batch(buf, 0, buf.size, numbers, True)[0] == 0

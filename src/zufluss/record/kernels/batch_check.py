@@ -30,7 +30,7 @@ from zufluss.record.kernels.memory import (
     popcount,
     types,
 )
-from zufluss.record.kernels.message import (
+from zufluss.record.kernels.message_read import (
     BODY,
     BUFFERS,
     CODEC,

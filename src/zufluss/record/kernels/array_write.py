@@ -1,9 +1,10 @@
-"""Arrays and maps from Arrow columns: the counterpart of `nested`.
+"""Arrays and maps from Arrow columns: the counterpart of `array_read.py`.
 
-All arrays of a column are written in one pass over its elements. Elements come as a table of one
-column (`kernels/rowput.py`) whose buffers `measure` has checked; nested elements have become bytes
-before. `out` is zero and large enough: what `measure` says of the elements, another byte for each
-and `ARRAY_MAX` for each array. The layouts and the twin stand in `zufluss.record.rows.slots`.
+All arrays of a column are written in one pass over its elements. The elements come as a table of
+one column (`row_write.py`) whose buffers `measure` has checked; nested elements were encoded to
+bytes before. The caller provides `out`, filled with zeros: the bytes that `measure` returned for
+the elements, one more byte per element, and `ARRAY_MAX` bytes per array. The layouts and the
+plain-Python twin stand in `zufluss.record.rows.slots`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from zufluss.record.kernels import rows as k
+from zufluss.record.kernels import row_read as k
 from zufluss.record.kernels.cache import kernel
 from zufluss.record.kernels.memory import BYTES, types
 from zufluss.record.kernels.raw import (
@@ -25,7 +26,7 @@ from zufluss.record.kernels.raw import (
     poke_i64,
     poke_u8,
 )
-from zufluss.record.kernels.rowput import (
+from zufluss.record.kernels.row_write import (
     BAD_DECIMAL,
     BAD_OFFSETS,
     LINES,

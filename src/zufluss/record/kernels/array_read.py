@@ -1,11 +1,13 @@
 """Arrays and maps inside rows, whole columns of them at once.
 
-Reading goes in two steps. `open_arrays` counts the elements of every array, which gives the Arrow
-offsets; `read_arrays` then writes all elements as one column of cells, as `rows.locate` does with
-fields. A map is taken apart into its two arrays first. Nested elements stay places, which the
-caller reads in turn. The layouts and the plain-Python twin stand in `zufluss.record.rows.slots`,
-the cells and the program in `kernels/rows.py`; the one line of an element's program has the stride
-as its source.
+Reading takes two steps. `open_arrays` counts the elements of every array, which gives the Arrow
+offsets; `read_arrays` then writes all elements as one column of cells, as `row_read.locate` does
+with fields. `open_maps` splits a map into its key array and its value array first. Nested elements
+become places, which the caller reads in turn.
+
+The layouts and the plain-Python twin stand in `zufluss.record.rows.slots`, cells and program in
+`row_read.py`. The program of an element has one line; its SOURCE is the binary logarithm of the
+slot size (0 to 3).
 """
 
 from __future__ import annotations
@@ -14,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from zufluss.record.kernels import rows as k
+from zufluss.record.kernels import row_read as k
 from zufluss.record.kernels.cache import kernel
 from zufluss.record.kernels.memory import BYTES, types
 from zufluss.record.kernels.raw import address_of, peek_i16, peek_i32, peek_i64, peek_u8
-from zufluss.record.kernels.rows import (
+from zufluss.record.kernels.row_read import (
     begin_cells,
     keep_moment,
     keep_null,

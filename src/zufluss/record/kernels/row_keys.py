@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from zufluss.record.kernels import rows as k
+from zufluss.record.kernels import row_read as k
 from zufluss.record.kernels.cache import kernel
 from zufluss.record.kernels.memory import BYTES, types
 from zufluss.record.kernels.raw import address_of, peek_i64, peek_u8, poke_i64
-from zufluss.record.kernels.rows import extent, read_number, stripped
+from zufluss.record.kernels.row_read import extent, read_number, stripped
 from zufluss.record.kernels.varint import shift_right
 
 _I64 = types.Array(types.int64, 1, "C", readonly=True)

@@ -36,7 +36,7 @@ from zufluss.record.kernels.memory import (
     store_u8,
     types,
 )
-from zufluss.record.kernels.message import (
+from zufluss.record.kernels.message_read import (
     BODY,
     BUFFERS,
     CODEC,

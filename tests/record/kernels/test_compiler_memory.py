@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numba
 
-from zufluss.record.kernels.resident import LIBRARY, code_of, release_compiler
+from zufluss.record.kernels.compiler_memory import LIBRARY, code_of, release_compiler
 
 MAPS = """\
 7f00-7f10 r--p 00000000 fe:00 1 /venv/llvmlite/binding/libllvmlite.so

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from zufluss.record.kernels.batch_project import BODY_LENGTH_AT, CODEC_AT, CODED_NODES_AT, LENGTH_AT
 from zufluss.record.kernels.cache import kernel
 from zufluss.record.kernels.memory import (
     BYTES,
@@ -30,8 +31,7 @@ from zufluss.record.kernels.memory import (
     store_u8,
     types,
 )
-from zufluss.record.kernels.project import BODY_LENGTH_AT, CODEC_AT, CODED_NODES_AT, LENGTH_AT
-from zufluss.record.kernels.rows import NESTED, NULLS, PADDED, SINK, SLOT, TEXT
+from zufluss.record.kernels.row_read import NESTED, NULLS, PADDED, SINK, SLOT, TEXT
 
 ZSTD = 1
 """The codec's number in a message."""

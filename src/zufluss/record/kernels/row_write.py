@@ -13,7 +13,7 @@ alive.
 | OFFSET | where the array begins, in values |
 | WIDE | 1 = offsets of 8 bytes, as encoded nested values have |
 
-What the program lines mean stands in `kernels/rows.py`, the layouts and the twin in
+What the program lines mean stands in `kernels/row_read.py`, the layouts and the twin in
 `zufluss.record.rows.formats`.
 """
 
@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from zufluss.record.kernels import rows as k
+from zufluss.record.kernels import row_read as k
 from zufluss.record.kernels.cache import kernel
 from zufluss.record.kernels.memory import types
 from zufluss.record.kernels.raw import (
