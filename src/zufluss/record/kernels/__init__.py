@@ -1,9 +1,10 @@
 """Compiled loops over buffers.
 
-Each kernel is a numba function with explicit signatures, `nogil` and an on-disk cache, and checks
-every bound itself: a malformed batch is an error number, never an out-of-range read. Each has a
-twin in plain Python that the tests hold it to. Importing a kernel module loads or compiles it, so
-servers call `warm()` once at start and everybody else pays when a kernel is first needed.
+Each kernel is a numba function with explicit signatures and an on-disk cache (`cache.py`) that
+checks every bound itself: a malformed batch gives a fault number, never an out-of-range read. Each
+kernel has a twin in plain Python, and tests compare the two. Importing a kernel module loads or
+compiles its kernels, so servers call `warm()` once at start; other processes pay when they first
+need a kernel.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ import time
 
 
 def is_cold() -> bool:
-    """Nothing is compiled yet: `warm` will take some seconds."""
+    """Return whether no kernel is compiled yet; then `warm` takes about a minute."""
     from zufluss.record.kernels.cache import cache_directory
 
     return not any(cache_directory().iterdir())
 
 
 def warm() -> float:
-    """Load (or, the first time, compile) every kernel; return the seconds it took."""
+    """Load every kernel, or compile it the first time; return the seconds this took."""
     from zufluss.record.kernels.cache import MODULES_OUTSIDE
 
     begin = time.perf_counter()

@@ -1,4 +1,4 @@
-"""`python -m zufluss.record.kernels`: compile the kernels now, so that nobody waits later."""
+"""`python -m zufluss.record.kernels`: compile the kernels now, so that no later start waits."""
 
 from __future__ import annotations
 

@@ -1,14 +1,15 @@
-"""Where compiled kernels are kept, and the one decorator that makes them.
+"""The decorator that makes kernels, and the directory that keeps their machine code.
 
 numba caches machine code beside the source, else in the user's cache directory, else not at all:
-in a container with a read-only install and no home every start would compile for seconds. And it
-looks only at the file of the cached function, so a change in a function that it calls from
-another file goes unnoticed. Hence a directory of our own, named after the content of every file
-that kernels may take constants and functions from (this package, `SOURCES_OUTSIDE`,
-`MODULES_OUTSIDE`): under
-`NUMBA_CACHE_DIR` if set, beside the source if that is writable, in the user's cache directory, or
-in a private directory under the temporary one. The cache is loaded as code, so a directory that
-others can write to is never used.
+a container with a read-only install and no home would compile for seconds at every start. numba
+also looks only at the file of the cached function, and misses a change in a function or constant
+that the kernel takes from another file.
+
+So the cache directory is our own, and its name is a digest of every file that kernels take
+functions or constants from: this package and `MODULES_OUTSIDE`. It stands under `NUMBA_CACHE_DIR`
+if that is set, else beside the source if that is writable, else in the user's cache directory,
+else in a private directory under the temporary one. Its content is loaded as code, so a directory
+that others can write to is never used.
 """
 
 from __future__ import annotations
@@ -25,9 +26,6 @@ from typing import Any, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-SOURCES_OUTSIDE = ("fault.py", "header.py", "lz4.py", "slices.py")
-"""Files of `zufluss.record` that kernel modules import from, besides their own package."""
-
 MODULES_OUTSIDE = (
     "zufluss.kv.hot.kernels",
     "zufluss.kv.hot.sorting",
@@ -39,19 +37,26 @@ MODULES_OUTSIDE = (
     "zufluss.kv.merge.first_row",
     "zufluss.kv.merge.versioned",
     "zufluss.kv.merge.partial",
+    "zufluss.record.fault",
+    "zufluss.record.lz4",
+    "zufluss.record.slices",
     "zufluss.record.aggregate.arithmetic",
     "zufluss.record.aggregate.cells",
     "zufluss.record.aggregate.kernels",
     "zufluss.record.aggregate.value_write",
 )
-"""Modules with kernels that belong to what they do more than to this package."""
+"""Modules outside this package that define kernels, or that kernels take constants from.
+
+The list is written down because finding these modules takes longer than loading them.
+`tests/record/kernels/test_sources.py` fails if a module is missing or superfluous.
+"""
 
 KEPT_GENERATIONS = 4
 """How many versions of the compiled kernels stay on disk."""
 
 
 def _is_private(directory: Path) -> bool:
-    """Create `directory` if need be; whether it is ours, writable, and nobody else's to write."""
+    """Create `directory` if it does not exist; return whether only this user can write to it."""
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = directory.stat()
@@ -70,19 +75,18 @@ def choose_directory(candidates: tuple[Path, ...], temporary: Path) -> Path:
 
 
 def source_digest() -> str:
-    """Digest of every source file that a kernel can depend on."""
+    """Return the digest of every source file that kernels take functions or constants from."""
     digest = hashlib.sha256()
     here = Path(__file__).parent
-    outside = (here.parent / name for name in SOURCES_OUTSIDE)
-    source = here.parents[2]
-    modules = (source / f"{name.replace('.', '/')}.py" for name in MODULES_OUTSIDE)
-    for path in (*outside, *modules, *sorted(here.glob("*.py"))):
+    root = here.parents[2]
+    outside = (root / f"{name.replace('.', '/')}.py" for name in MODULES_OUTSIDE)
+    for path in (*outside, *sorted(here.glob("*.py"))):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]
 
 
 def _forget_old(base: Path) -> None:
-    """Keep the newest generations; losing one that is in use only costs its next start."""
+    """Delete all but the newest generations; a process that loses its own compiles again."""
     generations = sorted(base.glob("kernels-*"), key=lambda path: path.stat().st_mtime)
     for path in generations[:-KEPT_GENERATIONS]:
         shutil.rmtree(path, ignore_errors=True)
@@ -115,17 +119,16 @@ def kernel(
     short: bool = False,
     allocates: bool = False,
 ) -> Callable[[F], F]:
-    """Compile a function for `signatures` now, from the cache if it can; it runs without the GIL.
+    """Compile a function for `signatures` when its module is imported, or load it from the cache.
 
-    Without signatures the function is a part of other kernels and compiled with them. A kernel that
-    does not compare positions itself is compiled with `boundscheck`. A part that runs once per
-    value is compiled into its caller with `inline`: the call would cost more than the work. A
-    kernel that is done in some microseconds is `short` and keeps the GIL: with threads around, to
-    get it back takes longer than that.
+    Without signatures the function is a part of other kernels and is compiled with each of them.
 
-    Arrays are not counted in and out of a kernel and its parts: who calls it keeps them alive, and
-    counting took a third of the time of some kernels. One that makes an array of its own
-    `allocates`, and there they are counted.
+    `boundscheck`: an index outside its array raises IndexError; for kernels that do not compare
+    positions themselves. `inline`: compile the part into its caller, because it runs once per
+    value and a call would cost more than its work. `short`: keep the GIL, because the kernel takes
+    microseconds and getting the GIL back from other threads takes longer. `allocates`: the kernel
+    creates arrays, so numba must count references. It does not otherwise: the caller keeps all
+    arguments alive, and counting took a third of the time of some kernels.
     """
     import numba
 

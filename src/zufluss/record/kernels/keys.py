@@ -14,6 +14,8 @@ import numpy as np
 from numba import types
 
 from zufluss.record.kernels.cache import kernel
+from zufluss.record.kernels.raw import address_of
+from zufluss.record.kernels.varint import put_varint, varint_size
 
 _BYTES = types.Array(types.uint8, 1, "C", readonly=True)
 _U64 = types.Array(types.uint64, 1, "C", readonly=True)
@@ -22,23 +24,12 @@ _OUT = types.Array(types.uint8, 1, "C")
 _POSITIONS = types.Array(types.int64, 1, "C")
 
 
-@kernel(types.int64(types.uint64))
-def _varint_size(value: Any) -> Any:
-    size = 1
-    while value > np.uint64(0x7F):
-        value >>= np.uint64(7)
-        size += 1
-    return size
-
-
-@kernel(types.int64(types.uint64, types.int64, _OUT), boundscheck=True)
+@kernel()
 def _put_varint(value: Any, pos: Any, out: Any) -> Any:
-    while value > np.uint64(0x7F):
-        out[pos] = np.uint8((value & np.uint64(0x7F)) | np.uint64(0x80))
-        value >>= np.uint64(7)
-        pos += 1
-    out[pos] = np.uint8(value)
-    return pos + 1
+    """Write a varint; returns the position after it. Raises IndexError if it leaves `out`."""
+    if pos < 0 or pos + varint_size(value) > len(out):
+        raise IndexError("a varint does not fit into its key")
+    return put_varint(value, address_of(out), pos)
 
 
 @kernel(types.void(types.uint64, types.int64, types.int64, _OUT), boundscheck=True)
@@ -51,14 +42,14 @@ def _put_low_bytes(value: Any, width: Any, pos: Any, out: Any) -> Any:
 def add_varints(values: Any, sizes: Any) -> Any:
     """Add the varint size of each value."""
     for i in range(len(values)):
-        sizes[i] += _varint_size(values[i])
+        sizes[i] += varint_size(np.int64(values[i]))
 
 
 @kernel(types.void(_U64, _POSITIONS, _OUT), boundscheck=True)
 def put_varints(values: Any, cursors: Any, out: Any) -> Any:
     """Write each value as a varint."""
     for i in range(len(values)):
-        cursors[i] = _put_varint(values[i], cursors[i], out)
+        cursors[i] = _put_varint(np.int64(values[i]), cursors[i], out)
 
 
 @kernel(types.void(_U64, types.int64, _POSITIONS, _OUT), boundscheck=True)
@@ -76,7 +67,7 @@ def add_blobs(offsets: Any, prefix: Any, sizes: Any) -> Any:
         size = offsets[i + 1] - offsets[i]
         sizes[i] += size
         if prefix:
-            sizes[i] += _varint_size(np.uint64(size))
+            sizes[i] += varint_size(size)
 
 
 @kernel(types.void(_I64, _BYTES, types.boolean, _POSITIONS, _OUT), boundscheck=True)
@@ -85,7 +76,7 @@ def put_blobs(offsets: Any, data: Any, prefix: Any, cursors: Any, out: Any) -> A
     for i in range(len(offsets) - 1):
         pos = cursors[i]
         if prefix:
-            pos = _put_varint(np.uint64(offsets[i + 1] - offsets[i]), pos, out)
+            pos = _put_varint(offsets[i + 1] - offsets[i], pos, out)
         for at in range(offsets[i], offsets[i + 1]):
             out[pos] = data[at]
             pos += 1

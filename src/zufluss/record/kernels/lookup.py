@@ -25,7 +25,9 @@ import numpy as np
 
 from zufluss.record.kernels.cache import kernel
 from zufluss.record.kernels.memory import BYTES, copy, load_u8, store_u8, types
-from zufluss.record.kernels.produce import _field, _varint
+from zufluss.record.kernels.produce import UINT28, UINT63, read_field
+from zufluss.record.kernels.raw import address_of
+from zufluss.record.kernels.varint import put_varint, read_varint, varint_size
 
 _RESULT = types.UniTuple(types.int64, 4)
 _OUT = types.Array(types.int64, 1, "C")
@@ -43,8 +45,9 @@ def scan_lookup(buf: Any, start: Any, end: Any, starts: Any, ends: Any) -> Any:
     unusual = (np.int64(-1), zero, zero, zero)
     if start < 0 or end > buf.size:
         return unusual
-    table, pos = _field(buf, start, end, 0x08, 9)
-    size, pos = _field(buf, pos, end, 0x12, 4)
+    data = address_of(buf)
+    table, pos = read_field(data, start, end, 0x08, UINT63)
+    size, pos = read_field(data, pos, end, 0x12, UINT28)
     if pos < 0 or pos + size > end:
         return unusual
     stop = pos + size
@@ -54,13 +57,13 @@ def scan_lookup(buf: Any, start: Any, end: Any, starts: Any, ends: Any) -> Any:
         return unusual
     partition = np.int64(-1)
     if pos < stop and load_u8(buf, pos) == 0x08:
-        partition, pos = _varint(buf, pos + 1, stop, 9)
-    bucket, pos = _field(buf, pos, stop, 0x10, 4)
+        partition, pos = read_varint(data, pos + 1, stop, UINT63)
+    bucket, pos = read_field(data, pos, stop, 0x10, UINT28)
     if pos < 0:
         return unusual
     count = zero
     while pos < stop:
-        size, pos = _field(buf, pos, stop, 0x1A, 4)
+        size, pos = read_field(data, pos, stop, 0x1A, UINT28)
         if pos < 0 or pos + size > stop or count >= len(starts):
             return unusual
         starts[count] = pos
@@ -68,25 +71,6 @@ def scan_lookup(buf: Any, start: Any, end: Any, starts: Any, ends: Any) -> Any:
         ends[count] = pos
         count += 1
     return count, table, partition, bucket
-
-
-@kernel()
-def _varint_size(value: Any) -> Any:
-    size = 1
-    while value > 0x7F:
-        value >>= 7
-        size += 1
-    return size
-
-
-@kernel()
-def _put_varint(out: Any, at: Any, value: Any) -> Any:
-    while value > 0x7F:
-        store_u8(out, at, (value & 0x7F) | 0x80)
-        value >>= 7
-        at += 1
-    store_u8(out, at, value)
-    return at + 1
 
 
 @kernel(types.int64(BYTES, _IN, _IN, types.int64, types.int64, types.int64, _BYTES_OUT), short=True)
@@ -98,9 +82,9 @@ def write_values(
     Answers where it ends. If there is not enough room, or a value lies outside of `data`, it
     answers minus the size needed, minus one, and nothing has been written.
     """
-    size = 1 + _varint_size(bucket)
+    size = 1 + varint_size(bucket)
     if partition >= 0:
-        size += 1 + _varint_size(partition)
+        size += 1 + varint_size(partition)
     for i in range(len(starts)):
         if starts[i] < 0:
             size += 2
@@ -108,18 +92,19 @@ def write_values(
         length = ends[i] - starts[i]
         if length < 0 or ends[i] > len(data):
             return -1
-        inner = 1 + _varint_size(length) + length
-        size += 1 + _varint_size(inner) + inner
-    whole = 1 + _varint_size(size) + size
+        inner = 1 + varint_size(length) + length
+        size += 1 + varint_size(inner) + inner
+    whole = 1 + varint_size(size) + size
     if at < 0 or at + whole > len(out):
         return -1 - whole
+    to = address_of(out)
     store_u8(out, at, 0x0A)
-    at = _put_varint(out, at + 1, size)
+    at = put_varint(size, to, at + 1)
     if partition >= 0:
         store_u8(out, at, 0x08)
-        at = _put_varint(out, at + 1, partition)
+        at = put_varint(partition, to, at + 1)
     store_u8(out, at, 0x10)
-    at = _put_varint(out, at + 1, bucket)
+    at = put_varint(bucket, to, at + 1)
     for i in range(len(starts)):
         store_u8(out, at, 0x2A)
         if starts[i] < 0:
@@ -127,9 +112,9 @@ def write_values(
             at += 2
             continue
         length = ends[i] - starts[i]
-        at = _put_varint(out, at + 1, 1 + _varint_size(length) + length)
+        at = put_varint(1 + varint_size(length) + length, to, at + 1)
         store_u8(out, at, 0x0A)
-        at = _put_varint(out, at + 1, length)
+        at = put_varint(length, to, at + 1)
         copy(out, at, data, starts[i], length)
         at += length
     return at

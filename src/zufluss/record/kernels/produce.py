@@ -20,6 +20,8 @@ import numpy as np
 from zufluss.record.kernels.batch_check import check_batch
 from zufluss.record.kernels.cache import kernel
 from zufluss.record.kernels.memory import BYTES, load_u8, types
+from zufluss.record.kernels.raw import address_of, peek_u8
+from zufluss.record.kernels.varint import read_varint
 
 _RESULT = types.UniTuple(types.int64, 12)
 _PROGRAM = types.Array(types.int64, 1, "C", readonly=True)
@@ -28,26 +30,20 @@ SHORTEST = 24
 """No usual request is shorter; guards the fixed bytes that are read first."""
 
 
-@kernel()
-def _varint(buf: Any, pos: Any, end: Any, longest: Any) -> Any:
-    """Value and position after it of a varint of at most `longest` bytes; position -1 if none."""
-    value = np.int64(0)
-    for i in range(longest):
-        if pos + i >= end:
-            break
-        byte = load_u8(buf, pos + i)
-        value |= (byte & 0x7F) << (7 * i)
-        if byte < 0x80:
-            return value, pos + i + 1
-    return value, np.int64(-1)
+UINT28, UINT63 = 28, 63
+"""Bits of the varints that a usual request holds: four bytes are never a negative int32, and nine
+bytes are never a negative int64."""
 
 
-@kernel()
-def _field(buf: Any, pos: Any, end: Any, tag: Any, longest: Any) -> Any:
-    """A varint field with this tag at `pos`; position -1 if something else is there."""
-    if pos < 0 or pos >= end or load_u8(buf, pos) != tag:
+@kernel(inline=True)
+def read_field(data: Any, pos: Any, end: Any, tag: Any, bits: Any) -> Any:
+    """The varint of the protobuf field at `pos`, and the position after it.
+
+    The position is negative if `pos` is, or if another tag or no varint of `bits` bits is there.
+    """
+    if pos < 0 or pos >= end or peek_u8(data + pos) != tag:
         return np.int64(0), np.int64(-1)
-    return _varint(buf, pos + 1, end, longest)
+    return read_varint(data, pos + 1, end, bits)
 
 
 @kernel(_RESULT(BYTES, types.int64, types.int64, types.int64, _PROGRAM), short=True)
@@ -57,21 +53,25 @@ def check_produce(buf: Any, start: Any, end: Any, table_id: Any, program: Any) -
     unusual = (none, none, none, none, none, none, none, none, none, none, none, none)
     if start < 0 or end > buf.size or end - start < SHORTEST or load_u8(buf, start) != 0x08:
         return unusual
+    # Field 1, acks: -1 is a varint of ten bytes.
     for i in range(1, 10):
         if load_u8(buf, start + i) != 0xFF:
             return unusual
     if load_u8(buf, start + 10) != 0x01:
         return unusual
-    table, pos = _field(buf, start + 11, end, 0x10, 9)
-    timeout_ms, pos = _field(buf, pos, end, 0x18, 4)
-    size, pos = _field(buf, pos, end, 0x22, 4)
+    # The rest of ProduceLogRequest: table_id, timeout_ms, then one bucket entry to the end.
+    data = address_of(buf)
+    table, pos = read_field(data, start + 11, end, 0x10, UINT63)
+    timeout_ms, pos = read_field(data, pos, end, 0x18, UINT28)
+    size, pos = read_field(data, pos, end, 0x22, UINT28)
     if pos < 0 or table != table_id or pos + size != end:
         return unusual
+    # The bucket entry: partition_id if the table has partitions, bucket_id, records to the end.
     partition = np.int64(-1)
-    if pos < end and load_u8(buf, pos) == 0x08:
-        partition, pos = _varint(buf, pos + 1, end, 9)
-    bucket, pos = _field(buf, pos, end, 0x10, 4)
-    size, pos = _field(buf, pos, end, 0x1A, 4)
+    if pos < end and peek_u8(data + pos) == 0x08:
+        partition, pos = read_varint(data, pos + 1, end, UINT63)
+    bucket, pos = read_field(data, pos, end, 0x10, UINT28)
+    size, pos = read_field(data, pos, end, 0x1A, UINT28)
     if pos < 0 or pos + size != end:
         return unusual
     result = check_batch(buf, pos, end, program, False)

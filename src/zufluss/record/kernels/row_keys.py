@@ -17,7 +17,7 @@ from zufluss.record.kernels.cache import kernel
 from zufluss.record.kernels.memory import BYTES, types
 from zufluss.record.kernels.raw import address_of, peek_i64, peek_u8, poke_i64
 from zufluss.record.kernels.row_read import extent, read_number, stripped
-from zufluss.record.kernels.varint import shift_right
+from zufluss.record.kernels.varint import read_varint, varint_size
 
 _I64 = types.Array(types.int64, 1, "C", readonly=True)
 _LINES = types.Array(types.int64, 2, "C", readonly=True)
@@ -59,16 +59,10 @@ def _find(
 
 @kernel(inline=True)
 def _same_varint(value: Any, keys: Any, pos: Any, end: Any) -> Any:
-    """The position behind the shortest varint of `value`, −1 if it is not what stands here."""
-    while True:
-        rest = shift_right(value, 7)
-        byte = (value & 0x7F) | (0x80 if rest != 0 else 0)
-        if pos >= end or peek_u8(keys + pos) != byte:
-            return np.int64(-1)
-        pos += 1
-        if rest == 0:
-            return pos
-        value = rest
+    """The position after the shortest varint of `value`; −1 if the key has other bytes there."""
+    key_value, after = read_varint(keys, pos, end, 64)
+    shortest = pos + varint_size(value)
+    return after if key_value == value and after == shortest else np.int64(-1)
 
 
 @kernel(inline=True)

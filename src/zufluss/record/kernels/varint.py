@@ -1,11 +1,11 @@
-"""Varints and texts inside kernels: parts that the row and batch kernels compile in.
+"""Varints and UTF-8 inside kernels: parts that other kernels compile in.
 
-A varint is unsigned LEB128 of a bit pattern of 32 bits (at most 5 bytes) or 64 bits (at most 10).
-Where eight bytes may be read the length comes from one bit scan and the value from three shifts,
-without a branch on the length; near the end of the data it is read byte by byte. `read_varint`
-answers the value and the position behind it, or one of the negative positions below. Data are
-addresses of arrays (`raw`), positions count from there. The twins
-are `Reader.varint` and `text` of `zufluss.record.rows.binary`.
+A varint is unsigned LEB128: seven bits per byte, lowest first, the top bit set on every byte but
+the last. Where eight bytes may be read, the length comes from one bit scan and the value from
+three shifts, without a branch on the length; near the end of the data the varint is read byte by
+byte. `read_varint` returns the value and the position after it, or one of the negative positions
+below. `data` and `out` are addresses (`raw.py`), and positions count from there. The plain-Python
+twins are `zufluss/varint.py` and `text` of `zufluss.record.rows.binary`.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _read_slowly(data: Any, pos: Any, end: Any, bits: Any) -> Any:
 
 @kernel(inline=True)
 def read_varint(data: Any, pos: Any, end: Any, bits: Any) -> Any:
-    """The bit pattern of the varint at `pos` as an int64, and the position behind it."""
+    """Read a varint of at most `bits` bits; returns it as an int64, and the position after it."""
     if end - pos >= 8:
         word = peek_i64(data + pos)
         if word & 0x80 == 0:
@@ -85,7 +85,7 @@ def read_varint(data: Any, pos: Any, end: Any, bits: Any) -> Any:
         stops = ~word & np.int64(_HIGH)
         if stops != 0:
             size = (trailing_zeros(stops) + 1) >> 3
-            if bits == 64 or size < 5:
+            if 7 * size <= bits:
                 word &= stops ^ (stops - 1)
                 word = (word & 0x007F007F007F007F) | shift_right(word & 0x7F007F007F007F00, 1)
                 word = (word & 0x00003FFF00003FFF) | shift_right(word & 0x3FFF00003FFF0000, 2)
@@ -94,15 +94,10 @@ def read_varint(data: Any, pos: Any, end: Any, bits: Any) -> Any:
     return _read_slowly(data, pos, end, bits)
 
 
-@kernel()
+@kernel(inline=True)
 def varint_size(value: Any) -> Any:
     """Bytes of the varint of an int64's bit pattern."""
-    size = np.int64(1)
-    value = shift_right(value, 7)
-    while value != 0:
-        value = shift_right(value, 7)
-        size += 1
-    return size
+    return (70 - leading_zeros(value | 1)) // 7
 
 
 @kernel()
@@ -121,7 +116,7 @@ def put_varint_fast(value: Any, out: Any, pos: Any) -> Any:
     """As `put_varint`, where ten bytes may be written whatever the length is."""
     if shift_right(value, 56) != 0:
         return put_varint(value, out, pos)
-    size = (70 - leading_zeros(value | 1)) // 7
+    size = varint_size(value)
     word = (value & 0x000000000FFFFFFF) | (value & 0x00FFFFFFF0000000) << 4
     word = (word & 0x00003FFF00003FFF) | (word & 0x0FFFC0000FFFC000) << 2
     word = (word & 0x007F007F007F007F) | (word & 0x3F803F803F803F80) << 1
