@@ -55,7 +55,7 @@ def random_keys(count: int, keys: int, seed: int) -> Positions:
 
 def encoded_rows(info: TableInfo, rows: pa.RecordBatch) -> tuple[Slices, Slices]:
     """The keys and rows as they are sent and stored."""
-    keys = Slices.contiguous(*KeyEncoder.of_primary_key(info).encode(rows))
+    keys = Slices.contiguous(*KeyEncoder.of_stored_key(info).encode(rows))
     return keys, RowCodec(info.schema).encode(rows)
 
 
@@ -93,7 +93,7 @@ def put_frames(info: TableInfo, batches: Sequence[Batch]) -> list[bytes]:
 def lookup_frames(info: TableInfo, ids: Positions, keys_each: int) -> list[bytes]:
     """Requests for `keys_each` keys of one bucket, buckets in turn; the last of each has fewer."""
     wanted = pa.record_batch([pa.array(ids)], names=[*KEY])
-    data, offsets = KeyEncoder.of_primary_key(info).encode(wanted)
+    data, offsets = KeyEncoder.of_stored_key(info).encode(wanted)
     joined, ends = data.tobytes(), offsets.tolist()
     frames: list[bytes] = []
     for bucket, chosen in _pieces(bucket_assign(wanted, info), info.bucket_count, keys_each):

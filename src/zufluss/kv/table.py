@@ -57,7 +57,7 @@ class KvTable:
         self.deletes: str = self._delete_behavior()
         self.indexed = info.property(t.TABLE_KV_FORMAT) == "INDEXED"
         """Clients send and get indexed rows; inside they are compacted."""
-        self.key = KeyEncoder.of_primary_key(info)
+        self.key = KeyEncoder.of_stored_key(info)
         """How keys are made of rows."""
         self.key_columns = [self.schema.index_of(name) for name in self.key.columns]
         self._key_codec = RowCodec(Schema.of([self.schema.columns[i] for i in self.key_columns]))

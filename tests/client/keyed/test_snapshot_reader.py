@@ -90,7 +90,7 @@ def keyed_table(cluster: FakeCluster, columns: str = COLUMNS, **changes: Any) ->
 def encoded(info: TableInfo, rows: dict[str, list[Any]]) -> tuple[list[bytes], list[bytes]]:
     """Keys and values of rows as a server of ours keeps them."""
     batch = pa.RecordBatch.from_pydict(rows, schema=info.schema.arrow)
-    data, ends = KeyEncoder.of_primary_key(info).encode(batch)
+    data, ends = KeyEncoder.of_stored_key(info).encode(batch)
     keys = [data[a:b].tobytes() for a, b in pairwise(ends)]
     prefix = info.schema_id.to_bytes(2, "little")
     values = [prefix + (row or b"") for row in RowCodec(info.schema).encode(batch).tolist()]

@@ -19,13 +19,12 @@ from tests.client.pk import create_table, delete, upsert
 from tests.client.test_server import EVERY_TYPE, ROW
 from zufluss.client import ColumnMismatchError
 from zufluss.client.connection import AsyncConnection, connect_async
-from zufluss.client.core.keys import stored_key_encoder
 from zufluss.client.sync.connection import Connection
 from zufluss.client.write.upsert import target_columns
 from zufluss.errors import ErrorCode, InvalidTableError, InvalidTargetColumnError, ZuflussError
 from zufluss.model.schema import Schema
 from zufluss.model.table import TableDescriptor, TableInfo, TablePath
-from zufluss.record.keys.encoding import bucket_assign
+from zufluss.record.keys.encoding import KeyEncoder, bucket_assign
 from zufluss.testing.server import DevServer
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
@@ -414,5 +413,5 @@ def test_the_encoding_of_a_key_follows_lake_and_version(
 ) -> None:
     columns = "p STRING, a INT, b STRING, PRIMARY KEY (a, p, b)"
     info = info_of(columns, partition_keys=("p",), bucket_keys=bucket_keys, properties=properties)
-    encoder = stored_key_encoder(info)
+    encoder = KeyEncoder.of_stored_key(info)
     assert (encoder.columns, encoder.encoding) == (("a", "b"), encoding)

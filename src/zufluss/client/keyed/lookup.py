@@ -32,7 +32,6 @@ from zufluss.client.core.keys import (
     check_primary_key,
     prefix_columns,
     prefix_encoder,
-    stored_key_encoder,
 )
 from zufluss.client.keyed.key_reader import LOOKUP, PREFIX_LOOKUP, KeyGroup, KeyReader
 from zufluss.client.keyed.values import ValueDecoder, slices_of
@@ -59,10 +58,12 @@ class AsyncLookup:
     """The lookups of one table; `table.lookup` and `table.prefix_lookup` use it."""
 
     def __init__(self, connection: AsyncConnection, info: TableInfo) -> None:
+        from zufluss.record.keys.encoding import KeyEncoder  # loads the compiled kernels
+
         check_primary_key(info, "lookup", "table.scan()")
         self._connection = connection
         self._info = info
-        self._reader = KeyReader(connection, info, LOOKUP, stored_key_encoder(info))
+        self._reader = KeyReader(connection, info, LOOKUP, KeyEncoder.of_stored_key(info))
         self._decoder = ValueDecoder(connection, info)
         self._waiting: list[tuple[Row, asyncio.Future[Row | None]]] = []
         self._tasks: set[asyncio.Task[None]] = set()

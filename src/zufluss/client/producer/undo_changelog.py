@@ -24,7 +24,6 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from zufluss.client.connection import AsyncConnection
-from zufluss.client.core.keys import stored_key_encoder
 from zufluss.client.core.offsets import BucketPlace, list_offsets
 from zufluss.client.core.partitions import chosen_places
 from zufluss.client.producer.handle import CLIENT_UNDO_TASK, Producer
@@ -154,9 +153,11 @@ class _FirstChanges:
     """Tells the first change of each key from later ones."""
 
     def __init__(self, info: TableInfo) -> None:
+        from zufluss.record.keys.encoding import KeyEncoder  # loads the compiled kernels
+
         self.seen: set[bytes] = set()
         """Keys that have changed."""
-        self._keys = stored_key_encoder(info)
+        self._keys = KeyEncoder.of_stored_key(info)
 
     def of(self, changes: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
         """The rows of first changes: those that were inserted, and those that were there."""

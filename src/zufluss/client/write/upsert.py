@@ -37,7 +37,7 @@ import pyarrow as pa
 from crc32c import crc32c
 
 from zufluss.client.connection import AsyncConnection
-from zufluss.client.core.keys import check_primary_key, stored_key_encoder
+from zufluss.client.core.keys import check_primary_key
 from zufluss.client.hot import put_request
 from zufluss.client.write.encode import BATCH_BYTES_MAX, join
 from zufluss.client.write.sender import WriteCall
@@ -218,13 +218,14 @@ class PutEncoder:
 
     def __init__(self, info: TableInfo, fold: Fold | None = None) -> None:
         from zufluss.record.batch.kv import build_kv_batch  # these load the compiled kernels
+        from zufluss.record.keys.encoding import KeyEncoder
         from zufluss.record.rows.codec import RowCodec
 
         self._build = build_kv_batch
         self._path = info.path
         self._schema = info.schema.arrow
         self._schema_id = info.schema_id
-        self._keys = stored_key_encoder(info)
+        self._keys = KeyEncoder.of_stored_key(info)
         self._rows = RowCodec(info.schema, info.property(t.TABLE_KV_FORMAT))
         self._fold = fold
 

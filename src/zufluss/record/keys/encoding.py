@@ -117,20 +117,28 @@ class KeyEncoder:
         """The encoder of a table's bucket key."""
         if not info.bucket_keys:
             raise KeyEncodingError(f"table {info.path} has no bucket key; choose buckets in turn")
-        text = info.descriptor.properties.get("table.datalake.format")
-        lake = None if text is None else text.lower()
+        lake = _lake_of(info)
         return cls(info.bucket_keys, bucket_encoding(lake), lake)
 
     @classmethod
-    def of_primary_key(cls, info: TableInfo) -> KeyEncoder:
-        """The encoder of the keys under which a primary-key table stores its rows.
+    def of_stored_key(cls, info: TableInfo) -> KeyEncoder:
+        """Return the encoder of the keys under which a primary-key table stores its rows.
 
-        Paimon and iceberg tables of format version 2 have keys of the lake's encoding only where
-        the bucket key is the whole key: a prefix of it could not be looked up otherwise.
+        The stored key is the *physical* primary key: the primary key without the partition
+        columns. Client and server compare its bytes, so both take the encoding from here:
+
+        | lake | `table.kv.format-version` | bucket key | encoding of the stored key |
+        |---|---|---|---|
+        | none, lance, hudi | any | any | compacted |
+        | paimon, iceberg | 1, or absent | any | the lake's |
+        | paimon, iceberg | 2 | the physical primary key | the lake's |
+        | paimon, iceberg | 2 | part of the physical primary key | compacted |
+
+        Version 2 exists for prefix lookups: part of a key is a prefix of its bytes only in the
+        compacted encoding.
         """
         descriptor = info.descriptor
-        text = descriptor.properties.get("table.datalake.format")
-        lake = None if text is None else text.lower()
+        lake = _lake_of(info)
         version = int(descriptor.properties.get("table.kv.format-version", "1"))
         columns = descriptor.physical_primary_key
         if lake in ("paimon", "iceberg") and (version == 1 or descriptor.has_default_bucket_key):
@@ -154,6 +162,12 @@ def bucket_assign(
 ) -> npt.NDArray[np.int32]:
     """The bucket of every row of a table with a bucket key."""
     return KeyEncoder.of_bucket_key(info).bucket_ids(batch, info.bucket_count, hash)
+
+
+def _lake_of(info: TableInfo) -> str | None:
+    """Return the lake format of a table, None if the table is not tiered to a lake."""
+    text = info.descriptor.properties.get("table.datalake.format")
+    return None if text is None else text.lower()
 
 
 def bucket_encoding(lake: str | None) -> Encoding:

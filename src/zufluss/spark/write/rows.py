@@ -20,7 +20,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from zufluss.client.core.convert import ColumnMismatchError, chosen, conform
-from zufluss.client.core.keys import stored_key_encoder
 from zufluss.model.table import TableInfo
 from zufluss.record.slices import Slices
 from zufluss.spark.types import changed_type
@@ -178,7 +177,9 @@ def in_content_order(batches: Iterable[pa.RecordBatch], info: TableInfo) -> list
 
 def in_key_order(rows: pa.RecordBatch, info: TableInfo) -> pa.RecordBatch:
     """Rows sorted by the bytes of their keys."""
-    return _sorted(rows, Slices.contiguous(*stored_key_encoder(info).encode(rows)))
+    from zufluss.record.keys.encoding import KeyEncoder  # loads the compiled kernels
+
+    return _sorted(rows, Slices.contiguous(*KeyEncoder.of_stored_key(info).encode(rows)))
 
 
 def joined(batches: Iterable[pa.RecordBatch]) -> list[pa.RecordBatch]:
