@@ -26,7 +26,7 @@ from tests.kv.kv_samples import look_up, open_store, small_memory
 from tests.kv.model import Change, DeletesDisabledError, Model, Put, Rules, fold
 from tests.log.support import open_log
 from zufluss.errors import ErrorCode, InvalidTargetColumnError, ZuflussError
-from zufluss.kv.hot.kernels import NEWEST
+from zufluss.kv.hot.entries import NEWEST
 from zufluss.kv.memory import KvMemory
 from zufluss.kv.store import hash_keys
 from zufluss.kv.table import KvTable

@@ -20,7 +20,8 @@ from tests.kv.kv_samples import get, look_up, open_store, put, small_memory
 from tests.kv.plain_store import PlainStore
 from zufluss.errors import LogStorageError
 from zufluss.kv.cold import flush
-from zufluss.kv.cold.flush import STATE_FILE, TABLE_FILE, KvState, read_state
+from zufluss.kv.cold.flush import TABLE_FILE
+from zufluss.kv.cold.state import STATE_FILE, KvState, read_state
 from zufluss.kv.hot import memtable
 from zufluss.kv.memory import KvMemory
 from zufluss.kv.rest import Rests

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from zufluss.kv.merge.aggregation import Aggregation
 from zufluss.kv.merge.base import NO_ROW, Candidates, Fold, MergeEngine, Numbers
-from zufluss.kv.merge.gather import Changed, Gathered, changed_values, gather, number_candidates
+from zufluss.kv.merge.gather import CandidateRows, NewValues, gather, new_values, number_candidates
 from zufluss.kv.merge.partial import Ids, PartialUpdate
 from zufluss.kv.table import KvTable
 from zufluss.record.batch.kv import KvBatch
@@ -63,7 +63,7 @@ class Change:
         self._first = groups.first
         self._old = old
         self._values, self._schema_id = batch.rows, batch.schema_id
-        self._changed: Changed | None = None
+        self._merged_values: NewValues | None = None
         new, stored, deletes = number_candidates(batch.rows, old)
         self._candidates = Candidates(groups.of, new, stored, None)
         if deletes:
@@ -80,15 +80,15 @@ class Change:
             self._fold_by_keys(engine)
 
     @property
-    def made(self) -> Slices | None:
-        """Values that are not rows of the batch but were made of them, None if there are none."""
-        return None if self._changed is None else self._changed.values
+    def merged(self) -> Slices | None:
+        """The new values if the engine aggregates: they may be longer than the rows sent."""
+        return None if self._merged_values is None else self._merged_values.values
 
-    def changed(self) -> Changed:
-        """The groups whose row changes, and their new values."""
-        if self._changed is not None:
-            return self._changed
-        return changed_values(self._values, self._schema_id, self._final, self._candidates.old)
+    def new_values(self) -> NewValues:
+        """Return the groups whose row changes, and their new values."""
+        if self._merged_values is not None:
+            return self._merged_values
+        return new_values(self._values, self._schema_id, self._final, self._candidates.old)
 
     def _take(self, fold: Fold, rows: pa.RecordBatch | Located) -> None:
         """Take over what an engine decided."""
@@ -114,16 +114,16 @@ class Change:
         new_keys = bool((self._candidates.old == NO_ROW).any())
         if new_keys and engine.divides(batch.schema_id) and table.key.encoding == "compacted":
             divided = engine.divide(self._candidates)
-            wanted = self._gathered(divided.wanted)
-            folded, changed = engine.fold_divided(divided, batch.rows, wanted)
-            table.check_compacted_keys(*wanted)
+            candidates = self._gather(divided.wanted)
+            folded, values = engine.fold_divided(divided, batch.rows, candidates)
+            table.check_compacted_keys(*candidates)
         else:
-            written = int(table.field_counts[batch.schema_id])
-            folded, changed = engine.fold(
-                self._candidates, batch.rows, self._all_located(), written, self._free(ids)
+            fields = int(table.field_counts[batch.schema_id])
+            folded, values = engine.fold(
+                self._candidates, batch.rows, self._all_located(), fields, self._free(ids)
             )
         self.rows, self.kinds = table.changelog.rows(folded.rows), folded.kinds
-        self._changed = changed
+        self._merged_values = values
         if table.auto_increment is not None:
             ids.use(folded.inserts)
 
@@ -140,12 +140,12 @@ class Change:
 
     def _located(self, candidates: Numbers) -> Located:
         """Take these candidates apart: each is sound and stands under its key."""
-        rows, counts, keys = self._gathered(candidates)
+        rows, counts, keys = self._gather(candidates)
         located = self._table.codec.locate(rows, counts)
         self._table.check_keys(located, keys)
         return located
 
-    def _gathered(self, candidates: Numbers) -> Gathered:
+    def _gather(self, candidates: Numbers) -> CandidateRows:
         batch = self._batch
         return gather(
             batch.rows, batch.schema_id, self._old, candidates, batch.keys, self._first,

@@ -1,12 +1,13 @@
-"""Who gets the memory of the server's key-value state, and who has to give some back.
+"""The memory of a server's key-value state: which bucket gets some, and which gives some back.
 
-Every bucket allocates here. As long as there is room that is all; when there is none, somebody
-makes it, in the thread that asked (the key-value worker, which owns all buckets):
+Every bucket allocates here. When no memory is free, the thread that asked for it (the key-value
+worker, which owns all buckets) makes room:
 
-1. The largest buckets drop the oldest rows that the cold tier has as well.
-2. If that frees nothing, the bucket with the most unflushed bytes is flushed, and waited for.
-3. Dropped memory is free when the event loop has passed (`on_retired`): its readers hold positions
-   for as long as one call takes.
+1. The largest buckets drop their oldest rows that the cold tier has too.
+2. If nothing can be dropped, the bucket with the most unflushed bytes is flushed, and the worker
+   waits for the flush.
+3. Dropped memory is free after the event loop has run once (`on_retired`): its readers hold
+   positions for as long as one call takes.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Protocol
 
 import structlog
 
@@ -22,53 +24,82 @@ from zufluss.errors import ZuflussError
 from zufluss.kv.cold.flush import Flusher
 from zufluss.kv.hot.arena import SEGMENT_BYTES, Arena
 
-if TYPE_CHECKING:
-    from zufluss.kv.store import KvStore
-
 log = structlog.get_logger(__name__)
 
 Free = Callable[[], None]
 OnRetired = Callable[[Free], None]
-"""Gets a function that frees memory; is to call it when no reader can hold a position in it."""
+"""Takes a function that frees memory, and calls it once no reader can hold a position there."""
 
 SEGMENTS_WANTED = 64
-"""A small budget has small segments: so many at least, or a few buckets would hold all of it."""
+"""Segments that a budget is divided into at least: with fewer, some buckets would take it all."""
 
 SEGMENT_BYTES_MIN = 64 * 1024
-"""But not smaller than this."""
+"""The smallest segment, however small the budget."""
 
 EVICT_SEGMENTS = 4
-"""Once room must be made, so much of it is made at least."""
+"""Segments that are dropped at least once room must be made."""
 
 WAIT_SECONDS = 60.0
-"""How long a write waits for room before it is given up."""
+"""How long an allocation waits for room before it fails."""
 
 PASS_SECONDS = 1.0
-"""How long to wait for the event loop to pass before more is dropped."""
+"""How long to wait for the event loop to free what was dropped before more is dropped."""
 
 PAUSE_SECONDS = 0.01
-"""How long to wait for others to free memory before looking again."""
+"""How long to wait for others to free memory when this thread can free none."""
+
+
+class MemoryUser(Protocol):
+    """A bucket's store, as far as memory is concerned."""
+
+    directory: Path
+    horizon: int
+    dirty_bytes: int
+    """Bytes written since the last flush."""
+    flush_wanted: Callable[[], None]
+    """Begins a flush."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of memory that the store has."""
+
+    @property
+    def flushed_offset(self) -> int:
+        """Every change below this log offset is in the cold tier."""
+
+    @property
+    def flushing(self) -> bool:
+        """Whether a flush is under way."""
+
+    def flush_wait(self) -> None:
+        """Wait for the end of the flush that is under way."""
+
+    def evict(self, wanted: int) -> int:
+        """Drop rows that the cold tier has, oldest first; return the bytes retired."""
 
 
 class KvMemory:
-    """The memory of all buckets of a server, and what it takes to flush them."""
+    """The memory of all buckets of a server, and the flusher that they share."""
 
     def __init__(
         self, budget: int, on_retired: OnRetired, segment_bytes: int | None = None
     ) -> None:
         self.arena = Arena(budget, segment_bytes or _segment_bytes(budget))
         self.flusher = Flusher()
-        self.stores: set[KvStore] = set()
+        self.stores: set[MemoryUser] = set()
         """The open buckets."""
         self._on_retired = on_retired
 
     def alloc(self, size: int) -> int:
-        """Position of a block, making room for it if need be."""
-        found = self.arena.alloc(size)
-        return found if found is not None else self._alloc_slowly(size)
+        """Return the position of a free block; makes room for it if necessary.
+
+        Raises `ZuflussError` if there is no room within `WAIT_SECONDS`.
+        """
+        position = self.arena.alloc(size)
+        return position if position is not None else self._alloc_slowly(size)
 
     def has_room(self, size: int) -> bool:
-        """Whether so much fits without waiting; if not, somebody drops rows for the next time."""
+        """Whether `size` bytes fit without waiting; if not, drops rows for the next time."""
         if self.arena.free_bytes - size >= self.arena.reserve + self.arena.segment_bytes:
             return True
         self._evict(max(2 * size, EVICT_SEGMENTS * self.arena.segment_bytes))
@@ -79,13 +110,13 @@ class KvMemory:
         self._on_retired(partial(self.arena.free, start, size))
 
     def close(self) -> None:
-        """End the flush thread and process. Blocks; the buckets are closed before."""
+        """End the flush thread and process, after all buckets were closed. Blocks."""
         self.flusher.stop()
 
     def _alloc_slowly(self, size: int) -> int:
         deadline = time.monotonic() + WAIT_SECONDS
         wanted = max(2 * size, EVICT_SEGMENTS * self.arena.segment_bytes)
-        while (found := self.arena.alloc(size)) is None:
+        while (position := self.arena.alloc(size)) is None:
             if self._evict(wanted):
                 self.arena.wait(self.arena.reserve + size, PASS_SECONDS)
             elif not self._flush_one():
@@ -95,10 +126,10 @@ class KvMemory:
                     f"no {size} bytes of key-value memory in {WAIT_SECONDS:.0f} s: {self.arena} "
                     f"for {len(self.stores)} buckets; raise zufluss.kv.memory"
                 )
-        return found
+        return position
 
     def _evict(self, wanted: int) -> int:
-        """Have the largest buckets drop what the cold tier has as well; bytes retired."""
+        """Let the largest buckets drop rows that the cold tier has; return the bytes retired."""
         total = 0
         for store in sorted(self.stores, key=lambda s: -s.memory_bytes):
             total += store.evict(wanted - total)
@@ -107,7 +138,7 @@ class KvMemory:
         return total
 
     def _flush_one(self) -> bool:
-        """Flush the bucket with the most to flush and wait for it; whether there was one."""
+        """Wait for a flush, of the bucket with the most to flush; False if none has anything."""
         flushing = [store for store in self.stores if store.flushing]
         waiting = [
             store
@@ -127,6 +158,6 @@ class KvMemory:
 
 
 def _segment_bytes(budget: int) -> int:
-    """A power of two."""
+    """Return the size of a segment, a power of two, for a budget."""
     share = max(budget // SEGMENTS_WANTED, SEGMENT_BYTES_MIN)
     return min(SEGMENT_BYTES, 1 << (share.bit_length() - 1))

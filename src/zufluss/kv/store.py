@@ -27,12 +27,15 @@ import numpy as np
 import structlog
 
 from zufluss.kv.cold.checkpoint import COLD_DIRECTORY, remove_left_overs
-from zufluss.kv.cold.flush import STATE_FILE, TABLE_FILE, Done, KvState, View, copied, read_state
+from zufluss.kv.cold.flush import TABLE_FILE, Done, View
 from zufluss.kv.cold.rocks import ColdTier
+from zufluss.kv.cold.state import STATE_FILE, KvState, read_state
 from zufluss.kv.hot.answer import answer_lookup
-from zufluss.kv.hot.kernels import NEWEST, UNKNOWN
+from zufluss.kv.hot.entries import NEWEST
+from zufluss.kv.hot.index import UNKNOWN
 from zufluss.kv.hot.memtable import SEED, Block, Memtable, group_keys, hash_keys
 from zufluss.kv.hot.order import KeyOrder, successor
+from zufluss.kv.hot.sorting import packed
 from zufluss.kv.memory import KvMemory
 from zufluss.kv.rest import NO_PUTS, Rests
 from zufluss.kv.scan.pins import PINS_DIRECTORY, PinDirectory
@@ -176,7 +179,7 @@ class KvStore:
         if unknown and not self.resident:
             return self._with_cold(keys, hashes, found, keep=keep)
         np.maximum(found.starts, ABSENT, out=found.starts)
-        return copied(found)
+        return packed(found)
 
     def put(self, keys: Slices, hashes: Positions, values: Slices, offset: int) -> None:
         """Write versions under a log offset; an absent value deletes.
@@ -370,7 +373,7 @@ class KvStore:
         missing = np.flatnonzero(found.starts == UNKNOWN)
         wanted = keys.take(missing)
         cold = self._read_cold(wanted)
-        found = copied(found)
+        found = packed(found)
         at = len(found.data)
         found.starts[missing] = np.where(cold.starts >= 0, cold.starts + at, ABSENT)
         found.ends[missing] = cold.ends + at

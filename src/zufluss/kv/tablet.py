@@ -40,10 +40,10 @@ from zufluss.errors import (
 from zufluss.kv.change import Change, Groups
 from zufluss.kv.changelog import Changes
 from zufluss.kv.cold.checkpoint import Checkpoint, remove_left_overs
-from zufluss.kv.cold.flush import KvState
+from zufluss.kv.cold.state import KvState
 from zufluss.kv.hot.memtable import group_keys, hash_keys
 from zufluss.kv.merge.base import DELETE, INSERT, UPDATE_BEFORE
-from zufluss.kv.merge.gather import SCHEMA_ID_BYTES, Changed, longest, prefixed
+from zufluss.kv.merge.gather import SCHEMA_ID_BYTES, NewValues, longest, prefixed
 from zufluss.kv.merge.partial import Ids
 from zufluss.kv.producer.fence import OPEN, Fence
 from zufluss.kv.producer.undo import STORED_BYTES_MAX, Step, StepTooLargeError, undone
@@ -152,22 +152,22 @@ class KvTablet:
             table.changelog, change.rows, change.kinds, batch.writer_id,
             batch.batch_sequence,
         )  # fmt: skip
-        if change.made is not None:
-            self._check_size(longest(keys) + longest(change.made))
-        self._apply(keys, hashes, change.changed(), changes, now_ms)
+        if change.merged is not None:
+            self._check_size(longest(keys) + longest(change.merged))
+        self._apply(keys, hashes, change.new_values(), changes, now_ms)
         return Prepared(changes, self._next_offset, now_ms)
 
     def _apply(
         self,
         keys: Slices,
         hashes: Positions,
-        changed: Changed,
+        new: NewValues,
         changes: Changes,
         now_ms: int,
     ) -> None:
         """Take over the outcome. A failure from here on is the end of the bucket."""
         base = self._next_offset
-        groups, values, more_rows = changed
+        groups, values, more_rows = new
         try:
             self.store.put(keys.take(groups), hashes[groups], values, base)
         except BaseException as e:
@@ -245,7 +245,7 @@ class KvTablet:
             return Prepared(None, self._next_offset, now_ms)
         sequence = self._writers.next_sequence(writer_id)
         changes = Changes(table.changelog, work.rows, work.kinds, writer_id, sequence)
-        self._apply(keys, hashes, work.changed, changes, now_ms)
+        self._apply(keys, hashes, work.values, changes, now_ms)
         return Prepared(changes, self._next_offset, now_ms)
 
     def _check_step(self, keys: Slices, hashes: Positions) -> None:

@@ -23,7 +23,7 @@ from zufluss.config import options
 from zufluss.config.load import Configuration
 from zufluss.errors import UnknownTableOrBucketError, ZuflussError
 from zufluss.kv.cold.checkpoint import CHECKPOINT_DIRECTORY, Checkpoint, remove_left_overs
-from zufluss.kv.cold.flush import KvState
+from zufluss.kv.cold.state import KvState
 from zufluss.kv.memory import KvMemory
 from zufluss.kv.replay import Earlier
 from zufluss.kv.rest import Rests

@@ -20,8 +20,8 @@ from zufluss.kv.cold.checkpoint import (
     incoming_directory,
     install,
 )
-from zufluss.kv.cold.flush import KvState, read_state, write_state
 from zufluss.kv.cold.rocks import ColdTier, readable_by_all
+from zufluss.kv.cold.state import KvState, read_state, write_state
 from zufluss.kv.replay import Earlier, pieces_of
 from zufluss.kv.store import KvStore
 from zufluss.kv.table import KvTable

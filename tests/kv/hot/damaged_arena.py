@@ -12,13 +12,13 @@ import sys
 import numpy as np
 
 from tests.record.guard_pages import PAGE, Guarded
-from zufluss.kv.hot import kernels, sorting, words
+from zufluss.kv.hot import entries, index, segments, sorting, words
 from zufluss.record.slices import Slices
 
 SEED = 7
 BITS = 6
 BLOCK = 8
-FIRST = 8 + (kernels.SLOT_BYTES << BITS)
+FIRST = 8 + (index.SLOT_BYTES << BITS)
 HOSTILE = (0, 1, -1, -2, 7, 8, 16, PAGE, PAGE - 8, PAGE - 24, -(2**63), 2**63 - 1, 2**31 - 1, 2**40)
 
 
@@ -33,8 +33,8 @@ def sample(size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, Slices, int]:
     counts = np.zeros(2, np.int64)
     for offset in range(3):
         refs = np.empty(names.count, np.int64)
-        _, at = kernels.append(arena, at, size, *names, *names, offset, 0, refs)
-        kernels.publish(arena, root, refs, hashes, 0, 0, counts)
+        _, at = entries.append(arena, at, size, *names, *names, offset, 0, refs)
+        index.publish(arena, root, refs, hashes, 0, 0, counts)
     return arena, root, hashes, names, at
 
 
@@ -45,20 +45,20 @@ def exercise(
     n = names.count
     one, two, many = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(400, np.int64)
     counts = np.zeros(2, np.int64)
-    kernels.find(arena, root, *names, hashes, 2, one, two)
-    kernels.look_up(arena, root, SEED, *names, 1, one, two)
-    kernels.select(arena, root, SEED, FIRST, at, 0, 2, many)
-    kernels.live_slots(arena, BLOCK, BITS)
-    found = max(0, kernels.heads(arena, BLOCK, BITS, many, 0))
+    index.find(arena, root, *names, hashes, 2, one, two)
+    index.look_up(arena, root, SEED, *names, 1, one, two)
+    segments.select(arena, root, SEED, FIRST, at, 0, 2, many)
+    index.live_slots(arena, BLOCK, BITS)
+    found = max(0, index.heads(arena, BLOCK, BITS, many, 0))
     refs = many[:found].copy()
     sorting.prefixes(arena, refs, np.empty(found, np.int64))
     if sorting.spans(arena, refs, np.empty(3 * found, np.int64)) >= 0:
         sorting.sort_ties(arena, refs, np.zeros(found, np.int64), np.empty(found, np.int64))
-    kernels.walk(arena, FIRST, at, many)
-    kernels.publish(arena, root, refs[:n], hashes[: len(refs)], 0, 2, counts)
-    kernels.clean(arena, root, SEED, FIRST, at, at, arena.size, 2, 1, True, counts)
-    kernels.clean(arena, root, SEED, FIRST, at, at, arena.size, 2, 1, False, counts)
-    kernels.split(arena, BLOCK, BITS, FIRST, FIRST + 1024, BITS, 0)
+    entries.walk(arena, FIRST, at, many)
+    index.publish(arena, root, refs[:n], hashes[: len(refs)], 0, 2, counts)
+    segments.clean(arena, root, SEED, FIRST, at, at, arena.size, 2, 1, True, counts)
+    segments.clean(arena, root, SEED, FIRST, at, at, arena.size, 2, 1, False, counts)
+    index.split(arena, BLOCK, BITS, FIRST, FIRST + 1024, BITS, 0)
 
 
 def main() -> None:

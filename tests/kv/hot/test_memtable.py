@@ -20,11 +20,11 @@ from hypothesis import strategies as st
 
 from tests.kv.kv_samples import SEGMENT, look_up, put, small_memory
 from zufluss.errors import ConfigError
-from zufluss.kv.cold.flush import sort_by_key
 from zufluss.kv.hot import words
 from zufluss.kv.hot.arena import AHEAD_BYTES, BLOCK_BYTES_MIN, Arena
 from zufluss.kv.hot.memtable import SEED, Memtable, group_keys, hash_keys
 from zufluss.kv.hot.order import KeyOrder, successor
+from zufluss.kv.hot.sorting import sort_by_key
 from zufluss.kv.memory import KvMemory
 from zufluss.kv.store import KvStore
 from zufluss.log.files import Files

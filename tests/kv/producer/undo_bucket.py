@@ -12,7 +12,7 @@ import numpy as np
 from tests.end_to_end.kv import Codec, kv_batch, records_of
 from tests.kv.kv_samples import open_store
 from tests.log.support import open_log
-from zufluss.kv.hot.kernels import NEWEST
+from zufluss.kv.hot.entries import NEWEST
 from zufluss.kv.memory import KvMemory
 from zufluss.kv.producer.fence import Fence, Owner
 from zufluss.kv.producer.own_changes import Progress, Source, exclusive_steps, shared_steps

@@ -10,8 +10,8 @@ from tests.kv.cold.test_checkpoint import ROWS, checkpoint_of, end, flushed, tab
 from tests.kv.kv_samples import open_store, put, small_memory
 from zufluss.errors import UnknownTableOrBucketError
 from zufluss.kv.cold.checkpoint import COLD_DIRECTORY, remove_left_overs
-from zufluss.kv.cold.flush import KvState
 from zufluss.kv.cold.rocks import ColdTier
+from zufluss.kv.cold.state import KvState
 from zufluss.kv.scan.pins import PINS_DIRECTORY, UNFINISHED_SUFFIX, PinDirectory, PinnedFiles
 from zufluss.kv.store import KvStore
 from zufluss.log.files import Files

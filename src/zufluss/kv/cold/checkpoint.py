@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from zufluss.errors import LogStorageError
-from zufluss.kv.cold.flush import STATE_FILE, KvState, write_state
 from zufluss.kv.cold.rocks import TABLE_SUFFIX, check_opens, readable_by_all
+from zufluss.kv.cold.state import STATE_FILE, KvState, write_state
 from zufluss.log.files import Files
 from zufluss.log.writer_state import WriterState
 

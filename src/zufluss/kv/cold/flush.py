@@ -17,7 +17,6 @@ and since changelogs carry whole rows, replaying over newer rows ends in the sam
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -25,77 +24,27 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 import structlog
-from crc32c import crc32c
 
 from zufluss.errors import LogStorageError
 from zufluss.kv.cold.flush_process import LENGTH, PIECE, ROWS_AT_ONCE
 from zufluss.kv.cold.rocks import ColdTier
-from zufluss.kv.hot import kernels, sorting
+from zufluss.kv.cold.state import KvState, write_state
 from zufluss.kv.hot.arena import Arena
+from zufluss.kv.hot.entries import HEADER_BYTES
 from zufluss.kv.hot.memtable import SEED
+from zufluss.kv.hot.segments import select
+from zufluss.kv.hot.sorting import packed, sort_by_key, spans_of
 from zufluss.kv.rest import NO_PUTS, Rests
 from zufluss.log.files import Files
 from zufluss.record.slices import Bytes, Positions, Slices
 
 log = structlog.get_logger(__name__)
 
-STATE_FILE = "state.json"
-"""Name of the state file in a bucket's directory."""
-
 TABLE_FILE = "flush.sst"
 """A table on its way to the cold tier."""
-
-STATE_VERSION = 1
-"""Of the state file."""
-
-
-class KvState(NamedTuple):
-    """What the cold tier of a bucket holds."""
-
-    flushed_offset: int = 0
-    """Every change below this log offset is in it."""
-    row_count: int = 0
-    """Rows as of that offset."""
-    meta: dict[str, Any] = {}  # noqa: RUF012
-    """What the owner keeps with it."""
-
-
-def read_state(directory: Path) -> KvState:
-    """The recorded state of a bucket; a bucket without one is empty."""
-    path = directory / STATE_FILE
-    try:
-        found = json.loads(path.read_bytes())
-        crc = found.pop("crc32c")
-        whole = crc == crc32c(_canonical(found)) and found.pop("version") == STATE_VERSION
-    except FileNotFoundError:
-        return KvState()
-    except (ValueError, KeyError, AttributeError):
-        whole = False
-    if not whole:
-        raise LogStorageError(
-            f"{path} is damaged or of another version: expected version {STATE_VERSION} with a "
-            "matching checksum. Restore it from a backup, or remove the directory to rebuild the "
-            "state from a changelog that is still complete"
-        )
-    return KvState(**found)
-
-
-def write_state(files: Files, directory: Path, state: KvState) -> None:
-    """Replace the state file; durable when it returns."""
-    content = {"version": STATE_VERSION, **state._asdict()}
-    content["crc32c"] = crc32c(_canonical(content))
-    fresh = directory / f"{STATE_FILE}.new"
-    files.put(fresh, json.dumps(content).encode(), sync=True)
-    files.rename(fresh, directory / STATE_FILE)
-    files.sync_directory(directory)
-
-
-def _canonical(content: dict[str, Any]) -> bytes:
-    return json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +68,8 @@ class View:
     def _dirty(self) -> Positions:
         found = [np.empty(0, np.int64)]
         for start, end in self.pieces:
-            out = np.empty((end - start) // kernels.HEADER_BYTES, np.int64)
-            count = kernels.select(
+            out = np.empty((end - start) // HEADER_BYTES, np.int64)
+            count = select(
                 self.arena.data, self.root, SEED, start, end, self.flushed_offset, self.horizon, out
             )
             if count < 0:
@@ -129,50 +78,19 @@ class View:
         return np.concatenate(found)
 
 
-def sort_by_key(arena: Bytes, refs: Positions) -> Positions:
-    """Entries in the order of their keys."""
-    keys = np.empty(len(refs), np.int64)
-    if sorting.prefixes(arena, refs, keys) < 0:
-        raise LogStorageError("key-value memory is damaged: an entry to be sorted is not whole")
-    order = np.argsort(keys, kind="stable")
-    refs, keys = refs[order], keys[order]
-    sorting.sort_ties(arena, refs, keys, np.empty(len(refs), np.int64))
-    return refs
-
-
 def _pieces(arena: Bytes, refs: Positions, rests: Rests) -> Iterator[bytes | memoryview]:
     """Rows as the flush process takes them."""
     stretch = rests.begin()
     for begin in range(0, len(refs), ROWS_AT_ONCE):
         part = refs[begin : begin + ROWS_AT_ONCE]
         starts, middles, ends = spans_of(arena, part)
-        data = copied(Slices(arena, starts, np.where(ends < 0, middles, ends))).data
+        data = packed(Slices(arena, starts, np.where(ends < 0, middles, ends))).data
         yield PIECE.pack(len(part), len(data))
         yield (middles - starts).astype(np.int32).data
         yield np.where(ends < 0, -1, ends - middles).astype(np.int32).data
         yield data.data
         stretch = rests.between(stretch)
     yield PIECE.pack(0, 0)
-
-
-def spans_of(arena: Bytes, refs: Positions) -> tuple[Positions, Positions, Positions]:
-    """Where the keys of entries begin, their values begin, and end (−1: deleted)."""
-    out = np.empty(3 * len(refs), np.int64)
-    if sorting.spans(arena, refs, out) < 0:
-        raise LogStorageError("key-value memory is damaged: an entry to be copied is not whole")
-    starts, middles, ends = np.ascontiguousarray(out.reshape(-1, 3).T)
-    return starts, middles, ends
-
-
-def copied(slices: Slices) -> Slices:
-    """Byte strings in a buffer of their own, one behind the other; absent ones stay absent."""
-    present = slices.starts >= 0
-    sizes = np.where(present, slices.ends - slices.starts, 0)
-    ends = np.cumsum(sizes)
-    out = np.empty(int(ends[-1]) if len(ends) else 0, np.uint8)
-    if sorting.copy_out(slices.data, slices.starts, slices.ends, out) < 0:
-        raise ValueError(f"a byte string leaves its {len(slices.data)} bytes")
-    return Slices(out, np.where(present, ends - sizes, slices.starts), ends)
 
 
 class Flusher:

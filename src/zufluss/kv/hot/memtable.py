@@ -3,7 +3,8 @@
 Writes go out of place. A put first writes whole entries, then makes the slots of the index point to
 them, so a reader beside it sees the old version or the new one. Every version carries the log
 offset of its batch and a reference to the one before; a reader with a horizon walks to the newest
-below it. The layouts and everything done per key are in `kernels.py`.
+below it. The layouts and everything done per key are in
+`entries.py`, `index.py` and `segments.py`.
 
 Old versions are garbage once a newer one is below the horizon of all readers. When they take more
 than half of the memory, each put cleans a piece of the oldest segment in proportion to what it
@@ -23,7 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from zufluss.errors import ZuflussError
-from zufluss.kv.hot import kernels, words
+from zufluss.kv.hot import entries, index, segments, words
 from zufluss.kv.hot.arena import BLOCK_BYTES_MIN, Arena
 from zufluss.record.slices import Positions, Slices
 
@@ -112,7 +113,7 @@ class Memtable:
         self._unpublished_from = NONE
         block = self._block(BLOCK_BYTES_MIN)
         arena.data[block : block + BLOCK_BYTES_MIN] = 0
-        bits = (BLOCK_BYTES_MIN // kernels.SLOT_BYTES).bit_length() - 1
+        bits = (BLOCK_BYTES_MIN // index.SLOT_BYTES).bit_length() - 1
         self.root = np.array([0, bits, block], np.int64)
         """Where the index lies; replaced or changed in place, always whole for a reader."""
 
@@ -121,7 +122,7 @@ class Memtable:
     def find(self, keys: Slices, hashes: Positions, horizon: int) -> tuple[Slices, int]:
         """Values of keys at a horizon, and how many are `UNKNOWN` here."""
         starts, ends = np.empty(keys.count, np.int64), np.empty(keys.count, np.int64)
-        unknown = kernels.find(
+        unknown = index.find(
             self.arena.data, self.root, keys.data, keys.starts, keys.ends, hashes, horizon,
             starts, ends,
         )  # fmt: skip
@@ -149,14 +150,14 @@ class Memtable:
         counts = np.zeros(2, np.int64)
         done = 0
         while True:
-            done = kernels.publish(self.arena.data, self.root, refs, hashes, done, horizon, counts)
+            done = index.publish(self.arena.data, self.root, refs, hashes, done, horizon, counts)
             if done < 0:
                 raise _damaged("a reference in the index or the index itself")
             if done == len(refs):
                 break
             self._grow(int(hashes[done]))
-        self.garbage += int(counts[kernels.SUPERSEDED])
-        self.keys += int(counts[kernels.ADDED])
+        self.garbage += int(counts[index.SUPERSEDED])
+        self.keys += int(counts[index.ADDED])
 
     def _append(self, keys: Slices, values: Slices, offset: int) -> tuple[Positions, int]:
         refs = np.empty(keys.count, np.int64)
@@ -164,7 +165,7 @@ class Memtable:
         while True:
             segment = self.segments[-1] if self.segments else self._open_segment(0)
             at = segment.used
-            done, segment.used = kernels.append(
+            done, segment.used = entries.append(
                 self.arena.data, at, segment.start + segment.size, *keys, *values,
                 offset, done, refs,
             )  # fmt: skip
@@ -204,10 +205,10 @@ class Memtable:
     def _grow(self, hash: int) -> None:
         """Make room for a key in its block: rebuild it without dropped slots, or split it."""
         depth, bits = int(self.root[0]), int(self.root[1])
-        size = kernels.SLOT_BYTES << bits
+        size = index.SLOT_BYTES << bits
         block = int(self.root[2 + (hash >> 1 >> (63 - depth) & (1 << depth) - 1)])
         local = int(self.arena.data[block + 8 : block + 16].view(np.int64)[0])
-        if 4 * kernels.live_slots(self.arena.data, block, bits) < 1 << bits:
+        if 4 * index.live_slots(self.arena.data, block, bits) < 1 << bits:
             low = self._block(size)
             self._split(block, low, 0, bits, local)
             self._point(block, low, low, local)
@@ -226,7 +227,7 @@ class Memtable:
 
     def _split(self, block: int, low: int, high: int, new_bits: int, local: int) -> None:
         bits = int(self.root[1])
-        if kernels.split(self.arena.data, block, bits, low, high, new_bits, local) < 0:
+        if index.split(self.arena.data, block, bits, low, high, new_bits, local) < 0:
             raise _damaged("an index block")
 
     def _point(self, block: int, low: int, high: int, local: int) -> None:
@@ -290,7 +291,7 @@ class Memtable:
         target = self.segments[-1]
         room = target.start + target.size
         counts = np.zeros(2, np.int64)
-        at, used = kernels.clean(
+        at, used = segments.clean(
             self.arena.data, self.root, SEED, victim.cleaned, stop, target.used, room, horizon,
             flushed, evict, counts,
         )  # fmt: skip
@@ -299,8 +300,8 @@ class Memtable:
         if used > target.used:
             target.newest = max(target.newest, victim.newest)
         victim.cleaned, target.used = at, used
-        self.garbage = max(0, self.garbage - int(counts[kernels.USELESS]))
-        self.keys -= int(counts[kernels.FORGOTTEN])
+        self.garbage = max(0, self.garbage - int(counts[segments.USELESS]))
+        self.keys -= int(counts[segments.FORGOTTEN])
 
     def _urgent_segment(self, victim: Segment) -> bool:
         """Begin a segment for what cleaning copies, from the reserve; whether there was one."""
@@ -333,14 +334,14 @@ class Memtable:
         out = np.empty(self.keys, np.int64)
         count = 0
         for block in np.unique(self.root[2:]):
-            count = kernels.heads(self.arena.data, int(block), int(self.root[1]), out, count)
+            count = index.heads(self.arena.data, int(block), int(self.root[1]), out, count)
             if count < 0:
                 raise _damaged("an index block")
         return out[:count]
 
     def release(self) -> None:
         """Give back all memory; nobody may read any more."""
-        size = kernels.SLOT_BYTES << int(self.root[1])
+        size = index.SLOT_BYTES << int(self.root[1])
         for block in np.unique(self.root[2:]):
             self.arena.free(int(block), size)
         for segment in self.segments:
@@ -349,8 +350,8 @@ class Memtable:
         self.bytes = self._segment_bytes = 0
 
     def _walk(self, start: int, end: int) -> Positions:
-        out = np.empty((end - start) // kernels.HEADER_BYTES, np.int64)
-        count = kernels.walk(self.arena.data, start, end, out)
+        out = np.empty((end - start) // entries.HEADER_BYTES, np.int64)
+        count = entries.walk(self.arena.data, start, end, out)
         if count < 0:
             raise _damaged(f"the segment at {start}")
         return out[:count]
@@ -358,7 +359,7 @@ class Memtable:
 
 def _entry_bytes(keys: Slices, values: Slices, i: int) -> int:
     value = int(values.ends[i] - values.starts[i]) if values.starts[i] >= 0 else 0
-    return kernels.HEADER_BYTES + int(keys.ends[i] - keys.starts[i]) + value + 7
+    return entries.HEADER_BYTES + int(keys.ends[i] - keys.starts[i]) + value + 7
 
 
 def _damaged(what: str) -> ZuflussError:

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 
-from zufluss.kv.cold.flush import copied, sort_by_key, spans_of
 from zufluss.kv.hot.memtable import Memtable
+from zufluss.kv.hot.sorting import packed, sort_by_key, spans_of
 from zufluss.record.slices import Positions, Slices
 
 TAIL_MIN = 4096
@@ -62,7 +62,7 @@ class KeyOrder:
         arena = self._memtable.arena.data
         refs = sort_by_key(arena, refs)
         starts, ends, _ = spans_of(arena, refs)
-        return copied(Slices(arena, starts, ends))
+        return packed(Slices(arena, starts, ends))
 
 
 def _range(keys: Slices, low: bytes, high: bytes | None, limit: int) -> list[bytes]:

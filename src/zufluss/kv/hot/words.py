@@ -1,4 +1,4 @@
-"""What the kernels of the store are made of: ordered loads and stores, the hash, equality.
+"""Parts of the kernels of this package: ordered loads and stores, the hash of a key, equality.
 
 Keys are hashed with a seed of the process, so that nobody outside can choose keys that collide.
 """
@@ -19,12 +19,9 @@ POSITIONS = types.Array(types.int64, 1, "C", readonly=True)
 I64 = types.int64
 
 
-# --- words -------------------------------------------------------------------------------------
-
-
 @intrinsic  # type: ignore[untyped-decorator]
 def observe(_context: Any, array: Any, _position: Any) -> Any:
-    """Load the aligned int64 at a position, before everything that is loaded after it."""
+    """Load the aligned int64 at a position; later loads are not moved before it (acquire)."""
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         data = context.make_array(array)(context, builder, arguments[0]).data
@@ -36,7 +33,7 @@ def observe(_context: Any, array: Any, _position: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def release(_context: Any, array: Any, _position: Any, _value: Any) -> Any:
-    """Store an aligned int64 at a position, after everything that was stored before it."""
+    """Store an aligned int64 at a position; earlier stores are not moved behind it (release)."""
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         data = context.make_array(array)(context, builder, arguments[0]).data
@@ -49,7 +46,7 @@ def release(_context: Any, array: Any, _position: Any, _value: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def mix(_context: Any, _a: Any, _b: Any) -> Any:
-    """The two halves of the 128-bit product of two unsigned numbers, one over the other."""
+    """Multiply two unsigned numbers to 128 bits; return the two halves combined by XOR."""
 
     def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         wide = ir.IntType(128)
@@ -62,7 +59,7 @@ def mix(_context: Any, _a: Any, _b: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def swap(_context: Any, _word: Any) -> Any:
-    """The bytes of a word in the other order."""
+    """Return a word with its bytes reversed."""
 
     def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         return builder.bswap(arguments[0])
@@ -72,7 +69,7 @@ def swap(_context: Any, _word: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def prefetch(_context: Any, array: Any, _position: Any) -> Any:
-    """Ask for the cache line of a position; nothing waits for it and nothing faults."""
+    """Ask the processor for the cache line of a position; neither waits nor faults."""
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         data = context.make_array(array)(context, builder, arguments[0]).data
@@ -91,7 +88,7 @@ def prefetch(_context: Any, array: Any, _position: Any) -> Any:
 
 @kernel(inline=True)
 def short_word(data: Any, start: Any, size: Any) -> Any:
-    """Up to eight bytes as a little-endian number."""
+    """Return the first eight bytes of `size`, or all of them, as a little-endian number."""
     if size >= 8:
         return load_i64(data, start)
     word = np.int64(0)
@@ -102,50 +99,50 @@ def short_word(data: Any, start: Any, size: Any) -> Any:
 
 @kernel(inline=True)
 def hash_key(data: Any, start: Any, size: Any, seed: Any) -> Any:
-    """64 bits of a byte string: multiply and fold, 16 bytes a step, keyed by the seed."""
-    second = mix(seed, np.int64(-7046029254386353131))
-    h = seed ^ size
+    """Return a 64-bit hash of a byte string: multiply and fold, 16 bytes a step."""
+    # Both multipliers depend on the seed: without it nobody can make one of them 0.
+    second_seed = mix(seed, np.int64(-7046029254386353131))
+    state = seed ^ size
     at, end = start, start + size
     while at + 16 < end:
-        h = mix(load_i64(data, at) ^ second, load_i64(data, at + 8) ^ h)
+        state = mix(load_i64(data, at) ^ second_seed, load_i64(data, at + 8) ^ state)
         at += 16
+    # The last 1 to 16 bytes as two words, the missing bytes as zeros; `size` tells these apart.
     low = short_word(data, at, min(end - at, 8))
     at = min(at + 8, end)
     high = short_word(data, at, end - at)
-    h = mix(low ^ second, high ^ h)
-    return mix(h ^ size, second ^ np.int64(-2024118823216138003))
+    state = mix(low ^ second_seed, high ^ state)
+    return mix(state ^ size, second_seed ^ np.int64(-2024118823216138003))
 
 
 @kernel(inline=True)
-def same(one: Any, at: Any, other: Any, pos: Any, size: Any) -> Any:
-    """Whether two byte strings of one length are the same."""
+def same(left: Any, left_start: Any, right: Any, right_start: Any, size: Any) -> Any:
+    """Whether two byte strings of one length are equal."""
     words = size >> 3
     for i in range(words):
-        if load_i64(one, at + 8 * i) != load_i64(other, pos + 8 * i):
+        if load_i64(left, left_start + 8 * i) != load_i64(right, right_start + 8 * i):
             return False
     done = words << 3
     rest = size - done
-    return short_word(one, at + done, rest) == short_word(other, pos + done, rest)
+    left_rest = short_word(left, left_start + done, rest)
+    return left_rest == short_word(right, right_start + done, rest)
 
 
 @kernel(inline=True)
 def inside(start: Any, end: Any, size: Any) -> Any:
-    """Whether [start, end) lies in [0, size) and is not longer than a length field can say."""
+    """Whether [start, end) lies in [0, size) and its length fits the length field of an entry."""
     return 0 <= start <= end <= size and end - start <= 0x7FFFFFFF - 64
-
-
-# --- keys --------------------------------------------------------------------------------------
 
 
 @kernel(I64(BYTES, POSITIONS, POSITIONS, I64, NUMBERS), short=True)
 def hash_all(data: Any, starts: Any, ends: Any, seed: Any, out: Any) -> Any:
-    """Hash every key; return the first that lies outside the data, or how many there are."""
-    n = min(starts.size, ends.size, out.size)
-    for i in range(n):
+    """Hash every key; return how many, or the number of the first that lies outside the data."""
+    count = min(starts.size, ends.size, out.size)
+    for i in range(count):
         if not inside(starts[i], ends[i], data.size):
             return i
         out[i] = hash_key(data, starts[i], ends[i] - starts[i], seed)
-    return n
+    return count
 
 
 @kernel(
@@ -155,32 +152,34 @@ def hash_all(data: Any, starts: Any, ends: Any, seed: Any, out: Any) -> Any:
 def group_all(
     data: Any, starts: Any, ends: Any, hashes: Any, table: Any, group: Any, first: Any
 ) -> Any:
-    """Number equal keys alike, in order of first appearance; return how many differ, −1 a fault.
+    """Number equal keys alike, by first appearance; return how many differ, −1 for a fault.
 
-    `table` has a power of two of elements, all −1, at least one more than there are keys.
+    `group` gets the number of each key, `first` the first key of each number. `table` is an empty
+    hash table: a power of two of elements, more than there are keys, all −1.
     """
     mask = table.size - 1
     groups = 0
-    n = min(starts.size, ends.size, hashes.size, group.size, first.size)
-    if n >= table.size:
+    count = min(starts.size, ends.size, hashes.size, group.size, first.size)
+    if count >= table.size:
         return -1
-    for i in range(n):
+    for i in range(count):
         size = ends[i] - starts[i]
         if not inside(starts[i], ends[i], data.size):
             return -1
-        at = hashes[i] & mask
-        while table[at] >= 0:
-            known = first[table[at]]
+        # Linear probing; an element is the number of a group, compared by its first key.
+        place = hashes[i] & mask
+        while table[place] >= 0:
+            known = first[table[place]]
             if (
                 hashes[known] == hashes[i]
                 and ends[known] - starts[known] == size
                 and same(data, starts[known], data, starts[i], size)
             ):
                 break
-            at = (at + 1) & mask
-        if table[at] < 0:
-            table[at] = groups
+            place = (place + 1) & mask
+        if table[place] < 0:
+            table[place] = groups
             first[groups] = i
             groups += 1
-        group[i] = table[at]
+        group[i] = table[place]
     return groups

@@ -1,1 +1,1 @@
-"""Merge engines: what becomes of a row whose key is there already. One file each."""
+"""Merge engines: each decides what becomes of a row whose key is stored already. One file each."""

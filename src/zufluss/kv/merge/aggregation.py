@@ -1,4 +1,4 @@
-"""`aggregation`: every column is merged by its own function, see `zufluss.model.aggregate`.
+"""`aggregation`: every column is merged by its own function (`model/aggregate.py`).
 
 | record | key exists | key is new |
 |---|---|---|
@@ -8,12 +8,12 @@
 | partial delete, all other columns are NULL | -D old | nothing |
 | partial delete, some are not | -U old, +U with the target columns NULL | |
 
-The value of a column is the state of its function: nothing is kept beside the rows. Of a new key
-the row is stored as it came, but for functions that make a state of an input; inputs are checked
-all the same. A put that changes nothing takes one offset, for the sequence of its writer.
+The value of a column is the state of its function: nothing is stored beside the rows. The first row
+of a new key is stored as it was sent, except for functions that turn an input into a state; inputs
+are checked in any case. A put that changes nothing takes one offset, for the sequence of its
+writer.
 
-The fold itself works on rows that are taken apart, and stands in `zufluss.record.aggregate`, since
-clients aggregate as well.
+The fold itself works on located rows and is in `record/aggregate`, since clients aggregate too.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from zufluss.kv.merge.base import Candidates, Numbers
-from zufluss.kv.merge.gather import Changed, Gathered, merged_values
+from zufluss.kv.merge.gather import CandidateRows, NewValues, merged_values
 from zufluss.record.aggregate.fold import Aggregator, Divided, Folded, Records
 from zufluss.record.aggregate.registry import Operations
 from zufluss.record.rows.codec import Located, RowCodec
 from zufluss.record.slices import Slices
 
 
-class Aggregated(NamedTuple):
-    """What a batch does."""
+class AggregateFold(NamedTuple):
+    """What a batch does to the changelog and to the store."""
 
     folded: Folded
-    """The rows of the changelog."""
-    changed: Changed
+    """The changes and the rows of the changelog."""
+    values: NewValues
     """The values for the store."""
 
 
@@ -55,28 +55,30 @@ class Aggregation:
         )
 
     def fold(
-        self, candidates: Candidates, rows: Slices, given: Located, written: int, ids: Numbers
-    ) -> Aggregated:
-        """Decide about a batch; `given` has all candidates, `written` the number of its columns."""
-        records = Records(given, candidates.group, candidates.new, candidates.old, written)
+        self, candidates: Candidates, rows: Slices, located: Located, fields: int, ids: Numbers
+    ) -> AggregateFold:
+        """Decide about a batch whose rows have `fields` fields; `located` has all candidates."""
+        records = Records(located, candidates.group, candidates.new, candidates.old, fields)
         return self._outcome(self._aggregator.fold(records, ids), rows, candidates.old)
 
     def divides(self, schema_id: int) -> bool:
-        """Whether rows of a schema can be decided about by `divide` and `fold_divided`."""
+        """Whether `divide` and `fold_divided` can decide about rows of a schema."""
         return self._aggregator.divides and schema_id == self._schema_id
 
     def divide(self, candidates: Candidates) -> Divided:
-        """Decide about a batch as far as keys tell; which candidates it takes to go on."""
+        """Decide as far as keys tell; the result names the candidates that the rest needs."""
         return self._aggregator.divide(candidates.group, candidates.new, candidates.old)
 
-    def fold_divided(self, divided: Divided, rows: Slices, wanted: Gathered) -> Aggregated:
-        """Decide about the rest; `rows` are those of the batch, `wanted` what `divide` told."""
-        folded = self._aggregator.fold_divided(divided, wanted.rows, wanted.field_counts)
+    def fold_divided(
+        self, divided: Divided, rows: Slices, candidates: CandidateRows
+    ) -> AggregateFold:
+        """Decide about the rest; `rows` are those of the batch, `candidates` those of `divide`."""
+        folded = self._aggregator.fold_divided(divided, candidates.rows, candidates.field_counts)
         return self._outcome(folded, rows, divided.old)
 
-    def _outcome(self, folded: Folded, rows: Slices, old: Numbers) -> Aggregated:
-        def values(made: Numbers, before: int) -> Slices:
-            return self._aggregator.values(folded.rows, made, self._schema_id, before)
+    def _outcome(self, folded: Folded, rows: Slices, old: Numbers) -> AggregateFold:
+        def encode(merged: Numbers, free_bytes: int) -> Slices:
+            return self._aggregator.values(folded.rows, merged, self._schema_id, free_bytes)
 
-        changed = merged_values(rows, self._schema_id, folded.final, folded.came, old, values)
-        return Aggregated(folded, changed)
+        values = merged_values(rows, self._schema_id, folded.final, folded.came, old, encode)
+        return AggregateFold(folded, values)

@@ -1,11 +1,10 @@
-"""What a merge engine is given and what it answers.
+"""The contract of merge engines: the candidates an engine is given and the fold it returns.
 
-A put batch has records in order; several may have the same key, and each sees what the ones before
-it did. Keys are numbered in *groups*; rows are numbered as *candidates*: first the new rows of the
-batch, then the stored rows of the keys that exist, later maybe rows an engine made. An engine says
-in terms of these numbers what the changelog is and which row each key ends up with, so no row is
-copied to decide about it. What the changelog of each engine looks like stands in its own file; the
-kinds are those of the log format.
+A put batch has records in order; several may have the same key, and each sees the effect of those
+before it. Keys are numbered in *groups*; rows are numbered as *candidates*: first the new rows of
+the batch, then the stored rows of its keys. An engine answers in these numbers: which rows the
+changelog has and which row each key ends up with. So no row is copied to decide about it. The file
+of each engine has the table of its changelog; change types are those of the log format.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from numba import types
 
 INSERT, UPDATE_BEFORE, UPDATE_AFTER, DELETE = 1, 2, 3, 4
 """Change types: +I, -U, +U, -D."""
@@ -22,60 +22,65 @@ INSERT, UPDATE_BEFORE, UPDATE_AFTER, DELETE = 1, 2, 3, 4
 NO_ROW = -1
 """In place of a candidate: the record is a delete, or the key has no row."""
 UNCHANGED = -2
-"""In place of the row a key ends up with: nothing happened to it."""
+"""In place of the row that a key ends up with: the batch does not change the key."""
 
 Numbers: TypeAlias = npt.NDArray[np.int64]
+
+NUMBERS_IN = types.Array(types.int64, 1, "C", readonly=True)
+NUMBERS_OUT = types.Array(types.int64, 1, "C")
+KINDS_OUT = types.Array(types.uint8, 1, "C")
+"""Types of the arrays that kernels of engines read and write."""
 
 
 class Candidates(NamedTuple):
     """The records of a put batch and the rows they meet."""
 
     group: Numbers
-    """Of each record: which key, numbered by first appearance."""
+    """The group of each record, numbered by the first appearance of its key."""
     new: Numbers
-    """Of each record: the candidate that is its row, `NO_ROW` for a delete."""
+    """The candidate of each record's row, `NO_ROW` for a delete."""
     old: Numbers
-    """Of each group: the candidate that is the stored row, `NO_ROW` if the key is new."""
+    """The candidate of each group's stored row, `NO_ROW` if the key is new."""
     rows: pa.RecordBatch | None
-    """All candidates as columns, for engines that look into rows (`needs_rows`)."""
+    """All candidates as columns, for engines that read them (`needs_rows`)."""
 
 
 class Fold(NamedTuple):
-    """What a batch does."""
+    """What a batch does to the changelog and to its keys."""
 
     kinds: npt.NDArray[np.uint8]
     """The change type of each row of the changelog."""
     rows: Numbers
-    """Which candidate each row of the changelog is."""
+    """The candidate of each row of the changelog."""
     final: Numbers
-    """Of each group: its row after the batch, `NO_ROW` if it has none, or `UNCHANGED`."""
+    """The row of each group after the batch: a candidate, `NO_ROW` or `UNCHANGED`."""
 
 
 class MergeEngine(Protocol):
     """One merge engine of one table."""
 
     needs_rows: bool
-    """`Candidates.rows` must be there."""
+    """The engine reads `Candidates.rows`."""
     logs_every_row: bool
-    """Every new row gets into the changelog, so that whoever reads that has seen them all."""
+    """Every new row gets into the changelog, so checking the changelog's rows checks them all."""
 
     def fold(self, candidates: Candidates) -> Fold:
         """Decide about a batch of whole rows and deletes."""
         ...
 
 
-class Out(NamedTuple):
-    """Where a fold kernel writes to."""
+class ChangeBuffers(NamedTuple):
+    """The arrays that the kernel of an engine writes the changelog to."""
 
     kinds: npt.NDArray[np.uint8]
     rows: Numbers
 
     @classmethod
-    def for_records(cls, count: int) -> Out:
-        """Room for what `count` records can cause: at most two changes each."""
+    def for_records(cls, count: int) -> ChangeBuffers:
+        """Allocate room for the changes of `count` records, at most two each."""
         return cls(np.empty(2 * count, np.uint8), np.empty(2 * count, np.int64))
 
-    def folded(self, changes: int, old: Numbers, current: Numbers) -> Fold:
-        """What a kernel has written, and the rows it left the keys with."""
+    def fold(self, changes: int, old: Numbers, current: Numbers) -> Fold:
+        """Return the first `changes` changes; `current` has the row of each group after them."""
         current[current == old] = UNCHANGED
         return Fold(self.kinds[:changes], self.rows[:changes], current)

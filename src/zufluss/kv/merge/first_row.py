@@ -1,4 +1,4 @@
-"""`first_row`: the first row of a key stays for ever.
+"""`first_row`: the first row of a key stays forever.
 
 | record | key exists | key is new |
 |---|---|---|
@@ -12,8 +12,16 @@ from typing import Any
 
 from numba import types
 
-from zufluss.kv.merge.base import INSERT, NO_ROW, Candidates, Fold, Out
-from zufluss.kv.merge.last_row import _GROUPS, _KINDS, _NUMBERS, _OUT
+from zufluss.kv.merge.base import (
+    INSERT,
+    KINDS_OUT,
+    NO_ROW,
+    NUMBERS_IN,
+    NUMBERS_OUT,
+    Candidates,
+    ChangeBuffers,
+    Fold,
+)
 from zufluss.record.kernels.cache import kernel
 
 
@@ -25,20 +33,25 @@ class FirstRow:
 
     def fold(self, candidates: Candidates) -> Fold:
         """Decide about a batch."""
-        out = Out.for_records(len(candidates.new))
+        out = ChangeBuffers.for_records(len(candidates.new))
         current = candidates.old.copy()
         changes = _fold(candidates.group, candidates.new, current, out.kinds, out.rows)
-        return out.folded(changes, candidates.old, current)
+        return out.fold(changes, candidates.old, current)
 
 
-@kernel(types.int64(_GROUPS, _NUMBERS, _OUT, _KINDS, _OUT), boundscheck=True, short=True)
-def _fold(group: Any, new: Any, current: Any, kinds: Any, rows: Any) -> Any:
+@kernel(
+    types.int64(NUMBERS_IN, NUMBERS_IN, NUMBERS_OUT, KINDS_OUT, NUMBERS_OUT),
+    boundscheck=True,
+    short=True,
+)
+def _fold(groups: Any, new: Any, current: Any, kinds: Any, rows: Any) -> Any:
+    """Write the changes of all records, update `current`; return the number of changes."""
     count = 0
-    for i in range(len(new)):
-        key = group[i]
-        if new[i] == NO_ROW or current[key] != NO_ROW:
+    for record in range(len(new)):
+        group = groups[record]
+        if new[record] == NO_ROW or current[group] != NO_ROW:
             continue
         kinds[count] = INSERT
-        rows[count] = current[key] = new[i]
+        rows[count] = current[group] = new[record]
         count += 1
     return count

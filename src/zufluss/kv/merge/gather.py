@@ -1,7 +1,8 @@
-"""Rows from where they lie into one buffer, and out of it as values with their schema id.
+"""Rows of a put batch, copied from where they lie into one buffer, and values with their schema id.
 
-Each of these goes once through a batch. They are apart from `change.py`, which says what they are
-for, because a put of a few hundred rows is bound by the number of calls and not by what they do.
+A stored value is `schema id i16, little-endian` + compacted row. Each function goes through a batch
+once. `change.py` says when each is used. They are kernels and apart from that module because the
+number of calls, not the work they do, bounds a put of a few hundred rows.
 """
 
 from __future__ import annotations
@@ -13,48 +14,45 @@ import numpy as np
 import numpy.typing as npt
 from numba import types
 
-from zufluss.kv.merge.base import NO_ROW, UNCHANGED, Numbers
+from zufluss.kv.merge.base import NO_ROW, NUMBERS_IN, NUMBERS_OUT, UNCHANGED, Numbers
 from zufluss.record.kernels.cache import kernel
 from zufluss.record.kernels.memory import BYTES, copy, load_i16, store_u8
 from zufluss.record.slices import ABSENT, Positions, Slices
 
 SCHEMA_ID_BYTES = 2
-"""A stored value begins with the schema id of its row, little-endian."""
+"""Bytes of the schema id that a stored value begins with."""
 
-_IN = types.Array(types.int64, 1, "C", readonly=True)
-_OUT = types.Array(types.int64, 1, "C")
-_TABLE = types.Array(types.int64, 2, "C")
-_COUNTS = types.Array(types.int32, 1, "C", readonly=True)
+_TABLE_OUT = types.Array(types.int64, 2, "C")
+_COUNTS_IN = types.Array(types.int32, 1, "C", readonly=True)
 _COUNTS_OUT = types.Array(types.int32, 1, "C")
 _BYTES_OUT = types.Array(types.uint8, 1, "C")
-_PAIR: Any = types.UniTuple(types.int64, 2)  # type: ignore[no-untyped-call]
 _FOUR: Any = types.UniTuple(types.int64, 4)  # type: ignore[no-untyped-call]
 
 
-class Gathered(NamedTuple):
-    """Candidates of a put batch, brought together."""
+class CandidateRows(NamedTuple):
+    """Candidates of a put batch, copied into one buffer."""
 
     rows: Slices
-    """The rows, without schema ids; absent where there is none."""
+    """The rows, without schema ids; absent for a delete or a key without stored row."""
     field_counts: npt.NDArray[np.int32]
-    """The number of fields of each, by its schema."""
+    """The number of fields of each row, by its schema."""
     keys: Slices
-    """The key each was sent under, or is stored under."""
+    """The key under which each row was sent or is stored."""
 
 
-class Changed(NamedTuple):
-    """What a batch leaves behind."""
+class NewValues(NamedTuple):
+    """What a batch writes to the store."""
 
     groups: Positions
     """The groups whose row changes."""
     values: Slices
-    """Their values: schema id and row; absent for those that are deleted."""
+    """The new value of each of these groups; absent if its key is deleted."""
     more_rows: int
-    """How many rows there are more, or less."""
+    """By how much the number of rows in the bucket grows; negative if it shrinks."""
 
 
 def number_candidates(rows: Slices, values: Slices) -> tuple[Numbers, Numbers, int]:
-    """Candidate numbers of the records and of the stored rows, and how many deletes there are."""
+    """Return the candidates of the records and of the stored rows, and the number of deletes."""
     new, old = np.empty(rows.count, np.int64), np.empty(values.count, np.int64)
     return new, old, _number(rows.starts, values.starts, new, old)
 
@@ -67,68 +65,73 @@ def gather(
     keys: Slices,
     first: Numbers,
     field_counts: npt.NDArray[np.int32],
-) -> Gathered:
-    """Bring candidates together.
+) -> CandidateRows:
+    """Copy candidates into one buffer.
 
-    Those below `rows.count` are rows of `schema_id`; those from there on stored values, one for
-    each group, whose first record is `first`. `field_counts` has the fields of every schema id.
+    Candidates below `rows.count` are rows of `schema_id`. The others are stored values, one for
+    each group; `first` has the first record of each group. `field_counts` has the number of fields
+    by schema id.
     """
     count = len(candidates)
-    sizes = (rows.starts, rows.ends, values.starts, values.ends, candidates)
-    data = np.empty(_gathered_size(*sizes), np.uint8)
+    places = (rows.starts, rows.ends, values.starts, values.ends, candidates)
+    data = np.empty(_gathered_size(*places), np.uint8)
     table, counts = np.empty((4, count), np.int64), np.empty(count, np.int32)
     size = _gather(
-        rows.data, values.data, *sizes, keys.starts, keys.ends, first, schema_id, field_counts,
+        rows.data, values.data, *places, keys.starts, keys.ends, first, schema_id, field_counts,
         data, table, counts,
     )  # fmt: skip
     if size != len(data):
         raise IndexError("a row, a stored value or its schema id lies outside of what is known")
-    placed = Slices(data, table[0], table[1])
-    return Gathered(placed, counts, Slices(keys.data, table[2], table[3]))
+    row_starts, row_ends, key_starts, key_ends = table
+    return CandidateRows(
+        Slices(data, row_starts, row_ends), counts, Slices(keys.data, key_starts, key_ends)
+    )
 
 
-def changed_values(rows: Slices, schema_id: int, final: Numbers, old: Numbers) -> Changed:
-    """The values that the groups end up with, of rows of `schema_id` by number."""
-    count, size, more_rows, fault = _changed_size(rows.starts, rows.ends, final, old)
+def new_values(rows: Slices, schema_id: int, final: Numbers, old: Numbers) -> NewValues:
+    """Return the values that groups end up with; `final` has the number of each group's row."""
+    count, size, more_rows, fault = _values_size(rows.starts, rows.ends, final, old)
     if fault:
         raise IndexError("a group ends up with a row that is not there")
     table, data = np.empty((3, count), np.int64), np.empty(size, np.uint8)
-    if not _write_changed(rows.data, rows.starts, rows.ends, final, schema_id, table, data):
+    if not _write_values(rows.data, rows.starts, rows.ends, final, schema_id, table, data):
         raise IndexError("a row does not lie within its data")
-    return Changed(table[0], Slices(data, table[1], table[2]), more_rows)
+    groups, starts, ends = table
+    return NewValues(groups, Slices(data, starts, ends), more_rows)
 
 
 def merged_values(
     rows: Slices,
     schema_id: int,
     final: Numbers,
-    came: Numbers,
+    sources: Numbers,
     old: Numbers,
-    made: Callable[[Numbers, int], Slices],
-) -> Changed:
-    """The values that the groups end up with, of rows of the batch and of rows that were made.
+    encode: Callable[[Numbers, int], Slices],
+) -> NewValues:
+    """Return the values that groups end up with, of rows of the batch and of merged rows.
 
-    `final` has a row of the changelog for each group. `came` has of each of those the row of the
-    batch that it is; where it is none, `made` writes its value, behind so many bytes that it leaves
-    free.
+    `final` has a row of the changelog for each group. `sources` has for each row of the changelog
+    the row of the batch that it is, negative for a merged row. `encode` writes the values of some
+    merged rows, behind so many free bytes, which the other values get.
     """
-    table, index = np.empty((3, len(final)), np.int64), np.empty(len(final), np.int64)
-    count, others, size, more_rows = _merged_size(
-        rows.starts, rows.ends, final, came, old, table, index
+    table, merged = np.empty((3, len(final)), np.int64), np.empty(len(final), np.int64)
+    count, merged_count, size, more_rows = _place_merged(
+        rows.starts, rows.ends, final, sources, old, table, merged
     )
     if count < 0:
         raise IndexError("a group ends up with a row that is not there")
-    values = made(index[:others], size)
+    values = encode(merged[:merged_count], size)
     groups, starts, ends = table[:, :count]
     if not _write_merged(
-        *rows, final, came, schema_id, groups, values.starts, values.ends, starts, ends, values.data
-    ):
+        *rows, final, sources, schema_id, groups, values.starts, values.ends, starts, ends,
+        values.data,
+    ):  # fmt: skip
         raise IndexError("a row does not lie within its data")
-    return Changed(groups, Slices(values.data, starts, ends), more_rows)
+    return NewValues(groups, Slices(values.data, starts, ends), more_rows)
 
 
 def prefixed(rows: Slices, prefix: int, width: int) -> Slices:
-    """All of them behind `width` bytes of a number; absent ones stay absent."""
+    """Copy byte strings, each behind `width` bytes of a number; absent ones stay absent."""
     sizes = np.where(rows.starts == ABSENT, 0, rows.ends - rows.starts + width)
     ends = np.cumsum(sizes)
     starts = ends - sizes
@@ -139,49 +142,56 @@ def prefixed(rows: Slices, prefix: int, width: int) -> Slices:
 
 
 def longest(slices: Slices) -> int:
-    """Bytes of the longest; absent ones have none."""
+    """Return the bytes of the longest byte string, 0 if all are absent."""
     return int(_longest(slices.starts, slices.ends))
 
 
-@kernel(types.int64(_IN, _IN), short=True)
+@kernel(types.int64(NUMBERS_IN, NUMBERS_IN), short=True)
 def _longest(starts: Any, ends: Any) -> Any:
-    most = np.int64(0)
+    size_max = np.int64(0)
     for i in range(min(len(starts), len(ends))):
         if starts[i] != ABSENT:
-            most = max(most, ends[i] - starts[i])
-    return most
+            size_max = max(size_max, ends[i] - starts[i])
+    return size_max
 
 
-@kernel(types.int64(_IN, _IN, _OUT, _OUT), boundscheck=True, short=True)
-def _number(rows: Any, values: Any, new: Any, old: Any) -> Any:
+@kernel(types.int64(NUMBERS_IN, NUMBERS_IN, NUMBERS_OUT, NUMBERS_OUT), boundscheck=True, short=True)
+def _number(row_starts: Any, value_starts: Any, new: Any, old: Any) -> Any:
+    """Number records 0, 1, … and stored rows behind them; return the number of deletes."""
     deletes = 0
-    for i in range(len(rows)):
-        new[i] = i if rows[i] != ABSENT else NO_ROW
-        deletes += rows[i] == ABSENT
-    for g in range(len(values)):
-        old[g] = len(rows) + g if values[g] != ABSENT else NO_ROW
+    for record in range(len(row_starts)):
+        new[record] = record if row_starts[record] != ABSENT else NO_ROW
+        deletes += row_starts[record] == ABSENT
+    for group in range(len(value_starts)):
+        old[group] = len(row_starts) + group if value_starts[group] != ABSENT else NO_ROW
     return deletes
 
 
 @kernel(inline=True)
-def _place(rows: Any, row_ends: Any, values: Any, value_ends: Any, candidate: Any) -> Any:
-    """Where a candidate lies; one that does not exist is as absent as one without a row."""
-    count = len(rows)
-    if candidate < 0 or candidate >= count + len(values):
+def _place(
+    row_starts: Any, row_ends: Any, value_starts: Any, value_ends: Any, candidate: Any
+) -> Any:
+    """Return start and end of a candidate's row, `ABSENT` if the candidate does not exist."""
+    records = len(row_starts)
+    if candidate < 0 or candidate >= records + len(value_starts):
         return np.int64(ABSENT), np.int64(ABSENT)
-    if candidate < count:
-        return rows[candidate], row_ends[candidate]
-    start = values[candidate - count]
+    if candidate < records:
+        return row_starts[candidate], row_ends[candidate]
+    group = candidate - records
+    start = value_starts[group]
     if start != ABSENT:
         start += SCHEMA_ID_BYTES
-    return start, value_ends[candidate - count]
+    return start, value_ends[group]
 
 
-@kernel(types.int64(_IN, _IN, _IN, _IN, _IN), short=True)
-def _gathered_size(rows: Any, row_ends: Any, values: Any, value_ends: Any, candidates: Any) -> Any:
+@kernel(types.int64(NUMBERS_IN, NUMBERS_IN, NUMBERS_IN, NUMBERS_IN, NUMBERS_IN), short=True)
+def _gathered_size(
+    row_starts: Any, row_ends: Any, value_starts: Any, value_ends: Any, candidates: Any
+) -> Any:
+    """Return the bytes of all rows that `_gather` copies."""
     size = np.int64(0)
-    for k in range(len(candidates)):
-        start, end = _place(rows, row_ends, values, value_ends, candidates[k])
+    for i in range(len(candidates)):
+        start, end = _place(row_starts, row_ends, value_starts, value_ends, candidates[i])
         if start != ABSENT and end > start:
             size += end - start
     return size
@@ -189,20 +199,20 @@ def _gathered_size(rows: Any, row_ends: Any, values: Any, value_ends: Any, candi
 
 @kernel(
     types.int64(
-        BYTES, BYTES, _IN, _IN, _IN, _IN, _IN, _IN, _IN, _IN, types.int64, _COUNTS, _BYTES_OUT,
-        _TABLE, _COUNTS_OUT,
+        BYTES, BYTES, NUMBERS_IN, NUMBERS_IN, NUMBERS_IN, NUMBERS_IN, NUMBERS_IN, NUMBERS_IN,
+        NUMBERS_IN, NUMBERS_IN, types.int64, _COUNTS_IN, _BYTES_OUT, _TABLE_OUT, _COUNTS_OUT,
     ),
     short=True,
 )  # fmt: skip
 def _gather(
-    rows_data: Any,
-    values_data: Any,
     rows: Any,
-    row_ends: Any,
     values: Any,
+    row_starts: Any,
+    row_ends: Any,
+    value_starts: Any,
     value_ends: Any,
     candidates: Any,
-    keys: Any,
+    key_starts: Any,
     key_ends: Any,
     first: Any,
     schema_id: Any,
@@ -211,86 +221,100 @@ def _gather(
     table: Any,
     counts: Any,
 ) -> Any:
-    """Copy the rows one after the other; answers their size, −1 if something lies outside."""
+    """Copy rows one behind the other; return their size, −1 if something lies outside.
+
+    The lines of `table` are row starts, row ends, key starts, key ends.
+    """
     at = np.int64(0)
-    for k in range(len(candidates)):
-        candidate = candidates[k]
-        stored = candidate >= len(rows)
+    for i in range(len(candidates)):
+        # The key: that of the record itself, or of the first record of the stored row's group.
+        candidate = candidates[i]
+        stored = candidate >= len(row_starts)
         record = candidate
         if stored:
-            if candidate - len(rows) >= len(first):
+            if candidate - len(row_starts) >= len(first):
                 return np.int64(-1)
-            record = first[candidate - len(rows)]
-        if record < 0 or record >= len(keys):
+            record = first[candidate - len(row_starts)]
+        if record < 0 or record >= len(key_starts):
             return np.int64(-1)
-        table[2, k], table[3, k] = keys[record], key_ends[record]
-        start, end = _place(rows, row_ends, values, value_ends, candidate)
+        table[2, i], table[3, i] = key_starts[record], key_ends[record]
+        # The row: a stored one has its schema id in front, a new one that of the batch.
+        start, end = _place(row_starts, row_ends, value_starts, value_ends, candidate)
         schema = np.int64(schema_id)
-        table[0, k] = table[1, k] = ABSENT
+        table[0, i] = table[1, i] = ABSENT
         if start != ABSENT:
             size = end - start
-            limit = len(values_data) if stored else len(rows_data)
+            limit = len(values) if stored else len(rows)
             if start < 0 or size < 0 or end > limit or at + size > len(out):
                 return np.int64(-1)
             if stored:
-                schema = load_i16(values_data, start - SCHEMA_ID_BYTES)
-                copy(out, at, values_data, start, size)
+                schema = load_i16(values, start - SCHEMA_ID_BYTES)
+                copy(out, at, values, start, size)
             else:
-                copy(out, at, rows_data, start, size)
-            table[0, k] = at
+                copy(out, at, rows, start, size)
+            table[0, i] = at
             at += size
-            table[1, k] = at
+            table[1, i] = at
         if schema < 0 or schema >= len(field_counts):
             return np.int64(-1)
-        counts[k] = field_counts[schema]
+        counts[i] = field_counts[schema]
     return at
 
 
-@kernel(_FOUR(_IN, _IN, _IN, _IN), short=True)
-def _changed_size(starts: Any, ends: Any, final: Any, old: Any) -> Any:
-    """How many groups change, the bytes of their values, more rows, and whether one is missing."""
-    count = size = more = np.int64(0)
-    for g in range(len(final)):
-        row = final[g]
+@kernel(_FOUR(NUMBERS_IN, NUMBERS_IN, NUMBERS_IN, NUMBERS_IN), short=True)
+def _values_size(starts: Any, ends: Any, final: Any, old: Any) -> Any:
+    """Return how many groups change, the bytes of their values, more rows, and 1 for a fault."""
+    count = size = more_rows = np.int64(0)
+    for group in range(len(final)):
+        row = final[group]
         if row == UNCHANGED:
             continue
         count += 1
         if row == NO_ROW:
-            more -= old[g] != NO_ROW
+            more_rows -= old[group] != NO_ROW
             continue
         if row < 0 or row >= len(starts) or starts[row] < 0 or ends[row] < starts[row]:
-            return count, size, more, np.int64(1)
-        more += old[g] == NO_ROW
+            return count, size, more_rows, np.int64(1)
+        more_rows += old[group] == NO_ROW
         size += ends[row] - starts[row] + SCHEMA_ID_BYTES
-    return count, size, more, np.int64(0)
+    return count, size, more_rows, np.int64(0)
 
 
 @kernel(inline=True)
 def _put(data: Any, start: Any, end: Any, prefix: Any, width: Any, out: Any, at: Any) -> Any:
-    """Write `width` bytes of `prefix` and a slice; where it ends, −1 if it lies outside."""
+    """Write `width` bytes of `prefix` and data[start:end]; return the end, −1 if outside."""
     size = end - start
     if start < 0 or size < 0 or end > len(data) or at < 0 or at + width + size > len(out):
         return np.int64(-1)
-    for b in range(width):
-        store_u8(out, at + b, prefix >> (8 * b))
+    for i in range(width):
+        store_u8(out, at + i, prefix >> (8 * i))
     copy(out, at + width, data, start, size)
     return at + width + size
 
 
-@kernel(types.boolean(BYTES, _IN, _IN, _IN, types.int64, _TABLE, _BYTES_OUT), short=True)
-def _write_changed(
-    data: Any, starts: Any, ends: Any, final: Any, schema_id: Any, table: Any, out: Any
+@kernel(
+    types.boolean(
+        BYTES, NUMBERS_IN, NUMBERS_IN, NUMBERS_IN, types.int64, _TABLE_OUT, _BYTES_OUT
+    ),
+    short=True,
+)  # fmt: skip
+def _write_values(
+    rows: Any, starts: Any, ends: Any, final: Any, schema_id: Any, table: Any, out: Any
 ) -> Any:
+    """Write the values of the groups that change; False if a row lies outside.
+
+    The lines of `table` are groups, value starts, value ends.
+    """
     at, count = np.int64(0), 0
-    for g in range(len(final)):
-        row = final[g]
+    for group in range(len(final)):
+        row = final[group]
         if row == UNCHANGED:
             continue
-        table[0, count] = g
+        table[0, count] = group
         table[1, count] = table[2, count] = ABSENT
         if row != NO_ROW:
             table[1, count] = at
-            at = _put(data, starts[row], ends[row], schema_id, SCHEMA_ID_BYTES, out, at)
+            at = _put(rows, starts[row], ends[row], schema_id, SCHEMA_ID_BYTES, out, at)
             if at < 0:
                 return False
             table[2, count] = at
@@ -298,78 +322,93 @@ def _write_changed(
     return True
 
 
-@kernel(_FOUR(_IN, _IN, _IN, _IN, _IN, _TABLE, _OUT), boundscheck=True, short=True)
-def _merged_size(
-    starts: Any, ends: Any, final: Any, came: Any, old: Any, table: Any, index: Any
+@kernel(
+    _FOUR(
+        NUMBERS_IN, NUMBERS_IN, NUMBERS_IN, NUMBERS_IN, NUMBERS_IN, _TABLE_OUT, NUMBERS_OUT
+    ),
+    boundscheck=True,
+    short=True,
+)  # fmt: skip
+def _place_merged(
+    starts: Any, ends: Any, final: Any, sources: Any, old: Any, table: Any, merged: Any
 ) -> Any:
-    """Number the groups that change and place their values, those that are made aside.
+    """List the groups that change, and place the values that are rows of the batch.
 
-    Answers how many groups, or −1; how many made rows, in `index`; the bytes of the other values;
-    and how many rows more there are.
+    Returns the number of groups, −1 for a fault; the number of merged rows, which are in `merged`;
+    the bytes of the other values; and by how much the number of rows grows. The lines of `table`
+    are groups, value starts, value ends.
     """
-    count = others = size = more = np.int64(0)
-    for g in range(len(final)):
-        row = final[g]
+    count = merged_count = size = more_rows = np.int64(0)
+    for group in range(len(final)):
+        row = final[group]
         if row == UNCHANGED:
             continue
-        table[0, count] = g
+        table[0, count] = group
         table[1, count] = table[2, count] = ABSENT
         count += 1
         if row == NO_ROW:
-            more -= old[g] != NO_ROW
+            more_rows -= old[group] != NO_ROW
             continue
-        if row < 0 or row >= len(came) or came[row] >= len(starts):
-            return np.int64(-1), others, size, more
-        more += old[g] == NO_ROW
-        if came[row] < 0:
-            index[others] = row
-            others += 1
+        if row < 0 or row >= len(sources) or sources[row] >= len(starts):
+            return np.int64(-1), merged_count, size, more_rows
+        more_rows += old[group] == NO_ROW
+        # Merged rows get their places when they are encoded, behind all rows of the batch.
+        record = sources[row]
+        if record < 0:
+            merged[merged_count] = row
+            merged_count += 1
             continue
         table[1, count - 1] = size
-        size += max(ends[came[row]] - starts[came[row]], 0) + SCHEMA_ID_BYTES
+        size += max(ends[record] - starts[record], 0) + SCHEMA_ID_BYTES
         table[2, count - 1] = size
-    return count, others, size, more
+    return count, merged_count, size, more_rows
 
 
 @kernel(
     types.boolean(
-        BYTES, _IN, _IN, _IN, _IN, types.int64, _IN, _IN, _IN, _OUT, _OUT, _BYTES_OUT
+        BYTES, NUMBERS_IN, NUMBERS_IN, NUMBERS_IN, NUMBERS_IN, types.int64, NUMBERS_IN, NUMBERS_IN,
+        NUMBERS_IN, NUMBERS_OUT, NUMBERS_OUT, _BYTES_OUT,
     ),
     boundscheck=True,
     short=True,
 )  # fmt: skip
 def _write_merged(
-    data: Any,
+    rows: Any,
     starts: Any,
     ends: Any,
     final: Any,
-    came: Any,
+    sources: Any,
     schema_id: Any,
     groups: Any,
-    made_starts: Any,
-    made_ends: Any,
+    merged_starts: Any,
+    merged_ends: Any,
     value_starts: Any,
     value_ends: Any,
     out: Any,
 ) -> Any:
-    """Write the rows that came to their places, and tell the places of those that were made."""
-    made = 0
-    for k in range(len(groups)):
-        row = final[groups[k]]
+    """Write rows of the batch to their places, and fill in the places of merged rows."""
+    merged = 0
+    for i in range(len(groups)):
+        row = final[groups[i]]
         if row == NO_ROW:
             continue
-        record = came[row]
+        record = sources[row]
         if record < 0:
-            value_starts[k], value_ends[k] = made_starts[made], made_ends[made]
-            made += 1
+            value_starts[i], value_ends[i] = merged_starts[merged], merged_ends[merged]
+            merged += 1
             continue
-        start, end, at = starts[record], ends[record], value_starts[k]
-        if _put(data, start, end, schema_id, SCHEMA_ID_BYTES, out, at) < 0:
+        start, end, at = starts[record], ends[record], value_starts[i]
+        if _put(rows, start, end, schema_id, SCHEMA_ID_BYTES, out, at) < 0:
             return False
     return True
 
 
-@kernel(types.boolean(BYTES, _IN, _IN, types.int64, types.int64, _IN, _BYTES_OUT), short=True)
+@kernel(
+    types.boolean(
+        BYTES, NUMBERS_IN, NUMBERS_IN, types.int64, types.int64, NUMBERS_IN, _BYTES_OUT
+    ),
+    short=True,
+)  # fmt: skip
 def _prefix(
     data: Any, starts: Any, ends: Any, prefix: Any, width: Any, out_starts: Any, out: Any
 ) -> Any:

@@ -18,19 +18,17 @@ from numba import types
 from zufluss.kv.merge.base import (
     DELETE,
     INSERT,
+    KINDS_OUT,
     NO_ROW,
+    NUMBERS_IN,
+    NUMBERS_OUT,
     UPDATE_AFTER,
     UPDATE_BEFORE,
     Candidates,
+    ChangeBuffers,
     Fold,
-    Out,
 )
 from zufluss.record.kernels.cache import kernel
-
-_GROUPS = types.Array(types.int64, 1, "C", readonly=True)
-_NUMBERS = types.Array(types.int64, 1, "C", readonly=True)
-_OUT = types.Array(types.int64, 1, "C")
-_KINDS = types.Array(types.uint8, 1, "C")
 
 
 class LastRow:
@@ -45,7 +43,7 @@ class LastRow:
 
     def fold(self, candidates: Candidates) -> Fold:
         """Decide about a batch."""
-        out = Out.for_records(len(candidates.new))
+        out = ChangeBuffers.for_records(len(candidates.new))
         current = candidates.old.copy()
         changes = _fold(
             candidates.group,
@@ -56,16 +54,18 @@ class LastRow:
             out.kinds,
             out.rows,
         )
-        return out.folded(changes, candidates.old, current)
+        return out.fold(changes, candidates.old, current)
 
 
 @kernel(
-    types.int64(_GROUPS, _NUMBERS, types.boolean, types.boolean, _OUT, _KINDS, _OUT),
+    types.int64(
+        NUMBERS_IN, NUMBERS_IN, types.boolean, types.boolean, NUMBERS_OUT, KINDS_OUT, NUMBERS_OUT
+    ),
     boundscheck=True,
     short=True,
 )
 def _fold(
-    group: Any,
+    groups: Any,
     new: Any,
     before_images: Any,
     ignore_deletes: Any,
@@ -73,25 +73,28 @@ def _fold(
     kinds: Any,
     rows: Any,
 ) -> Any:
-    """Go through the records; `current` has the row of each group and ends as the final one."""
+    """Write the changes of all records, update `current`; return the number of changes.
+
+    `current` has the row of each group: at first the stored one, in the end the final one.
+    """
     count = 0
-    for i in range(len(new)):
-        key = group[i]
-        old = current[key]
-        row = new[i]
-        if row == NO_ROW:
-            if old == NO_ROW or ignore_deletes:
+    for record in range(len(new)):
+        group = groups[record]
+        before, after = current[group], new[record]
+        if after == NO_ROW:
+            if before == NO_ROW or ignore_deletes:
                 continue
             kinds[count] = DELETE
-            rows[count] = old
+            rows[count] = before
             count += 1
         else:
-            if before_images and old != NO_ROW:
+            # Without before images the changelog does not tell inserts from updates.
+            if before_images and before != NO_ROW:
                 kinds[count] = UPDATE_BEFORE
-                rows[count] = old
+                rows[count] = before
                 count += 1
-            kinds[count] = INSERT if before_images and old == NO_ROW else UPDATE_AFTER
-            rows[count] = row
+            kinds[count] = INSERT if before_images and before == NO_ROW else UPDATE_AFTER
+            rows[count] = after
             count += 1
-        current[key] = row
+        current[group] = after
     return count

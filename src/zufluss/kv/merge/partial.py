@@ -11,10 +11,10 @@ With the changelog image WAL there is no -U. The primary key is always among the
 table with an auto-increment column takes only partial updates: the server fills that column when
 the key is new and keeps it after that.
 
-Records of one batch write the same columns, so a row is made of at most three candidates at any
-time: one for the key, one for the target columns, one (always the stored row) for the others. The
-kernel keeps these three numbers and the assigned id per key, and each change is such a quadruple;
-rows are put together column by column afterwards.
+Records of one batch write the same columns, so a row consists of at most three candidates: one for
+the key, one for the target columns, one (always the stored row) for the other columns. The kernel
+keeps these three numbers and the assigned id for each key, and describes each change by them; rows
+are put together column by column afterwards.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ from zufluss.errors import RecordTooLargeError
 from zufluss.kv.merge.base import (
     DELETE,
     INSERT,
+    KINDS_OUT,
     NO_ROW,
+    NUMBERS_IN,
+    NUMBERS_OUT,
     UNCHANGED,
     UPDATE_AFTER,
     UPDATE_BEFORE,
@@ -38,41 +41,40 @@ from zufluss.kv.merge.base import (
     Fold,
     Numbers,
 )
-from zufluss.kv.merge.last_row import _GROUPS, _KINDS, _NUMBERS, _OUT
 from zufluss.model.schema import Schema
 from zufluss.record.kernels.cache import kernel
 
 KEY, TARGET, OTHER, ASSIGNED = range(4)
-"""Which candidate the key, the target and the other columns come from, and the id assigned."""
+"""Sources of a row: the candidates of its key, target and other columns, and the assigned id."""
 CHANGELOG_BYTES_MAX: Final = 512 << 20
-"""Bytes of the rows that a batch may put together. A column of them has to stay below 2 GiB."""
-_STATE = types.Array(types.int64, 2, "C")
+"""Bytes of the rows that a batch may put together: an Arrow column stays below 2 GiB."""
+_SOURCES_OUT = types.Array(types.int64, 2, "C")
 
 
 class Ids:
-    """Numbers for an auto-increment column: ranges in, single numbers out, each once."""
+    """Numbers for an auto-increment column: ranges go in, each number comes out once."""
 
     def __init__(self) -> None:
         self._ranges: deque[tuple[int, int]] = deque()
         self.promised = 0
-        """How many are spoken for by batches under way; the event loop's business."""
+        """Numbers that batches under way may need; kept by the event loop."""
 
     @property
     def left(self) -> int:
-        """How many there are."""
+        """How many numbers are left."""
         return sum(end - start for start, end in tuple(self._ranges))
 
     @property
     def ranges(self) -> tuple[tuple[int, int], ...]:
-        """What there is: firsts, and ones after the last."""
+        """The ranges that are left: first number, and the one after the last."""
         return tuple(self._ranges)
 
     def add(self, start: int, end: int) -> None:
-        """Add the numbers from `start` to before `end`. From any thread."""
+        """Add the numbers from `start` to before `end`. Any thread may call this."""
         self._ranges.append((start, end))
 
     def peek(self, count: int) -> Numbers:
-        """The next `count` numbers."""
+        """Return the next `count` numbers, fewer if no more are left."""
         parts: list[Numbers] = []
         for start, end in tuple(self._ranges):
             parts.append(np.arange(start, min(end, start + count), dtype=np.int64))
@@ -82,7 +84,7 @@ class Ids:
         return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
     def use(self, count: int) -> None:
-        """Never hand out the next `count` again."""
+        """Remove the next `count` numbers."""
         while count:
             start, end = self._ranges[0]
             used = min(count, end - start)
@@ -97,7 +99,7 @@ class PartialFold(NamedTuple):
     """What a batch of partial updates does."""
 
     fold: Fold
-    """Its rows and final rows are numbers of `rows`."""
+    """The changes; their rows and final rows are numbers of `rows`."""
     rows: pa.RecordBatch
     """The rows of the changelog."""
     ids_used: int
@@ -126,16 +128,16 @@ class PartialUpdate:
         self._ignore_deletes = ignore_deletes
 
     def fold(self, candidates: Candidates, ids: Numbers, sizes: Numbers) -> PartialFold:
-        """Decide about a batch; `ids` has enough numbers for every record to be an insert.
+        """Decide about a batch; `ids` has a number for every record, should all be inserts.
 
-        `sizes` are the bytes of the candidates. `RecordTooLargeError` if the rows of the changelog
-        would have too many: each has the whole row in it, however little a record writes.
+        `sizes` are the bytes of the candidates. Raises `RecordTooLargeError` if the rows of the
+        changelog would be too large: each is a whole row, however little a record writes.
         """
         count = len(candidates.new)
         kinds = np.empty(2 * count, np.uint8)
         sources = np.empty((2 * count, 4), np.int64)
-        state = np.full((len(candidates.old), 4), NO_ROW, np.int64)
-        state[:, :ASSIGNED] = candidates.old[:, None]
+        current = np.full((len(candidates.old), 4), NO_ROW, np.int64)
+        current[:, :ASSIGNED] = candidates.old[:, None]
         final = np.full(len(candidates.old), UNCHANGED, np.int64)
         changes, used = _fold(
             candidates.group,
@@ -145,7 +147,7 @@ class PartialUpdate:
             np.array(
                 [self._key_only, self._before_images, self._ignore_deletes, self._auto is not None]
             ),
-            state,
+            current,
             kinds,
             sources,
             final,
@@ -156,7 +158,7 @@ class PartialUpdate:
         return PartialFold(Fold(kinds[:changes], numbers, final), rows, used)
 
     def _bare(self, candidates: Candidates) -> Any:
-        """Of each candidate: whether all columns but the target columns are NULL."""
+        """Return for each candidate whether all columns but the target columns are NULL."""
         assert candidates.rows is not None
         bare = np.ones(candidates.rows.num_rows, np.bool_)
         for i, column in enumerate(candidates.rows.columns):
@@ -175,14 +177,14 @@ class PartialUpdate:
         return pa.RecordBatch.from_arrays(columns, schema=self._schema.arrow)
 
     def _assign(self, values: pa.Array, sources: Any) -> pa.Array:
-        """Put the assigned ids where there are any."""
+        """Replace values by assigned ids where a row has one."""
         ids = _indexes(sources[:, ASSIGNED]).cast(values.type)
         return pa.compute.coalesce(ids, values)
 
 
 def _check_size(sizes: Numbers, sources: Any) -> None:
-    """Refuse a batch whose changelog is too large to be put together; every source is counted."""
-    size = int(np.append(sizes, 0)[sources[:, :ASSIGNED]].sum())  # NO_ROW is the last one
+    """Refuse a batch whose changelog is too large; the size is the sum over all sources."""
+    size = int(np.append(sizes, 0)[sources[:, :ASSIGNED]].sum())  # NO_ROW, −1, takes the appended 0
     if size > CHANGELOG_BYTES_MAX:
         raise RecordTooLargeError(
             f"the rows that this partial update changes have {size} bytes, at most "
@@ -192,65 +194,76 @@ def _check_size(sizes: Numbers, sources: Any) -> None:
 
 
 def _indexes(candidates: Numbers) -> pa.Array:
+    """Return candidates as Arrow indexes, NULL for `NO_ROW`."""
     return pa.array(candidates, mask=candidates == NO_ROW)
 
 
 _PAIR: Any = types.UniTuple(types.int64, 2)  # type: ignore[no-untyped-call]
-_BARE = types.Array(types.boolean, 1, "C", readonly=True)
+_FLAGS_IN = types.Array(types.boolean, 1, "C", readonly=True)
 
 
 @kernel()
-def _emit(kind: Any, state: Any, kinds: Any, sources: Any, count: Any) -> Any:
+def _emit(kind: Any, row: Any, kinds: Any, sources: Any, count: Any) -> Any:
+    """Write a change of a row, which is given by its four sources; return the new count."""
     kinds[count] = kind
-    for k in range(4):
-        sources[count, k] = state[k]
+    for source in range(4):
+        sources[count, source] = row[source]
     return count + 1
 
 
 @kernel(
-    _PAIR(_GROUPS, _NUMBERS, _BARE, _NUMBERS, _BARE, _STATE, _KINDS, _STATE, _OUT),
+    _PAIR(
+        NUMBERS_IN, NUMBERS_IN, _FLAGS_IN, NUMBERS_IN, _FLAGS_IN, _SOURCES_OUT, KINDS_OUT,
+        _SOURCES_OUT, NUMBERS_OUT,
+    ),
     boundscheck=True,
     short=True,
-)
+)  # fmt: skip
 def _fold(
-    group: Any,
+    groups: Any,
     new: Any,
     bare: Any,
     ids: Any,
     flags: Any,
-    states: Any,
+    current: Any,
     kinds: Any,
     sources: Any,
     final: Any,
 ) -> Any:
-    """Go through the records; a key whose KEY source is `NO_ROW` has no row."""
+    """Write the changes of all records; return the number of changes and of assigned ids.
+
+    `current` has the four sources of each group's row; a key whose KEY source is `NO_ROW` has no
+    row. `sources` gets those of each change, `final` the last change of each group.
+    """
     key_only, before_images, ignore_deletes, assigns = flags[0], flags[1], flags[2], flags[3]
     count = used = 0
-    for i in range(len(new)):
-        g = group[i]
-        state = states[g]
-        if new[i] == NO_ROW:
-            if state[KEY] == NO_ROW or ignore_deletes:
+    for record in range(len(new)):
+        group = groups[record]
+        row = current[group]
+        if new[record] == NO_ROW:
+            if row[KEY] == NO_ROW or ignore_deletes:
                 continue
-            stored = state[OTHER]
-            if (stored == NO_ROW or bare[stored]) and state[ASSIGNED] == NO_ROW:
-                count = _emit(DELETE, state, kinds, sources, count)
-                state[:] = NO_ROW
-                final[g] = NO_ROW
+            # A row goes if nothing but the target columns, which the delete empties, was filled.
+            stored = row[OTHER]
+            if (stored == NO_ROW or bare[stored]) and row[ASSIGNED] == NO_ROW:
+                count = _emit(DELETE, row, kinds, sources, count)
+                row[:] = NO_ROW
+                final[group] = NO_ROW
                 continue
-        elif state[KEY] != NO_ROW and key_only:
+        elif row[KEY] != NO_ROW and key_only:
             continue
-        if state[KEY] == NO_ROW:
-            state[KEY] = new[i]
+        if row[KEY] == NO_ROW:
+            row[KEY] = new[record]
             if assigns:
-                state[ASSIGNED] = ids[used]
+                row[ASSIGNED] = ids[used]
                 used += 1
             kind = INSERT
         else:
             if before_images:
-                count = _emit(UPDATE_BEFORE, state, kinds, sources, count)
+                count = _emit(UPDATE_BEFORE, row, kinds, sources, count)
             kind = UPDATE_AFTER
-        state[TARGET] = new[i]
-        final[g] = count
-        count = _emit(kind, state, kinds, sources, count)
+        # For a delete that leaves the row this is `NO_ROW`: the target columns become NULL.
+        row[TARGET] = new[record]
+        final[group] = count
+        count = _emit(kind, row, kinds, sources, count)
     return count, used

@@ -19,15 +19,17 @@ from numba import types
 
 from zufluss.kv.merge.base import (
     INSERT,
+    KINDS_OUT,
     NO_ROW,
+    NUMBERS_IN,
+    NUMBERS_OUT,
     UPDATE_AFTER,
     UPDATE_BEFORE,
     Candidates,
+    ChangeBuffers,
     Fold,
     Numbers,
-    Out,
 )
-from zufluss.kv.merge.last_row import _GROUPS, _KINDS, _NUMBERS, _OUT
 from zufluss.record.kernels.cache import kernel
 
 _LEAST = np.iinfo(np.int64).min
@@ -47,7 +49,7 @@ class Versioned:
     def fold(self, candidates: Candidates) -> Fold:
         """Decide about a batch."""
         assert candidates.rows is not None
-        out = Out.for_records(len(candidates.new))
+        out = ChangeBuffers.for_records(len(candidates.new))
         current = candidates.old.copy()
         changes = _fold(
             candidates.group,
@@ -58,42 +60,44 @@ class Versioned:
             out.kinds,
             out.rows,
         )
-        return out.folded(changes, candidates.old, current)
+        return out.fold(changes, candidates.old, current)
 
 
 def _numbers(versions: pa.Array) -> Numbers:
-    """Versions as integers that compare as they do."""
+    """Return versions as integers with the same order."""
     least = _LEAST_INT if pa.types.is_int32(versions.type) else _LEAST
     integers = versions.cast(pa.int64()).fill_null(int(least))
     return np.ascontiguousarray(integers.to_numpy(zero_copy_only=False), dtype=np.int64)
 
 
 @kernel(
-    types.int64(_GROUPS, _NUMBERS, _NUMBERS, types.boolean, _OUT, _KINDS, _OUT),
+    types.int64(
+        NUMBERS_IN, NUMBERS_IN, NUMBERS_IN, types.boolean, NUMBERS_OUT, KINDS_OUT, NUMBERS_OUT
+    ),
     boundscheck=True,
     short=True,
-)
+)  # fmt: skip
 def _fold(
-    group: Any, new: Any, version: Any, before_images: Any, current: Any, kinds: Any, rows: Any
+    groups: Any, new: Any, versions: Any, before_images: Any, current: Any, kinds: Any, rows: Any
 ) -> Any:
+    """Write the changes of all records, update `current`; return the number of changes."""
     count = 0
-    for i in range(len(new)):
-        key = group[i]
-        row = new[i]
-        if row == NO_ROW:
+    for record in range(len(new)):
+        group = groups[record]
+        before, after = current[group], new[record]
+        if after == NO_ROW:
             continue
-        old = current[key]
-        if old == NO_ROW:
+        if before == NO_ROW:
             kinds[count] = INSERT
-        elif version[row] < version[old]:
+        elif versions[after] < versions[before]:
             continue
         else:
             if before_images:
                 kinds[count] = UPDATE_BEFORE
-                rows[count] = old
+                rows[count] = before
                 count += 1
             kinds[count] = UPDATE_AFTER
-        rows[count] = row
+        rows[count] = after
         count += 1
-        current[key] = row
+        current[group] = after
     return count

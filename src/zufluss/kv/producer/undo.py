@@ -26,9 +26,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from zufluss.errors import AggregationError, ZuflussError
-from zufluss.kv.cold.flush import copied
+from zufluss.kv.hot.sorting import packed
 from zufluss.kv.merge.base import DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE
-from zufluss.kv.merge.gather import SCHEMA_ID_BYTES, Changed, prefixed
+from zufluss.kv.merge.gather import SCHEMA_ID_BYTES, NewValues, prefixed
 from zufluss.kv.table import KvTable
 from zufluss.model.aggregate import FUNCTIONS, OVERFLOW
 from zufluss.model.schema import Column, Schema
@@ -84,8 +84,8 @@ class Undone(NamedTuple):
     """The rows of the changelog."""
     kinds: npt.NDArray[np.uint8]
     """Their change types."""
-    changed: Changed
-    """What the keys end up with."""
+    values: NewValues
+    """The values that the keys end up with."""
 
 
 class Restore(NamedTuple):
@@ -185,7 +185,7 @@ def undone(table: KvTable, step: Step, stored: Slices, own: frozenset[int]) -> U
     rows, kinds = _changelog(old, new, groups, there[groups], stays[groups])
     put = prefixed(values.take(groups), table.info.schema_id, SCHEMA_ID_BYTES)
     more = int(np.count_nonzero(stays[groups])) - int(np.count_nonzero(there[groups]))
-    return Undone(rows, kinds, Changed(groups, put, more))
+    return Undone(rows, kinds, NewValues(groups, put, more))
 
 
 def fitted(rows: pa.RecordBatch, schema: Schema) -> pa.RecordBatch:
@@ -214,7 +214,7 @@ def signed(column: Column, values: pa.Array, gone: Flags) -> pa.Array:
 
 def _stored_rows(table: KvTable, stored: Slices) -> pa.RecordBatch:
     """Stored values as columns; NULL throughout where there is none."""
-    schema_ids, rows = split_values(copied(stored))
+    schema_ids, rows = split_values(packed(stored))
     return table.codec.decode(rows, table.field_counts[schema_ids])
 
 
@@ -264,9 +264,9 @@ def _equal(one: Slices, other: Slices) -> Flags:
 
 
 def _binary(slices: Slices) -> pa.Array:
-    packed = copied(slices)
-    offsets = np.append(packed.starts, packed.ends[-1:])
-    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(packed.data)]
+    compact = packed(slices)
+    offsets = np.append(compact.starts, compact.ends[-1:])
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(compact.data)]
     return pa.Array.from_buffers(pa.large_binary(), slices.count, buffers)
 
 

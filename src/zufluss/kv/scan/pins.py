@@ -23,8 +23,8 @@ import structlog
 
 from zufluss.errors import UnknownTableOrBucketError, ZuflussError
 from zufluss.kv.cold.checkpoint import COLD_DIRECTORY
-from zufluss.kv.cold.flush import KvState, read_state, write_state
 from zufluss.kv.cold.rocks import check_opens
+from zufluss.kv.cold.state import KvState, read_state, write_state
 from zufluss.log.files import Files
 
 log = structlog.get_logger(__name__)

@@ -27,7 +27,9 @@ from typing import Any, TypeVar
 F = TypeVar("F", bound=Callable[..., Any])
 
 MODULES_OUTSIDE = (
-    "zufluss.kv.hot.kernels",
+    "zufluss.kv.hot.entries",
+    "zufluss.kv.hot.index",
+    "zufluss.kv.hot.segments",
     "zufluss.kv.hot.sorting",
     "zufluss.kv.hot.words",
     "zufluss.kv.hot.answer",

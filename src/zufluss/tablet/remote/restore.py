@@ -31,7 +31,7 @@ import structlog
 from zufluss.cluster.remote import BucketRemote, SnapshotHandle
 from zufluss.errors import CorruptRecordError, ErrorCode, ZuflussError
 from zufluss.kv.cold.checkpoint import CHANGELOG_DIRECTORY, has_state, incoming_directory, install
-from zufluss.kv.cold.flush import KvState, read_state
+from zufluss.kv.cold.state import KvState, read_state
 from zufluss.kv.replay import Earlier
 from zufluss.log.files import Files
 from zufluss.log.writer_state import WriterState

@@ -33,7 +33,7 @@ from zufluss.errors import (
     ZuflussError,
 )
 from zufluss.kv.cold.checkpoint import remove_left_overs
-from zufluss.kv.cold.flush import KvState
+from zufluss.kv.cold.state import KvState
 from zufluss.kv.memory import KvMemory
 from zufluss.kv.replay import Piece, pieces_of
 from zufluss.kv.scan.pins import PinnedFiles
