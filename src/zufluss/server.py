@@ -26,6 +26,7 @@ from typing import Any
 
 import structlog
 
+from zufluss.clock import wall_ms
 from zufluss.cluster.cluster_service import ClusterService
 from zufluss.cluster.image import ServerNode
 from zufluss.cluster.metadata_service import MetadataService
@@ -81,11 +82,6 @@ for an instant, too short for another thread, whose wait begins anew each time. 
 2 ms then lasts as long as the loop is busy."""
 CONNECT_TIMEOUT_MS = 10_000
 """How long one server waits for another to accept a connection."""
-
-
-def clock_ms() -> int:
-    """Wall clock in epoch milliseconds; the only one the server reads."""
-    return time.time_ns() // 1_000_000
 
 
 def run_dev(conf: Configuration) -> int:
@@ -295,8 +291,8 @@ async def _serve_dev(conf: Configuration, stop: asyncio.Event) -> None:
     net = await _bound(conf, services)
     store = await EmbeddedStore.open(Path(conf.get(options.DATA_DIR)) / "meta")
     files = files_from_environment()
-    coordinator = Coordinator(conf, store, clock_ms, files=files)
-    tablet = TabletServer(conf, files, clock_ms)
+    coordinator = Coordinator(conf, store, wall_ms, files=files)
+    tablet = TabletServer(conf, files, wall_ms)
     try:
         await coordinator.start(_node(conf.get(options.ZUFLUSS_COORDINATOR_ID), net))
         tablet.claim(coordinator.catalog.cluster_id)
@@ -343,7 +339,7 @@ async def _serve_coordinator(conf: Configuration, stop: asyncio.Event) -> None:
             )
         return await tablets.connect(endpoint.host, endpoint.port)
 
-    coordinator = Coordinator(conf, store, clock_ms, connect, files_from_environment())
+    coordinator = Coordinator(conf, store, wall_ms, connect, files_from_environment())
     try:
         await coordinator.start(_node(conf.get(options.ZUFLUSS_COORDINATOR_ID), net))
         coordinator.register(services)
@@ -361,7 +357,7 @@ async def _serve_tablet(conf: Configuration, stop: asyncio.Event) -> None:
     services = Services()
     net = await _bound(conf, services, server_type=2)
     coordinator = ServerConnections()
-    tablet = TabletServer(conf, files_from_environment(), clock_ms)
+    tablet = TabletServer(conf, files_from_environment(), wall_ms)
 
     def claim(cluster_id: str) -> None:
         tablet.claim(cluster_id)
@@ -386,7 +382,7 @@ async def _serve_tablet(conf: Configuration, stop: asyncio.Event) -> None:
         tablet.image, conf, lambda location_id: home(tablet.remote.locations, location_id).uri
     ).register(after)
     ClusterService(tablet.image).register(after)
-    TokenService(tablet.image, lambda: tablet.remote.locations, Tokens(conf, clock_ms)).register(
+    TokenService(tablet.image, lambda: tablet.remote.locations, Tokens(conf, wall_ms)).register(
         after
     )
     WriterIds(link.allocate_writer_ids).register(after)

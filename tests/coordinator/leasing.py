@@ -85,7 +85,7 @@ class Leasing:
             self.conf,
             is_super=self.is_super,
             clock=self.clock,
-            wall_ms=self.wall,
+            clock_ms=self.wall,
         )
         self.leases.freed.append(self.freed.extend)
 

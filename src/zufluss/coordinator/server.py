@@ -127,7 +127,7 @@ class Coordinator:
             self.conf,
             is_super=self.authority.is_super,
             clock=self._clock,
-            wall_ms=self._clock_ms,
+            clock_ms=self._clock_ms,
         )
         registry.uses += [self.remotes.live_usage, self.lake.live_usage]
         registry.uncounted = leases.holds_dropped

@@ -22,7 +22,6 @@ import asyncio
 import errno
 import os
 import threading
-import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import closing, suppress
@@ -30,6 +29,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Final, TypeVar
 
+from zufluss.clock import wall_ms
 from zufluss.remote.errors import (
     LocationUnavailableError,
     ObjectExistsError,
@@ -310,7 +310,7 @@ class LocalDirectory:
             self._is_there()
         directory.mkdir(exist_ok=True)
         if not self._tidied:
-            remove_older(directory, time.time() - TEMPORARY_LIFE_SECONDS)
+            remove_older(directory, wall_ms() / 1000 - TEMPORARY_LIFE_SECONDS)
             self._tidied = True
         return directory / str(uuid.uuid4())
 

@@ -19,11 +19,12 @@ import hmac
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from html import unescape
 from typing import Final
 from urllib.parse import urlencode, urlsplit
 
+from zufluss.clock import utc_now
 from zufluss.errors import ErrorCode, ZuflussError
 from zufluss.remote.threads import Threads
 
@@ -78,7 +79,7 @@ def _call(
     import urllib.request
 
     body = urlencode({**form, "Version": VERSION}).encode()
-    headers = signed_headers(endpoint, region, keys, body, datetime.now(UTC))
+    headers = signed_headers(endpoint, region, keys, body, utc_now())
     request = urllib.request.Request(endpoint, body, dict(headers), method="POST")
     action = form["Action"]
     try:

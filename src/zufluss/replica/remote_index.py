@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator
 from functools import partial
 from typing import Final
 
+from zufluss.clock import Clock
 from zufluss.errors import ZuflussError
 from zufluss.log.index import OFFSET_ENTRY, TIME_ENTRY
 from zufluss.log.segment import verify_batches
@@ -59,7 +60,8 @@ def offset_before(timeindex: bytes, timestamp: int) -> int:
 class RemoteIndexes:
     """Indexes of remote segments, as far as they are in memory. Belongs to the event loop."""
 
-    def __init__(self, storage: RemoteStorage) -> None:
+    def __init__(self, storage: RemoteStorage, clock: Clock = time.monotonic) -> None:
+        self._clock = clock
         self.storage = storage
         self._kept: OrderedDict[RemoteFile, bytes] = OrderedDict()
         self._kept_bytes = 0
@@ -76,7 +78,7 @@ class RemoteIndexes:
             return found
         failed = self._failed.get(file)
         if failed is not None:
-            if time.monotonic() - failed[0] >= FAILURE_SECONDS:
+            if self._clock() - failed[0] >= FAILURE_SECONDS:
                 self._begin(file)
             raise failed[1]
         return None
@@ -107,7 +109,7 @@ class RemoteIndexes:
         except ZuflussError as e:
             if len(self._failed) >= 1000:
                 self._failed.clear()
-            self._failed[file] = (time.monotonic(), e)
+            self._failed[file] = (self._clock(), e)
             raise
         self._failed.pop(file, None)
         self._kept[file] = data

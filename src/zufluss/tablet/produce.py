@@ -19,7 +19,6 @@ entries written first. If the write fails, exactly they are refused.
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 import structlog
@@ -54,7 +53,6 @@ SMALL_BYTES_MAX = 64 * 1024
 GATHERED_BYTES_MAX = 64 * 1024
 """Entries that gather for one write; as much as the commit log takes as one entry."""
 
-_now_ns = time.time_ns
 _new = tuple.__new__
 _LONE = {0}
 """What waits of a request with one entry; shared, since nothing is ever taken from it."""
@@ -277,7 +275,7 @@ class Producer:
                 raise self.server.why_not(gathered.table.info.table_id, *bucket)
             if replica.failure is not None:
                 raise replica.failure
-            appended = replica.log.append_new(view, gathered.batches, _now_ns() // 1_000_000)
+            appended = replica.log.append_new(view, gathered.batches, self.server.clock_ms())
             self.server.appended(replica, appended.end_offset, view, 0, len(view))
         except Exception as e:
             self._refuse_gathered(e, gathered, bucket)
@@ -395,7 +393,7 @@ class Producer:
             self._write(replica, gathered)
         if replica.failure is not None:
             raise replica.failure
-        appended = replica.log.append(view, batches, _now_ns() // 1_000_000)
+        appended = replica.log.append(view, batches, self.server.clock_ms())
         if not appended.duplicate:
             self.server.appended(
                 replica, appended.end_offset, view, batches[0].start, batches[-1].end

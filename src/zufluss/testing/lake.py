@@ -28,7 +28,6 @@ sweep is asked with a bound in the future, or in the past. No test waits on a cl
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from decimal import Decimal
@@ -36,6 +35,7 @@ from decimal import Decimal
 import pyarrow as pa
 import pytest
 
+from zufluss.clock import wall_ms
 from zufluss.lake.base import (
     LakeCommitRefusedError,
     LakeError,
@@ -594,9 +594,9 @@ class LakeConformance:
             result = log.commit(log.write(named_rows(10 * number, 3)))
             states.append((result.snapshot_id, log.contents()))
         with log.maintenance() as maintenance:
-            assert maintenance.expire(_now_ms() - HOUR_MS, []) == 0
-            assert maintenance.expire(_now_ms() + HOUR_MS, [states[1][0]]) == 2
-            assert maintenance.expire(_now_ms() + HOUR_MS, [states[1][0]]) == 0
+            assert maintenance.expire(wall_ms() - HOUR_MS, []) == 0
+            assert maintenance.expire(wall_ms() + HOUR_MS, [states[1][0]]) == 2
+            assert maintenance.expire(wall_ms() + HOUR_MS, [states[1][0]]) == 0
         assert self._found(log, states[1][0]) == states[1][1]
         assert self._found(log) == log.own_rows() == log.contents()
         assert log.newest_id() == states[3][0]
@@ -609,7 +609,7 @@ class LakeConformance:
         for _ in range(3):
             self.foreign_commit(log.table, log.properties)
         with log.maintenance() as maintenance:
-            maintenance.expire(_now_ms() + HOUR_MS, [])
+            maintenance.expire(wall_ms() + HOUR_MS, [])
         assert log.newest_id() == ours
         assert self._found(log) == self._found(log, ours) == log.contents()
 
@@ -622,10 +622,10 @@ class LakeConformance:
         orphans = self._files(keyed) - kept
         assert orphans
         with keyed.maintenance() as maintenance:
-            young = maintenance.sweep(_now_ms() - HOUR_MS)
+            young = maintenance.sweep(wall_ms() - HOUR_MS)
             assert (young.removed, young.removed_bytes) == (0, 0)
             assert self._files(keyed) == kept | orphans
-            report = maintenance.sweep(_now_ms() + HOUR_MS)
+            report = maintenance.sweep(wall_ms() + HOUR_MS)
         assert report.looked_at >= report.removed >= len(orphans)
         assert report.removed_bytes > 0
         assert not self._files(keyed) & orphans
@@ -642,7 +642,7 @@ class LakeConformance:
         if log.factory.capabilities.compaction:
             states.append((_compact(log), log.contents()))
         with log.maintenance() as maintenance:
-            maintenance.sweep(_now_ms() + HOUR_MS)
+            maintenance.sweep(wall_ms() + HOUR_MS)
         for snapshot_id, rows in states:
             assert self._found(log, snapshot_id) == rows
 
@@ -653,8 +653,8 @@ class LakeConformance:
         before = self._files(keyed)
         _compact(keyed)
         with keyed.maintenance() as maintenance:
-            assert maintenance.expire(_now_ms() + HOUR_MS, []) == 5
-            maintenance.sweep(_now_ms() + HOUR_MS)
+            assert maintenance.expire(wall_ms() + HOUR_MS, []) == 5
+            maintenance.sweep(wall_ms() + HOUR_MS)
         assert len(self._files(keyed)) < len(before)
         assert self._found(keyed) == keyed.own_rows() == keyed.contents()
 
@@ -686,7 +686,3 @@ def _compact(lake: LakeRounds) -> int:
 
 def _bucket_zero(lake: LakeRounds) -> TableBucket:
     return TableBucket(lake.table.table_id, None, 0)
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

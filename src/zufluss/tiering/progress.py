@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from zufluss.clock import ClockMs, wall_ms
 from zufluss.obs.metrics import TieringServiceMetrics
 from zufluss.tiering.round import Lease, RoundEndedError, RoundResult, TableGoneError
 
@@ -77,7 +78,10 @@ class LogProgress:
 class MetricsProgress:
     """Counts rounds for Prometheus, and tells somebody else."""
 
-    def __init__(self, metrics: TieringServiceMetrics, also: Progress) -> None:
+    def __init__(
+        self, metrics: TieringServiceMetrics, also: Progress, clock_ms: ClockMs = wall_ms
+    ) -> None:
+        self._clock_ms = clock_ms
         self._metrics = metrics
         self._also = also
 
@@ -91,8 +95,7 @@ class MetricsProgress:
         self._metrics.round_ended("committed" if result.committed else "empty", seconds)
         self._metrics.lag(path, result.remaining)
         if result.committed:
-            now_ms = int(time.time() * 1000)
-            self._metrics.committed(path, result.records, result.size, now_ms)
+            self._metrics.committed(path, result.records, result.size, self._clock_ms())
         self._also.finished(lease, result, seconds)
 
     def ended(self, lease: Lease, problem: Exception, seconds: float) -> None:
@@ -112,13 +115,14 @@ class _Row:
     lag: int | None = None
     records: int = 0
     rate: float = 0.0
-    committed: float | None = None
+    committed_ms: int | None = None
 
 
 class LiveProgress:
     """A table on the terminal that shows each table; use it as a context manager."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, clock_ms: ClockMs = wall_ms) -> None:
+        self._clock_ms = clock_ms
         self._rows: dict[str, _Row] = {}
         self._lock = threading.Lock()
         self._live = Live(console=console, get_renderable=self.render, refresh_per_second=4)
@@ -142,7 +146,7 @@ class LiveProgress:
         if result.committed:
             row.records += result.records
             row.rate = result.size / MEGABYTE / max(seconds, 1e-9)
-            row.committed = time.time()
+            row.committed_ms = self._clock_ms()
 
     def ended(self, lease: Lease, problem: Exception, seconds: float) -> None:
         """A round did not; `RoundEndedError` when nothing is wrong."""
@@ -156,7 +160,7 @@ class LiveProgress:
             rows = sorted(self._rows.items())
         for name, row in rows:
             lag = "" if row.lag is None else f"{row.lag:,}"
-            at = "" if row.committed is None else _clock(row.committed)
+            at = "" if row.committed_ms is None else _time_of_day(row.committed_ms)
             table.add_row(name, row.state, lag, f"{row.records:,}", f"{row.rate:.1f}", at)
         return table
 
@@ -165,8 +169,8 @@ class LiveProgress:
             return self._rows.setdefault(str(lease.table.path), _Row())
 
 
-def _clock(seconds: float) -> str:
-    return time.strftime("%H:%M:%S", time.localtime(seconds))
+def _time_of_day(wall_ms: int) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(wall_ms / 1000))
 
 
 def _first_lines(problem: Exception) -> str:

@@ -15,6 +15,7 @@ import time
 
 import structlog
 
+from zufluss.clock import Clock, ClockMs, wall_ms
 from zufluss.config import table_options as t
 from zufluss.lake.base import LakeMaintenance
 from zufluss.tiering import options as o
@@ -27,10 +28,14 @@ _log = structlog.get_logger("zufluss.tiering")
 class Upkeep:
     """Housekeeping of all tables of a service; remembers when a table was swept."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(
+        self, cluster: Cluster, clock: Clock = time.monotonic, clock_ms: ClockMs = wall_ms
+    ) -> None:
         self._cluster = cluster
         self._options = cluster.options
-        self._started = time.monotonic()
+        self._clock = clock
+        self._clock_ms = clock_ms
+        self._started = clock()
         self._swept: dict[int, float] = {}
 
     def run(self, lease: Lease, result: RoundResult) -> None:
@@ -72,13 +77,13 @@ class Upkeep:
         admin, path = self._cluster.connection.admin, lease.table.path
         known = [admin.lake_snapshot(path), admin.lake_snapshot(path, readable=True)]
         keep = {snapshot.snapshot_id for snapshot in known if snapshot is not None}
-        count = maintenance.expire(_before(self._options[o.SNAPSHOT_AGE]), keep)
+        count = maintenance.expire(self._clock_ms() - self._options[o.SNAPSHOT_AGE], keep)
         if count:
             _log.info("snapshots_expired", table=str(path), count=count)
 
     def _sweep(self, maintenance: LakeMaintenance, lease: Lease) -> None:
-        report = maintenance.sweep(_before(self._options[o.ORPHAN_AGE]))
-        self._swept[lease.table.table_id] = time.monotonic()
+        report = maintenance.sweep(self._clock_ms() - self._options[o.ORPHAN_AGE])
+        self._swept[lease.table.table_id] = self._clock()
         if report.removed:
             _log.info(
                 "orphans_removed",
@@ -89,8 +94,4 @@ class Upkeep:
 
     def _sweep_is_due(self, table_id: int) -> bool:
         last = self._swept.get(table_id, self._started)
-        return time.monotonic() - last >= self._options[o.SWEEP_INTERVAL] / 1000
-
-
-def _before(age_ms: int) -> int:
-    return int(time.time() * 1000) - age_ms
+        return self._clock() - last >= self._options[o.SWEEP_INTERVAL] / 1000

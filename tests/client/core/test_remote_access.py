@@ -15,6 +15,7 @@ from tests.client.read.test_log_scan import fill, ids
 from tests.client.remotes import RemoteBucket
 from tests.remote.iam import Iam
 from zufluss.client.connection import AsyncConnection, connect_async
+from zufluss.client.core.remote_access import RemoteFiles
 from zufluss.errors import CorruptMessageError, ErrorCode, error
 from zufluss.model.table import TableBucket, TablePath
 from zufluss.remote.objects import LocationUnavailableError, ObjectForbiddenError, Objects
@@ -153,18 +154,19 @@ class Clock:
     def __init__(self) -> None:
         self.now = time.time()
 
-    def time(self) -> float:
-        return self.now
-
     def monotonic(self) -> float:
         return self.now
 
+    def wall_ms(self) -> int:
+        return int(self.now * 1000)
+
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    found = Clock()
-    monkeypatch.setattr("zufluss.client.core.remote_access.time", found)
-    return found
+def clock(connection: AsyncConnection) -> Clock:
+    """The clock of the tokens of `connection`."""
+    clock = Clock()
+    connection.remote.files = RemoteFiles(connection, clock.monotonic, clock.wall_ms)
+    return clock
 
 
 async def test_a_token_is_renewed_when_four_fifths_of_its_life_are_over(

@@ -20,6 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from zufluss.clock import Clock, ClockMs, wall_ms
 from zufluss.errors import CorruptMessageError, ErrorCode, TableNotExistError, ZuflussError
 from zufluss.model.table import PhysicalTablePath, TablePath
 from zufluss.remote.errors import LocationUnavailableError, ObjectForbiddenError
@@ -74,8 +75,15 @@ class Access:
 class RemoteFiles:
     """The remote files of a cluster, for the readers of one connection."""
 
-    def __init__(self, connection: AsyncConnection) -> None:
+    def __init__(
+        self,
+        connection: AsyncConnection,
+        clock: Clock = time.monotonic,
+        clock_ms: ClockMs = wall_ms,
+    ) -> None:
         self._connection = connection
+        self._clock = clock
+        self._clock_ms = clock_ms
         self._held: dict[str, Access] = {}
         self._asking: dict[TablePath, asyncio.Task[None]] = {}
 
@@ -113,16 +121,16 @@ class RemoteFiles:
     async def _access(self, table: TablePath, uri: LocationUri) -> Access:
         """The token for an address, asked for if there is none or the old one ends soon."""
         held = self._longest(uri)
-        if held is not None and time.monotonic() < held.renew_at:
+        if held is not None and self._clock() < held.renew_at:
             return held
         try:
             await self._ask(table, uri)
         except ZuflussError as e:
-            if held is None or time.monotonic() >= held.ends_at or not held.renew_at:
+            if held is None or self._clock() >= held.ends_at or not held.renew_at:
                 if e.code is ErrorCode.SECURITY_TOKEN_EXCEPTION:
                     raise LocationUnavailableError(uri.text, "", e.message) from e
                 raise
-            held.renew_at = time.monotonic() + RENEW_SECONDS_MIN
+            held.renew_at = self._clock() + RENEW_SECONDS_MIN
         held = self._longest(uri)
         if held is None:
             raise LocationUnavailableError(uri.text, "", "the cluster gave no token for it")
@@ -147,7 +155,7 @@ class RemoteFiles:
         with suppress(TableNotExistError):
             self._take(await self._connection.call_any(key, request))
             found = self._longest(uri)
-            if found is not None and time.monotonic() < found.renew_at:
+            if found is not None and self._clock() < found.renew_at:
                 return
         self._take(await self._connection.call_coordinator(key, request))
 
@@ -160,10 +168,10 @@ class RemoteFiles:
     def _hold(
         self, prefix: str, token: m.GetFileSystemSecurityTokenResponse | m.PbFileSystemToken
     ) -> None:
-        now, ends_at = time.monotonic(), float("inf")
+        now, ends_at = self._clock(), float("inf")
         renew_at = ends_at
         if token.HasField("expiration_time"):
-            life = token.expiration_time / 1000 - time.time()
+            life = (token.expiration_time - self._clock_ms()) / 1000
             ends_at = now + life
             renew_at = now + max(life * RENEW_AT, RENEW_SECONDS_MIN)
         access = Access(prefix, _properties(prefix, token), renew_at, ends_at)

@@ -13,10 +13,11 @@ import fcntl
 import os
 import shutil
 import tempfile
-import time
 import weakref
 from pathlib import Path
 from typing import Final
+
+from zufluss.clock import wall_ms
 
 LEFT_OVER_SECONDS: Final = 600
 """Younger directories are not looked at."""
@@ -56,7 +57,7 @@ class Scratch:
 
 def remove_left_over(prefix: str) -> None:
     """Remove directories of processes that are gone."""
-    oldest = time.time() - LEFT_OVER_SECONDS
+    oldest = wall_ms() / 1000 - LEFT_OVER_SECONDS
     for path in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
         with contextlib.suppress(OSError):  # another user's, in use, or just removed
             if path.stat().st_mtime < oldest:

@@ -30,6 +30,7 @@ from typing import NamedTuple
 
 import structlog
 
+from zufluss.clock import ClockMs, wall_ms
 from zufluss.cluster.image import ClusterImage, PartitionEntry
 from zufluss.config import options
 from zufluss.config.load import Configuration
@@ -74,10 +75,6 @@ def nobody(principal: str | None) -> bool:
     return False
 
 
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
-
-
 class _Call(NamedTuple):
     """Who does something to which lease."""
 
@@ -112,7 +109,7 @@ class Leases:
         conf: Configuration,
         is_super: IsSuper,
         clock: Callable[[], float],
-        wall_ms: Callable[[], int],
+        clock_ms: ClockMs,
     ) -> None:
         interval_ms = conf.get(options.KV_SNAPSHOT_LEASE_EXPIRATION_CHECK_INTERVAL)
         self._book = LeaseBook(store, remotes, clock, interval_ms / 1000)
@@ -124,7 +121,7 @@ class Leases:
         self._image: ClusterImage = remotes.image
         self._is_super = is_super
         self._clock = clock
-        self._wall_ms = wall_ms
+        self._clock_ms = clock_ms
         self._duration_max_ms = conf.get(options.ZUFLUSS_KV_SNAPSHOT_LEASE_DURATION_MAX)
         self._count_max = conf.get(options.ZUFLUSS_KV_SNAPSHOT_LEASE_COUNT_MAX)
         self._bytes_max = conf.get(options.ZUFLUSS_KV_SNAPSHOT_LEASE_BYTES_MAX)
@@ -138,10 +135,10 @@ class Leases:
         *,
         is_super: IsSuper = nobody,
         clock: Callable[[], float] = time.monotonic,
-        wall_ms: Callable[[], int] = _now_ms,
+        clock_ms: ClockMs = wall_ms,
     ) -> Leases:
         """Take over what the store knows; each lease has at least its grace from now on."""
-        leases = cls(store, remotes, conf, is_super, clock, wall_ms)
+        leases = cls(store, remotes, conf, is_super, clock, clock_ms)
         grace_ms = conf.get(options.ZUFLUSS_KV_SNAPSHOT_LEASE_RESTART_GRACE)
         await leases._book.load(grace_ms / 1000)
         log.info("leases_opened", leases=repr(leases))
@@ -331,7 +328,7 @@ class Leases:
         )
 
     def _age_ms(self, lease: Lease) -> int:
-        return max(0, self._wall_ms() - lease.created_ms) if lease.created_ms else 0
+        return max(0, self._clock_ms() - lease.created_ms) if lease.created_ms else 0
 
     # Calls, one at a time for each lease
 
@@ -382,7 +379,7 @@ class Leases:
             if not found.new:
                 return Acquired(None, 0, {}, found.unavailable)
             deadline = now + duration_ms / 1000
-            created_ms = self._wall_ms()
+            created_ms = self._clock_ms()
             lease = Lease(
                 call.lease_id, owner, epoch, created_ms, duration_ms, deadline, tables, now
             )

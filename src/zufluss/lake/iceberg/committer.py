@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Collection, Mapping, Sequence
 
 from pyiceberg.catalog import Catalog
@@ -37,6 +36,7 @@ from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
 from sqlalchemy.exc import IntegrityError
 
+from zufluss.clock import ClockMs, wall_ms
 from zufluss.lake.base import (
     COMMIT_USER,
     COMMIT_USER_KEY,
@@ -81,7 +81,8 @@ ATTEMPTS_MAX = 10
 class IcebergCommitter:
     """Commits rounds of one table. Not thread-safe."""
 
-    def __init__(self, context: CommitterContext) -> None:
+    def __init__(self, context: CommitterContext, clock_ms: ClockMs = wall_ms) -> None:
+        self._clock_ms = clock_ms
         self.table = context.table
         self._identifier = (context.table.path.database, context.table.path.table)
         self._catalog: Catalog = load(context.properties)
@@ -148,7 +149,9 @@ class IcebergCommitter:
         """One snapshot with all files and these properties, if `expected` is the newest of ours."""
         snapshot_id = new_snapshot_id()
         emptied = s.partitions_values(self.table, fresh)
-        change = round_change(self.table, committable, properties, snapshot_id, emptied)
+        change = round_change(
+            self.table, committable, properties, snapshot_id, self._clock_ms(), emptied
+        )
         done = self._commit(change, committable, expected, snapshot_id)
         self._lake = done.table
         return done.result()
@@ -289,6 +292,7 @@ def round_change(
     committable: IcebergCommittable,
     properties: Mapping[str, str],
     snapshot_id: int,
+    now_ms: int,
     emptied: frozenset[PartitionValues] = frozenset(),
 ) -> SnapshotChange:
     """A round as a change of the lake table: ours, of this table, and findable."""
@@ -299,14 +303,13 @@ def round_change(
         added=committable.files,
         emptied=emptied,
         properties=marked,
-        table_properties={NEWEST_KEY: newest_json(snapshot_id, marked)},
+        table_properties={NEWEST_KEY: newest_json(snapshot_id, marked, now_ms)},
     )
 
 
-def newest_json(snapshot_id: int, properties: Mapping[str, str]) -> str:
+def newest_json(snapshot_id: int, properties: Mapping[str, str], now_ms: int) -> str:
     """What the table property about the newest snapshot of ours says."""
-    now = int(time.time() * 1000)
-    found = {"snapshot": snapshot_id, "timestamp": now, "properties": dict(properties)}
+    found = {"snapshot": snapshot_id, "timestamp": now_ms, "properties": dict(properties)}
     return json.dumps(found, separators=(",", ":"))
 
 

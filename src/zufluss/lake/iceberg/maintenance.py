@@ -29,6 +29,7 @@ from pyiceberg.table.update import (
     RemoveSnapshotsUpdate,
 )
 
+from zufluss.clock import ClockMs, wall_ms
 from zufluss.lake.base import (
     CommitResult,
     CommittedSnapshot,
@@ -72,7 +73,8 @@ KEEP_MIN_KEY = "history.expire.min-snapshots-to-keep"
 class IcebergMaintenance:
     """The `LakeMaintenance` of one table. Not thread-safe."""
 
-    def __init__(self, context: CommitterContext) -> None:
+    def __init__(self, context: CommitterContext, clock_ms: ClockMs = wall_ms) -> None:
+        self._clock_ms = clock_ms
         self.table = context.table
         self._identifier = (context.table.path.database, context.table.path.table)
         self._catalog = load(context.properties)
@@ -165,7 +167,9 @@ class IcebergMaintenance:
             added=work.added,
             removed=_removed(lake, work),
             properties=newest.properties,
-            table_properties={NEWEST_KEY: newest_json(snapshot_id, newest.properties)},
+            table_properties={
+                NEWEST_KEY: newest_json(snapshot_id, newest.properties, self._clock_ms())
+            },
         )
 
         def check(now: Table) -> None:

@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import math
 import threading
-import time
 import uuid
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -69,6 +68,7 @@ from pyiceberg.table.update import (
 )
 from pyiceberg.typedef import Record
 
+from zufluss.clock import ClockMs, wall_ms
 from zufluss.lake.base import LakeCommitRefusedError, LakeTableError
 from zufluss.lake.iceberg.handle import (
     DATA,
@@ -249,9 +249,12 @@ class StagedSnapshot:
 class SnapshotBuilder:
     """Writes the manifests of one change, attempt by attempt, always under the same id."""
 
-    def __init__(self, change: SnapshotChange, snapshot_id: int) -> None:
+    def __init__(
+        self, change: SnapshotChange, snapshot_id: int, clock_ms: ClockMs = wall_ms
+    ) -> None:
         self.change = change
         self.snapshot_id = snapshot_id
+        self._clock_ms = clock_ms
         self._added: list[ManifestFile] | None = None
         self._scratch: list[str] = []
         self._kept: list[str] = []
@@ -277,7 +280,7 @@ class SnapshotBuilder:
             "summary": self._summary(metadata, parent, removed),
             "schema-id": metadata.current_schema_id,
             # a clock that is behind must not make a history that goes back in time
-            "timestamp-ms": max(int(time.time() * 1000), metadata.last_updated_ms),
+            "timestamp-ms": max(self._clock_ms(), metadata.last_updated_ms),
         }
         snapshot = Snapshot.model_validate(fields)
         return StagedSnapshot(snapshot, _requirements(metadata), self._updates(snapshot))
