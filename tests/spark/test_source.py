@@ -478,7 +478,7 @@ def test_files_gone_from_the_lake_are_an_error_that_names_the_table(
         [batch for group in groups for batch in reader.read(group)]
     for file in (warehouse / table.path.table).rglob("*.avro"):
         file.unlink()
-    with pytest.raises(LakeError, match=f"{table.path}: lake snapshot .* is not whole"):
+    with pytest.raises(LakeError, match=f"{table.path}: a file of lake snapshot .* is gone"):
         planned(lake_server.bootstrap, table).partitions()
 
 

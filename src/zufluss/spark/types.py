@@ -49,6 +49,11 @@ _SAME = {
 }
 
 
+def quoted(name: str) -> str:
+    """A column or view name in backticks, for Spark's SQL and for `col`."""
+    return f"`{name.replace('`', '``')}`"
+
+
 def spark_schema(columns: Iterable[Column]) -> StructType:
     """Columns of a table as a schema of Spark."""
     from pyspark.sql.types import StructField, StructType

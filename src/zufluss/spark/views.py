@@ -7,18 +7,15 @@ relations, and among the session's settings, for whoever asks from the driver.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-from zufluss.errors import ConfigError
-from zufluss.spark.read.tail import client
+from zufluss.spark.cluster import BOOTSTRAP_SETTING, client, known_bootstrap
 from zufluss.spark.setup.session import check_pyspark
 from zufluss.spark.source_options import BOOTSTRAP, READ_FRESH, TABLE
+from zufluss.spark.types import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-BOOTSTRAP_SETTING: Final = "spark.zufluss.bootstrap.servers"
-"""The setting of a session that says where the cluster is."""
 
 
 def register(spark: SparkSession, bootstrap: str | None = None) -> None:
@@ -37,17 +34,6 @@ def register(spark: SparkSession, bootstrap: str | None = None) -> None:
     else:
         spark.conf.set(BOOTSTRAP_SETTING, bootstrap)
     spark.dataSource.register(FlussDataSource if bootstrap is None else source_class(bootstrap))
-
-
-def known_bootstrap(spark: SparkSession, bootstrap: str | None) -> str:
-    """The cluster that was named, or else that of `register`."""
-    found = bootstrap or spark.conf.get(BOOTSTRAP_SETTING, None)
-    if not found:
-        raise ConfigError(
-            "where is the cluster? Give bootstrap, host:port, here or to "
-            "zufluss.spark.register(spark, bootstrap)"
-        )
-    return found
 
 
 def register_views(
@@ -72,7 +58,7 @@ def register_views(
     register(spark, bootstrap)
     ours = {key: str(value) for key, value in (options or {}).items()}
     cluster = client(servers, ours)
-    tables = cluster.thread.run(cluster.connection.admin.list_tables(database))
+    tables = cluster.run(cluster.connection.admin.list_tables(database))
     for table in tables:
         of_view = {
             BOOTSTRAP.key: servers,
@@ -81,14 +67,9 @@ def register_views(
             **ours,
         }
         said = ", ".join(f"{_text(key)} {_text(value)}" for key, value in of_view.items())
-        spark.sql(
-            f"CREATE OR REPLACE TEMPORARY VIEW {_name(prefix + table)} USING fluss OPTIONS ({said})"
-        )
+        view = quoted(prefix + table)
+        spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW {view} USING fluss OPTIONS ({said})")
     return [prefix + table for table in tables]
-
-
-def _name(text: str) -> str:
-    return f"`{text.replace('`', '``')}`"
 
 
 def _text(text: str) -> str:

@@ -22,16 +22,17 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-import zufluss
+from zufluss.client.sync.connection import Connection
 from zufluss.errors import UnknownTableOrBucketError
 from zufluss.lake.base import LakeError, LakeTieringFactory, LakeWriter, WriterContext, lake_factory
 from zufluss.lake.fold import Folder, inserted
 from zufluss.model.lake import OFFSET_COLUMN, SYSTEM_COLUMNS, TIMESTAMP_COLUMN
 from zufluss.model.table import TableBucket, TableInfo
+from zufluss.spark.cluster import client, drop_client
 from zufluss.tiering.splits import TieringSnapshotSplit, TieringSplit
 
 if TYPE_CHECKING:
-    from zufluss.client.sync.connection import Connection, Table
+    from zufluss.client.sync.connection import Table
     from zufluss.client.sync.scan import LogScanner
 
 LOG_OFFSET = "_log_offset"
@@ -148,7 +149,7 @@ def run_group(job: TieringJob, number: int) -> Iterator[BucketResult]:
         for split in job.groups[number]:
             yield run_split(job, split, table, attempt)
     except Exception:
-        _drop_connection(job)  # what it knows of the cluster may be the reason
+        drop_client(job.bootstrap, job.client)  # its metadata of the cluster may be the reason
         raise
 
 
@@ -256,31 +257,13 @@ def _writer_context(job: TieringJob, split: TieringSplit, attempt: str) -> Write
     )
 
 
-# -- connections ---------------------------------------------------------------------------------
-
-_Key = tuple[str, tuple[tuple[str, str], ...]]
-_connections: dict[_Key, Connection] = {}
-"""Those of this worker process; a worker runs one task at a time."""
-
-
-def _key(job: TieringJob) -> _Key:
-    return job.bootstrap, tuple(sorted(job.client.items()))
-
-
 def _open_table(job: TieringJob) -> Table:
-    key = _key(job)
-    if key not in _connections:
-        _connections[key] = zufluss.connect(job.bootstrap, **job.client)
-    table = _connections[key].table(job.table.path)
+    """The table, by this worker's connection; an error if another table has its name by now."""
+    here = client(job.bootstrap, job.client)
+    table = Connection(here.thread, here.connection).table(job.table.path)
     if table.info.table_id != job.table.table_id:
         raise UnknownTableOrBucketError(
             f"table {job.table.path} was dropped and re-created: its id is "
             f"{table.info.table_id}, planned was {job.table.table_id}"
         )
     return table
-
-
-def _drop_connection(job: TieringJob) -> None:
-    connection = _connections.pop(_key(job), None)
-    if connection is not None:
-        connection.close()

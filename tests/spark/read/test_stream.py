@@ -309,7 +309,7 @@ def test_a_limit_is_shared_out_and_used_up_and_large_buckets_keep_nobody_waiting
 def test_a_bucket_of_a_primary_key_table_is_never_cut_so_that_a_key_keeps_its_order(
     lake_server, keyed_table, monkeypatch
 ):
-    monkeypatch.setattr("zufluss.spark.read.tail.TASK_ROWS", 10)
+    monkeypatch.setattr("zufluss.spark.read.packing.TASK_ROWS", 10)
     for name in ("old", "new"):
         upsert(keyed_table, id=list(range(100)), name=[name] * 100)
     stream = reader(lake_server.bootstrap, keyed_table, **{"scan.startup.mode": "earliest"})

@@ -169,7 +169,7 @@ def test_a_column_that_was_added_is_null_in_older_rows(lake, log_table):
 
 
 def test_a_range_of_one_bucket_is_read_by_several_tasks(lake, connection, monkeypatch):
-    monkeypatch.setattr("zufluss.spark.read.tail.TASK_ROWS", 300)
+    monkeypatch.setattr("zufluss.spark.read.packing.TASK_ROWS", 300)
     with lake_table(connection, "id INT", bucket_count=1) as table:
         append(table, id=list(range(1000)))
         frame = lake.frame(table)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, Literal, Protocol
 
 import pyarrow as pa
@@ -26,12 +26,18 @@ import pyarrow as pa
 from zufluss.client.admin import Partition
 from zufluss.client.connection import AsyncConnection
 from zufluss.client.core.offsets import check_buckets
-from zufluss.client.read.lake_rows import LakeRows, Shape
+from zufluss.client.read.lake_rows import LakeRows
 from zufluss.client.read.log_scan import AsyncLogScan, AsyncLogScanner
-from zufluss.client.read.nanos import cut_to_micros
 from zufluss.client.read.scan import AsyncScan, AsyncScanner
 from zufluss.client.read.union_plan import TailRange, UnionPlan, plan_union
-from zufluss.errors import InvalidTableError, PartitionNotExistError
+from zufluss.client.read.union_rows import (
+    Shape,
+    changed_keys,
+    fold_tail,
+    narrowed,
+    open_ranges,
+)
+from zufluss.errors import InvalidTableError
 from zufluss.lake.fold import Folded, Folder
 from zufluss.model.expression import Expression
 from zufluss.model.table import TableBucket, TableInfo
@@ -149,8 +155,8 @@ class AsyncUnionScanner(AsyncScanner):
     async def start(self) -> None:
         """Open the lake and the tail; of a primary-key table the tail is read here."""
         if self.plan.info.has_primary_key:
-            shadowed, rows = await self._fold()
-            self._add_lake(shadowed)
+            changed, rows = await self._fold()
+            self._add_lake(changed)
             self._add(_Rows(rows))
             return
         self._add_lake(None)
@@ -162,10 +168,10 @@ class AsyncUnionScanner(AsyncScanner):
         self._parts.append(part)
         self._open.append(part)
 
-    def _add_lake(self, shadowed: pa.Table | None) -> None:
+    def _add_lake(self, changed: pa.Table | None) -> None:
         if self.plan.lake is not None:
             buckets = self.scan.buckets
-            self._add(LakeRows(self.plan, self._shape, buckets=buckets, shadowed=shadowed))
+            self._add(LakeRows(self.plan, self._shape, buckets=buckets, changed=changed))
 
     def _wanted(self) -> list[TailRange]:
         chosen = self.scan.buckets
@@ -190,16 +196,16 @@ class AsyncUnionScanner(AsyncScanner):
             buckets=self.scan.buckets,
             with_offsets=self.scan.with_offsets,
         )
-        return await _opened(scan, wanted)
+        return await open_ranges(scan, wanted)
 
     # -- primary keys --------------------------------------------------------------------------
 
-    async def _fold(self) -> tuple[pa.Table, pa.Table]:
+    async def _fold(self) -> tuple[pa.Table | None, pa.Table]:
         """The keys that the tail changes, and the rows that it leaves as they are handed out."""
-        info = _projected(self.plan.info, self._shape.columns)
+        info = narrowed(self.plan.info, self._shape.columns)
         slots = asyncio.Semaphore(FOLDED_AT_ONCE)
         parts = [part for part in self._wanted() if part.start < part.stop]
-        tasks = [asyncio.ensure_future(self._fold_one(info, part, slots)) for part in parts]
+        tasks = [asyncio.ensure_future(self._fold_one(part, slots)) for part in parts]
         try:
             folded = [Folder(info, 0).finish(), *await asyncio.gather(*tasks)]
         finally:
@@ -209,30 +215,13 @@ class AsyncUnionScanner(AsyncScanner):
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self.scan.connection.executor, self._joined, folded)
 
-    def _joined(self, folded: Sequence[Folded]) -> tuple[pa.Table, pa.Table]:
-        keys = list(self.plan.info.schema.primary_key)
-        touched = [table.select(keys) for one in folded for table in (one.upserts, one.deletes)]
-        rows = pa.concat_tables([one.upserts for one in folded])
-        return cut_to_micros(pa.concat_tables(touched)), self._shape.finish(rows)
+    def _joined(self, folded: Sequence[Folded]) -> tuple[pa.Table | None, pa.Table]:
+        rows = pa.concat_tables([tail.upserts for tail in folded])
+        return changed_keys(self.plan.info, folded), self._shape.finish(rows)
 
-    async def _fold_one(self, info: TableInfo, part: TailRange, slots: asyncio.Semaphore) -> Folded:
-        connection = self.scan.connection
-        loop = asyncio.get_running_loop()
-        folder = Folder(info, part.bucket.bucket_id)
-        scan = AsyncLogScan(
-            connection,
-            self.plan.info,
-            tuple(info.schema.names),
-            start={part.bucket: part.start},
-            stop={part.bucket: part.stop},
-            partitions=None if part.partition is None else (part.partition,),
-            buckets=(part.bucket.bucket_id,),
-            changelog=True,
-        )
-        async with slots, await _opened(scan, [part]) as scanner:
-            async for batch in scanner:
-                await loop.run_in_executor(connection.executor, folder.add, batch)
-            return await loop.run_in_executor(connection.executor, folder.finish)
+    async def _fold_one(self, part: TailRange, slots: asyncio.Semaphore) -> Folded:
+        async with slots:
+            return await fold_tail(self.scan.connection, self.plan.info, part, self._shape.columns)
 
     # -- reading -------------------------------------------------------------------------------
 
@@ -307,26 +296,6 @@ class _Rows:
 
     async def close(self) -> None:
         self._batches = []
-
-
-async def _opened(scan: AsyncLogScan, wanted: Sequence[TailRange]) -> AsyncLogScanner:
-    """A run that has every bucket of the plan: one that is gone must not be left out silently."""
-    scanner = await scan.open()
-    missing = {part.bucket for part in wanted} - scanner.positions().keys()
-    if missing:
-        await scanner.close()
-        raise PartitionNotExistError(
-            f"table {scan.info.path}: a partition was dropped while it was read; scan it again"
-        )
-    return scanner
-
-
-def _projected(info: TableInfo, columns: Sequence[str]) -> TableInfo:
-    """The table with these columns and its primary key alone, as far as folding is concerned."""
-    wanted = {*columns, *info.schema.primary_key}
-    kept = tuple(column for column in info.schema.columns if column.name in wanted)
-    schema = replace(info.schema, columns=kept)
-    return replace(info, descriptor=replace(info.descriptor, schema=schema))
 
 
 def _single(rows: pa.Table) -> pa.RecordBatch:

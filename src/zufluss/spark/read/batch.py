@@ -16,6 +16,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from zufluss.errors import ConfigError, TableNotExistError
 from zufluss.model.table import TableInfo
 from zufluss.spark import source_options as o
+from zufluss.spark.cluster import client
 from zufluss.spark.read.filter_text import parse_filter
 from zufluss.spark.read.plan import PlanRequest, plan_splits
 from zufluss.spark.read.shape import (
@@ -28,7 +29,6 @@ from zufluss.spark.read.shape import (
 )
 from zufluss.spark.read.split_read import SplitRead
 from zufluss.spark.read.splits import FreshShare, Split, SplitGroup
-from zufluss.spark.read.tail import client
 from zufluss.spark.source_options import SourceOptions, View
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 def table_info(options: SourceOptions) -> TableInfo:
     """The table as it is now."""
     cluster = client(options.bootstrap, options.client)
-    return cluster.thread.run(cluster.connection.admin.table_info(options.path))
+    return cluster.run(cluster.connection.admin.table_info(options.path))
 
 
 def source_schema(options: SourceOptions) -> StructType:
@@ -102,7 +102,7 @@ class FlussReader(DataSourceReader):
 
     def _plan(self, request: PlanRequest) -> list[Split]:
         cluster = client(self._read.bootstrap, self._read.options)
-        return cluster.thread.run(plan_splits(cluster.connection, request))
+        return cluster.run(plan_splits(cluster.connection, request))
 
     def _plan_share(self, share: FreshShare) -> list[Split]:
         try:

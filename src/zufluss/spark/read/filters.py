@@ -16,6 +16,7 @@ from zufluss.model.expression import ColumnRef, Combination, Comparison, Express
 from zufluss.model.predicate import CompoundFunction, InvalidPredicateError, LeafFunction, canonical
 from zufluss.model.predicate import time_micros as micros_of_time
 from zufluss.model.schema import Schema
+from zufluss.spark.types import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -59,7 +60,7 @@ def _comparison(test: Comparison, schema: Schema) -> Column:
     from pyspark.sql import functions as F
 
     data_type = schema.column(test.name).data_type
-    column = F.col(f"`{test.name.replace('`', '``')}`")
+    column = F.col(quoted(test.name))
     if test.function is LeafFunction.IS_NULL:
         return column.isNull()
     if test.function is LeafFunction.IS_NOT_NULL:

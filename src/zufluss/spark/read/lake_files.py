@@ -20,6 +20,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from zufluss.lake.base import LakeError, LakeFile
+from zufluss.spark.types import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -81,7 +82,7 @@ def _without_deletes(
     rows = _read(spark, [file.path for file in files], schema)
     numbers = {same_path(file.path): at for at, file in enumerate(files)}
     uris = _numbered(spark, {uri: numbers[name] for uri, name in _uris(rows, numbers).items()})
-    kept = [F.col(f"`{name.replace('`', '``')}`") for name in schema.names]
+    kept = [F.col(quoted(name)) for name in schema.names]
     about = [F.col("_metadata.file_path").alias(_URI), F.col("_metadata.row_index").alias(_KEY)]
     placed = rows.select(*kept, *about).join(F.broadcast(uris), _URI, "left")
     unknown = F.concat(F.lit("deletes cannot be applied to file "), F.col(_URI))

@@ -24,19 +24,14 @@ from typing import Final, TypeVar
 from zufluss.client.connection import AsyncConnection
 from zufluss.client.core.offsets import BucketPlace, list_offsets
 from zufluss.client.core.partitions import chosen_places
+from zufluss.client.read.lake_rows import open_lake, plan_lake
 from zufluss.client.read.union_plan import TailRange, UnionPlan, plan_union
 from zufluss.config import table_options as t
-from zufluss.errors import InvalidTableError, InvalidTimestampError, PartitionNotExistError
-from zufluss.lake.base import (
-    CommitterContext,
-    LakeError,
-    LakeFile,
-    LakeReader,
-    catalog_properties,
-    lake_factory,
-)
+from zufluss.errors import InvalidTableError, InvalidTimestampError
+from zufluss.lake.base import LakeError, LakeFile
 from zufluss.model.expression import Expression
 from zufluss.model.table import TableBucket, TableInfo
+from zufluss.spark.read.packing import pieces
 from zufluss.spark.read.partition_filter import possible_partitions
 from zufluss.spark.read.plan_pins import pin_states
 from zufluss.spark.read.shape import ALWAYS, TimeRange
@@ -178,13 +173,6 @@ def _log_splits(request: PlanRequest, parts: Sequence[TailRange]) -> list[Split]
     return [LogSplit(piece) for part in parts for piece in pieces(part, request.records_max)]
 
 
-def pieces(part: TailRange, records: int | None) -> Iterator[TailRange]:
-    """A range in parts of so many records."""
-    step = records or max(1, part.stop - part.start)
-    for start in range(part.start, part.stop, step):
-        yield replace(part, start=start, stop=min(part.stop, start + step))
-
-
 # -- lakes -------------------------------------------------------------------------------------
 
 
@@ -211,18 +199,13 @@ def lake_files(plan: UnionPlan, prune: Expression | None) -> Sequence[LakeFile]:
     """The files of a plan's snapshot that may have rows that match."""
     if plan.lake is None:
         return ()
-    snapshot_id = plan.lake.snapshot_id
     reader = open_lake(plan.info)
     try:
-        _check_partitions(plan, reader, snapshot_id)
-        scan = reader.plan(
-            snapshot_id, filter=prune, partitions=plan.partitions, without=plan.fresh
-        )
-        return scan.files
+        return plan_lake(reader, plan, prune).files
     except FileNotFoundError as gone:
         raise LakeError(
-            f"table {plan.info.path}: lake snapshot {snapshot_id} is not whole, a file of it is "
-            f"gone: {gone}"
+            f"table {plan.info.path}: a file of lake snapshot {plan.lake.snapshot_id} is gone: "
+            f"{gone}"
         ) from gone
     finally:
         reader.close()
@@ -238,26 +221,6 @@ def _files(request: PlanRequest, plan: UnionPlan) -> Sequence[LakeFile]:
             "read with read.fresh; leave the option out"
         )
     return [file for file in files if file.bucket is not None and request.has(file.bucket)]
-
-
-def _check_partitions(plan: UnionPlan, reader: LakeReader, snapshot_id: int) -> None:
-    """A partition that was asked for is in the table, or in the lake."""
-    known = {part.partition for part in plan.tail}
-    for name in set(plan.partitions or ()) - known:
-        if not reader.plan(snapshot_id, partitions=[name]).files:
-            raise PartitionNotExistError(
-                f"table {plan.info.path} has no partition {name!r}, and the lake has no rows of one"
-            )
-
-
-def open_lake(info: TableInfo) -> LakeReader:
-    """The reader of a table's lake."""
-    found = info.property(t.TABLE_DATALAKE_FORMAT)
-    if found is None:
-        raise InvalidTableError(f"table {info.path} has no lake")
-    properties = catalog_properties(info, str(found))
-    reader: LakeReader = lake_factory(str(found)).create_reader(CommitterContext(info, properties))
-    return reader
 
 
 # -- primary keys ------------------------------------------------------------------------------

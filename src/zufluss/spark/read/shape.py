@@ -27,18 +27,18 @@ from zufluss.client.read.decode import (
     OFFSET,
     TIMESTAMP,
 )
-from zufluss.client.read.lake_rows import Shape
-from zufluss.client.read.nanos import cut_to_micros
+from zufluss.client.read.union_rows import Shape
 from zufluss.errors import InvalidColumnProjectionError, InvalidTimestampError
 from zufluss.model.expression import Expression
 from zufluss.model.schema import Schema
 from zufluss.model.table import TableInfo
-from zufluss.spark.read.tail import BATCH_ROWS
 from zufluss.spark.types import for_spark, spark_type
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
+BATCH_ROWS: Final = 65_536
+"""Rows of a batch for Spark; smaller ones cost Spark more than they are worth."""
 APPEND: Final = "+A"
 """The change type of a row of a log table."""
 CHANGELOG_COLUMNS: Final = (CHANGE_TYPE, LOG_OFFSET, COMMIT_TIMESTAMP)
@@ -137,10 +137,6 @@ class ReadShape:
         zone: dict[str, Any] = {"timezone": "UTC"} if "timezone" in named else {}
         return to_arrow_schema(self.schema, **zone)
 
-    @cached_property
-    def _exact(self) -> Any:
-        return None if self.filter is None else self.filter.to_arrow(self.info.schema)
-
     def batches(self, rows: pa.Table, *, filtered: bool) -> Iterator[pa.RecordBatch]:
         """Rows as Spark takes them; `filtered` rows have only those that match already."""
         if CHANGE_TYPE in rows.column_names and not self.changelog:
@@ -149,9 +145,7 @@ class ReadShape:
             )
         if self.times:
             rows = self.times.keep(rows, TIMESTAMP if self.with_offsets else COMMIT_TIMESTAMP)
-        rows = cut_to_micros(rows)
-        if self._exact is not None and not filtered:
-            rows = rows.filter(self._exact)
+        rows = self._shape.matching(rows, filtered=filtered)
         if not rows.num_rows:
             return
         if self.changelog and self.with_offsets:

@@ -1,18 +1,14 @@
-"""DataFrames of splits, for `zufluss.spark.table` of what no file of a lake has.
+"""DataFrames of splits, for the parts of `zufluss.spark.table` that Spark cannot read by itself.
 
-| table | splits |
-|---|---|
-| `db.t$changelog` | ranges of the log |
-| a primary-key table of which the lake has nothing | the state of its buckets |
-
-They are fixed when the DataFrame is made and read by `mapInArrow`, as tails are.
+The splits are fixed when the DataFrame is made. `mapInArrow` runs a task per group of splits, which
+reads them as the data source does (`read/split_read.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -21,94 +17,112 @@ from zufluss.client.read.union_plan import TailRange
 from zufluss.model.expression import Expression
 from zufluss.model.partition import check_partitioned, partition_name
 from zufluss.model.table import TableInfo
+from zufluss.spark.cluster import Client, client
+from zufluss.spark.read.packing import pack, tasks_max
 from zufluss.spark.read.plan import PlanRequest, log_ranges, state_splits
 from zufluss.spark.read.shape import ReadShape, chosen_schema, whole_schema
 from zufluss.spark.read.split_read import SplitRead
 from zufluss.spark.read.splits import LogSplit, Split, SplitGroup, StateSplit
-from zufluss.spark.read.tail import client, pack, tasks_max
 from zufluss.spark.source_options import View
+from zufluss.spark.types import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-CHANGELOG_SUFFIX: Final = "$changelog"
-
 
 @dataclass(frozen=True, slots=True)
-class SplitFrame:
-    """A read of splits on its way to a DataFrame."""
+class FrameRequest:
+    """The arguments of one call of `zufluss.spark.table`."""
 
     spark: SparkSession
     """The session."""
     bootstrap: str
-    """Where the cluster is."""
+    """The address of the cluster."""
     options: Mapping[str, Any]
     """Options of the client."""
     columns: Sequence[str] | None
-    """Only these columns."""
+    """Only these columns; None for all."""
     filter: Expression | str | None
-    """Only what matches; a text is for Spark."""
-    partitions: Iterable[Partition] | None
-    """Only these partitions."""
+    """Only rows that match; a text is SQL, which Spark applies."""
+    partitions: tuple[Partition, ...] | None
+    """Only these partitions; None for all."""
+
+    @property
+    def expression(self) -> Expression | None:
+        """The filter as far as it can be pushed down; None for none, or SQL."""
+        return self.filter if isinstance(self.filter, Expression) else None
+
+    def client(self) -> Client:
+        """This process's client of the cluster."""
+        return client(self.bootstrap, self.options)
 
     def changes(self, info: TableInfo) -> DataFrame:
         """The changes that the log of a table has now."""
         shape = self._shape(info, changelog=True)
-        cluster = client(self.bootstrap, self.options)
-        ranges = cluster.thread.run(log_ranges(cluster.connection, self._request(shape)))
-        groups = pack(ranges, tasks_max(self.spark), split=not info.has_primary_key)
-        return self._frame(shape, [[LogSplit(part) for part in group] for group in groups])
+        cluster = self.client()
+        ranges = cluster.run(log_ranges(cluster.connection, self._plan_request(shape)))
+        groups = self.packed(ranges, split=not info.has_primary_key)
+        return self._chosen(self.frame(shape, [[LogSplit(p) for p in group] for group in groups]))
 
     def state(self, info: TableInfo) -> DataFrame:
-        """The rows that a primary-key table has now."""
+        """The rows that a primary-key table has now, by its pinned state."""
         shape = self._shape(info, changelog=False)
-        cluster = client(self.bootstrap, self.options)
-        splits = cluster.thread.run(state_splits(cluster.connection, self._request(shape)))
-        found = {split.pin.place.bucket: split for split in splits}
-        groups = pack([_size(split) for split in splits], tasks_max(self.spark), split=False)
-        return self._frame(shape, [[found[part.bucket] for part in group] for group in groups])
+        cluster = self.client()
+        splits = cluster.run(state_splits(cluster.connection, self._plan_request(shape)))
+        by_bucket = {split.pin.place.bucket: split for split in splits}
+        groups = self.packed([_changelog(split) for split in splits], split=False)
+        states = [[by_bucket[part.bucket] for part in group] for group in groups]
+        return self._chosen(self.frame(shape, states))
+
+    def packed(
+        self, ranges: Sequence[TailRange], *, split: bool
+    ) -> tuple[tuple[TailRange, ...], ...]:
+        """The ranges of each task; with `split` a range may be cut."""
+        return pack(ranges, tasks_max(self.spark), split=split)
+
+    def frame(self, shape: ReadShape, groups: Sequence[Sequence[Split]]) -> DataFrame:
+        """The rows of these splits; one task per group."""
+        if not groups:
+            return self.spark.createDataFrame([], shape.schema)
+        tasks = _Tasks(SplitRead(self.bootstrap, self.options, shape), groups)
+        numbers = self.spark.range(0, len(groups), 1, len(groups))
+        return numbers.mapInArrow(tasks.__call__, shape.schema)
 
     def _shape(self, info: TableInfo, *, changelog: bool) -> ReadShape:
         schema = whole_schema(info, changelog=changelog)
         if self.columns is not None:
             chosen = chosen_schema(info, schema, tuple(self.columns))
             schema = schema if isinstance(self.filter, str) else chosen
-        filter = self.filter if isinstance(self.filter, Expression) else None
-        return ReadShape(info, schema, filter, changelog)
+        return ReadShape(info, schema, self.expression, changelog)
 
-    def _request(self, shape: ReadShape) -> PlanRequest:
+    def _plan_request(self, shape: ReadShape) -> PlanRequest:
         view = View.CHANGELOG if shape.changelog else View.ROWS
-        return PlanRequest(shape.info, view, self._names(shape.info), shape.prune)
+        return PlanRequest(shape.info, view, self._partition_names(shape.info), shape.prune)
 
-    def _names(self, info: TableInfo) -> tuple[str, ...] | None:
+    def _partition_names(self, info: TableInfo) -> tuple[str, ...] | None:
         if self.partitions is None:
             return None
         check_partitioned(info)
         keys = info.partition_keys
         return tuple(p if isinstance(p, str) else partition_name(keys, p) for p in self.partitions)
 
-    def _frame(self, shape: ReadShape, groups: Sequence[Sequence[Split]]) -> DataFrame:
-        tasks = _Tasks(SplitRead(self.bootstrap, self.options, shape), groups)
-        if not groups:
-            frame = self.spark.createDataFrame([], shape.schema)
-        else:
-            numbers = self.spark.range(0, len(groups), 1, len(groups))
-            frame = numbers.mapInArrow(tasks.__call__, shape.schema)
+    def _chosen(self, frame: DataFrame) -> DataFrame:
+        """The frame with a filter in SQL applied, which may test columns that are not chosen."""
         if not isinstance(self.filter, str):
             return frame
-        wanted = self.columns or shape.schema.names
-        return frame.filter(self.filter).select(*(f"`{n.replace('`', '``')}`" for n in wanted))
+        names = self.columns or frame.columns
+        return frame.filter(self.filter).select(*map(quoted, names))
 
 
-def _size(split: StateSplit) -> TailRange:
-    """A state as the range of the log that made it: it has no more rows."""
+def _changelog(split: StateSplit) -> TailRange:
+    """The changelog that made a state, as an upper bound of the state's size."""
     place = split.pin.place
     return TailRange(place.bucket, place.partition, 0, split.pin.log_offset)
 
 
 @dataclass(frozen=True, slots=True)
 class _Tasks:
-    """What `mapInArrow` runs: the splits of the tasks whose numbers come in."""
+    """The function that `mapInArrow` runs: reads the groups whose numbers come in."""
 
     read: SplitRead
     groups: Sequence[Sequence[Split]]

@@ -1,56 +1,65 @@
-"""Reading a split inside a Python worker of Spark, as Arrow batches that Spark takes.
+"""Reading splits inside a Python worker of Spark, as Arrow batches that Spark takes.
 
-The connection of a worker lives on from task to task (`tail.client`). A split names what it needs;
-when that is gone by now (retention, a dropped partition) the task fails and says what is gone.
+This is the only code in which a task reads lake rows, log tails and pinned states: the data source
+and `zufluss.spark.table` both hand their splits to it. The steps that make a union read of rows are
+those of `client/read/union_rows.py`.
+
+A split names everything it needs. When some of it is gone (retention, a dropped partition) the task
+fails and says what is gone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from zufluss.client.core.offsets import places_of
 from zufluss.client.keyed.live_rows import PinRows
 from zufluss.client.keyed.pins import Pin, Pins
 from zufluss.client.keyed.rows import Shape as KvShape
-from zufluss.client.read.nanos import cut_to_micros
+from zufluss.client.read.lake_rows import open_lake
 from zufluss.client.read.union_plan import TailRange
+from zufluss.client.read.union_rows import (
+    LakeSelection,
+    changed_keys,
+    fold_tail,
+    gathered,
+    open_ranges,
+    range_scan,
+)
+from zufluss.errors import OffsetOutOfRangeError, PartitionNotExistError
 from zufluss.lake.base import LakeError, LakeScan
-from zufluss.lake.keys import KeySet
-from zufluss.model.partition import partition_values
-from zufluss.spark.read.plan import open_lake
-from zufluss.spark.read.shape import ReadShape
+from zufluss.lake.fold import Folded
+from zufluss.model.expression import Expression
+from zufluss.spark.cluster import Client, client
+from zufluss.spark.read.shape import BATCH_ROWS, ReadShape
 from zufluss.spark.read.splits import (
     KeyedLakeSplit,
+    KeySplit,
     LakeSplit,
     LogSplit,
     Split,
     SplitGroup,
     StateSplit,
 )
-from zufluss.spark.read.tail import BATCH_ROWS, Client, client, folded, gathered, log_batches
-
-Tables = Iterator[pa.Table]
 
 
 @dataclass(frozen=True, slots=True)
 class SplitRead:
-    """How the splits of a read are read. Pickles; small."""
+    """Reads the splits of one relation. Pickles; small."""
 
     bootstrap: str
-    """Where the cluster is."""
+    """The address of the cluster."""
     options: Mapping[str, Any]
     """Options of the client."""
     shape: ReadShape
-    """What is handed out."""
+    """Columns, filter and form of the rows."""
     partitions: tuple[str, ...] | None = None
-    """Only rows of these partitions: lakes may have others in a file."""
+    """Only rows of these partitions, since a file of a lake may have others too; None for all."""
     limit: int | None = None
     """At most so many rows of a group."""
 
@@ -69,16 +78,16 @@ class SplitRead:
                         if left == 0:
                             break
         finally:
-            self._let_go([split.pin for split in waiting if isinstance(split, StateSplit)])
+            self._release([split.pin for split in waiting if isinstance(split, StateSplit)])
 
-    def _let_go(self, unread: Sequence[Pin]) -> None:
+    def _release(self, unread: Sequence[Pin]) -> None:
         """Close pins that this task is not going to read."""
         if unread:
             here = self._client()
             pins = here.thread.call(lambda: Pins(here.connection, self.shape.info, resume=False))
             for pin in unread:
                 here.thread.call(lambda pin=pin: pins.adopt(pin))  # type: ignore[misc]
-            here.thread.run(pins.close())
+            here.run(pins.close())
 
     def read(self, split: Split) -> Any:
         """A generator of the batches of one split."""
@@ -88,6 +97,8 @@ class SplitRead:
             return self._state(split)
         if isinstance(split, LakeSplit):
             return self._lake(split, None)
+        if isinstance(split, KeySplit):
+            return self._keys(split.part)
         return self._keyed(split)
 
     def _client(self) -> Client:
@@ -97,23 +108,58 @@ class SplitRead:
 
     def _log(self, part: TailRange) -> Iterator[pa.RecordBatch]:
         shape = self.shape
-        wanted = (shape.columns, shape.prune)
-        found = log_batches(
-            self._client(), shape.info, part, *wanted, with_offsets=shape.with_offsets
-        )
-        for rows in gathered(found):
+        batches = self._records(part, shape.columns, shape.prune, with_offsets=shape.with_offsets)
+        for rows in gathered(batches, BATCH_ROWS):
             yield from shape.batches(rows, filtered=shape.prune is not None)
+
+    def _keys(self, part: TailRange) -> Iterator[pa.RecordBatch]:
+        """The keys that a range changes; most of them once, though not all."""
+        keys = list(self.shape.info.schema.primary_key)
+        for rows in gathered(self._records(part, keys), BATCH_ROWS * 16):
+            distinct = rows.select(keys).group_by(keys, use_threads=False).aggregate([])
+            yield from self.shape.batches(distinct, filtered=True)
+
+    def _records(
+        self,
+        part: TailRange,
+        columns: Sequence[str],
+        filter: Expression | None = None,
+        *,
+        with_offsets: bool = False,
+    ) -> Iterator[pa.RecordBatch]:
+        """The batches of one range, changes of a primary-key table."""
+        here, info = self._client(), self.shape.info
+        scan = range_scan(here.connection, info, part, columns, filter, with_offsets=with_offsets)
+        with self._planned(part):
+            scanner = here.run(open_ranges(scan, [part]))
+            try:
+                while (batch := here.run(scanner.next_batch())) is not None:
+                    yield batch
+            finally:
+                here.run(scanner.close())
+
+    @contextmanager
+    def _planned(self, part: TailRange) -> Iterator[None]:
+        """Errors of a range that is gone say that it was planned for this read."""
+        try:
+            yield
+        except (OffsetOutOfRangeError, PartitionNotExistError) as gone:
+            raise type(gone)(
+                f"table {self.shape.info.path}: records {part.start} to {part.stop} of "
+                f"{part.bucket} were planned for this read and are gone now, by table.log.ttl or "
+                f"because the partition was dropped; make the DataFrame anew ({gone.message})"
+            ) from gone
 
     # -- pinned state --------------------------------------------------------------------------
 
     def _state(self, split: StateSplit) -> Iterator[pa.RecordBatch]:
         here = self._client()
-        pins, rows = here.thread.run(self._adopted(split))
+        pins, rows = here.run(self._adopted(split))
         try:
-            for table in gathered(self._pages(rows)):
+            for table in gathered(self._pages(rows), BATCH_ROWS):
                 yield from self.shape.batches(table, filtered=self.shape.prune is not None)
         finally:
-            here.thread.run(pins.close())
+            here.run(pins.close())
 
     async def _adopted(self, split: StateSplit) -> tuple[Pins, PinRows]:
         connection, info = self._client().connection, self.shape.info
@@ -123,62 +169,43 @@ class SplitRead:
         return pins, PinRows(connection, info, shape, pins, pins.adopt(split.pin))
 
     def _pages(self, rows: PinRows) -> Iterator[pa.RecordBatch]:
-        thread = self._client().thread
+        here = self._client()
         done = False
         while not done:
-            page = thread.run(rows.next_page(None))
+            page = here.run(rows.next_page(None))
             done = page.done
             if page.rows.num_rows:
                 yield page.rows
 
     # -- lake ----------------------------------------------------------------------------------
 
-    def _lake(self, split: LakeSplit, hidden: KeySet | None) -> Iterator[pa.RecordBatch]:
-        reader = open_lake(self.shape.info)
+    def _lake(self, split: LakeSplit, changed: pa.Table | None) -> Iterator[pa.RecordBatch]:
+        """Rows of the lake whose key is not among the changed ones."""
+        shape = self.shape
+        selection = LakeSelection(shape.info, partitions=self.partitions, changed=changed)
+        columns = list(dict.fromkeys([*shape.columns, *selection.columns, *shape.system_columns]))
+        reader = open_lake(shape.info)
         try:
             scan = LakeScan(split.snapshot_id, split.files)
-            least = 0 if hidden is None else BATCH_ROWS
-            for rows in gathered(reader.read(scan, self._lake_columns(hidden)), least):
-                yield from self.shape.batches(self._wanted(rows, hidden), filtered=False)
+            for rows in selection.select(reader.read(scan, columns)):
+                yield from shape.batches(rows, filtered=False)
         except FileNotFoundError as gone:
             raise LakeError(
-                f"table {self.shape.info.path}: a file of lake snapshot {split.snapshot_id} that "
+                f"table {shape.info.path}: a file of lake snapshot {split.snapshot_id} that "
                 f"was planned for this read is gone now; make the DataFrame anew ({gone})"
             ) from gone
         finally:
             reader.close()
 
-    def _lake_columns(self, hidden: KeySet | None) -> list[str]:
-        info = self.shape.info
-        wanted = [*self.shape.columns]
-        if self.partitions is not None:
-            wanted += info.partition_keys
-        if hidden is not None:
-            wanted += info.schema.primary_key
-        return list(dict.fromkeys([*wanted, *self.shape.system_columns]))
-
-    def _wanted(self, rows: pa.Table, hidden: KeySet | None) -> pa.Table:
-        keep = np.ones(rows.num_rows, np.bool_)
-        info = self.shape.info
-        if self.partitions is not None:
-            keys = info.partition_keys
-            types = {key: info.schema.column(key).data_type for key in keys}
-            names = pa.array(self.partitions, pa.utf8())
-            parts = rows.select(list(keys)).to_batches()
-            found = [pc.is_in(partition_values(b, keys, types), value_set=names) for b in parts]
-            keep &= np.concatenate([np.empty(0, np.bool_), *map(np.asarray, found)])
-        if hidden is not None:
-            keep &= ~hidden.contains(rows.select(list(info.schema.primary_key)))
-        return rows if keep.all() else rows.filter(pa.array(keep))
-
     def _keyed(self, split: KeyedLakeSplit) -> Iterator[pa.RecordBatch]:
         """Rows of the lake whose key was not changed since, then what the changes leave."""
-        keys = list(self.shape.info.schema.primary_key)
-        here, info, columns = self._client(), self.shape.info, self.shape.columns
-        tails = [folded(here, info, part, columns) for part in split.tails]
+        tails = [self._folded(part) for part in split.tails]
         if split.lake is not None:
-            changed = [t.select(keys) for one in tails for t in (one.upserts, one.deletes)]
-            hidden = cut_to_micros(pa.concat_tables(changed)) if changed else None
-            yield from self._lake(split.lake, KeySet(hidden) if hidden else None)
-        for one in tails:
-            yield from self.shape.batches(one.upserts, filtered=False)
+            yield from self._lake(split.lake, changed_keys(self.shape.info, tails))
+        for tail in tails:
+            yield from self.shape.batches(tail.upserts, filtered=False)
+
+    def _folded(self, part: TailRange) -> Folded:
+        here, shape = self._client(), self.shape
+        with self._planned(part):
+            return here.run(fold_tail(here.connection, shape.info, part, shape.columns))

@@ -3,6 +3,7 @@
 | split | of | read by |
 |---|---|---|
 | `LogSplit` | a range of a bucket's log: rows, or changes | a scan of the log |
+| `KeySplit` | the keys that a range of a changelog changes | a scan of the log |
 | `StateSplit` | a primary-key bucket as it stood at an offset | its pin; if that is gone, another |
 |  |  | pin of the state at the same offset |
 | `LakeSplit` | files of a lake snapshot | the lake's reader |
@@ -60,7 +61,15 @@ class KeyedLakeSplit:
     """The tails."""
 
 
-Split = LogSplit | StateSplit | LakeSplit | KeyedLakeSplit
+@dataclass(frozen=True, slots=True)
+class KeySplit:
+    """The keys that a range of a changelog changes: rows of the lake that it hides."""
+
+    part: TailRange
+    """The range."""
+
+
+Split = LogSplit | KeySplit | StateSplit | LakeSplit | KeyedLakeSplit
 
 
 class SplitGroup(InputPartition):

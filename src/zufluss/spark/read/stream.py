@@ -40,16 +40,17 @@ from zufluss.errors import ConfigError, OffsetOutOfRangeError, PartitionNotExist
 from zufluss.model.lake import LakeSnapshot
 from zufluss.model.table import TableBucket
 from zufluss.spark import source_options as o
+from zufluss.spark.cluster import Client, client
 from zufluss.spark.read.batch import table_info
 from zufluss.spark.read.filter_text import parse_filter
-from zufluss.spark.read.plan import PlanRequest, has_lake, lake_splits, pieces
+from zufluss.spark.read.packing import pack, pieces
+from zufluss.spark.read.plan import PlanRequest, has_lake, lake_splits
 from zufluss.spark.read.plan_pins import PINS_MAX
 from zufluss.spark.read.shape import ReadShape, check_schema, parse_time, whole_schema
 from zufluss.spark.read.split_read import SplitRead
 from zufluss.spark.read.splits import LogSplit, Split, SplitGroup, StateSplit
 from zufluss.spark.read.stream_limits import AvailableNow, limit_of, limited, read_limits
 from zufluss.spark.read.stream_offsets import Phase, StreamOffset
-from zufluss.spark.read.tail import Client, client, pack
 from zufluss.spark.source_options import SourceOptions, View
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ class FlussStreamReader(DataSourceStreamReader, AvailableNow):  # type: ignore[m
                     log.info("stream.asked_again table=%s cause=%s", self._info.path, dropped)
             return await ask()
 
-        return self._client().thread.run(asked())
+        return self._client().run(asked())
 
     async def _first(self) -> StreamOffset:
         connection, info = self._client().connection, self._info
@@ -310,11 +311,11 @@ class FlussStreamReader(DataSourceStreamReader, AvailableNow):  # type: ignore[m
     def commit(self, end: dict[str, Any]) -> None:
         """Batches before this one will not be asked for again: let go of the state."""
         if self._pins is not None and not StreamOffset.of(end, self._info).state:
-            self._client().thread.run(self._let_go())
+            self._client().run(self._let_go())
 
     def stop(self) -> None:
         """The query ends."""
-        self._client().thread.run(self._let_go())
+        self._client().run(self._let_go())
 
     async def _let_go(self) -> None:
         pins, self._pins = self._pins, None

@@ -29,7 +29,7 @@ from zufluss.model.merge import merge_engine
 from zufluss.model.producer import check_producer_id
 from zufluss.model.schema import Column
 from zufluss.model.table import TableInfo
-from zufluss.spark.read.tail import client
+from zufluss.spark.cluster import client
 from zufluss.spark.source_options import (
     CHANGE_TYPE_COLUMN,
     TXN_ID,
@@ -98,7 +98,7 @@ def make_sink(options: SourceOptions, schema: StructType, overwrite: bool) -> Si
             "INTO), or drop rows, a partition or the table first"
         )
     cluster = client(options.bootstrap, options.client)
-    info = cluster.thread.run(cluster.connection.table_info(options.path, refresh=True))
+    info = cluster.run(cluster.connection.table_info(options.path, refresh=True))
     kind = kind_of(info)
     _check_options(options, info, kind)
     columns = _columns(info, options.get(WRITE_COLUMNS))

@@ -44,7 +44,7 @@ from zufluss.client.write.writer import BatchWriter, Identity
 from zufluss.errors import ConfigError, UnsupportedVersionError
 from zufluss.model.producer import EPOCH_MAX
 from zufluss.model.table import TableBucket
-from zufluss.spark.read.tail import client
+from zufluss.spark.cluster import client
 from zufluss.spark.write.rows import (
     by_change,
     by_last_change,
@@ -220,14 +220,14 @@ def log_producer(sink: Sink, txn_id: str | None, batch_id: int | None = None) ->
     """
     cluster = client(sink.bootstrap, sink.options)
     if txn_id is None or batch_id is None:
-        return cluster.thread.run(open_append_producer(cluster.connection, sink.info, txn_id))
+        return cluster.run(open_append_producer(cluster.connection, sink.info, txn_id))
     generation, epoch = divmod(batch_id, BATCHES)
     name = f"{txn_id}.{generation}" if generation else txn_id
     key = (sink.bootstrap, sink.info.table_id, name)
     handle, at = _numbers.get(key, (None, 0.0))
     if handle is None or time.monotonic() - at > SIGN_SECONDS:
         opening = open_append_producer(cluster.connection, sink.info, name)
-        handle = cluster.thread.run(opening)
+        handle = cluster.run(opening)
         _numbers[key] = handle, time.monotonic()
     return replace(handle, epoch=epoch)
 
@@ -236,14 +236,14 @@ def fence(sink: Sink, txn_id: str) -> ProducerHandle | None:
     """An epoch of upserts: nobody writes as an earlier one. None if the cluster has no such."""
     cluster = client(sink.bootstrap, sink.options)
     try:
-        return cluster.thread.run(open_fence(cluster.connection, sink.info, txn_id))
+        return cluster.run(open_fence(cluster.connection, sink.info, txn_id))
     except UnsupportedVersionError:
         return None
 
 
 def begin(sink: Sink, txn_id: str | None) -> ProducerHandle:
     """Begin an epoch: nobody writes as an earlier one, and what no commit followed is undone."""
-    return client(sink.bootstrap, sink.options).thread.run(_begin(sink, txn_id))
+    return client(sink.bootstrap, sink.options).run(_begin(sink, txn_id))
 
 
 async def _begin(sink: Sink, txn_id: str | None) -> ProducerHandle:
@@ -277,19 +277,19 @@ def checkpoint(sink: Sink, written: Iterable[Written]) -> None:
     handle = tasks[0].handle
     assert handle is not None
     cluster = client(sink.bootstrap, sink.options)
-    cluster.thread.run(_producer(sink, handle).report(offsets, tasks[0].checkpoint_id))
+    cluster.run(_producer(sink, handle).report(offsets, tasks[0].checkpoint_id))
 
 
 def log_done(sink: Sink, handle: ProducerHandle) -> None:
     """A job with a name has appended everything."""
     if handle.producer_id:
         cluster = client(sink.bootstrap, sink.options)
-        cluster.thread.run(_producer(sink, handle).report(None, handle.epoch))
+        cluster.run(_producer(sink, handle).report(None, handle.epoch))
 
 
 def release(sink: Sink, handle: ProducerHandle) -> None:
     """End a producer; what it wrote stays."""
-    client(sink.bootstrap, sink.options).thread.run(_producer(sink, handle).release())
+    client(sink.bootstrap, sink.options).run(_producer(sink, handle).release())
 
 
 def _producer(sink: Sink, handle: ProducerHandle) -> Producer:
