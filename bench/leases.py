@@ -36,9 +36,9 @@ from zufluss.cluster.remote import SnapshotHandle
 from zufluss.cluster.replicas import KvSnapshotOffset, LakeOffsets, ReplicaAssignment, ReplicaStop
 from zufluss.config.load import Configuration
 from zufluss.config.values import Endpoint
+from zufluss.coordinator.bucket_remotes import BucketRecord
 from zufluss.coordinator.leases.records import head_path
 from zufluss.coordinator.leases.writer import OPS_MAX
-from zufluss.coordinator.remote.bucket_remotes import BucketRecord
 from zufluss.coordinator.server import Coordinator
 from zufluss.meta.api import Create, Delete, Entry, Op, Put
 from zufluss.meta.embedded import EmbeddedStore

@@ -19,9 +19,9 @@ from zufluss.cluster.image import (
 from zufluss.cluster.remote import SnapshotHandle
 from zufluss.config.load import Configuration
 from zufluss.coordinator import records
+from zufluss.coordinator.bucket_remotes import BucketRecord, BucketRemotes
 from zufluss.coordinator.leases.leases import IsSuper, Leases, nobody
 from zufluss.coordinator.ledger import Ledger
-from zufluss.coordinator.remote.bucket_remotes import BucketRecord, BucketRemotes
 from zufluss.coordinator.remote.kv_snapshots import retained
 from zufluss.meta.api import Op
 from zufluss.meta.embedded import EmbeddedStore

@@ -52,8 +52,8 @@ from tests.fault.load import (
 from tests.kv.model import Change, fold
 from tests.waiting import eventually
 from zufluss.client.sync.connection import Connection
+from zufluss.coordinator.bucket_remotes import BucketRecord, ManifestRecord
 from zufluss.coordinator.records import bucket_remote
-from zufluss.coordinator.remote.bucket_remotes import BucketRecord, ManifestRecord
 from zufluss.meta.embedded import DATABASE_FILE
 from zufluss.model.table import TableBucket
 from zufluss.remote.files import RemoteFile

@@ -19,7 +19,7 @@ the old table is being deleted, and dropping a table is deleting one subtree.
 | `/tables/ID/buckets` | `buckets`: a list by bucket number of `[replicas, leader, leader_epoch, isr, bucket_epoch]`; absent for a partitioned table |
 | `/tables/ID/partitions/PARTITION_ID` | `name`, `created_time`, `remote_location` (as of a table) |
 | `/tables/ID/partitions/PARTITION_ID/buckets` | as `/tables/ID/buckets` |
-| `/tables/ID/remote/BUCKET` | what the bucket has in remote storage, see `remote/bucket_remotes.py`; made and deleted with the table |
+| `/tables/ID/remote/BUCKET` | what the bucket has in remote storage, see `bucket_remotes.py`; made and deleted with the table |
 | `/tables/ID/partitions/PARTITION_ID/remote/BUCKET` | the same, with the partition |
 | `/remote/drops/table-ID` | `database`, `table`, `table_id`: a dropped table whose remote files are to be deleted; made in the transaction of the drop |
 | `/remote/drops/table-ID/partitions/N` | `partitions`: the names by id of up to 1,000 partitions that went with a primary-key table, since its leased snapshots lie below them |

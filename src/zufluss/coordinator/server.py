@@ -30,6 +30,7 @@ from zufluss.cluster.token_service import TokenService
 from zufluss.cluster.writer_ids import WriterIds
 from zufluss.config import options
 from zufluss.config.load import Configuration
+from zufluss.coordinator.bucket_remotes import BucketRemotes
 from zufluss.coordinator.catalog.auto_partitions import AutoPartitions
 from zufluss.coordinator.catalog.catalog import Catalog
 from zufluss.coordinator.catalog.service import CoordinatorService
@@ -42,7 +43,6 @@ from zufluss.coordinator.producers.offsets import ProducerOffsets
 from zufluss.coordinator.producers.producers import Producers
 from zufluss.coordinator.producers.service import ProducerService
 from zufluss.coordinator.registration import Connect, Registrations
-from zufluss.coordinator.remote.bucket_remotes import BucketRemotes
 from zufluss.coordinator.remote.files import RemoteFiles
 from zufluss.coordinator.remote.location_service import LocationService
 from zufluss.coordinator.remote.locations import LocationRegistry

@@ -19,8 +19,8 @@ from tests.coordinator.remotes import (
 )
 from tests.coordinator.support import Cluster, Seconds
 from zufluss.cluster.remote import BucketRemote, SnapshotHandle, remote_from_proto, remote_to_proto
+from zufluss.coordinator.bucket_remotes import BucketRecord
 from zufluss.coordinator.leases.leases import Leases
-from zufluss.coordinator.remote.bucket_remotes import BucketRecord
 from zufluss.meta.api import Op
 from zufluss.model.table import TableBucket
 from zufluss.remote.snapshot import KvSnapshot, SnapshotFile

@@ -1,7 +1,7 @@
 """The leases there are: in memory, in the store and in time, and the same in all three.
 
 `leases/leases.py` decides what a call does to a lease; this keeps what came of it. One at a time
-does something with a lease (`leases/turns.py`), from the check to the end of the write. No lock is
+does something with a lease (`turns.py`), from the check to the end of the write. No lock is
 common to all, and writes of many leases share transactions (`leases/writer.py`).
 
 Thousands of clients renew, and others wait meanwhile, so a renewal of a lease with which nothing
@@ -29,16 +29,16 @@ from typing import Any
 
 import structlog
 
+from zufluss.coordinator.bucket_remotes import BucketRemotes
 from zufluss.coordinator.leases import records as lease_records
 from zufluss.coordinator.leases.deadlines import Deadlines
 from zufluss.coordinator.leases.epochs import Epochs
 from zufluss.coordinator.leases.pins import Pins
 from zufluss.coordinator.leases.rules import Lease, Pin, TableLease
-from zufluss.coordinator.leases.turns import Turns
 from zufluss.coordinator.leases.writer import LeaseWriter
 from zufluss.coordinator.ledger import is_without_effect
 from zufluss.coordinator.records import LEASES_PATH
-from zufluss.coordinator.remote.bucket_remotes import BucketRemotes
+from zufluss.coordinator.turns import Turns
 from zufluss.errors import ZuflussError
 from zufluss.meta.api import MetaStore, Op
 from zufluss.model.table import TableBucket

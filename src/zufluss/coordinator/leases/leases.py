@@ -34,6 +34,7 @@ from zufluss.clock import ClockMs, wall_ms
 from zufluss.cluster.image import ClusterImage, PartitionEntry
 from zufluss.config import options
 from zufluss.config.load import Configuration
+from zufluss.coordinator.bucket_remotes import BucketRemotes
 from zufluss.coordinator.leases import records as lease_records
 from zufluss.coordinator.leases.book import BUCKETS_AT_ONCE, LeaseBook, all_pins
 from zufluss.coordinator.leases.rules import (
@@ -54,7 +55,6 @@ from zufluss.coordinator.leases.rules import (
     check_sound,
     not_found,
 )
-from zufluss.coordinator.remote.bucket_remotes import BucketRemotes
 from zufluss.errors import NonPrimaryKeyTableError, UnknownTableOrBucketError
 from zufluss.meta.api import MetaStore, Put
 from zufluss.model.lease import LeasedSnapshot, Unavailable

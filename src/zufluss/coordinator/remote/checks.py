@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from zufluss.cluster.image import ClusterImage
-from zufluss.errors import ConfigError, ErrorCode, UnknownTableOrBucketError, error
+from zufluss.coordinator.bucket_remotes import gone
+from zufluss.errors import ConfigError, ErrorCode, error
 from zufluss.model.table import PhysicalTablePath, TableBucket
 from zufluss.remote import layout
 from zufluss.remote.layout import RemoteName
@@ -31,11 +32,6 @@ def bucket_directory(image: ClusterImage, kind: str, bucket: TableBucket) -> str
         raise gone(bucket)
     path = PhysicalTablePath(*table.info.path, None if partition is None else partition.name)
     return layout.bucket_directory(kind, path, bucket)
-
-
-def gone(bucket: TableBucket) -> UnknownTableOrBucketError:
-    """The error for a bucket that there is not."""
-    return UnknownTableOrBucketError(f"{bucket} does not exist, or not any more")
 
 
 def check_locations(storage: RemoteStorage, location_ids: Iterable[int]) -> None:

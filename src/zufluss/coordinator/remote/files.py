@@ -2,7 +2,7 @@
 
 | part | what |
 |---|---|
-| `remote/bucket_remotes.py` | which documents of a bucket count, durable |
+| `bucket_remotes.py` | which documents of a bucket count, durable |
 | `remote/log.py` | commits of manifests |
 | `remote/kv_snapshots.py` | commits of key-value snapshots, retention |
 | `leases/leases.py` | who reads which snapshots, so that they are kept |
@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING
 from zufluss.cluster.remote import BucketRemote, ManifestCommit
 from zufluss.config import options
 from zufluss.config.load import Configuration
+from zufluss.coordinator.bucket_remotes import BucketRemotes
 from zufluss.coordinator.catalog.catalog import Catalog
 from zufluss.coordinator.lake.tables import LakeTables
 from zufluss.coordinator.leases.holds import LeaseHolds
 from zufluss.coordinator.leases.leases import Leases
-from zufluss.coordinator.remote.bucket_remotes import BucketRemotes
 from zufluss.coordinator.remote.cleaner import Cleaner
 from zufluss.coordinator.remote.kv_snapshots import KvSnapshots
 from zufluss.coordinator.remote.log import RemoteLogs

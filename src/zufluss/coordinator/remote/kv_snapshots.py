@@ -37,8 +37,8 @@ import structlog
 from zufluss.cluster.image import ClusterImage
 from zufluss.cluster.remote import SnapshotHandle, metadata_file
 from zufluss.cluster.replicas import KvSnapshotOffset
-from zufluss.coordinator.remote.bucket_remotes import BucketRecord, BucketRemotes
-from zufluss.coordinator.remote.checks import check_locations, check_name, gone
+from zufluss.coordinator.bucket_remotes import BucketRecord, BucketRemotes, gone
+from zufluss.coordinator.remote.checks import check_locations, check_name
 from zufluss.coordinator.tablets import Tablets
 from zufluss.coordinator.worklist import WorkList
 from zufluss.errors import (

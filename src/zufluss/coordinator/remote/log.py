@@ -15,8 +15,8 @@ from dataclasses import replace
 import structlog
 
 from zufluss.cluster.remote import ManifestCommit
-from zufluss.coordinator.remote.bucket_remotes import BucketRecord, BucketRemotes, ManifestRecord
-from zufluss.coordinator.remote.checks import check_locations, check_name, gone
+from zufluss.coordinator.bucket_remotes import BucketRecord, BucketRemotes, ManifestRecord, gone
+from zufluss.coordinator.remote.checks import check_locations, check_name
 from zufluss.errors import ConfigError
 from zufluss.model.table import TableBucket
 from zufluss.remote import layout

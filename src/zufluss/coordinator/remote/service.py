@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from zufluss.cluster.image import ClusterImage
 from zufluss.cluster.remote import SnapshotHandle, commit_from_proto, remote_to_proto
+from zufluss.coordinator.bucket_remotes import BucketRemotes
 from zufluss.coordinator.leases.leases import Leases
-from zufluss.coordinator.remote.bucket_remotes import BucketRemotes
 from zufluss.coordinator.remote.checks import check_epoch
 from zufluss.coordinator.remote.cleaner import Cleaner
 from zufluss.coordinator.remote.kv_snapshots import KvSnapshots

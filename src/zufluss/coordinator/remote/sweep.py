@@ -31,7 +31,7 @@ import structlog
 
 from zufluss.cluster.image import ClusterImage
 from zufluss.coordinator import records
-from zufluss.coordinator.remote.bucket_remotes import BucketRecord, BucketRemotes
+from zufluss.coordinator.bucket_remotes import BucketRecord, BucketRemotes
 from zufluss.coordinator.remote.checks import bucket_directory
 from zufluss.coordinator.remote.kv_snapshots import KvSnapshots
 from zufluss.errors import UnknownTableOrBucketError, ZuflussError

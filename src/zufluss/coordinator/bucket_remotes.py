@@ -39,8 +39,7 @@ from zufluss.cluster.remote import BucketRemote, SnapshotHandle
 from zufluss.coordinator import records
 from zufluss.coordinator.catalog.catalog import Catalog
 from zufluss.coordinator.ledger import Ledger, is_without_effect
-from zufluss.coordinator.remote.checks import gone
-from zufluss.errors import ZuflussError
+from zufluss.errors import UnknownTableOrBucketError, ZuflussError
 from zufluss.meta.api import ConflictError, MetaStore, Op, Put
 from zufluss.model.schema import dump_object
 from zufluss.model.table import TableBucket
@@ -378,6 +377,11 @@ class BucketRemotes:
 
     def __repr__(self) -> str:
         return f"BucketRemotes(buckets={sum(map(len, self._tables.values()))})"
+
+
+def gone(bucket: TableBucket) -> UnknownTableOrBucketError:
+    """The error for a bucket that there is not."""
+    return UnknownTableOrBucketError(f"{bucket} does not exist, or not any more")
 
 
 def _usage_rows(usage: UsageByLocation) -> list[tuple[int, int, int]]:

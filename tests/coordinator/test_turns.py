@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from zufluss.coordinator.leases.turns import Turns
+from zufluss.coordinator.turns import Turns
 
 
 async def begun(turns: Turns, key: str) -> asyncio.Task[None]:
