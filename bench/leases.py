@@ -318,8 +318,9 @@ async def leased(directory: Path, partitions: int) -> AsyncIterator[Leased]:
     data = {"data.dir": str(directory / "data"), "zufluss.kv.snapshot.lease.count-max": "1000000"}
     usual, usual_switch = gc.get_threshold(), sys.getswitchinterval()
     store = await EmbeddedStore.open(directory / "meta")
-    coordinator = Coordinator(Configuration.of(data), store, lambda: time.time_ns() // 1_000_000)
-    await coordinator.start(COORDINATOR)
+    coordinator = await Coordinator.open(
+        Configuration.of(data), store, COORDINATOR, lambda: time.time_ns() // 1_000_000
+    )
     await coordinator.attach(TABLET, IdleTablet())
     try:
         world = Leased(store, coordinator)

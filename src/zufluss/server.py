@@ -18,7 +18,7 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -289,12 +289,15 @@ async def _serve_dev(conf: Configuration, stop: asyncio.Event) -> None:
     conf = _with_lake(conf)
     services = Services()
     net = await _bound(conf, services)
-    store = await EmbeddedStore.open(Path(conf.get(options.DATA_DIR)) / "meta")
     files = files_from_environment()
-    coordinator = Coordinator(conf, store, wall_ms, files=files)
-    tablet = TabletServer(conf, files, wall_ms)
-    try:
-        await coordinator.start(_node(conf.get(options.ZUFLUSS_COORDINATOR_ID), net))
+    async with AsyncExitStack() as closing:
+        store = await EmbeddedStore.open(Path(conf.get(options.DATA_DIR)) / "meta")
+        closing.push_async_callback(store.close)
+        tablet = TabletServer(conf, files, wall_ms)
+        closing.push_async_callback(tablet.close)
+        node = _node(conf.get(options.ZUFLUSS_COORDINATOR_ID), net)
+        coordinator = await Coordinator.open(conf, store, node, wall_ms, files=files)
+        closing.push_async_callback(coordinator.stop)
         tablet.claim(coordinator.catalog.cluster_id)
         tablet.allocate_ids = coordinator.catalog.allocate_ids
         tablet.remote = coordinator.locations.storage
@@ -306,10 +309,6 @@ async def _serve_dev(conf: Configuration, stop: asyncio.Event) -> None:
         net.on_drain = tablet.fetcher.drain
         shown = [tablet_samples(tablet), *_coordinator_samples(coordinator)]
         await _accept(net, conf, stop, "coordinator and tablet server", began, shown)
-    finally:
-        await coordinator.stop()
-        await tablet.close()
-        await store.close()
 
 
 def _coordinator_samples(coordinator: Coordinator) -> list[ReadSamples]:
@@ -327,7 +326,6 @@ async def _serve_coordinator(conf: Configuration, stop: asyncio.Event) -> None:
     began = time.monotonic()
     services = Services()
     net = await _bound(conf, services, server_type=1)
-    store = await EmbeddedStore.open(Path(conf.get(options.DATA_DIR)) / "meta")
     tablets = ServerConnections()
     internal = conf.get(options.INTERNAL_LISTENER_NAME)
 
@@ -339,16 +337,22 @@ async def _serve_coordinator(conf: Configuration, stop: asyncio.Event) -> None:
             )
         return await tablets.connect(endpoint.host, endpoint.port)
 
-    coordinator = Coordinator(conf, store, wall_ms, connect, files_from_environment())
-    try:
-        await coordinator.start(_node(conf.get(options.ZUFLUSS_COORDINATOR_ID), net))
+    async with AsyncExitStack() as closing:
+        store = await EmbeddedStore.open(Path(conf.get(options.DATA_DIR)) / "meta")
+        closing.push_async_callback(store.close)
+        closing.callback(tablets.close)
+        coordinator = await Coordinator.open(
+            conf,
+            store,
+            _node(conf.get(options.ZUFLUSS_COORDINATOR_ID), net),
+            wall_ms,
+            connect=connect,
+            files=files_from_environment(),
+        )
+        closing.push_async_callback(coordinator.stop)
         coordinator.register(services)
         shown = _coordinator_samples(coordinator)
         await _accept(net, conf, stop, "coordinator", began, shown)
-    finally:
-        await coordinator.stop()
-        tablets.close()
-        await store.close()
 
 
 async def _serve_tablet(conf: Configuration, stop: asyncio.Event) -> None:

@@ -20,6 +20,7 @@ from zufluss.cluster.remote import SnapshotHandle
 from zufluss.config.load import Configuration
 from zufluss.coordinator import records
 from zufluss.coordinator.bucket_remotes import BucketRecord, BucketRemotes
+from zufluss.coordinator.feed import Feed
 from zufluss.coordinator.leases.leases import IsSuper, Leases, nobody
 from zufluss.coordinator.ledger import Ledger
 from zufluss.coordinator.remote.kv_snapshots import retained
@@ -50,6 +51,8 @@ class Leasing:
         self.clock: Callable[[], float] = self.seconds
         self.wall = Clock()
         self.freed: list[TableBucket] = []
+        self.freed_feed: Feed[Sequence[TableBucket]] = Feed()
+        self.freed_feed.subscribe(self.freed.extend)
 
     @classmethod
     async def start(
@@ -82,12 +85,12 @@ class Leasing:
         self.leases = await Leases.open(
             self.store,
             self.remotes,
+            self.freed_feed,
             self.conf,
             is_super=self.is_super,
             clock=self.clock,
             clock_ms=self.wall,
         )
-        self.leases.freed.append(self.freed.extend)
 
     async def restart(self, *, away_seconds: float = 0) -> None:
         """Die without a word, and come back with another monotonic clock."""
@@ -100,7 +103,8 @@ class Leasing:
         await self.open_leases()
 
     async def close(self) -> None:
-        await self.remotes.settle()
+        await self.leases.tasks.settle()
+        await self.remotes.tasks.settle()
         await self.store.close()
 
     async def commit(self, ops: Sequence[Op]) -> None:

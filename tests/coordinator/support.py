@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -154,8 +155,9 @@ class Cluster:
 
     async def start(self) -> Cluster:
         self.store = await EmbeddedStore.open(self.directory)
-        self.coordinator = Coordinator(self.conf, self.store, self.clock, clock=self.seconds)
-        await self.coordinator.start(COORDINATOR)
+        self.coordinator = await Coordinator.open(
+            self.conf, self.store, COORDINATOR, self.clock, clock=self.seconds
+        )
         await self.coordinator.attach(TABLET, self.tablet)
         self.catalog = self.coordinator.catalog
         self.image = self.coordinator.image
@@ -176,6 +178,16 @@ class Cluster:
     async def call(self, key: ApiKey, listener: str = "CLIENT", **fields: Any) -> Any:
         """Ask an API as the network would: through its message, both ways."""
         return await call(self.services, key, APIS[key].request(**fields), listener)
+
+
+@asynccontextmanager
+async def successor(cluster: Cluster) -> AsyncIterator[Coordinator]:
+    """A coordinator that takes the store over from another one that still runs."""
+    later = await Coordinator.open(cluster.conf, cluster.store, COORDINATOR, cluster.clock)
+    try:
+        yield later
+    finally:
+        await later.stop()
 
 
 async def call(services: Services, key: ApiKey, request: Any, listener: str = "CLIENT") -> Any:

@@ -91,8 +91,9 @@ class Apart:
 
     async def start_coordinator(self) -> None:
         self.store = await EmbeddedStore.open(self.directory)
-        self.coordinator = Coordinator(self.conf, self.store, self.clock, connect=self._tablet)
-        await self.coordinator.start(COORDINATOR)
+        self.coordinator = await Coordinator.open(
+            self.conf, self.store, COORDINATOR, self.clock, connect=self._tablet
+        )
         services = Services()
         self.coordinator.register(services)
         self.to_coordinator.services = services

@@ -28,17 +28,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import structlog
 
 from zufluss.cluster.image import ClusterImage, ImageChange, PartitionGone, TableGone
 from zufluss.cluster.remote import BucketRemote, SnapshotHandle
 from zufluss.coordinator import records
-from zufluss.coordinator.catalog.catalog import Catalog
+from zufluss.coordinator.feed import Feed
 from zufluss.coordinator.ledger import Ledger, is_without_effect
+from zufluss.coordinator.tasks import Tasks
 from zufluss.errors import UnknownTableOrBucketError, ZuflussError
 from zufluss.meta.api import ConflictError, MetaStore, Op, Put
 from zufluss.model.schema import dump_object
@@ -49,8 +50,6 @@ log = structlog.get_logger(__name__)
 
 CREATED_AT_ONCE = 10_000
 """Most values that are made in one transaction for tables of an older version."""
-
-T = TypeVar("T")
 
 UsageByLocation = Mapping[int, Usage]
 
@@ -149,6 +148,8 @@ class BucketRemotes:
         """The store in the hands of this coordinator."""
         self.turn = asyncio.Lock()
         """Held by whoever changes a bucket, or the registry of locations."""
+        self.tasks = Tasks("bucket_remotes")
+        """Changes of buckets under way."""
         self._changing: frozenset[TableBucket] = frozenset()
         self._doubtful: set[TableBucket] = set()
         self._over = asyncio.Event()
@@ -156,13 +157,18 @@ class BucketRemotes:
         self._waiting = 0
         self._tables: dict[int, dict[TableBucket, BucketRecord]] = {}
         self._live: dict[int, Usage] = {}
-        self._tasks: set[asyncio.Task[Any]] = set()
 
     @classmethod
-    async def open(cls, store: MetaStore, catalog: Catalog) -> BucketRemotes:
-        """Take over what the store knows, and follow the catalog from now on."""
-        remotes = cls(catalog.image, catalog.ledger)
-        buckets = [bucket for _, bucket, _ in catalog.image.buckets()]
+    async def open(
+        cls,
+        store: MetaStore,
+        ledger: Ledger,
+        image: ClusterImage,
+        changes: Feed[Sequence[ImageChange]],
+    ) -> BucketRemotes:
+        """Load the records of all buckets, and follow the catalog from now on."""
+        remotes = cls(image, ledger)
+        buckets = [bucket for _, bucket, _ in image.buckets()]
         values = {entry.path: entry.value for entry in await store.tree("/tables")}
         missing: list[Op] = []
         for bucket in buckets:
@@ -172,8 +178,8 @@ class BucketRemotes:
             else:
                 missing.append(records.create_bucket_remote(bucket))
         for at in range(0, len(missing), CREATED_AT_ONCE):
-            await catalog.ledger.commit(missing[at : at + CREATED_AT_ONCE])
-        catalog.listeners.append(remotes.changed)
+            await ledger.commit(missing[at : at + CREATED_AT_ONCE])
+        changes.subscribe(remotes.changed)
         return remotes
 
     def changed(self, changes: Sequence[ImageChange]) -> None:
@@ -243,29 +249,13 @@ class BucketRemotes:
 
     # Changing
 
-    async def undisturbed(self, work: Coroutine[Any, Any, T]) -> T:
-        """Finish what was begun even when the caller goes away: memory follows the store."""
-        return await asyncio.shield(self.begin(work))
-
-    def begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Do something that `settle` waits for."""
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
-
-    async def settle(self) -> None:
-        """Wait for the changes under way."""
-        while self._tasks:
-            await asyncio.wait(self._tasks)
-
     async def change(
         self, bucket: TableBucket, make: Callable[[BucketRecord], BucketRecord]
     ) -> BucketRecord:
         """Replace what a bucket has by what `make` makes of it; durable when this returns.
 
-        Hold `turn`, in `undisturbed`. The same record back changes nothing. `make` may raise, and
-        nothing changes.
+        Hold `turn`, in a task of `tasks`. Nothing changes if `make` returns the same record, or
+        raises.
         """
         await self.read_again([bucket])
         before = self.get(bucket)

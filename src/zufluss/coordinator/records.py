@@ -123,6 +123,11 @@ class Drop:
     partition_id: int | None = None
     """The partition's id; None for a whole table."""
 
+    @property
+    def owner_id(self) -> tuple[int, int | None]:
+        """The ids of the dropped table and partition."""
+        return self.table_id, self.partition_id
+
 
 class CatalogDamagedError(ZuflussError):
     """The metadata store holds something that is no catalog."""

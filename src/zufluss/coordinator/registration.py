@@ -22,6 +22,8 @@ from zufluss.cluster.image import NodesPut, ServerNode
 from zufluss.cluster.replicas import RpcCaller, assignments, replica_to_proto
 from zufluss.config.values import parse_endpoints
 from zufluss.coordinator.catalog.catalog import Catalog
+from zufluss.coordinator.producers.book import ProducerBook
+from zufluss.coordinator.remote.locations import LocationRegistry
 from zufluss.coordinator.tablets import RemoteTablet, Tablets, producer_messages
 from zufluss.errors import ConfigError, ErrorCode, error
 from zufluss.remote.health import LocationReport
@@ -63,13 +65,18 @@ class Registrations:
         self,
         catalog: Catalog,
         tablets: Tablets,
+        locations: LocationRegistry,
+        producers: ProducerBook,
         connect: Connect,
         clock_ms: Callable[[], int],
         on_join: Callable[[int], None],
     ) -> None:
+        """`on_join` gets the id of every server that registered."""
         self._catalog = catalog
         self._image = catalog.image
         self._tablets = tablets
+        self._locations = locations
+        self._producers = producers
         self._connect = connect
         self._clock_ms = clock_ms
         self._on_join = on_join
@@ -144,9 +151,8 @@ class Registrations:
         return m.AllocateIdsResponse(start=start, end=end)
 
     def _report(self, request: m.TabletHeartbeatRequest) -> None:
-        if self._catalog.locations is not None:
-            reports = list(map(LocationReport.from_proto, request.location_reports))
-            self._catalog.locations.reporters[request.server_id] = lambda: reports
+        reports = list(map(LocationReport.from_proto, request.location_reports))
+        self._locations.add_reports(request.server_id, lambda: reports)
 
     async def expire(self) -> None:
         """Take out the servers that have been silent for too long."""
@@ -162,15 +168,14 @@ class Registrations:
         await self._announce(node.node_id, (node,))
         self._sessions[node.node_id] = Session(tablet, self._clock_ms())
         self._tablets.attach(node.node_id, tablet)
-        locations = self._catalog.locations
-        producers = self._tablets.producers_of_server(node.node_id)
+        producers = self._producers.of_server(node.node_id)
         return m.RegisterTabletServerResponse(
             server_epoch=server_epoch,
             coordinator_epoch=epoch,
             cluster_id=self._catalog.cluster_id,
             metadata=codec.update_request(self._image.snapshot(), epoch, server_epoch),
             replicas=map(replica_to_proto, assignments(self._image, node.node_id)),
-            locations=None if locations is None else locations.locations.to_proto(),
+            locations=self._locations.locations.to_proto(),
             producers=await producer_messages(producers),
         )
 
@@ -182,8 +187,7 @@ class Registrations:
         del self._sessions[server_id]
         session.tablet.end()
         self._tablets.detach(server_id)
-        if self._catalog.locations is not None:
-            self._catalog.locations.reporters.pop(server_id, None)
+        self._locations.remove_reports(server_id)
         await self._announce(server_id, ())
 
     async def _announce(self, server_id: int, now: tuple[ServerNode, ...]) -> None:

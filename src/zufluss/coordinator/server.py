@@ -1,200 +1,243 @@
-"""The coordinator role: catalog, auto partitions, the lake, and the tablet servers it leads.
+"""The coordinator role: the parts of the coordinator, built from the bottom up.
 
 One active coordinator per cluster. Life of a process with both roles:
 
-    coordinator = Coordinator(conf, store, clock_ms)
-    await coordinator.start(node)                   # the catalog is there, nobody serves yet
+    coordinator = await Coordinator.open(conf, store, node, clock_ms)   # nobody serves yet
     await coordinator.attach(tablet_node, tablet)   # logs recovered, dropped tables removed
     coordinator.register(services)                  # then open the sockets
     coordinator.writer_ids.register(services)
     …
-    await coordinator.stop()                        # the store is the caller's to close
+    await coordinator.stop()                        # the caller closes the store
 
-Apart, `connect` says how to reach a tablet server, and nobody attaches one: they come by themselves
-(`registration.py`), and INIT_WRITER is theirs.
+In a process of its own, the coordinator gets `connect` to reach tablet servers. They register by
+themselves (`registration.py`), and they serve INIT_WRITER.
+
+Every part gets what it needs when it is made. Two parts that need each other share a smaller one:
+
+| parts | what they share |
+|---|---|
+| the catalog, and everybody who follows it | the feed of catalog changes (`feed.py`) |
+| leases, and everybody who waits for their end | the feed of freed buckets |
+| the registry of locations and the cleaner | the held drops (`remote/held_drops.py`) |
+| the registry of locations and the lake | the lake book (`lake/book.py`) |
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from zufluss.cluster.authority import Authority
 from zufluss.cluster.cluster_service import ClusterService
-from zufluss.cluster.image import ClusterImage, NodesPut, ServerNode
+from zufluss.cluster.image import ClusterImage, ImageChange, NodesPut, ServerNode
 from zufluss.cluster.metadata_service import MetadataService
 from zufluss.cluster.replicas import LocalTablet, assignments
 from zufluss.cluster.token_service import TokenService
 from zufluss.cluster.writer_ids import WriterIds
-from zufluss.config import options
 from zufluss.config.load import Configuration
+from zufluss.coordinator import records
 from zufluss.coordinator.bucket_remotes import BucketRemotes
 from zufluss.coordinator.catalog.auto_partitions import AutoPartitions
 from zufluss.coordinator.catalog.catalog import Catalog
 from zufluss.coordinator.catalog.service import CoordinatorService
+from zufluss.coordinator.feed import Feed
+from zufluss.coordinator.lake.book import LakeBook
 from zufluss.coordinator.lake.offsets import OffsetsFiles
 from zufluss.coordinator.lake.service import LakeService
 from zufluss.coordinator.lake.tables import LakeTables
+from zufluss.coordinator.leases.holds import LeaseHolds
 from zufluss.coordinator.leases.leases import Leases
 from zufluss.coordinator.leases.service import LeaseService
+from zufluss.coordinator.ledger import Ledger
 from zufluss.coordinator.producers.offsets import ProducerOffsets
 from zufluss.coordinator.producers.producers import Producers
 from zufluss.coordinator.producers.service import ProducerService
 from zufluss.coordinator.registration import Connect, Registrations
 from zufluss.coordinator.remote.files import RemoteFiles
+from zufluss.coordinator.remote.held_drops import HeldDrops
 from zufluss.coordinator.remote.location_service import LocationService
 from zufluss.coordinator.remote.locations import LocationRegistry
 from zufluss.coordinator.tablets import Tablets
 from zufluss.log.files import Files
 from zufluss.meta.api import MetaStore
-from zufluss.remote.storage import STATE_FILE, RemoteStorage
+from zufluss.model.table import TableBucket
+from zufluss.remote.files import Usage, summed
 from zufluss.remote.tokens import Tokens
 
 if TYPE_CHECKING:
     from zufluss.net.services import Services
 
 
+class _Base(NamedTuple):
+    """What every part of a coordinator is built on."""
+
+    conf: Configuration
+    store: MetaStore
+    ledger: Ledger
+    image: ClusterImage
+    changes: Feed[Sequence[ImageChange]]
+    freed: Feed[Sequence[TableBucket]]
+    tablets: Tablets
+    authority: Authority
+    clock_ms: Callable[[], int]
+    clock: Callable[[], float]
+
+
+class _State(NamedTuple):
+    """The parts that load their state from the metadata store."""
+
+    remotes: BucketRemotes
+    leases: Leases
+    lake_book: LakeBook
+    held_drops: HeldDrops
+    locations: LocationRegistry
+    producers: Producers
+
+
 class Coordinator:
-    """The coordinator role of a process."""
+    """The coordinator role of a process. Open it with `Coordinator.open`."""
 
     def __init__(
         self,
+        base: _Base,
+        state: _State,
+        node: ServerNode,
+        connect: Connect | None,
+        reach: Callable[[str], None],
+    ) -> None:
+        conf, clock_ms = base.conf, base.clock_ms
+        self.conf = conf
+        self.image = base.image
+        self.changes = base.changes
+        """Changes of the catalog."""
+        self.freed = base.freed
+        """Buckets with snapshots that no lease pins any more."""
+        self.tablets = base.tablets
+        self.locations = state.locations
+        self.remotes = state.remotes
+        self.held_drops = state.held_drops
+        self.producers = state.producers
+        self.catalog = Catalog(
+            base.ledger,
+            conf,
+            base.image,
+            base.changes,
+            base.tablets,
+            state.locations,
+            state.producers.book,
+            clock_ms,
+        )
+        self.lake = LakeTables(
+            conf,
+            base.ledger,
+            base.image,
+            base.changes,
+            base.tablets,
+            state.lake_book,
+            OffsetsFiles(state.locations),
+            clock_ms,
+        )
+        holds = LeaseHolds(conf, state.leases, base.clock)
+        self.remote = RemoteFiles(
+            conf,
+            base.store,
+            base.changes,
+            base.freed,
+            base.tablets,
+            state.remotes,
+            state.locations.storage,
+            state.leases,
+            holds,
+            state.held_drops,
+            drops_over=self.catalog.unlocked,
+            lake_offset=self.lake.offset,
+            clock_ms=clock_ms,
+            reach=reach,
+        )
+        self.partitions = AutoPartitions(conf, self.catalog, holds, base.freed, clock_ms)
+        self.producer_offsets = ProducerOffsets(base.store, base.ledger, conf, clock_ms)
+        self.writer_ids = WriterIds(self.catalog.allocate_writer_ids)
+        self.registrations: Registrations | None = None
+        """Tablet servers of other processes; None in a process with both roles."""
+        if connect is not None:
+            self.locations.add_reports(node.node_id, self.locations.storage.reports)
+            self.registrations = Registrations(
+                self.catalog,
+                base.tablets,
+                state.locations,
+                state.producers.book,
+                connect,
+                clock_ms,
+                self._server_joined,
+            )
+        self.authority = base.authority
+        self._clock_ms = clock_ms
+
+    @classmethod
+    async def open(
+        cls,
         conf: Configuration,
         store: MetaStore,
+        node: ServerNode,
         clock_ms: Callable[[], int],
+        *,
         connect: Connect | None = None,
         files: Files | None = None,
         clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """`clock` is what leases and producers are counted by: seconds that never jump."""
-        self.conf = conf
-        self.authority = Authority(conf)
-        self.image = ClusterImage()
-        self.tablets = Tablets()
-        self.catalog: Catalog
-        self.locations: LocationRegistry
-        self.remotes: BucketRemotes
-        self.remote: RemoteFiles
-        self.lake: LakeTables
-        self.producers: Producers
-        self.producer_offsets: ProducerOffsets
-        self.partitions: AutoPartitions
-        self.writer_ids: WriterIds
-        self.registrations: Registrations | None = None
-        self._store = store
-        self._clock_ms = clock_ms
-        self._clock = clock
-        self._connect = connect
-        self._files = files or Files()
-        self._started = False
+    ) -> Coordinator:
+        """Take over a metadata store, and fence off the coordinator that had it before.
 
-    async def start(self, node: ServerNode) -> None:
-        """Take over the catalog; `node` is the coordinator itself as clients reach it."""
-        self.catalog = await Catalog.open(
-            self._store, self.conf, self.image, self.tablets, self._clock_ms
+        `node` is the coordinator itself as clients reach it. `connect` reaches tablet servers of
+        other processes. `clock` counts the seconds of leases and producers, and never jumps.
+        """
+        ledger = await Ledger.open(store)
+        image = ClusterImage()
+        image.apply([*records.load(await store.tree("/")), NodesPut(node, ())])
+        base = _Base(
+            conf,
+            store,
+            ledger,
+            image,
+            Feed(),
+            Feed(),
+            Tablets(),
+            Authority(conf),
+            clock_ms,
+            clock,
         )
-        await self._open_remote()
-        await self._open_producers()
-        self.image.apply([NodesPut(node, ())])
-        self.writer_ids = WriterIds(self.catalog.allocate_writer_ids)
-        self.partitions = AutoPartitions(self.conf, self.catalog, self.remote.holds, self._clock_ms)
-        self.remote.leases.freed.append(self.partitions.freed)
-        if self._connect is not None:
-            self.locations.reporters[node.node_id] = self.locations.storage.reports
-            self.registrations = Registrations(
-                self.catalog, self.tablets, self._connect, self._clock_ms, self._joined
-            )
-            self.registrations.start()
-        self._started = True
+        coordinator = cls(base, await _load(base), node, connect, (files or Files()).reach)
+        await coordinator._start()
+        return coordinator
 
-    async def _open_remote(self) -> None:
-        """Open what knows of remote files, then the registry, which asks how many there are."""
-        registry = await LocationRegistry.open(self._store, self.catalog.ledger, self.conf)
-        self.remotes = await BucketRemotes.open(self._store, self.catalog)
-        self.lake = await LakeTables.open(
-            self._store,
-            self.conf,
-            self.catalog,
-            self.tablets,
-            OffsetsFiles(registry),
-            self._clock_ms,
-        )
-        leases = await Leases.open(
-            self._store,
-            self.remotes,
-            self.conf,
-            is_super=self.authority.is_super,
-            clock=self._clock,
-            clock_ms=self._clock_ms,
-        )
-        registry.uses += [self.remotes.live_usage, self.lake.live_usage]
-        registry.uncounted = leases.holds_dropped
-        registry.turn = self.remotes.turn
-        registry.on_change = self.tablets.update_locations
-        state_file = Path(self.conf.get(options.DATA_DIR)) / STATE_FILE
-        await registry.start(
-            lambda conf, locations: RemoteStorage(
-                conf,
-                locations,
-                state_file=state_file,
-                cluster_id=self.catalog.cluster_id,
-            )
-        )
-        registry.storage.start()
-        self.locations = self.catalog.locations = registry
-        self.remote = RemoteFiles(
-            self.conf,
-            self._store,
-            self.catalog,
-            self.tablets,
-            self.remotes,
-            registry.storage,
-            self.lake,
-            leases,
-            self._clock_ms,
-            self._clock,
-            self._files.reach,
-        )
-        registry.uses.append(self.remote.cleaner.live_usage)
-        registry.uncounted = self.remote.uncounted
+    async def _start(self) -> None:
+        """Begin everything that runs by itself."""
+        await self.catalog.create_default_database()
+        self.locations.storage.start()
         await self.remote.start()
-
-    async def _open_producers(self) -> None:
-        self.producers = await Producers.open(
-            self._store,
-            self.catalog,
-            self.tablets,
-            self.conf,
-            is_super=self.authority.is_super,
-            clock=self._clock,
-        )
-        self.tablets.producers = self.producers.book
         self.producers.book.start()
-        self.producer_offsets = ProducerOffsets(
-            self._store, self.catalog.ledger, self.conf, self._clock_ms
-        )
         self.producer_offsets.start()
+        if self.registrations is not None:
+            self.registrations.start()
 
     async def attach(self, node: ServerNode, tablet: LocalTablet) -> None:
         """Join a tablet server of this process; its logs are recovered when this returns."""
-        self.locations.reporters[node.node_id] = self.locations.storage.reports
+        self.locations.add_reports(node.node_id, self.locations.storage.reports)
 
         async def join() -> None:
             others = [n for n in self.image.tablets.values() if n.node_id != node.node_id]
             self.image.apply([NodesPut(self.image.coordinator, (*others, node))])
             replicas = assignments(self.image, node.node_id)
-            producers = self.tablets.producers_of_server(node.node_id)
+            producers = self.producers.book.of_server(node.node_id)
             await tablet.assign(self.image, replicas, producers)
             self.tablets.attach(node.node_id, tablet)
 
         await self.catalog.exclusive(join)
-        self._joined(node.node_id)
+        self._server_joined(node.node_id)
 
-    def _joined(self, server_id: int) -> None:
+    def _server_joined(self, server_id: int) -> None:
         self.lake.server_joined(server_id)
-        self.remote.server_joined(server_id)
+        self.remote.snapshots.server_joined(server_id)
         self.producers.book.server_joined(server_id)
         self.partitions.start()
 
@@ -206,9 +249,9 @@ class Coordinator:
             self.image,
             lambda: self.locations.storage.locations,
             Tokens(self.conf, self._clock_ms),
-            dropped=self.remote.cleaner.leased_tables,
+            dropped=self.held_drops.leased_tables,
         ).register(services)
-        LocationService(self.locations, self.catalog).register(services)
+        LocationService(self.locations, self.catalog.exclusive).register(services)
         CoordinatorService(self.conf, self.catalog, self.partitions.check).register(services)
         LakeService(self.lake, self.image).register(services)
         self.remote.register(services)
@@ -219,19 +262,62 @@ class Coordinator:
             self.registrations.register(services)
 
     async def stop(self) -> None:
-        """Finish the changes under way and begin no more; the store stays open."""
-        if not self._started:
-            return
-        self._started = False
+        """Finish the changes under way, and begin no more; the caller closes the store."""
         await self.partitions.stop()
         if self.registrations is not None:
             await self.registrations.stop()
         await self.producers.book.stop()
         await self.producer_offsets.stop()
         await self.remote.stop()
-        await self.catalog.close()
+        await self.catalog.settle()
         await self.lake.settle()
         await self.locations.storage.stop()
 
     def __repr__(self) -> str:
         return f"Coordinator(tablets={sorted(self.image.tablets)}, image={self.image!r})"
+
+
+async def _load(base: _Base) -> _State:
+    """Load the state of every part, and bring the locations up to the configuration."""
+    remotes = await BucketRemotes.open(base.store, base.ledger, base.image, base.changes)
+    leases = await Leases.open(
+        base.store,
+        remotes,
+        base.freed,
+        base.conf,
+        is_super=base.authority.is_super,
+        clock=base.clock,
+        clock_ms=base.clock_ms,
+    )
+    lake_book = await LakeBook.open(base.store, base.ledger, base.image, base.changes)
+    held_drops = HeldDrops()
+
+    def live_usage(first_location: int | None) -> dict[int, Usage]:
+        return summed(
+            [
+                remotes.live_usage(),
+                lake_book.live_usage(first_location),
+                held_drops.live_usage(),
+            ]
+        )
+
+    locations = await LocationRegistry.open(
+        base.store,
+        base.ledger,
+        base.conf,
+        live_usage=live_usage,
+        has_uncounted=lambda: leases.holds_dropped(held_drops.counted_owners),
+        on_change=base.tablets.update_locations,
+        turn=remotes.turn,
+    )
+    producers = await Producers.open(
+        base.store,
+        base.ledger,
+        base.image,
+        base.changes,
+        base.tablets,
+        base.conf,
+        is_super=base.authority.is_super,
+        clock=base.clock,
+    )
+    return _State(remotes, leases, lake_book, held_drops, locations, producers)

@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import structlog
 
@@ -73,24 +73,10 @@ _NO_FOLLOWER: Final = -1
 _LATEST: Final = 1
 
 
-class KnownProducers(Protocol):
-    """Who knows the producers of tables, as `producers/producers.py` does."""
-
-    def of_table(self, table_id: int) -> TableProducers | None:
-        """The producers of a table; None where it never had any."""
-        ...
-
-    def of_server(self, server_id: int) -> list[TableProducers]:
-        """The producers of all tables that a server leads buckets of."""
-        ...
-
-
 class Tablets:
     """The gateways of the tablet servers that are there."""
 
     def __init__(self) -> None:
-        self.producers: KnownProducers | None = None
-        """Whom servers ask for producers before they start buckets; set by `server.py`."""
         self._gateways: dict[int, TabletGateway] = {}
 
     def attach(self, server_id: int, gateway: TabletGateway) -> None:
@@ -108,15 +94,19 @@ class Tablets:
             {i: gateway.update_metadata(changes) for i, gateway in self._gateways.items()},
         )
 
-    async def start_replicas(self, replicas: Sequence[ReplicaAssignment]) -> None:
-        """Start buckets where they belong; an error when a leader does not come up."""
+    async def start_replicas(
+        self, replicas: Sequence[ReplicaAssignment], producers: Sequence[TableProducers] = ()
+    ) -> None:
+        """Start buckets where they belong; an error when a leader does not come up.
+
+        Servers learn the producers of the tables before they start buckets of them.
+        """
         by_server = _by_server(replicas)
         for server_id in sorted({r.state.leader for r in replicas} - set(self._gateways)):
             raise LeaderNotAvailableError(
                 f"tablet server {server_id} should lead new buckets but is not there; "
                 f"try again when it is back"
             )
-        producers = self._producers_of({r.table_bucket.table_id for r in replicas})
         calls = [
             _start(gateway, by_server[i], producers)
             for i, gateway in self._gateways.items()
@@ -126,15 +116,6 @@ class Tablets:
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
                 raise outcome
-
-    def producers_of_server(self, server_id: int) -> list[TableProducers]:
-        """The producers of all tables that a server leads buckets of."""
-        return [] if self.producers is None else self.producers.of_server(server_id)
-
-    def _producers_of(self, table_ids: Iterable[int]) -> list[TableProducers]:
-        if self.producers is None:
-            return []
-        return [found for i in table_ids if (found := self.producers.of_table(i)) is not None]
 
     async def stop_replicas(self, replicas: Sequence[ReplicaStop]) -> None:
         """Stop buckets wherever they are; a server that cannot be told does it when it is back."""

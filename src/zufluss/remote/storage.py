@@ -108,14 +108,15 @@ class RemoteStorage:
         *,
         state_file: Path | None,
         cluster_id: str | None = None,
+        claim: Callable[[int], Awaitable[None]] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`claim` is how a probe settles whose a location is; without it probes only look."""
         self.cluster_id = cluster_id
         """Whose locations these are; None asks for no markers, before a server has joined."""
-        self.claim: Callable[[int], Awaitable[None]] | None = None
-        """How a probe settles whose a location is; the coordinator's, others only look."""
         self.locations = locations.resolved(conf)
         self._conf = conf
+        self._claim = claim
         self._clock = clock
         self._state_file = state_file
         self._saving = threading.Lock()
@@ -447,8 +448,8 @@ class RemoteStorage:
             self._probing.discard(location_id)
 
     async def _probe(self, location_id: int) -> None:
-        if self.claim is not None:
-            await self.claim(location_id)
+        if self._claim is not None:
+            await self._claim(location_id)
         await self._check_marker(location_id)
         await self._write_and_read(self._open(location_id))
 

@@ -7,11 +7,9 @@ import json
 
 import pytest
 
-from tests.coordinator.support import COUNTED, EVENTS, Cluster, counted, table_json
-from zufluss.cluster.image import ClusterImage
+from tests.coordinator.support import COUNTED, EVENTS, Cluster, counted, successor, table_json
 from zufluss.coordinator import records
-from zufluss.coordinator.catalog.catalog import Catalog
-from zufluss.coordinator.tablets import Tablets
+from zufluss.coordinator.ledger import Ledger
 from zufluss.errors import (
     ConfigError,
     ErrorCode,
@@ -67,15 +65,13 @@ async def test_ids_asked_for_at_once_do_not_overlap(cluster: Cluster) -> None:
 async def test_ids_are_not_given_again_after_a_restart(cluster: Cluster) -> None:
     table_id = (await cluster.catalog.create_table(EVENTS, counted())).info.table_id
     await cluster.catalog.allocate_ids(table_id, COUNTED, 7)
-    later = await Catalog.open(
-        cluster.store, cluster.conf, ClusterImage(), Tablets(), cluster.clock
-    )
-    assert await later.allocate_ids(table_id, COUNTED, 1) == (8, 9)
+    async with successor(cluster) as later:
+        assert await later.catalog.allocate_ids(table_id, COUNTED, 1) == (8, 9)
 
 
 async def test_a_coordinator_that_was_replaced_gives_no_ids(cluster: Cluster) -> None:
     table_id = (await cluster.catalog.create_table(EVENTS, counted())).info.table_id
-    await Catalog.open(cluster.store, cluster.conf, ClusterImage(), Tablets(), cluster.clock)
+    await Ledger.open(cluster.store)
     with pytest.raises(ZuflussError) as caught:
         await cluster.catalog.allocate_ids(table_id, COUNTED, 1)
     assert caught.value.code == ErrorCode.NOT_COORDINATOR_LEADER_EXCEPTION

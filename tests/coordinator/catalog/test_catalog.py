@@ -8,11 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.coordinator.support import EVENTS, NOON, Cluster, picture, table_json
-from zufluss.cluster.image import ClusterImage
+from tests.coordinator.support import (
+    COORDINATOR,
+    EVENTS,
+    NOON,
+    TABLET,
+    Cluster,
+    RecordingTablet,
+    picture,
+    successor,
+    table_json,
+)
 from zufluss.coordinator import records
-from zufluss.coordinator.catalog.catalog import DESCRIPTOR_BYTES_MAX, Catalog
-from zufluss.coordinator.tablets import Tablets
+from zufluss.coordinator.catalog.catalog import DESCRIPTOR_BYTES_MAX
+from zufluss.coordinator.server import Coordinator
 from zufluss.errors import (
     BucketMaxNumError,
     DatabaseAlreadyExistError,
@@ -187,14 +196,12 @@ async def test_ids_are_never_used_again(cluster: Cluster) -> None:
     """Not after a drop, not after a restart: old requests must not reach a new table."""
     seen: list[int] = []
     for _ in range(2):
-        for _ in range(3):
-            entry = await cluster.catalog.create_table(EVENTS, table_json())
-            seen.append(entry.info.table_id)
-            await cluster.catalog.drop_table(EVENTS)
-        await cluster.catalog.close()
-        cluster.catalog = await Catalog.open(
-            cluster.store, cluster.conf, cluster.image, cluster.coordinator.tablets, cluster.clock
-        )
+        async with successor(cluster) as later:
+            await later.attach(TABLET, RecordingTablet())
+            for _ in range(3):
+                entry = await later.catalog.create_table(EVENTS, table_json())
+                seen.append(entry.info.table_id)
+                await later.catalog.drop_table(EVENTS)
     assert seen == [0, 1, 2, 3, 4, 5]
 
 
@@ -245,7 +252,7 @@ async def test_a_change_is_finished_when_its_caller_goes_away(cluster: Cluster) 
     with pytest.raises(asyncio.CancelledError):
         await caller
     cluster.tablet.gate.set()
-    await cluster.catalog.close()
+    await cluster.catalog.settle()
     assert cluster.image.find_table(EVENTS) is not None
     assert len(cluster.tablet.buckets) == 1
 
@@ -402,21 +409,19 @@ async def test_a_restart_finds_everything_as_it_was(cluster: Cluster) -> None:
 
 
 async def test_a_coordinator_that_was_replaced_changes_nothing(cluster: Cluster) -> None:
-    """A6: the later coordinator has the store; the earlier one gets 65 and changes nothing."""
-    later = await Catalog.open(
-        cluster.store, cluster.conf, ClusterImage(), Tablets(), cluster.clock
-    )
-    before = await cluster.store.tree("/databases")
-    for change in (
-        cluster.catalog.create_database("d", DatabaseDescriptor()),
-        cluster.catalog.allocate_writer_ids(1),
-    ):
-        with pytest.raises(ZuflussError) as caught:
-            await change
-        assert caught.value.code == ErrorCode.NOT_COORDINATOR_LEADER_EXCEPTION
-    assert await cluster.store.tree("/databases") == before
-    assert "d" not in cluster.image.databases
-    await later.create_database("d", DatabaseDescriptor())
+    """The later coordinator has the store; the earlier one gets 65 and changes nothing."""
+    async with successor(cluster) as later:
+        before = await cluster.store.tree("/databases")
+        for change in (
+            cluster.catalog.create_database("d", DatabaseDescriptor()),
+            cluster.catalog.allocate_writer_ids(1),
+        ):
+            with pytest.raises(ZuflussError) as caught:
+                await change
+            assert caught.value.code == ErrorCode.NOT_COORDINATOR_LEADER_EXCEPTION
+        assert await cluster.store.tree("/databases") == before
+        assert "d" not in cluster.image.databases
+        await later.catalog.create_database("d", DatabaseDescriptor())
 
 
 @pytest.mark.parametrize(
@@ -437,7 +442,7 @@ async def test_a_damaged_catalog_is_an_error_at_start_that_names_the_place(
     await cluster.catalog.create_table(EVENTS, table_json())
     await cluster.store.transact([Put(path, value)])
     with pytest.raises(records.CatalogDamagedError, match=r"cannot be read|has format"):
-        await Catalog.open(cluster.store, cluster.conf, ClusterImage(), Tablets(), cluster.clock)
+        await Coordinator.open(cluster.conf, cluster.store, COORDINATOR, cluster.clock)
 
 
 async def test_a_catalog_with_two_tables_of_one_name_is_damaged(cluster: Cluster) -> None:
@@ -447,14 +452,12 @@ async def test_a_catalog_with_two_tables_of_one_name_is_damaged(cluster: Cluster
     copies = [Create(e.path.replace("/tables/0", "/tables/5"), e.value) for e in entries]
     await cluster.store.transact(copies)
     with pytest.raises(records.CatalogDamagedError, match="twice"):
-        await Catalog.open(cluster.store, cluster.conf, ClusterImage(), Tablets(), cluster.clock)
+        await Coordinator.open(cluster.conf, cluster.store, COORDINATOR, cluster.clock)
 
 
 async def test_writer_ids_come_in_ranges_that_never_overlap(cluster: Cluster) -> None:
     """Two writers with one id would destroy each other's sequence numbers."""
     taken = await asyncio.gather(*(cluster.catalog.allocate_writer_ids(10) for _ in range(4)))
-    later = await Catalog.open(
-        cluster.store, cluster.conf, ClusterImage(), Tablets(), cluster.clock
-    )
-    taken.append(await later.allocate_writer_ids(10))
+    async with successor(cluster) as later:
+        taken.append(await later.catalog.allocate_writer_ids(10))
     assert sorted(i for ids in taken for i in ids) == list(range(50))

@@ -229,7 +229,7 @@ async def test_nobody_has_to_ask_for_the_end_of_the_wait(tmp_path: Path) -> None
     bucket = await keyed(cluster)
     await lease(cluster, bucket)
     revoked = asyncio.Event()
-    leases(cluster).freed.append(lambda buckets: revoked.set())
+    cluster.coordinator.freed.subscribe(lambda buckets: revoked.set())
     await cluster.catalog.drop_table(KEYED)
     await revoked.wait()
     await cleaned(cluster)
@@ -435,8 +435,7 @@ async def test_tokens_open_a_dropped_table_as_long_as_a_lease_holds_it(cluster: 
     await lease(cluster, bucket)
     await cluster.catalog.drop_table(KEYED)
     await cleaned(cluster)
-    cleaner = cluster.coordinator.remote.cleaner
-    assert cleaner.leased_tables(KEYED) == [bucket.table_id]
+    assert cluster.coordinator.held_drops.leased_tables(KEYED) == [bucket.table_id]
     assert await cluster.call(ApiKey.GET_FILESYSTEM_SECURITY_TOKEN, tables=[path])
     await leases(cluster).drop("reader", principal=None)
     await cleaned(cluster)
@@ -498,7 +497,7 @@ def gone(cluster: Cluster, entry: PartitionEntry) -> asyncio.Event:
         if PartitionGone(entry.partition_id) in changes:
             event.set()
 
-    cluster.catalog.listeners.append(look)
+    cluster.coordinator.changes.subscribe(look)
     return event
 
 

@@ -437,7 +437,7 @@ async def test_a_caller_that_goes_away_leaves_memory_and_store_the_same(world: L
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await world.remotes.settle()
+    await world.leases.tasks.settle()
     counts = world.leases.counts
     assert counts.snapshots == 3
     await world.restart()

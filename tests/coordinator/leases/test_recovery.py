@@ -165,7 +165,7 @@ async def test_the_timer_ends_a_lease_by_itself(tmp_path: Path) -> None:
     world = await Leasing.start(tmp_path, clock=time.monotonic)
     await world.take(world.buckets, 0)
     ended = asyncio.Event()
-    world.leases.freed.append(lambda _: ended.set())
+    world.freed_feed.subscribe(lambda _: ended.set())
     world.leases.start()
     await lease(world, "long", buckets=world.buckets[1:])
     await world.leases.acquire_latest("short", 5, world.buckets[:1], principal=None)

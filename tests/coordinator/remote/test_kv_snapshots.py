@@ -201,15 +201,16 @@ async def test_files_that_are_not_the_snapshots_own_are_refused(
 async def test_a_pinned_snapshot_stays_until_it_is_let_go(
     cluster: Cluster, bucket: TableBucket, tmp_path: Path
 ) -> None:
-    snapshots = cluster.coordinator.remote.snapshots
-    snapshots.pinned = lambda of, snapshot_id: of == bucket and snapshot_id == 0
+    snapshots, leases = cluster.coordinator.remote.snapshots, cluster.coordinator.remote.leases
     shared = [await shared_file(cluster, bucket, f"{i}.sst") for i in range(5)]
-    made = [await take(cluster, bucket, i, (shared[i],)) for i in range(5)]
+    made = [await take(cluster, bucket, 0, (shared[0],))]
+    await leases.acquire("reader", 60_000, {bucket: 0}, principal=None)
+    made += [await take(cluster, bucket, i, (shared[i],)) for i in range(1, 5)]
     assert await kept(cluster, bucket) == [0, 3, 4]
     assert files_below(tmp_path) >= paths_of(made[0])
     assert cluster.tablet.snapshot_offsets[bucket].min_retain_offset == 0
-    snapshots.pinned = lambda of, snapshot_id: False
-    await snapshots.retain([bucket])
+    await leases.drop("reader", principal=None)
+    await snapshots.retentions.settle()
     await snapshots.deletions.settle()
     assert await kept(cluster, bucket) == [3, 4]
     assert not files_below(tmp_path) & paths_of(made[0])

@@ -505,8 +505,7 @@ async def test_of_two_changes_of_one_version_one_wins(cluster: Cluster, places: 
 async def test_of_two_coordinators_the_later_one_reconfigures(
     cluster: Cluster, places: list[str]
 ) -> None:
-    later = Coordinator(cluster.conf, cluster.store, cluster.clock)
-    await later.start(COORDINATOR)
+    later = await Coordinator.open(cluster.conf, cluster.store, COORDINATOR, cluster.clock)
     await later.attach(TABLET, cluster.tablet)
     await later.locations.alter(AlterOp.ADD, uri=places[2])
     with pytest.raises(ZuflussError) as refused:
@@ -538,7 +537,7 @@ async def test_what_servers_saw_is_listed_and_shown_as_metrics(cluster: Cluster)
     await lake_table(cluster)
     await tiered(cluster, 1, {0: 10})
     report = LocationReport(1, Health.DOWN, 7, 700, 3, 12.5, 0.0, "it is away")
-    cluster.coordinator.locations.reporters[9] = lambda: [report]
+    cluster.coordinator.locations.add_reports(9, lambda: [report])
     [one, two] = (await listed(cluster)).values()
     assert (one.live_files, two.live_files) == (1, 0)
     seen = {each.server_id: each.report for each in one.servers}

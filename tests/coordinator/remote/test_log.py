@@ -136,7 +136,7 @@ async def test_a_commit_is_finished_when_its_caller_goes_away(
     call = asyncio.ensure_future(cluster.coordinator.remote.commit_manifest(made))
     await asyncio.sleep(0)  # it has begun
     call.cancel()
-    await cluster.coordinator.remotes.settle()
+    await cluster.coordinator.remotes.tasks.settle()
     assert await known(cluster, bucket) == made.manifest_path
 
 

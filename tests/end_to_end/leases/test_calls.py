@@ -158,7 +158,7 @@ async def test_a_lease_past_its_time_is_gone_for_a_call_and_its_snapshot_only_af
     within: Inside, call: str
 ) -> None:
     freed: list[TableBucket] = []
-    within.leases.freed.append(freed.extend)
+    within.cluster.coordinator.freed.subscribe(freed.extend)
     made = await within.take(2)
     got = await within.leases.acquire_latest("a", HOUR_MS, [within.bucket], principal=None)
     assert got.leased[within.bucket].snapshot_id == 2
@@ -207,7 +207,7 @@ async def _end(within: Inside, call: str) -> None:
 
 async def test_calls_and_timer_at_the_same_moment_end_a_lease_once(within: Inside) -> None:
     freed: list[TableBucket] = []
-    within.leases.freed.append(freed.extend)
+    within.cluster.coordinator.freed.subscribe(freed.extend)
     await within.leases.acquire_latest("a", HOUR_MS, [within.bucket], principal=None)
     within.time.now += HOUR_MS / 1000
     ends = [_end(within, "release"), _end(within, "drop"), within.leases.expire()]

@@ -367,8 +367,7 @@ async def test_a_coordinator_that_was_replaced_ends_no_lease_and_deletes_nothing
             await it.take(snapshot_id)
         await it.settled()
         old = it.cluster
-        new = Coordinator(old.conf, old.store, old.clock, clock=lambda: 7.0)
-        await new.start(COORDINATOR)
+        new = await Coordinator.open(old.conf, old.store, COORDINATOR, old.clock, clock=lambda: 7.0)
         before = await it.stored()
         it.time.now += 2 * 3600
         await it.leases.expire()

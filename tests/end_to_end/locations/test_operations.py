@@ -173,8 +173,7 @@ async def test_of_two_coordinators_the_one_that_was_replaced_changes_nothing(
     tmp_path: Path,
 ) -> None:
     cluster = await Cluster(tmp_path / "meta", locations(tmp_path)).start()
-    later = Coordinator(cluster.conf, cluster.store, cluster.clock)
-    await later.start(COORDINATOR)
+    later = await Coordinator.open(cluster.conf, cluster.store, COORDINATOR, cluster.clock)
     await later.attach(TABLET, cluster.tablet)
     set_it = ConfigChange("remote.data.dirs.strategy", "ROUND_ROBIN", ConfigOp.SET)
     outcomes = await asyncio.gather(

@@ -17,7 +17,7 @@ then the leases are revoked, by who cleans up after the drop.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -27,6 +27,7 @@ from zufluss.cluster.image import ClusterImage, TableEntry
 from zufluss.config import options
 from zufluss.config.load import Configuration
 from zufluss.coordinator.catalog.catalog import Catalog
+from zufluss.coordinator.feed import Feed
 from zufluss.coordinator.leases.holds import LeaseHolds
 from zufluss.errors import ZuflussError
 from zufluss.model.auto_partition import auto_partitions, expired_partitions
@@ -84,6 +85,7 @@ class AutoPartitions:
         conf: Configuration,
         catalog: Catalog,
         holds: LeaseHolds,
+        freed: Feed[Sequence[TableBucket]],
         clock_ms: Callable[[], int],
     ) -> None:
         self._interval_s = conf.get(options.AUTO_PARTITION_CHECK_INTERVAL) / 1000
@@ -93,6 +95,7 @@ class AutoPartitions:
         self._held: dict[int, Step] = {}
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        freed.subscribe(self.freed)
 
     def start(self) -> None:
         """Check now and every interval from now on; nothing when it was started before."""

@@ -52,9 +52,12 @@ from zufluss.config.table_options import TABLE_REPLICATION_FACTOR
 from zufluss.coordinator import records
 from zufluss.coordinator.catalog import auto_increment
 from zufluss.coordinator.catalog.placement import place
+from zufluss.coordinator.feed import Feed
 from zufluss.coordinator.ledger import Ledger
-from zufluss.coordinator.remote.locations import Home, LocationRegistry
+from zufluss.coordinator.producers.book import ProducerBook
+from zufluss.coordinator.remote.locations import LocationRegistry
 from zufluss.coordinator.tablets import Tablets
+from zufluss.coordinator.tasks import Tasks
 from zufluss.errors import (
     DatabaseAlreadyExistError,
     DatabaseNotEmptyError,
@@ -65,7 +68,7 @@ from zufluss.errors import (
     TableAlreadyExistError,
     TableNotExistError,
 )
-from zufluss.meta.api import VALUE_BYTES_MAX, MetaStore, Op
+from zufluss.meta.api import VALUE_BYTES_MAX, Op
 from zufluss.model import validation
 from zufluss.model.auto_partition import check_create_partition
 from zufluss.model.partition import check_spec, spec_of
@@ -88,16 +91,20 @@ T = TypeVar("T")
 
 
 class Catalog:
-    """Databases, tables and partitions, durable. Open it with `Catalog.open`."""
+    """Databases, tables and partitions, durable."""
 
     def __init__(
         self,
         ledger: Ledger,
         conf: Configuration,
         image: ClusterImage,
+        changes: Feed[Sequence[ImageChange]],
         tablets: Tablets,
+        locations: LocationRegistry,
+        producers: ProducerBook,
         clock_ms: Callable[[], int],
     ) -> None:
+        """`image` has everything that the store has; `changes` gets all that is changed here."""
         self.image = image
         self.cluster_id = ledger.cluster_id
         """The id of the cluster, made with its store."""
@@ -105,36 +112,28 @@ class Catalog:
         """The coordinator epoch of this catalog."""
         self.ledger = ledger
         """The store in the hands of this coordinator, for what lies beside the catalog."""
-        self.listeners: list[Callable[[Sequence[ImageChange]], None]] = []
-        """Called with every change after it was applied to the image."""
-        self.locations: LocationRegistry | None = None
-        """Where remote files may lie, and who chooses for a new table; set by `server.py`."""
         self._conf = conf
+        self._changes = changes
         self._tablets = tablets
+        self._locations = locations
+        self._producers = producers
         self._clock_ms = clock_ms
         self._lock = asyncio.Lock()
-        self._tasks: set[asyncio.Task[object]] = set()
+        self._tasks = Tasks("catalog")
 
-    @classmethod
-    async def open(
-        cls,
-        store: MetaStore,
-        conf: Configuration,
-        image: ClusterImage,
-        tablets: Tablets,
-        clock_ms: Callable[[], int],
-    ) -> Catalog:
-        """Take over the catalog of a store: a new epoch, the image loaded, the first database."""
-        catalog = cls(await Ledger.open(store), conf, image, tablets, clock_ms)
-        image.apply(records.load(await store.tree("/")))
-        await catalog.create_database(DEFAULT_DATABASE, DatabaseDescriptor(), ignore_if_exists=True)
-        log.info("catalog_opened", epoch=catalog.epoch, image=repr(image))
-        return catalog
+    async def create_default_database(self) -> None:
+        """Create the database that every cluster has, if it is not there."""
+        await self.create_database(DEFAULT_DATABASE, DatabaseDescriptor(), ignore_if_exists=True)
+        log.info("catalog_opened", epoch=self.epoch, image=repr(self.image))
 
-    async def close(self) -> None:
-        """Wait for the changes under way; the store stays open."""
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+    async def settle(self) -> None:
+        """Wait for the changes under way."""
+        await self._tasks.settle()
+
+    async def unlocked(self) -> None:
+        """Wait until the changes that were begun before have ended."""
+        async with self._lock:
+            pass
 
     def __repr__(self) -> str:
         return f"Catalog(epoch={self.epoch}, {self.image!r})"
@@ -158,7 +157,7 @@ class Catalog:
             await self.ledger.commit([records.put_database(entry, new=True)])
             await self._publish([DatabasePut(entry)])
 
-        await self._mutate(change)
+        await self.exclusive(change)
 
     async def alter_database(
         self,
@@ -187,7 +186,7 @@ class Catalog:
             await self.ledger.commit([records.put_database(entry, new=False)])
             await self._publish([DatabasePut(entry)])
 
-        await self._mutate(change)
+        await self.exclusive(change)
 
     async def drop_database(
         self, name: str, *, ignore_if_not_exists: bool = False, cascade: bool = False
@@ -214,7 +213,7 @@ class Catalog:
             await self._publish([*changes, DatabaseGone(name)])
             await self._tablets.stop_replicas(stops)
 
-        await self._mutate(change)
+        await self.exclusive(change)
 
     # Tables
 
@@ -234,17 +233,17 @@ class Catalog:
             self.image.database(path.database)
             if existing is not None:
                 raise TableAlreadyExistError(f"table '{path}' exists already")
-            self._check_placement(descriptor)
+            self._locations.check_placement(descriptor)
             return await self._create_table(path, descriptor)
 
-        return await self._mutate(change)
+        return await self.exclusive(change)
 
     async def _create_table(self, path: TablePath, descriptor: TableDescriptor) -> TableEntry:
         table_id, take_id = await self.ledger.next_id(records.TABLE_COUNTER)
         now = self._clock_ms()
         info = TableInfo(path, table_id, 1, descriptor, now, now)
         buckets = () if info.is_partitioned else self._place(info, start=table_id)
-        home = self._home(info)
+        home = self._locations.choose(info)
         entry = TableEntry(info, {1: descriptor.schema}, buckets, home.location_id)
         await self.ledger.commit([take_id, *home.ops, *records.create_table(entry)])
         home.take()
@@ -265,7 +264,7 @@ class Catalog:
                 return
             await self._drop_table(self.image.table(path))
 
-        await self._mutate(change)
+        await self.exclusive(change)
 
     async def _drop_table(self, entry: TableEntry) -> None:
         stops = self._stops(entry)
@@ -294,14 +293,14 @@ class Catalog:
             if descriptor == before.info.descriptor:
                 return before
             _check_size(path, descriptor)
-            self._check_placement(descriptor, before.info.descriptor)
+            self._locations.check_placement(descriptor, before.info.descriptor)
             after = self._altered(before, descriptor)
             await self.ledger.commit(records.alter_table(before, after))
             await self._publish([TablePut(after)])
             log.info("table_altered", table=str(path), schema_id=after.info.schema_id)
             return after
 
-        return await self._mutate(change)
+        return await self.exclusive(change)
 
     def _altered(self, before: TableEntry, descriptor: TableDescriptor) -> TableEntry:
         schema_id, schemas = before.info.schema_id, before.schemas
@@ -349,11 +348,11 @@ class Catalog:
                 )
             return await self._create_partition(table, name)
 
-        return await self._mutate(change)
+        return await self.exclusive(change)
 
     async def _create_partition(self, table: TableEntry, name: str) -> PartitionEntry:
         partition_id, take_id = await self.ledger.next_id(records.PARTITION_COUNTER)
-        home = self._home(table.info)
+        home = self._locations.choose(table.info)
         entry = PartitionEntry(
             partition_id=partition_id,
             table_id=table.info.table_id,
@@ -394,7 +393,7 @@ class Catalog:
                 return
             await self._drop_partition(table, self.image.partition(path, name))
 
-        await self._mutate(change)
+        await self.exclusive(change)
 
     async def _drop_partition(self, table: TableEntry, entry: PartitionEntry) -> None:
         await self.ledger.commit(records.drop_partition(table.info.path, entry))
@@ -429,32 +428,29 @@ class Catalog:
     # How a change is made
 
     async def exclusive(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Run something that must not meet a change half way, such as a registration."""
-        return await self._mutate(work)
+        """Run work that must not overlap with a change of the catalog, such as a registration.
 
-    async def _mutate(self, work: Callable[[], Awaitable[T]]) -> T:
-        """One change at a time, finished even when the caller is cancelled half way."""
+        The work is finished even when the caller is cancelled.
+        """
 
         async def locked() -> T:
             async with self._lock:
                 return await work()
 
-        task = asyncio.ensure_future(locked())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return await asyncio.shield(task)
+        return await self._tasks.undisturbed(locked())
 
     async def _publish(self, changes: Sequence[ImageChange]) -> None:
         self.image.apply(changes)
-        for listener in self.listeners:
-            listener(changes)
+        self._changes.publish(changes)
         await self._tablets.update_metadata(changes)
 
     async def _start(
         self, replicas: Sequence[ReplicaAssignment], undo: Callable[[], Awaitable[None]]
     ) -> None:
+        table_ids = {replica.table_bucket.table_id for replica in replicas}
+        producers = filter(None, map(self._producers.of_table, table_ids))
         try:
-            await self._tablets.start_replicas(replicas)
+            await self._tablets.start_replicas(replicas, tuple(producers))
         except Exception:
             await undo()
             raise
@@ -462,16 +458,6 @@ class Catalog:
     def _place(self, info: TableInfo, start: int) -> tuple[BucketState, ...]:
         factor = info.property(TABLE_REPLICATION_FACTOR)
         return place(info.bucket_count, factor, self.image.tablets, start)
-
-    def _home(self, info: TableInfo) -> Home:
-        """The remote location of a new table or partition."""
-        return Home(None) if self.locations is None else self.locations.choose(info)
-
-    def _check_placement(
-        self, descriptor: TableDescriptor, before: TableDescriptor | None = None
-    ) -> None:
-        if self.locations is not None:
-            self.locations.check_placement(descriptor, before)
 
     def _drop_table_ops(self, entry: TableEntry) -> list[Op]:
         return records.drop_table(entry, self.image.partitions(entry.info.table_id).values())

@@ -28,10 +28,8 @@ is not told keeps more of its log than it must.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
 
 import structlog
 
@@ -42,12 +40,14 @@ from zufluss.config.load import Configuration
 from zufluss.config.table_options import TABLE_DATALAKE_FORMAT
 from zufluss.config.values import INT64_MAX
 from zufluss.coordinator import records
-from zufluss.coordinator.catalog.catalog import Catalog
+from zufluss.coordinator.feed import Feed
+from zufluss.coordinator.lake.book import LakeBook, offsets_files
 from zufluss.coordinator.lake.offsets import Offsets, OffsetsFileError, OffsetsFiles
 from zufluss.coordinator.lake.queue import Lease, TieringQueue
 from zufluss.coordinator.ledger import Ledger
 from zufluss.coordinator.records import LakeRecord, OffsetsFile, SnapshotRecord
 from zufluss.coordinator.tablets import Tablets
+from zufluss.coordinator.tasks import Tasks
 from zufluss.errors import (
     ConfigError,
     LakeNotConfiguredError,
@@ -58,11 +58,10 @@ from zufluss.errors import (
     UnknownTableOrBucketError,
     ZuflussError,
 )
-from zufluss.meta.api import ConflictError, MetaStore
+from zufluss.meta.api import ConflictError
 from zufluss.model.lake import LakeSnapshot
 from zufluss.model.table import TableBucket, TableInfo, TablePath
 from zufluss.remote.errors import LocationUnavailableError
-from zufluss.remote.files import Usage
 
 log = structlog.get_logger(__name__)
 
@@ -72,8 +71,6 @@ KEEP_ALL = -1
 """As the earliest snapshot to keep: every one."""
 PREPARED_MAX = 100
 """Most prepared files of a table that wait for their commit; the oldest go first."""
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,64 +92,42 @@ class Commit:
 
 
 class LakeTables:
-    """The lake side of every table. Open it with `LakeTables.open`."""
+    """The lake side of every table."""
 
     def __init__(
         self,
         conf: Configuration,
-        catalog: Catalog,
+        ledger: Ledger,
+        image: ClusterImage,
+        changes: Feed[Sequence[ImageChange]],
         tablets: Tablets,
+        book: LakeBook,
         files: OffsetsFiles,
         clock_ms: Callable[[], int],
     ) -> None:
-        self.queue = TieringQueue(clock_ms, catalog.epoch)
+        self.queue = TieringQueue(clock_ms, ledger.epoch)
         """Which table is next, and who holds which."""
         self._conf = conf
-        self._image: ClusterImage = catalog.image
-        self._ledger: Ledger = catalog.ledger
+        self._ledger = ledger
+        self._image = image
         self._tablets = tablets
+        self._book = book
         self._files = files
         self._clock_ms = clock_ms
-        self._lakes: dict[int, LakeRecord] = {}
-        self._infos: dict[int, TableInfo] = {}
         self._prepared: dict[int, list[str]] = {}
-        self._read: dict[str, dict[TableBucket, int]] = {}
+        self._read: dict[int, dict[str, dict[TableBucket, int]]] = {}
         self._turn = asyncio.Lock()
-        self._tasks: set[asyncio.Task[Any]] = set()
-
-    @classmethod
-    async def open(
-        cls,
-        store: MetaStore,
-        conf: Configuration,
-        catalog: Catalog,
-        tablets: Tablets,
-        files: OffsetsFiles,
-        clock_ms: Callable[[], int],
-    ) -> LakeTables:
-        """Take over what the store knows, and follow the catalog from now on."""
-        lakes = cls(conf, catalog, tablets, files, clock_ms)
-        await lakes._load(store)
-        catalog.listeners.append(lakes.changed)
-        return lakes
-
-    async def _load(self, store: MetaStore) -> None:
-        tables = [table.info for table in self._image.tables()]
-        found = records.load_lake(await store.tree("/tables"), [t.table_id for t in tables])
-        made_before_lakes = [i for i, lake in found.items() if lake is None]
-        for table_id in made_before_lakes:
-            await self._ledger.commit(records.create_lake(table_id))
-        self._lakes = {i: lake for i, lake in found.items() if lake is not None}
-        for info in tables:
-            self._put(info)
+        self._tasks = Tasks("lake")
+        for table in image.tables():
+            self._put(table.info)
+        changes.subscribe(self.changed)
 
     async def settle(self) -> None:
-        """Wait until tablet servers were told and files that nobody needs are gone."""
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+        """Wait until tablet servers were told and unneeded files were deleted."""
+        await self._tasks.settle()
 
     def __repr__(self) -> str:
-        return f"LakeTables(tables={len(self._infos)}, {self.queue!r})"
+        return f"LakeTables({self.queue!r})"
 
     # Following the catalog
 
@@ -165,24 +140,14 @@ class LakeTables:
                 self._drop(change.table_id)
 
     def _put(self, info: TableInfo) -> None:
-        if info.property(TABLE_DATALAKE_FORMAT) is None:
-            return
-        self._infos[info.table_id] = info
-        if self._conf.get(options.DATALAKE_FORMAT) is None:
-            return
-        self.queue.put_table(info, self._lake(info.table_id).tiered_time)
+        has_format = info.property(TABLE_DATALAKE_FORMAT) is not None
+        if has_format and self._conf.get(options.DATALAKE_FORMAT) is not None:
+            self.queue.put_table(info, self._book.get(info.table_id).tiered_time)
 
     def _drop(self, table_id: int) -> None:
         self.queue.remove_table(table_id)
         self._prepared.pop(table_id, None)
-        self._forget(self._lakes.pop(table_id, LakeRecord()).snapshots, ())
-        self._infos.pop(table_id, None)
-
-    def live_usage(self) -> dict[int, Usage]:
-        """The offsets files of kept snapshots, by location; their size is not known, and small."""
-        files = {file for lake in self._lakes.values() for file in _files(lake.snapshots)}
-        counted = Counter(self._files.location(None, file) for file in files)
-        return {location_id: Usage(count, 0) for location_id, count in counted.items()}
+        self._read.pop(table_id, None)
 
     # Hand-outs
 
@@ -239,7 +204,7 @@ class LakeTables:
 
         What was begun is finished even when the caller goes away.
         """
-        await self._undisturbed(self._commit(commit))
+        await self._tasks.undisturbed(self._commit(commit))
 
     async def _commit(self, commit: Commit) -> None:
         info = self._table(commit.table_id)
@@ -248,18 +213,18 @@ class LakeTables:
         async with self._turn:
             if commit.lease is not None:
                 self.queue.check(commit.lease)
-            before = self._lake(info.table_id).snapshots
+            before = self._book.get(info.table_id).snapshots
             if not await self._is_news(info, before, record, offsets):
                 return
             after = kept(before, record, commit.earliest_to_keep)
-            async with self._files.counted(_files([record])):
+            async with self._files.counted(offsets_files([record])):
                 await self._put_lake(info, LakeRecord(self._clock_ms(), after))
-            self._forget(before, after)
+            self._forget(info.table_id, after)
             self._committed(info.table_id, record.offsets_file.path)
         log.info("lake_snapshot_committed", table=str(info.path), snapshot_id=record.snapshot_id)
         newest = after[-1]
         if newest.snapshot_id == record.snapshot_id:
-            self._later(self._after_commit(info, before, newest, offsets))
+            self._tasks.later(self._after_commit(info, before, newest, offsets))
 
     async def commit_offsets(
         self, table_id: int, path: TablePath | None, snapshot_id: int, given: Offsets
@@ -278,7 +243,7 @@ class LakeTables:
                 f"snapshot_id {snapshot_id} and readable together are not allowed; ask for one"
             )
         info = self._image.table(path).info
-        found = _find(self._lake(info.table_id).snapshots, snapshot_id, readable)
+        found = _find(self._book.get(info.table_id).snapshots, snapshot_id, readable)
         if found is None:
             which = "readable " if readable else "" if snapshot_id is None else f"{snapshot_id} "
             raise LakeSnapshotNotExistError(
@@ -296,7 +261,7 @@ class LakeTables:
 
     async def _read_ahead(self, info: TableInfo, snapshot_id: int) -> None:
         """Read what `_is_news` compares with, while nobody waits for us."""
-        known = self._lake(info.table_id).snapshots
+        known = self._book.get(info.table_id).snapshots
         same = _find(known, snapshot_id, readable=False)
         for snapshot in (*known[-1:], *([same] if same else ())):
             try:
@@ -342,11 +307,9 @@ class LakeTables:
 
     async def _put_lake(self, info: TableInfo, lake: LakeRecord) -> None:
         try:
-            await self._ledger.commit([records.put_lake(info.table_id, lake)])
+            await self._book.put(info.table_id, lake)
         except ConflictError as conflict:
             raise _gone(info.table_id, info.path) from conflict
-        if info.table_id in self._infos:  # or it was dropped just now
-            self._lakes[info.table_id] = lake
 
     def _committed(self, table_id: int, path: str) -> None:
         """What was prepared before a file that is committed now will never be."""
@@ -357,21 +320,23 @@ class LakeTables:
     # Offsets
 
     async def _newest_offsets(self, info: TableInfo) -> dict[TableBucket, int]:
-        snapshots = self._lake(info.table_id).snapshots
+        snapshots = self._book.get(info.table_id).snapshots
         return await self._offsets(info, snapshots[-1].offsets_file) if snapshots else {}
 
     async def _offsets(self, info: TableInfo, file: OffsetsFile) -> dict[TableBucket, int]:
         """What an offsets file says; those of snapshots that are kept are read once."""
-        known = self._read.get(file.path)
-        if known is None:
-            known = await self._files.read(info, file)
-            if file.path in _paths(self._lake(info.table_id).snapshots):
-                self._read[file.path] = known
-        return known
+        offsets = self._read.get(info.table_id, {}).get(file.path)
+        if offsets is None:
+            offsets = await self._files.read(info, file)
+            if file.path in _paths(self._book.get(info.table_id).snapshots):
+                self._read.setdefault(info.table_id, {})[file.path] = offsets
+        return offsets
 
-    def _forget(self, before: Sequence[SnapshotRecord], after: Sequence[SnapshotRecord]) -> None:
-        for path in _paths(before) - _paths(after):
-            self._read.pop(path, None)
+    def _forget(self, table_id: int, kept_snapshots: Sequence[SnapshotRecord]) -> None:
+        """Forget the offsets of snapshots that are not kept."""
+        read, paths = self._read.get(table_id, {}), _paths(kept_snapshots)
+        for path in [path for path in read if path not in paths]:
+            del read[path]
 
     def _live(self, offsets: Offsets) -> dict[TableBucket, int]:
         """Without the partitions that were dropped."""
@@ -411,19 +376,23 @@ class LakeTables:
                     f"{bucket}: table '{info.path}' has buckets 0 to {info.bucket_count - 1}"
                 )
 
+    async def offset(self, path: TablePath, bucket: TableBucket) -> int:
+        """The offset up to which the lake has all rows of a bucket; 0 where it has none."""
+        try:
+            snapshot = await self.snapshot(path)
+        except LakeSnapshotNotExistError:
+            return 0
+        return snapshot.offsets.get(bucket, 0)
+
     # Telling tablet servers
 
     def server_joined(self, server_id: int) -> None:
         """Tell a tablet server, in its turn, how far all its buckets are."""
-        self._later(self._tell_everything(server_id))
+        self._tasks.later(self._tell_everything(server_id))
 
     async def _tell_everything(self, server_id: int) -> None:
         told: list[LakeOffsets] = []
-        for table_id, lake in [*self._lakes.items()]:
-            info = self._infos.get(table_id)
-            if info is None or not lake.snapshots:
-                continue
-            newest = lake.snapshots[-1]
+        for info, newest in self._book.newest():
             try:
                 offsets = await self._offsets(info, newest.offsets_file)
             except (OffsetsFileError, LocationUnavailableError) as problem:
@@ -451,11 +420,11 @@ class LakeTables:
 
     async def _remove_unneeded(self, info: TableInfo, before: Sequence[SnapshotRecord]) -> None:
         """Delete what is neither kept nor prepared, where the table has or had files."""
-        now = self._lake(info.table_id).snapshots
+        now = self._book.get(info.table_id).snapshots
         places = {self._files.location(self._home(info.table_id))}
-        places.update(self._files.location(None, file) for file in _files([*before, *now]))
+        places.update(self._files.location(None, file) for file in offsets_files([*before, *now]))
         there = await self._files.find(info, sorted(places))
-        keep = _paths(self._lake(info.table_id).snapshots)
+        keep = _paths(self._book.get(info.table_id).snapshots)
         keep.update(self._prepared.get(info.table_id, ()))
         await self._files.delete(file for file in there if file.path not in keep)
 
@@ -465,22 +434,6 @@ class LakeTables:
             for bucket, offset in offsets.items()
             if (state := self._image.bucket_state(bucket)) is not None
         ]
-
-    async def _undisturbed(self, work: Coroutine[Any, Any, T]) -> T:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return await asyncio.shield(task)
-
-    def _later(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (problem := task.exception()) is not None:
-            log.error("lake_task_failed", exc_info=problem)
 
     # Tables
 
@@ -501,9 +454,6 @@ class LakeTables:
         """The remote location of a table, None if it is older than these."""
         entry = self._image.table_by_id(table_id)
         return None if entry is None else entry.remote_location
-
-    def _lake(self, table_id: int) -> LakeRecord:
-        return self._lakes.get(table_id, LakeRecord())
 
 
 def kept(
@@ -536,13 +486,8 @@ def _find(
     return None
 
 
-def _files(snapshots: Iterable[SnapshotRecord]) -> set[OffsetsFile]:
-    both = ((s.offsets_file, s.readable_file) for s in snapshots)
-    return {file for files in both for file in files if file is not None}
-
-
 def _paths(snapshots: Iterable[SnapshotRecord]) -> set[str]:
-    return {file.path for file in _files(snapshots)}
+    return {file.path for file in offsets_files(snapshots)}
 
 
 def _gone(table_id: int, path: TablePath | None) -> ZuflussError:

@@ -30,6 +30,7 @@ from typing import Any
 import structlog
 
 from zufluss.coordinator.bucket_remotes import BucketRemotes
+from zufluss.coordinator.feed import Feed
 from zufluss.coordinator.leases import records as lease_records
 from zufluss.coordinator.leases.deadlines import Deadlines
 from zufluss.coordinator.leases.epochs import Epochs
@@ -38,6 +39,7 @@ from zufluss.coordinator.leases.rules import Lease, Pin, TableLease
 from zufluss.coordinator.leases.writer import LeaseWriter
 from zufluss.coordinator.ledger import is_without_effect
 from zufluss.coordinator.records import LEASES_PATH
+from zufluss.coordinator.tasks import Tasks
 from zufluss.coordinator.turns import Turns
 from zufluss.errors import ZuflussError
 from zufluss.meta.api import MetaStore, Op
@@ -60,11 +62,13 @@ class LeaseBook:
         self,
         store: MetaStore,
         remotes: BucketRemotes,
+        freed: Feed[Sequence[TableBucket]],
         clock: Callable[[], float],
         checkpoint_seconds: float,
     ) -> None:
-        self.freed: list[Callable[[Iterable[TableBucket]], None]] = []
-        """Called with buckets some of whose snapshots nobody pins any more, durably."""
+        """`freed` gets buckets with snapshots that no lease pins any more, durably."""
+        self.tasks = Tasks("leases")
+        """Changes of leases under way."""
         self.leases: dict[str, Lease] = {}
         """Every lease by id, those too whose time is over and that are not deleted yet."""
         self.owned: Counter[str | None] = Counter()
@@ -77,6 +81,7 @@ class LeaseBook:
         """Makes changes durable."""
         self._store = store
         self._remotes = remotes
+        self._freed = freed
         self._clock = clock
         self._checkpoint_seconds = checkpoint_seconds
         self._deadlines = Deadlines()
@@ -107,6 +112,7 @@ class LeaseBook:
             await asyncio.wait([self._task])
             self._task = None
         await self.each(tuple(self.leases), self._write_time)
+        await self.tasks.settle()
 
     # One lease at a time
 
@@ -176,7 +182,7 @@ class LeaseBook:
                 if not renewed.done():
                     renewed.set_result(None)
             else:
-                self._remotes.begin(self._not_renewed(lease, problem, renewed))
+                self.tasks.begin(self._not_renewed(lease, problem, renewed))
 
         op = lease_records.put_expiry(lease.lease_id, duration_ms, duration_ms)
         self._turns.take(lease.lease_id)
@@ -273,23 +279,19 @@ class LeaseBook:
         await self.unpin(all_pins(lease))
         if lease.unreadable or lease.holds_all:
             all_buckets = (bucket for bucket, _ in self._remotes.items())
-            found = [b for b in all_buckets if lease.holds_all or b.table_id in lease.unreadable]
-            for callback in self.freed:  # also without any: what was dropped may wait for it
-                callback(found)
+            held = [b for b in all_buckets if lease.holds_all or b.table_id in lease.unreadable]
+            self._freed.publish(held)  # even none: files of a dropped table may wait for the end
 
     async def unpin(self, pins: Iterable[tuple[TableBucket, Pin]]) -> None:
         """Let go of pins, and have what nobody pins any more dropped."""
         todo = list(pins)
         for at in range(0, len(todo), BUCKETS_AT_ONCE):
             some = todo[at : at + BUCKETS_AT_ONCE]
-            self._free([bucket for bucket, pin in some if self.pins.remove(bucket, pin)])
+            unpinned = [bucket for bucket, pin in some if self.pins.remove(bucket, pin)]
+            if unpinned:
+                self._freed.publish(unpinned)
             if len(todo) > BUCKETS_AT_ONCE:
                 await asyncio.sleep(0)
-
-    def _free(self, buckets: Sequence[TableBucket]) -> None:
-        if buckets:
-            for callback in self.freed:
-                callback(buckets)
 
     # Time
 
@@ -342,7 +344,7 @@ class LeaseBook:
 
         async def attempt(lease_id: str) -> None:
             try:
-                await self._remotes.undisturbed(work(lease_id))
+                await self.tasks.undisturbed(work(lease_id))
             except ZuflussError as problem:
                 failures.append(problem)
 

@@ -35,6 +35,7 @@ from zufluss.cluster.image import ClusterImage, PartitionEntry
 from zufluss.config import options
 from zufluss.config.load import Configuration
 from zufluss.coordinator.bucket_remotes import BucketRemotes
+from zufluss.coordinator.feed import Feed
 from zufluss.coordinator.leases import records as lease_records
 from zufluss.coordinator.leases.book import BUCKETS_AT_ONCE, LeaseBook, all_pins
 from zufluss.coordinator.leases.rules import (
@@ -106,15 +107,16 @@ class Leases:
         self,
         store: MetaStore,
         remotes: BucketRemotes,
+        freed: Feed[Sequence[TableBucket]],
         conf: Configuration,
         is_super: IsSuper,
         clock: Callable[[], float],
         clock_ms: ClockMs,
     ) -> None:
         interval_ms = conf.get(options.KV_SNAPSHOT_LEASE_EXPIRATION_CHECK_INTERVAL)
-        self._book = LeaseBook(store, remotes, clock, interval_ms / 1000)
-        self.freed = self._book.freed
-        """Called with buckets some of whose snapshots nobody pins any more, durably."""
+        self._book = LeaseBook(store, remotes, freed, clock, interval_ms / 1000)
+        self.tasks = self._book.tasks
+        """Changes of leases under way."""
         self.writer = self._book.writer
         """Makes changes durable."""
         self._remotes = remotes
@@ -131,6 +133,7 @@ class Leases:
         cls,
         store: MetaStore,
         remotes: BucketRemotes,
+        freed: Feed[Sequence[TableBucket]],
         conf: Configuration,
         *,
         is_super: IsSuper = nobody,
@@ -138,7 +141,7 @@ class Leases:
         clock_ms: ClockMs = wall_ms,
     ) -> Leases:
         """Take over what the store knows; each lease has at least its grace from now on."""
-        leases = cls(store, remotes, conf, is_super, clock, clock_ms)
+        leases = cls(store, remotes, freed, conf, is_super, clock, clock_ms)
         grace_ms = conf.get(options.ZUFLUSS_KV_SNAPSHOT_LEASE_RESTART_GRACE)
         await leases._book.load(grace_ms / 1000)
         log.info("leases_opened", leases=repr(leases))
@@ -177,7 +180,7 @@ class Leases:
         """
         self._check(lease_id, duration_ms)
         call = _Call(lease_id, principal, epoch)
-        return await self._remotes.undisturbed(self._acquire(call, duration_ms, wanted, False))
+        return await self._book.tasks.undisturbed(self._acquire(call, duration_ms, wanted, False))
 
     async def acquire_latest(
         self,
@@ -196,7 +199,7 @@ class Leases:
         self._check(lease_id, duration_ms)
         call = _Call(lease_id, principal, epoch)
         wanted = dict.fromkeys(buckets)
-        return await self._remotes.undisturbed(self._acquire(call, duration_ms, wanted, True))
+        return await self._book.tasks.undisturbed(self._acquire(call, duration_ms, wanted, True))
 
     async def renew(
         self, lease_id: str, duration_ms: int, *, principal: str | None, epoch: int | None = None
@@ -206,7 +209,7 @@ class Leases:
         call = _Call(lease_id, principal, epoch)
         lease = self._book.idle(lease_id)
         if lease is None:
-            return await self._remotes.undisturbed(self._renew(call, duration_ms))
+            return await self._book.tasks.undisturbed(self._renew(call, duration_ms))
         self._check_mine(lease, call)
         check_sound(lease)
         await self._book.renew(lease, duration_ms)
@@ -223,13 +226,13 @@ class Leases:
         """Let go of buckets; of what the lease does not have there is nothing to do."""
         check_lease_id(lease_id)
         call = _Call(lease_id, principal, epoch)
-        await self._remotes.undisturbed(self._release(call, set(buckets)))
+        await self._book.tasks.undisturbed(self._release(call, set(buckets)))
 
     async def drop(self, lease_id: str, *, principal: str | None, epoch: int | None = None) -> None:
         """End a lease; nothing to do when there is none."""
         check_lease_id(lease_id)
         call = _Call(lease_id, principal, epoch)
-        await self._remotes.undisturbed(self._drop(call))
+        await self._book.tasks.undisturbed(self._drop(call))
 
     async def revoke(self, table_id: int, partition_id: int | None, what: str) -> None:
         """Take away what leases have of a table or partition, and note its name to tell it.

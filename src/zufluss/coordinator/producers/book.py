@@ -21,17 +21,18 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import structlog
 
-from zufluss.cluster.image import BucketState, ImageChange, TableGone
+from zufluss.cluster.image import BucketState, ClusterImage, ImageChange, TableGone
 from zufluss.cluster.producers import ProducerEntry, TableProducers
-from zufluss.coordinator.catalog.catalog import Catalog
-from zufluss.coordinator.ledger import is_without_effect
+from zufluss.coordinator.feed import Feed
+from zufluss.coordinator.ledger import Ledger, is_without_effect
 from zufluss.coordinator.producers import records
 from zufluss.coordinator.producers.rules import Producer
 from zufluss.coordinator.tablets import Tablets
+from zufluss.coordinator.tasks import Tasks
 from zufluss.errors import ZuflussError
 from zufluss.meta.api import MetaStore, Op
 
@@ -70,18 +71,20 @@ class ProducerBook:
     def __init__(
         self,
         store: MetaStore,
-        catalog: Catalog,
+        ledger: Ledger,
+        image: ClusterImage,
+        changes: Feed[Sequence[ImageChange]],
         tablets: Tablets,
         clock: Callable[[], float],
         hold_seconds: float,
     ) -> None:
         self.tables: dict[int, TableBook] = {}
         """Every table that has producers, or had some."""
-        self.tasks: set[asyncio.Task[Any]] = set()
-        """What must end before the store is closed."""
+        self.tasks = Tasks("producers")
+        """Changes of producers under way."""
         self._store = store
-        self._ledger = catalog.ledger
-        self._image = catalog.image
+        self._ledger = ledger
+        self._image = image
         self._tablets = tablets
         self._clock = clock
         self._hold_seconds = hold_seconds
@@ -91,7 +94,7 @@ class ProducerBook:
         self._untold: set[int] = set()
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        catalog.listeners.append(self._changed)
+        changes.subscribe(self._changed)
 
     async def load(self) -> None:
         """Take over what the store knows; every producer has its full time from now on."""
@@ -112,8 +115,7 @@ class ProducerBook:
             self._task.cancel()
             await asyncio.wait([self._task])
             self._task = None
-        while self.tasks:
-            await asyncio.wait(self.tasks)
+        await self.tasks.settle()
 
     def __iter__(self) -> Iterator[Producer]:
         """Every producer."""
@@ -181,9 +183,7 @@ class ProducerBook:
     def _changed(self, changes: Sequence[ImageChange]) -> None:
         for change in changes:
             if isinstance(change, TableGone) and change.table_id in self.tables:
-                task = asyncio.create_task(self._forget_table(change.table_id))
-                self.tasks.add(task)
-                task.add_done_callback(self.tasks.discard)
+                self.tasks.later(self._forget_table(change.table_id))
 
     async def _forget_table(self, table_id: int) -> None:
         """Delete the producers of a dropped table; what is left, the next start deletes."""

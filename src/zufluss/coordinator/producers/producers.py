@@ -29,18 +29,19 @@ What is allowed stands in `producers/rules.py`; who is told, and who lives, in `
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Sequence, Sized
+from collections.abc import Callable, Iterable, Sequence, Sized
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import structlog
 
-from zufluss.cluster.image import BucketState, TableEntry
+from zufluss.cluster.image import BucketState, ClusterImage, ImageChange, TableEntry
 from zufluss.cluster.producers import Baseline
 from zufluss.config import options
 from zufluss.config.load import Configuration
-from zufluss.coordinator.catalog.catalog import Catalog
+from zufluss.coordinator.feed import Feed
+from zufluss.coordinator.ledger import Ledger
 from zufluss.coordinator.producers import records, rules
 from zufluss.coordinator.producers.book import ProducerBook, TableBook
 from zufluss.coordinator.producers.rules import (
@@ -75,16 +76,18 @@ class Producers:
     def __init__(
         self,
         store: MetaStore,
-        catalog: Catalog,
+        ledger: Ledger,
+        image: ClusterImage,
+        changes: Feed[Sequence[ImageChange]],
         tablets: Tablets,
         conf: Configuration,
         is_super: IsSuper,
         clock: Callable[[], float],
     ) -> None:
         hold_ms = conf.get(options.ZUFLUSS_PRODUCER_HOLD_MAX)
-        self.book = ProducerBook(store, catalog, tablets, clock, hold_ms / 1000)
+        self.book = ProducerBook(store, ledger, image, changes, tablets, clock, hold_ms / 1000)
         """What there is."""
-        self._image = catalog.image
+        self._image = image
         self._tablets = tablets
         self._is_super = is_super
         self._ttl_max_ms = conf.get(options.ZUFLUSS_PRODUCER_TTL_MAX)
@@ -94,7 +97,9 @@ class Producers:
     async def open(
         cls,
         store: MetaStore,
-        catalog: Catalog,
+        ledger: Ledger,
+        image: ClusterImage,
+        changes: Feed[Sequence[ImageChange]],
         tablets: Tablets,
         conf: Configuration,
         *,
@@ -102,7 +107,7 @@ class Producers:
         clock: Callable[[], float],
     ) -> Producers:
         """Take over what the store knows; `clock` gives seconds that never jump."""
-        self = cls(store, catalog, tablets, conf, is_super, clock)
+        self = cls(store, ledger, image, changes, tablets, conf, is_super, clock)
         await self.book.load()
         return self
 
@@ -117,7 +122,7 @@ class Producers:
         begin = self._number
         if entry.info.has_primary_key:
             begin = self._fence if call.fence_only else self._init
-        return await self._undisturbed(begin(call))
+        return await self.book.tasks.undisturbed(begin(call))
 
     async def checkpoint(
         self,
@@ -135,14 +140,14 @@ class Producers:
         """
         self._touch(table_id, producer_id, epoch, principal)
         work = self._checkpoint(table_id, producer_id, epoch, offsets, checkpoint_id, principal)
-        return await self._undisturbed(work)
+        return await self.book.tasks.undisturbed(work)
 
     async def release(
         self, table_id: int, producer_id: str, epoch: int | None, *, principal: str | None
     ) -> None:
         """End a producer; one that ended before is fine for who knows its epoch."""
         check_producer_id(producer_id)
-        await self._undisturbed(self._release(table_id, producer_id, epoch, principal))
+        await self.book.tasks.undisturbed(self._release(table_id, producer_id, epoch, principal))
 
     async def producers(self, table_id: int | None = None) -> list[ProducerInfo]:
         """The producers of a table, or all, and how long they were silent."""
@@ -161,13 +166,6 @@ class Producers:
         """All producers in numbers."""
         lost = [producer.lost for producer in self.book]
         return ProducerCounts(len(lost), sum(lost))
-
-    async def _undisturbed(self, work: Coroutine[Any, Any, T]) -> T:
-        """Finish what was begun even when the caller goes away: memory follows the store."""
-        task = asyncio.ensure_future(work)
-        self.book.tasks.add(task)
-        task.add_done_callback(self.book.tasks.discard)
-        return await asyncio.shield(task)
 
     # Epochs
 

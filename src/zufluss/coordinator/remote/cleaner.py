@@ -20,21 +20,21 @@ uploads after that belongs to nothing, and is the sweep's (`remote/sweep.py`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 import structlog
 
 from zufluss.cluster.image import ImageChange, PartitionGone, TableGone
 from zufluss.coordinator import records
-from zufluss.coordinator.catalog.catalog import Catalog
+from zufluss.coordinator.feed import Feed
 from zufluss.coordinator.leases.holds import LeaseHolds
-from zufluss.coordinator.leases.leases import Owner
+from zufluss.coordinator.ledger import Ledger
 from zufluss.coordinator.records import Drop
+from zufluss.coordinator.remote.held_drops import HeldDrops
 from zufluss.coordinator.worklist import WorkList
 from zufluss.errors import ZuflussError
 from zufluss.meta.api import Delete, MetaStore
-from zufluss.model.table import TableBucket, TablePath
+from zufluss.model.table import TableBucket
 from zufluss.remote import layout
 from zufluss.remote.files import RemoteFile, Usage, summed
 from zufluss.remote.storage import RemoteStorage
@@ -49,42 +49,41 @@ LISTED_AT_ONCE = 100_000
 """Files that are listed before they are deleted; more are deleted in several rounds."""
 
 
-class _Waiting(NamedTuple):
-    """A drop that leases hold."""
-
-    drop: Drop
-    timer: asyncio.TimerHandle
-    usage: dict[int, Usage] | None
-    """None before its files were counted."""
-
-
 class Cleaner:
     """Deletes what dropped tables and partitions left in remote storage."""
 
     def __init__(
         self,
         store: MetaStore,
-        catalog: Catalog,
+        ledger: Ledger,
+        changes: Feed[Sequence[ImageChange]],
+        freed: Feed[Sequence[TableBucket]],
         storage: RemoteStorage,
         holds: LeaseHolds,
+        held: HeldDrops,
+        drops_over: Callable[[], Awaitable[None]],
         reach: Callable[[str], None],
     ) -> None:
+        """`drops_over` waits until the drops that were begun in the catalog have ended."""
         self.deleted_files = 0
         """Files deleted since the start."""
         self.drops = WorkList("remote_cleaning", self._clean, workers=WORKERS)
         """The notes, by path, of what is to be cleaned."""
         self._store = store
-        self._catalog = catalog
+        self._ledger = ledger
         self._storage = storage
         self._holds = holds
+        self._held = held
+        self._drops_over = drops_over
         self._reach = reach
-        self._waiting: dict[str, _Waiting] = {}
-        catalog.listeners.append(self.changed)
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        changes.subscribe(self.changed)
+        freed.subscribe(self.freed)
 
     @property
     def pending(self) -> int:
         """Drops that are not done yet, those that wait for leases among them."""
-        return len(self.drops.keys | self._waiting.keys())
+        return len(self.drops.keys | self._timers.keys())
 
     async def start(self) -> None:
         """Begin, with the drops that were noted before."""
@@ -95,7 +94,7 @@ class Cleaner:
     async def stop(self) -> None:
         """Stop; what is not done is done after the next start."""
         await self.drops.stop()
-        for path in tuple(self._waiting):
+        for path in tuple(self._timers):
             self._stop_waiting(path)
 
     def changed(self, changes: Sequence[ImageChange]) -> None:
@@ -108,24 +107,9 @@ class Cleaner:
 
     def freed(self, buckets: Iterable[TableBucket]) -> None:
         """Leases let go of buckets: go on with the drops that nothing holds any more."""
-        for path, waiting in tuple(self._waiting.items()):
-            if not self._holds.seconds_left(_owner(waiting.drop)):
+        for path, drop in self._held.drops():
+            if not self._holds.seconds_left(drop.owner_id):
                 self.drops.add(path)
-
-    def live_usage(self) -> dict[int, Usage]:
-        """What lies where of the drops that leases hold."""
-        return summed(waiting.usage or {} for waiting in self._waiting.values())
-
-    @property
-    def counted(self) -> set[Owner]:
-        """The drops that leases hold and that are in `live_usage`."""
-        waiting = self._waiting.values()
-        return {_owner(each.drop) for each in waiting if each.usage is not None}
-
-    def leased_tables(self, path: TablePath) -> list[int]:
-        """The ids of dropped tables, or tables of dropped partitions, that leases still read."""
-        drops = (waiting.drop for waiting in self._waiting.values())
-        return sorted({drop.table_id for drop in drops if drop.owner.path == path})
 
     async def dropped(self, bucket: TableBucket) -> Drop | None:
         """What the owner of a bucket was called; None if it was not dropped, or is cleaned."""
@@ -152,20 +136,21 @@ class Cleaner:
         return names
 
     def _wait(self, path: str, drop: Drop, seconds: float) -> None:
-        usage = self._waiting[path].usage if path in self._waiting else None
-        self._stop_waiting(path)
+        if (before := self._timers.get(path)) is not None:
+            before.cancel()
         loop = asyncio.get_running_loop()
-        timer = loop.call_later(min(seconds, WAIT_SECONDS_MAX), self.drops.add, path)
-        self._waiting[path] = _Waiting(drop, timer, usage)
+        self._timers[path] = loop.call_later(min(seconds, WAIT_SECONDS_MAX), self.drops.add, path)
+        self._held.add(path, drop)
         log.info("drop_waits_for_leases", dropped=str(drop.owner), seconds_max=round(seconds))
 
     def _stop_waiting(self, path: str) -> None:
-        if (waiting := self._waiting.pop(path, None)) is not None:
-            waiting.timer.cancel()
+        if (timer := self._timers.pop(path, None)) is not None:
+            timer.cancel()
+        self._held.remove(path)
 
     async def _count(self, path: str, drop: Drop) -> None:
-        """See what lies where of a drop that waits; once, since it only becomes less."""
-        if self._waiting[path].usage is not None:
+        """Count the files of a held drop, once: they only become fewer."""
+        if self._held.is_counted(path):
             return
         usage: dict[int, Usage] = {}
         for location in self._storage.locations.live:
@@ -174,16 +159,15 @@ class Cleaner:
                     size = sum(each.size for each in page)
                     more = {location.location_id: Usage(len(page), size)}
                     usage = summed([usage, more])
-        if path in self._waiting:
-            self._waiting[path] = self._waiting[path]._replace(usage=usage)
+        self._held.set_usage(path, usage)
 
     async def _clean(self, path: str) -> None:
-        await self._catalog.exclusive(_nothing)  # the drop itself is over when it is our turn
+        await self._drops_over()
         note = await self._store.read(path)
         if note is None:
             return
         drop = records.load_drop(path, note.value)
-        owner = _owner(drop)
+        owner = drop.owner_id
         if (seconds := self._holds.seconds_left(owner)) > 0:
             self._wait(path, drop, seconds)
             await self._count(path, drop)
@@ -191,8 +175,8 @@ class Cleaner:
         await self._holds.end(owner, str(drop.owner))
         self._stop_waiting(path)
         await self._delete(drop)
-        found = await self._store.tree(path)
-        await self._catalog.ledger.commit([Delete(each.path) for each in found])
+        notes = await self._store.tree(path)
+        await self._ledger.commit([Delete(each.path) for each in notes])
         self._holds.forget(owner)
 
     async def _delete(self, drop: Drop) -> None:
@@ -243,11 +227,3 @@ def directories(drop: Drop) -> list[str]:
     return [
         layout.owner_directory(kind, drop.owner, drop.table_id, drop.partition_id) for kind in kinds
     ]
-
-
-def _owner(drop: Drop) -> Owner:
-    return drop.table_id, drop.partition_id
-
-
-async def _nothing() -> None:
-    """Only wait for the turn."""

@@ -16,24 +16,24 @@ In one process with both roles this is the tablet server's `RemoteGateway`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
+from zufluss.cluster.image import ImageChange
 from zufluss.cluster.remote import BucketRemote, ManifestCommit
 from zufluss.config import options
 from zufluss.config.load import Configuration
 from zufluss.coordinator.bucket_remotes import BucketRemotes
-from zufluss.coordinator.catalog.catalog import Catalog
-from zufluss.coordinator.lake.tables import LakeTables
+from zufluss.coordinator.feed import Feed
 from zufluss.coordinator.leases.holds import LeaseHolds
 from zufluss.coordinator.leases.leases import Leases
 from zufluss.coordinator.remote.cleaner import Cleaner
+from zufluss.coordinator.remote.held_drops import HeldDrops
 from zufluss.coordinator.remote.kv_snapshots import KvSnapshots
 from zufluss.coordinator.remote.log import RemoteLogs
 from zufluss.coordinator.remote.service import RemoteService
 from zufluss.coordinator.remote.sweep import Sweep
 from zufluss.coordinator.tablets import Tablets
-from zufluss.errors import LakeSnapshotNotExistError
 from zufluss.meta.api import MetaStore
 from zufluss.model.table import TableBucket, TablePath
 from zufluss.remote.storage import RemoteStorage
@@ -49,26 +49,36 @@ class RemoteFiles:
         self,
         conf: Configuration,
         store: MetaStore,
-        catalog: Catalog,
+        changes: Feed[Sequence[ImageChange]],
+        freed: Feed[Sequence[TableBucket]],
         tablets: Tablets,
         remotes: BucketRemotes,
         storage: RemoteStorage,
-        lake: LakeTables,
         leases: Leases,
+        holds: LeaseHolds,
+        held: HeldDrops,
+        *,
+        drops_over: Callable[[], Awaitable[None]],
+        lake_offset: Callable[[TablePath, TableBucket], Awaitable[int]],
         clock_ms: Callable[[], int],
-        clock: Callable[[], float],
         reach: Callable[[str], None],
     ) -> None:
+        """`drops_over` waits for drops of the catalog; `lake_offset` is `LakeTables.offset`."""
         self.remotes = remotes
         self.leases = leases
-        self.holds = LeaseHolds(conf, leases, clock)
         self.logs = RemoteLogs(remotes, storage)
         self.snapshots = KvSnapshots(
-            remotes, storage, tablets, conf.get(options.KV_SNAPSHOT_NUM_RETAINED), reach
+            remotes,
+            storage,
+            tablets,
+            freed,
+            conf.get(options.KV_SNAPSHOT_NUM_RETAINED),
+            leases.pinned,
+            reach,
         )
-        self.snapshots.pinned = leases.pinned
-        self.cleaner = Cleaner(store, catalog, storage, self.holds, reach)
-        leases.freed += [self.snapshots.free, self.cleaner.freed]
+        self.cleaner = Cleaner(
+            store, remotes.ledger, changes, freed, storage, holds, held, drops_over, reach
+        )
         self.sweep = Sweep(
             store,
             remotes,
@@ -81,7 +91,7 @@ class RemoteFiles:
             grace_ms=conf.get(options.ZUFLUSS_REMOTE_SWEEP_GRACE),
         )
         self._storage = storage
-        self._lake = lake
+        self._lake_offset = lake_offset
 
     async def start(self) -> None:
         """Go on with what was begun before, and sweep from now on."""
@@ -96,21 +106,13 @@ class RemoteFiles:
         await self.cleaner.stop()
         await self.leases.stop()
         await self.snapshots.stop()
-        await self.remotes.settle()
-
-    def uncounted(self) -> bool:
-        """Whether leases hold something that was dropped and whose files nobody has counted yet."""
-        return self.leases.holds_dropped(self.cleaner.counted)
+        await self.remotes.tasks.settle()
 
     def register(self, services: Services) -> None:
         """Attach every handler."""
         RemoteService(
             self.remotes, self.logs, self.snapshots, self.leases, self.cleaner, self._storage
         ).register(services)
-
-    def server_joined(self, server_id: int) -> None:
-        """Tell a tablet server what it has to know."""
-        self.snapshots.server_joined(server_id)
 
     # RemoteGateway
 
@@ -130,8 +132,4 @@ class RemoteFiles:
 
     async def lake_offset(self, path: TablePath, bucket: TableBucket) -> int:
         """Below it the lake has everything of a bucket; 0 where it has nothing."""
-        try:
-            found = await self._lake.snapshot(path)
-        except LakeSnapshotNotExistError:
-            return 0
-        return found.offsets.get(bucket, 0)
+        return await self._lake_offset(path, bucket)

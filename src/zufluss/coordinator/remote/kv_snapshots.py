@@ -27,10 +27,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import Any
 
 import structlog
 
@@ -38,8 +37,10 @@ from zufluss.cluster.image import ClusterImage
 from zufluss.cluster.remote import SnapshotHandle, metadata_file
 from zufluss.cluster.replicas import KvSnapshotOffset
 from zufluss.coordinator.bucket_remotes import BucketRecord, BucketRemotes, gone
+from zufluss.coordinator.feed import Feed
 from zufluss.coordinator.remote.checks import check_locations, check_name
 from zufluss.coordinator.tablets import Tablets
+from zufluss.coordinator.tasks import Tasks
 from zufluss.coordinator.worklist import WorkList
 from zufluss.errors import (
     ConfigError,
@@ -83,11 +84,11 @@ class KvSnapshots:
         remotes: BucketRemotes,
         storage: RemoteStorage,
         tablets: Tablets,
+        freed: Feed[Sequence[TableBucket]],
         retained: int,
+        pinned: Pinned,
         reach: Callable[[str], None],
     ) -> None:
-        self.pinned: Pinned = lambda bucket, snapshot_id: False
-        """Whether a snapshot is kept beyond its time; set by who knows."""
         self.deletions = WorkList("kv_snapshot_deletion", self._delete_dropped, workers=WORKERS)
         """Buckets whose dropped snapshots are being deleted."""
         self.retentions = WorkList("kv_snapshot_retention", self._retain_freed, workers=1)
@@ -98,10 +99,12 @@ class KvSnapshots:
         self._storage = storage
         self._tablets = tablets
         self._retained = retained
+        self._pinned = pinned
         self._reach = reach
         self._known: OrderedDict[tuple[TableBucket, int], KvSnapshot] = OrderedDict()
         self._files_known = 0
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks("kv_snapshot")
+        freed.subscribe(self.free)
 
     def start(self) -> None:
         """Go on deleting what was dropped before, and drop what nobody pins any more."""
@@ -117,8 +120,7 @@ class KvSnapshots:
         """Stop deleting; tablet servers are told what is under way."""
         await self.retentions.stop()
         await self.deletions.stop()
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+        await self._tasks.settle()
 
     # Commits
 
@@ -126,7 +128,7 @@ class KvSnapshots:
         """Make a snapshot count, given as the bytes of its `_METADATA`; the same twice is fine."""
         snapshot = await _parsed(metadata)
         handle = self._checked(snapshot)
-        await self._remotes.undisturbed(self._commit(snapshot, handle, leader_epoch))
+        await self._remotes.tasks.undisturbed(self._commit(snapshot, handle, leader_epoch))
 
     async def _commit(
         self, snapshot: KvSnapshot, handle: SnapshotHandle, leader_epoch: int
@@ -164,7 +166,7 @@ class KvSnapshots:
 
     async def retain(self, buckets: Iterable[TableBucket]) -> None:
         """Drop what is no longer kept, because snapshots are no longer pinned."""
-        await self._remotes.undisturbed(self._retain(list(buckets)))
+        await self._remotes.tasks.undisturbed(self._retain(list(buckets)))
 
     async def _retain(self, buckets: Sequence[TableBucket]) -> None:
         async with self._remotes.turn:
@@ -178,7 +180,7 @@ class KvSnapshots:
     def _after_change(self, buckets: Sequence[TableBucket]) -> None:
         for bucket in buckets:
             self.deletions.add(bucket)
-        self._later(self._tablets.notify_kv_snapshot_offset(self._offsets(buckets)))
+        self._tasks.later(self._tablets.notify_kv_snapshot_offset(self._offsets(buckets)))
 
     def _checked(self, snapshot: KvSnapshot) -> SnapshotHandle:
         """Where its `_METADATA` lies; `ConfigError` unless it can be one of this bucket."""
@@ -243,7 +245,7 @@ class KvSnapshots:
         return self._retained_of(bucket, after)
 
     def _retained_of(self, bucket: TableBucket, record: BucketRecord) -> BucketRecord:
-        keep, drop = retained(record.snapshots, self._retained, lambda i: self.pinned(bucket, i))
+        keep, drop = retained(record.snapshots, self._retained, lambda i: self._pinned(bucket, i))
         if not drop:
             return record
         dropped = (*record.dropped, *drop)[-DROPPED_MAX:]
@@ -276,7 +278,7 @@ class KvSnapshots:
 
         if deleted:
             self._reach("retain-deleted")
-        await self._remotes.undisturbed(self._finish(bucket, without))
+        await self._remotes.tasks.undisturbed(self._finish(bucket, without))
         for handle in deleted:
             self._forget(bucket, handle.snapshot_id)
         if failure is not None:
@@ -379,7 +381,7 @@ class KvSnapshots:
             if server_id in offset.replicas
         ]
         if told:
-            self._later(self._tablets.notify_kv_snapshot_offset(told))
+            self._tasks.later(self._tablets.notify_kv_snapshot_offset(told))
 
     def _offsets(self, buckets: Iterable[TableBucket]) -> list[KvSnapshotOffset]:
         return [
@@ -388,16 +390,6 @@ class KvSnapshots:
             if (snapshots := self._remotes.get(bucket).snapshots)
             and (state := self._image.bucket_state(bucket)) is not None
         ]
-
-    def _later(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (problem := task.exception()) is not None:
-            log.error("kv_snapshot_task_failed", exc_info=problem)
 
     def __repr__(self) -> str:
         return f"KvSnapshots({self.deletions!r})"

@@ -1,16 +1,16 @@
 """Handlers of remote locations and of the configuration that changes while the cluster runs.
 
-Thin: what may be changed stands in `remote/locations.py` and `remote/locations.py`.
+The handlers translate messages; which changes are allowed stands in `remote/locations.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from zufluss.config.load import DEFAULT_ORIGIN
-from zufluss.coordinator.catalog.catalog import Catalog
 from zufluss.coordinator.remote.locations import DYNAMIC_ORIGIN, ConfigChange, LocationRegistry
 from zufluss.errors import ConfigError, ZuflussError
 from zufluss.remote.files import Usage
@@ -27,12 +27,23 @@ DYNAMIC_SOURCE: Final = "DYNAMIC_SERVER_CONFIG"
 """How the protocol calls a value that was changed while the cluster ran."""
 
 
+T = TypeVar("T")
+
+
+class Exclusive(Protocol):
+    """`Catalog.exclusive`: runs work that must not overlap with a change of the catalog."""
+
+    async def __call__(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Run the work, and return its result."""
+        ...
+
+
 class LocationService:
     """Handlers of the APIs of remote locations and cluster configurations."""
 
-    def __init__(self, registry: LocationRegistry, catalog: Catalog) -> None:
+    def __init__(self, registry: LocationRegistry, exclusive: Exclusive) -> None:
         self._registry = registry
-        self._catalog = catalog
+        self._exclusive = exclusive
 
     def register(self, services: Services) -> None:
         """Attach every handler to its API key."""
@@ -57,9 +68,7 @@ class LocationService:
                 live_bytes=used.bytes,
                 servers=[
                     m.PbLocationServer(server_id=server_id, report=report.to_proto())
-                    for server_id, reports in sorted(self._registry.reporters.items())
-                    for report in reports()
-                    if report.location_id == location.location_id
+                    for server_id, report in self._registry.reports(location.location_id)
                 ],
             )
         return response
@@ -82,7 +91,7 @@ class LocationService:
             weight=request.weight if request.HasField("weight") else None,
             expected_version=request.expected_version if expected else None,
         )
-        location = await self._catalog.exclusive(alter)
+        location = await self._exclusive(alter)
         return m.AlterLocationResponse(
             version=self._registry.locations.version, location=location_to_proto(location)
         )
@@ -117,7 +126,7 @@ class LocationService:
             )
             for change in request.alter_configs
         ]
-        await self._catalog.exclusive(partial(self._registry.alter_configs, changes))
+        await self._exclusive(partial(self._registry.alter_configs, changes))
         return m.AlterClusterConfigsResponse()
 
     async def describe_cluster_configs(

@@ -55,7 +55,7 @@ from zufluss.remote.locations import (
 )
 from zufluss.remote.locations import reconciled as reconcile
 from zufluss.remote.placement import Policy, SmoothRoundRobin, parse_policy
-from zufluss.remote.storage import RemoteStorage
+from zufluss.remote.storage import STATE_FILE, RemoteStorage
 
 log = structlog.get_logger(__name__)
 
@@ -72,23 +72,20 @@ NO_LOCATIONS: Final = Locations(0, (), explicit=False)
 SETTLE_SECONDS: Final = 5.0
 """How long a start or a change waits for a location to say whose it is."""
 
-Uses = Callable[[], Mapping[int, Usage]]
-"""Files and bytes that something refers to, by location."""
-
-
-def _nothing() -> None:
-    """Take over nothing."""
+LiveUsage = Callable[[int | None], Mapping[int, Usage]]
+"""Files and bytes that something refers to, by location. The argument is the location of files that
+are older than the registry, None if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Home:
     """The location that was chosen for a new table or partition."""
 
-    location_id: int | None
-    """Its id; None where there is no registry."""
-    ops: tuple[Op, ...] = ()
-    """What the transaction that creates it does beside."""
-    take: Callable[[], None] = _nothing
+    location_id: int
+    """The id of the location."""
+    ops: tuple[Op, ...]
+    """Operations for the transaction that creates the table or partition."""
+    take: Callable[[], None]
     """Call it when that transaction is durable."""
 
 
@@ -100,82 +97,108 @@ class ConfigChange(NamedTuple):
     op: int
 
 
-class LocationRegistry:
-    """Remote locations, durable. Open it with `LocationRegistry.open`, then `start` it."""
+class _Stored(NamedTuple):
+    """The state of the registry as the metadata store has it."""
 
-    def __init__(self, store: MetaStore, ledger: Ledger, conf: Configuration) -> None:
-        self.conf = conf
+    dynamic: dict[str, str]
+    """Options that were changed while the cluster ran."""
+    placement: SmoothRoundRobin
+    """The position of the round-robin for new tables and partitions."""
+    locations: Locations
+    """The registry; `NO_LOCATIONS` before the first start."""
+    versions: dict[str, int]
+    """The versions of the paths that have a value."""
+
+
+class LocationRegistry:
+    """Remote locations, durable. Open it with `LocationRegistry.open`."""
+
+    def __init__(
+        self,
+        store: MetaStore,
+        ledger: Ledger,
+        conf: Configuration,
+        stored: _Stored,
+        configured: Locations,
+        *,
+        live_usage: LiveUsage,
+        has_uncounted: Callable[[], bool],
+        on_change: Callable[[Locations], Awaitable[None]],
+        turn: asyncio.Lock,
+    ) -> None:
+        self.conf = _overlaid(conf, stored.dynamic)
         """The configuration in force, with what was changed while the cluster ran."""
-        self.dynamic: dict[str, str] = {}
-        """What was changed while the cluster ran."""
-        self.uses: list[Uses] = []
-        """Who refers to remote files: what they have counts as live."""
-        self.uncounted: Callable[[], bool] = lambda: False
-        """Whether somebody reads files that nobody has counted: they may lie anywhere."""
-        self.reporters: dict[int, Callable[[], Sequence[LocationReport]]] = {}
-        """What each server saw of the locations, by server id."""
-        self.on_change: Callable[[Locations], Awaitable[None]] | None = None
-        """Told of every new version, with full addresses."""
-        self.storage: RemoteStorage
-        """The remote storage of this process."""
-        self.turn = asyncio.Lock()
+        self.dynamic = stored.dynamic
+        """Options that were changed while the cluster ran."""
+        self.turn = turn
         """Held by whoever changes the registry, or makes a file in a location count."""
-        self._stored = NO_LOCATIONS
         self._store = store
         self._ledger = ledger
         self._static = conf
-        self._versions: dict[str, int] = {}
-        self._turn = SmoothRoundRobin({})
+        self._live_usage = live_usage
+        self._has_uncounted = has_uncounted
+        self._on_change = on_change
+        self._reporters: dict[int, Callable[[], Sequence[LocationReport]]] = {}
+        self._versions = stored.versions
+        self._placement = stored.placement
+        self._stored = stored.locations
+        self.storage = RemoteStorage(
+            self.conf,
+            configured,
+            state_file=Path(self.conf.get(DATA_DIR)) / STATE_FILE,
+            cluster_id=ledger.cluster_id,
+            claim=self.claim,
+        )
+        """The remote storage of this process."""
 
     @classmethod
-    async def open(cls, store: MetaStore, ledger: Ledger, conf: Configuration) -> LocationRegistry:
-        """Read what the store has; nothing is checked against the configuration yet."""
-        registry = cls(store, ledger, conf)
-        values = await registry._read(CONFIGS_PATH, PLACEMENT_PATH, LOCATIONS_PATH)
-        try:
-            if (configs := values.get(CONFIGS_PATH)) is not None:
-                registry.dynamic = {str(k): str(v) for k, v in json.loads(configs).items()}
-            if (placement := values.get(PLACEMENT_PATH)) is not None:
-                registry._turn = SmoothRoundRobin.from_json(placement)
-            if (locations := values.get(LOCATIONS_PATH)) is not None:
-                registry._stored = Locations.from_json(locations)
-        except (ValueError, AttributeError) as problem:
-            raise records.CatalogDamagedError(
-                f"the metadata below {CONFIGS_PATH} or /remote cannot be read: {problem!r}; "
-                f"restore the metadata store from a backup"
-            ) from problem
-        registry.conf = registry._overlaid(registry.dynamic)
+    async def open(
+        cls,
+        store: MetaStore,
+        ledger: Ledger,
+        conf: Configuration,
+        *,
+        live_usage: LiveUsage,
+        has_uncounted: Callable[[], bool],
+        on_change: Callable[[Locations], Awaitable[None]],
+        turn: asyncio.Lock,
+    ) -> LocationRegistry:
+        """Load the registry, and bring it up to the configuration.
+
+        `ConfigError` for a configuration without a location that has files. `live_usage` counts
+        the files; `has_uncounted` says whether somebody reads files that nobody has counted, so
+        that they may lie anywhere. `on_change` gets every new version, with full addresses.
+        """
+        stored = await _load(store, conf)
+        now, before = _overlaid(conf, stored.dynamic), stored.locations
+        if before is NO_LOCATIONS:
+            configured = reconcile(None, now, {})
+        else:
+            files = _files(_live(before, live_usage, has_uncounted))
+            configured = reconcile(before, now, files)
+        registry = cls(
+            store,
+            ledger,
+            conf,
+            stored,
+            configured,
+            live_usage=live_usage,
+            has_uncounted=has_uncounted,
+            on_change=on_change,
+            turn=turn,
+        )
+        await registry._adopt(configured)
         return registry
 
-    async def start(self, storage: Callable[[Configuration, Locations], RemoteStorage]) -> None:
-        """Bring the registry up to the configuration, and open remote storage.
-
-        `uses` must be complete: a configuration without a location that has files is refused.
-        """
-        before = self._before()
-        after = reconcile(before, self.conf, {} if before is None else self.live_files())
-        self.storage = storage(self.conf, after)
-        self.storage.claim = self.claim
-        after = after.with_marks(await self._settled(after), self.conf)
-        if after is not before or LOCATIONS_PATH not in self._versions:
+    async def _adopt(self, configured: Locations) -> None:
+        """Make the registry durable as it is configured, with the markers that were found."""
+        after = configured.with_marks(await self._settled(configured), self.conf)
+        if after is not self._stored or LOCATIONS_PATH not in self._versions:
             await self._commit(self._put(LOCATIONS_PATH, after.to_json()))
             log.info("locations_changed", version=after.version, locations=_shown(after))
         self._stored = after
         if PLACEMENT_PATH not in self._versions:
-            await self._commit(self._put(PLACEMENT_PATH, self._turn.to_json()))
-
-    def _before(self) -> Locations | None:
-        """The registry so far; None if there are no files yet.
-
-        A cluster that is older than registries has its files beside the data, unless it was told
-        another place: then that one has to come first.
-        """
-        if self._stored is NO_LOCATIONS:
-            data = self.conf.get(DATA_DIR)
-            if not (Path(data) / IMPLICIT_NAME / LAKE).is_dir():
-                return None
-            self._stored = reconcile(None, Configuration.of({DATA_DIR.key: data}), {})
-        return self._stored
+            await self._commit(self._put(PLACEMENT_PATH, self._placement.to_json()))
 
     @property
     def locations(self) -> Locations:
@@ -184,14 +207,30 @@ class LocationRegistry:
 
     def live(self) -> dict[int, Usage]:
         """Files and bytes that something refers to, by location; one file where nobody knows."""
-        found = summed(use() for use in self.uses)
-        if self.uncounted():
-            found = summed([found, {x.location_id: Usage(1, 0) for x in self._stored.live}])
-        return found
+        return _live(self._stored, self._live_usage, self._has_uncounted)
 
     def live_files(self) -> dict[int, int]:
         """Files that something refers to, by location."""
-        return {i: used.files for i, used in self.live().items()}
+        return _files(self.live())
+
+    # Reports of servers
+
+    def add_reports(self, server_id: int, reports: Callable[[], Sequence[LocationReport]]) -> None:
+        """Ask `reports` from now on for what a server saw of the locations."""
+        self._reporters[server_id] = reports
+
+    def remove_reports(self, server_id: int) -> None:
+        """Forget what a server saw of the locations."""
+        self._reporters.pop(server_id, None)
+
+    def reports(self, location_id: int) -> list[tuple[int, LocationReport]]:
+        """What each server saw of a location, by server id."""
+        return [
+            (server_id, report)
+            for server_id, reports in sorted(self._reporters.items())
+            for report in reports()
+            if report.location_id == location_id
+        ]
 
     # Tables and partitions
 
@@ -218,13 +257,13 @@ class LocationRegistry:
     def choose(self, info: TableInfo) -> Home:
         """The location of a new table or partition, by the same round-robin after a restart."""
         policy = parse_policy(info.property(TABLE_ZUFLUSS_REMOTE_PLACEMENT))
-        turn = SmoothRoundRobin.from_json(self._turn.to_json())
-        location_id = turn.pick(self._weights(policy))
+        after = SmoothRoundRobin.from_json(self._placement.to_json())
+        location_id = after.pick(self._weights(policy))
 
         def take() -> None:
-            self._turn = turn
+            self._placement = after
 
-        return Home(location_id, (Put(PLACEMENT_PATH, turn.to_json()),), take)
+        return Home(location_id, (Put(PLACEMENT_PATH, after.to_json()),), take)
 
     def _weights(self, policy: Policy) -> dict[int, int]:
         """The candidates for a new home: those that take files, as far as there are any."""
@@ -241,12 +280,12 @@ class LocationRegistry:
     async def alter_configs(self, changes: Iterable[ConfigChange]) -> None:
         """Change options while the cluster runs; all of them or none."""
         wanted = tuple(changes)
-        conf = self._overlaid(changed_configs(self.dynamic, wanted, self._static))
+        conf = _overlaid(self._static, changed_configs(self.dynamic, wanted, self._static))
         marks = await self._marks(reconcile(self._stored, conf, self.live_files()))
         async with self.turn:
             before = self._stored
             dynamic = changed_configs(self.dynamic, wanted, self._static)
-            conf = self._overlaid(dynamic)
+            conf = _overlaid(self._static, dynamic)
             after = reconcile(before, conf, self.live_files()).with_marks(marks, conf)
             await self._commit(
                 self._put(CONFIGS_PATH, dump_object(dynamic)), *self._registry_ops(after)
@@ -355,20 +394,7 @@ class LocationRegistry:
         if self._stored is before:
             return
         log.info("locations_changed", version=self._stored.version, locations=_shown(self._stored))
-        if self.on_change is not None:
-            await self.on_change(self.locations)
-
-    def _overlaid(self, dynamic: Mapping[str, str]) -> Configuration:
-        return self._static.with_overrides(dynamic, origin=DYNAMIC_ORIGIN)
-
-    async def _read(self, *paths: str) -> dict[str, bytes]:
-        """The values of paths, as far as they have one; their versions are what we change."""
-        values: dict[str, bytes] = {}
-        for path in paths:
-            found = await self._store.read(path)
-            if found is not None:
-                values[path], self._versions[path] = found.value, found.version
-        return values
+        await self._on_change(self.locations)
 
     def _put(self, path: str, value: bytes) -> Op:
         version = self._versions.get(path)
@@ -376,7 +402,60 @@ class LocationRegistry:
 
     async def _commit(self, *ops: Op) -> None:
         await self._ledger.commit(ops)
-        await self._read(*(op.path for op in ops))
+        for op in ops:
+            if (stored := await self._store.read(op.path)) is not None:
+                self._versions[op.path] = stored.version
+
+
+def _overlaid(conf: Configuration, dynamic: Mapping[str, str]) -> Configuration:
+    return conf.with_overrides(dynamic, origin=DYNAMIC_ORIGIN)
+
+
+def _live(
+    locations: Locations, live_usage: LiveUsage, has_uncounted: Callable[[], bool]
+) -> dict[int, Usage]:
+    live = locations.live
+    counted = live_usage(live[0].location_id if live else None)
+    uncounted = {x.location_id: Usage(1, 0) for x in live} if has_uncounted() else {}
+    return summed([counted, uncounted])
+
+
+def _files(usage: Mapping[int, Usage]) -> dict[int, int]:
+    return {location_id: used.files for location_id, used in usage.items()}
+
+
+async def _load(store: MetaStore, conf: Configuration) -> _Stored:
+    """Read the state of the registry; `CatalogDamagedError` if it cannot be read."""
+    paths = CONFIGS_PATH, PLACEMENT_PATH, LOCATIONS_PATH
+    values: dict[str, bytes] = {}
+    versions: dict[str, int] = {}
+    for path in paths:
+        if (stored := await store.read(path)) is not None:
+            values[path], versions[path] = stored.value, stored.version
+    placement, locations = values.get(PLACEMENT_PATH), values.get(LOCATIONS_PATH)
+    try:
+        return _Stored(
+            {str(k): str(v) for k, v in json.loads(values.get(CONFIGS_PATH, b"{}")).items()},
+            SmoothRoundRobin.from_json(placement) if placement else SmoothRoundRobin({}),
+            Locations.from_json(locations) if locations else _older_files(conf),
+            versions,
+        )
+    except (ValueError, AttributeError) as problem:
+        raise records.CatalogDamagedError(
+            f"the metadata below {CONFIGS_PATH} or /remote cannot be read: {problem!r}; "
+            f"restore the metadata store from a backup"
+        ) from problem
+
+
+def _older_files(conf: Configuration) -> Locations:
+    """The location of files that are older than registries; `NO_LOCATIONS` without such files.
+
+    They lie beside the data. If another place is configured now, this one has to come first.
+    """
+    data = conf.get(DATA_DIR)
+    if (Path(data) / IMPLICIT_NAME / LAKE).is_dir():
+        return reconcile(None, Configuration.of({DATA_DIR.key: data}), {})
+    return NO_LOCATIONS
 
 
 def changed_configs(

@@ -35,7 +35,7 @@ class RemoteLogs:
     async def commit(self, commit: ManifestCommit) -> bool:
         """Make a manifest count; False when its leader or its base is past: nothing changed."""
         self._check(commit)
-        return await self._remotes.undisturbed(self._commit(commit))
+        return await self._remotes.tasks.undisturbed(self._commit(commit))
 
     async def _commit(self, commit: ManifestCommit) -> bool:
         async with self._remotes.turn:

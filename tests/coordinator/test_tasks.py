@@ -1,0 +1,67 @@
+"""Work of the coordinator that must be finished before its owner stops."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import structlog
+
+from zufluss.coordinator.tasks import Tasks
+
+
+async def test_work_is_finished_when_its_caller_is_cancelled() -> None:
+    tasks, go, finished = Tasks("test"), asyncio.Event(), asyncio.Event()
+
+    async def work() -> None:
+        await go.wait()
+        finished.set()
+
+    caller = asyncio.create_task(tasks.undisturbed(work()))
+    await asyncio.sleep(0)
+    caller.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    go.set()
+    await tasks.settle()
+    assert finished.is_set()
+
+
+async def test_the_caller_gets_the_result_or_the_error() -> None:
+    tasks = Tasks("test")
+
+    async def answer(number: int) -> int:
+        if number < 0:
+            raise ValueError(number)
+        return number
+
+    assert await tasks.undisturbed(answer(3)) == 3
+    with pytest.raises(ValueError, match="-1"):
+        await tasks.undisturbed(answer(-1))
+
+
+async def test_settle_waits_for_tasks_that_tasks_begin() -> None:
+    tasks, steps = Tasks("test"), []
+
+    async def step(number: int) -> None:
+        await asyncio.sleep(0)
+        steps.append(number)
+        if number < 3:
+            tasks.later(step(number + 1))
+
+    tasks.later(step(0))
+    await tasks.settle()
+    assert steps == [0, 1, 2, 3]
+
+
+async def test_a_failure_that_nobody_waits_for_is_logged() -> None:
+    tasks = Tasks("test")
+
+    async def fail() -> None:
+        raise ValueError("broken")
+
+    with structlog.testing.capture_logs() as logs:
+        tasks.later(fail())
+        await tasks.settle()
+        await asyncio.sleep(0)
+    assert [entry["event"] for entry in logs] == ["test_task_failed"]
