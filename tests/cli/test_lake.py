@@ -11,7 +11,7 @@ import zufluss as client
 from tests.cli.conftest import Result
 from tests.client.rounds import Rounds, lake_table
 from tests.servers import WarmServer
-from zufluss.client.sync.connection import Table
+from zufluss.client.sync.table import Table
 from zufluss.testing.server import DevServer
 
 pytest.importorskip("pyiceberg")

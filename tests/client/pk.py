@@ -6,7 +6,8 @@ import itertools
 import secrets
 from typing import Any
 
-from zufluss.client.sync.connection import Connection, Table
+from zufluss.client.sync.connection import Connection
+from zufluss.client.sync.table import Table
 
 _NUMBERS = itertools.count()
 _RUN = secrets.token_hex(3)

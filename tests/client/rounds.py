@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from zufluss.client.sync.connection import Connection, Table
+from zufluss.client.sync.connection import Connection
+from zufluss.client.sync.table import Table
 from zufluss.client.tiering import TableLease, TieringClient, TieringStats
 from zufluss.tiering.options import TieringOptions
 from zufluss.tiering.round import Cluster, Lease, OnStep, Round, RoundResult

@@ -12,7 +12,7 @@ import pytest
 import zufluss
 from tests.servers import WarmServer
 from zufluss.client.connection import connect_async
-from zufluss.client.sync.connection import Table
+from zufluss.client.sync.table import Table
 from zufluss.errors import ConfigError, ErrorCode, ZuflussError
 from zufluss.remote.locations import AdminState, Health
 from zufluss.testing.server import DevServer

@@ -22,7 +22,8 @@ import pytest
 import zufluss
 from zufluss import col
 from zufluss.client import ColumnMismatchError
-from zufluss.client.sync.connection import Connection, Table
+from zufluss.client.sync.connection import Connection
+from zufluss.client.sync.table import Table
 from zufluss.errors import (
     AuthenticationError,
     DatabaseNotEmptyError,

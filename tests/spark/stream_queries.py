@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from zufluss.client.sync.connection import Table
+from zufluss.client.sync.table import Table
 from zufluss.spark.read.batch import FlussReader, source_schema
 from zufluss.spark.source_options import Use, parse_options
 

@@ -14,7 +14,8 @@ import pytest
 import zufluss.spark
 from tests.client.rounds import lake_table
 from tests.end_to_end.kv_scans.support import metric
-from zufluss.client.sync.connection import Connection, Table
+from zufluss.client.sync.connection import Connection
+from zufluss.client.sync.table import Table
 from zufluss.obs.metrics import SENT_BYTES
 from zufluss.testing.server import DevServer
 

@@ -28,7 +28,8 @@ from tests.client.rounds import Rounds
 from tests.servers import WarmServer
 from tests.spark.read.test_table import append, upsert
 from tests.spark.stream_queries import BatchRead, StreamRead
-from zufluss.client.sync.connection import Connection, Table
+from zufluss.client.sync.connection import Connection
+from zufluss.client.sync.table import Table
 from zufluss.errors import (
     PartitionNotExistError,
     TableNotExistError,

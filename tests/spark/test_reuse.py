@@ -16,7 +16,8 @@ from tests.client.rounds import Rounds, lake_table
 from tests.counts import FULL
 from tests.spark.read.test_table import append, plain, upsert
 from zufluss import col
-from zufluss.client.sync.connection import Connection, Table
+from zufluss.client.sync.connection import Connection
+from zufluss.client.sync.table import Table
 from zufluss.spark.read.batch import FlussReader
 from zufluss.testing.server import DevServer
 

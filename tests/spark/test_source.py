@@ -14,7 +14,8 @@ from tests.client.rounds import lake_table
 from tests.end_to_end.kv_scans.support import open_pins
 from tests.spark.read.test_table import TYPES, append, delete, plain, upsert
 from zufluss import col
-from zufluss.client.sync.connection import Connection, Table
+from zufluss.client.sync.connection import Connection
+from zufluss.client.sync.table import Table
 from zufluss.errors import (
     ConfigError,
     InvalidTableError,

@@ -18,7 +18,7 @@ import zufluss.spark
 from tests.client.rounds import lake_table
 from tests.spark.read.test_table import append, delete, upsert
 from tests.spark.stream_queries import BatchRead, Rows, StreamRead
-from zufluss.client.sync.connection import Table
+from zufluss.client.sync.table import Table
 from zufluss.tiering.round import STEPS
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]

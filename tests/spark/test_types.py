@@ -26,7 +26,8 @@ from tests.end_to_end.helpers import EARLIEST, append, connected, in_time
 from tests.end_to_end.kv import upsert
 from tests.end_to_end.samples import SAMPLES, Sample
 from zufluss.client.core.convert import ColumnMismatchError
-from zufluss.client.sync.connection import Connection, Table
+from zufluss.client.sync.connection import Connection
+from zufluss.client.sync.table import Table
 from zufluss.model.arrow_types import from_arrow
 from zufluss.spark.write.sink import check_schema
 from zufluss.testing.server import DevServer

@@ -9,7 +9,7 @@ import pytest
 import zufluss
 from tests.tiering.support import Driver, lake_server
 from tests.tiering.tiered_cluster import Tiered, tiered_cluster
-from zufluss.client.sync.connection import Admin
+from zufluss.client.sync.admin import Admin
 from zufluss.testing.server import DevServer
 
 

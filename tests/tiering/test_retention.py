@@ -19,7 +19,7 @@ from tests.tiering.support import LAKE, Driver, append, create_table, delete, up
 from tests.tiering.test_round import KEYED
 from tests.tiering.tiered_cluster import rows_of
 from tests.waiting import eventually
-from zufluss.client.sync.connection import Table
+from zufluss.client.sync.table import Table
 from zufluss.testing.server import DevServer
 
 SERVER = LAKE | {

@@ -34,7 +34,7 @@ from zufluss.cli.session import (
 from zufluss.cli.times import EARLIEST, LATEST, Position, parse_position
 
 if TYPE_CHECKING:
-    from zufluss.client.sync.connection import Table
+    from zufluss.client.sync.table import Table
     from zufluss.model.table import TablePath
 
 

@@ -40,7 +40,8 @@ from zufluss.cli.times import EARLIEST, LATEST
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from zufluss.client.sync.connection import Connection, Table
+    from zufluss.client.sync.connection import Connection
+    from zufluss.client.sync.table import Table
     from zufluss.model.table import TablePath
 
 MISSING: Final = 4

@@ -20,8 +20,8 @@ from zufluss.cli.times import Position, parse_position
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from zufluss.client.sync.connection import Table
     from zufluss.client.sync.scan import LogScan, LogScanner
+    from zufluss.client.sync.table import Table
     from zufluss.model.table import TablePath
 
 PRINT_ROWS: Final = 1000

@@ -1,22 +1,26 @@
-"""Databases, tables, partitions and offsets: everything that is no data.
+"""The administrative calls: everything that neither writes nor reads rows.
 
-Paths are `"database.table"` or a `TablePath`; a bare table name means database `fluss`. Reading
-calls are tried again when a server is away for a moment; calls that change something are not,
-unless they certainly had no effect (see `connection.py`).
+Paths are `"database.table"` or a `TablePath`; a bare table name means database `fluss`. Calls that
+only read are repeated while a server is away for a moment. Calls that change something are
+repeated only if they certainly had no effect (see `core/cluster.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-from zufluss.client.connection import AsyncConnection, as_path
+from zufluss.client.core import catalog, offsets
+from zufluss.client.core.catalog import Partition, PartitionInfo, partition_name_of
+from zufluss.client.core.cluster import ClusterConnection, Path, as_path
+from zufluss.client.core.durations import Duration
 from zufluss.client.core.metadata import ServerNode
-from zufluss.client.core.offsets import BucketPlace, Position, list_offsets, places_of
+from zufluss.client.core.offsets import Position, places_of
+from zufluss.client.keyed import snapshots
+from zufluss.client.keyed.snapshots import KvSnapshotInfo, KvSnapshotMetadata
 from zufluss.client.lease.info import KvSnapshotLeaseInfo, leases_of
 from zufluss.client.lease.lease import AsyncKvSnapshotLease, IfLost, open_lease
-from zufluss.client.lease.wire import Duration
 from zufluss.client.locations import (
     ClusterConfig,
     LocationProbe,
@@ -29,36 +33,17 @@ from zufluss.client.locations import (
     probes_of,
 )
 from zufluss.client.producer.info import ProducerInfo, producers_of
-from zufluss.errors import (
-    InvalidPartitionError,
-    LakeSnapshotNotExistError,
-    PartitionNotExistError,
-    TableNotPartitionedError,
-    UnknownTableOrBucketError,
-)
 from zufluss.model.lake import LakeSnapshot
 from zufluss.model.partition import partition_name, spec_of
 from zufluss.model.schema import Column, Schema, dump_object
-from zufluss.model.table import (
-    DatabaseDescriptor,
-    TableBucket,
-    TableDescriptor,
-    TableInfo,
-    TablePath,
-)
+from zufluss.model.table import DatabaseDescriptor, TableBucket, TableDescriptor, TableInfo
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
-from zufluss.wire.tables import partition_id_of, path_to_proto, spec_from_proto, spec_to_proto
+from zufluss.wire.tables import path_to_proto, spec_to_proto
 
 _SET: Final = 0
 _DELETE: Final = 1
 _LAST: Final = 0
-_LISTINGS_MAX: Final = 5
-"""How often partitions that come and go may make us list them again."""
-
-Path = str | TablePath
-Partition = str | Mapping[str, str]
-"""A partition by its name (`2024-01-15$EMEA`) or its spec (`{"day": "2024-01-15", …}`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +51,7 @@ class DatabaseInfo:
     """A database that exists."""
 
     name: str
-    """Its name."""
+    """The database's name."""
     descriptor: DatabaseDescriptor
     """Comment and properties."""
     created_time: int
@@ -75,68 +60,15 @@ class DatabaseInfo:
     """Epoch milliseconds."""
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionInfo:
-    """A partition that exists."""
-
-    partition_id: int
-    """Its id, never used again after a drop."""
-    name: str
-    """Its values joined with `$`."""
-    spec: Mapping[str, str]
-    """Its values by partition key."""
-
-
-@dataclass(frozen=True, slots=True)
-class KvSnapshotInfo:
-    """A key-value snapshot that is kept."""
-
-    bucket: TableBucket
-    """The bucket."""
-    snapshot_id: int
-    """Its number in the bucket; later ones have higher numbers."""
-    log_offset: int
-    """It has everything below this offset of the changelog."""
-
-
-class KvSnapshotFile(NamedTuple):
-    """A file of a key-value snapshot."""
-
-    name: str
-    """Its name in RocksDB's directory."""
-    remote_path: str
-    """Where it lies, in full."""
-    size: int | None
-    """Its length in bytes; None from an Apache Fluss server."""
-    crc32c: int | None
-    """The CRC-32C of its bytes; None from an Apache Fluss server."""
-
-
-@dataclass(frozen=True, slots=True)
-class KvSnapshotMetadata:
-    """What a key-value snapshot is made of; `table.kv_snapshot` reads it."""
-
-    bucket: TableBucket
-    """The bucket."""
-    snapshot_id: int
-    """Its number in the bucket."""
-    log_offset: int
-    """The changelog goes on from here."""
-    files: tuple[KvSnapshotFile, ...]
-    """A RocksDB checkpoint."""
-    row_count: int | None
-    """Rows in it, None where they are not counted."""
-
-
 class AsyncAdmin:
-    """The administrative calls; get it from `connection.admin`.
+    """The administrative calls; `connection.admin` returns this object.
 
     >>> await connection.admin.create_table(  # doctest: +SKIP
     ...     "fluss.events", "id BIGINT, name STRING", bucket_count=4
     ... )
     """
 
-    def __init__(self, connection: AsyncConnection) -> None:
+    def __init__(self, connection: ClusterConnection) -> None:
         self._connection = connection
 
     # -- databases -----------------------------------------------------------------------------
@@ -149,7 +81,7 @@ class AsyncAdmin:
         custom_properties: Mapping[str, str] | None = None,
         ignore_if_exists: bool = False,
     ) -> None:
-        """Create a database."""
+        """Create a database; raises `DatabaseAlreadyExistError` unless `ignore_if_exists`."""
         request = m.CreateDatabaseRequest(database_name=name, ignore_if_exists=ignore_if_exists)
         if comment is not None or custom_properties:
             descriptor = DatabaseDescriptor(comment, dict(custom_properties or {}))
@@ -159,24 +91,24 @@ class AsyncAdmin:
     async def drop_database(
         self, name: str, *, cascade: bool = False, ignore_if_not_exists: bool = False
     ) -> None:
-        """Drop a database; `cascade` drops its tables too."""
+        """Drop a database; `cascade` drops its tables first, otherwise it must be empty."""
         request = m.DropDatabaseRequest(
             database_name=name, cascade=cascade, ignore_if_not_exists=ignore_if_not_exists
         )
         await self._change(ApiKey.DROP_DATABASE, request)
 
     async def list_databases(self) -> list[str]:
-        """The names of all databases."""
+        """List the names of all databases."""
         response = await self._ask(ApiKey.LIST_DATABASES, m.ListDatabasesRequest())
         return list(response.database_name)
 
     async def database_exists(self, name: str) -> bool:
-        """Whether there is such a database."""
+        """Whether the database exists."""
         request = m.DatabaseExistsRequest(database_name=name)
         return bool((await self._ask(ApiKey.DATABASE_EXISTS, request)).exists)
 
     async def database_info(self, name: str) -> DatabaseInfo:
-        """Comment, properties and times of a database."""
+        """Return comment, properties and times of a database; raises `DatabaseNotExistError`."""
         request = m.GetDatabaseInfoRequest(database_name=name)
         r: m.GetDatabaseInfoResponse = await self._ask(ApiKey.GET_DATABASE_INFO, request)
         descriptor = DatabaseDescriptor.from_json(r.database_json)
@@ -191,7 +123,7 @@ class AsyncAdmin:
         comment: str | None = None,
         ignore_if_not_exists: bool = False,
     ) -> None:
-        """Set and remove custom properties, change the comment."""
+        """Set or remove (`reset`) custom properties, or change the comment."""
         request = m.AlterDatabaseRequest(
             database_name=name,
             ignore_if_not_exists=ignore_if_not_exists,
@@ -218,8 +150,15 @@ class AsyncAdmin:
     ) -> None:
         """Create a table.
 
-        `schema` is a whole `TableDescriptor` (the other arguments are then not used), or a schema:
-        a pyarrow schema, a column list such as `"id BIGINT NOT NULL, name STRING"`, a `Schema`.
+        `schema` is a pyarrow schema, a column list such as `"id BIGINT NOT NULL, name STRING"`, a
+        `Schema`, or a whole `TableDescriptor`; a descriptor replaces all arguments up to
+        `custom_properties`. A table with a `primary_key` takes upserts and deletes, one without is
+        an append-only log. `properties` are table options (`docs/configuration.md`);
+        `custom_properties` are stored and not interpreted.
+
+        >>> await admin.create_table(  # doctest: +SKIP
+        ...     "fluss.orders", "id BIGINT NOT NULL, amount DOUBLE", primary_key=["id"]
+        ... )
         """
         if isinstance(schema, TableDescriptor):
             descriptor = schema
@@ -241,7 +180,7 @@ class AsyncAdmin:
         await self._change(ApiKey.CREATE_TABLE, request)
 
     async def drop_table(self, path: Path, *, ignore_if_not_exists: bool = False) -> None:
-        """Drop a table and its data."""
+        """Drop a table with its data; raises `TableNotExistError` unless `ignore_if_not_exists`."""
         name = as_path(path)
         request = m.DropTableRequest(
             table_path=path_to_proto(name), ignore_if_not_exists=ignore_if_not_exists
@@ -250,31 +189,22 @@ class AsyncAdmin:
         self._connection.metadata.forget_table(name)
 
     async def list_tables(self, database: str) -> list[str]:
-        """The names of the tables of a database."""
+        """List the names of the tables of a database."""
         request = m.ListTablesRequest(database_name=database)
         return list((await self._ask(ApiKey.LIST_TABLES, request)).table_name)
 
     async def table_exists(self, path: Path) -> bool:
-        """Whether there is such a table."""
+        """Whether the table exists."""
         request = m.TableExistsRequest(table_path=path_to_proto(as_path(path)))
         return bool((await self._ask(ApiKey.TABLE_EXISTS, request)).exists)
 
     async def table_info(self, path: Path) -> TableInfo:
-        """The table: ids, schema, keys, buckets, properties, times."""
-        name = as_path(path)
-        request = m.GetTableInfoRequest(table_path=path_to_proto(name))
-        r: m.GetTableInfoResponse = await self._ask(ApiKey.GET_TABLE_INFO, request)
-        descriptor = TableDescriptor.from_json(r.table_json)
-        times = (r.created_time, r.modified_time)
-        return TableInfo(name, r.table_id, r.schema_id, descriptor, *times)
+        """Return ids, schema, keys, bucket count, properties and times of a table."""
+        return await catalog.table_info(self._connection, as_path(path))
 
     async def table_schema(self, path: Path, schema_id: int | None = None) -> Schema:
-        """A schema the table has or had; the current one without an id."""
-        request = m.GetTableSchemaRequest(
-            table_path=path_to_proto(as_path(path)), schema_id=schema_id
-        )
-        response: m.GetTableSchemaResponse = await self._ask(ApiKey.GET_TABLE_SCHEMA, request)
-        return Schema.from_json(response.schema_json)
+        """Return the current schema of a table, or the one that had `schema_id`."""
+        return await catalog.table_schema(self._connection, as_path(path), schema_id)
 
     async def alter_table(
         self,
@@ -285,16 +215,16 @@ class AsyncAdmin:
         add_columns: Sequence[Column] | str = (),
         ignore_if_not_exists: bool = False,
     ) -> None:
-        """Set properties, set some back to their default, or add nullable columns at the end.
+        """Set properties, `reset` properties to their defaults, or append nullable columns.
 
-        `add_columns` are columns, or a column list such as `"note STRING, weight DOUBLE"`.
+        `add_columns` is a column list such as `"note STRING, weight DOUBLE"`, or `Column`s.
         """
-        added = Schema.of(add_columns).columns if isinstance(add_columns, str) else add_columns
+        columns = Schema.of(add_columns).columns if isinstance(add_columns, str) else add_columns
         request = m.AlterTableRequest(
             table_path=path_to_proto(as_path(path)),
             ignore_if_not_exists=ignore_if_not_exists,
             config_changes=_config_changes(set, reset),
-            add_columns=[_add_column(column) for column in added],
+            add_columns=[_add_column(column) for column in columns],
         )
         await self._change(ApiKey.ALTER_TABLE, request)
 
@@ -303,52 +233,45 @@ class AsyncAdmin:
     async def create_partition(
         self, path: Path, partition: Partition, *, ignore_if_exists: bool = False
     ) -> None:
-        """Create a partition.
+        """Create a partition, given by its name or its values.
 
         >>> await admin.create_partition("fluss.events", {"day": "2024-01-15"})  # doctest: +SKIP
         """
         request = m.CreatePartitionRequest(
             table_path=path_to_proto(as_path(path)),
-            partition_spec=await self._spec(path, partition),
-            ignore_if_not_exists=ignore_if_exists,  # the protocol's name for it
+            partition_spec=spec_to_proto(await self._spec(path, partition)),
+            ignore_if_not_exists=ignore_if_exists,  # the protocol has this name for the flag
         )
         await self._change(ApiKey.CREATE_PARTITION, request)
 
     async def drop_partition(
         self, path: Path, partition: Partition, *, ignore_if_not_exists: bool = False
     ) -> None:
-        """Drop a partition and its data."""
+        """Drop a partition with its data."""
         name = as_path(path)
         spec = await self._spec(path, partition)
         request = m.DropPartitionRequest(
             table_path=path_to_proto(name),
-            partition_spec=spec,
+            partition_spec=spec_to_proto(spec),
             ignore_if_not_exists=ignore_if_not_exists,
         )
         await self._change(ApiKey.DROP_PARTITION, request)
         info = self._connection.metadata.tables.get(name)
         if info is not None:
-            values = spec_from_proto(spec)
-            dropped = partition_name(info.partition_keys, values)
+            dropped = partition_name(info.partition_keys, spec)
             self._connection.metadata.forget_partition(info.table_id, dropped)
 
     async def list_partitions(
         self, path: Path, partial: Mapping[str, str] | None = None
     ) -> list[PartitionInfo]:
-        """The partitions of a table, or those with the given values."""
-        request = m.ListPartitionInfosRequest(table_path=path_to_proto(as_path(path)))
-        if partial:
-            request.partial_partition_spec.CopyFrom(spec_to_proto(partial))
-        response: m.ListPartitionInfosResponse = await self._ask(
-            ApiKey.LIST_PARTITION_INFOS, request
-        )
-        return [_partition_info(found) for found in response.partitions_info]
+        """List the partitions of a table; with `partial` only those that have these values."""
+        return await catalog.list_partitions(self._connection, as_path(path), partial)
 
-    async def _spec(self, path: Path, partition: Partition) -> m.PbPartitionSpec:
+    async def _spec(self, path: Path, partition: Partition) -> Mapping[str, str]:
         if not isinstance(partition, str):
-            return spec_to_proto(partition)
+            return partition
         info = await self._connection.table_info(as_path(path))
-        return spec_to_proto(spec_of(info.partition_keys, partition))
+        return spec_of(info.partition_keys, partition)
 
     # -- offsets and servers -------------------------------------------------------------------
 
@@ -360,115 +283,62 @@ class AsyncAdmin:
         partition: Partition | None = None,
         buckets: Iterable[int] | None = None,
     ) -> dict[int, int]:
-        """The offset of each bucket at `"earliest"`, `"latest"`, or a time.
+        """Return an offset per bucket: at `"earliest"`, at `"latest"`, or at a time.
+
+        `"latest"` is the offset of the next record. A time is a datetime (UTC unless it has a
+        zone) or epoch milliseconds; its offset is that of the first record of that time or later.
+        A partitioned table needs a `partition`.
 
         >>> await admin.list_offsets("fluss.events", "latest")  # doctest: +SKIP
         {0: 17, 1: 0}
         """
         info = await self._connection.table_info(as_path(path), refresh=True)
-        name = _partition_name(info, partition)
-        places = await places_of(self._connection, info, [name])
-        wanted = None if buckets is None else {*buckets}
-        chosen = [p for p in places if wanted is None or p.bucket.bucket_id in wanted]
-        found = await list_offsets(self._connection, info, chosen, at)
-        return {bucket.bucket_id: offset for bucket, offset in sorted(found.items())}
+        places = await places_of(self._connection, info, [partition_name_of(info, partition)])
+        if buckets is not None:
+            numbers = {*buckets}
+            places = [place for place in places if place.bucket.bucket_id in numbers]
+        by_bucket = await offsets.list_offsets(self._connection, info, places, at)
+        return {bucket.bucket_id: offset for bucket, offset in sorted(by_bucket.items())}
 
     async def list_all_offsets(self, path: Path, at: Position = "latest") -> dict[TableBucket, int]:
-        """The offset of each bucket of each partition at `"earliest"`, `"latest"`, or a time.
+        """Return an offset per bucket of every partition; `at` as for `list_offsets`.
 
         Partitions that are dropped meanwhile are left out.
         """
-        info = await self._connection.table_info(as_path(path), refresh=True)
-        places = await self._places(info)
-        for _ in range(_LISTINGS_MAX):
-            try:
-                return await list_offsets(self._connection, info, places, at)
-            except (PartitionNotExistError, UnknownTableOrBucketError):
-                before, places = places, await self._places(info)
-                if places == before:
-                    raise
-        return await list_offsets(self._connection, info, places, at)
-
-    async def _places(self, info: TableInfo) -> list[BucketPlace]:
-        """Every bucket of a table, with the partitions that it has now."""
-        if not info.is_partitioned:
-            return await places_of(self._connection, info, [None])
-        places = [
-            BucketPlace(TableBucket(info.table_id, partition.partition_id, i), partition.name)
-            for partition in await self.list_partitions(info.path)
-            for i in range(info.bucket_count)
-        ]
-        leader = self._connection.metadata.leader
-        unknown = {p.partition for p in places if p.partition and leader(p.bucket) is None}
-        if unknown:
-            try:
-                await self._connection.refresh_leaders(info, unknown)
-            except PartitionNotExistError:
-                return places  # asking for the offsets tells the same
-        return places
+        return await offsets.list_all_offsets(self._connection, as_path(path), at)
 
     async def lake_snapshot(
         self, path: Path, snapshot_id: int | None = None, *, readable: bool = False
     ) -> LakeSnapshot | None:
-        """The newest snapshot of a table in the lake, or one by its id; None if there is none.
+        """Return the newest lake snapshot of a table, or one by its id; None if there is none.
 
-        `readable` asks for the newest one whose rows readers of the lake may rely on.
+        `readable` asks for the newest snapshot whose rows readers of the lake may rely on.
         """
-        request = m.GetLakeSnapshotRequest(
-            table_path=path_to_proto(as_path(path)), snapshot_id=snapshot_id
-        )
-        if readable:
-            request.readable = True
-        try:
-            found: m.GetLakeSnapshotResponse = await self._ask(ApiKey.GET_LAKE_SNAPSHOT, request)
-        except LakeSnapshotNotExistError:
-            return None
-        return _lake_snapshot(found)
+        path = as_path(path)
+        return await catalog.lake_snapshot(self._connection, path, snapshot_id, readable=readable)
 
     # -- key-value snapshots -------------------------------------------------------------------
 
     async def latest_kv_snapshots(
         self, path: Path, partition: Partition | None = None
     ) -> list[KvSnapshotInfo]:
-        """The newest snapshot of each bucket of a primary-key table that has one."""
-        info = await self._connection.table_info(as_path(path))
-        request = m.GetLatestKvSnapshotsRequest(
-            table_path=path_to_proto(info.path), partition_name=_partition_name(info, partition)
-        )
-        found: m.GetLatestKvSnapshotsResponse = await self._ask(
-            ApiKey.GET_LATEST_KV_SNAPSHOTS, request
-        )
-        return _kv_snapshots(found, found.latest_snapshots)
+        """Return the newest key-value snapshot of each bucket that has one."""
+        return await snapshots.latest_kv_snapshots(self._connection, as_path(path), partition)
 
     async def list_kv_snapshots(
         self, path: Path, partition: Partition | None = None
     ) -> list[KvSnapshotInfo]:
-        """Every snapshot of a primary-key table that is kept, by bucket and number."""
-        info = await self._connection.table_info(as_path(path))
-        name = _partition_name(info, partition)
-        partition_id = None
-        if name is not None:
-            partition_id = (await self._connection.partition(info, name)).partition_id
-        request = m.ListKvSnapshotsRequest(table_id=info.table_id, partition_id=partition_id)
-        found: m.ListKvSnapshotsResponse = await self._ask(ApiKey.LIST_KV_SNAPSHOTS, request)
-        return _kv_snapshots(found, found.active_snapshots)
+        """List all key-value snapshots that are kept, by bucket and number."""
+        return await snapshots.list_kv_snapshots(self._connection, as_path(path), partition)
 
     async def kv_snapshot_metadata(
         self, bucket: TableBucket, snapshot_id: int
     ) -> KvSnapshotMetadata:
-        """The files of a snapshot; `KvSnapshotNotExistError` if it is not kept any more."""
-        request = m.GetKvSnapshotMetadataRequest(
-            table_id=bucket.table_id,
-            partition_id=bucket.partition_id,
-            bucket_id=bucket.bucket_id,
-            snapshot_id=snapshot_id,
-        )
-        found: m.GetKvSnapshotMetadataResponse = await self._ask(
-            ApiKey.GET_KV_SNAPSHOT_METADATA, request
-        )
-        files = tuple(map(_kv_snapshot_file, found.snapshot_files))
-        rows = found.row_count if found.HasField("row_count") else None
-        return KvSnapshotMetadata(bucket, snapshot_id, found.log_offset, files, rows)
+        """Return the files of a key-value snapshot.
+
+        Raises `KvSnapshotNotExistError` if the snapshot is no longer kept.
+        """
+        return await snapshots.kv_snapshot_metadata(self._connection, bucket, snapshot_id)
 
     async def kv_snapshot_lease(
         self,
@@ -481,35 +351,42 @@ class AsyncAdmin:
         resume: bool = False,
         if_lost: IfLost = "error",
     ) -> AsyncKvSnapshotLease:
-        """Lease the latest snapshots of primary-key tables; they stay until the lease is closed.
+        """Lease the latest key-value snapshots of tables, so that they are kept while you read.
 
-        It is renewed in the background, and dropped at the end of its block. Without `partition`
-        all partitions are leased; `buckets` are numbers, or `TableBucket`s without tables.
+        The lease is renewed in the background and dropped at the end of its block. It covers all
+        partitions unless `partition` names one, and all buckets unless `buckets` has their
+        numbers. To lease single buckets give `TableBucket`s and no tables.
 
-        With `resume` the snapshots are those that the lease `lease_id` has already, left there by
-        a process that ended; if it has expired, `if_lost="latest"` leases the latest ones instead.
+        `resume=True` takes over the snapshots of the lease `lease_id`, which an earlier process
+        left behind. If that lease has expired, `if_lost="latest"` leases the latest snapshots
+        instead of raising `KvSnapshotLeaseNotFoundError`.
 
         >>> async with await admin.kv_snapshot_lease("fluss.orders") as lease:  # doctest: +SKIP
         ...     print(lease.snapshots)
         """
-        named = [tables] if isinstance(tables, (str, TablePath)) else tables
-        paths = [as_path(each) for each in named]
         return await open_lease(
-            self._connection, paths, partition, buckets, duration, lease_id, resume, if_lost
+            self._connection,
+            tables,
+            partition=partition,
+            buckets=buckets,
+            duration=duration,
+            lease_id=lease_id,
+            resume=resume,
+            if_lost=if_lost,
         )
 
     async def kv_snapshot_leases(self, lease_id: str | None = None) -> list[KvSnapshotLeaseInfo]:
-        """All leases of key-value snapshots, or one with its snapshots; none if there is none."""
+        """List all leases of key-value snapshots, or only `lease_id`, then with its snapshots."""
         request = m.ListKvSnapshotLeasesRequest(lease_id=lease_id)
         return leases_of(await self._ask(ApiKey.LIST_KV_SNAPSHOT_LEASES, request))
 
     async def drop_kv_snapshot_lease(self, lease_id: str) -> None:
-        """End a lease, whoever uses it; its snapshots may go. One that there is not is fine."""
+        """End a lease, even if somebody uses it. An unknown lease is no error."""
         request = m.DropKvSnapshotLeaseRequest(lease_id=lease_id)
         await self._ask(ApiKey.DROP_KV_SNAPSHOT_LEASE, request)
 
     async def list_producers(self, path: Path | None = None) -> list[ProducerInfo]:
-        """The producers of a table with their offsets, or all producers without."""
+        """List the producers of a table with their offsets, or all producers without offsets."""
         table_id = None
         if path is not None:
             table_id = (await self._connection.table_info(as_path(path))).table_id
@@ -517,13 +394,13 @@ class AsyncAdmin:
         return producers_of(await self._ask(ApiKey.LIST_PRODUCERS, request))
 
     async def drop_producer(self, path: Path, producer_id: str) -> None:
-        """End a producer, whoever writes as it: what it wrote stays, its columns are free."""
+        """End a producer, even if somebody writes as it. Its rows stay, its columns are free."""
         info = await self._connection.table_info(as_path(path))
         request = m.ReleaseProducerRequest(table_id=info.table_id, producer_id=producer_id)
         await self._change(ApiKey.RELEASE_PRODUCER, request)
 
     async def server_nodes(self) -> list[ServerNode]:
-        """The servers of the cluster, as they are reached from here."""
+        """List the servers of the cluster with the addresses that clients connect to."""
         await self._connection.refresh()
         metadata = self._connection.metadata
         coordinator = [metadata.coordinator] if metadata.coordinator else []
@@ -532,7 +409,7 @@ class AsyncAdmin:
     # -- remote locations and configuration ----------------------------------------------------
 
     async def locations(self) -> RemoteLocations:
-        """Where remote files lie: what is wanted of each location, and what servers saw of it."""
+        """Return the remote locations: state, use, and the health that each server reports."""
         return locations_of(await self._ask(ApiKey.LIST_LOCATIONS, m.ListLocationsRequest()))
 
     async def alter_location(
@@ -546,7 +423,7 @@ class AsyncAdmin:
     ) -> RemoteLocation:
         """Change a remote location: add, drain, activate, retire, set-weight or move.
 
-        With `expected_version` only if the registry still has that version.
+        With `expected_version` the change is made only if the registry still has that version.
 
         >>> await admin.alter_location("add", uri="s3://bucket/b", weight=2)  # doctest: +SKIP
         >>> await admin.alter_location("drain", 1)  # doctest: +SKIP
@@ -559,19 +436,19 @@ class AsyncAdmin:
         )
 
     async def probe_locations(self, location_id: int | None = None) -> list[LocationProbe]:
-        """Have the coordinator try one location, or all, by a small object."""
+        """Let the coordinator write, read and delete a small object in one location, or in all."""
         request = m.ProbeLocationRequest(location_id=location_id)
         return probes_of(await self._ask(ApiKey.PROBE_LOCATION, request))
 
     async def cluster_configs(self) -> list[ClusterConfig]:
-        """The options of the cluster that somebody set, secrets hidden."""
+        """List the options that were set for the cluster; secrets are hidden."""
         request = m.DescribeClusterConfigsRequest()
         return configs_of(await self._ask(ApiKey.DESCRIBE_CLUSTER_CONFIGS, request))
 
     async def alter_cluster_configs(
         self, set: Mapping[str, str] | None = None, *, reset: Iterable[str] = ()
     ) -> None:
-        """Set options of the running cluster, or take such changes back; all of them or none.
+        """Set options of the running cluster, or undo such changes (`reset`); all or none of them.
 
         >>> await admin.alter_cluster_configs(  # doctest: +SKIP
         ...     {"remote.data.dirs": "s3://one/a,s3://two/b"}
@@ -589,18 +466,6 @@ class AsyncAdmin:
         await self._connection.call_coordinator(api_key, request, repeatable=False)
 
 
-def _partition_name(info: TableInfo, partition: Partition | None) -> str | None:
-    if partition is None:
-        if info.is_partitioned:
-            raise InvalidPartitionError(f"table {info.path} is partitioned; name the partition")
-        return None
-    if not info.is_partitioned:
-        raise TableNotPartitionedError(f"table {info.path} is not partitioned; name no partition")
-    if isinstance(partition, str):
-        return partition
-    return partition_name(info.partition_keys, partition)
-
-
 def _config_changes(
     changed: Mapping[str, str] | None, removed: Iterable[str]
 ) -> list[m.PbAlterConfig]:
@@ -612,58 +477,14 @@ def _config_changes(
 
 
 def _add_column(column: Column) -> m.PbAddColumn:
-    added = m.PbAddColumn(
+    message = m.PbAddColumn(
         column_name=column.name,
         data_type_json=dump_object(column.data_type.to_json()),
         comment=column.comment,
         column_position_type=_LAST,
     )
     if column.agg_function is not None:
-        added.agg_function_type = column.agg_function.type
+        message.agg_function_type = column.agg_function.type
         for key, value in column.agg_function.parameters:
-            added.agg_function_params.add(key=key, value=value)
-    return added
-
-
-def _partition_info(found: m.PbPartitionInfo) -> PartitionInfo:
-    spec = spec_from_proto(found.partition_spec)
-    return PartitionInfo(found.partition_id, partition_name(list(spec), spec), spec)
-
-
-def _lake_snapshot(found: m.GetLakeSnapshotResponse) -> LakeSnapshot:
-    offsets: dict[TableBucket, int] = {}
-    names: dict[int, str] = {}
-    for each in found.bucket_snapshots:
-        partition_id = partition_id_of(each)
-        if each.HasField("log_offset"):
-            offsets[TableBucket(found.table_id, partition_id, each.bucket_id)] = each.log_offset
-        if partition_id is not None and each.HasField("partition_name"):
-            names[partition_id] = each.partition_name
-    return LakeSnapshot(found.table_id, found.snapshotId, offsets, names)
-
-
-def _kv_snapshots(
-    found: m.GetLatestKvSnapshotsResponse | m.ListKvSnapshotsResponse,
-    snapshots: Iterable[m.PbKvSnapshot],
-) -> list[KvSnapshotInfo]:
-    """By bucket and number; a bucket without a snapshot may be listed without a number."""
-    partition_id = partition_id_of(found)
-    there = [
-        KvSnapshotInfo(
-            TableBucket(found.table_id, partition_id, each.bucket_id),
-            each.snapshot_id,
-            each.log_offset,
-        )
-        for each in snapshots
-        if each.HasField("snapshot_id")
-    ]
-    return sorted(there, key=lambda each: (each.bucket.bucket_id, each.snapshot_id))
-
-
-def _kv_snapshot_file(found: m.PbRemotePathAndLocalFile) -> KvSnapshotFile:
-    return KvSnapshotFile(
-        found.local_file_name,
-        found.remote_path,
-        found.size if found.HasField("size") else None,
-        found.crc32c if found.HasField("crc32c") else None,
-    )
+            message.agg_function_params.add(key=key, value=value)
+    return message

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, get_args, overload
+from typing import Any, Final, Literal, get_args, overload
 
 import pyarrow as pa
 
-from zufluss.client.admin import Partition
-from zufluss.client.connection import LAKE_SUFFIX, AsyncConnection
+from zufluss.client.core.catalog import Partition
+from zufluss.client.core.cluster import ClusterConnection
+from zufluss.client.core.durations import Duration
 from zufluss.client.keyed.head import head_of_keys
 from zufluss.client.keyed.lookup import AsyncLookup, KeyForm, Missing, Row, SingleKey
 from zufluss.client.keyed.scan import AsyncKvScan
 from zufluss.client.keyed.snapshot_reader import AsyncKvSnapshotReader, open_snapshot
 from zufluss.client.lease.lease import AsyncKvSnapshotLease
-from zufluss.client.lease.wire import Duration
 from zufluss.client.producer.exactly_once import (
     AsyncExactlyOnceWriter,
     AsyncTaskWriter,
@@ -36,6 +36,9 @@ from zufluss.model.expression import Expression
 from zufluss.model.schema import Schema
 from zufluss.model.table import TableBucket, TableInfo, TablePath
 
+LAKE_SUFFIX: Final = "$lake"
+"""Appended to the name of a table, it selects the rows that its lake table has."""
+
 
 class AsyncTable:
     """A table as it was when it was opened; open it again to see later changes of its schema.
@@ -44,7 +47,7 @@ class AsyncTable:
     """
 
     def __init__(
-        self, connection: AsyncConnection, info: TableInfo, *, lake_only: bool = False
+        self, connection: ClusterConnection, info: TableInfo, *, lake_only: bool = False
     ) -> None:
         self._connection = connection
         self.info = info

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from zufluss.client.connection import AsyncConnection, connect_async
-from zufluss.client.sync.connection import LoopThread
+from zufluss.client.sync.loop import LoopThread
 from zufluss.config.client_options import CLIENT_SCANNER_LOG_FETCH_MAX_BYTES_FOR_BUCKET
 from zufluss.errors import ConfigError
 

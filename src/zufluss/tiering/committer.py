@@ -19,7 +19,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from zufluss.client.sync.connection import Admin
+from zufluss.client.sync.admin import Admin
 from zufluss.client.tiering import TableLease, TieringClient
 from zufluss.errors import ErrorCode, ZuflussError
 from zufluss.lake.base import (

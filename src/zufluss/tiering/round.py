@@ -38,8 +38,8 @@ from typing import Any, Final
 
 import structlog
 
-from zufluss.client.lease.lease import KvSnapshotLease
 from zufluss.client.sync.connection import Connection
+from zufluss.client.sync.lease import KvSnapshotLease
 from zufluss.client.tiering import TableLease, TieringClient
 from zufluss.config import table_options as t
 from zufluss.config.values import MINUTE_MS

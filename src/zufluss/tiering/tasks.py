@@ -32,8 +32,8 @@ from zufluss.spark.cluster import client, drop_client
 from zufluss.tiering.splits import TieringSnapshotSplit, TieringSplit
 
 if TYPE_CHECKING:
-    from zufluss.client.sync.connection import Table
     from zufluss.client.sync.scan import LogScanner
+    from zufluss.client.sync.table import Table
 
 LOG_OFFSET = "_log_offset"
 COMMIT_TIMESTAMP = "_commit_timestamp"

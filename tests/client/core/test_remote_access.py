@@ -15,7 +15,7 @@ from tests.client.read.test_log_scan import fill, ids
 from tests.client.remotes import RemoteBucket
 from tests.remote.iam import Iam
 from zufluss.client.connection import AsyncConnection, connect_async
-from zufluss.client.core.remote_access import RemoteFiles
+from zufluss.client.core.remote_access import RemoteAccess
 from zufluss.errors import CorruptMessageError, ErrorCode, error
 from zufluss.model.table import TableBucket, TablePath
 from zufluss.remote.objects import LocationUnavailableError, ObjectForbiddenError, Objects
@@ -60,7 +60,7 @@ def answer(cluster: FakeCluster, *tokens: m.PbFileSystemToken) -> None:
 
 
 async def read(connection: AsyncConnection, uri: str, size: int = 5) -> bytes:
-    return await connection.remote.files.read(TABLE, parse_location(uri, "test"), 0, size)
+    return await connection.remote.read(TABLE, parse_location(uri, "test"), 0, size)
 
 
 async def test_the_longest_prefix_counts(
@@ -165,7 +165,13 @@ class Clock:
 def clock(connection: AsyncConnection) -> Clock:
     """The clock of the tokens of `connection`."""
     clock = Clock()
-    connection.remote.files = RemoteFiles(connection, clock.monotonic, clock.wall_ms)
+    connection.remote = RemoteAccess(
+        connection.call_any,
+        connection.call_coordinator,
+        timeout_ms=connection.options.request_timeout_ms,
+        clock=clock.monotonic,
+        clock_ms=clock.wall_ms,
+    )
     return clock
 
 

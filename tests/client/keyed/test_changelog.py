@@ -12,7 +12,8 @@ from tests.client.fake import FakeCluster
 from tests.client.pk import create_table, delete, upsert
 from zufluss import col
 from zufluss.client.connection import AsyncConnection
-from zufluss.client.sync.connection import Connection, Table
+from zufluss.client.sync.connection import Connection
+from zufluss.client.sync.table import Table
 from zufluss.errors import InvalidColumnProjectionError, InvalidTableError
 from zufluss.model.schema import Column
 from zufluss.model.types import parse_type

@@ -17,7 +17,8 @@ from tests.client.pk import create_table, upsert
 from zufluss.client import ColumnMismatchError
 from zufluss.client.connection import AsyncConnection
 from zufluss.client.keyed import key_reader
-from zufluss.client.sync.connection import Connection, Table
+from zufluss.client.sync.connection import Connection
+from zufluss.client.sync.table import Table
 from zufluss.errors import ErrorCode, InvalidTableError, ZuflussError
 from zufluss.model.schema import Column
 from zufluss.model.types import parse_type

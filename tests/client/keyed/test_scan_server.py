@@ -19,8 +19,9 @@ import zufluss
 from tests.client.pk import create_table, delete, upsert
 from tests.servers import WarmServer
 from zufluss import col
-from zufluss.client.sync.connection import Connection, Table
+from zufluss.client.sync.connection import Connection
 from zufluss.client.sync.scan import KvScanner
+from zufluss.client.sync.table import Table
 from zufluss.errors import (
     InvalidScanRequestError,
     KvScanBusyError,

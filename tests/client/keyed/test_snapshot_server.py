@@ -11,8 +11,9 @@ import pytest
 import zufluss
 from tests.client.pk import create_table, delete, upsert
 from tests.servers import WarmServer
-from zufluss.client.admin import KvSnapshotInfo
-from zufluss.client.sync.connection import Connection, Table
+from zufluss.client.keyed.snapshots import KvSnapshotInfo
+from zufluss.client.sync.connection import Connection
+from zufluss.client.sync.table import Table
 from zufluss.errors import (
     InvalidPartitionError,
     KvSnapshotNotExistError,

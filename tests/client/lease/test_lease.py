@@ -109,7 +109,7 @@ async def test_an_answer_says_what_is_held_and_what_is_not(
         assert 0 < lease.remaining_ms <= 86_400_000
         lease.check()
         lease.check(FIRST)
-        with pytest.raises(KvSnapshotNotExistError, match="none yet; its changelog has everything"):
+        with pytest.raises(KvSnapshotNotExistError, match="none yet; read its changelog"):
             lease.check(other)
         with pytest.raises(KvSnapshotNotExistError, match="was not leased, or released"):
             lease.check(TableBucket(9, None, 0))

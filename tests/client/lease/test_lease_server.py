@@ -13,8 +13,9 @@ import zufluss
 from tests.client.pk import create_table, upsert
 from tests.client.relay import Relay
 from tests.servers import WarmServer
-from zufluss.client.lease.lease import KvSnapshotLease
-from zufluss.client.sync.connection import Connection, Table
+from zufluss.client.sync.connection import Connection
+from zufluss.client.sync.lease import KvSnapshotLease
+from zufluss.client.sync.table import Table
 from zufluss.errors import (
     ConfigError,
     KvSnapshotLeaseFencedError,

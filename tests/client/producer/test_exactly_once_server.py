@@ -16,7 +16,8 @@ import pytest
 import zufluss
 from tests.client.pk import create_table, delete, upsert
 from zufluss.client import ProducerHandle, ProducerState
-from zufluss.client.sync.connection import Connection, Table
+from zufluss.client.sync.connection import Connection
+from zufluss.client.sync.table import Table
 from zufluss.client.sync.write import ExactlyOnceWriter
 from zufluss.errors import (
     AggregationError,
@@ -378,7 +379,7 @@ def test_a_producer_that_was_dropped_or_released_has_no_state_to_come_back_to(
 def test_a_silent_producer_loses_its_columns_after_its_time(conn: Connection) -> None:
     table = counts(conn)
     silent = table.exactly_once_writer("silent", ttl=1)
-    conn._thread.run(silent._writer._producer.stop())
+    conn._thread.run(silent._twin._producer.stop())
     deadline = time.monotonic() + 60
     while True:
         try:

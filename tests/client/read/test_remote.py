@@ -21,7 +21,7 @@ from zufluss.client.connection import AsyncConnection, connect_async
 from zufluss.client.core.budget import MemoryBudget
 from zufluss.client.hot import fetch_answer
 from zufluss.client.read.log_scan import AsyncLogScanner
-from zufluss.client.read.remote import AHEAD, PLANNED, Cutter
+from zufluss.client.read.remote import AHEAD, PLANNED, Cutter, RemoteReader
 from zufluss.errors import CorruptRecordError, ErrorCode, OffsetOutOfRangeError
 from zufluss.model.predicate import col
 from zufluss.model.table import TableBucket, TableInfo, TablePath
@@ -374,7 +374,7 @@ async def test_what_is_read_ahead_stays_within_the_budget(
     budget = CountingBudget(40_000)
     seen = 0
     path = TablePath("fluss", "t")
-    async for part in connection.remote.batches(path, info, None, budget):
+    async for part in RemoteReader(connection.remote).batches(path, info, None, budget):
         await asyncio.sleep(0)
         seen += len(part.batches)
         budget.give(part.size)
@@ -389,7 +389,7 @@ async def test_a_reader_that_stops_early_gives_everything_back(
     info = remote.info(0)
     assert info is not None
     budget = MemoryBudget(500)
-    run = connection.remote.batches(TablePath("fluss", "t"), info, None, budget)
+    run = RemoteReader(connection.remote).batches(TablePath("fluss", "t"), info, None, budget)
     part = await anext(run)
     budget.give(part.size)
     await run.aclose()
@@ -401,7 +401,7 @@ async def test_ranges_behind_a_slow_one_are_read_meanwhile_and_handed_out_after_
 ) -> None:
     info = remote.info(0)
     assert info is not None
-    files, budget = connection.remote.files, MemoryBudget(500)
+    files, budget = connection.remote, MemoryBudget(500)
     read, slow, all_begun = files.read, asyncio.Event(), asyncio.Event()
     begun, under_way, most = 0, 0, 0
 
@@ -419,7 +419,9 @@ async def test_ranges_behind_a_slow_one_are_read_meanwhile_and_handed_out_after_
 
     async def offsets() -> list[int]:
         found = []
-        async for part in connection.remote.batches(TablePath("fluss", "t"), info, None, budget):
+        async for part in RemoteReader(connection.remote).batches(
+            TablePath("fluss", "t"), info, None, budget
+        ):
             found += [header.base_offset for _, header in part.batches]
             budget.give(part.size)
         return found

@@ -12,7 +12,8 @@ import pytest
 import zufluss
 from tests.servers import WarmServer
 from tests.waiting import eventually
-from zufluss.client.sync.connection import Connection, Table
+from zufluss.client.sync.connection import Connection
+from zufluss.client.sync.table import Table
 from zufluss.model.predicate import col
 from zufluss.remote.objects import LocationUnavailableError
 from zufluss.testing.proxy import Fault, FaultProxy
@@ -196,7 +197,7 @@ def test_tokens_limited_to_a_table_read_it(s3: S3Server, tmp_path: Path) -> None
         path = m.PbPhysicalTablePath(database_name="fluss", table_name="scoped")
         request = m.GetFileSystemSecurityTokenRequest(tables=[path])
         answer = conn._thread.run(
-            conn._connection.call_any(ApiKey.GET_FILESYSTEM_SECURITY_TOKEN, request)
+            conn._twin.call_any(ApiKey.GET_FILESYSTEM_SECURITY_TOKEN, request)
         )
         directory = f"fluss/scoped-{table.info.table_id}"
         assert {token.prefix for token in answer.tokens} == {

@@ -22,8 +22,9 @@ from zufluss import col
 from zufluss.client.connection import connect_async
 from zufluss.client.core.offsets import BucketPlace
 from zufluss.client.read.union_plan import tail_range
-from zufluss.client.sync.connection import Connection, Table
+from zufluss.client.sync.connection import Connection
 from zufluss.client.sync.scan import UnionScanner
+from zufluss.client.sync.table import Table
 from zufluss.errors import (
     InvalidTableError,
     OffsetOutOfRangeError,

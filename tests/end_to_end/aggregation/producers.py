@@ -9,7 +9,7 @@ from typing import Any
 from tests.end_to_end.kv import PUT_VERSION, Codec, kv_batch, put_request
 from tests.end_to_end.raw import RawClient
 from zufluss.client.producer.wire import offsets_to_wire
-from zufluss.client.sync.connection import Table
+from zufluss.client.sync.table import Table
 from zufluss.errors import ErrorCode
 from zufluss.model.producer import ProducerWriter
 from zufluss.model.table import TableBucket

@@ -24,7 +24,8 @@ from pyroaring import BitMap, BitMap64
 
 from tests.end_to_end.aggregation.tables import fresh_name
 from tests.end_to_end.raw import RawClient
-from zufluss.client.sync.connection import Connection, Table
+from zufluss.client.sync.connection import Connection
+from zufluss.client.sync.table import Table
 from zufluss.model.producer import UNDO_TASK, ProducerWriter
 from zufluss.model.table import TableBucket
 from zufluss.testing.server import DevServer

@@ -11,7 +11,8 @@ import pyarrow as pa
 
 from tests.end_to_end.kv import PUT_VERSION, put_request
 from tests.end_to_end.raw import RawClient, table_path
-from zufluss.client.sync.connection import Connection, Table
+from zufluss.client.sync.connection import Connection
+from zufluss.client.sync.table import Table
 from zufluss.client.write.upsert import MergeModeName
 from zufluss.errors import ZuflussError
 from zufluss.model.merge import MergeMode

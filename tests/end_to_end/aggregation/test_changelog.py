@@ -26,7 +26,8 @@ from tests.end_to_end.kv import Codec, changelog, kv_batch, raw_changelog
 from tests.end_to_end.kv import delete as delete_by_pyfluss
 from tests.end_to_end.kv import upsert as upsert_by_pyfluss
 from tests.end_to_end.raw import RawClient
-from zufluss.client.sync.connection import Connection, Table
+from zufluss.client.sync.connection import Connection
+from zufluss.client.sync.table import Table
 from zufluss.errors import ErrorCode, ZuflussError
 from zufluss.model.merge import MergeMode
 from zufluss.testing.server import DevServer

@@ -32,7 +32,8 @@ from tests.end_to_end.aggregation.recovery import (
 from tests.end_to_end.raw import ConnectionEndedError, RawClient
 from tests.servers import WarmServer
 from tests.waiting import eventually
-from zufluss.client.sync.connection import Connection, Table
+from zufluss.client.sync.connection import Connection
+from zufluss.client.sync.table import Table
 from zufluss.errors import ProducerFencedError, ProducerStateError
 from zufluss.kv.producer.own_changes import STEP_ROWS
 from zufluss.log.files import KILL_AT_VARIABLE

@@ -23,7 +23,7 @@ from tests.end_to_end.aggregation.recovery import SUM, column_of, create, put_pl
 from tests.end_to_end.raw import ConnectionEndedError, RawClient
 from tests.servers import RoleServer, WarmServer
 from tests.waiting import eventually
-from zufluss.client.sync.connection import Table
+from zufluss.client.sync.table import Table
 from zufluss.errors import (
     ColumnLockedError,
     ErrorCode,

@@ -23,7 +23,8 @@ from tests.end_to_end.aggregation.reference import (
 from tests.end_to_end.aggregation.tables import Row, aggregated, batch_of, changes
 from tests.end_to_end.helpers import connected, in_time
 from tests.end_to_end.kv import lookup, upsert
-from zufluss.client.sync.connection import Connection, Table
+from zufluss.client.sync.connection import Connection
+from zufluss.client.sync.table import Table
 from zufluss.model.aggregate import FUNCTIONS
 from zufluss.model.ddl import parse_type
 from zufluss.model.types import Root

@@ -39,7 +39,8 @@ from tests.end_to_end.aggregation.tables import (
 from tests.end_to_end.kv import PUT_VERSION, Codec, kv_batch, put_request
 from tests.end_to_end.raw import RawClient
 from tests.end_to_end.test_overwrite_permission import guarded
-from zufluss.client.sync.connection import Connection, Table
+from zufluss.client.sync.connection import Connection
+from zufluss.client.sync.table import Table
 from zufluss.errors import (
     AggregationError,
     AuthorizationError,

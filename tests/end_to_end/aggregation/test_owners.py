@@ -34,7 +34,8 @@ from tests.end_to_end.aggregation.recovery import (
 from tests.end_to_end.kv import PUT_VERSION, put_request
 from tests.end_to_end.raw import RawClient
 from tests.waiting import eventually
-from zufluss.client.sync.connection import Connection, Table
+from zufluss.client.sync.connection import Connection
+from zufluss.client.sync.table import Table
 from zufluss.errors import (
     ColumnLockedError,
     ErrorCode,

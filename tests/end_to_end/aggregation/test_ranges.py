@@ -31,7 +31,8 @@ from tests.end_to_end.raw import RawClient
 from tests.servers import WarmServer
 from tests.waiting import eventually
 from zufluss.client import ProducerState
-from zufluss.client.sync.connection import Connection, Table
+from zufluss.client.sync.connection import Connection
+from zufluss.client.sync.table import Table
 from zufluss.errors import (
     ErrorCode,
     ProducerNotFoundError,

@@ -25,7 +25,8 @@ from tests.end_to_end.aggregation.tables import (
 )
 from tests.end_to_end.kv import Codec, kv_batch, raw_changelog
 from tests.end_to_end.raw import RawClient, table_path
-from zufluss.client.sync.connection import Connection, Table
+from zufluss.client.sync.connection import Connection
+from zufluss.client.sync.table import Table
 from zufluss.errors import (
     ColumnLockedError,
     ErrorCode,

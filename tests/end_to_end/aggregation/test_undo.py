@@ -31,7 +31,8 @@ from tests.end_to_end.aggregation.recovery import (
 )
 from tests.end_to_end.raw import RawClient
 from tests.servers import WarmServer
-from zufluss.client.sync.connection import Connection, Table
+from zufluss.client.sync.connection import Connection
+from zufluss.client.sync.table import Table
 from zufluss.errors import ErrorCode, InvalidProducerIdError
 from zufluss.model.aggregate import FUNCTIONS
 from zufluss.model.producer import UNDO_TASK

@@ -25,7 +25,8 @@ from tests.end_to_end.aggregation.tables import (
 from tests.end_to_end.helpers import connected, in_time
 from tests.end_to_end.kv import Codec, kv_batch, upsert
 from tests.end_to_end.raw import RawClient
-from zufluss.client.sync.connection import Connection, Table
+from zufluss.client.sync.connection import Connection
+from zufluss.client.sync.table import Table
 from zufluss.errors import AggregationError, InvalidTargetColumnError
 from zufluss.model.merge import MergeMode
 from zufluss.model.schema import Schema

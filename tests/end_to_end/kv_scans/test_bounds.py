@@ -30,7 +30,8 @@ from tests.end_to_end.scans import (
 from tests.tablet.keyed import many
 from tests.tablet.scan.test_service import scanning
 from tests.tablet.support import TABLE
-from zufluss.client.sync.connection import Connection, Table
+from zufluss.client.sync.connection import Connection
+from zufluss.client.sync.table import Table
 from zufluss.model.predicate import col
 from zufluss.testing.server import DevServer
 from zufluss.wire import messages as m

@@ -51,7 +51,8 @@ from tests.end_to_end.scans import (
 from tests.tablet.keyed import KEYED, many
 from tests.tablet.scan.test_service import Scans, scanning
 from tests.tablet.support import TABLE
-from zufluss.client.sync.connection import Connection, Table
+from zufluss.client.sync.connection import Connection
+from zufluss.client.sync.table import Table
 from zufluss.errors import InvalidScanRequestError
 from zufluss.testing.files import SilentFiles
 from zufluss.testing.server import DevServer

@@ -23,7 +23,8 @@ from tests.counts import rounds
 from tests.end_to_end.kv_scans.conftest import PAGED
 from tests.end_to_end.kv_scans.support import State, applied, by_key
 from tests.servers import WarmServer
-from zufluss.client.sync.connection import Connection, Table
+from zufluss.client.sync.connection import Connection
+from zufluss.client.sync.table import Table
 from zufluss.errors import ZuflussError
 from zufluss.model.table import TableBucket
 from zufluss.testing.server import DevServer

@@ -42,7 +42,7 @@ from tests.end_to_end.scans import (
 from tests.end_to_end.test_security import free_ports
 from tests.servers import WarmServer
 from tests.waiting import eventually
-from zufluss.client.sync.connection import Table
+from zufluss.client.sync.table import Table
 from zufluss.errors import ErrorCode
 from zufluss.testing.server import DevServer
 from zufluss.wire import messages as m

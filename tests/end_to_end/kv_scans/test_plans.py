@@ -40,7 +40,8 @@ from tests.end_to_end.scans import (
 )
 from tests.waiting import eventually
 from zufluss import col
-from zufluss.client.sync.connection import Connection, Table
+from zufluss.client.sync.connection import Connection
+from zufluss.client.sync.table import Table
 from zufluss.model.expression import Expression
 from zufluss.model.schema import Schema
 from zufluss.testing.server import DevServer

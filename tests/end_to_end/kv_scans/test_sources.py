@@ -11,7 +11,8 @@ from tests.client.pk import create_table, delete, upsert
 from tests.end_to_end.kv_scans.support import Change, State, applied, by_key
 from tests.waiting import eventually
 from zufluss import col
-from zufluss.client.sync.connection import Connection, Table
+from zufluss.client.sync.connection import Connection
+from zufluss.client.sync.table import Table
 from zufluss.errors import ZuflussError
 from zufluss.model.table import TableBucket
 

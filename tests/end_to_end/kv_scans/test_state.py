@@ -28,7 +28,8 @@ from tests.end_to_end.scans import (
     put_rows,
 )
 from tests.waiting import eventually
-from zufluss.client.sync.connection import Connection, Table
+from zufluss.client.sync.connection import Connection
+from zufluss.client.sync.table import Table
 from zufluss.testing.server import DevServer
 
 COUNT, BUCKETS = 100_000, 3

@@ -33,7 +33,8 @@ from tests.servers import WarmServer
 from tests.tablet.scan.test_service import AGE, IDLE, Scans, context, scanning
 from tests.tablet.support import TABLE
 from tests.waiting import eventually
-from zufluss.client.sync.connection import Connection, Table
+from zufluss.client.sync.connection import Connection
+from zufluss.client.sync.table import Table
 from zufluss.errors import KvScanExpiredError, ZuflussError
 from zufluss.testing.server import DevServer
 from zufluss.wire import messages as m

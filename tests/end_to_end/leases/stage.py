@@ -20,10 +20,11 @@ import zufluss
 from tests.end_to_end.raw import RawClient
 from tests.servers import WarmServer, free_port
 from tests.waiting import eventually
-from zufluss.client.admin import KvSnapshotInfo
+from zufluss.client.keyed.snapshots import KvSnapshotInfo
 from zufluss.client.lease.info import KvSnapshotLeaseInfo, leases_of
 from zufluss.client.lease.wire import leased_of, unavailable_of
-from zufluss.client.sync.connection import Connection, Table
+from zufluss.client.sync.connection import Connection
+from zufluss.client.sync.table import Table
 from zufluss.errors import KvSnapshotNotExistError
 from zufluss.model.lease import Unavailable
 from zufluss.model.table import TableBucket

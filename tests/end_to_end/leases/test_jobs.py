@@ -17,8 +17,8 @@ from tests.client.relay import Relay
 from tests.end_to_end.leases.inside import inside
 from tests.end_to_end.leases.stage import DAY_MS, Stage, exist, rows, stage, unique
 from tests.waiting import eventually
-from zufluss.client.lease.lease import KvSnapshotLease
-from zufluss.client.sync.connection import Table
+from zufluss.client.sync.lease import KvSnapshotLease
+from zufluss.client.sync.table import Table
 from zufluss.errors import KvSnapshotLeaseNotFoundError
 from zufluss.model.table import TableBucket
 from zufluss.testing.process import ReadyProcess

@@ -15,7 +15,7 @@ from tests.counts import rounds
 from tests.end_to_end.leases.inside import Inside, inside
 from tests.end_to_end.leases.stage import HOUR_MS, Caller, Stage, exist, rows, stage, unique
 from tests.waiting import eventually
-from zufluss.client.sync.connection import Table
+from zufluss.client.sync.table import Table
 from zufluss.errors import KvSnapshotNotExistError
 from zufluss.model.lease import Unavailable
 from zufluss.model.table import TableBucket

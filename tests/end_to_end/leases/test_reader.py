@@ -15,7 +15,7 @@ from tests.counts import rounds
 from tests.end_to_end.leases.stage import Stage, exist, stage
 from tests.waiting import eventually
 from zufluss.client.keyed import snapshot_reader
-from zufluss.client.sync.connection import Table
+from zufluss.client.sync.table import Table
 from zufluss.errors import KvSnapshotLeaseNotFoundError
 from zufluss.model.table import TableBucket
 

@@ -26,7 +26,7 @@ from tests.end_to_end.leases.stage import (
 from tests.end_to_end.locations.inspection import scrape
 from tests.end_to_end.raw import ConnectionEndedError
 from tests.servers import free_port
-from zufluss.client.sync.connection import Table
+from zufluss.client.sync.table import Table
 from zufluss.coordinator.leases.records import head_path, table_path
 from zufluss.coordinator.server import Coordinator
 from zufluss.errors import (

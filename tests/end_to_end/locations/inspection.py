@@ -20,7 +20,7 @@ from tests.end_to_end.locations.stage import CLIENT, SERVER, TABLE, Stage
 from tests.servers import WarmServer
 from tests.waiting import eventually
 from zufluss.cli.main import app
-from zufluss.client.sync.connection import Table
+from zufluss.client.sync.table import Table
 from zufluss.remote.objects import Objects
 from zufluss.remote.uri import parse_location
 from zufluss.testing.server import DevServer

@@ -21,7 +21,8 @@ import zufluss
 from tests.end_to_end.helpers import connected, in_time, read_arrow
 from tests.servers import WarmServer
 from tests.waiting import eventually
-from zufluss.client.sync.connection import Connection, Table
+from zufluss.client.sync.connection import Connection
+from zufluss.client.sync.table import Table
 from zufluss.remote.errors import ObjectMissingError
 from zufluss.remote.locations import Health
 from zufluss.remote.manifest import MANIFEST_BYTES_MAX, LogManifest

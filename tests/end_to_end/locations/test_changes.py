@@ -32,7 +32,7 @@ from tests.end_to_end.locations.stage import (
 )
 from tests.servers import WarmServer
 from tests.waiting import eventually
-from zufluss.client.sync.connection import Admin
+from zufluss.client.sync.admin import Admin
 from zufluss.errors import ConfigError
 from zufluss.remote.locations import AdminState
 from zufluss.remote.placement import SmoothRoundRobin

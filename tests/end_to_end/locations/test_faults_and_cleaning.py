@@ -46,7 +46,7 @@ from tests.end_to_end.locations.stage import (
 )
 from tests.servers import WarmServer
 from tests.waiting import eventually
-from zufluss.client.sync.connection import Table
+from zufluss.client.sync.table import Table
 from zufluss.log.files import KILL_AT_VARIABLE
 from zufluss.remote.locations import Health
 from zufluss.remote.objects import ObjectMissingError, Objects

@@ -34,7 +34,7 @@ from tests.end_to_end.locations.stage import (
     write,
 )
 from tests.servers import WarmServer
-from zufluss.client.sync.connection import Table
+from zufluss.client.sync.table import Table
 from zufluss.coordinator.remote.locations import LOCATIONS_PATH, PLACEMENT_PATH
 from zufluss.meta.api import Delete, Op, Put
 from zufluss.meta.embedded import EmbeddedStore

@@ -30,7 +30,7 @@ from tests.end_to_end.locations.stage import (
 )
 from tests.end_to_end.raw import RawClient, fetch_request
 from tests.waiting import eventually
-from zufluss.client.sync.connection import Table
+from zufluss.client.sync.table import Table
 from zufluss.errors import ErrorCode
 from zufluss.record.keys.encoding import bucket_assign
 from zufluss.remote.errors import LocationUnavailableError

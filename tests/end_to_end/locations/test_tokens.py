@@ -24,7 +24,7 @@ from tests.end_to_end.locations.stage import (
 )
 from tests.remote.iam import Iam
 from tests.waiting import eventually
-from zufluss.client.sync.connection import Table
+from zufluss.client.sync.table import Table
 from zufluss.cluster.image import ClusterImage, DatabaseEntry, DatabasePut, TableEntry, TablePut
 from zufluss.cluster.token_service import TokenService
 from zufluss.config import Configuration

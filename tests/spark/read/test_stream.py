@@ -28,7 +28,8 @@ from tests.spark.cluster import QUICK
 from tests.spark.read.test_table import append, delete, plain, upsert
 from tests.spark.stream_queries import StreamRead, everything
 from tests.spark.stream_queries import stream_reader as reader
-from zufluss.client.sync.connection import Connection, Table
+from zufluss.client.sync.connection import Connection
+from zufluss.client.sync.table import Table
 from zufluss.errors import (
     ConfigError,
     OffsetOutOfRangeError,

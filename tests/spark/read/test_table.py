@@ -19,7 +19,8 @@ from tests.client.rounds import Rounds, lake_table
 from tests.counts import FULL
 from tests.servers import WarmServer
 from zufluss import col
-from zufluss.client.sync.connection import Connection, Table
+from zufluss.client.sync.connection import Connection
+from zufluss.client.sync.table import Table
 from zufluss.errors import InvalidColumnProjectionError, InvalidTableError, PartitionNotExistError
 from zufluss.lake.base import CommitterContext, catalog_properties, lake_factory
 from zufluss.testing.server import DevServer

@@ -9,24 +9,30 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 from collections.abc import Iterable
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
-from zufluss.client.connection import AsyncConnection
+from zufluss.client.core.catalog import list_partitions
+from zufluss.client.core.cluster import ClusterConnection
 from zufluss.client.core.metadata import ServerNode
 from zufluss.client.core.retry import PASSING, Backoff
 from zufluss.errors import (
     InvalidTableError,
     InvalidTimestampError,
     LeaderNotAvailableError,
+    PartitionNotExistError,
+    UnknownTableOrBucketError,
     ZuflussError,
     error,
 )
-from zufluss.model.table import TableBucket, TableInfo
+from zufluss.model.table import TableBucket, TableInfo, TablePath
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
 
 Position = Literal["earliest", "latest"] | int | dt.datetime
 """A place in a log that the server translates into offsets."""
+
+LISTINGS_MAX: Final = 5
+"""Listings of the partitions of a table while partitions are created and dropped."""
 
 _EARLIEST, _LATEST, _TIMESTAMP = 0, 1, 2
 _NO_FOLLOWER = -1
@@ -42,7 +48,7 @@ class BucketPlace(NamedTuple):
 
 
 async def list_offsets(
-    connection: AsyncConnection, info: TableInfo, places: Iterable[BucketPlace], at: Position
+    connection: ClusterConnection, info: TableInfo, places: Iterable[BucketPlace], at: Position
 ) -> dict[TableBucket, int]:
     """The offset of each bucket at a position; servers that fail are asked again."""
     open_places = {place.bucket: place for place in places}
@@ -61,8 +67,43 @@ async def list_offsets(
     return found
 
 
+async def list_all_offsets(
+    connection: ClusterConnection, path: TablePath, at: Position
+) -> dict[TableBucket, int]:
+    """The offset of every bucket of every partition; partitions dropped meanwhile are left out."""
+    info = await connection.table_info(path, refresh=True)
+    places = await _all_places(connection, info)
+    for _ in range(LISTINGS_MAX):
+        try:
+            return await list_offsets(connection, info, places, at)
+        except (PartitionNotExistError, UnknownTableOrBucketError):
+            before, places = places, await _all_places(connection, info)
+            if places == before:
+                raise
+    return await list_offsets(connection, info, places, at)
+
+
+async def _all_places(connection: ClusterConnection, info: TableInfo) -> list[BucketPlace]:
+    """Every bucket of the partitions that a table has now."""
+    if not info.is_partitioned:
+        return await places_of(connection, info, [None])
+    places = [
+        BucketPlace(TableBucket(info.table_id, partition.partition_id, i), partition.name)
+        for partition in await list_partitions(connection, info.path)
+        for i in range(info.bucket_count)
+    ]
+    leader = connection.metadata.leader
+    unknown = {p.partition for p in places if p.partition and leader(p.bucket) is None}
+    if unknown:
+        try:
+            await connection.refresh_leaders(info, unknown)
+        except PartitionNotExistError:
+            return places  # the request for offsets reports the dropped partition
+    return places
+
+
 async def _find_leaders(
-    connection: AsyncConnection, info: TableInfo, partitions: Iterable[str], backoff: Backoff
+    connection: ClusterConnection, info: TableInfo, partitions: Iterable[str], backoff: Backoff
 ) -> None:
     """Ask who leads the buckets now, again while nobody answers; raise what is gone for good."""
     names = list(partitions)
@@ -77,7 +118,7 @@ async def _find_leaders(
 
 
 async def _ask_leaders(
-    connection: AsyncConnection, places: dict[TableBucket, BucketPlace], at: Position
+    connection: ClusterConnection, places: dict[TableBucket, BucketPlace], at: Position
 ) -> tuple[dict[TableBucket, int], ZuflussError | None]:
     """Ask every leader once; what was found, and the last error that may pass."""
     groups: dict[tuple[ServerNode, int | None], list[TableBucket]] = {}
@@ -99,7 +140,7 @@ async def _ask_leaders(
 
 
 async def _ask(
-    connection: AsyncConnection, server: ServerNode, buckets: list[TableBucket], at: Position
+    connection: ClusterConnection, server: ServerNode, buckets: list[TableBucket], at: Position
 ) -> tuple[dict[TableBucket, int], ZuflussError | None]:
     request = _request(buckets, at)
     by_id = {bucket.bucket_id: bucket for bucket in buckets}
@@ -153,7 +194,7 @@ def _kind(at: Position) -> tuple[int, int | None]:
 
 
 async def places_of(
-    connection: AsyncConnection, info: TableInfo, partitions: Iterable[str | None]
+    connection: ClusterConnection, info: TableInfo, partitions: Iterable[str | None]
 ) -> list[BucketPlace]:
     """The buckets of a table, or of some of its partitions; their leaders are known afterwards."""
     names = list(partitions)

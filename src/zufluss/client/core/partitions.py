@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from zufluss.client.admin import AsyncAdmin, Partition
-from zufluss.client.connection import AsyncConnection
+from zufluss.client.core.catalog import Partition, list_partitions
+from zufluss.client.core.cluster import ClusterConnection
 from zufluss.client.core.offsets import BucketPlace, check_buckets, places_of
 from zufluss.errors import InvalidTableError, PartitionNotExistError
 from zufluss.model.partition import partition_name
@@ -13,7 +13,7 @@ from zufluss.model.table import TableBucket, TableInfo
 
 
 async def partition_names(
-    connection: AsyncConnection, info: TableInfo, wanted: Iterable[Partition] | None
+    connection: ClusterConnection, info: TableInfo, wanted: Iterable[Partition] | None
 ) -> list[str | None]:
     """The names of the wanted partitions, None: of all; of a table without partitions one None."""
     if not info.is_partitioned:
@@ -21,12 +21,12 @@ async def partition_names(
             raise InvalidTableError(f"table {info.path} is not partitioned")
         return [None]
     if wanted is None:
-        return [found.name for found in await AsyncAdmin(connection).list_partitions(info.path)]
+        return [part.name for part in await list_partitions(connection, info.path)]
     return [p if isinstance(p, str) else partition_name(info.partition_keys, p) for p in wanted]
 
 
 async def chosen_places(
-    connection: AsyncConnection,
+    connection: ClusterConnection,
     info: TableInfo,
     partitions: Iterable[Partition] | None,
     buckets: Iterable[int] | None,

@@ -1,14 +1,13 @@
-"""The tokens of a connection: what opens which remote files, asked for once and renewed in time.
+"""Remote files, opened with the security tokens that the cluster hands out.
 
-They belong to the connection and are kept by prefix, so tables do not overwrite each other's; the
-longest prefix of an address counts. A token is renewed when 80 % of its life is over, by whoever
-reads next, and at once when a store refuses it. As long as the old one is good, a server that
-cannot be reached does not disturb readers.
+`RemoteAccess` keeps one token per prefix of addresses, for all readers of a connection; the
+longest matching prefix counts. The first reader that comes after 80 % of a token's life renews it,
+and a token that the store refuses is renewed at once. While the old token is valid, a failed
+renewal does not disturb readers. A cluster that hands out no list of tokens gives one token for
+all files of its scheme.
 
-A cluster without lists of tokens gives one for all files of its scheme.
-
-Any server gives tokens, but of a table that was dropped while a lease holds its snapshots only the
-coordinator knows. It is asked where no other server gives a token for an address.
+Any server hands out tokens. Only the coordinator knows a dropped table whose snapshots a lease
+still holds; it is asked when the other servers give no token for an address.
 """
 
 from __future__ import annotations
@@ -18,7 +17,9 @@ import json
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final, Protocol
+
+from google.protobuf.message import Message
 
 from zufluss.clock import Clock, ClockMs, wall_ms
 from zufluss.errors import CorruptMessageError, ErrorCode, TableNotExistError, ZuflussError
@@ -32,13 +33,10 @@ from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
 from zufluss.wire.tables import physical_path_to_proto
 
-if TYPE_CHECKING:
-    from zufluss.client.connection import AsyncConnection
-
 RENEW_AT: Final = 0.8
 """The part of its life after which a token is renewed."""
 RENEW_SECONDS_MIN: Final = 1.0
-"""The shortest time between two renewals, however wrong the clocks are."""
+"""The shortest time between two renewals, even if the clocks disagree."""
 
 _PROPERTIES: Final = {
     ENDPOINT: "s3.endpoint",
@@ -52,79 +50,91 @@ _CREDENTIALS: Final = {
 }
 
 
+class Call(Protocol):
+    """A request to the cluster, retried while its error may pass."""
+
+    async def __call__(self, api_key: ApiKey, request: Message) -> Any:
+        """Send the request and return the answer."""
+        ...
+
+
 @dataclass(slots=True, eq=False)
-class Access:
-    """A token in use: the stores that it opens."""
+class HeldToken:
+    """A token in use, and the stores it opens."""
 
     prefix: str
-    """What it opens."""
+    """Addresses below this prefix are opened with the token."""
     properties: dict[str, str] = field(repr=False)
-    """Of the stores."""
+    """Properties of the stores, with the credentials."""
     renew_at: float
-    """Monotonic time."""
+    """Monotonic time; 0 after the store refused the token."""
     ends_at: float
-    """Monotonic time; it is good for nothing then."""
+    """Monotonic time at which the token expires."""
     stores: dict[str, Objects] = field(default_factory=dict)
-    """By their root."""
+    """Stores by their root."""
 
     def covers(self, uri: LocationUri) -> bool:
         """Whether an address lies below the prefix."""
         return f"{uri.text}/".startswith(self.prefix.rstrip("/") + "/")
 
 
-class RemoteFiles:
-    """The remote files of a cluster, for the readers of one connection."""
+class RemoteAccess:
+    """The remote files of a cluster, for all readers of one connection."""
 
     def __init__(
         self,
-        connection: AsyncConnection,
+        ask_any: Call,
+        ask_coordinator: Call,
+        *,
+        timeout_ms: int,
         clock: Clock = time.monotonic,
         clock_ms: ClockMs = wall_ms,
     ) -> None:
-        self._connection = connection
+        self._ask_any = ask_any
+        self._ask_coordinator = ask_coordinator
+        self._timeout_ms = timeout_ms
         self._clock = clock
         self._clock_ms = clock_ms
-        self._held: dict[str, Access] = {}
-        self._asking: dict[TablePath, asyncio.Task[None]] = {}
+        self._held: dict[str, HeldToken] = {}
+        self._renewals: dict[TablePath, asyncio.Task[None]] = {}
 
     async def read(self, table: TablePath, uri: LocationUri, start: int, end: int) -> memoryview:
         """The bytes of a range of a file that belongs to a table."""
-        access = await self._access(table, uri)
+        token = await self._token(table, uri)
         try:
-            return await self._range(access, uri, start, end)
+            return await self._range(token, uri, start, end)
         except ObjectForbiddenError:
-            if "s3.access-key" not in access.properties:
-                raise  # it was not our token that was refused
-            access.renew_at = 0.0
-        return await self._range(await self._access(table, uri), uri, start, end)
+            if "s3.access-key" not in token.properties:
+                raise  # the store refused other credentials than the token's
+            token.renew_at = 0.0
+        return await self._range(await self._token(table, uri), uri, start, end)
 
     async def objects(self, table: TablePath, directory: str) -> tuple[Objects, str]:
         """The store of a directory of a table, and the path of the directory in it."""
         uri = parse_location(directory, f"a remote directory of table {table}")
-        return self._store(await self._access(table, uri), uri)
+        return self._store(await self._token(table, uri), uri)
 
-    async def _range(self, access: Access, uri: LocationUri, start: int, end: int) -> memoryview:
-        objects, path = self._store(access, uri)
+    async def _range(self, token: HeldToken, uri: LocationUri, start: int, end: int) -> memoryview:
+        objects, path = self._store(token, uri)
         return await objects.get_range(path, start, end)
 
-    def _store(self, access: Access, uri: LocationUri) -> tuple[Objects, str]:
-        root = _root(access, uri)
-        objects = access.stores.get(root.text)
+    def _store(self, token: HeldToken, uri: LocationUri) -> tuple[Objects, str]:
+        root = _root(token, uri)
+        objects = token.stores.get(root.text)
         if objects is None:
-            timeout_ms = self._connection.options.request_timeout_ms
-            objects = Objects(root, access.properties, timeout_ms=timeout_ms)
-            access.stores[root.text] = objects
+            objects = Objects(root, token.properties, timeout_ms=self._timeout_ms)
+            token.stores[root.text] = objects
         return objects, uri.path.removeprefix(root.path).strip("/")
 
     # -- tokens --------------------------------------------------------------------------------
 
-    async def _access(self, table: TablePath, uri: LocationUri) -> Access:
-        """The token for an address, asked for if there is none or the old one ends soon."""
+    async def _token(self, table: TablePath, uri: LocationUri) -> HeldToken:
+        """The token for an address, renewed if it is missing or near its end."""
         held = self._longest(uri)
         if held is not None and self._clock() < held.renew_at:
             return held
         try:
-            await self._ask(table, uri)
+            await self._renew_once(table, uri)
         except ZuflussError as e:
             if held is None or self._clock() >= held.ends_at or not held.renew_at:
                 if e.code is ErrorCode.SECURITY_TOKEN_EXCEPTION:
@@ -136,16 +146,17 @@ class RemoteFiles:
             raise LocationUnavailableError(uri.text, "", "the cluster gave no token for it")
         return held
 
-    def _longest(self, uri: LocationUri) -> Access | None:
-        found = [access for access in self._held.values() if access.covers(uri)]
-        return max(found, key=lambda access: len(access.prefix), default=None)
+    def _longest(self, uri: LocationUri) -> HeldToken | None:
+        tokens = [token for token in self._held.values() if token.covers(uri)]
+        return max(tokens, key=lambda token: len(token.prefix), default=None)
 
-    async def _ask(self, table: TablePath, uri: LocationUri) -> None:
-        task = self._asking.get(table)
+    async def _renew_once(self, table: TablePath, uri: LocationUri) -> None:
+        """Renew the tokens of a table; concurrent callers share one renewal."""
+        task = self._renewals.get(table)
         if task is None:
             task = asyncio.ensure_future(self._renew(table, uri))
-            self._asking[table] = task
-            task.add_done_callback(lambda _: self._asking.pop(table, None))
+            self._renewals[table] = task
+            task.add_done_callback(lambda _: self._renewals.pop(table, None))
         await asyncio.shield(task)
 
     async def _renew(self, table: TablePath, uri: LocationUri) -> None:
@@ -153,11 +164,11 @@ class RemoteFiles:
         request = m.GetFileSystemSecurityTokenRequest(tables=[path])
         key = ApiKey.GET_FILESYSTEM_SECURITY_TOKEN
         with suppress(TableNotExistError):
-            self._take(await self._connection.call_any(key, request))
-            found = self._longest(uri)
-            if found is not None and self._clock() < found.renew_at:
+            self._take(await self._ask_any(key, request))
+            token = self._longest(uri)
+            if token is not None and self._clock() < token.renew_at:
                 return
-        self._take(await self._connection.call_coordinator(key, request))
+        self._take(await self._ask_coordinator(key, request))
 
     def _take(self, answer: m.GetFileSystemSecurityTokenResponse) -> None:
         if not answer.tokens:
@@ -174,35 +185,37 @@ class RemoteFiles:
             life = (token.expiration_time - self._clock_ms()) / 1000
             ends_at = now + life
             renew_at = now + max(life * RENEW_AT, RENEW_SECONDS_MIN)
-        access = Access(prefix, _properties(prefix, token), renew_at, ends_at)
+        held = HeldToken(prefix, _properties(prefix, token), renew_at, ends_at)
         before = self._held.get(prefix)
-        if before is not None and before.properties == access.properties:
-            access.stores = before.stores
-        self._held[prefix] = access
+        if before is not None and before.properties == held.properties:
+            held.stores = before.stores
+        self._held[prefix] = held
 
 
 def _properties(
     prefix: str, token: m.GetFileSystemSecurityTokenResponse | m.PbFileSystemToken
 ) -> dict[str, str]:
-    """What a token says, in our own keys; what we do not know is left out."""
-    found = {
+    """The properties of a token under our own keys; unknown ones are left out."""
+    properties = {
         _PROPERTIES[pair.key]: pair.value for pair in token.addition_info if pair.key in _PROPERTIES
     }
     if not token.token:
-        return found
+        return properties
     try:
         credentials = json.loads(token.token)
         keys = {_CREDENTIALS[k]: str(v) for k, v in credentials.items() if k in _CREDENTIALS and v}
     except (ValueError, AttributeError):
         raise CorruptMessageError(f"the token for {prefix} is no JSON object") from None
-    return found | keys
+    return properties | keys
 
 
-def _root(access: Access, uri: LocationUri) -> LocationUri:
-    """Where the store of an address begins: few stores, each with connections of its own."""
-    below = access.prefix.removeprefix(uri.fs_key).strip("/")
-    if below and access.prefix.startswith(uri.fs_key):
+def _root(token: HeldToken, uri: LocationUri) -> LocationUri:
+    """The root of the store of an address. Few stores, because each has its own connections."""
+    below = token.prefix.removeprefix(uri.fs_key).strip("/")
+    if below and token.prefix.startswith(uri.fs_key):
         return LocationUri(uri.scheme, uri.authority, f"/{below}")
-    if uri.scheme == FILE:  # the directory of the location: without it, the disk is away
+    if (
+        uri.scheme == FILE
+    ):  # the directory of the location; if it is missing, the disk is not mounted
         return LocationUri(FILE, "", root_of(uri.path) or "/" + uri.path.split("/")[1])
     return LocationUri(uri.scheme, uri.authority, "")

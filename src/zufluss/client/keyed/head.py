@@ -11,8 +11,8 @@ from typing import Final
 
 import pyarrow as pa
 
-from zufluss.client.admin import AsyncAdmin
-from zufluss.client.connection import AsyncConnection
+from zufluss.client.core.catalog import list_partitions
+from zufluss.client.core.cluster import ClusterConnection
 from zufluss.client.core.offsets import BucketPlace, places_of
 from zufluss.client.core.retry import PASSING, Backoff
 from zufluss.client.keyed.values import ValueDecoder
@@ -24,11 +24,11 @@ from zufluss.wire.api import ApiKey
 BUCKETS_AT_ONCE: Final = 16
 
 
-async def head_of_keys(connection: AsyncConnection, info: TableInfo, count: int) -> pa.Table:
+async def head_of_keys(connection: ClusterConnection, info: TableInfo, count: int) -> pa.Table:
     """At most `count` rows of a primary-key table."""
     names: list[str | None] = [None]
     if info.is_partitioned:
-        names = [p.name for p in await AsyncAdmin(connection).list_partitions(info.path)]
+        names = [p.name for p in await list_partitions(connection, info.path)]
     places = await places_of(connection, info, names)
     decoder = ValueDecoder(connection, info)
     parts: list[pa.RecordBatch] = []
@@ -44,7 +44,7 @@ async def head_of_keys(connection: AsyncConnection, info: TableInfo, count: int)
 
 
 async def _bucket_rows(
-    connection: AsyncConnection,
+    connection: ClusterConnection,
     info: TableInfo,
     place: BucketPlace,
     limit: int,

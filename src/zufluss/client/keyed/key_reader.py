@@ -19,8 +19,8 @@ import numpy.typing as npt
 import pyarrow as pa
 from google.protobuf.message import Message
 
-from zufluss.client.connection import AsyncConnection
 from zufluss.client.core.buckets import group_rows, split_partitions
+from zufluss.client.core.cluster import ClusterConnection
 from zufluss.client.core.metadata import ServerNode
 from zufluss.client.core.retry import PASSING, Backoff
 from zufluss.errors import (
@@ -102,7 +102,7 @@ class KeyReader(Generic[T]):
     """Reads by key from one table."""
 
     def __init__(
-        self, connection: AsyncConnection, info: TableInfo, call: ReadCall[T], encoder: KeyEncoder
+        self, connection: ClusterConnection, info: TableInfo, call: ReadCall[T], encoder: KeyEncoder
     ) -> None:
         from zufluss.record.keys.encoding import KeyEncoder
         from zufluss.record.keys.hash import bucket_ids  # these load the compiled kernels

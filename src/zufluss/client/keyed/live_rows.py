@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from zufluss.client.connection import AsyncConnection
+from zufluss.client.core.cluster import ClusterConnection
 from zufluss.client.core.offsets import BucketPlace
 from zufluss.client.core.partitions import offsets_at
 from zufluss.client.keyed.pins import Pin, Pins
@@ -22,7 +22,7 @@ class LiveRows(Rows):
     """The state of buckets, pinned on their servers."""
 
     def __init__(
-        self, connection: AsyncConnection, info: TableInfo, shape: Shape, *, resume: bool
+        self, connection: ClusterConnection, info: TableInfo, shape: Shape, *, resume: bool
     ) -> None:
         self._connection = connection
         self._info = info
@@ -50,7 +50,7 @@ class PinRows(BucketRows):
     """The rows of a pinned bucket."""
 
     def __init__(
-        self, connection: AsyncConnection, info: TableInfo, shape: Shape, pins: Pins, pin: Pin
+        self, connection: ClusterConnection, info: TableInfo, shape: Shape, pins: Pins, pin: Pin
     ) -> None:
         self._connection = connection
         self._info = info

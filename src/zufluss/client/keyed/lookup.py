@@ -26,7 +26,7 @@ from typing import Any, Final, Literal, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from zufluss.client.connection import AsyncConnection
+from zufluss.client.core.cluster import ClusterConnection
 from zufluss.client.core.convert import ColumnMismatchError, is_row, rows_to_batch, to_batches
 from zufluss.client.core.keys import (
     check_primary_key,
@@ -57,7 +57,7 @@ PIECE_KEYS: Final = 65_536
 class AsyncLookup:
     """The lookups of one table; `table.lookup` and `table.prefix_lookup` use it."""
 
-    def __init__(self, connection: AsyncConnection, info: TableInfo) -> None:
+    def __init__(self, connection: ClusterConnection, info: TableInfo) -> None:
         from zufluss.record.keys.encoding import KeyEncoder  # loads the compiled kernels
 
         check_primary_key(info, "lookup", "table.scan()")

@@ -29,7 +29,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from zufluss.client.connection import AsyncConnection
+from zufluss.client.core.cluster import ClusterConnection
 from zufluss.client.core.metadata import ServerNode
 from zufluss.client.core.offsets import BucketPlace
 from zufluss.client.core.retry import PASSING, Backoff
@@ -91,7 +91,7 @@ class Pins:
     """The pins of one run of a scan."""
 
     def __init__(
-        self, connection: AsyncConnection, info: TableInfo, *, resume: bool, keep: bool = True
+        self, connection: ClusterConnection, info: TableInfo, *, resume: bool, keep: bool = True
     ) -> None:
         self._connection = connection
         self._info = info

@@ -26,8 +26,8 @@ from typing import Final, Literal
 
 import pyarrow as pa
 
-from zufluss.client.admin import Partition
-from zufluss.client.connection import AsyncConnection
+from zufluss.client.core.catalog import Partition
+from zufluss.client.core.cluster import ClusterConnection
 from zufluss.client.core.keys import check_primary_key
 from zufluss.client.core.offsets import check_buckets
 from zufluss.client.core.partitions import chosen_places
@@ -53,7 +53,7 @@ class AsyncKvScan(AsyncScan):
     ...     changes = table.changelog(start=scanner.log_offsets, stop=None)
     """
 
-    connection: AsyncConnection
+    connection: ClusterConnection
     """Where the table is."""
     info: TableInfo
     """The table."""

@@ -19,16 +19,20 @@ RocksDB is opened here, in a few lines, and not through `zufluss.kv`, which belo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, ParamSpec, Self, TypeVar
 
 import pyarrow as pa
 
-from zufluss.client.admin import KvSnapshotFile, KvSnapshotMetadata
-from zufluss.client.connection import AsyncConnection
+from zufluss.client.core.cluster import ClusterConnection
 from zufluss.client.core.keys import check_primary_key
 from zufluss.client.keyed.scratch import Scratch
+from zufluss.client.keyed.snapshots import (
+    KvSnapshotFile,
+    KvSnapshotMetadata,
+    kv_snapshot_metadata,
+)
 from zufluss.client.keyed.values import ValueDecoder, slices_of
 from zufluss.client.lease.lease import AsyncKvSnapshotLease
 from zufluss.errors import (
@@ -41,7 +45,6 @@ from zufluss.model.table import TableBucket, TableInfo
 from zufluss.remote.errors import ObjectCorruptError, ObjectForbiddenError, ObjectMissingError
 
 if TYPE_CHECKING:
-    from zufluss.client.sync.connection import LoopThread
     from zufluss.remote.objects import Objects
 
 BATCH_ROWS: Final = 65_536
@@ -70,7 +73,7 @@ class AsyncKvSnapshotReader:
 
     def __init__(
         self,
-        connection: AsyncConnection,
+        connection: ClusterConnection,
         info: TableInfo,
         metadata: KvSnapshotMetadata,
         columns: Sequence[str] | None = None,
@@ -86,7 +89,7 @@ class AsyncKvSnapshotReader:
         """The encoded key of the last row handed out: an `after` to go on from."""
         self._lease = lease
         self._path = info.path
-        self._files = connection.remote.files
+        self._files = connection.remote
         ours = all(file.crc32c is not None for file in metadata.files)
         self._decoder = ValueDecoder(connection, info, "COMPACTED" if ours else None)
         self._scratch: Scratch | None = None
@@ -161,52 +164,8 @@ class AsyncKvSnapshotReader:
         return f"<AsyncKvSnapshotReader {about.bucket}, snapshot {about.snapshot_id}>"
 
 
-class KvSnapshotReader:
-    """The rows of a key-value snapshot; `table.kv_snapshot(…)` opens it. Iterate it, then close it.
-
-    >>> with table.kv_snapshot(bucket, 7) as reader:  # doctest: +SKIP
-    ...     for batch in reader:
-    ...         print(batch.num_rows)
-    """
-
-    def __init__(self, thread: LoopThread, reader: AsyncKvSnapshotReader) -> None:
-        self._thread = thread
-        self._reader = reader
-        self.schema: pa.Schema = reader.schema
-        """The Arrow schema of the rows."""
-        self.log_offset = reader.log_offset
-        """The changelog goes on from here."""
-
-    @property
-    def last_key(self) -> bytes | None:
-        """The encoded key of the last row handed out: an `after` to go on from."""
-        return self._reader.last_key
-
-    def close(self) -> None:
-        """Let go of the files and remove them. Closing twice is fine."""
-        self._thread.run(self._reader.close())
-
-    def __iter__(self) -> Iterator[pa.RecordBatch]:
-        return self
-
-    def __next__(self) -> pa.RecordBatch:
-        batch = self._thread.run(self._reader.next_batch())
-        if batch is None:
-            raise StopIteration
-        return batch
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        return repr(self._reader).replace("Async", "", 1)
-
-
 async def open_snapshot(
-    connection: AsyncConnection,
+    connection: ClusterConnection,
     info: TableInfo,
     bucket: TableBucket,
     snapshot_id: int | None,
@@ -217,7 +176,7 @@ async def open_snapshot(
     """What `table.kv_snapshot` does; a failure that a lost lease explains is told as that loss."""
     number = _chosen(bucket, snapshot_id, lease)
     try:
-        metadata = await connection.admin.kv_snapshot_metadata(bucket, number)
+        metadata = await kv_snapshot_metadata(connection, bucket, number)
         reader = AsyncKvSnapshotReader(
             connection, info, metadata, columns, after=after, lease=lease
         )

@@ -14,13 +14,13 @@ from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 
-from zufluss.client.admin import AsyncAdmin, KvSnapshotInfo
-from zufluss.client.connection import AsyncConnection
+from zufluss.client.core.cluster import ClusterConnection
 from zufluss.client.core.offsets import BucketPlace
 from zufluss.client.core.partitions import offsets_at
 from zufluss.client.keyed.rows import BucketRows, Page, Rows, Shape
 from zufluss.client.keyed.snapshot_reader import AsyncKvSnapshotReader, open_snapshot
-from zufluss.client.lease.lease import AsyncKvSnapshotLease
+from zufluss.client.keyed.snapshots import KvSnapshotInfo, list_kv_snapshots
+from zufluss.client.lease.lease import AsyncKvSnapshotLease, open_lease
 from zufluss.client.read.scan import Offsets
 from zufluss.errors import KvSnapshotNotExistError, PartitionNotExistError
 from zufluss.model.lease import Unavailable
@@ -30,7 +30,7 @@ from zufluss.model.table import TableBucket, TableInfo
 class StoredRows(Rows):
     """The rows of buckets in their snapshots."""
 
-    def __init__(self, connection: AsyncConnection, info: TableInfo, shape: Shape) -> None:
+    def __init__(self, connection: ClusterConnection, info: TableInfo, shape: Shape) -> None:
         self._connection = connection
         self._info = info
         self._shape = shape
@@ -51,7 +51,7 @@ class StoredRows(Rows):
     async def _open_latest(self, buckets: Sequence[TableBucket]) -> dict[TableBucket, int]:
         if not buckets:
             return {}
-        lease = await AsyncAdmin(self._connection).kv_snapshot_lease(buckets=buckets)
+        lease = await open_lease(self._connection, buckets=buckets)
         self._lease = lease
         gone = [b for b, why in lease.unavailable.items() if why is Unavailable.NO_BUCKET]
         if gone:
@@ -61,11 +61,10 @@ class StoredRows(Rows):
         return dict.fromkeys(buckets, 0) | offsets
 
     async def _snapshots(self, partitions: set[str | None]) -> list[KvSnapshotInfo]:
-        admin = AsyncAdmin(self._connection)
-        found: list[KvSnapshotInfo] = []
+        snapshots: list[KvSnapshotInfo] = []
         for partition in partitions:
-            found += await admin.list_kv_snapshots(self._info.path, partition)
-        return found
+            snapshots += await list_kv_snapshots(self._connection, self._info.path, partition)
+        return snapshots
 
     def bucket(self, bucket: TableBucket) -> BucketRows:
         """The rows of a bucket that was opened."""

@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from zufluss.client.admin import AsyncAdmin
-from zufluss.client.connection import AsyncConnection
 from zufluss.client.core.buckets import group_rows
+from zufluss.client.core.catalog import table_schema
+from zufluss.client.core.cluster import ClusterConnection
 from zufluss.config import table_options as t
 from zufluss.model.schema import Schema
 from zufluss.model.table import TableInfo
@@ -35,7 +35,7 @@ class ValueDecoder:
     """Decodes the values of one table; rows are in its format unless another one is given."""
 
     def __init__(
-        self, connection: AsyncConnection, info: TableInfo, row_format: RowFormat | None = None
+        self, connection: ClusterConnection, info: TableInfo, row_format: RowFormat | None = None
     ) -> None:
         from zufluss.record.batch.kv import split_values  # these load the compiled kernels
         from zufluss.record.rows.codec import RowCodec
@@ -52,7 +52,7 @@ class ValueDecoder:
         """The rows of values, all of them present, in the table's schema."""
         ids, rows = self._split(values)
         for schema_id in set(ids.tolist()) - self._codecs.keys():
-            schema = await AsyncAdmin(self._connection).table_schema(self._info.path, schema_id)
+            schema = await table_schema(self._connection, self._info.path, schema_id)
             self._codecs[schema_id] = self._codec(schema, self._format)
             self._schemas[schema_id] = schema
         if values.count < THREAD_VALUES_MIN:

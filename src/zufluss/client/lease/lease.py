@@ -1,4 +1,4 @@
-"""Leases of key-value snapshots: what a reader holds while it reads, so that it stays.
+"""Leases of key-value snapshots: a lease keeps snapshots from being deleted while they are read.
 
     async with await admin.kv_snapshot_lease("fluss.orders") as lease:
         for bucket in lease.snapshots:
@@ -6,19 +6,19 @@
                 ...
 
 The coordinator finds the latest snapshot of each bucket and pins it in one step. A task on the
-connection's loop renews the lease (`core/renewal.py`) until it is closed, which drops it; a
-process that is killed leaves it to expire. Losing it is told as what happened, by `check` and by
-every reader that has it, before they touch another file:
+connection's loop renews the lease (`core/renewal.py`) until `close` drops it. The lease of a killed
+process expires. `check`, and every reader that uses the lease, raise how it was lost before they
+touch another file:
 
-| what happened | error |
+| event | error |
 |---|---|
-| it expired, or somebody dropped it | `KvSnapshotLeaseNotFoundError` |
-| it was not renewed in time, and nobody knows | the same; it may still turn out to be there |
+| the lease expired, or somebody dropped it | `KvSnapshotLeaseNotFoundError` |
+| it was not renewed in time | the same; a later renewal may still succeed |
 | another client took it over | `KvSnapshotLeaseFencedError` |
 | a table or partition in it was dropped | `KvSnapshotRevokedError`, for its buckets |
 
-Whoever calls with the id of a lease takes it over, and fences who had it before. Ids are fresh
-unless given, so two readers never share one by accident.
+A client that acquires an existing lease id takes the lease over and fences its previous holder.
+Ids are random unless given, so two readers never share one by accident.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal, Self, get_args
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, Final, Literal, Self, get_args
 from uuid import uuid4
 
+from zufluss.client.core.catalog import Partition
+from zufluss.client.core.cluster import ClusterConnection, Path, as_path
+from zufluss.client.core.durations import Duration, duration_ms_of
 from zufluss.client.core.renewal import Clock, Renewals, lasting_clock
 from zufluss.client.core.retry import PASSING
 from zufluss.client.lease.wire import (
-    Duration,
     acquire_request,
-    duration_ms_of,
     leased_of,
     release_request,
     revoked_of,
@@ -56,24 +57,22 @@ from zufluss.model.table import TableBucket, TablePath
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
 
-if TYPE_CHECKING:
-    from zufluss.client.connection import AsyncConnection
-    from zufluss.client.sync.connection import LoopThread
-
 log = logging.getLogger(__name__)
 
 LOSSES: Final = (KvSnapshotLeaseNotFoundError, KvSnapshotLeaseFencedError)
-"""Answers after which a lease is not ours any more, whatever is tried."""
+"""Answers that say that this client does not hold the lease any more."""
 ABANDON_SECONDS: Final = 1.0
-"""How long an acquire that was given up tries to undo what it may have done."""
+"""How long a cancelled or failed acquire tries to drop the lease it may have created."""
 
 Sleep = Callable[[float], Awaitable[None]]
 IfLost = Literal["error", "latest"]
-"""What to do when a lease that is resumed has expired."""
+"""What to do if a lease to be resumed has expired: raise, or lease the latest snapshots."""
 
 
 class AsyncKvSnapshotLease:
-    """A lease; `await admin.kv_snapshot_lease(…)` makes it. Leaving its block drops it.
+    """A lease of key-value snapshots; `await admin.kv_snapshot_lease(…)` opens it.
+
+    Leaving its block drops the lease.
 
     >>> async with await admin.kv_snapshot_lease("fluss.orders") as lease:  # doctest: +SKIP
     ...     print(lease.snapshots)
@@ -81,7 +80,7 @@ class AsyncKvSnapshotLease:
 
     def __init__(
         self,
-        connection: AsyncConnection,
+        connection: ClusterConnection,
         lease_id: str,
         duration_ms: int,
         *,
@@ -89,17 +88,17 @@ class AsyncKvSnapshotLease:
         sleep: Sleep = asyncio.sleep,
     ) -> None:
         self.lease_id = lease_id
-        """Its id; with it another process goes on."""
+        """The lease's id; another process can take the lease over with it."""
         self.epoch: int | None = None
-        """Each take-over has a higher one; None while it holds nothing."""
+        """Grows with each take-over; None while the lease holds nothing."""
         self.snapshots: dict[TableBucket, LeasedSnapshot] = {}
-        """What it holds of each bucket; what was revoked is still named here."""
+        """The leased snapshot of each bucket, revoked ones included."""
         self.unavailable: dict[TableBucket, Unavailable] = {}
-        """Buckets that were asked for and had nothing to lease."""
+        """Requested buckets that had no snapshot, with the reason."""
         self.revoked: list[Revoked] = []
-        """What it lost because it was dropped."""
+        """Tables and partitions that were dropped, with their leased snapshots."""
         self.resumed = False
-        """Its snapshots are those of an earlier process, not the latest ones."""
+        """True if the snapshots were taken over from an earlier process."""
         self._connection = connection
         self._duration_ms = duration_ms
         self._clock = clock
@@ -109,13 +108,13 @@ class AsyncKvSnapshotLease:
         self._calls = asyncio.Lock()
         self._renewer: asyncio.Task[None] | None = None
 
-    # -- getting it ----------------------------------------------------------------------------
+    # -- acquiring ----------------------------------------------------------------------------
 
     async def acquire(self, targets: Sequence[m.PbLeaseTarget], *, fresh: bool = False) -> Self:
-        """Lease the latest snapshots; without targets take over those that the lease has.
+        """Lease the latest snapshots of the targets; without targets take the lease over.
 
-        `fresh` says that nobody else knows the id: what an attempt without an answer may have left
-        behind is dropped.
+        `fresh` says that nobody else knows the id, so a lease that may have been created by an
+        unanswered request is dropped.
         """
         sent_at = self._clock()
         request = acquire_request(self.lease_id, self._duration_ms, targets)
@@ -147,18 +146,18 @@ class AsyncKvSnapshotLease:
         except (ZuflussError, TimeoutError) as problem:
             self._tell_left_behind(problem)
 
-    # -- keeping it ----------------------------------------------------------------------------
+    # -- holding ------------------------------------------------------------------------------
 
     @property
     def remaining_ms(self) -> int:
-        """How long it lasts at least unless it is renewed; 0 when it may be over."""
+        """Milliseconds until the lease may expire unless it is renewed; 0 when it may have."""
         if self._loss is not None or not self.snapshots:
             return 0
         return max(round((self._renewals.deadline - self._clock()) * 1000), 0)
 
     @property
     def lost(self) -> ZuflussError | None:
-        """Why nothing of it can be relied on, None while all is well."""
+        """The error that tells how the lease was lost; None while it is held."""
         if self._loss is not None:
             return type(self._loss)(self._loss.message)
         if self.snapshots and self._renewals.expired(self._clock()):
@@ -166,12 +165,12 @@ class AsyncKvSnapshotLease:
         return None
 
     def check(self, bucket: TableBucket | None = None) -> None:
-        """Raise why the lease, or its snapshot of one bucket, cannot be relied on any more."""
+        """Raise if the lease was lost, or does not hold a snapshot of `bucket`."""
         for lost in self.revoked:
             if bucket is None or _covers(lost, bucket):
                 raise KvSnapshotRevokedError(
                     f"lease {self.lease_id}: {lost.what} was dropped, and its snapshots with it; "
-                    "there is nothing to go on with"
+                    "they cannot be read any more"
                 )
         if (problem := self.lost) is not None:
             raise problem
@@ -183,46 +182,50 @@ class AsyncKvSnapshotLease:
             )
 
     async def renew(self) -> None:
-        """Renew it now; raise what keeps it from being renewed."""
+        """Renew the lease now; raises why it cannot be renewed."""
         if self._loss is not None:
             raise type(self._loss)(self._loss.message)
-        if self.epoch is None:  # it holds nothing
+        if self.epoch is None:  # the lease holds nothing
             return
         async with self._calls:
             await self._renew()
 
     async def verify(self, bucket: TableBucket | None = None) -> None:
-        """Ask the coordinator for it, as far as it answers, and `check` what is known then."""
+        """Renew the lease if the coordinator answers, then `check` it."""
         try:
             await self.renew()
         except ZuflussError as problem:
-            log.info("lease %s could not be asked for: %s", self.lease_id, problem)
+            log.info("lease %s could not be verified: %s", self.lease_id, problem)
         self.check(bucket)
 
     async def release(self, buckets: TableBucket | Iterable[TableBucket]) -> None:
-        """Let go of the snapshots of buckets; with the last one the lease is over."""
-        gone = {buckets} if isinstance(buckets, TableBucket) else {*buckets}
-        if self.epoch is None or not gone:
+        """Release the snapshots of some buckets; releasing the last one ends the lease."""
+        released = {buckets} if isinstance(buckets, TableBucket) else {*buckets}
+        if self.epoch is None or not released:
             return
         async with self._calls:
-            request = release_request(self.lease_id, self.epoch, gone)
+            request = release_request(self.lease_id, self.epoch, released)
             await self._tracked(ApiKey.RELEASE_KV_SNAPSHOT_LEASE, request)
-            self.snapshots = {b: found for b, found in self.snapshots.items() if b not in gone}
+            self.snapshots = {
+                bucket: snapshot
+                for bucket, snapshot in self.snapshots.items()
+                if bucket not in released
+            }
         if not self.snapshots:
             await self._stop()
 
     async def detach(self) -> None:
-        """Renew it once more and leave it to whoever goes on with its id, or to expire."""
+        """Renew the lease once more, then stop: a process that has the id can resume it."""
         await self.renew()
         await self._stop()
         self._end("it was detached")
 
     async def close(self) -> None:
-        """Drop it. Closing twice is fine, and closing a lease that was lost."""
+        """Drop the lease. Closing twice, or after a loss, is no error."""
         await self._stop()
         if self._loss is None and self.epoch is not None:
             request = m.DropKvSnapshotLeaseRequest(lease_id=self.lease_id, lease_epoch=self.epoch)
-            with contextlib.suppress(KvSnapshotLeaseFencedError):  # then it is not ours to drop
+            with contextlib.suppress(KvSnapshotLeaseFencedError):  # another client holds it now
                 await self._call(ApiKey.DROP_KV_SNAPSHOT_LEASE, request)
         self._end("it was closed")
 
@@ -235,13 +238,13 @@ class AsyncKvSnapshotLease:
     # -- the renewer ---------------------------------------------------------------------------
 
     async def _keep(self) -> None:
-        """Renew until it is lost or closed."""
+        """Renew the lease until it is lost or closed."""
         renewals = self._renewals
         while self._loss is None:
             await self._sleep(renewals.pause(self._clock()))
             try:
                 async with asyncio.timeout(renewals.try_seconds), self._calls:
-                    if renewals.pause(self._clock()) == 0:  # it was not renewed meanwhile
+                    if renewals.pause(self._clock()) == 0:  # nobody renewed it meanwhile
                         await self._renew()
             except (ZuflussError, TimeoutError) as problem:
                 if renewals.problem is None:
@@ -268,7 +271,7 @@ class AsyncKvSnapshotLease:
     # -- calls ---------------------------------------------------------------------------------
 
     async def _tracked(self, api_key: ApiKey, request: Any) -> Any:
-        """A call as the holder of the lease; it may tell that we are not."""
+        """Call as the holder of the lease; remember the answer that we do not hold it."""
         try:
             return await self._call(api_key, request)
         except LOSSES as loss:
@@ -299,7 +302,7 @@ class AsyncKvSnapshotLease:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        """Drop it; where that fails it expires, which is no failure of what the block did."""
+        """Drop the lease. If that fails it expires, which is no failure of the block."""
         try:
             await self.close()
         except ZuflussError as problem:
@@ -311,20 +314,21 @@ class AsyncKvSnapshotLease:
 
 
 async def open_lease(
-    connection: AsyncConnection,
-    tables: Sequence[TablePath],
-    partition: str | Mapping[str, str] | None,
-    buckets: Iterable[int | TableBucket] | None,
-    duration: Duration,
-    lease_id: str | None,
-    resume: bool,
-    if_lost: IfLost,
+    connection: ClusterConnection,
+    tables: Path | Iterable[Path] = (),
+    *,
+    partition: Partition | None = None,
+    buckets: Iterable[int | TableBucket] | None = None,
+    duration: Duration = "1d",
+    lease_id: str | None = None,
+    resume: bool = False,
+    if_lost: IfLost = "error",
 ) -> AsyncKvSnapshotLease:
-    """What `admin.kv_snapshot_lease` does."""
+    """Open a lease; see `AsyncAdmin.kv_snapshot_lease` for the arguments."""
     if if_lost not in get_args(IfLost):
         raise ConfigError(f"if_lost {if_lost!r} is none of {', '.join(get_args(IfLost))}")
     if lease_id is None and (resume or if_lost != "error"):
-        raise ConfigError("resume and if_lost are about a lease that is there: name its lease_id")
+        raise ConfigError("resume and if_lost are for an existing lease: name its lease_id")
     name = str(uuid4()) if lease_id is None else lease_id
     lease = AsyncKvSnapshotLease(connection, name, duration_ms_of(duration))
     if resume:
@@ -333,99 +337,15 @@ async def open_lease(
         except KvSnapshotLeaseNotFoundError:
             if if_lost == "error":
                 raise
-    targets = await targets_of(connection, tables, partition, buckets)
+    paths = [tables] if isinstance(tables, (str, TablePath)) else tables
+    targets = await targets_of(connection, [as_path(path) for path in paths], partition, buckets)
     return await lease.acquire(targets, fresh=lease_id is None)
 
 
-class KvSnapshotLease:
-    """A lease; `admin.kv_snapshot_lease(…)` makes it. Leaving its block drops it.
-
-    Each method does what the method of the same name of `AsyncKvSnapshotLease` does, and waits for
-    it. The lease is renewed in the background whatever the caller's thread does.
-
-    >>> with admin.kv_snapshot_lease("fluss.orders") as lease:  # doctest: +SKIP
-    ...     for bucket in lease.snapshots:
-    ...         with table.kv_snapshot(bucket, lease=lease) as reader:
-    ...             print(sum(batch.num_rows for batch in reader))
-    """
-
-    def __init__(self, thread: LoopThread, lease: AsyncKvSnapshotLease) -> None:
-        self._thread = thread
-        self.lease = lease
-        """The lease on the connection's own loop."""
-        self.lease_id = lease.lease_id
-        """Its id; with it another process goes on."""
-        self.resumed = lease.resumed
-        """Its snapshots are those of an earlier process, not the latest ones."""
-
-    @property
-    def epoch(self) -> int | None:
-        """Each take-over has a higher one; None while it holds nothing."""
-        return self.lease.epoch
-
-    @property
-    def snapshots(self) -> Mapping[TableBucket, LeasedSnapshot]:
-        """What it holds of each bucket; what was revoked is still named here."""
-        return self.lease.snapshots
-
-    @property
-    def unavailable(self) -> Mapping[TableBucket, Unavailable]:
-        """Buckets that were asked for and had nothing to lease."""
-        return self.lease.unavailable
-
-    @property
-    def revoked(self) -> Sequence[Revoked]:
-        """What it lost because it was dropped."""
-        return self.lease.revoked
-
-    @property
-    def remaining_ms(self) -> int:
-        """How long it lasts at least unless it is renewed; 0 when it may be over."""
-        return self.lease.remaining_ms
-
-    @property
-    def lost(self) -> ZuflussError | None:
-        """Why nothing of it can be relied on, None while all is well."""
-        return self.lease.lost
-
-    def check(self, bucket: TableBucket | None = None) -> None:
-        """Raise why the lease, or its snapshot of one bucket, cannot be relied on any more."""
-        self.lease.check(bucket)
-
-    def renew(self) -> None:
-        """Renew it now; raise what keeps it from being renewed."""
-        self._thread.run(self.lease.renew())
-
-    def verify(self, bucket: TableBucket | None = None) -> None:
-        """Ask the coordinator for it, as far as it answers, and `check` what is known then."""
-        self._thread.run(self.lease.verify(bucket))
-
-    def release(self, buckets: TableBucket | Iterable[TableBucket]) -> None:
-        """Let go of the snapshots of buckets; with the last one the lease is over."""
-        self._thread.run(self.lease.release(buckets))
-
-    def detach(self) -> None:
-        """Renew it once more and leave it to whoever goes on with its id, or to expire."""
-        self._thread.run(self.lease.detach())
-
-    def close(self) -> None:
-        """Drop it. Closing twice is fine, and closing a lease that was lost."""
-        self._thread.run(self.lease.close())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._thread.run(self.lease.__aexit__(*exc))
-
-    def __repr__(self) -> str:
-        return repr(self.lease).replace("Async", "", 1)
-
-
 _REASONS: Final = {
-    Unavailable.NO_BUCKET: "there is no such bucket or partition",
-    Unavailable.NO_SNAPSHOT: "it has none yet; its changelog has everything, from the beginning",
-    Unavailable.GONE: "it is not kept any more",
+    Unavailable.NO_BUCKET: "the bucket or partition does not exist",
+    Unavailable.NO_SNAPSHOT: "it has none yet; read its changelog from the beginning",
+    Unavailable.GONE: "its snapshot is not kept any more",
 }
 
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import timedelta
-from typing import TYPE_CHECKING
 
-from zufluss.config.values import parse_duration_ms
+from zufluss.client.core.cluster import ClusterConnection
 from zufluss.errors import ConfigError, TableNotPartitionedError
 from zufluss.model.lease import LeasedSnapshot, Revoked, Unavailable
 from zufluss.model.partition import partition_name
@@ -14,27 +12,9 @@ from zufluss.model.table import TableBucket, TablePath
 from zufluss.wire import messages as m
 from zufluss.wire.tables import bucket_to_proto, partition_id_of
 
-if TYPE_CHECKING:
-    from zufluss.client.connection import AsyncConnection
-
-Duration = str | int | timedelta
-"""`"6h"`, milliseconds, or a timedelta."""
-
-
-def duration_ms_of(duration: Duration, what: str = "lease duration") -> int:
-    """Milliseconds of a duration; whether they are allowed is for the server to say."""
-    if isinstance(duration, timedelta):
-        return duration // timedelta(milliseconds=1)
-    if isinstance(duration, int):
-        return duration
-    try:
-        return parse_duration_ms(duration)
-    except ValueError as allowed:
-        raise ConfigError(f"the {what} {duration!r} is not allowed; allowed: {allowed}") from None
-
 
 async def targets_of(
-    connection: AsyncConnection,
+    connection: ClusterConnection,
     tables: Sequence[TablePath],
     partition: str | Mapping[str, str] | None,
     buckets: Iterable[int | TableBucket] | None,
@@ -55,7 +35,7 @@ async def targets_of(
 
 
 async def _target(
-    connection: AsyncConnection,
+    connection: ClusterConnection,
     path: TablePath,
     partition: str | Mapping[str, str] | None,
     numbers: Sequence[int],

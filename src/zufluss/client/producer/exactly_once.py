@@ -36,11 +36,11 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, get_args
 
-from zufluss.client.admin import AsyncAdmin
-from zufluss.client.connection import AsyncConnection
+from zufluss.client.core.catalog import list_partitions
+from zufluss.client.core.cluster import ClusterConnection
+from zufluss.client.core.durations import Duration
 from zufluss.client.core.keys import check_primary_key
-from zufluss.client.core.offsets import BucketPlace, list_offsets
-from zufluss.client.lease.wire import Duration
+from zufluss.client.core.offsets import BucketPlace, list_all_offsets, list_offsets
 from zufluss.client.producer.handle import (
     JOB_TASK_MAX,
     OWN_TASK,
@@ -89,7 +89,7 @@ class AsyncExactlyOnceWriter(AsyncUpsertWriter):
 
     def __init__(
         self,
-        connection: AsyncConnection,
+        connection: ClusterConnection,
         info: TableInfo,
         producer: Producer,
         columns: Sequence[str],
@@ -170,7 +170,7 @@ class AsyncExactlyOnceWriter(AsyncUpsertWriter):
         )
 
     async def _all_offsets(self) -> TaskOffsets:
-        offsets = await AsyncAdmin(self._connection).list_all_offsets(self.info.path)
+        offsets = await list_all_offsets(self._connection, self.info.path, "latest")
         if any(bucket.table_id != self.info.table_id for bucket in offsets):
             raise ProducerStateError(
                 f"table {self.info.path} was dropped and created again; what this writer wrote is "
@@ -192,7 +192,7 @@ class AsyncExactlyOnceWriter(AsyncUpsertWriter):
                 offsets[bucket] = max(offset, offsets.get(bucket, 0))
         kept: set[int | None] = {None}
         if self.info.is_partitioned:
-            listed = await AsyncAdmin(self._connection).list_partitions(self.info.path)
+            listed = await list_partitions(self._connection, self.info.path)
             kept = {partition.partition_id for partition in listed}
         return _completed(self.info, offsets, kept)
 
@@ -251,7 +251,7 @@ class AsyncTaskUpsertWriter(_Task, AsyncUpsertWriter):
 
     def __init__(
         self,
-        connection: AsyncConnection,
+        connection: ClusterConnection,
         info: TableInfo,
         handle: ProducerHandle,
         task: int,
@@ -273,7 +273,7 @@ class AsyncTaskAppendWriter(_Task, AsyncAppendWriter):
     """A task's writer to a log table; `table.producer_writer(handle, task)` makes it."""
 
     def __init__(
-        self, connection: AsyncConnection, info: TableInfo, handle: ProducerHandle, task: int
+        self, connection: ClusterConnection, info: TableInfo, handle: ProducerHandle, task: int
     ) -> None:
         handle.check(info)
         super().__init__(connection, info, _task_identity(handle, task))
@@ -293,7 +293,7 @@ def _task_identity(handle: ProducerHandle, task: int) -> Identity:
 
 
 def task_writer(
-    connection: AsyncConnection,
+    connection: ClusterConnection,
     info: TableInfo,
     handle: ProducerHandle,
     task: int,
@@ -309,7 +309,7 @@ def task_writer(
 
 
 async def open_exactly_once(
-    connection: AsyncConnection,
+    connection: ClusterConnection,
     info: TableInfo,
     producer_id: str | None,
     columns: Sequence[str] | None,
@@ -349,7 +349,7 @@ async def open_exactly_once(
 
 
 async def open_append_producer(
-    connection: AsyncConnection, info: TableInfo, producer_id: str | None
+    connection: ClusterConnection, info: TableInfo, producer_id: str | None
 ) -> ProducerHandle:
     """What `table.append_producer` does."""
     if info.has_primary_key:
@@ -364,7 +364,7 @@ async def open_append_producer(
 
 
 async def renew_producer(
-    connection: AsyncConnection, info: TableInfo, handle: ProducerHandle
+    connection: ClusterConnection, info: TableInfo, handle: ProducerHandle
 ) -> ProducerHandle:
     """The same producer under a new number, from epoch 1 on; its last checkpoint stays.
 
@@ -381,7 +381,7 @@ async def renew_producer(
 
 
 async def open_fence(
-    connection: AsyncConnection, info: TableInfo, producer_id: str
+    connection: ClusterConnection, info: TableInfo, producer_id: str
 ) -> ProducerHandle:
     """An epoch for tasks that upsert: writers of earlier ones are refused from now on.
 
@@ -399,7 +399,7 @@ async def open_fence(
 
 
 async def _undo(
-    connection: AsyncConnection,
+    connection: ClusterConnection,
     info: TableInfo,
     producer: Producer,
     undo: UndoBy,
@@ -462,13 +462,13 @@ def _completed(
 
 
 async def end_offsets(
-    connection: AsyncConnection, info: TableInfo, places: Sequence[BucketPlace]
+    connection: ClusterConnection, info: TableInfo, places: Sequence[BucketPlace]
 ) -> TaskOffsets:
     """Where buckets stand; those of partitions that were dropped are left out."""
     try:
         return await list_offsets(connection, info, places, "latest")
     except (PartitionNotExistError, UnknownTableOrBucketError):
-        listed = await AsyncAdmin(connection).list_partitions(info.path)
+        listed = await list_partitions(connection, info.path)
         kept = {partition.partition_id for partition in listed}
         left = [place for place in places if place.bucket.partition_id in kept]
         if len(left) == len(places):

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from typing import Final
 from uuid import uuid4
 
-from zufluss.client.connection import AsyncConnection
+from zufluss.client.core.cluster import ClusterConnection
+from zufluss.client.core.durations import Duration, duration_ms_of
 from zufluss.client.core.renewal import Clock, Renewals, lasting_clock
-from zufluss.client.lease.wire import Duration, duration_ms_of
 from zufluss.client.producer.state import ProducerState
 from zufluss.client.producer.wire import Offsets, offsets_from_wire, offsets_to_wire
 from zufluss.client.write.upsert import target_columns
@@ -94,7 +94,7 @@ class Producer:
 
     def __init__(
         self,
-        connection: AsyncConnection,
+        connection: ClusterConnection,
         info: TableInfo,
         producer_id: str,
         ttl_ms: int,
@@ -218,7 +218,7 @@ class Producer:
 
 
 async def init_producer(
-    connection: AsyncConnection, info: TableInfo, request: m.InitProducerRequest
+    connection: ClusterConnection, info: TableInfo, request: m.InitProducerRequest
 ) -> m.InitProducerResponse:
     """INIT_PRODUCER; beginning twice does no harm, it is one epoch more."""
     try:
@@ -245,13 +245,13 @@ def handle_of(request: m.InitProducerRequest, answer: m.InitProducerResponse) ->
     )
 
 
-def producer_id_of(connection: AsyncConnection, given: str | None) -> str:
+def producer_id_of(connection: ClusterConnection, given: str | None) -> str:
     """The id of a producer that is given one, or takes the configured one, or needs one."""
     found = connection.options.producer_id if given is None else given
     return str(uuid4()) if found is None else check_producer_id(found)
 
 
-def ttl_ms_of(connection: AsyncConnection, given: Duration | None) -> int:
+def ttl_ms_of(connection: ClusterConnection, given: Duration | None) -> int:
     """Milliseconds of a time to live; whether they are allowed is for the server to say."""
     if given is None:
         return connection.options.producer_ttl_ms

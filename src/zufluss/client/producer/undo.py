@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from zufluss.client.connection import AsyncConnection
+from zufluss.client.core.cluster import ClusterConnection
 from zufluss.client.core.offsets import BucketPlace
 from zufluss.client.core.partitions import chosen_places
 from zufluss.client.core.retry import PASSING, Backoff
@@ -93,7 +93,7 @@ class Tally:
 
 
 async def undo_on_leaders(
-    connection: AsyncConnection,
+    connection: ClusterConnection,
     info: TableInfo,
     handle: ProducerHandle,
     baseline: Mapping[TableBucket, int],
@@ -118,7 +118,7 @@ async def undo_on_leaders(
 
 class _Undo:
     def __init__(
-        self, connection: AsyncConnection, info: TableInfo, handle: ProducerHandle, tally: Tally
+        self, connection: ClusterConnection, info: TableInfo, handle: ProducerHandle, tally: Tally
     ) -> None:
         self.tally = tally
         self._connection = connection
@@ -177,7 +177,7 @@ def _stalled(bucket: TableBucket, answer: m.UndoProducerResponse) -> ZuflussErro
     )
 
 
-async def find_leader(connection: AsyncConnection, info: TableInfo, place: BucketPlace) -> None:
+async def find_leader(connection: ClusterConnection, info: TableInfo, place: BucketPlace) -> None:
     """Ask who leads a bucket now; `PartitionNotExistError` if its partition is gone."""
     names = [] if place.partition is None else [place.partition]
     try:

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from zufluss.client.connection import AsyncConnection
+from zufluss.client.core.cluster import ClusterConnection
 from zufluss.client.core.offsets import BucketPlace, list_offsets
 from zufluss.client.core.partitions import chosen_places
 from zufluss.client.producer.handle import CLIENT_UNDO_TASK, Producer
@@ -41,7 +41,7 @@ from zufluss.record.slices import Slices
 
 
 async def undo_by_changelog(
-    connection: AsyncConnection,
+    connection: ClusterConnection,
     info: TableInfo,
     producer: Producer,
     baseline: Offsets,
@@ -98,7 +98,7 @@ def _check_range(start: int, first: int, end: int, bucket: object) -> None:
 class _UndoWriter(AsyncUpsertWriter):
     """Writes rows as they were, under the epoch that begins."""
 
-    def __init__(self, connection: AsyncConnection, info: TableInfo, producer: Producer) -> None:
+    def __init__(self, connection: ClusterConnection, info: TableInfo, producer: Producer) -> None:
         identity = Identity(producer.handle.writer_id(CLIENT_UNDO_TASK))
         columns = producer.handle.columns(info)
         super().__init__(connection, info, columns, "overwrite", identity=identity)
@@ -117,7 +117,7 @@ class _UndoWriter(AsyncUpsertWriter):
 
 
 async def _undo_bucket(
-    connection: AsyncConnection,
+    connection: ClusterConnection,
     info: TableInfo,
     writer: _UndoWriter,
     place: BucketPlace,

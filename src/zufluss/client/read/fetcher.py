@@ -40,14 +40,14 @@ from typing import Any, Final, NamedTuple
 
 from google.protobuf.message import DecodeError
 
-from zufluss.client.connection import AsyncConnection
 from zufluss.client.core.budget import MemoryBudget
+from zufluss.client.core.cluster import ClusterConnection
 from zufluss.client.core.metadata import ServerNode
 from zufluss.client.core.offsets import BucketPlace
 from zufluss.client.core.retry import PASSING, Backoff
 from zufluss.client.hot import FetchedBucket, fetch_answer
 from zufluss.client.read.decode import Chunk, Decoded, LogDecoder
-from zufluss.client.read.remote import Batches
+from zufluss.client.read.remote import Batches, RemoteReader
 from zufluss.errors import (
     CorruptMessageError,
     CorruptRecordError,
@@ -146,7 +146,7 @@ class FetchPlan:
 class Fetcher:
     """Fetches the buckets of one scan and keeps the answers in order of arrival."""
 
-    def __init__(self, connection: AsyncConnection, plan: FetchPlan) -> None:
+    def __init__(self, connection: ClusterConnection, plan: FetchPlan) -> None:
         self.ready: deque[Ready] = deque()
         """What the consumer takes next."""
         self.arrived = asyncio.Event()
@@ -420,7 +420,7 @@ class Fetcher:
 
     async def _read_run(self, state: BucketState, info: m.PbRemoteLogFetchInfo) -> None:
         """Read the segments of one answer."""
-        reader, table = self._connection.remote, self._plan.info.path
+        reader, table = RemoteReader(self._connection.remote), self._plan.info.path
         before = state.position
         async with aclosing(reader.batches(table, info, state.stop, self._budget)) as run:
             async for part in run:

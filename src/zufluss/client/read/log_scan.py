@@ -28,8 +28,8 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from zufluss.client.admin import AsyncAdmin, Partition
-from zufluss.client.connection import AsyncConnection
+from zufluss.client.core.catalog import Partition, list_partitions, table_schema
+from zufluss.client.core.cluster import ClusterConnection
 from zufluss.client.core.keys import check_primary_key
 from zufluss.client.core.offsets import (
     BucketPlace,
@@ -61,7 +61,7 @@ class AsyncLogScan(AsyncScan):
     ...     print(batch.num_rows)
     """
 
-    connection: AsyncConnection
+    connection: ClusterConnection
     """Where the table is."""
     info: TableInfo
     """The table."""
@@ -142,7 +142,6 @@ class AsyncLogScanner(AsyncScanner):
         self.schema = scan.schema
         """The Arrow schema of the rows."""
         self._connection = scan.connection
-        self._admin = AsyncAdmin(scan.connection)
         self._left = scan.limit
         self._positions: dict[TableBucket, int] = {}
         self._parts: list[tuple[Ready, Decoded]] = []
@@ -159,7 +158,7 @@ class AsyncLogScanner(AsyncScanner):
         push = not decoder.reads_all and info.log_format == "ARROW"
 
         async def schema_of(schema_id: int) -> Any:
-            return await self._admin.table_schema(info.path, schema_id)
+            return await table_schema(self.scan.connection, info.path, schema_id)
 
         return FetchPlan(info, decoder, predicate, push, self._follows_partitions, schema_of)
 
@@ -229,7 +228,9 @@ class AsyncLogScanner(AsyncScanner):
 
     async def refresh_partitions(self) -> None:
         """Look for partitions created or dropped since, now rather than in a while."""
-        names = {found.name for found in await self._admin.list_partitions(self.scan.info.path)}
+        names = {
+            found.name for found in await list_partitions(self.scan.connection, self.scan.info.path)
+        }
         known = self._fetcher.partitions
         gone = {name for name in known if name not in names}
         self._fetcher.remove_partitions(gone)

@@ -20,12 +20,12 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
 from zufluss.client.core.budget import MemoryBudget
-from zufluss.client.core.remote_access import RemoteFiles
+from zufluss.client.core.remote_access import RemoteAccess
 from zufluss.errors import CorruptRecordError
 from zufluss.model.table import TablePath
 from zufluss.record.header import LENGTH_OVERHEAD, MIN_BATCH_SIZE, BatchHeader, iter_headers
@@ -33,9 +33,6 @@ from zufluss.remote.errors import ObjectCorruptError
 from zufluss.remote.layout import segment_file
 from zufluss.remote.uri import LocationUri, parse_location
 from zufluss.wire import messages as m
-
-if TYPE_CHECKING:
-    from zufluss.client.connection import AsyncConnection
 
 FIRST_BYTES: Final = 256 * 1024
 """The first range of a run."""
@@ -89,9 +86,8 @@ class _Range(NamedTuple):
 class RemoteReader:
     """Reads log segments for the scans of one connection."""
 
-    def __init__(self, connection: AsyncConnection) -> None:
-        self.files = RemoteFiles(connection)
-        """The files, with the tokens that open them."""
+    def __init__(self, files: RemoteAccess) -> None:
+        self._files = files
 
     async def batches(
         self,
@@ -129,7 +125,7 @@ class RemoteReader:
         first = next(plan, None)
         if first is None:
             return
-        data = await self.files.read(table, first.segment.uri, first.start, first.end)
+        data = await self._files.read(table, first.segment.uri, first.start, first.end)
         budget.give(-len(data))
         yield first, data
         slots = asyncio.Semaphore(AHEAD)
@@ -155,7 +151,7 @@ class RemoteReader:
         async with slots:
             await budget.take(size)
             try:
-                return await self.files.read(table, wanted.segment.uri, wanted.start, wanted.end)
+                return await self._files.read(table, wanted.segment.uri, wanted.start, wanted.end)
             except BaseException:
                 budget.give(size)
                 raise

@@ -29,8 +29,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from zufluss.client.admin import AsyncAdmin, Partition, Path
-from zufluss.client.connection import AsyncConnection, as_path
+from zufluss.client.core.catalog import Partition, lake_snapshot, list_partitions, table_info
+from zufluss.client.core.cluster import ClusterConnection, Path, as_path
 from zufluss.client.core.offsets import BucketPlace, list_offsets
 from zufluss.config import table_options as t
 from zufluss.errors import (
@@ -84,7 +84,7 @@ class UnionPlan:
 
 
 async def plan_union(
-    connection: AsyncConnection,
+    connection: ClusterConnection,
     table: Path | TableInfo,
     partitions: Iterable[Partition] | None = None,
     *,
@@ -119,17 +119,16 @@ def lake_format(info: TableInfo) -> str:
 
 
 async def _pin(
-    connection: AsyncConnection,
+    connection: ClusterConnection,
     path: TablePath,
     table_id: int | None,
     wanted: tuple[Partition, ...] | None,
     read_optimized: bool,
 ) -> UnionPlan:
-    admin = connection.admin
-    info = await admin.table_info(path)
+    info = await table_info(connection, path)
     _check_same(info, table_id)
     names = None if wanted is None else _names(info, wanted)
-    lake, hidden = await _snapshots(admin, path)
+    lake, hidden = await _snapshots(connection, path)
     places = await _places(connection, info, names)
     if names is not None and lake is None:
         _check_partitions(info, names, places)
@@ -138,22 +137,22 @@ async def _pin(
         return UnionPlan(info, lake, (), names)
     tail = await _tail(connection, info, places, lake)
     _check_hidden(info, tail, hidden)
-    pinned = await admin.table_info(path)
+    pinned = await table_info(connection, path)
     _check_same(pinned, info.table_id if lake is None else lake.table_id)
     return UnionPlan(pinned, lake, tail, names, _fresh(places, lake))
 
 
 async def _snapshots(
-    admin: AsyncAdmin, path: TablePath
+    connection: ClusterConnection, path: TablePath
 ) -> tuple[LakeSnapshot | None, LakeSnapshot | None]:
     """The snapshot to read; or none, and the one that cannot be read yet, if there is one."""
-    lake = await admin.lake_snapshot(path, readable=True)
+    lake = await lake_snapshot(connection, path, readable=True)
     if lake is not None:
         return lake, None
-    newest = await admin.lake_snapshot(path)
+    newest = await lake_snapshot(connection, path)
     if newest is None:
         return None, None
-    lake = await admin.lake_snapshot(path, readable=True)  # it may have come in between
+    lake = await lake_snapshot(connection, path, readable=True)  # it may have come in between
     return lake, newest if lake is None else None
 
 
@@ -164,13 +163,13 @@ def _names(info: TableInfo, wanted: Sequence[Partition]) -> tuple[str, ...]:
 
 
 async def _places(
-    connection: AsyncConnection, info: TableInfo, names: tuple[str, ...] | None
+    connection: ClusterConnection, info: TableInfo, names: tuple[str, ...] | None
 ) -> list[BucketPlace]:
     """The buckets that exist, of all partitions or of those named."""
     parts: list[tuple[int | None, str | None]] = [(None, None)]
     if info.is_partitioned:
-        found = await connection.admin.list_partitions(info.path)
-        parts = [(p.partition_id, p.name) for p in found if names is None or p.name in names]
+        listed = await list_partitions(connection, info.path)
+        parts = [(p.partition_id, p.name) for p in listed if names is None or p.name in names]
     return [
         BucketPlace(TableBucket(info.table_id, partition_id, bucket), name)
         for partition_id, name in parts
@@ -185,7 +184,7 @@ def _fresh(places: Sequence[BucketPlace], lake: LakeSnapshot | None) -> tuple[st
 
 
 async def _tail(
-    connection: AsyncConnection,
+    connection: ClusterConnection,
     info: TableInfo,
     places: list[BucketPlace],
     lake: LakeSnapshot | None,

@@ -25,7 +25,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from zufluss.client.connection import AsyncConnection
+from zufluss.client.core.cluster import ClusterConnection
 from zufluss.client.read.decode import LogDecoder
 from zufluss.client.read.log_scan import AsyncLogScan, AsyncLogScanner
 from zufluss.client.read.nanos import cut_to_micros, has_nanos
@@ -164,7 +164,7 @@ def gathered(batches: Iterable[pa.RecordBatch], least: int) -> Iterator[pa.Table
 
 
 def range_scan(
-    connection: AsyncConnection,
+    connection: ClusterConnection,
     info: TableInfo,
     part: TailRange,
     columns: Sequence[str],
@@ -200,7 +200,7 @@ async def open_ranges(scan: AsyncLogScan, ranges: Sequence[TailRange]) -> AsyncL
 
 
 async def fold_tail(
-    connection: AsyncConnection, info: TableInfo, part: TailRange, columns: Sequence[str]
+    connection: ClusterConnection, info: TableInfo, part: TailRange, columns: Sequence[str]
 ) -> Folded:
     """The last change of each key in one range of a changelog: these columns, and the key's."""
     loop = asyncio.get_running_loop()

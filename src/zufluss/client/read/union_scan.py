@@ -23,8 +23,8 @@ from typing import Final, Literal, Protocol
 
 import pyarrow as pa
 
-from zufluss.client.admin import Partition
-from zufluss.client.connection import AsyncConnection
+from zufluss.client.core.catalog import Partition
+from zufluss.client.core.cluster import ClusterConnection
 from zufluss.client.core.offsets import check_buckets
 from zufluss.client.read.lake_rows import LakeRows
 from zufluss.client.read.log_scan import AsyncLogScan, AsyncLogScanner
@@ -55,7 +55,7 @@ class AsyncUnionScan(AsyncScan):
     ...     print(batch.num_rows)
     """
 
-    connection: AsyncConnection
+    connection: ClusterConnection
     """Where the table is."""
     info: TableInfo
     """The table."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from zufluss.client.connection import AsyncConnection
+from zufluss.client.core.cluster import ClusterConnection
 from zufluss.client.hot import produce_request
 from zufluss.client.write.encode import BatchEncoder
 from zufluss.client.write.sender import Encoded, WriteCall
@@ -27,7 +27,7 @@ class AsyncAppendWriter(BatchWriter):
     """
 
     def __init__(
-        self, connection: AsyncConnection, info: TableInfo, identity: Identity | None = None
+        self, connection: ClusterConnection, info: TableInfo, identity: Identity | None = None
     ) -> None:
         if info.has_primary_key:
             raise InvalidTableError(

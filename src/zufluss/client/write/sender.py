@@ -35,7 +35,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from google.protobuf.message import Message
 
-from zufluss.client.connection import AsyncConnection
+from zufluss.client.core.cluster import ClusterConnection
 from zufluss.client.core.metadata import ServerNode
 from zufluss.client.core.retry import Backoff
 from zufluss.errors import (
@@ -152,7 +152,7 @@ class Sender:
 
     def __init__(
         self,
-        connection: AsyncConnection,
+        connection: ClusterConnection,
         info: TableInfo,
         call: WriteCall,
         finished: Callable[[PendingBatch, ZuflussError | None], None],

@@ -36,7 +36,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from crc32c import crc32c
 
-from zufluss.client.connection import AsyncConnection
+from zufluss.client.core.cluster import ClusterConnection
 from zufluss.client.core.keys import check_primary_key
 from zufluss.client.hot import put_request
 from zufluss.client.write.encode import BATCH_BYTES_MAX, join
@@ -82,7 +82,7 @@ class AsyncUpsertWriter(BatchWriter):
 
     def __init__(
         self,
-        connection: AsyncConnection,
+        connection: ClusterConnection,
         info: TableInfo,
         columns: Sequence[str] | None = None,
         merge_mode: MergeModeName = "aggregate",

@@ -32,10 +32,10 @@ from typing import Any, Final, NamedTuple, Self
 
 import pyarrow as pa
 
-from zufluss.client.admin import AsyncAdmin
-from zufluss.client.connection import AsyncConnection
 from zufluss.client.core.buckets import BucketAssigner, assigner_of, split_partitions
 from zufluss.client.core.budget import MemoryBudget
+from zufluss.client.core.catalog import list_partitions
+from zufluss.client.core.cluster import ClusterConnection
 from zufluss.client.core.convert import ColumnMismatchError, is_row, rows_to_batch, to_batches
 from zufluss.client.write.sender import BucketQueue, Encoded, PendingBatch, Sender, WriteCall
 from zufluss.errors import (
@@ -99,7 +99,7 @@ class BatchWriter:
 
     def __init__(
         self,
-        connection: AsyncConnection,
+        connection: ClusterConnection,
         info: TableInfo,
         call: WriteCall,
         identity: Identity | None = None,
@@ -385,8 +385,8 @@ class BatchWriter:
     async def _exists(self, name: str) -> bool:
         """Whether there is such a partition; servers take their time to say so as metadata."""
         spec = spec_of(self.info.partition_keys, name)
-        found = await AsyncAdmin(self._connection).list_partitions(self.info.path, spec)
-        return any(partition.name == name for partition in found)
+        partitions = await list_partitions(self._connection, self.info.path, spec)
+        return any(partition.name == name for partition in partitions)
 
     async def _create_partition(self, name: str) -> None:
         request = m.CreatePartitionRequest(

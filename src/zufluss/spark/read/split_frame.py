@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from zufluss.client.admin import Partition
+from zufluss.client.core.catalog import Partition
 from zufluss.client.read.union_plan import TailRange
 from zufluss.model.expression import Expression
 from zufluss.model.partition import check_partitioned, partition_name

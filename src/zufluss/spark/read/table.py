@@ -22,8 +22,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from zufluss.client.admin import Partition
-from zufluss.client.connection import as_path
+from zufluss.client.core.catalog import Partition
+from zufluss.client.core.cluster import as_path
 from zufluss.client.read.union_plan import TailRange, UnionPlan, plan_union
 from zufluss.client.read.union_rows import Shape
 from zufluss.model.expression import Expression

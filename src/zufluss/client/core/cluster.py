@@ -1,0 +1,315 @@
+"""A client's connection to a cluster: sockets, metadata, routing, and retries of single calls.
+
+Every part of the client takes a `ClusterConnection`; users get its subclass `AsyncConnection`
+(`client/connection.py`), which also hands out the parts.
+
+There is one socket per server address. It is opened when it is first needed and reopened after it
+was lost. The kind of call decides which server receives it:
+
+| call | server |
+|---|---|
+| admin | the coordinator |
+| metadata, writer ids | any tablet server, then the coordinator, then the bootstrap list |
+| produce, fetch, offsets | the leader of the bucket |
+
+A call whose error may pass (`retry.PASSING`) is repeated with growing pauses until
+`client.request-timeout`; stale metadata is refreshed before. A call that changes something is
+repeated only if it certainly had no effect: the socket could not be opened, or a standby
+coordinator refused the call. Writers and scans have retry rules of their own (`write/sender.py`,
+`read/fetcher.py`).
+
+A connection belongs to one event loop. Synchronous code uses `client/sync/connection.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
+from typing import Any, Final
+
+from google.protobuf.message import Message
+
+from zufluss.client.core.metadata import Metadata, PartitionMetadata
+from zufluss.client.core.options import ClientOptions, parse_bootstrap
+from zufluss.client.core.remote_access import RemoteAccess
+from zufluss.client.core.retry import PASSING, Backoff
+from zufluss.errors import (
+    ErrorCode,
+    LeaderNotAvailableError,
+    NetworkError,
+    PartitionNotExistError,
+    TableNotExistError,
+    ZuflussError,
+)
+from zufluss.model.table import TableBucket, TableInfo, TablePath
+from zufluss.net.client import RpcConnection, open_connection
+from zufluss.wire import messages as m
+from zufluss.wire.api import ApiKey
+from zufluss.wire.tables import path_to_proto
+
+CODEC_THREADS_MAX: Final = 4
+"""Threads that compress and decompress batches; Arrow releases the GIL meanwhile."""
+
+Address = tuple[str, int]
+Path = str | TablePath
+"""A table by its path; a text is `database.table`, or `table` in database `fluss`."""
+
+
+class ClusterConnection:
+    """The sockets and the metadata that writers, scans, lookups and admin calls share."""
+
+    def __init__(self, bootstrap: str, options: Mapping[str, Any]) -> None:
+        self.options = ClientOptions.of(options)
+        self.metadata = Metadata()
+        self._bootstrap = parse_bootstrap(bootstrap)
+        self._sockets: dict[Address, asyncio.Task[RpcConnection]] = {}
+        self._refreshes: dict[str, asyncio.Task[None]] = {}
+        self.tasks: set[asyncio.Task[Any]] = set()
+        """Background tasks; `close` cancels them."""
+        self._closed = False
+        workers = min(CODEC_THREADS_MAX, os.cpu_count() or 1)
+        self.executor = ThreadPoolExecutor(workers, thread_name_prefix="zufluss-codec")
+        self.remote = RemoteAccess(
+            self.call_any, self.call_coordinator, timeout_ms=self.options.request_timeout_ms
+        )
+        """Remote files of the cluster, opened with its tokens."""
+        name = f"zufluss:{self.options.client_id}" if self.options.client_id else "zufluss"
+        self._software = (name, version("zufluss"))
+
+    async def close(self) -> None:
+        """Close the sockets. Writers and scanners must be closed before."""
+        self._closed = True
+        for task in self.tasks:
+            task.cancel()
+        sockets, self._sockets = self._sockets, {}
+        for task in sockets.values():
+            if task.done() and not task.cancelled() and task.exception() is None:
+                task.result().close()
+            else:
+                task.cancel()
+        self.executor.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def closed(self) -> bool:
+        """True after `close`: every call raises `NetworkError`."""
+        return self._closed
+
+    def __repr__(self) -> str:
+        servers = ", ".join(f"{host}:{port}" for host, port in self._bootstrap)
+        state = "closed" if self._closed else "open"
+        return f"<{type(self).__name__} {servers}, {state}>"
+
+    # -- sockets -------------------------------------------------------------------------------
+
+    async def socket(self, address: Address) -> RpcConnection:
+        """The socket to an address. Callers that wait for a new socket share one attempt."""
+        if self._closed:
+            raise NetworkError("the connection was closed; open a new one")
+        task = self._sockets.get(address)
+        if task is None or (task.done() and _is_lost(task)):
+            task = asyncio.ensure_future(self._open(address))
+            self._sockets[address] = task
+        return await asyncio.shield(task)
+
+    def open_socket(self, address: Address) -> RpcConnection | None:
+        """The socket to an address if it is open, else None."""
+        task = self._sockets.get(address)
+        return None if task is None or not task.done() or _is_lost(task) else task.result()
+
+    async def _open(self, address: Address) -> RpcConnection:
+        return await open_connection(
+            *address,
+            credentials=self.options.credentials,
+            connect_timeout_ms=self.options.connect_timeout_ms,
+            software=self._software,
+        )
+
+    # -- single calls --------------------------------------------------------------------------
+
+    async def call_coordinator(
+        self, api_key: ApiKey, request: Message, *, repeatable: bool = True
+    ) -> Any:
+        """Call the coordinator, again while it is away.
+
+        `repeatable=False` is for calls that must not take effect twice: such a call is repeated
+        only while it certainly had no effect.
+        """
+        backoff = Backoff(self.options.request_timeout_ms)
+        while True:
+            sent = False
+            try:
+                node = self.metadata.coordinator
+                if node is None:
+                    raise NetworkError("the cluster has no coordinator at the moment")
+                socket = await self.socket(node.address)
+                sent = True
+                timeout_ms = self.options.request_timeout_ms
+                return await socket.call(api_key, request, timeout_ms=timeout_ms)
+            except ZuflussError as e:
+                refused = e.code is ErrorCode.NOT_COORDINATOR_LEADER_EXCEPTION
+                if e.code not in PASSING or (sent and not repeatable and not refused):
+                    raise
+                failure = e
+            await backoff.pause(failure)
+            await self._refresh_quietly()
+
+    async def call_leader(self, bucket: TableBucket, api_key: ApiKey, request: Message) -> Any:
+        """Call the leader of a bucket, once; the caller decides about retries."""
+        node = self.metadata.leader(bucket)
+        if node is None:
+            raise LeaderNotAvailableError(f"{bucket} has no leader at the moment")
+        socket = await self.socket(node.address)
+        return await socket.call(api_key, request, timeout_ms=self.options.request_timeout_ms)
+
+    async def call_any(self, api_key: ApiKey, request: Message) -> Any:
+        """Call the first server that answers; `NetworkError` or a timeout if none does."""
+        failure: ZuflussError = NetworkError("no server is known")
+        for address in self._addresses():
+            try:
+                socket = await self.socket(address)
+                return await socket.call(
+                    api_key, request, timeout_ms=self.options.request_timeout_ms
+                )
+            except ZuflussError as e:
+                if e.code not in (
+                    ErrorCode.NETWORK_EXCEPTION,
+                    ErrorCode.REQUEST_TIME_OUT,
+                    ErrorCode.UNSUPPORTED_VERSION,
+                ):
+                    raise
+                failure = e
+        raise failure
+
+    def _addresses(self) -> list[Address]:
+        tablets = [node.address for node in self.metadata.tablets.values()]
+        random.shuffle(tablets)
+        coordinator = [self.metadata.coordinator.address] if self.metadata.coordinator else []
+        return list(dict.fromkeys([*tablets, *coordinator, *self._bootstrap]))
+
+    # -- metadata ------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Find the cluster through the bootstrap list; raises `NetworkError` if nobody answers."""
+        backoff = Backoff(self.options.connect_timeout_ms)
+        while True:
+            try:
+                return await self.refresh()
+            except NetworkError as e:
+                failure = e
+            await backoff.pause(failure)
+
+    async def refresh(self, table: TablePath | None = None, partitions: Iterable[str] = ()) -> None:
+        """Read the servers of the cluster, and optionally a table with some of its partitions.
+
+        Callers that ask for the same thing at the same time share one request.
+        """
+        names = sorted(set(partitions))
+        key = f"{table}:{','.join(names)}"
+        task = self._refreshes.get(key)
+        if task is None:
+            task = asyncio.ensure_future(self._refresh(table, names))
+            self._refreshes[key] = task
+            task.add_done_callback(lambda _: self._refreshes.pop(key, None))
+        await asyncio.shield(task)
+
+    async def _refresh(self, table: TablePath | None, partitions: list[str]) -> None:
+        request = m.MetadataRequest()
+        if table is not None:
+            request.table_path.add(database_name=table.database, table_name=table.table)
+            for name in partitions:
+                request.partitions_path.add(
+                    database_name=table.database, table_name=table.table, partition_name=name
+                )
+        response: m.MetadataResponse = await self.call_any(ApiKey.GET_METADATA, request)
+        self.metadata.merge(response)
+
+    async def _refresh_quietly(self) -> None:
+        """Refresh the servers before the next try; a passing error is left to that try."""
+        try:
+            await self.refresh()
+        except ZuflussError as e:
+            if e.code not in PASSING:
+                raise
+
+    async def table_info(self, path: TablePath, *, refresh: bool = False) -> TableInfo:
+        """The table, from the cache unless `refresh`; raises `TableNotExistError`."""
+        info = self.metadata.tables.get(path)
+        if info is not None and not refresh:
+            return info
+        backoff = Backoff(self.options.request_timeout_ms)
+        while True:
+            try:
+                await self.refresh_table(path)
+                return self.metadata.tables[path]
+            except ZuflussError as e:
+                if e.code not in PASSING:
+                    raise
+                failure = e
+            await backoff.pause(failure)
+
+    async def refresh_table(self, path: TablePath, partitions: Iterable[str] = ()) -> None:
+        """Refresh a table and some of its partitions; raises if one of them does not exist."""
+        try:
+            await self.refresh(path, partitions)
+        except ZuflussError as e:
+            # Apache Fluss answers an unknown error where the table is missing.
+            if e.code is ErrorCode.UNKNOWN_SERVER_ERROR and not await self.table_exists(path):
+                self.metadata.forget_table(path)
+                raise TableNotExistError(f"table {path} does not exist") from None
+            raise
+        if path not in self.metadata.tables:
+            raise TableNotExistError(f"table {path} does not exist")
+
+    async def refresh_leaders(self, info: TableInfo, partitions: Iterable[str]) -> None:
+        """Refresh the leaders of a table in use; raises if the table or a partition was dropped."""
+        names = list(partitions)
+        try:
+            await self.refresh_table(info.path, names)
+        except PartitionNotExistError:
+            for name in names:
+                self.metadata.forget_partition(info.table_id, name)
+            raise
+        if self.metadata.tables[info.path].table_id != info.table_id:
+            raise TableNotExistError(
+                f"table {info.path} was dropped and created again; open it anew"
+            )
+
+    async def table_exists(self, path: TablePath) -> bool:
+        """Whether the table exists."""
+        request = m.TableExistsRequest(table_path=path_to_proto(path))
+        return bool((await self.call_any(ApiKey.TABLE_EXISTS, request)).exists)
+
+    async def partition(self, info: TableInfo, name: str) -> PartitionMetadata:
+        """A partition, from the cache or the cluster; raises `PartitionNotExistError`."""
+        known = self.metadata.partitions.get((info.table_id, name))
+        if known is not None:
+            return known
+        backoff = Backoff(self.options.request_timeout_ms)
+        while True:
+            try:
+                await self.refresh_table(info.path, [name])
+                return self.metadata.partitions[info.table_id, name]
+            except ZuflussError as e:
+                if e.code not in PASSING:
+                    raise
+                failure = e
+            except KeyError:
+                raise PartitionNotExistError(
+                    f"table {info.path} has no partition {name!r}"
+                ) from None
+            await backoff.pause(failure)
+
+
+def as_path(path: Path) -> TablePath:
+    """The path of a table."""
+    return path if isinstance(path, TablePath) else TablePath.parse(path, "fluss")
+
+
+def _is_lost(task: asyncio.Task[RpcConnection]) -> bool:
+    if task.cancelled() or task.exception() is not None:
+        return True
+    return task.result().closed
