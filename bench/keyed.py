@@ -12,7 +12,6 @@ import numpy as np
 import pyarrow as pa
 
 from bench.work import TEN_COLUMNS, ten_columns
-from zufluss.client.hot import put_request
 from zufluss.kv.memory import KvMemory
 from zufluss.kv.store import KvStore
 from zufluss.kv.table import KvTable
@@ -26,6 +25,7 @@ from zufluss.record.slices import Bytes, Positions, Slices
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
 from zufluss.wire.frame import pack_request
+from zufluss.wire.hot.put import put_request
 
 KEY = ("id",)
 STEP_ROWS = 200_000

@@ -17,7 +17,6 @@ from crc32c import crc32c
 
 from bench.report import Measure, compared
 from bench.work import ROWS_1MIB, TEN_COLUMNS, UNCOMPRESSED, encoded, ten_columns
-from zufluss.client.hot import produce_request
 from zufluss.config.load import Configuration
 from zufluss.model.schema import Schema
 from zufluss.model.table import TableBucket, TableDescriptor, TableInfo, TablePath
@@ -25,7 +24,7 @@ from zufluss.model.validation import complete
 from zufluss.record.arrow.project import Projector
 from zufluss.record.batch.check import BatchChecker
 from zufluss.wire import messages as m
-from zufluss.wire.scan import scan_produce
+from zufluss.wire.hot.produce import produce_request, scan_produce
 
 SECONDS = 0.1
 """How long one step is repeated in a round."""

@@ -20,13 +20,13 @@ import numpy as np
 import pyarrow as pa
 
 import zufluss
-from zufluss.client.hot import produce_request
 from zufluss.client.write.encode import BatchEncoder
 from zufluss.model.schema import Schema
 from zufluss.model.table import TableBucket, TableInfo
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
 from zufluss.wire.frame import pack_request
+from zufluss.wire.hot.produce import produce_request
 
 T = TypeVar("T")
 ROOT = Path(__file__).resolve().parent.parent

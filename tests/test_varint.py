@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zufluss.varint import BYTES_MAX, CUT, TOO_LONG, UINT64_MASK, decode_varint, encode_varint
+from zufluss.wire import messages as m
 
 INT64 = st.integers(-(2**63), 2**63 - 1) | st.integers(0, 2**22)
 
@@ -30,3 +31,9 @@ def test_a_number_with_a_byte_too_many_is_too_long(bytes_max: int) -> None:
     assert decode_varint(data, 0, len(data), bytes_max)[1] == TOO_LONG
     assert decode_varint(data, 0, bytes_max, bytes_max)[1] == TOO_LONG
     assert decode_varint(data, 0, len(data), bytes_max + 1) == (1 << 7 * bytes_max, len(data))
+
+
+@given(INT64)
+def test_a_number_is_written_as_protobuf_writes_it(value: int) -> None:
+    expected = m.InitWriterResponse(writer_id=value).SerializeToString()
+    assert b"\x08" + encode_varint(value) == expected

@@ -24,7 +24,6 @@ from typing import Any
 import numpy as np
 
 from tests.fuzz import seeds
-from zufluss.client.hot import fetch_answer
 from zufluss.errors import ConfigError, CorruptMessageError, CorruptRecordError, ZuflussError
 from zufluss.log.checkpoint import read_checkpoint
 from zufluss.log.commit_log import GROUP_HEADER, read_commit_log, seal_group
@@ -51,9 +50,10 @@ from zufluss.wire import messages as m
 from zufluss.wire.api import APIS
 from zufluss.wire.codec import decode
 from zufluss.wire.frame import unpack_request_header, unpack_response
+from zufluss.wire.hot.fetch import read_fetch_response
+from zufluss.wire.hot.produce import scan_produce
 from zufluss.wire.predicates import predicate_from_proto, predicate_to_proto
 from zufluss.wire.sasl import PlainAuthenticator, parse_jaas, parse_plain
-from zufluss.wire.scan import scan_produce
 from zufluss.wire.tables import partition_id_of
 
 TABLE_ID = 7
@@ -104,7 +104,7 @@ def response(data: bytes) -> None:
 
 def fetched(data: bytes) -> None:
     """Our client's own reader of fetch answers agrees with protobuf."""
-    buckets = fetch_answer(memoryview(data))
+    buckets = read_fetch_response(memoryview(data))
     with suppress(CorruptMessageError):
         message = decode(m.FetchLogResponse, data)
         found = [(b.bucket.bucket_id, b.error_code, bytes(b.records)) for b in buckets]

@@ -19,7 +19,7 @@ from zufluss.record.batch.stats import build_statistics
 from zufluss.record.header import iter_headers
 from zufluss.tablet.fetch import FETCH_BYTES_MAX, FetchReader
 from zufluss.wire import messages as m
-from zufluss.wire.scan import BUCKETS_MAX
+from zufluss.wire.hot.buckets import BUCKETS_MAX
 
 
 async def append(tablet: Tablet, *buckets: int) -> None:

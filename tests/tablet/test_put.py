@@ -17,7 +17,7 @@ from zufluss.tablet.put import (
     Putter,
 )
 from zufluss.wire import messages as m
-from zufluss.wire.scan import ProducedBucket
+from zufluss.wire.hot.produce import ProducedBucket
 
 
 def putter(queued: float) -> Putter:

@@ -13,7 +13,7 @@ from zufluss.errors import ErrorCode, RecordTooLargeError
 from zufluss.net.services import RequestContext
 from zufluss.tablet.service import TabletService
 from zufluss.wire import messages as m
-from zufluss.wire.scan import BUCKETS_MAX
+from zufluss.wire.hot.buckets import BUCKETS_MAX
 
 CONTEXT = RequestContext(None, "FLUSS", 0, "test")
 

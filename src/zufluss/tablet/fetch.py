@@ -48,8 +48,9 @@ from zufluss.tablet.projected import read_projected
 from zufluss.wire import messages as m
 from zufluss.wire.api import APIS, ApiKey
 from zufluss.wire.codec import decode
+from zufluss.wire.hot.buckets import BUCKETS_MAX
+from zufluss.wire.hot.fetch import FetchedBucket, FetchedTable, fetch_response
 from zufluss.wire.predicates import predicate_from_proto
-from zufluss.wire.scan import BUCKETS_MAX, FetchedBucket, FetchedTable, fetch_response
 from zufluss.wire.tables import partition_id_of
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from zufluss.errors import (
     ZuflussError,
 )
 from zufluss.record.batch.check import CheckedBatch
-from zufluss.wire.scan import (
+from zufluss.wire.hot.produce import (
     ProducedBucket,
     ProduceScan,
     produce_ok,

@@ -47,8 +47,8 @@ from zufluss.record.batch.kv import build_kv_batch
 from zufluss.record.slices import Bytes, Slices
 from zufluss.tablet.produce import ACKS, ALL, PendingEntry, PendingProduce
 from zufluss.wire import messages as m
-from zufluss.wire.scan import ProducedBucket, produce_response
-from zufluss.wire.scan_kv import PutScan, scan_put
+from zufluss.wire.hot.produce import ProducedBucket, produce_response
+from zufluss.wire.hot.put import PutScan, scan_put
 
 if TYPE_CHECKING:
     from zufluss.net.connection import Connection

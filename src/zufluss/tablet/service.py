@@ -13,7 +13,7 @@ from zufluss.net.services import RequestContext, Services
 from zufluss.tablet.scan.sessions import ScanSessions
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
-from zufluss.wire.scan import BUCKETS_MAX
+from zufluss.wire.hot.buckets import BUCKETS_MAX
 from zufluss.wire.tables import partition_id_of
 
 if TYPE_CHECKING:

@@ -19,7 +19,6 @@ from tests.client.remotes import RemoteBucket
 from tests.paths import FIXTURES
 from zufluss.client.connection import AsyncConnection, connect_async
 from zufluss.client.core.budget import MemoryBudget
-from zufluss.client.hot import fetch_answer
 from zufluss.client.read.log_scan import AsyncLogScanner
 from zufluss.client.read.remote import AHEAD, PLANNED, Cutter, RemoteReader
 from zufluss.errors import CorruptRecordError, ErrorCode, OffsetOutOfRangeError
@@ -35,6 +34,7 @@ from zufluss.remote.objects import (
 from zufluss.remote.uri import LocationUri, parse_location
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
+from zufluss.wire.hot.fetch import read_fetch_response
 
 ROWS = list(range(60))
 
@@ -472,7 +472,7 @@ async def test_segments_that_apache_fluss_uploaded_are_read(
     connection: AsyncConnection, cluster: FakeCluster
 ) -> None:
     fixture = FIXTURES / "remote-log"
-    [found] = fetch_answer(memoryview((fixture / "fetch-at-25.bin").read_bytes()))
+    [found] = read_fetch_response(memoryview((fixture / "fetch-at-25.bin").read_bytes()))
     info = m.PbRemoteLogFetchInfo.FromString(bytes(found.remote))
     del info.remote_log_segments[2:]  # the fixture has two of them
     info.remote_log_tablet_dir = str(fixture / "0")

@@ -11,7 +11,7 @@ from zufluss.model.schema import Schema
 from zufluss.record.batch.check import BatchChecker, CheckedBatch
 from zufluss.record.header import build_batch, seal
 from zufluss.wire import messages as m
-from zufluss.wire.scan import scan_produce
+from zufluss.wire.hot.produce import scan_produce
 
 TABLE = 300
 SCHEMA = Schema.of("a BIGINT, b STRING, c DOUBLE")

@@ -45,7 +45,6 @@ from zufluss.client.core.cluster import ClusterConnection
 from zufluss.client.core.metadata import ServerNode
 from zufluss.client.core.offsets import BucketPlace
 from zufluss.client.core.retry import PASSING, Backoff
-from zufluss.client.hot import FetchedBucket, fetch_answer
 from zufluss.client.read.decode import Chunk, Decoded, LogDecoder
 from zufluss.client.read.remote import Batches, RemoteReader
 from zufluss.errors import (
@@ -64,6 +63,7 @@ from zufluss.record.header import LENGTH_OVERHEAD, BatchHeader, iter_headers
 from zufluss.remote.errors import ObjectCorruptError, ObjectForbiddenError
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
+from zufluss.wire.hot.fetch import BucketAnswer, read_fetch_response
 
 log = logging.getLogger(__name__)
 
@@ -306,7 +306,7 @@ class Fetcher:
     async def _take_apart(self, body: memoryview, projected: bool) -> bool:
         """Deal with every bucket of an answer; whether any of them moved."""
         progress = False
-        for found in fetch_answer(body):
+        for found in read_fetch_response(body):
             state = self._states.get(found.bucket)
             if state is None or not state.is_fetched:
                 continue
@@ -320,7 +320,7 @@ class Fetcher:
         return progress
 
     async def _take_bucket(
-        self, state: BucketState, found: FetchedBucket, projected: bool
+        self, state: BucketState, found: BucketAnswer, projected: bool
     ) -> m.PbRemoteLogFetchInfo | None:
         """Deal with one bucket of an answer; what to read in remote storage, if it says so."""
         if found.error_code:
@@ -379,7 +379,7 @@ class Fetcher:
             )
         state.fetch_bytes = max(state.fetch_bytes, size)
 
-    def _refused(self, state: BucketState, found: FetchedBucket, projected: bool) -> None:
+    def _refused(self, state: BucketState, found: BucketAnswer, projected: bool) -> None:
         reason = error(found.error_code, f"{found.bucket}: {found.error_message}")
         if reason.code in _PASSING:
             self._recover([state], reason)
@@ -454,7 +454,7 @@ class Fetcher:
         projected = self._plan.push_projection
         body = await self._fetch(server, [state], 0)
         info = None
-        for found in fetch_answer(body):
+        for found in read_fetch_response(body):
             if found.bucket == state.place.bucket:
                 info = await self._take_bucket(state, found, projected)
         return info
@@ -527,7 +527,7 @@ class Fetcher:
                 raise
 
 
-def _remote_info(found: FetchedBucket) -> m.PbRemoteLogFetchInfo:
+def _remote_info(found: BucketAnswer) -> m.PbRemoteLogFetchInfo:
     try:
         return m.PbRemoteLogFetchInfo.FromString(bytes(found.remote))
     except DecodeError as e:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Final
 
 from zufluss.client.core.cluster import ClusterConnection
-from zufluss.client.hot import produce_request
 from zufluss.client.write.encode import BatchEncoder
 from zufluss.client.write.sender import Encoded, WriteCall
 from zufluss.client.write.writer import BatchWriter, Chunk, Identity
@@ -14,6 +13,7 @@ from zufluss.errors import InvalidTableError
 from zufluss.model.table import TableInfo
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
+from zufluss.wire.hot.produce import produce_request
 
 _PRODUCE: Final = WriteCall(ApiKey.PRODUCE_LOG, m.ProduceLogResponse, produce_request)
 

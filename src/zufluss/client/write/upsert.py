@@ -38,7 +38,6 @@ from crc32c import crc32c
 
 from zufluss.client.core.cluster import ClusterConnection
 from zufluss.client.core.keys import check_primary_key
-from zufluss.client.hot import put_request
 from zufluss.client.write.encode import BATCH_BYTES_MAX, join
 from zufluss.client.write.sender import WriteCall
 from zufluss.client.write.writer import BatchWriter, Chunk, Identity
@@ -57,6 +56,7 @@ from zufluss.model.table import TableInfo
 from zufluss.record.slices import ABSENT, Slices
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
+from zufluss.wire.hot.put import put_request
 
 MergeModeName = Literal["aggregate", "overwrite", "merge_state", "retract"]
 """What the rows of a writer are to the stored ones."""

@@ -3,7 +3,7 @@
 Small appends are bound by calls, not by bytes, so for the request that clients send nearly always
 (`acks=all`, fields in number order, one bucket of a known table, one uncompressed Arrow batch) the
 field scanner and the batch checker are one kernel. Everything else, and everything that is wrong,
-gets the answer "not usual" and takes the plain path (`wire.scan.scan_produce`, then
+gets the answer "not usual" and takes the plain path (`wire/hot/produce.py`, then
 `BatchChecker.check`), which is this kernel's twin and the one that finds words for what is wrong.
 
 `check_produce(buf, start, end, table_id, program)` returns twelve integers: the eight of a

@@ -38,8 +38,8 @@ from zufluss.tablet.scan.rows import RowReader, Rows
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
 from zufluss.wire.codec import decode
+from zufluss.wire.hot.buckets import BUCKETS_MAX
 from zufluss.wire.predicates import predicate_from_proto
-from zufluss.wire.scan import BUCKETS_MAX
 from zufluss.wire.tables import partition_id_of
 
 if TYPE_CHECKING:

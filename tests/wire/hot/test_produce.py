@@ -1,4 +1,4 @@
-"""The scanner of produce requests against protobuf."""
+"""PRODUCE_LOG requests and responses by hand say what protobuf says."""
 
 from __future__ import annotations
 
@@ -7,9 +7,19 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from zufluss.errors import CorruptMessageError
+from zufluss.model.table import TableBucket
 from zufluss.wire import messages as m
 from zufluss.wire.codec import decode
-from zufluss.wire.scan import BUCKETS_MAX, ProduceScan, scan_produce, scan_produce_any
+from zufluss.wire.hot.buckets import BUCKETS_MAX
+from zufluss.wire.hot.produce import (
+    ProducedBucket,
+    ProduceScan,
+    produce_ok,
+    produce_request,
+    produce_response,
+    scan_produce,
+    scan_produce_any,
+)
 from zufluss.wire.tables import partition_id_of
 
 INT32 = st.integers(-(2**31), 2**31 - 1) | st.integers(-1, 300)
@@ -229,9 +239,76 @@ def test_a_frame_of_nothing_but_tiny_buckets_is_refused_at_the_limit() -> None:
 
 
 def test_many_different_requests_do_not_grow_memory_without_bound() -> None:
-    from zufluss.wire import scan
+    from zufluss.wire.hot import produce
 
-    for table_id in range(scan._CACHE_ENTRIES_MAX + 100):
+    for table_id in range(produce.CACHE_ENTRIES_MAX + 100):
         body = request(table_id=table_id)
         assert scan_produce(memoryview(body), 0, len(body)).table_id == table_id
-    assert len(scan._values) <= scan._CACHE_ENTRIES_MAX
+    assert len(produce._values) <= produce.CACHE_ENTRIES_MAX
+
+
+@given(
+    st.sampled_from([-1, 0, 1]),
+    INT64,
+    st.integers(0, 2**31 - 1),
+    st.lists(st.tuples(st.none() | INT64, st.integers(0, 2**31 - 1), st.binary(max_size=300))),
+)
+def test_a_produce_request_is_what_protobuf_would_write(acks, table_id, timeout_ms, entries):  # type: ignore[no-untyped-def]
+    batches = [(TableBucket(table_id, p, b), records) for p, b, records in entries]
+    expected = m.ProduceLogRequest(acks=acks, table_id=table_id, timeout_ms=timeout_ms)
+    for partition_id, bucket_id, records in entries:
+        expected.buckets_req.add(partition_id=partition_id, bucket_id=bucket_id, records=records)
+    if batches:
+        body = b"".join(produce_request(acks, table_id, timeout_ms, batches))
+        assert body == expected.SerializeToString()
+
+
+TEXT = st.none() | st.text(max_size=20)
+produced_buckets = st.builds(
+    ProducedBucket, st.none() | INT64, INT32, st.none() | INT64, INT32, TEXT
+)
+
+
+def optional(message: object, name: str) -> object:
+    """The value of a field, None where it is absent."""
+    return getattr(message, name) if message.HasField(name) else None  # type: ignore[attr-defined]
+
+
+@given(INT32, st.none() | INT64, INT64)
+def test_one_acknowledged_bucket_has_the_bytes_of_protobuf(
+    bucket_id: int, partition_id: int | None, base_offset: int
+) -> None:
+    message = m.ProduceLogResponse()
+    entry = message.buckets_resp.add(bucket_id=bucket_id, base_offset=base_offset)
+    if partition_id is not None:
+        entry.partition_id = partition_id
+    assert produce_ok(bucket_id, partition_id, base_offset) == message.SerializeToString()
+
+
+def test_an_acknowledgement_has_the_bytes_a_real_server_sent() -> None:
+    assert produce_ok(0, None, 0).hex() == "0a0410002800"
+
+
+@given(st.lists(produced_buckets, max_size=4))
+def test_produce_responses_decode_to_what_was_put_in(buckets: list[ProducedBucket]) -> None:
+    message = decode(m.ProduceLogResponse, produce_response(buckets))
+    read = [
+        ProducedBucket(
+            optional(entry, "partition_id"),
+            entry.bucket_id,
+            optional(entry, "base_offset"),
+            entry.error_code,
+            optional(entry, "error_message"),
+        )
+        for entry in message.buckets_resp
+    ]
+    assert read == buckets
+
+
+def test_a_response_about_no_bucket_is_empty() -> None:
+    assert produce_response([]) == b""
+
+
+def test_text_that_is_not_unicode_does_not_break_an_answer() -> None:
+    body = produce_response([ProducedBucket(None, 1, None, 10, "file \udcff")])
+    assert decode(m.ProduceLogResponse, body).buckets_resp[0].error_message == "file ?"

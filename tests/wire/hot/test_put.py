@@ -1,4 +1,4 @@
-"""The hand scanner of PUT_KV against protobuf."""
+"""PUT_KV requests by hand say what protobuf says."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zufluss.errors import CorruptMessageError
+from zufluss.model.table import TableBucket
 from zufluss.wire import messages as m
-from zufluss.wire.scan_kv import TARGETS_MAX, scan_put
+from zufluss.wire.hot.put import TARGETS_MAX, put_request, scan_put
 from zufluss.wire.tables import partition_id_of
 
 int32 = st.integers(-(2**31), 2**31 - 1)
@@ -82,3 +83,18 @@ def test_target_columns_may_come_one_by_one() -> None:
 def test_malformed_requests_are_refused_with_the_reason(body: bytes, reason: str) -> None:
     with pytest.raises(CorruptMessageError, match=reason):
         scan_put(memoryview(body), 0, len(body))
+
+
+@given(
+    st.lists(st.integers(0, 4_000)),
+    int64,
+    st.lists(st.tuples(st.none() | int64, st.integers(0, 2**31 - 1), st.binary(max_size=300))),
+)
+def test_a_put_request_is_what_protobuf_would_write(targets, table_id, entries):  # type: ignore[no-untyped-def]
+    batches = [(TableBucket(table_id, p, b), records) for p, b, records in entries]
+    expected = m.PutKvRequest(acks=-1, table_id=table_id, timeout_ms=7, target_columns=targets)
+    for partition_id, bucket_id, records in entries:
+        expected.buckets_req.add(partition_id=partition_id, bucket_id=bucket_id, records=records)
+    if batches:
+        body = b"".join(put_request(targets, -1, table_id, 7, batches))
+        assert body == expected.SerializeToString()

@@ -1,40 +1,74 @@
-"""PUT_KV requests by hand, for the same reasons as in `scan.py`: the payload is not copied.
+"""PUT_KV by hand, both ways.
 
-| PutKvRequest            | field | PbPutKvReqForBucket | field |
-|-------------------------|-------|---------------------|-------|
-| acks           int32    | 1     | partition_id int64  | 1     |
-| table_id       int64    | 2     | bucket_id    int32  | 2     |
-| timeout_ms     int32    | 3     | records      bytes  | 3     |
-| target_columns int32s   | 4     |                     |       |
-| buckets_req    repeated | 5     |                     |       |
-| agg_mode       int32    | 6     |                     |       |
+| PutKvRequest            | field |
+|-------------------------|-------|
+| acks           int32    | 1     |
+| table_id       int64    | 2     |
+| timeout_ms     int32    | 3     |
+| target_columns int32s   | 4     |
+| buckets_req    repeated | 5     |
+| agg_mode       int32    | 6     |
 
-The answer to PUT_KV has the shape of the answer to PRODUCE_LOG (`scan.produce_response`), with
+The response has the fields of a PRODUCE_LOG response (`produce.produce_response`), with
 `log_end_offset` in the place of `base_offset`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from zufluss.errors import CorruptMessageError
-from zufluss.wire.fields import (
+from zufluss.model.table import TableBucket
+from zufluss.varint import encode_varint
+from zufluss.wire.frame import Buffer
+from zufluss.wire.hot.buckets import (
+    BUCKETS_MAX,
+    BucketScan,
+    request_buffers,
+    request_head,
+    scan_bucket,
+)
+from zufluss.wire.hot.fields import (
     BYTES,
     VARINT,
-    BucketScan,
     read_length,
     read_tag,
     read_varint,
     refuse_type,
-    scan_bucket,
     skip_field,
     to_int32,
     to_int64,
 )
-from zufluss.wire.scan import BUCKETS_MAX
 
 TARGETS_MAX = 4096
 """Target columns of one request; tables have fewer columns."""
+
+
+def put_request(
+    target_columns: Sequence[int],
+    acks: int,
+    table_id: int,
+    timeout_ms: int,
+    batches: Sequence[tuple[TableBucket, Buffer]],
+    *,
+    agg_mode: int = 0,
+) -> list[Buffer]:
+    """Returns the body of a PUT_KV request as buffers to send in turn.
+
+    No target columns mean all.
+
+
+    >>> [bytes(b) for b in put_request([0, 2], 1, 7, 30, [(TableBucket(7, None, 2), b"abc")])]
+    [b'\\x08\\x01\\x10\\x07\\x18\\x1e"\\x02\\x00\\x02*\\x07\\x10\\x02\\x1a\\x03', b'abc']
+    """
+    head = request_head(acks, table_id, timeout_ms)
+    if target_columns:
+        packed = b"".join(encode_varint(index) for index in target_columns)
+        head += b"\x22" + encode_varint(len(packed)) + packed
+    if agg_mode:
+        head += b"\x30" + encode_varint(agg_mode)
+    return request_buffers(head, b"\x2a", batches)
 
 
 class PutScan(NamedTuple):
@@ -55,7 +89,10 @@ class PutScan(NamedTuple):
 
 
 def scan_put(view: memoryview, start: int, end: int) -> PutScan:
-    """Locate what stands in the PutKvRequest at `view[start:end]`; `CorruptMessageError`."""
+    """Returns the fields of the PutKvRequest at `view[start:end]` and where its records lie.
+
+    Raises CorruptMessageError for bytes that are not such a message.
+    """
     numbers: dict[int, int] = {}
     targets: list[int] = []
     buckets: list[BucketScan] = []
