@@ -2,7 +2,7 @@
 
 Clients get tables, partitions and servers in GET_METADATA; tablet servers get the same messages
 in UPDATE_METADATA with our extension fields (numbers from 1000), so that they know databases,
-old schemas and what was dropped. Pure functions; who sends what stands in `tablets.py`.
+old schemas and what was dropped. Pure functions; who sends what stands in `coordinator/tablets.py`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Thin on purpose. What may be changed and in which order it is checked stands in `catalog/catalog.py`
 and in `zufluss.model`; here messages become arguments. Read-only questions are answered by
-`metadata_service.py` and `cluster_service.py`, which tablet servers share.
+`cluster/metadata_service.py` and `cluster/cluster_service.py`, which tablet servers share.
 """
 
 from __future__ import annotations
