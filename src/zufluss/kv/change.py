@@ -1,14 +1,14 @@
-"""One put batch on its way through a bucket: its rows beside the stored rows they meet.
+"""One put batch and the stored rows of its keys: which changes the batch makes.
 
-Rows go by number (`merge/base.py`): record i of the batch is candidate i, the stored row of group g
-is candidate `records + g`. Most engines decide by keys alone; then only the rows of the changelog
-are brought together, in its order, and taken apart once: that checks them, compares them with their
-keys and finds the columns. An engine that looks into rows gets all candidates as columns first, one
-that aggregates gets them taken apart, or says first which of them it takes.
+Rows are candidates by number (`merge/base.py`): record i of the batch is candidate i, the stored
+row of group g is candidate `records + g`. Most engines decide by keys alone. Then only the rows of
+the changelog are copied together and located, once: that validates them, compares them with their
+keys and finds their columns. An engine that reads rows gets all candidates as columns first. An
+engine that aggregates gets located rows, or names the candidates it needs first.
 
-What comes out is rows for the changelog and values for the store; a value is `schema id i16` +
-compacted row. Whole rows are stored as they came; rows that are put together from several, by
-partial updates and aggregation, are encoded again under the current schema.
+The result is rows for the changelog and values for the store (`merge/gather.py`). Whole rows are
+stored as they were sent; rows that partial updates and aggregation put together from several are
+encoded again under the current schema.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ class Groups(NamedTuple):
     """Which records of a batch have the same key."""
 
     of: Numbers
-    """Of each record: the number of its group, by first appearance."""
+    """The group of each record, numbered by first appearance."""
     first: Numbers
-    """Of each group: its first record."""
+    """The first record of each group."""
 
 
 class Change:
-    """What a batch does to its keys; making one checks everything about the batch's rows."""
+    """The changes that a batch makes. The constructor checks all rows of the batch."""
 
     kinds: npt.NDArray[np.uint8]
-    """The change types."""
+    """The change types of the changelog's rows."""
     rows: pa.RecordBatch | Located
     """The rows of the changelog."""
 
@@ -91,7 +91,7 @@ class Change:
         return new_values(self._values, self._schema_id, self._final, self._candidates.old)
 
     def _take(self, fold: Fold, rows: pa.RecordBatch | Located) -> None:
-        """Take over what an engine decided."""
+        """Take over the decisions of an engine."""
         self.kinds, self._final, self.rows = fold.kinds, fold.final, rows
 
     def _fold_by_keys(self, engine: MergeEngine) -> None:
@@ -128,18 +128,18 @@ class Change:
             ids.use(folded.inserts)
 
     def _free(self, ids: Ids) -> Numbers:
-        """Numbers for as many new keys as there may be."""
+        """Return an id for every record, should all be new keys; none without such a column."""
         return _NO_IDS if self._table.auto_increment is None else ids.peek(self._batch.count)
 
     def _all_columns(self) -> pa.RecordBatch:
-        """Every candidate as columns; one that is not there is NULL throughout."""
+        """Return all candidates as columns; absent rows are NULL in every column."""
         return self._table.codec.columns(self._all_located())
 
     def _all_located(self) -> Located:
         return self._located(np.arange(self._batch.count + self._old.count, dtype=np.int64))
 
     def _located(self, candidates: Numbers) -> Located:
-        """Take these candidates apart: each is sound and stands under its key."""
+        """Locate candidates; raises `CorruptRecordError` for a bad row or a wrong key."""
         rows, counts, keys = self._gather(candidates)
         located = self._table.codec.locate(rows, counts)
         self._table.check_keys(located, keys)

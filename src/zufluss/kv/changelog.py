@@ -1,8 +1,8 @@
-"""The changelog batch of one put: the rows it changed, as the log keeps and clients fetch them.
+"""The changelog batch of one put: the changed rows, as the log stores and clients fetch them.
 
 One put batch makes one log batch with its writer id and sequence, under the table's current schema,
 with a change type per row. A put that changed nothing makes a batch without records, which takes
-one offset: the writer's sequence has to get into the log all the same.
+one offset: the log must contain the writer's sequence in any case.
 """
 
 from __future__ import annotations
@@ -23,47 +23,47 @@ from zufluss.record.rows.codec import Located, RowCodec
 from zufluss.record.rows.formats import encode_body
 
 MAGIC = 0
-"""Header version of changelog batches: what every client reads."""
+"""Header version of changelog batches, which every client reads."""
 
 
 class Changes(NamedTuple):
-    """What one put changed, before it is a batch."""
+    """The changes of one put, not yet encoded."""
 
     encoder: ChangelogEncoder
-    """Makes it one."""
+    """Encodes the changes."""
     rows: pa.RecordBatch | Located
-    """The rows, as `ChangelogEncoder.rows` gave them."""
+    """The rows, as `ChangelogEncoder.rows` returned them."""
     kinds: npt.NDArray[np.uint8]
     """Their change types."""
     writer_id: int
-    """Of the put."""
+    """Writer id of the put, −1 for none."""
     sequence: int
-    """Of the put."""
+    """Batch sequence of the put, −1 for none."""
 
     @property
     def offsets(self) -> int:
-        """How many offsets it takes in the log."""
+        """How many log offsets the batch takes."""
         return max(len(self.kinds), 1)
 
     def encode(self) -> ChangelogBatch:
-        """The batch: most of the work is compression, which needs no state."""
+        """Return the batch. Most of the work is compression; any thread may call this."""
         return self.encoder.encode(self.rows, self.kinds, self.writer_id, self.sequence)
 
 
 class ChangelogBatch(NamedTuple):
-    """A batch that is ready to be appended."""
+    """A log batch that is ready to be appended."""
 
     view: memoryview
-    """Its bytes, writable: the log stamps offset and time."""
+    """The bytes, writable: the log fills in offset and time."""
     checked: CheckedBatch
-    """What the log wants to know of it."""
+    """The header fields that the log asks for."""
 
 
 class ChangelogEncoder:
-    """Makes the changelog batches of one table."""
+    """Encodes the changelog batches of one table."""
 
     def __init__(self, info: TableInfo, codec: RowCodec) -> None:
-        """`codec` is that of the table's stored rows."""
+        """`codec` is the codec of the table's stored rows."""
         self._schema_id = info.schema_id
         self._schema = info.schema
         self._log_format = info.log_format
@@ -72,7 +72,10 @@ class ChangelogEncoder:
         self._zstd = _zstd_messages(info)
 
     def rows(self, located: Located) -> pa.RecordBatch | Located:
-        """Checked rows as `encode` takes them; `CorruptRecordError` if Arrow cannot hold one."""
+        """Return checked rows as `encode` takes them.
+
+        Raises `CorruptRecordError` if Arrow cannot hold a row.
+        """
         if self._zstd is None or self._codec.buffers is None:
             return self._codec.columns(located)
         self._codec.buffers.check(located)
@@ -85,7 +88,7 @@ class ChangelogEncoder:
         writer_id: int,
         sequence: int,
     ) -> ChangelogBatch:
-        """The batch of these rows and their change types."""
+        """Return the batch of these rows and change types."""
         count = len(kinds)
         view = self._body(rows, kinds)
         write_header(
@@ -104,7 +107,7 @@ class ChangelogEncoder:
         return ChangelogBatch(view, checked)
 
     def _body(self, rows: pa.RecordBatch | Located, kinds: npt.NDArray[np.uint8]) -> memoryview:
-        """The records, with room for the header in front."""
+        """Return the records, with room for the header in front."""
         header = HEADER_SIZES[MAGIC]
         if not len(kinds):
             return memoryview(bytearray(header))
@@ -124,7 +127,7 @@ class ChangelogEncoder:
 
 
 def _zstd_messages(info: TableInfo) -> ZstdMessages | None:
-    """The writer of logs that are Arrow compressed with Zstandard, the default."""
+    """Return the writer of Arrow logs compressed with Zstandard, None for other logs."""
     kind = info.property(t.TABLE_LOG_ARROW_COMPRESSION_TYPE)
     if info.log_format != "ARROW" or kind != "ZSTD":
         return None

@@ -1,10 +1,11 @@
-"""A changelog read back: what each key was last changed to, in large pieces and one piece ahead.
+"""The changelog read back for recovery: rows and change types in large pieces.
 
-Recovery applies the changelog to the state it was once made from. Batches are as small as clients
-sent them, and taking one apart costs about the same for ten rows as for ten thousand, so they are
-joined; the next piece is read and decompressed in a thread while the last one is applied.
+Recovery applies the changelog to the last flushed state. Batches are as small as clients sent them,
+and decoding costs about the same for ten rows as for ten thousand, so batches are joined. A thread
+reads and decompresses the next piece while the caller applies the last one.
 
-A changelog is what the log has, after what only remote storage has (`Earlier`).
+A changelog consists of the local log and, before it, of the part that only remote storage has
+(`EarlierChangelog`).
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ from zufluss.record.header import BatchHeader, iter_headers
 from zufluss.record.rows.formats import decode_body
 
 READ_BYTES = 8 << 20
-"""How much of the changelog is read at a time."""
+"""Bytes of the changelog that are read at a time."""
 PIECE_ROWS = 32_768
-"""Rows that are applied together, about."""
+"""Rows of a piece, about."""
 PIECE_BYTES = 16 << 20
-"""Bytes of rows that are applied together, about: they have to fit into memory at once."""
+"""Bytes of the rows of a piece, about: they have to fit into memory at once."""
 
 Kinds = npt.NDArray[np.uint8]
 
 
-class Piece(NamedTuple):
-    """Changes that follow each other in a changelog, without the rows before updates."""
+class ChangelogPiece(NamedTuple):
+    """Consecutive changes of a changelog, without the before images of updates."""
 
     rows: pa.RecordBatch
     """The rows, inserted, updated or deleted."""
@@ -46,33 +47,33 @@ class Piece(NamedTuple):
     schema_id: int
     """The schema of the rows."""
     base_offset: int
-    """Offset of the last batch among them."""
+    """Base offset of the last batch of the piece."""
     end_offset: int
-    """Offset after them."""
+    """The log offset after the piece."""
     size: int
-    """Bytes of their batches."""
+    """Bytes of the batches."""
 
 
-class Earlier(NamedTuple):
-    """The part of a changelog that comes before the log."""
+class EarlierChangelog(NamedTuple):
+    """The part of a changelog that lies before the local log, in remote storage."""
 
     start_offset: int
-    """Where it begins; it goes on to where the log begins."""
+    """Where the part begins; it ends where the log begins."""
     batches: Callable[[int], Iterator[memoryview]]
-    """Whole batches in the order of their offsets, from the one at an offset, or earlier, on."""
+    """Returns whole batches in order; the first one contains the given offset or lies before."""
 
 
-def changelog_start(changelog: Log, earlier: Earlier | None) -> int:
-    """The first offset there is."""
+def changelog_start(changelog: Log, earlier: EarlierChangelog | None) -> int:
+    """Return the first offset of a changelog."""
     return changelog.log_start_offset if earlier is None else earlier.start_offset
 
 
 def pieces(
-    table: KvTable, changelog: Log, offset: int, earlier: Earlier | None = None
-) -> Iterator[Piece]:
-    """The changes from `offset` to the end of the log, which nobody writes to meanwhile.
+    table: KvTable, changelog: Log, offset: int, earlier: EarlierChangelog | None = None
+) -> Iterator[ChangelogPiece]:
+    """Yield the changes from `offset` to the end of the log, which nobody writes to meanwhile.
 
-    `CorruptRecordError` if changes are missing in between.
+    Raises `CorruptRecordError` if changes are missing in between.
     """
     if offset == changelog.log_end_offset:
         return
@@ -84,10 +85,10 @@ def pieces(
 
 def pieces_of(
     table: KvTable, batches: Iterator[memoryview], offset: int, until: int
-) -> Generator[Piece, None, None]:
-    """The changes from `offset` to `until` in batches that are read one piece ahead, in a thread.
+) -> Generator[ChangelogPiece, None, None]:
+    """Yield the changes from `offset` to `until`; a thread reads one piece ahead.
 
-    What of the batches lies outside of that is passed over, also part of a batch at the end.
+    Changes outside of this range are skipped, even within the last batch. Raises
     `CorruptRecordError` if changes are missing in between.
     """
     with ThreadPoolExecutor(1, thread_name_prefix="zufluss-replay") as ahead:
@@ -107,8 +108,8 @@ def _log_batches(changelog: Log, offset: int) -> Iterator[memoryview]:
 
 def _pieces(
     table: KvTable, batches: Iterator[memoryview], offset: int, until: int
-) -> Iterator[Piece]:
-    waiting: list[Piece] = []
+) -> Iterator[ChangelogPiece]:
+    waiting: list[ChangelogPiece] = []
     rows = size = 0
     for records in batches:
         for position, header in iter_headers(records):
@@ -126,7 +127,7 @@ def _pieces(
             size += waiting[-1].rows.nbytes
         if offset >= until:
             break
-    if offset < until:  # a batch that is cut at the end is passed over
+    if offset < until:
         raise _hole(table, offset, until)
     if waiting:
         yield _joined(waiting)
@@ -141,20 +142,20 @@ def _hole(table: KvTable, offset: int, end: int) -> CorruptRecordError:
 
 def _piece(
     table: KvTable, view: memoryview, position: int, header: BatchHeader, until: int
-) -> Piece:
+) -> ChangelogPiece:
     rows, kinds = decode_changes(table, view, position, header)
     end = min(header.next_offset, until)
     rows, kinds = rows.slice(0, end - header.base_offset), kinds[: end - header.base_offset]
     after = np.flatnonzero(kinds != UPDATE_BEFORE)
     if len(after) < len(kinds):
         rows, kinds = rows.take(pa.array(after)), kinds[after]
-    return Piece(rows, kinds, header.schema_id, header.base_offset, end, header.size)
+    return ChangelogPiece(rows, kinds, header.schema_id, header.base_offset, end, header.size)
 
 
 def decode_changes(
     table: KvTable, view: memoryview, position: int, header: BatchHeader
 ) -> tuple[pa.RecordBatch, Kinds]:
-    """The rows of a changelog batch, in the schema they were written under, and their kinds."""
+    """Return the rows of a changelog batch, in the schema of the batch, and their change types."""
     schema = table.schema_of(header.schema_id)
     if table.info.log_format == "ARROW":
         rows, kinds = decode(view, position, header, schema.arrow)
@@ -167,7 +168,7 @@ def decode_changes(
     return rows, kinds
 
 
-def _joined(pieces: list[Piece]) -> Piece:
+def _joined(pieces: list[ChangelogPiece]) -> ChangelogPiece:
     if len(pieces) == 1:
         return pieces[0]
     table = pa.Table.from_batches([piece.rows for piece in pieces]).combine_chunks()

@@ -1,12 +1,12 @@
-"""What is known of a bucket at the offsets that a flush or a snapshot may end at.
+"""Row count and writers of a bucket at the offset of a flush or a snapshot.
 
-The worker is ahead of the log: the rows it has counted and the writers it has seen include batches
-that may still be lost. Who keeps the state at an offset needs both as they were there. So batches
-wait here until they are durable, and a flush takes what they come to up to its own offset.
+The key-value worker is ahead of the log: the rows it has counted and the writers it has seen
+include batches that a crash may still take back. A flush records both as of its own offset. So
+batches wait here until they are durable, and are counted up to the offset of a flush.
 
-A snapshot carries the writers, because the changelog may be lost from an earlier offset on than the
-rows are: a batch that is among the rows and is sent again would otherwise be taken for a new one,
-and be added to them twice (`tablet/remote/restore.py`).
+A snapshot carries the writers because less of the changelog than of the rows may survive a lost
+disk. A writer would then send a batch again that the snapshot's rows contain, and the batch would
+be applied twice (`tablet/remote/restore.py`).
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Final, NamedTuple
 from zufluss.log.writer_state import WriterState
 
 WAITING_MAX: Final = 1024
-"""Batches that wait until somebody looks which of them are settled."""
+"""Batches that wait at most before the durable ones among them are counted."""
 
 
-class Written(NamedTuple):
-    """A batch of an idempotent writer, in the words of `WriterState.record`."""
+class WriterBatch(NamedTuple):
+    """A batch of an idempotent writer: the arguments of `WriterState.record`."""
 
     writer_id: int
     sequence: int
@@ -30,36 +30,36 @@ class Written(NamedTuple):
     timestamp: int
 
 
-class Settled:
-    """Rows and writers of one bucket at the offsets that count. Belongs to the worker thread."""
+class SettledState:
+    """Row count and writers of one bucket as of flushes. Belongs to the worker thread."""
 
     __slots__ = ("_flushed", "_known_from", "_rows", "_waiting", "_writers")
 
     def __init__(self, rows: int) -> None:
         self._rows = rows
-        self._waiting: deque[tuple[int, int, Written | None]] = deque()
-        """Batches that may not be durable yet: end offset, rows after it, its writer."""
+        self._waiting: deque[tuple[int, int, WriterBatch | None]] = deque()
+        """Batches that may not be durable yet: end offset, rows after the batch, its writer."""
         self._writers: WriterState | None = None
-        """As they are after the last batch that does not wait; None until the log was read."""
+        """The writers after the last batch that does not wait; None until the log was read."""
         self._known_from = 0
-        """The first offset at which that is so."""
+        """The first offset at which `_writers` is known."""
         self._flushed: dict[int, WriterState] = {}
-        """The writers at the offset of the last flush, and of one that is under way."""
+        """The writers at the offset of the last flush and of the one under way."""
 
     def recovered(self, writers: WriterState, end_offset: int, flushed_offset: int) -> None:
-        """The log was read to its end, and has these writers there."""
+        """Take over the writers at the end of the log, after recovery has read it."""
         self._writers, self._known_from = writers.copy(), end_offset
         if flushed_offset == end_offset:
             self._flushed[end_offset] = writers.copy()
 
-    def add(self, end_offset: int, rows: int, written: Written | None, horizon: int) -> None:
-        """One more batch ends here; what is below the horizon is durable."""
+    def add(self, end_offset: int, rows: int, written: WriterBatch | None, horizon: int) -> None:
+        """Add a batch; batches that end at or below the horizon are durable."""
         self._waiting.append((end_offset, rows, written))
         if len(self._waiting) > WAITING_MAX:
             self.until(horizon)
 
     def until(self, horizon: int) -> int:
-        """The number of rows at a horizon, which never goes back."""
+        """Count batches up to a horizon, which never decreases; return the number of rows there."""
         waiting, writers = self._waiting, self._writers
         while waiting and waiting[0][0] <= horizon:
             _, self._rows, written = waiting.popleft()
@@ -68,9 +68,9 @@ class Settled:
         return self._rows
 
     def flush(self, horizon: int, flushed_offset: int) -> int:
-        """A flush of everything below the horizon begins; the number of rows there.
+        """Note that a flush up to the horizon begins; return the number of rows there.
 
-        `flushed_offset` is where the last one ended.
+        `flushed_offset` is the offset of the last flush.
         """
         rows = self.until(horizon)
         self._flushed = {at: known for at, known in self._flushed.items() if at >= flushed_offset}
@@ -79,7 +79,7 @@ class Settled:
         return rows
 
     def writers_at(self, flushed_offset: int) -> WriterState | None:
-        """The writers at the offset of the last flush; None if nobody knows. Not to be changed."""
+        """Return the writers at the offset of the last flush, None if unknown. Read-only."""
         return self._flushed.get(flushed_offset)
 
     def forget_expired(self, now_ms: int) -> None:

@@ -1,19 +1,20 @@
-"""The rows of one bucket by key: the newest in memory, all of them on disk.
+"""The rows of one bucket by key: the newest in memory, all flushed ones on disk.
 
 Two tiers under one interface: versions in memory (`hot/memtable.py`), flushed rows in RocksDB
-(`cold/rocks.py`). Every write carries the log offset of its batch, and a reader gives a horizon,
-the high watermark: it sees the newest version below it, so nothing that might still be lost, and
-everything that was acknowledged. What holds at any time:
+(`cold/rocks.py`). Every write carries the log offset of its batch. A reader gives a horizon, the
+high watermark, and sees the newest version below it: every acknowledged write and none that a crash
+could take back. Three rules always hold:
 
-* a version at or above `flushed_offset` that somebody may still see is in memory;
-* a key that memory does not answer for a horizon is in the cold tier as it is to be answered;
-* while `resident`, everything in the cold tier is in memory too, and no answer means no row.
+* Versions at or above `flushed_offset` that a reader may still see are in memory.
+* If memory has no version of a key below a horizon, the cold tier has the right one.
+* While `resident`, all rows of the cold tier are in memory too: a key that memory does not have
+  does not exist.
 
-Nothing here is a log: after a crash the state is what the last flush recorded, and the owner
+A store is not a log: after a crash it is what the last flush recorded, and its owner (`tablet.py`)
 replays the changelog from `flushed_offset`.
 
 One thread, the key-value worker, owns a store. The event loop sets `horizon` and calls `answer`,
-which never waits: what is not in memory is answered by the worker (`get_at`).
+which never waits; lookups of keys that are not in memory go to the worker (`get_at`).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import numpy as np
 import structlog
 
 from zufluss.kv.cold.checkpoint import COLD_DIRECTORY, remove_left_overs
-from zufluss.kv.cold.flush import TABLE_FILE, Done, View
+from zufluss.kv.cold.flush import TABLE_FILE, FlushView, OnFlushed
 from zufluss.kv.cold.rocks import ColdTier
 from zufluss.kv.cold.state import STATE_FILE, KvState, read_state
 from zufluss.kv.hot.answer import answer_lookup
@@ -47,37 +48,37 @@ __all__ = ["KvStore", "group_keys", "hash_keys"]
 log = structlog.get_logger(__name__)
 
 PREFIX_ROWS_MAX = 1 << 20
-"""Keys that one prefix may match."""
+"""Keys that a lookup by prefix returns at most."""
 
 SCAN_ROWS = 4096
-"""Keys that a scan looks at in one step."""
+"""Keys that a scan reads in one step."""
 
 
 class LookupPlaces(NamedTuple):
-    """Where the keys of lookups lie in their requests, and room for where their values lie."""
+    """Arrays for lookups: places of keys in the request, and scratch space for places of values."""
 
     starts: Positions
     ends: Positions
-    begins: Positions
-    behinds: Positions
+    value_starts: Positions
+    value_ends: Positions
 
     @classmethod
     def of(cls, count: int) -> LookupPlaces:
-        """Places for so many keys."""
+        """Allocate arrays for `count` keys."""
         return cls(*(np.empty(count, np.int64) for _ in range(4)))
 
 
 class KvStore:
-    """One bucket."""
+    """The rows of one bucket."""
 
     def __init__(self, directory: Path, memory: KvMemory, files: Files, state: KvState) -> None:
         self.directory = directory
         self.horizon = state.flushed_offset
-        """The high watermark, set by the event loop; it never goes back."""
+        """The high watermark; set by the event loop, never decreases."""
         self.dirty_bytes = 0
         """Bytes written to memory since the last flush."""
         self.flush_wanted: Callable[[], None] = self._flush_as_recorded
-        """Begins a flush when memory is short; the owner, who knows the row count, replaces it."""
+        """Begins a flush when memory is short. The owner, who knows the row count, replaces it."""
         self._state = state
         self._memory = memory
         self.files = files
@@ -87,16 +88,16 @@ class KvStore:
         self._held: list[Block] = []
         self._cold = ColdTier(directory / COLD_DIRECTORY)
         self.resident = self._cold.empty
-        """Everything in the cold tier is in memory too. Once lost, lost until the next start."""
+        """All rows of the cold tier are in memory too. Once False, False until the next start."""
         self._memtable = Memtable(memory.arena, memory.alloc, self._retire)
         self._order = KeyOrder(self._memtable)
         self.pins = PinDirectory(directory / PINS_DIRECTORY, files)
-        """States of the bucket that are kept as they were."""
+        """The pinned states of the bucket."""
         memory.stores.add(self)
 
     @classmethod
     def open(cls, directory: Path, memory: KvMemory, files: Files) -> KvStore:
-        """Open a bucket as its last flush left it; the directory is made if it is missing."""
+        """Open a bucket as its last flush left it; creates the directory if it is missing."""
         for parent in files.make_directories(directory):
             files.sync_directory(parent)
         for left_over in (TABLE_FILE, f"{STATE_FILE}.new"):
@@ -124,12 +125,12 @@ class KvStore:
 
     @property
     def meta(self) -> dict[str, Any]:
-        """What the owner had recorded with the last flush."""
+        """The values that the owner stored with the last flush."""
         return self._state.meta
 
     @property
     def memory_bytes(self) -> int:
-        """Memory taken."""
+        """Bytes of memory that the store has."""
         return self._memtable.bytes
 
     # ------------------------------------------------------------------------- on the event loop
@@ -144,47 +145,47 @@ class KvStore:
         bucket: int,
         out: Bytes,
     ) -> int:
-        """Write the answer to a lookup of the first `count` places; its size.
+        """Write the answer to a lookup of the first `count` places; return its size.
 
-        Negative if it does not fit or the cold tier has to be asked.
+        Returns a negative number if the answer does not fit or the cold tier has to be asked.
         """
         memtable = self._memtable
         size: int = answer_lookup(
             memtable.arena.data, memtable.root, SEED, buf, places.starts, places.ends, count,
-            horizon, self.resident, partition, bucket, places.begins, places.behinds, out,
+            horizon, self.resident, partition, bucket, places.value_starts, places.value_ends, out,
         )  # fmt: skip
         return size
 
     # ---------------------------------------------------------------------------- by the worker
 
     def get(self, keys: Slices, hashes: Positions) -> Slices:
-        """The newest values of keys, good until the next read or write of any store.
+        """Return the newest values of keys, valid until the next read or write of any store.
 
-        What had to be read from the cold tier is not kept: who asks is about to write these keys.
+        Values from the cold tier are not kept in memory: the caller is about to write these keys.
         """
         self._poll()
-        found, unknown = self._memtable.find(keys, hashes, NEWEST)
+        values, unknown = self._memtable.find(keys, hashes, NEWEST)
         if not unknown:
-            return found
+            return values
         if self.resident:
-            np.maximum(found.starts, ABSENT, out=found.starts)
-            return found
-        return self._with_cold(keys, hashes, found, keep=False)
+            np.maximum(values.starts, ABSENT, out=values.starts)
+            return values
+        return self._with_cold(keys, hashes, values, keep=False)
 
     def get_at(self, keys: Slices, horizon: int, *, keep: bool = True) -> Slices:
-        """Values below the horizon, in a buffer of their own; `keep` what was cold in memory."""
+        """Return values below the horizon in a new buffer; `keep` holds cold ones in memory."""
         self._poll()
         hashes = hash_keys(keys)
-        found, unknown = self._memtable.find(keys, hashes, max(horizon, self.horizon))
+        values, unknown = self._memtable.find(keys, hashes, max(horizon, self.horizon))
         if unknown and not self.resident:
-            return self._with_cold(keys, hashes, found, keep=keep)
-        np.maximum(found.starts, ABSENT, out=found.starts)
-        return packed(found)
+            return self._with_cold(keys, hashes, values, keep=keep)
+        np.maximum(values.starts, ABSENT, out=values.starts)
+        return packed(values)
 
     def put(self, keys: Slices, hashes: Positions, values: Slices, offset: int) -> None:
-        """Write versions under a log offset; an absent value deletes.
+        """Write versions under a log offset; an absent value deletes its key.
 
-        Each key at most once. The values must not lie in the arena: making room may move it.
+        No key may appear twice. The values must not lie in the arena: making room may reuse it.
         """
         self._poll()
         if values.data is self._memory.arena.data:
@@ -195,15 +196,16 @@ class KvStore:
             self._memtable.clean_some(written, self.horizon, self.flushed_offset)
 
     def prefix(self, prefixes: Slices, horizon: int) -> list[Slices]:
-        """For each prefix the values of all keys that begin with it, in the order of the keys."""
+        """Return for each prefix the values of all keys that begin with it, in key order."""
         return [self._prefix(prefix or b"", horizon) for prefix in prefixes.tolist()]
 
     def scan(
         self, after: bytes | None, limit_rows: int, limit_bytes: int, horizon: int
     ) -> tuple[Slices, Slices]:
-        """The next keys behind `after` (None: from the first) and their values, in order.
+        """Return the next keys behind `after` (None: from the first) and their values, in order.
 
-        At least one row if there is one, then no more than the limits; no rows: the end.
+        Returns at least one row if there is one, then no more than the limits. No rows mean the
+        end.
         """
         keys: list[bytes] = []
         values: list[bytes] = []
@@ -225,7 +227,7 @@ class KvStore:
 
     @property
     def flushing(self) -> bool:
-        """A flush was begun and its end not yet taken notice of."""
+        """A flush was begun, and `flush_end` has not seen its end yet."""
         return self._flush is not None
 
     def flush_begin(
@@ -233,14 +235,14 @@ class KvStore:
         horizon: int,
         row_count: int,
         meta: dict[str, Any] | None = None,
-        done: Done | None = None,
+        done: OnFlushed | None = None,
         rests: Rests = NO_PUTS,
     ) -> None:
-        """Begin to move everything below the horizon to the cold tier; returns at once.
+        """Begin to write everything below the horizon to the cold tier; returns at once.
 
-        `row_count` is that at the horizon, `meta` is recorded with it (None: as before). `done` is
-        called in the flush thread at the end; `flush_end` by the worker, or its next read or write,
-        then takes notice.
+        `row_count` is the number of rows at the horizon; `meta` is stored with it (None: the last
+        one again). The flush thread calls `done` at the end. The worker sees the end with its next
+        read or write, or by `flush_end`.
         """
         if self._flush is not None:
             raise RuntimeError(f"{self!r} is flushing already")
@@ -248,7 +250,7 @@ class KvStore:
             max(horizon, self.flushed_offset), row_count, self.meta if meta is None else meta
         )
         dirty = (s for s in self._memtable.segments if s.newest >= self.flushed_offset)
-        view = View(
+        view = FlushView(
             self._memory.arena, self._memtable.root, tuple((s.start, s.used) for s in dirty),
             self.flushed_offset, state.flushed_offset,
         )  # fmt: skip
@@ -260,13 +262,13 @@ class KvStore:
 
     @property
     def flush_under_way(self) -> Future[KvState] | None:
-        """The flush that was begun, None if there is none."""
+        """The flush that was begun, None if no flush is under way."""
         return self._flush
 
     def flush_end(self) -> bool:
-        """Take notice of a flush that has ended; whether it moved `flushed_offset`.
+        """Take over the result of a flush that has ended; return whether one succeeded.
 
-        One that failed changes nothing: it is logged, and the next one tries again.
+        A flush that failed is logged and changes nothing; the next one tries again.
         """
         if self._flush is None or not self._flush.done():
             return False
@@ -283,7 +285,7 @@ class KvStore:
         return failure is None
 
     def flush_wait(self) -> None:
-        """Wait for the end of a flush and take notice of it; raises why it failed."""
+        """Wait for the end of a flush and take over its result; raises the failure of the flush."""
         flush = self._flush
         if flush is None:
             return
@@ -293,7 +295,7 @@ class KvStore:
             raise failure
 
     def evict(self, wanted: int) -> int:
-        """Drop rows that the cold tier has, oldest first, to free memory; bytes retired."""
+        """Drop rows that the cold tier has, oldest first; return the bytes retired."""
         self._poll()
         if self.flushing or not self._memtable.evictable(self.flushed_offset):
             return 0
@@ -303,7 +305,7 @@ class KvStore:
     # ------------------------------------------------------------------------------- end of life
 
     def close(self, horizon: int, row_count: int, meta: dict[str, Any] | None = None) -> None:
-        """Flush everything below the horizon and let go of all memory and files."""
+        """Flush everything below the horizon, then release all memory and files."""
         self.flush_wait()
         if horizon > self.flushed_offset:
             self.flush_begin(horizon, row_count, meta)
@@ -311,7 +313,7 @@ class KvStore:
         self.abandon()
 
     def abandon(self) -> None:
-        """Let go of all memory and files; the next start replays what was not flushed."""
+        """Release all memory and files without a flush; the next start replays the changelog."""
         if self._flush is not None:
             self._flush.exception()
             self.flush_end()
@@ -320,14 +322,14 @@ class KvStore:
         self._cold.close()
 
     def destroy(self) -> None:
-        """Let go of everything and remove the files."""
+        """Release all memory and remove the files."""
         self.abandon()
         self.pins.end()
         self.files.remove_tree(self.directory)
         self.files.sync_directory(self.directory.parent)
 
     def checkpoint(self, target: Path) -> KvState:
-        """Copy the cold tier as hard links to a directory that is not there; what it holds."""
+        """Copy the cold tier as hard links to a new directory; return the state of the copy."""
         self._poll()
         if self._flush is not None:
             raise RuntimeError(f"{self!r} is flushing; its files are ahead of its state")
@@ -335,13 +337,13 @@ class KvStore:
         return self._state
 
     def pin(self, target: Path) -> KvState:
-        """As `checkpoint`, but a cold tier without rows makes no directory."""
+        """Do as `checkpoint`, but create no directory for a cold tier without rows."""
         if self._cold.empty and self._flush is None:
             return self._state
         return self.checkpoint(target)
 
     def rewrite_begin(self) -> Future[KvState]:
-        """Begin to write the cold tier again, all in the present format; counts as a flush."""
+        """Begin to write all table files again in the present format; counts as a flush."""
         if self._flush is not None:
             raise RuntimeError(f"{self!r} is flushing already")
         self._flush_bytes = 0
@@ -352,7 +354,7 @@ class KvStore:
 
     @property
     def _cut(self) -> int:
-        """Below this, only the newest version of a key is still of use to anybody."""
+        """The offset below which only the newest version of a key is still needed."""
         return min(self.horizon, self._flush_horizon)
 
     def _poll(self) -> None:
@@ -368,18 +370,18 @@ class KvStore:
     def _flush_as_recorded(self) -> None:
         self.flush_begin(self.horizon, self.row_count)
 
-    def _with_cold(self, keys: Slices, hashes: Positions, found: Slices, *, keep: bool) -> Slices:
-        """Fill in what memory does not know, in a buffer of its own."""
-        missing = np.flatnonzero(found.starts == UNKNOWN)
-        wanted = keys.take(missing)
-        cold = self._read_cold(wanted)
-        found = packed(found)
-        at = len(found.data)
-        found.starts[missing] = np.where(cold.starts >= 0, cold.starts + at, ABSENT)
-        found.ends[missing] = cold.ends + at
+    def _with_cold(self, keys: Slices, hashes: Positions, values: Slices, *, keep: bool) -> Slices:
+        """Return values in a new buffer, the unknown ones read from the cold tier."""
+        missing = np.flatnonzero(values.starts == UNKNOWN)
+        cold_keys = keys.take(missing)
+        cold = self._read_cold(cold_keys)
+        values = packed(values)
+        at = len(values.data)
+        values.starts[missing] = np.where(cold.starts >= 0, cold.starts + at, ABSENT)
+        values.ends[missing] = cold.ends + at
         if keep:
-            self._keep(wanted, hashes[missing], cold)
-        return found._replace(data=np.concatenate([found.data, cold.data]))
+            self._keep(cold_keys, hashes[missing], cold)
+        return values._replace(data=np.concatenate([values.data, cold.data]))
 
     def _read_cold(self, keys: Slices) -> Slices:
         names = _names(keys)
@@ -391,9 +393,9 @@ class KvStore:
         return Slices.of(values)
 
     def _keep(self, keys: Slices, hashes: Positions, values: Slices) -> None:
-        """Hold rows of the cold tier in memory, those of which memory has no version at all."""
-        _, unknown = known = self._memtable.find(keys, hashes, NEWEST)
-        new = np.flatnonzero((known[0].starts == UNKNOWN) & (values.starts >= 0))
+        """Write rows of the cold tier to memory if memory has no version of their keys."""
+        known, unknown = self._memtable.find(keys, hashes, NEWEST)
+        new = np.flatnonzero((known.starts == UNKNOWN) & (values.starts >= 0))
         size = int(np.sum(values.ends[new] - values.starts[new]))
         if unknown and len(new) and self._memory.has_room(size):
             self._memtable.put(keys.take(new), hashes[new], values.take(new), -1, self._cut)
@@ -403,11 +405,11 @@ class KvStore:
         names = set(self._order.keys_from(prefix, high, PREFIX_ROWS_MAX))
         if not self.resident:
             names.update(self._cold.keys_from(prefix, high, PREFIX_ROWS_MAX))
-        found = self.get_at(Slices.of(sorted(names)), horizon, keep=False)
-        return found.take(np.flatnonzero(found.starts >= 0))
+        values = self.get_at(Slices.of(sorted(names)), horizon, keep=False)
+        return values.take(np.flatnonzero(values.starts >= 0))
 
     def _next_keys(self, low: bytes) -> tuple[list[bytes], bytes | None]:
-        """Some keys from `low` on, and where to go on; None at the end."""
+        """Return some keys from `low` on, and the key to go on from, None at the end."""
         hot = self._order.keys_from(low, None, SCAN_ROWS)
         cold = [] if self.resident else self._cold.keys_from(low, None, SCAN_ROWS)
         names = sorted({*hot, *cold})

@@ -1,6 +1,7 @@
-"""What every bucket of a primary-key table knows of its table, worked out once per schema version.
+"""What the buckets of a primary-key table share: codecs, key encoding, merge engines, checks.
 
-An altered table gets a new `KvTable`; buckets go over to it between two batches.
+A `KvTable` belongs to one schema version. An altered table gets a new one; its buckets switch
+between two batches.
 """
 
 from __future__ import annotations
@@ -44,27 +45,27 @@ OVERWRITE = int(MergeMode.OVERWRITE)
 
 
 class KvTable:
-    """A primary-key table as its buckets see it."""
+    """A primary-key table under one schema version."""
 
     def __init__(self, info: TableInfo, schemas: Mapping[int, Schema]) -> None:
         self.info = info
         self.schemas = schemas
         self.schema = info.schema
         self.codec = RowCodec(info.schema)
-        """Rows as they are stored, of this and earlier schemas, to columns."""
+        """Codec of stored rows, of this and earlier schemas."""
         self.changelog = ChangelogEncoder(info, self.codec)
         self.before_images = info.property(t.TABLE_CHANGELOG_IMAGE) == "FULL"
         self.deletes: str = self._delete_behavior()
         self.indexed = info.property(t.TABLE_KV_FORMAT) == "INDEXED"
-        """Clients send and get indexed rows; inside they are compacted."""
+        """Clients send and get indexed rows; they are stored compacted."""
         self.key = KeyEncoder.of_stored_key(info)
-        """How keys are made of rows."""
+        """Encoder of the stored keys."""
         self.key_columns = [self.schema.index_of(name) for name in self.key.columns]
         self._key_codec = RowCodec(Schema.of([self.schema.columns[i] for i in self.key_columns]))
         self.auto_increment = self._auto_increment_column()
-        """Position of the column the server fills, None if there is none."""
+        """Position of the auto-increment column, None if the table has none."""
         self.field_counts = self._count_fields()
-        """The number of fields by schema id."""
+        """Number of fields by schema id."""
         self._merges = merge_engine(info.descriptor.properties)
         self._engine = self._configured_engine()
         self._overwrite = self._last_row()
@@ -73,7 +74,7 @@ class KvTable:
         return f"KvTable({self.info.path}, schema {self.info.schema_id})"
 
     def schema_of(self, schema_id: int) -> Schema:
-        """A schema of the table that rows may have been written under."""
+        """Return a schema of the table; raises `SchemaNotExistError`."""
         schema = self.schemas.get(schema_id) if schema_id <= self.info.schema_id else None
         if schema is None:
             raise SchemaNotExistError(
@@ -83,15 +84,15 @@ class KvTable:
 
     @cache  # noqa: B019  its schemas are few, and go with the table
     def codec_of(self, schema_id: int, row_format: RowFormat = "COMPACTED") -> RowCodec:
-        """The codec of rows of one schema."""
+        """Return the codec of rows of one schema."""
         return RowCodec(self.schema_of(schema_id), row_format)
 
     def to_compacted(self, rows: Slices, schema_id: int) -> Slices:
-        """The rows an INDEXED table was sent, as they are stored; absent ones stay absent."""
+        """Return the rows that an INDEXED table was sent as compacted ones; absent stay absent."""
         return self._recoded(rows, schema_id, "INDEXED", "COMPACTED")
 
     def for_clients(self, values: Slices) -> list[bytes | None]:
-        """Stored values as clients get them: schema id and row in the table's row format."""
+        """Return stored values as clients get them: schema id and row in the table's format."""
         if not self.indexed:
             return values.tolist()
         out: list[bytes | None] = [None] * values.count
@@ -106,7 +107,10 @@ class KvTable:
         return out
 
     def rows_of_keys(self, keys: Slices) -> pa.RecordBatch:
-        """Rows that have nothing but their key; `InvalidTableError` if keys cannot be read back."""
+        """Return rows with these keys and NULL elsewhere.
+
+        Raises `InvalidTableError` if keys of this encoding cannot be decoded.
+        """
         if self.key.encoding != "compacted":
             raise InvalidTableError(
                 f"{self.info.path} has keys in the {self.key.encoding} encoding, which cannot be "
@@ -122,7 +126,7 @@ class KvTable:
         return pa.RecordBatch.from_arrays(columns, schema=self.schema.arrow)
 
     def _keys_as_rows(self, keys: Slices) -> Slices:
-        """A compacted key is a compacted row of the key columns without its null bits."""
+        """Return compacted keys as compacted rows of the key columns: null bits are added."""
         return prefixed(keys, 0, -(-len(self.key_columns) // 8))
 
     def _recoded(self, rows: Slices, schema_id: int, old: RowFormat, new: RowFormat) -> Slices:
@@ -136,13 +140,16 @@ class KvTable:
     def engine(
         self, targets: Sequence[int], mode: int
     ) -> MergeEngine | PartialUpdate | Aggregation:
-        """What decides about a batch that writes these columns; `InvalidTargetColumnError`."""
+        """Return the engine for batches that write these columns (none: all).
+
+        Raises `InvalidTargetColumnError` for columns that cannot be written like that.
+        """
         if self._merges == "aggregation" and mode != OVERWRITE:
             return self._aggregation(tuple(targets), mode)
         if mode not in (MergeMode.AGGREGATE, OVERWRITE):
             raise ZuflussError(
-                f"agg_mode {mode} is for tables with the merge engine aggregation, and "
-                f"{self.info.path} is none; it takes 0 and 1",
+                f"agg_mode {mode} is for tables with the merge engine aggregation, which "
+                f"{self.info.path} is not; use 0 or 1",
                 code=ErrorCode.UNSUPPORTED_VERSION,
             )
         if targets or self.auto_increment is not None:
@@ -152,7 +159,7 @@ class KvTable:
         return self._engine
 
     def check_deletes(self, keys: Slices) -> None:
-        """Refuse deletes where the table does not take them, and keys that no row can have."""
+        """Refuse deletes if the table takes none, and keys that no row can have."""
         if self.deletes == "DISABLE":
             raise ZuflussError(
                 f"{self.info.path} takes no deletes: its table.delete.behavior is DISABLE",
@@ -163,11 +170,11 @@ class KvTable:
                 self._key_codec.locate(self._keys_as_rows(keys))
             except CorruptRecordError as e:
                 raise CorruptRecordError(
-                    f"the key of a delete is none of {', '.join(self.key.columns)}: {e.message}"
+                    f"the key of a delete is not one of {', '.join(self.key.columns)}: {e.message}"
                 ) from None
 
     def check_keys(self, located: Located, keys: Slices) -> None:
-        """Refuse a row that does not stand under the key of its columns."""
+        """Refuse a row whose key is not the encoding of its columns."""
         if self.key.encoding == "compacted":
             self.check_compacted_keys(located.rows, located.field_counts, keys)
         else:
@@ -176,14 +183,14 @@ class KvTable:
     def check_compacted_keys(
         self, rows: Slices, field_counts: npt.NDArray[np.int32], keys: Slices
     ) -> None:
-        """The same where keys are compacted, of rows that are sound."""
+        """Do as `check_keys` for compacted keys, of rows that were validated."""
         wrong = self.codec.row_mismatch(rows, field_counts, self.key_columns, keys)
         self._refuse_key(wrong, keys)
 
     def _refuse_key(self, wrong: int, keys: Slices) -> None:
         if wrong >= 0:
             raise CorruptRecordError(
-                f"a row of the batch stands under the key {keys.item(wrong)!r}, which is not the "
+                f"a row of the batch has the key {keys.item(wrong)!r}, which is not the "
                 f"{self.key.encoding} encoding of its columns {', '.join(self.key.columns)}"
             )
 

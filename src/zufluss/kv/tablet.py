@@ -1,23 +1,24 @@
-"""One bucket of a primary-key table: what a put does, from its bytes to its changelog batch.
+"""One bucket of a primary-key table: a put, from its bytes to its changelog batch; undo; recovery.
 
-    records → parse, checksum → rows to field positions, keys and rows agree → idempotence
-            → old rows of all keys at once → the merge engine decides → new state → changelog batch
+    records → parse, checksum → fence, idempotence → stored rows of all keys at once
+            → the merge engine decides; rows are validated → new state → changelog batch
 
-`prepare` does all of this but the last in the key-value worker thread, a batch at a time and in the
-order the batches came. The changelog batch is encoded in a second thread, since compressing it
-takes as long as everything else; the event loop then appends it to the log, which is the
-write-ahead log, and acknowledges it when it is durable. State is written under the log offset of
-its batch and becomes visible with the high watermark, so nobody reads what might still be lost.
+`prepare` does all of this but the last step in the key-value worker thread, one batch at a time in
+the order of arrival. A second thread encodes the changelog batch, since compressing it takes as
+long as everything else. The event loop then appends the batch to the log, which is the write-ahead
+log, and acknowledges the put when the log is durable. State is written under the log offset of its
+batch and becomes visible with the high watermark, so no reader sees a row that a crash could take
+back.
 
 A tablet is one step ahead of its log: it knows the offsets and the writers' sequences of batches
 that the loop has yet to append. That is sound because nobody else appends to this log, and because
-an append that fails ends the bucket until the next start, which begins from the log alone:
+a failed append ends the bucket until the next start, which uses the log alone:
 
-    state = what was flushed to RocksDB + replay of the changelog from there
+    state = flushed state in RocksDB + replay of the changelog from its offset
 
-What was flushed may also be a snapshot from remote storage, and the changelog may begin there.
+The flushed state may also be a snapshot from remote storage, and the changelog may begin there.
 
-A refused batch changes nothing: everything that can refuse it comes before the first change.
+A refused batch changes nothing: every check comes before the first change.
 """
 
 from __future__ import annotations
@@ -46,10 +47,10 @@ from zufluss.kv.merge.base import DELETE, INSERT, UPDATE_BEFORE
 from zufluss.kv.merge.gather import SCHEMA_ID_BYTES, NewValues, longest, prefixed
 from zufluss.kv.merge.partial import Ids
 from zufluss.kv.producer.fence import OPEN, Fence
-from zufluss.kv.producer.undo import STORED_BYTES_MAX, Step, StepTooLargeError, undone
-from zufluss.kv.replay import Earlier, Piece, changelog_start, pieces
+from zufluss.kv.producer.undo import STORED_BYTES_MAX, StepTooLargeError, UndoStep, undo_change
+from zufluss.kv.replay import ChangelogPiece, EarlierChangelog, changelog_start, pieces
 from zufluss.kv.rest import NO_PUTS, Rests
-from zufluss.kv.settled import Settled, Written
+from zufluss.kv.settled import SettledState, WriterBatch
 from zufluss.kv.store import KvStore
 from zufluss.kv.table import KvTable
 from zufluss.log.log import Log
@@ -63,70 +64,72 @@ from zufluss.record.slices import ABSENT, Bytes, Positions, Slices
 log = structlog.get_logger(__name__)
 
 STEP_KEYS: Final = 256
-"""Keys of a step of an undo whose rows are read at a time, to see how large they are."""
+"""Keys of an undo step whose rows are measured at a time."""
 
 
-class Prepared(NamedTuple):
-    """What a put batch does; the state has it already."""
+class PreparedPut(NamedTuple):
+    """A put batch that the state contains already, and the log not yet."""
 
     changes: Changes | None
-    """To be encoded and appended; None for a batch that was appended before."""
+    """The changes to be encoded and appended; None if there is nothing to append."""
     end_offset: int
-    """Where the log ends after it; the put is acknowledged when that is durable."""
+    """End of the log after the put, which is acknowledged when the log is durable up to there."""
     now_ms: int
-    """The time it was prepared at, which the log is to use as well."""
+    """Time of the put, which the log uses too."""
 
     @property
     def keys(self) -> int:
-        """How many keys it changes, of a batch that has each key once."""
+        """Number of changed keys, of a batch that has each key once."""
         if self.changes is None:
             return 0
         return int(np.count_nonzero(self.changes.kinds != UPDATE_BEFORE))
 
 
 class KvTablet:
-    """The key-value state of one bucket. Belongs to the worker thread where not said otherwise."""
+    """The key-value state of one bucket. Belongs to the worker thread unless noted otherwise."""
 
     def __init__(self, table: KvTable, store: KvStore, value_bytes_max: int) -> None:
         self.table = table
-        """Replaced from the event loop when the table is altered."""
+        """Replaced by the event loop when the table is altered."""
         self.store = store
         self.fence: Fence = OPEN
-        """Who may write; replaced from the event loop when the table's producers change."""
+        """Decides who may write; replaced by the event loop when the table's producers change."""
         self.undoing: Mapping[int, int] = {}
-        """Producers whose changes are being undone, with their epochs; replaced likewise."""
+        """Epochs of the producers whose changes are being undone; replaced by the event loop."""
         self.ids = Ids()
-        """Numbers for the auto-increment column, filled from the event loop."""
+        """Numbers for the auto-increment column, added by the event loop."""
         self._rows = store.row_count
         self._value_bytes_max = value_bytes_max
         self._next_offset = 0
         self._last_timestamp = 0
         self._writers = WriterState(0)
-        self._settled = Settled(store.row_count)
+        self._settled = SettledState(store.row_count)
         self.unflushed_bytes = 0
-        """Bytes of changelog since the last flush began; whoever appends it adds to this."""
+        """Bytes of changelog since the last flush began; the event loop adds what it appends."""
         self.on_flushed: Callable[[], None] = _nothing
-        """Called in some thread when a flush has ended."""
+        """Called in the flush thread when a flush has ended."""
         self._readable_by_all = False
         store.flush_wanted = self.flush
         self.failure: ZuflussError | None = None
-        """Why nothing more can be written: the state is not what the log says."""
+        """Why the bucket takes no more writes: state and log may differ. None while they agree."""
 
     @property
     def row_count(self) -> int | None:
         """Rows after the last prepared batch.
 
-        None where the changelog has no before images: it does not tell whether a key is new, so
-        the count could not be kept up over a restart.
+        None if the changelog has no before images: such a changelog does not tell whether a key is
+        new, so a restart would lose the count.
         """
         return self._rows if self.table.before_images else None
 
     # ------------------------------------------------------------------------------------ writes
 
-    def prepare(self, records: Bytes, targets: tuple[int, ...], mode: int, now_ms: int) -> Prepared:
-        """Work out one put batch and apply it; raises what is wrong with it, and has done nothing.
+    def prepare(
+        self, records: Bytes, targets: tuple[int, ...], mode: int, now_ms: int
+    ) -> PreparedPut:
+        """Work out one put batch and apply it. A batch that is refused raises and changes nothing.
 
-        `targets` are the positions of the columns it writes, empty for all.
+        `targets` are the positions of the columns that the batch writes, empty for all.
         """
         if self.failure is not None:
             raise self.failure
@@ -137,9 +140,9 @@ class KvTablet:
         if self.fence is not OPEN or is_producer(batch.writer_id):
             self.fence.check(table, batch.writer_id, targets, self.undoing)
         now_ms = max(now_ms, self._last_timestamp)
-        copy = self._writers.check((self._as_checked(batch),), now_ms)
-        if copy is not None:
-            return Prepared(None, copy[1], now_ms)
+        earlier = self._writers.check((self._as_checked(batch),), now_ms)
+        if earlier is not None:
+            return PreparedPut(None, earlier[1], now_ms)
         if table.indexed:
             batch = batch._replace(rows=table.to_compacted(batch.rows, batch.schema_id))
         self._check_sizes(batch)
@@ -155,7 +158,7 @@ class KvTablet:
         if change.merged is not None:
             self._check_size(longest(keys) + longest(change.merged))
         self._apply(keys, hashes, change.new_values(), changes, now_ms)
-        return Prepared(changes, self._next_offset, now_ms)
+        return PreparedPut(changes, self._next_offset, now_ms)
 
     def _apply(
         self,
@@ -165,7 +168,7 @@ class KvTablet:
         changes: Changes,
         now_ms: int,
     ) -> None:
-        """Take over the outcome. A failure from here on is the end of the bucket."""
+        """Write the new state. A failure from here on ends the bucket: `failure` is set."""
         base = self._next_offset
         groups, values, more_rows = new
         try:
@@ -173,22 +176,22 @@ class KvTablet:
         except BaseException as e:
             self.failure = ZuflussError(
                 f"{self.table.info.path}: a write may be half applied ({e}); the bucket takes no "
-                "more until the server is restarted",
+                "more writes until the server is restarted",
                 code=ErrorCode.KV_STORAGE_EXCEPTION,
             )
             raise self.failure from e
         self._next_offset = base + changes.offsets
         self._last_timestamp = now_ms
-        written = None
+        batch = None
         if changes.writer_id >= 0:
             end = self._next_offset
-            written = Written(changes.writer_id, changes.sequence, base, end, now_ms)
-            self._writers.record(*written)
-        self._count(more_rows, written)
+            batch = WriterBatch(changes.writer_id, changes.sequence, base, end, now_ms)
+            self._writers.record(*batch)
+        self._count(more_rows, batch)
 
-    def _count(self, more_rows: int, written: Written | None = None) -> None:
+    def _count(self, more_rows: int, batch: WriterBatch | None = None) -> None:
         self._rows += more_rows
-        self._settled.add(self._next_offset, self._rows, written, self.store.horizon)
+        self._settled.add(self._next_offset, self._rows, batch, self.store.horizon)
 
     def _as_checked(self, batch: KvBatch) -> CheckedBatch:
         return CheckedBatch(
@@ -207,11 +210,12 @@ class KvTablet:
 
     # -------------------------------------------------------------------------------------- undo
 
-    def begin_undo(self, writer: ProducerWriter, now_ms: int) -> Prepared:
-        """Where the changelog ends, below which everything is that a producer may have to undo.
+    def begin_undo(self, writer: ProducerWriter, now_ms: int) -> PreparedPut:
+        """Return the end of the changelog: an undo of a producer's changes reads up to there.
 
-        Earlier epochs of it are fenced by now, and its present one while it is in `undoing`, so
-        nothing of it is added any more. `ProducerStateError` if the present one has written here.
+        Earlier epochs of the producer are fenced, and its present one while it is in `undoing`, so
+        the producer adds no more changes. Raises `ProducerStateError` if its present epoch has
+        written to this bucket.
         """
         if self.failure is not None:
             raise self.failure
@@ -220,16 +224,16 @@ class KvTablet:
             if other.task != UNDO_TASK and other[:2] == writer[:2]:
                 raise ProducerStateError(
                     f"{self.table.info.path}: epoch {writer.epoch} of producer {writer.number} has "
-                    "written to this bucket; what earlier ones wrote is undone before that, or "
-                    "never. Begin a new epoch"
+                    "written to this bucket; changes of earlier epochs are undone before that, "
+                    "or never. Begin a new epoch"
                 )
-        return Prepared(None, self._next_offset, max(now_ms, self._last_timestamp))
+        return PreparedPut(None, self._next_offset, max(now_ms, self._last_timestamp))
 
-    def undo(self, writer: ProducerWriter, step: Step, now_ms: int) -> Prepared:
-        """Work out one step of an undo, as a put of the leader's own, and apply it.
+    def undo(self, writer: ProducerWriter, step: UndoStep, now_ms: int) -> PreparedPut:
+        """Work out one step of an undo, as a put of the leader, and apply it.
 
-        A step that finds everything as it should be takes no offset. `StepTooLargeError` if it
-        has to be done in parts, because the rows of its keys have grown since.
+        A step that changes no row takes no offset. Raises `StepTooLargeError` if the step has to
+        be done in parts, because the stored rows of its keys are too large.
         """
         if self.failure is not None:
             raise self.failure
@@ -240,16 +244,16 @@ class KvTablet:
         hashes = hash_keys(keys)
         self._check_step(keys, hashes)
         own = frozenset(c.id for c in table.schema.columns if owner.owns(c.id))
-        work = undone(table, step, self.store.get(keys, hashes), own)
-        if not len(work.kinds):
-            return Prepared(None, self._next_offset, now_ms)
+        change = undo_change(table, step, self.store.get(keys, hashes), own)
+        if not len(change.kinds):
+            return PreparedPut(None, self._next_offset, now_ms)
         sequence = self._writers.next_sequence(writer_id)
-        changes = Changes(table.changelog, work.rows, work.kinds, writer_id, sequence)
-        self._apply(keys, hashes, work.values, changes, now_ms)
-        return Prepared(changes, self._next_offset, now_ms)
+        changes = Changes(table.changelog, change.rows, change.kinds, writer_id, sequence)
+        self._apply(keys, hashes, change.values, changes, now_ms)
+        return PreparedPut(changes, self._next_offset, now_ms)
 
     def _check_step(self, keys: Slices, hashes: Positions) -> None:
-        """Refuse a step of many keys before all their rows are in memory."""
+        """Refuse a step of many keys before all its stored rows are in memory."""
         if keys.count == 1:
             return
         size = 0
@@ -258,21 +262,23 @@ class KvTablet:
             stored = self.store.get(keys.take(some), hashes[some])
             size += int((stored.ends - stored.starts)[stored.starts != ABSENT].sum())
             if size > STORED_BYTES_MAX:
-                raise StepTooLargeError(f"the rows of {keys.count} keys have {size} bytes and more")
+                raise StepTooLargeError(
+                    f"the rows of {keys.count} keys have more than {size} bytes"
+                )
 
     # ---------------------------------------------------------------------------------- recovery
 
-    def recover(self, changelog: Log, earlier: Earlier | None = None) -> None:
-        """Bring the state to the end of the log; nobody writes to it meanwhile.
+    def recover(self, changelog: Log, earlier: EarlierChangelog | None = None) -> None:
+        """Replay the changelog up to the end of the log; nobody writes to it meanwhile.
 
-        `earlier` is what there is of the changelog before the log. `CorruptRecordError` if the
-        changelog begins after what was flushed: rows would be missing.
+        `earlier` is the part of the changelog before the log. Raises `CorruptRecordError` if the
+        changelog begins after the flushed offset: changes would be missing.
         """
         offset, start = self.store.flushed_offset, changelog_start(changelog, earlier)
         if offset < start or offset > changelog.log_end_offset:
             raise CorruptRecordError(
                 f"the state of {self.table.info.path} ends at offset {offset}, its changelog has "
-                f"{start} to {changelog.log_end_offset}; the rows between "
+                f"{start} to {changelog.log_end_offset}; the changes between "
                 "are lost. Restore the files from a backup, or drop the table"
             )
         self.replay(pieces(self.table, changelog, offset, earlier))
@@ -283,14 +289,14 @@ class KvTablet:
         self._settled.until(self.store.horizon)
         self._settled.recovered(self._writers, self._next_offset, self.store.flushed_offset)
 
-    def replay(self, changes: Iterable[Piece]) -> None:
-        """Apply changes that follow what the state has."""
+    def replay(self, changes: Iterable[ChangelogPiece]) -> None:
+        """Apply changes that follow the present state."""
         for piece in changes:
             self._next_offset = piece.end_offset
             self._replay(piece)
             self.store.horizon = piece.end_offset
 
-    def _replay(self, piece: Piece) -> None:
+    def _replay(self, piece: ChangelogPiece) -> None:
         table = self.table
         keys = Slices.contiguous(*table.key.encode(piece.rows))
         hashes = hash_keys(keys)
@@ -309,11 +315,11 @@ class KvTablet:
     # ------------------------------------------------------------------------------------- flush
 
     def flush_due(self, changelog_bytes: int) -> bool:
-        """So much changelog has come since the last flush that recovery would take long."""
+        """Whether this much changelog came since the last flush, and none is under way."""
         return self.unflushed_bytes >= changelog_bytes and not self.store.flushing
 
     def flush(self, rests: Rests = NO_PUTS) -> None:
-        """Begin to write what is durable to RocksDB, unless that is under way."""
+        """Begin to write durable changes to RocksDB, unless a flush is under way."""
         if not self.store.flushing:
             self.unflushed_bytes = 0
             horizon = self.store.horizon
@@ -321,10 +327,10 @@ class KvTablet:
             self.store.flush_begin(horizon, rows, done=self.on_flushed, rests=rests)
 
     def checkpoint(self, target: Path, wanted: int) -> Checkpoint | Future[KvState]:
-        """Copy what is flushed up to `wanted`, at least, as hard links to a directory.
+        """Copy the cold tier, flushed at least up to `wanted`, as hard links to a directory.
 
-        If that cannot be yet, what has to end before this is tried again: a flush, or table files
-        of an earlier version being written again.
+        Returns a future if a flush, or writing table files of an earlier version again, has to end
+        first; the caller then tries again.
         """
         store = self.store
         remove_left_overs(store.files, store.directory)
@@ -333,25 +339,25 @@ class KvTablet:
         state = store.checkpoint(target)
         counted = state.row_count if self.table.before_images else None
         writers = self._settled.writers_at(state.flushed_offset)
-        made = Checkpoint(target, state, counted, self.ids.ranges, writers)
-        if self._readable_by_all or made.readable_by_all():
-            self._readable_by_all = True  # and so is what comes after
-            return made
+        checkpoint = Checkpoint(target, state, counted, self.ids.ranges, writers)
+        if self._readable_by_all or checkpoint.readable_by_all():
+            self._readable_by_all = True  # later flushes write the present format
+            return checkpoint
         log.info("kv_tables_rewritten", tablet=repr(store))
         self._readable_by_all = True
         return store.rewrite_begin()
 
     def pin(self, target: Path, wanted: int, rests: Rests = NO_PUTS) -> KvState | Future[KvState]:
-        """As `checkpoint`, for readers on this server, who read table files of every version.
+        """Do as `checkpoint`, for readers on this server, who read table files of every version.
 
-        Nothing is made if there are no rows. A flush that is needed for it rests as told.
+        Creates no directory if there are no rows. A flush for it rests as `rests` says.
         """
         if (waiting := self._flush_to(wanted, rests)) is not None:
             return waiting
         return self.store.pin(target)
 
     def _flush_to(self, wanted: int, rests: Rests = NO_PUTS) -> Future[KvState] | None:
-        """The flush that has to end before everything below `wanted` is flushed, and no more is."""
+        """Return the flush that has to end before the files hold a state at `wanted` or later."""
         store = self.store
         store.flush_end()
         if not store.flushing and store.flushed_offset < wanted:
@@ -359,7 +365,7 @@ class KvTablet:
         return store.flush_under_way
 
     def close(self) -> None:
-        """Flush, so that the next start has nothing to replay, and let go of everything."""
+        """Flush, so that the next start replays nothing, and release memory and files."""
         horizon = self.store.horizon
         self.store.close(horizon, self._settled.until(horizon))
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from zufluss.cluster.remote import BucketRemote
 from zufluss.errors import UnknownTableOrBucketError
-from zufluss.kv.replay import Earlier
+from zufluss.kv.replay import EarlierChangelog
 from zufluss.log.segment import PagesNotCachedError
 from zufluss.tablet.remote.restore import Restorer
 
@@ -31,7 +31,7 @@ class Changelog(NamedTuple):
     """What there is of a changelog."""
 
     replica: Replica
-    earlier: Earlier | None
+    earlier: EarlierChangelog | None
     """The part in remote storage, before the log."""
     log_start: int
     """Where the log begins."""

@@ -25,7 +25,7 @@ from zufluss.errors import UnknownTableOrBucketError, ZuflussError
 from zufluss.kv.cold.checkpoint import CHECKPOINT_DIRECTORY, Checkpoint, remove_left_overs
 from zufluss.kv.cold.state import KvState
 from zufluss.kv.memory import KvMemory
-from zufluss.kv.replay import Earlier
+from zufluss.kv.replay import EarlierChangelog
 from zufluss.kv.rest import Rests
 from zufluss.kv.store import KvStore
 from zufluss.kv.table import KvTable
@@ -128,7 +128,7 @@ class KvHost:
             await self.call(lambda: None)
 
     async def open(
-        self, replica: Replica, table: KvTable, earlier: Earlier | None = None
+        self, replica: Replica, table: KvTable, earlier: EarlierChangelog | None = None
     ) -> KvTablet:
         """The state of a bucket, brought to the end of its log.
 

@@ -40,7 +40,7 @@ from zufluss.errors import (
     ZuflussError,
 )
 from zufluss.kv.changelog import ChangelogBatch
-from zufluss.kv.tablet import KvTablet, Prepared
+from zufluss.kv.tablet import KvTablet, PreparedPut
 from zufluss.model.merge import MergeMode, merge_engine
 from zufluss.model.table import TableBucket
 from zufluss.record.batch.kv import build_kv_batch
@@ -255,7 +255,7 @@ class Putter:
         entry: PutEntry | Insert,
         replica: Replica,
         acks: int,
-        prepare: Callable[[], Prepared],
+        prepare: Callable[[], PreparedPut],
         prepared: Callable[[], None] = lambda: None,
     ) -> None:
         """Have a batch prepared in the worker, after all before it, and append what comes of it.
@@ -384,7 +384,7 @@ class Putter:
         entry.failed(error)
 
 
-def _encode(prepared: Prepared) -> Encoded:
+def _encode(prepared: PreparedPut) -> Encoded:
     try:
         batch = None if prepared.changes is None else prepared.changes.encode()
     except ZuflussError as e:  # a refusal would leave the state ahead of the log

@@ -43,8 +43,8 @@ from zufluss.errors import (
 from zufluss.kv.producer import own_changes
 from zufluss.kv.producer.fence import Owner
 from zufluss.kv.producer.own_changes import Progress, Source, exclusive_steps, shared_steps
-from zufluss.kv.producer.undo import Step, StepTooLargeError
-from zufluss.kv.tablet import Prepared
+from zufluss.kv.producer.undo import StepTooLargeError, UndoStep
+from zufluss.kv.tablet import PreparedPut
 from zufluss.log.holds import Holder
 from zufluss.model.producer import EPOCH_MAX, NUMBER_MAX, UNDO_TASK, ProducerWriter
 from zufluss.net.services import RequestContext, Services
@@ -339,7 +339,7 @@ class Undos:
         if writing is not None:
             writing.result()
 
-    async def _write(self, undo: Undo, step: Step | None, position: int) -> None:
+    async def _write(self, undo: Undo, step: UndoStep | None, position: int) -> None:
         """Write a step, in parts if that has to be, and wait until it is durable."""
         parts = [] if step is None else [step]
         while parts:
@@ -351,11 +351,11 @@ class Undos:
                 parts += [part.part(count // 2, count), part.part(0, count // 2)]
         undo.position = max(undo.position, position)
 
-    async def _write_part(self, undo: Undo, step: Step) -> None:
+    async def _write_part(self, undo: Undo, step: UndoStep) -> None:
         write = UndoWrite(self._server.loop)
         tablet, now_ms = undo.replica.tablet, self._server.clock_ms()
 
-        def prepare() -> Prepared:
+        def prepare() -> PreparedPut:
             prepared = tablet.undo(undo.writer, step, now_ms)
             write.keys = prepared.keys
             return prepared

@@ -22,7 +22,7 @@ from zufluss.kv.cold.checkpoint import (
 )
 from zufluss.kv.cold.rocks import ColdTier, readable_by_all
 from zufluss.kv.cold.state import KvState, read_state, write_state
-from zufluss.kv.replay import Earlier, pieces_of
+from zufluss.kv.replay import EarlierChangelog, pieces_of
 from zufluss.kv.store import KvStore
 from zufluss.kv.table import KvTable
 from zufluss.kv.tablet import KvTablet
@@ -179,7 +179,7 @@ def test_a_directory_that_is_no_database_is_not_installed(tmp_path: Path) -> Non
     before = read_state(directory)
     incoming = incoming_directory(Files(), directory)
     (incoming / "CURRENT").write_bytes(b"MANIFEST-000007\n")
-    with pytest.raises(CorruptRecordError, match="no whole database"):
+    with pytest.raises(CorruptRecordError, match="not a whole database"):
         install(Files(), directory, KvState(9, 9, {}))
     assert read_state(directory) == before
 
@@ -219,7 +219,7 @@ def test_a_changelog_with_a_hole_is_not_replayed(tmp_path: Path) -> None:
     append(changelog, batch(3))
     store = open_store(tmp_path / "kv-0", small_memory(100))
     with pytest.raises(CorruptRecordError, match="nothing from offset 0 to 3"):
-        tablet_of(store).recover(changelog, Earlier(0, lambda offset: iter(())))
+        tablet_of(store).recover(changelog, EarlierChangelog(0, lambda offset: iter(())))
     end(store)
     changelog.close(clean=False)
 

@@ -179,7 +179,7 @@ def test_rows_under_another_key_or_cut_are_refused_and_nothing_is_stored(
         bucket.put((1, 5, "a"), (2, 5, "b"))
         before = [(1, 5, "a"), (2, 5, "b")]
     rows = RowCodec(schema).encode(arrow(schema, [(1, 7, "x"), (2, 8, "y")]))
-    with pytest.raises(CorruptRecordError, match="stands under the key"):
+    with pytest.raises(CorruptRecordError, match="has the key"):
         _put(bucket, rows, [1, 3])
     with pytest.raises(CorruptRecordError, match="field 2"):
         _put(bucket, rows._replace(ends=rows.ends - np.array([0, 1])), [1, 2])

@@ -17,7 +17,7 @@ from zufluss.kv.memory import KvMemory
 from zufluss.kv.producer.fence import Fence, Owner
 from zufluss.kv.producer.own_changes import Progress, Source, exclusive_steps, shared_steps
 from zufluss.kv.table import KvTable
-from zufluss.kv.tablet import KvTablet, Prepared
+from zufluss.kv.tablet import KvTablet, PreparedPut
 from zufluss.model.producer import UNDO_TASK, ProducerWriter
 from zufluss.model.schema import Schema
 from zufluss.model.table import TableDescriptor, TableInfo, TablePath
@@ -113,7 +113,7 @@ class Bucket:
         self._now += 1
         return self._now
 
-    def _append(self, prepared: Prepared) -> None:
+    def _append(self, prepared: PreparedPut) -> None:
         if prepared.changes is not None:
             batch = prepared.changes.encode()
             self.log.append(batch.view, (batch.checked,), prepared.now_ms)

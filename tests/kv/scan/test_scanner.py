@@ -219,7 +219,7 @@ def test_a_process_that_dies_again_and_again_is_an_error(
 ) -> None:
     monkeypatch.setattr(sys, "executable", executable)
     scanner = Scanner(1)
-    with pytest.raises(LogStorageError, match="died over it twice"):
+    with pytest.raises(LogStorageError, match="died twice"):
         read(scanner, state)
     monkeypatch.undo()
     assert read(scanner, state).done, "and the next page is tried anew"

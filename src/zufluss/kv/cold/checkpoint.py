@@ -1,14 +1,14 @@
-"""A bucket's rows as files that can leave the server, and such files put in its place again.
+"""Checkpoints of a bucket's cold tier, and their installation in a bucket that lost its files.
 
-A checkpoint is the cold tier at one flushed offset, as hard links in a directory beside it, made by
-the key-value worker while nothing is flushed: what the state file says is exactly what the files
-hold. Whoever asked for it removes it; what a crash left is removed when the bucket is opened.
+A checkpoint is the cold tier at one flushed offset, as hard links in a directory beside it. The
+key-value worker makes it while no flush is under way, so its files hold exactly what the state file
+says. The caller removes the directory; opening a bucket removes what a crash left.
 
-Installing goes the other way, when a bucket has lost its files:
+Installing replaces the files of a bucket:
 
-    old state file gone → old files gone → new ones in their place, durable → state file written
+    old state file removed → old files removed → new files in place, durable → state file written
 
-A crash anywhere in between leaves a bucket without state file, and that is installed again.
+A crash in between leaves a bucket without state file, which is installed again.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from zufluss.log.files import Files
 from zufluss.log.writer_state import WriterState
 
 COLD_DIRECTORY = "rocks"
-"""Where the cold tier lies in a bucket's directory."""
+"""Directory of the cold tier in a bucket's directory."""
 
 CHECKPOINT_DIRECTORY = "checkpoint"
-"""A checkpoint that is being copied somewhere."""
+"""Directory of a checkpoint that is being uploaded."""
 
 INCOMING_DIRECTORY = "incoming"
-"""Files on their way into the bucket."""
+"""Directory of files that are being installed."""
 
 CHANGELOG_DIRECTORY = "changelog"
-"""Parts of the changelog that were fetched to be replayed."""
+"""Directory of parts of the changelog that were fetched for a replay."""
 
 _LEFT_OVERS = (
     CHECKPOINT_DIRECTORY,
@@ -45,59 +45,62 @@ _OF_ROCKSDICT = "rocksdict-config.json"
 
 
 class Checkpoint(NamedTuple):
-    """The cold tier of a bucket as it was, in a directory of its own."""
+    """A copy of a bucket's cold tier in a directory of its own."""
 
     directory: Path
     state: KvState
-    """What its files hold."""
+    """The state that the files hold."""
     row_count: int | None
-    """The rows in it, None where they are not counted."""
+    """Number of rows, None if the table does not count them."""
     ids_left: tuple[tuple[int, int], ...]
-    """Numbers for the auto-increment column that were reserved: first, and one after the last."""
+    """Reserved numbers of the auto-increment column: first, and one after the last."""
     writers: WriterState | None
-    """The writers of its changelog at that offset, None if they are not known."""
+    """The writers of the changelog at that offset, None if unknown."""
 
     def tables(self) -> list[Path]:
-        """Its table files, which later checkpoints may have too."""
+        """Return the table files; later checkpoints may share them."""
         return sorted(self.directory.glob(f"*{TABLE_SUFFIX}"))
 
     def others(self) -> list[Path]:
-        """What RocksDB needs beside them to open it; `LogStorageError` if rows are elsewhere."""
-        found = []
+        """Return the other files that RocksDB needs to open the checkpoint.
+
+        Raises `LogStorageError` if a write-ahead log has rows.
+        """
+        others = []
         for path in sorted(self.directory.iterdir()):
             if path.suffix == _WRITE_AHEAD_LOG:
                 _check_empty(path)
             elif path.suffix != TABLE_SUFFIX and path.name != _OF_ROCKSDICT:
-                found.append(path)
-        return found
+                others.append(path)
+        return others
 
     def readable_by_all(self) -> bool:
-        """Whether the RocksDB of Fluss's clients reads it."""
+        """Whether the RocksDB of Fluss's clients reads all files."""
         return all(map(readable_by_all, self.tables()))
 
 
 def _check_empty(path: Path) -> None:
     if path.stat().st_size:
         raise LogStorageError(
-            f"{path} has rows that no table file has; nothing writes to the database of a bucket "
-            "but whole table files. Drop what else opened it"
+            f"{path} has rows that no table file has: another program wrote to the database of "
+            "this bucket. Stop that program; restore the bucket from a snapshot"
         )
 
 
 def has_state(directory: Path) -> bool:
-    """Whether a bucket's directory has a state that was flushed once."""
+    """Whether a bucket was ever flushed or installed."""
     return (directory / STATE_FILE).exists()
 
 
 def remove_left_overs(files: Files, directory: Path) -> None:
-    """Remove what a process that died left of checkpoints and of files on their way in."""
+    """Remove checkpoints and files to be installed that a crashed process left."""
     for name in _LEFT_OVERS:
         if (directory / name).is_dir():
             files.remove_tree(directory / name)
 
 
 def incoming_directory(files: Files, directory: Path) -> Path:
-    """An empty directory that files for a bucket may be written to, for `install`."""
+    """Create an empty directory for the files that `install` is to install."""
     remove_left_overs(files, directory)
     incoming = directory / INCOMING_DIRECTORY
     for parent in files.make_directories(incoming):
@@ -106,9 +109,9 @@ def incoming_directory(files: Files, directory: Path) -> Path:
 
 
 def install(files: Files, directory: Path, state: KvState) -> None:
-    """Make what lies in the incoming directory the cold tier of a bucket; durable on return.
+    """Make the files in the incoming directory the cold tier of a bucket; durable on return.
 
-    `CorruptRecordError` if that is no whole database: the bucket is then as it was.
+    Raises `CorruptRecordError` if they are not a whole database; the bucket stays as it was.
     """
     cold, incoming = directory / COLD_DIRECTORY, directory / INCOMING_DIRECTORY
     check_opens(incoming)

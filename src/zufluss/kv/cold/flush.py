@@ -1,18 +1,17 @@
-"""Flushes: what is durable in the log goes from memory to the cold tier, beside everything else.
+"""Flushes: rows whose changes are durable in the log are copied from memory to the cold tier.
 
-A flush runs in a thread of its own over a frozen view of a bucket: the index as it was, the
-segments as far as they were filled, one horizon. Whatever is written meanwhile lies above that
-horizon, and the bucket neither cleans nor gives memory back while it is read, so the view stays
-true. The thread picks the newest version below the horizon of every key that changed since the last
-flush, sorts them, has the flush process write them as one table file, hands that to RocksDB and
-records the new state:
+A flush runs in a thread of its own over a frozen view of a bucket: its index, its segments as far
+as they were filled, one horizon. Later writes lie above that horizon, and the bucket neither cleans
+nor frees memory during a flush, so the view stays valid. The thread selects the newest version
+below the horizon of every key that changed since the last flush, sorts these versions, lets the
+flush process write them as one table file, hands the file to RocksDB and writes the state file:
 
-    table file durable → ingested → state file durable → the bucket goes on from the new offset
+    table file durable → ingested → state file durable → the bucket takes over the new offset
 
-A flush that a scan waits for rests between its pieces where puts come (`zufluss.kv.rest`).
+A flush for a scan rests between its pieces while puts arrive (`kv/rest.py`).
 
-A crash in between costs nothing: the old state file stands, the log is replayed from its offset,
-and since changelogs carry whole rows, replaying over newer rows ends in the same state.
+A crash in between costs nothing: the old state file is valid, and recovery replays the log from its
+offset. Changelogs carry whole rows, so replaying over newer rows ends in the same state.
 """
 
 from __future__ import annotations
@@ -43,30 +42,33 @@ from zufluss.record.slices import Bytes, Positions, Slices
 
 log = structlog.get_logger(__name__)
 
+OnFlushed = Callable[[], None]
+"""Called in the flush thread when a flush has ended, whether it succeeded or not."""
+
 TABLE_FILE = "flush.sst"
-"""A table on its way to the cold tier."""
+"""Name of a table file before the cold tier takes it over."""
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class FlushView:
     """A bucket as it was when its flush began."""
 
     arena: Arena
     root: Positions
-    """Its index."""
+    """Root of the index."""
     pieces: tuple[tuple[int, int], ...]
-    """Where entries lie that may have to be flushed."""
+    """Parts of the arena with entries that may have to be flushed: start and end."""
     flushed_offset: int
-    """What the cold tier has."""
+    """The offset of the last flush."""
     horizon: int
-    """What it is to have."""
+    """The offset of this flush."""
 
     def rows(self) -> Positions:
-        """The entries to be flushed, in the order of their keys."""
+        """Return the entries to be flushed, in key order."""
         return sort_by_key(self.arena.data, self._dirty())
 
     def _dirty(self) -> Positions:
-        found = [np.empty(0, np.int64)]
+        parts = [np.empty(0, np.int64)]
         for start, end in self.pieces:
             out = np.empty((end - start) // HEADER_BYTES, np.int64)
             count = select(
@@ -74,27 +76,27 @@ class View:
             )
             if count < 0:
                 raise LogStorageError(f"key-value memory is damaged: segment {start} is not whole")
-            found.append(out[:count].copy())
-        return np.concatenate(found)
+            parts.append(out[:count].copy())
+        return np.concatenate(parts)
 
 
 def _pieces(arena: Bytes, refs: Positions, rests: Rests) -> Iterator[bytes | memoryview]:
-    """Rows as the flush process takes them."""
+    """Yield rows in the layout of `flush_process.py`."""
     stretch = rests.begin()
     for begin in range(0, len(refs), ROWS_AT_ONCE):
         part = refs[begin : begin + ROWS_AT_ONCE]
-        starts, middles, ends = spans_of(arena, part)
-        data = packed(Slices(arena, starts, np.where(ends < 0, middles, ends))).data
+        keys, values, ends = spans_of(arena, part)
+        data = packed(Slices(arena, keys, np.where(ends < 0, values, ends))).data
         yield PIECE.pack(len(part), len(data))
-        yield (middles - starts).astype(np.int32).data
-        yield np.where(ends < 0, -1, ends - middles).astype(np.int32).data
+        yield (values - keys).astype(np.int32).data
+        yield np.where(ends < 0, -1, ends - values).astype(np.int32).data
         yield data.data
         stretch = rests.between(stretch)
     yield PIECE.pack(0, 0)
 
 
 class Flusher:
-    """The thread that flushes, and the process it has write table files."""
+    """The flush thread of a server, and the process that writes table files for it."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="kv-flush")
@@ -102,14 +104,14 @@ class Flusher:
 
     def flush(
         self,
-        view: View,
+        view: FlushView,
         directory: Path,
         cold: ColdTier,
         files: Files,
         state: KvState,
         rests: Rests = NO_PUTS,
     ) -> Future[KvState]:
-        """Begin a flush; the result is the state that is recorded when it is done."""
+        """Begin a flush; its result is `state`, which is written at the end."""
 
         def run() -> KvState:
             stretch = rests.begin()
@@ -125,7 +127,7 @@ class Flusher:
         return self._thread.submit(run)
 
     def rewrite(self, cold: ColdTier, state: KvState) -> Future[KvState]:
-        """Begin to write a cold tier again in the present format; its state stays."""
+        """Begin to write a cold tier again in the present format; its result is `state`."""
 
         def run() -> KvState:
             cold.rewrite()
@@ -134,19 +136,19 @@ class Flusher:
         return self._thread.submit(run)
 
     def stop(self) -> None:
-        """Finish the flushes that were begun, end the process. Blocks."""
+        """Finish the flushes that were begun, then end the process. Blocks."""
         self._thread.shutdown()
         self._end_process()
 
     @property
     def process_id(self) -> int | None:
-        """Of the flush process, None while there is none."""
+        """Process id of the flush process, None while none runs."""
         return self._process.pid if self._process is not None else None
 
     def _write(
         self, table: Path, arena: Bytes, rows: Positions, files: Files, rests: Rests
     ) -> None:
-        """Have a table written; a process that dies over it is replaced once."""
+        """Let the process write a table file; a process that dies is replaced once."""
         for attempt in (1, 2):
             files.unlink_if_there(table)
             try:
@@ -158,8 +160,8 @@ class Flusher:
             self._end_process()
             log.warning("kv_table_not_written", table=str(table), attempt=attempt, reason=answer)
         raise LogStorageError(
-            f"{table} could not be written: {answer}. Nothing is lost, the log has it all; check "
-            "the space and the permissions of the directory"
+            f"{table} could not be written: {answer}. Nothing is lost, the log has all changes; "
+            "check the space and the permissions of the directory"
         )
 
     def _ask(self, table: Path, arena: Bytes, rows: Positions, rests: Rests) -> str:
@@ -190,7 +192,3 @@ class Flusher:
             except OSError as e:
                 log.debug("kv_flush_pipe_closed", reason=str(e))
         process.wait()
-
-
-Done = Callable[[], None]
-"""Called in the flush thread when a flush has ended, one way or the other."""

@@ -1,8 +1,8 @@
 """The flush process: writes sorted table files from rows that the server sends.
 
-Writing a table costs half a microsecond of Python per row, which would be taken from the event loop
-in any thread of the server. So it is done here. The process imports nothing but the standard
-library and rocksdict, and ends when its input does, so it cannot outlive the server.
+Writing a table file costs half a microsecond of Python per row. A thread of the server would take
+this time from the event loop, so a process of its own does it. It imports nothing but the standard
+library and rocksdict, and ends with its input, so it cannot outlive the server.
 
 Started as `python -m zufluss.kv.cold.flush_process`. Little-endian:
 
@@ -20,7 +20,7 @@ Started as `python -m zufluss.kv.cold.flush_process`. Little-endian:
 | value lengths | i32 a row; −1: the key is deleted                    |
 | data          | key and value of each row, in the order of the keys  |
 
-The answer is one line: `done`, or what went wrong, after which the process ends.
+The answer is one line: `done`, or the failure, after which the process ends.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from rocksdict import SstFileWriter
 from zufluss.kv.cold.rocks import table_options
 
 LENGTH = struct.Struct("<q")
-"""Of the path."""
+"""Length of the path."""
 
 PIECE = struct.Struct("<qq")
-"""Rows and bytes."""
+"""Rows and bytes of a piece."""
 
 ROWS_AT_ONCE = 16384
-"""Rows that a piece has at most."""
+"""Rows of a piece at most."""
 
 
 def main() -> None:

@@ -1,14 +1,14 @@
-"""The cold tier of one bucket: RocksDB, read and fed by whole tables, never written row by row.
+"""The cold tier of one bucket: a RocksDB database that grows by whole table files.
 
 A database is opened when it is first needed, since each costs files and memory and most buckets of
-a server are small. It has no write-ahead log and no memtable worth the name: rows arrive as sorted
-table files that the flush process wrote (`flush_process.py`) and are taken over whole. All of that
-is durable when `ingest` returns.
+a server are small. RocksDB's write-ahead log and memtable are not used: the flush process writes
+sorted table files (`flush_process.py`), which the database takes over whole. They are durable when
+`ingest` returns.
 
 Checkpoints go to remote storage, where Fluss's Java clients open them with RocksDB 6.20.3. That
-reads no table file later than block format 5, and no checksum later than CRC-32C, so everything is
-written like this, and what an earlier version of ours wrote otherwise is written again before it
-leaves the server (`readable_by_all`, `ColdTier.rewrite`).
+version reads table files up to block format 5 and checksums up to CRC-32C, so all files are written
+like this. Files that an earlier version of zufluss wrote otherwise are written again before they
+leave the server (`readable_by_all`, `ColdTier.rewrite`).
 
 The flush process imports this module too, so it must not import numba or pyarrow.
 """
@@ -40,19 +40,19 @@ from rocksdict import (
 from zufluss.errors import CorruptRecordError
 
 BLOCK_CACHE_BYTES = 64 << 20
-"""Blocks kept unpacked, for all databases of the process together."""
+"""Size of the cache of unpacked blocks, which all databases of the process share."""
 
 BLOOM_BITS = 10
-"""Bits per key of the filter that answers most questions for keys that are not there."""
+"""Bits per key of the Bloom filter, which answers most lookups of missing keys."""
 
 OPEN_FILES_MAX = 256
 """Table files one database keeps open."""
 
 FORMAT_VERSION = 5
-"""Of the blocks of table files; the last that RocksDB 6.20.3 reads."""
+"""Block format of table files: the last that RocksDB 6.20.3 reads."""
 
 TABLE_SUFFIX = ".sst"
-"""Names of table files end like this; a name is given once in the life of a database."""
+"""Suffix of table files. A database never uses a name twice."""
 
 _CRC32C = 1
 _FOOTER_BYTES = 53
@@ -66,7 +66,7 @@ def _block_cache() -> Cache:
 
 
 def table_options() -> Options:
-    """How databases and table files are made."""
+    """Return the options of databases and table files."""
     table = BlockBasedOptions()
     table.set_bloom_filter(BLOOM_BITS, False)
     table.set_block_cache(_block_cache())
@@ -86,8 +86,8 @@ def table_options() -> Options:
 def readable_by_all(table: Path) -> bool:
     """Whether RocksDB 6.20.3 reads a table file, by its footer.
 
-    The footer is the last 53 bytes: the checksum type first (1 is CRC-32C), then block handles, the
-    format version (u32, little-endian) and 8 bytes that say that it is a table file.
+    The footer is the last 53 bytes: checksum type (1 is CRC-32C), block handles, format version
+    (u32, little-endian), 8 bytes of magic number.
     """
     with table.open("rb") as file:
         file.seek(-_FOOTER_BYTES, os.SEEK_END)
@@ -97,12 +97,12 @@ def readable_by_all(table: Path) -> bool:
 
 
 def check_opens(directory: Path) -> None:
-    """Refuse a directory that is no whole database: `CorruptRecordError`."""
+    """Raise `CorruptRecordError` if a directory is not a whole database."""
     options = table_options()
     try:
         Rdict(str(directory), options, {"default": options}, AccessType.read_only()).close()
     except Exception as e:
-        raise CorruptRecordError(f"{directory} is no whole database: {e}") from e
+        raise CorruptRecordError(f"{directory} is not a whole database: {e}") from e
 
 
 class ColdTier:
@@ -110,27 +110,27 @@ class ColdTier:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        """Where its files are; missing until the first flush."""
+        """Directory of the database; missing until the first flush."""
         self.empty = not directory.is_dir()
         """Nothing was ever flushed."""
         self._opened: Rdict | None = None
         self._lock = threading.Lock()
 
     def get(self, keys: list[bytes]) -> list[bytes | None]:
-        """The values of keys, which are best given in order; one call for all, without the GIL."""
-        found = self._open().get([*keys])
-        assert isinstance(found, list)
-        return found
+        """Return the values of keys, in one call without the GIL; sorted keys are fastest."""
+        values = self._open().get([*keys])
+        assert isinstance(values, list)
+        return values
 
     def ingest(self, table: Path) -> None:
-        """Take over a table file; its rows hide those of all earlier ones."""
+        """Take over a table file; its rows replace those of earlier files."""
         options = IngestExternalFileOptions()
         options.set_move_files(True)
         self._open().ingest_external_file([str(table)], options)
         self.empty = False
 
     def keys_from(self, low: bytes, high: bytes | None, limit: int) -> list[bytes]:
-        """The first keys in [low, high), in order."""
+        """Return the first keys in [low, high), in order."""
         if self.empty:
             return []
         return list(islice(self._keys(low, high), limit))
@@ -143,11 +143,11 @@ class ColdTier:
             yield key
 
     def checkpoint(self, target: Path) -> None:
-        """Make a copy of the database as it is; its table files are hard links."""
+        """Copy the database to a new directory; table files are hard links."""
         Checkpoint(self._open()).create_checkpoint(str(target))
 
     def rewrite(self) -> None:
-        """Write every table file again, in the present format. Takes as long as it takes."""
+        """Write every table file again in the present format. Blocks, maybe for long."""
         options = CompactOptions()
         options.set_bottommost_level_compaction(BottommostLevelCompaction.force())
         self._open().compact_range(None, None, options)

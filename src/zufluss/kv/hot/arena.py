@@ -1,20 +1,20 @@
 """The memory of all key-value state of a server: one budget, one mapping, one allocator.
 
 The mapping is reserved at once, faulted in as it is used, and asks for huge pages: a store is read
-in random order, and with pages of 4 KiB half of the time goes into finding the pages. Shared memory
-gets none on most machines, which is why the flush process is sent its rows instead of mapping them.
-A reference is a position in the mapping; position 0 is never handed out.
+in random order, and with pages of 4 KiB half of the time goes into address translation. Shared
+memory gets no huge pages on most machines, so the flush process is sent its rows instead of mapping
+them. Position 0 of the mapping is never handed out.
 
-To fault in a huge page takes milliseconds on a virtual machine whose host must find the memory, in
-which every write of the server would wait. So a thread does it some megabytes ahead of the writers.
+Faulting in a huge page takes milliseconds on a virtual machine whose host must find the memory, and
+every write of the server would wait. So a thread does it some megabytes ahead of the writers.
 
-Memory is given out in blocks of a power of two from `BLOCK_BYTES_MIN` to the size of a segment,
-split and joined again as buddies, so that a bucket of ten rows does not take a whole segment; what
-is larger than a segment gets a run of whole ones. A part is held in reserve for those who make room
-(cleaning copies what is still needed before it gives the rest back).
+Memory is handed out in blocks of a power of two, from `BLOCK_BYTES_MIN` to the size of a segment,
+which are split and joined again as buddies: a bucket of ten rows does not take a whole segment.
+Larger requests get a run of whole segments. A part is held in reserve for cleaning, which copies
+the rows that are still needed before it frees a segment.
 
-Any thread may allocate and free. When a block may be freed is its owner's business: readers on the
-event loop hold positions for as long as one call takes.
+Any thread may allocate and free. Owners free a block only when no reader can be in it: readers on
+the event loop hold positions for as long as one call takes.
 """
 
 from __future__ import annotations
@@ -33,29 +33,29 @@ from zufluss.record.slices import Bytes
 log = structlog.get_logger(__name__)
 
 SEGMENT_BYTES = 1 << 20
-"""Largest block, and what entries are appended to."""
+"""Size of a segment, the largest block."""
 
 BLOCK_BYTES_MIN = 4096
 """Smallest block."""
 
 RESERVE_SHARE = 64
-"""One part in so many is only for those who make room."""
+"""One part in this many is reserved for urgent allocations."""
 
 SEGMENTS_MIN = 8
-"""Segments that a budget must have."""
+"""Segments that a budget has at least."""
 
 AHEAD_BYTES = 8 << 20
-"""Memory that is faulted in before it is handed out; a server with less in use does without."""
+"""Memory that is faulted in ahead of its use; a server that uses less has no such thread."""
 
 FAULT_BYTES = 2 << 20
-"""How much of it at once: a huge page."""
+"""Bytes that are faulted in at once: a huge page."""
 
 MADV_POPULATE_WRITE = 23
-"""Of Linux 5.14 and later; others refuse it, and pages are faulted in by those who write."""
+"""Advice of Linux 5.14 and later. Others refuse it, and writers fault pages in themselves."""
 
 
 def _reserve(size: int) -> mmap.mmap:
-    """So many bytes of memory that cost nothing until they are touched."""
+    """Map `size` bytes, which cost nothing until they are touched."""
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         try:
@@ -66,7 +66,7 @@ def _reserve(size: int) -> mmap.mmap:
 
 
 def _fault_in(memory: Bytes) -> None:
-    """Have all of this memory be there."""
+    """Fault in all pages of this memory."""
     madvise = ctypes.CDLL(None).madvise
     begin = memory.ctypes.data
     for at in range(begin, begin + len(memory), FAULT_BYTES):
@@ -80,7 +80,7 @@ class Arena:
 
     def __init__(self, budget: int, segment_bytes: int = SEGMENT_BYTES) -> None:
         self.segment_bytes = segment_bytes
-        """Size of a segment."""
+        """Bytes of a segment."""
         segments = budget // segment_bytes
         if segments < SEGMENTS_MIN:
             raise ConfigError(
@@ -88,13 +88,13 @@ class Arena:
                 f"{SEGMENTS_MIN * segment_bytes} are needed"
             )
         self.budget = segments * segment_bytes
-        """Bytes that can be handed out, and one segment that is not."""
+        """Bytes of the mapping; the first segment is never handed out."""
         self.data: Bytes = np.frombuffer(_reserve(self.budget), np.uint8)
-        """All of it."""
+        """The mapping."""
         self.reserve = max(2 * segment_bytes, self.budget // RESERVE_SHARE)
         """Bytes that an ordinary allocation leaves free."""
         self.free_bytes = self.budget - segment_bytes
-        """Bytes that nobody has."""
+        """Bytes that are not allocated."""
         self._free: dict[int, set[int]] = {}
         self._segments = np.ones(segments, np.bool_)
         self._segments[0] = False
@@ -106,15 +106,15 @@ class Arena:
         return f"Arena({self.free_bytes} of {self.budget} bytes free)"
 
     def size_of(self, size: int) -> int:
-        """Bytes of the block that an allocation of `size` gets."""
+        """Return the bytes of the block that an allocation of `size` gets."""
         if size > self.segment_bytes:
             return -(-size // self.segment_bytes) * self.segment_bytes
         return max(BLOCK_BYTES_MIN, 1 << (size - 1).bit_length())
 
     def alloc(self, size: int, *, urgent: bool = False) -> int | None:
-        """Position of a block of `size_of(size)` bytes, None if there is none to be had.
+        """Return the position of a block of `size_of(size)` bytes, None if none is free.
 
-        `urgent` is for those who make room: they may use the reserve.
+        `urgent` allocations may use the reserve; they are for cleaning, which makes room.
         """
         size = self.size_of(size)
         with self._changed:
@@ -126,7 +126,7 @@ class Arena:
             return position
 
     def free(self, position: int, size: int) -> None:
-        """Give a block back."""
+        """Free a block."""
         with self._changed:
             self.free_bytes += size
             if size > self.segment_bytes:
@@ -136,7 +136,7 @@ class Arena:
             self._changed.notify_all()
 
     def wait(self, bytes_wanted: int, timeout: float) -> bool:
-        """Wait until so many bytes are free; whether they are."""
+        """Wait until so many bytes are free; return whether they are."""
         with self._changed:
             return self._changed.wait_for(lambda: self.free_bytes >= bytes_wanted, timeout)
 
@@ -163,7 +163,7 @@ class Arena:
         self._mark(position, size, free=True)
 
     def _run(self, size: int) -> int | None:
-        """The first run of free segments; the search goes on where the last one ended."""
+        """Allocate a run of free segments; the search begins where the last one ended."""
         count = size // self.segment_bytes
         start = self._first(self._next, count)
         if start is None:
@@ -176,7 +176,7 @@ class Arena:
         return start * self.segment_bytes
 
     def _go_ahead(self, used: int) -> None:
-        """Fault in what comes next, when the first half of what was faulted in is used."""
+        """Fault in the next part once the first half of the last part is in use."""
         enough = min(self._faulted_in - AHEAD_BYTES // 2, self.budget)
         if sys.platform != "linux" or used <= enough:
             return

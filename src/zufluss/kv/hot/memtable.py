@@ -1,15 +1,14 @@
 """The rows of one bucket in memory: versions in segments, found by a hash index.
 
-Writes go out of place. A put first writes whole entries, then makes the slots of the index point to
+Writes go out of place. A put first writes whole entries, then makes the slots of the index refer to
 them, so a reader beside it sees the old version or the new one. Every version carries the log
-offset of its batch and a reference to the one before; a reader with a horizon walks to the newest
-below it. The layouts and everything done per key are in
-`entries.py`, `index.py` and `segments.py`.
+offset of its batch and a reference to the version before; a reader with a horizon walks to the
+newest version below it. Layouts and kernels are in `entries.py`, `index.py` and `segments.py`.
 
-Old versions are garbage once a newer one is below the horizon of all readers. When they take more
-than half of the memory, each put cleans a piece of the oldest segment in proportion to what it
-wrote: what is still seen is appended again, then the segment is retired. The owner decides when no
-reader can hold a position in it any more and gives it back (`on_retired`).
+A version is garbage once a newer one is below the horizon of all readers. When garbage takes more
+than half of the memory, each put cleans a piece of the oldest segment in proportion to what the put
+wrote: versions that readers may see are appended again, then the segment is retired. The owner
+frees it when no reader can hold a position in it any more.
 
 One thread writes and cleans; `find` and `answer.answer_lookup` may run beside it in another.
 """
@@ -29,32 +28,32 @@ from zufluss.kv.hot.arena import BLOCK_BYTES_MIN, Arena
 from zufluss.record.slices import Positions, Slices
 
 SEED = int.from_bytes(os.urandom(8), "little", signed=True)
-"""Key of the hash, another one in each process: nobody outside can choose keys that collide."""
+"""Seed of the hash, random in each process: nobody outside can choose keys that collide."""
 
 GARBAGE_SHARE = 2
-"""Cleaning begins when one byte in so many is garbage."""
+"""Cleaning begins when one byte in this many is garbage."""
 
 CLEAN_BYTES_MIN = 64 * 1024
 """Garbage below this is left alone."""
 
 CLEAN_BYTES = 32 * 1024
-"""What a put looks at when it cleans, besides four times what it wrote."""
+"""Bytes that a put cleans, besides four times the bytes it wrote."""
 
 FIRST_SEGMENT_BYTES = 16 * 1024
-"""The first segment of a bucket; each is as large as all before, up to a whole one."""
+"""Size of the first segment; each further one is as large as all before, up to a whole one."""
 
 NONE = 2**63 - 1
-"""Number that no segment has."""
+"""Greater than the number of any segment."""
 
 Alloc = Callable[[int], int]
-"""Finds memory, whatever it takes; raises if there is none at all."""
+"""Allocates memory, waits for it if necessary, and raises if there is none at all."""
 
 Block = tuple[int, int]
 """Position and size in the arena."""
 
 
 def hash_keys(keys: Slices) -> Positions:
-    """The 64-bit hash of every key, for `group_keys` and the store. Of this process only."""
+    """Return the 64-bit hash of every key. Hashes of other processes differ."""
     out = np.empty(keys.count, np.int64)
     done = words.hash_all(keys.data, keys.starts, keys.ends, SEED, out)
     if done != keys.count:
@@ -77,20 +76,20 @@ def group_keys(keys: Slices, hashes: Positions) -> tuple[Positions, Positions]:
 
 @dataclass(slots=True)
 class Segment:
-    """A block that entries are appended to."""
+    """A block of the arena that entries are appended to."""
 
     number: int
-    """Counts up; a later segment was begun later."""
+    """Grows with every segment of the bucket."""
     start: int
-    """Position in the arena."""
+    """Position of the block in the arena."""
     size: int
     """Bytes of the block."""
     used: int
     """Position behind the last entry."""
     newest: int
-    """Highest offset of an entry, −1 if all are clean."""
+    """Highest log offset of an entry, −1 if all came from the cold tier."""
     cleaned: int
-    """Position up to which it was cleaned."""
+    """Position up to which the segment was cleaned."""
 
 
 class Memtable:
@@ -101,9 +100,9 @@ class Memtable:
         self._alloc = alloc
         self._retire = retire
         self.bytes = 0
-        """Memory taken by segments and index."""
+        """Bytes of segments and index."""
         self.garbage = 0
-        """Bytes in segments that a newer version has made useless, about."""
+        """Bytes of versions that have a newer one, about."""
         self.keys = 0
         """Keys in the index."""
         self.segments: deque[Segment] = deque()
@@ -115,12 +114,12 @@ class Memtable:
         arena.data[block : block + BLOCK_BYTES_MIN] = 0
         bits = (BLOCK_BYTES_MIN // index.SLOT_BYTES).bit_length() - 1
         self.root = np.array([0, bits, block], np.int64)
-        """Where the index lies; replaced or changed in place, always whole for a reader."""
+        """Root of the index (`index.py`); whole for a reader at any time."""
 
     # ----------------------------------------------------------------------------------- reading
 
     def find(self, keys: Slices, hashes: Positions, horizon: int) -> tuple[Slices, int]:
-        """Values of keys at a horizon, and how many are `UNKNOWN` here."""
+        """Return the values of keys at a horizon, and how many are `UNKNOWN`."""
         starts, ends = np.empty(keys.count, np.int64), np.empty(keys.count, np.int64)
         unknown = index.find(
             self.arena.data, self.root, keys.data, keys.starts, keys.ends, hashes, horizon,
@@ -135,39 +134,41 @@ class Memtable:
     def put(
         self, keys: Slices, hashes: Positions, values: Slices, offset: int, horizon: int
     ) -> int:
-        """Append versions and make them the newest of their keys; returns the bytes written."""
+        """Append versions and make them the newest of their keys; return the bytes written."""
         if not keys.count:
             return 0
         self._unpublished_from = self.segments[-1].number if self.segments else self._numbers
         try:
-            refs, written = self._append(keys, values, offset)
-            self._publish(refs, hashes, horizon)
+            versions, written = self._append(keys, values, offset)
+            self._publish(versions, hashes, horizon)
         finally:
             self._unpublished_from = NONE
         return written
 
-    def _publish(self, refs: Positions, hashes: Positions, horizon: int) -> None:
+    def _publish(self, versions: Positions, hashes: Positions, horizon: int) -> None:
         counts = np.zeros(2, np.int64)
         done = 0
         while True:
-            done = index.publish(self.arena.data, self.root, refs, hashes, done, horizon, counts)
+            done = index.publish(
+                self.arena.data, self.root, versions, hashes, done, horizon, counts
+            )
             if done < 0:
                 raise _damaged("a reference in the index or the index itself")
-            if done == len(refs):
+            if done == len(versions):
                 break
             self._grow(int(hashes[done]))
         self.garbage += int(counts[index.SUPERSEDED])
         self.keys += int(counts[index.ADDED])
 
     def _append(self, keys: Slices, values: Slices, offset: int) -> tuple[Positions, int]:
-        refs = np.empty(keys.count, np.int64)
+        versions = np.empty(keys.count, np.int64)
         done, written = 0, 0
         while True:
             segment = self.segments[-1] if self.segments else self._open_segment(0)
             at = segment.used
             done, segment.used = entries.append(
                 self.arena.data, at, segment.start + segment.size, *keys, *values,
-                offset, done, refs,
+                offset, done, versions,
             )  # fmt: skip
             if done < 0:
                 raise ValueError("a key or value leaves its bytes, or a key is absent")
@@ -175,7 +176,7 @@ class Memtable:
                 segment.newest = max(segment.newest, offset)
                 written += segment.used - at
             if done == keys.count:
-                return refs, written
+                return versions, written
             self._open_segment(_entry_bytes(keys, values, done))
 
     def _open_segment(self, at_least: int) -> Segment:
@@ -192,9 +193,9 @@ class Memtable:
         return segment
 
     def _block(self, size: int) -> int:
-        found = self._alloc(size)
+        block = self._alloc(size)
         self.bytes += size
-        return found
+        return block
 
     def _give(self, start: int, size: int) -> None:
         self.bytes -= size
@@ -231,7 +232,7 @@ class Memtable:
             raise _damaged("an index block")
 
     def _point(self, block: int, low: int, high: int, local: int) -> None:
-        """Put new blocks in the place of one; the bit behind the local depth tells them apart."""
+        """Replace a block in the root by two; the hash bit behind the local depth chooses."""
         depth = int(self.root[0])
         for number in np.flatnonzero(self.root[2:] == block):
             bit = int(number) >> (depth - local - 1) & 1 if depth > local else 0
@@ -240,7 +241,7 @@ class Memtable:
     # ---------------------------------------------------------------------------------- cleaning
 
     def clean_some(self, written: int, horizon: int, flushed: int) -> None:
-        """Clean in proportion to what was written, if there is garbage enough."""
+        """Clean in proportion to the bytes written, if there is enough garbage."""
         limit = CLEAN_BYTES + 4 * written
         while limit > 0 and len(self.segments) > 1 and self._is_dirty():
             done = self._clean_oldest(limit, horizon, flushed)
@@ -252,11 +253,11 @@ class Memtable:
         return self.garbage > max(CLEAN_BYTES_MIN, self._segment_bytes // GARBAGE_SHARE)
 
     def evictable(self, flushed: int) -> bool:
-        """Whether `evict` would find something."""
+        """Whether `evict` would drop a segment."""
         return any(segment.newest < flushed for segment in list(self.segments)[:-1])
 
     def evict(self, wanted: int, horizon: int, flushed: int) -> int:
-        """Drop segments that the cold tier has all of, oldest first; returns the bytes retired."""
+        """Drop segments whose rows are all flushed, oldest first; return the bytes retired."""
         retired = 0
         for segment in list(self.segments)[:-1]:
             if retired >= wanted or segment.number >= self._unpublished_from:
@@ -268,7 +269,7 @@ class Memtable:
         return retired
 
     def _clean_oldest(self, limit: int, horizon: int, flushed: int) -> int:
-        """Go on with the oldest segment as far as `limit` bytes; how far it came."""
+        """Clean up to `limit` bytes of the oldest segment; return how many, 0 without room."""
         victim = self.segments[0]
         begin, stop = victim.cleaned, min(victim.used, victim.cleaned + limit)
         while victim.cleaned < stop:
@@ -287,7 +288,7 @@ class Memtable:
     def _clean_piece(
         self, victim: Segment, stop: int, horizon: int, flushed: int, *, evict: bool
     ) -> None:
-        """Clean up to `stop`, or as far as the last segment has room for what is copied."""
+        """Clean up to `stop`, or until the last segment is full."""
         target = self.segments[-1]
         room = target.start + target.size
         counts = np.zeros(2, np.int64)
@@ -304,7 +305,7 @@ class Memtable:
         self.keys -= int(counts[segments.FORGOTTEN])
 
     def _urgent_segment(self, victim: Segment) -> bool:
-        """Begin a segment for what cleaning copies, from the reserve; whether there was one."""
+        """Begin a segment for cleaning, from the reserve; return whether there was memory."""
         size = self.arena.size_of(victim.used - victim.cleaned)
         start = self.arena.alloc(size, urgent=True)
         if start is not None:
@@ -314,23 +315,23 @@ class Memtable:
     # ------------------------------------------------------------------------------- other views
 
     def mark(self) -> tuple[int, int]:
-        """Where the next entry goes: the number of the segment and the position."""
+        """Return where the next entry goes: number of the segment and position."""
         if not self.segments:
             return self._numbers, 0
         last = self.segments[-1]
         return last.number, last.used
 
-    def refs_since(self, number: int, position: int) -> Positions:
-        """Every entry appended since a mark, in the order they lie."""
-        found = [np.empty(0, np.int64)]
+    def versions_since(self, number: int, position: int) -> Positions:
+        """Return the entries appended since a mark, in order."""
+        parts = [np.empty(0, np.int64)]
         for segment in self.segments:
             if segment.number >= number:
                 start = max(position, segment.start) if segment.number == number else segment.start
-                found.append(self._walk(start, segment.used))
-        return np.concatenate(found)
+                parts.append(self._walk(start, segment.used))
+        return np.concatenate(parts)
 
     def heads(self) -> Positions:
-        """The newest version of every key, in no order."""
+        """Return the newest version of every key, in no order."""
         out = np.empty(self.keys, np.int64)
         count = 0
         for block in np.unique(self.root[2:]):
@@ -340,7 +341,7 @@ class Memtable:
         return out[:count]
 
     def release(self) -> None:
-        """Give back all memory; nobody may read any more."""
+        """Free all memory; there must be no more readers."""
         size = index.SLOT_BYTES << int(self.root[1])
         for block in np.unique(self.root[2:]):
             self.arena.free(int(block), size)

@@ -1,20 +1,20 @@
-"""Who may write which columns of a primary-key table, while it has producers.
+"""The fence of a primary-key table: which writer may write which columns.
 
-The coordinator says which producers a table has; all buckets of the table share one `Fence`, which
-the event loop replaces as a whole. It is asked in the key-value worker, right before a put is
-worked out, so that puts which came before the news, and wait, are refused as well: when the worker
-has done one more job, no put that the fence refuses can get into the log any more.
+The coordinator decides which producers a table has. All buckets of a table share one `Fence`, which
+the event loop replaces as a whole. The key-value worker asks the fence right before it works out a
+put, so that puts which were waiting when the fence changed are refused too: after one more job of
+the worker no put that the new fence refuses can get into the log.
 
-| writer | refused | unless |
+| writer | error | unless |
 |---|---|---|
-| of no producer | `ColumnLockedError` | it writes no column that an exclusive producer owns |
-| of a producer | `ProducerFencedError` | the producer is there, not lost, and in this epoch |
-| of a producer | `InvalidTargetColumnError` | it writes nothing but columns of the producer |
-| of a producer | `UndoUnderWayError` | nothing of it is just being undone here |
-| of a producer that shares | `ColumnLockedError` | as of no producer |
+| without producer | `ColumnLockedError` | the put writes no column of an exclusive producer |
+| of a producer | `ProducerFencedError` | the producer exists, is not lost, and is in this epoch |
+| of a producer | `InvalidTargetColumnError` | the put writes only columns of the producer |
+| of a producer | `UndoUnderWayError` | no undo of the producer is under way in this bucket |
+| of a shared producer | `ColumnLockedError` | as without producer |
 
-A put without target columns, and a delete in it, writes every column that is not in the key. The
-task of undos belongs to the leader: a client that uses it is fenced.
+A put without target columns, and a delete in it, writes every column outside the key. The undo task
+belongs to the leader: a client that uses its number is fenced.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 
 from zufluss.errors import (
     ColumnLockedError,
@@ -30,66 +30,64 @@ from zufluss.errors import (
     ProducerFencedError,
     UndoUnderWayError,
 )
+from zufluss.kv.table import KvTable
 from zufluss.model.producer import UNDO_TASK, ProducerWriter, is_producer
-
-if TYPE_CHECKING:
-    from zufluss.kv.table import KvTable
 
 T = TypeVar("T")
 
 TARGETS_MAX: Final = 1024
-"""Sets of target columns that a fence remembers its answer for."""
+"""Sets of target columns whose result a fence caches at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """A producer, as a bucket knows it."""
+    """A producer of a table, as its buckets see it."""
 
     producer_id: str
-    """Its id, for messages."""
+    """Id of the producer, for messages."""
     number: int
-    """What its writer ids are made of."""
+    """The number that its writer ids contain."""
     epoch: int
-    """Its present epoch."""
+    """The present epoch."""
     column_ids: frozenset[int]
-    """The columns it writes; none: all there are, also those that the table gets later."""
+    """Ids of the columns it writes; empty: all, also those that are added later."""
     exclusive: bool
-    """Nobody else may write them."""
+    """No other writer may write these columns."""
     lost: bool
-    """It may never write again, and owns nothing."""
+    """The producer may never write again, and owns no columns."""
 
     def owns(self, column_id: int) -> bool:
-        """Whether it writes a column."""
+        """Whether the producer writes a column."""
         return not self.column_ids or column_id in self.column_ids
 
 
 @dataclass(slots=True)
 class Activity:
-    """When the producers of a table last wrote on this server, whatever became of it."""
+    """When producers of a table last wrote to this server, accepted or not."""
 
     seconds: dict[int, float] = field(default_factory=dict)
-    """By number, on the monotonic clock. Written by the worker, read by the event loop."""
+    """Monotonic seconds by producer number. Written by the worker, read by the event loop."""
 
     def idle_ms(self, number: int) -> int:
-        """How long ago a producer wrote; −1 for never."""
+        """Return the time since a producer wrote, −1 for never."""
         at = self.seconds.get(number)
         return -1 if at is None else max(0, round((time.monotonic() - at) * 1000))
 
 
 class Fence:
-    """The producers of one table."""
+    """The producers of one table, and the checks of puts against them."""
 
     def __init__(self, owners: Iterable[Owner] = (), activity: Activity | None = None) -> None:
         self._owners: Mapping[int, Owner] = {owner.number: owner for owner in owners}
         self._activity = Activity() if activity is None else activity
         self._locks = [o for o in self._owners.values() if o.exclusive and not o.lost]
         self._free: set[tuple[int, tuple[int, ...]]] = set()
-        """Schema ids and target columns that nobody owns any of."""
+        """Schema ids with target columns that no exclusive producer owns any of: a cache."""
         self._own: set[tuple[int, int, tuple[int, ...]]] = set()
-        """The same, of a producer that owns all of them."""
+        """Schema ids, producers and target columns that the producer owns all of: a cache."""
 
     def owner(self, number: int) -> Owner | None:
-        """A producer of the table; None if it has no such, or no longer."""
+        """Return a producer of the table, None if the table has no such producer."""
         return self._owners.get(number)
 
     def check(
@@ -99,7 +97,7 @@ class Fence:
         targets: tuple[int, ...],
         undoing: Mapping[int, int],
     ) -> None:
-        """Refuse a put; `undoing` has the producers that are being undone, and their epochs."""
+        """Raise why a put is refused; `undoing` maps producers under undo to their epochs."""
         if not is_producer(writer_id):
             self._check_locks(table, targets)
             return
@@ -116,28 +114,28 @@ class Fence:
             self._check_own(table, owner, targets)
 
     def present(self, table: KvTable, writer_id: int, *, task: int | None) -> Owner:
-        """The producer of a writer of its present epoch; `ProducerFencedError`.
+        """Return the producer of a writer; raises `ProducerFencedError` unless it may write.
 
-        `task` is the one it must have; None for any that clients may have.
+        `task` is the task that the writer must have, None for any task of a client.
         """
         writer = ProducerWriter.of(writer_id)
         assert writer is not None
         path, number = table.info.path, writer.number
         if (writer.task == UNDO_TASK) is not (task == UNDO_TASK):
             raise ProducerFencedError(
-                f"{path}: task {writer.task} of producer {number} is none of a client's; tasks are "
+                f"{path}: task {writer.task} of producer {number} is not for clients; tasks are "
                 f"0 to {UNDO_TASK - 1}"
             )
         owner = self._owners.get(number)
         if owner is None:
             raise ProducerFencedError(
-                f"{path} has no producer with number {number}, or no longer: it was released or "
-                "dropped; this writer must end"
+                f"{path} has no producer with number {number}: it was released or dropped; "
+                "this writer must end"
             )
         if owner.lost:
             raise ProducerFencedError(
                 f"{path}: producer {owner.producer_id} gave no sign of life, and others have taken "
-                "columns of it; it can never come back, drop it and begin under another id"
+                "its columns; it cannot come back. Drop it and begin under another id"
             )
         if owner.epoch != writer.epoch:
             raise ProducerFencedError(
@@ -179,13 +177,13 @@ class Fence:
 
 
 OPEN: Final = Fence()
-"""Of tables without producers."""
+"""The fence of tables without producers."""
 
 
 def _written(table: KvTable, targets: tuple[int, ...]) -> dict[int, str]:
-    """Ids and names of the columns outside the key that a put writes.
+    """Return ids and names of the columns outside the key that a put writes.
 
-    Positions that are none are somebody else's to refuse, and so is an auto-increment column.
+    Positions out of range and the auto-increment column are left out: `KvTable` refuses them.
     """
     columns = table.schema.columns
     positions = [i for i in targets if 0 <= i < len(columns)] if targets else range(len(columns))

@@ -1,19 +1,19 @@
-"""What one producer changed in a part of a changelog, in steps that a bucket can undo one by one.
+"""The changes of one producer in a part of a changelog, as steps that a bucket can undo.
 
-Every batch of a changelog tells who wrote it (`model/producer.py`), so the changes of a producer
-are found by their batches' writer ids; those of earlier undos are among them. Two ways lead from
-changes to steps (`undo.py` has what a step does):
+Every batch of a changelog has the id of its writer (`model/producer.py`), which tells the changes
+of a producer; those of its earlier undos are among them. There are two ways from changes to steps
+(`undo.py` defines the steps):
 
-*Exclusive*: nobody else changed the columns, so what a key was before the first change is what it
-has to be again. Keys that were seen are remembered by 128 bits of hash, so many at most; when there
-are more, the pass goes on with the lower half of them, and a further pass reads the changelog again
-for the rest. Memory is bounded, whatever the range is.
+*Exclusive*: nobody else changed the columns, so a key goes back to its row before the first change.
+Keys that were seen are remembered by 128 bits of hash, up to a limit. Beyond the limit the pass
+goes on with the keys of the lower half of the hashes, and a further pass reads the changelog again
+for the rest. So memory is bounded, however long the changelog is.
 
-*Shared*: others changed the same columns, meanwhile and since. What the producer added to each key
-is summed up and taken away again, all at once for a key. Undos are changes, too, so a key that was
-undone before has a sum of 0. There is a limit of keys and there are passes as above.
+*Shared*: others changed the same columns too. The changes of the producer to each key are summed up
+and subtracted, all at once for a key. Undos are changes too, so a key that was undone before has a
+sum of 0. There is a limit of keys and there are passes as above.
 
-Both ways a crash in between costs nothing but doing it again.
+After a crash the undo is repeated from the beginning, with the same result.
 """
 
 from __future__ import annotations
@@ -31,7 +31,14 @@ from zufluss.errors import CorruptRecordError
 from zufluss.kv.hot import words
 from zufluss.kv.hot.memtable import group_keys, hash_keys
 from zufluss.kv.merge.base import DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE
-from zufluss.kv.producer.undo import Added, Restore, Step, fitted, invertible, signed
+from zufluss.kv.producer.undo import (
+    RestoreStep,
+    SubtractStep,
+    UndoStep,
+    extended,
+    invertible,
+    signed,
+)
 from zufluss.kv.replay import Kinds, decode_changes
 from zufluss.kv.table import KvTable
 from zufluss.model.producer import ProducerWriter
@@ -40,61 +47,61 @@ from zufluss.record.header import iter_headers
 from zufluss.record.slices import Positions, Slices
 
 UNDO_KEYS_MAX: Final = 1_000_000
-"""Keys that one pass over the changelog remembers."""
+"""Keys that one exclusive pass remembers at most."""
 UNDO_SUMS_MAX: Final = 200_000
-"""Keys that one pass adds up changes of."""
+"""Keys that one shared pass sums up at most."""
 STEP_ROWS: Final = 10_000
 """Rows of a step, about; more if one batch has more."""
 STEP_BYTES: Final = 16 << 20
 """Bytes of the rows of a step, about."""
 _SEED: Final = 0x2545F4914F6CDD1D
-"""Of the second half of the hash; the first has a seed of the process."""
+"""Seed of the second half of the hash; the first half has a seed of the process."""
 _HASH: Final = ""
-"""The name of the hash beside the columns of a key; no column has it."""
+"""Name of the hash column in tables of sums; no column of a table is called like this."""
 LEAST, MOST = -(1 << 63), (1 << 63) - 1
 
 Flags = npt.NDArray[np.bool_]
 
 
 class Source(NamedTuple):
-    """A part of a changelog that can be read again and again."""
+    """A part of a changelog that can be read several times."""
 
     table: KvTable
-    """Whose changes they are."""
+    """The table of the changelog."""
     batches: Callable[[], Generator[memoryview, None, None]]
-    """Whole batches in order, from the one at `start`, or an earlier one, on."""
+    """Returns whole batches in order; the first one contains `start` or lies before it."""
     start: int
     """The first offset of the part."""
     end: int
-    """The offset after it."""
+    """The offset after the part."""
     number: int
-    """The producer whose changes are wanted."""
+    """Number of the producer whose changes are undone."""
 
 
 class OwnChanges(NamedTuple):
-    """Changes of the producer that follow each other, without those of others in between."""
+    """Consecutive changes of the producer; those of other writers are left out."""
 
     rows: pa.RecordBatch
-    """In the table's schema."""
+    """The rows, in the table's schema."""
     kinds: Kinds
     """Their change types."""
     end_offset: int
-    """Everything below it was looked at."""
+    """The changelog was read up to this offset."""
 
 
 class Progress(NamedTuple):
-    """A step, and how far the undo is when it is done."""
+    """A step, and the progress of the undo after it."""
 
-    step: Step | None
-    """None: nothing to do here."""
+    step: UndoStep | None
+    """None: this part of the changelog has nothing to undo."""
     position: int
-    """An offset between start and end; it may go back when a pass turns out not to be the last."""
+    """An offset between start and end; it decreases when a further pass becomes necessary."""
 
 
 def own_changes(source: Source) -> Iterator[OwnChanges]:
-    """What the producer changed, in pieces; also empty ones, to tell how far it is.
+    """Yield the changes of the producer in pieces; empty pieces report the progress.
 
-    `CorruptRecordError` if changes are missing in between.
+    Raises `CorruptRecordError` if changes are missing in between.
     """
     table, offset = source.table, source.start
     parts: list[tuple[pa.RecordBatch, Kinds]] = []
@@ -108,9 +115,9 @@ def own_changes(source: Source) -> Iterator[OwnChanges]:
                     raise _hole(table, offset, header.base_offset)
                 writer = ProducerWriter.of(header.writer_id)
                 if writer is not None and writer.number == source.number and header.record_count:
-                    found = decode_changes(table, records, position, header)
-                    parts.append(_from(*found, offset - header.base_offset))
-                    rows, size = rows + header.record_count, size + found[0].nbytes
+                    changed, kinds = decode_changes(table, records, position, header)
+                    parts.append(_from(changed, kinds, offset - header.base_offset))
+                    rows, size = rows + header.record_count, size + changed.nbytes
                 offset = header.next_offset
                 if rows >= STEP_ROWS or size >= STEP_BYTES:
                     yield _joined(table, parts, offset)
@@ -125,7 +132,7 @@ def own_changes(source: Source) -> Iterator[OwnChanges]:
 
 
 def _from(rows: pa.RecordBatch, kinds: Kinds, first: int) -> tuple[pa.RecordBatch, Kinds]:
-    """The changes from one on; a row after an update never without the one before it."""
+    """Return the changes from number `first` on; an update keeps its before image."""
     first = max(first, 0)
     if first and kinds[first] == UPDATE_AFTER:
         first -= 1
@@ -139,7 +146,7 @@ def _joined(
         nothing = table.schema.arrow.empty_table().to_batches()
         empty = nothing[0] if nothing else pa.RecordBatch.from_pylist([], table.schema.arrow)
         return OwnChanges(empty, np.empty(0, np.uint8), end_offset)
-    batches = [fitted(rows, table.schema) for rows, _ in parts]
+    batches = [extended(rows, table.schema) for rows, _ in parts]
     (rows,) = pa.Table.from_batches(batches).combine_chunks().to_batches()
     return OwnChanges(rows, np.concatenate([kinds for _, kinds in parts]), end_offset)
 
@@ -155,23 +162,23 @@ def _hole(table: KvTable, offset: int, end: int) -> CorruptRecordError:
 
 
 class SeenKeys:
-    """Keys that were met, of a range of hashes that gets smaller when they are too many."""
+    """A set of keys, within a range of hashes that shrinks when the keys are too many."""
 
     def __init__(self, low: int, keys_max: int) -> None:
         self.low, self.high = low, MOST
-        """The first half of the hash of keys that are looked at, both inclusive."""
+        """Range of the first half of the hash, both ends included; other keys are ignored."""
         self._keys_max = keys_max
         self._first: Positions = np.empty(0, np.int64)
         self._second: Positions = np.empty(0, np.int64)
-        """Both halves, in the order of the first."""
+        """Both halves of the hashes, sorted by the first."""
 
     @property
     def count(self) -> int:
-        """How many are remembered."""
+        """Number of keys in the set."""
         return len(self._first)
 
     def unseen(self, keys: Slices) -> Positions:
-        """Which keys are met for the first time, in their order; they are remembered."""
+        """Return the keys that are not in the set, in order, and add them."""
         hashes = hash_keys(keys)
         _, candidates = group_keys(keys, hashes)
         first = hashes[candidates]
@@ -184,7 +191,7 @@ class SeenKeys:
         return candidates[hashes[candidates] <= self.high]
 
     def _known(self, first: Positions, second: Positions) -> Flags:
-        """Which hashes are there; several may have the same first half."""
+        """Return which hashes are in the set; several may have the same first half."""
         known = np.zeros(len(first), np.bool_)
         at = np.searchsorted(self._first, first)
         open_ = np.arange(len(first))
@@ -214,7 +221,7 @@ def _second_hashes(keys: Slices) -> Positions:
 
 
 def exclusive_steps(source: Source, keys_max: int = UNDO_KEYS_MAX) -> Iterator[Progress]:
-    """Of each key what it was before the first change."""
+    """Yield steps that set each key back to its row before the first change."""
     low = LEAST
     while True:
         seen = SeenKeys(low, keys_max)
@@ -226,7 +233,7 @@ def exclusive_steps(source: Source, keys_max: int = UNDO_KEYS_MAX) -> Iterator[P
         low = seen.high + 1
 
 
-def _first_of(table: KvTable, changes: OwnChanges, seen: SeenKeys) -> Restore | None:
+def _first_of(table: KvTable, changes: OwnChanges, seen: SeenKeys) -> RestoreStep | None:
     before = np.flatnonzero(changes.kinds != UPDATE_AFTER)
     if not len(before):
         return None
@@ -235,11 +242,11 @@ def _first_of(table: KvTable, changes: OwnChanges, seen: SeenKeys) -> Restore | 
     if not len(unseen):
         return None
     inserted = changes.kinds[before[unseen]] == INSERT
-    return Restore(rows.take(pa.array(unseen)), inserted)
+    return RestoreStep(rows.take(pa.array(unseen)), inserted)
 
 
-def _position(source: Source, seen: SeenKeys | AddedUp, offset: int) -> int:
-    """How far it is, when some passes are done and one has come to an offset."""
+def _position(source: Source, seen: SeenKeys | ProducerSums, offset: int) -> int:
+    """Return the progress as an offset: finished passes, and the present one up to `offset`."""
     width = MOST - LEAST + 1
     done, now = seen.low - LEAST, seen.high - seen.low + 1
     read = (source.end - source.start) * done + (offset - source.start) * now
@@ -249,32 +256,32 @@ def _position(source: Source, seen: SeenKeys | AddedUp, offset: int) -> int:
 # -- shared ---------------------------------------------------------------------------------------
 
 
-class AddedUp:
-    """What was added to each key, of a range of hashes that gets smaller when they are too many."""
+class ProducerSums:
+    """Sums of changes by key, within a range of hashes that shrinks when keys are too many."""
 
     def __init__(self, table: KvTable, columns: Sequence[Column], low: int, keys_max: int) -> None:
         self.low, self.high = low, MOST
-        """The hash of keys that are looked at, both inclusive."""
+        """Range of hashes, both ends included; other keys are ignored."""
         self._table = table
         self._columns = columns
         self._keys_max = keys_max
         self._sums: pa.Table | None = None
-        """A row per key: its columns, its hash, and the sums, named by the numbers of columns."""
+        """A row per key: key columns, hash, and the sums, named by column ids."""
 
     def add(self, changes: OwnChanges) -> None:
-        """Add what changes did."""
+        """Add changes to the sums."""
         if not len(changes.kinds):
             return
         rows, schema = changes.rows, self._table.schema
-        gone = (changes.kinds == UPDATE_BEFORE) | (changes.kinds == DELETE)
+        before = (changes.kinds == UPDATE_BEFORE) | (changes.kinds == DELETE)
         parts = {name: rows.column(name) for name in schema.primary_key}
         parts[_HASH] = pa.array(hash_keys(Slices.contiguous(*self._table.key.encode(rows))))
         for column in self._columns:
-            parts[str(column.id)] = signed(column, rows.column(column.name), gone)
+            parts[str(column.id)] = signed(column, rows.column(column.name), before)
         self._merge(pa.table(parts))
 
-    def steps(self) -> Iterator[Added]:
-        """What has to be taken away, some keys at a time."""
+    def steps(self) -> Iterator[SubtractStep]:
+        """Yield steps that subtract the sums, some keys at a time."""
         if self._sums is None:
             return
         for part in self._sums.to_batches(max_chunksize=STEP_ROWS):
@@ -287,7 +294,7 @@ class AddedUp:
                 ],
                 schema=self._table.schema.arrow,
             )
-            yield Added(rows, {c.id: part.column(str(c.id)) for c in self._columns})
+            yield SubtractStep(rows, {c.id: part.column(str(c.id)) for c in self._columns})
 
     def _merge(self, parts: pa.Table) -> None:
         parts = parts.filter(_within(parts, self.low, self.high))
@@ -314,11 +321,11 @@ def _within(sums: pa.Table, low: int, high: int) -> pa.Array:
 def shared_steps(
     source: Source, column_ids: frozenset[int], keys_max: int = UNDO_SUMS_MAX
 ) -> Iterator[Progress]:
-    """What was added to columns that can be inverted, by key."""
+    """Yield steps that subtract the changes to columns whose functions have an inverse."""
     columns = [c for c in source.table.schema.columns if c.id in column_ids and invertible(c)]
     low = LEAST
     while columns:
-        sums = AddedUp(source.table, columns, low, keys_max)
+        sums = ProducerSums(source.table, columns, low, keys_max)
         for changes in own_changes(source):
             sums.add(changes)
             yield Progress(None, _position(source, sums, changes.end_offset))

@@ -1,19 +1,19 @@
-"""What an undo does to rows: they are made what they would be without one producer's changes.
+"""Steps of an undo: rows become what they would be without the changes of one producer.
 
-A step has some keys, each once. The stored rows of these keys are read, new ones are put together,
-and what differs becomes a put of the leader's own, as if somebody had written the rows past the
-merge engine: the changelog tells readers, replicas and recovery of it as of any other put.
+A step has some keys, each once. The stored rows of these keys are read, new rows are computed, and
+the rows that differ become a put of the leader, past the merge engine: the changelog tells readers,
+replicas and recovery about it like about any other put.
 
-| step | the producer's columns | the other columns | the row goes |
+| step | the producer's columns | the other columns | the row is deleted |
 |---|---|---|---|
-| Restore, the first change was an insert | NULL | stay | if the others are NULL |
-| Restore, else | as before the first change | stay | see below |
-| Added | less what was added; only of functions that can be inverted | stay | never |
+| `RestoreStep`, the first change was an insert | NULL | stay | if the other columns are NULL |
+| `RestoreStep`, else | as before the first change | stay | see below |
+| `SubtractStep` | minus the sum of the changes; only of functions with an inverse | stay | never |
 
-A row that only others had put something into, and whose other columns they have emptied since, goes
-too: it would have gone with their delete, had the producer not written. A key that has no row gets
-one where there is something to restore. An auto-increment column belongs to the row, not to its
-writer.
+A row is also deleted if its other columns are NULL now, and before the first change only other
+writers had filled columns: their delete would have removed the row, had the producer not written.
+A key without row gets one if there is a value to restore. An auto-increment column belongs to the
+row, not to its writer.
 """
 
 from __future__ import annotations
@@ -39,46 +39,49 @@ from zufluss.record.slices import ABSENT, Positions, Slices
 Flags = npt.NDArray[np.bool_]
 
 STORED_BYTES_MAX: Final = 64 << 20
-"""Bytes of the stored rows that a step may meet; a step that meets more is done in parts."""
+"""Bytes of the stored rows of a step at most; a step with more is done in parts."""
 _DIGITS = 70
-"""Of the numbers that sums are undone in: what no column and no number of changes can reach."""
+"""Digits of the decimals that sums are computed in: more than any number of changes reaches."""
 
 
 class StepTooLargeError(ZuflussError):
-    """A step meets too many bytes: nothing was done, and it has to be done in parts."""
+    """The stored rows of a step are too large. Nothing was done; do the step in parts."""
 
 
-class Made(NamedTuple):
-    """Rows as a step wants them."""
+class StepRows(NamedTuple):
+    """The rows of a step's keys after the step."""
 
     rows: pa.RecordBatch
-    """One per key; what stands in one that is not there does not matter."""
-    there: Flags
-    """Of each key: whether it has a row."""
+    """A row per key, with any content where the key has no row."""
+    present: Flags
+    """Whether each key has a row."""
 
 
-class Step(Protocol):
-    """Some keys and what becomes of them."""
+class UndoStep(Protocol):
+    """Some keys and a rule for their new rows."""
 
     @property
     def rows(self) -> pa.RecordBatch:
-        """A row per key, no key twice; the key is what counts of it."""
+        """A row per key; no key appears twice."""
         ...
 
-    def part(self, begin: int, end: int) -> Step:
-        """The same, of some of its keys."""
+    def part(self, begin: int, end: int) -> UndoStep:
+        """Return the step for some of its keys."""
         ...
 
-    def made(self, table: KvTable, old: pa.RecordBatch, there: Flags, own: frozenset[int]) -> Made:
-        """The rows after it, of the stored ones, where there are any.
+    def apply(
+        self, table: KvTable, old: pa.RecordBatch, present: Flags, own: frozenset[int]
+    ) -> StepRows:
+        """Return the rows after the step.
 
-        `own` has the ids of the producer's columns.
+        `old` has the stored rows, `present` which of them exist, `own` the ids of the producer's
+        columns.
         """
         ...
 
 
-class Undone(NamedTuple):
-    """What a step does, as a put."""
+class UndoChange(NamedTuple):
+    """The changes that a step makes, as of a put."""
 
     rows: pa.RecordBatch
     """The rows of the changelog."""
@@ -88,59 +91,62 @@ class Undone(NamedTuple):
     """The values that the keys end up with."""
 
 
-class Restore(NamedTuple):
-    """Put columns back."""
+class RestoreStep(NamedTuple):
+    """Sets columns back to their values before the first change."""
 
     rows: pa.RecordBatch
-    """The rows before the first change, or inserted by it."""
+    """The rows before the first change; the inserted row if the first change was an insert."""
     inserted: Flags
-    """Of each: it was inserted by the first change."""
+    """Whether the first change of each key was an insert."""
 
-    def part(self, begin: int, end: int) -> Restore:
-        """The same, of some of its keys."""
-        return Restore(self.rows.slice(begin, end - begin), self.inserted[begin:end])
+    def part(self, begin: int, end: int) -> RestoreStep:
+        """Return the step for some of its keys."""
+        return RestoreStep(self.rows.slice(begin, end - begin), self.inserted[begin:end])
 
-    def made(self, table: KvTable, old: pa.RecordBatch, there: Flags, own: frozenset[int]) -> Made:
-        """The stored rows with the producer's columns as they were."""
-        rows = fitted(self.rows, table.schema)
+    def apply(
+        self, table: KvTable, old: pa.RecordBatch, present: Flags, own: frozenset[int]
+    ) -> StepRows:
+        """Return the stored rows with the producer's columns as they were."""
+        rows = extended(self.rows, table.schema)
         keys = set(map(table.schema.index_of, table.schema.primary_key))
         mine = {i for i, c in enumerate(table.schema.columns) if c.id in own} - keys
         others = set(range(rows.num_columns)) - keys - mine - {table.auto_increment}
-        emptied = _all_null(old, others)
-        undoes = self.inserted | (_all_null(rows, mine) & ~_all_null(rows, others))
-        gone = undoes & emptied
-        stored, nothing = pa.array(there), pa.array(self.inserted)
+        of_others = self.inserted | (_all_null(rows, mine) & ~_all_null(rows, others))
+        deleted = of_others & _all_null(old, others)
+        stored, inserted = pa.array(present), pa.array(self.inserted)
         columns = []
         for i, column in enumerate(rows.columns):
             if i in keys:
                 columns.append(column)
             elif i in mine:
-                columns.append(_chosen(nothing, pa.nulls(len(column), column.type), column))
+                columns.append(_choose(inserted, pa.nulls(len(column), column.type), column))
             elif i == table.auto_increment:
-                columns.append(_chosen(stored, old.column(i), column))
+                columns.append(_choose(stored, old.column(i), column))
             else:
                 columns.append(old.column(i))
-        return Made(pa.RecordBatch.from_arrays(columns, schema=table.schema.arrow), ~gone)
+        return StepRows(pa.RecordBatch.from_arrays(columns, schema=table.schema.arrow), ~deleted)
 
 
-class Added(NamedTuple):
-    """Take away what was added to columns."""
+class SubtractStep(NamedTuple):
+    """Subtracts from columns what the producer added to them."""
 
     rows: pa.RecordBatch
     """A row per key."""
     sums: dict[int, pa.Array]
-    """By column id: what was added to each, as wide decimals; wrapping integers as int64."""
+    """The sums to subtract by column id, as wide decimals; of wrapping integers as int64."""
 
-    def part(self, begin: int, end: int) -> Added:
-        """The same, of some of its keys."""
+    def part(self, begin: int, end: int) -> SubtractStep:
+        """Return the step for some of its keys."""
         sums = {i: array.slice(begin, end - begin) for i, array in self.sums.items()}
-        return Added(self.rows.slice(begin, end - begin), sums)
+        return SubtractStep(self.rows.slice(begin, end - begin), sums)
 
-    def made(self, table: KvTable, old: pa.RecordBatch, there: Flags, own: frozenset[int]) -> Made:
-        """The stored rows with less in some columns."""
-        rows = fitted(self.rows, table.schema)
+    def apply(
+        self, table: KvTable, old: pa.RecordBatch, present: Flags, own: frozenset[int]
+    ) -> StepRows:
+        """Return the stored rows minus the sums."""
+        rows = extended(self.rows, table.schema)
         keys = set(map(table.schema.index_of, table.schema.primary_key))
-        touched = np.zeros(len(there), np.bool_)
+        touched = np.zeros(len(present), np.bool_)
         columns = []
         for i, column in enumerate(table.schema.columns):
             sums = self.sums.get(column.id)
@@ -151,80 +157,81 @@ class Added(NamedTuple):
             else:
                 nonzero = pc.not_equal(sums, pa.scalar(0, sums.type))
                 touched |= nonzero.to_numpy(zero_copy_only=False)
-                less = self._less(table, column, old.column(i), sums, rows)
-                columns.append(_chosen(nonzero, less, old.column(i)))
+                remainder = _subtract(table, column, old.column(i), sums, rows)
+                columns.append(_choose(nonzero, remainder, old.column(i)))
         batch = pa.RecordBatch.from_arrays(columns, schema=table.schema.arrow)
-        return Made(batch, there | touched)
-
-    def _less(
-        self, table: KvTable, column: Column, old: pa.Array, sums: pa.Array, rows: pa.RecordBatch
-    ) -> pa.Array:
-        kept = pc.fill_null(old.cast(sums.type), pa.scalar(0, sums.type))
-        if pa.types.is_int64(sums.type):
-            wrapped = kept.to_numpy() - sums.to_numpy()
-            return pa.array(wrapped.astype(old.type.to_pandas_dtype()))
-        left = pc.subtract(kept, sums)
-        try:
-            return left.cast(old.type)
-        except pa.ArrowInvalid:
-            raise _overflow(table, column, left, old.type, rows) from None
+        return StepRows(batch, present | touched)
 
 
-def undone(table: KvTable, step: Step, stored: Slices, own: frozenset[int]) -> Undone:
-    """Work out a step; `stored` has the value of each of its keys, as the store gave them."""
-    there = stored.starts != ABSENT
+def _subtract(
+    table: KvTable, column: Column, old: pa.Array, sums: pa.Array, rows: pa.RecordBatch
+) -> pa.Array:
+    minuend = pc.fill_null(old.cast(sums.type), pa.scalar(0, sums.type))
+    if pa.types.is_int64(sums.type):
+        wrapped = minuend.to_numpy() - sums.to_numpy()
+        return pa.array(wrapped.astype(old.type.to_pandas_dtype()))
+    remainder = pc.subtract(minuend, sums)
+    try:
+        return remainder.cast(old.type)
+    except pa.ArrowInvalid:
+        raise _overflow(table, column, remainder, old.type, rows) from None
+
+
+def undo_change(table: KvTable, step: UndoStep, stored: Slices, own: frozenset[int]) -> UndoChange:
+    """Work out a step; `stored` has the stored value of each of its keys."""
+    present = stored.starts != ABSENT
     old = _stored_rows(table, stored)
-    new, stays = step.made(table, old, there, own)
+    new, stays = step.apply(table, old, present, own)
     encoded = table.codec.encode(new.take(pa.array(np.flatnonzero(stays))))
     values = _spread(encoded, stays)
-    changed = there != stays
-    both = np.flatnonzero(there & stays)
+    changed = present != stays
+    both = np.flatnonzero(present & stays)
     before = table.codec.encode(old.take(pa.array(both)))
     changed[both] = ~_equal(before, values.take(both))
     groups = np.flatnonzero(changed)
-    rows, kinds = _changelog(old, new, groups, there[groups], stays[groups])
+    rows, kinds = _changelog(old, new, groups, present[groups], stays[groups])
     put = prefixed(values.take(groups), table.info.schema_id, SCHEMA_ID_BYTES)
-    more = int(np.count_nonzero(stays[groups])) - int(np.count_nonzero(there[groups]))
-    return Undone(rows, kinds, NewValues(groups, put, more))
+    more = int(np.count_nonzero(stays[groups])) - int(np.count_nonzero(present[groups]))
+    return UndoChange(rows, kinds, NewValues(groups, put, more))
 
 
-def fitted(rows: pa.RecordBatch, schema: Schema) -> pa.RecordBatch:
-    """Rows of the schema, or of an earlier one: columns are only ever added, at the end."""
+def extended(rows: pa.RecordBatch, schema: Schema) -> pa.RecordBatch:
+    """Return rows of an earlier schema with the columns added since, which are the last ones."""
     missing = [pa.nulls(rows.num_rows, f.type) for f in list(schema.arrow)[rows.num_columns :]]
     return pa.RecordBatch.from_arrays([*rows.columns, *missing], schema=schema.arrow)
 
 
 def invertible(column: Column) -> bool:
-    """Whether what one writer added to a column can be taken away although others added since."""
+    """Whether the changes of one writer to a column can be subtracted after those of others."""
     function = column.agg_function
     known = None if function is None else FUNCTIONS.get(function.type)
     return known is not None and known.invertible
 
 
-def signed(column: Column, values: pa.Array, gone: Flags) -> pa.Array:
-    """What changes added, as numbers that can be summed; values before changes are negative."""
+def signed(column: Column, values: pa.Array, before: Flags) -> pa.Array:
+    """Return values as numbers to be summed up: negative for rows before a change."""
     function, decimal = column.agg_function, column.data_type.root is Root.DECIMAL
     if function is not None and not decimal and function.parameter(OVERFLOW) == "wrap":
         numbers = pc.fill_null(values.cast(pa.int64()), 0).to_numpy()
-        return pa.array(np.where(gone, -numbers, numbers))
+        return pa.array(np.where(before, -numbers, numbers))
     wide = pa.decimal256(_DIGITS, values.type.scale if decimal else 0)
     numbers = pc.fill_null(values.cast(wide), pa.scalar(0, wide))
-    return _chosen(pa.array(gone), pc.negate(numbers), numbers)
+    return _choose(pa.array(before), pc.negate(numbers), numbers)
 
 
 def _stored_rows(table: KvTable, stored: Slices) -> pa.RecordBatch:
-    """Stored values as columns; NULL throughout where there is none."""
+    """Return stored values as columns; absent rows are NULL in every column."""
     schema_ids, rows = split_values(packed(stored))
     return table.codec.decode(rows, table.field_counts[schema_ids])
 
 
 def _changelog(
-    old: pa.RecordBatch, new: pa.RecordBatch, groups: Positions, there: Flags, stays: Flags
+    old: pa.RecordBatch, new: pa.RecordBatch, groups: Positions, present: Flags, stays: Flags
 ) -> tuple[pa.RecordBatch, npt.NDArray[np.uint8]]:
-    """The changes of keys in their order: old rows before new ones."""
+    """Return rows and change types of keys in their order: old rows before new ones."""
     kinds = np.zeros((len(groups), 2), np.uint8)
-    kinds[:, 0] = np.where(there, np.where(stays, UPDATE_BEFORE, DELETE), 0)
-    kinds[:, 1] = np.where(stays, np.where(there, UPDATE_AFTER, INSERT), 0)
+    kinds[:, 0] = np.where(present, np.where(stays, UPDATE_BEFORE, DELETE), 0)
+    kinds[:, 1] = np.where(stays, np.where(present, UPDATE_AFTER, INSERT), 0)
     rows = np.stack([groups, groups + old.num_rows], axis=1)
     flat = kinds.reshape(-1)
     taken = rows.reshape(-1)[flat != 0]
@@ -239,15 +246,15 @@ def _all_null(rows: pa.RecordBatch, columns: set[int]) -> Flags:
     return null
 
 
-def _chosen(condition: pa.Array, yes: pa.Array, no: pa.Array) -> pa.Array:
-    """One value or the other, of any type."""
+def _choose(condition: pa.Array, yes: pa.Array, no: pa.Array) -> pa.Array:
+    """Return values of `yes` where the condition holds, else of `no`; of any type."""
     mask = condition.to_numpy(zero_copy_only=False)
     indexes = np.arange(len(mask)) + np.where(mask, 0, len(mask))
     return pa.concat_arrays([yes, no]).take(pa.array(indexes))
 
 
 def _spread(encoded: Slices, where: Flags) -> Slices:
-    """Byte strings at the places that are set, absent ones elsewhere."""
+    """Return byte strings at the places that are set, absent ones elsewhere."""
     starts = np.full(len(where), ABSENT, np.int64)
     ends = starts.copy()
     starts[where], ends[where] = encoded.starts, encoded.ends
@@ -255,11 +262,11 @@ def _spread(encoded: Slices, where: Flags) -> Slices:
 
 
 def _equal(one: Slices, other: Slices) -> Flags:
-    """Which byte strings are the same."""
+    """Return which byte strings are equal."""
     if not one.count:
         return np.empty(0, np.bool_)
-    same: Any = pc.equal(_binary(one), _binary(other))
-    flags: Flags = same.to_numpy(zero_copy_only=False)
+    equal: Any = pc.equal(_binary(one), _binary(other))
+    flags: Flags = equal.to_numpy(zero_copy_only=False)
     return flags
 
 
@@ -271,18 +278,18 @@ def _binary(slices: Slices) -> pa.Array:
 
 
 def _overflow(
-    table: KvTable, column: Column, left: pa.Array, type_: pa.DataType, rows: pa.RecordBatch
+    table: KvTable, column: Column, values: pa.Array, type_: pa.DataType, rows: pa.RecordBatch
 ) -> AggregationError:
-    """Name the first key whose value does not fit."""
+    """Return an error that names the first key whose value does not fit."""
     at = 0
-    for i in range(len(left)):
+    for i in range(len(values)):
         try:
-            left.slice(i, 1).cast(type_)
+            values.slice(i, 1).cast(type_)
         except pa.ArrowInvalid:
             at = i
             break
     key = {name: rows.column(name)[at].as_py() for name in table.schema.primary_key}
     return AggregationError(
-        f"{table.info.path}: what the producer added to column {column.name} cannot be taken away "
-        f"from key {key}: {left[at].as_py()} does not fit into {column.data_type}"
+        f"{table.info.path}: the producer's changes to column {column.name} cannot be subtracted "
+        f"from key {key}: {values[at].as_py()} does not fit into {column.data_type}"
     )

@@ -1,15 +1,15 @@
-"""Pinned state on the disk: the rows of a bucket at one log offset, whatever is written later.
+"""Pinned states on disk: the rows of a bucket at one log offset, which never change.
 
-    <bucket's directory>/pins/<log offset>/state.json     what it holds, as a bucket's own
+    <bucket's directory>/pins/<log offset>/state.json     a state file, as of a bucket
     <bucket's directory>/pins/<log offset>/rocks/         the database; missing if there are no rows
-    <bucket's directory>/pins/<random>.new/               one that is being made, or removed
+    <bucket's directory>/pins/<random>.new/               a state that is being made or removed
 
-A state is made under another name and renamed when it is whole, and never changed afterwards. Table
-files are hard links to those of the bucket, so it costs what the bucket itself does not need any
-more. What a server that was killed leaves is whole or unfinished by its name: unfinished states are
-removed when the bucket is opened, whole ones can be found again by their offset.
+A state is made under another name and renamed when it is whole. Its table files are hard links to
+those of the bucket, so a state costs only the files that the bucket has replaced since. After a
+kill the name tells whole states from unfinished ones: opening the bucket removes unfinished ones,
+and whole ones are found again by their offset.
 
-The directory goes with that of its bucket.
+Dropping the bucket removes the directory.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from zufluss.log.files import Files
 log = structlog.get_logger(__name__)
 
 PINS_DIRECTORY = "pins"
-"""Where pinned states lie in a bucket's directory."""
+"""Directory of pinned states in a bucket's directory."""
 
 UNFINISHED_SUFFIX = ".new"
-"""Of a state that is being made, or removed."""
+"""Suffix of a state that is being made or removed."""
 
 TRIES = 10
-"""How often the directory of a dropped bucket is removed, while somebody else is in there."""
+"""Attempts to remove the directory of a dropped bucket while other threads still use it."""
 
 
 class PinnedFiles(NamedTuple):
-    """A whole state."""
+    """The files of a whole pinned state."""
 
     directory: Path
     state: KvState
-    """What it holds."""
+    """The state that the files hold."""
 
     @property
     def database(self) -> Path | None:
-        """Where its rows are, None if there are none."""
+        """Directory of the database, None if the state has no rows."""
         database = self.directory / COLD_DIRECTORY
         return database if database.is_dir() else None
 
@@ -63,11 +63,14 @@ class PinDirectory:
         self._gone = False
 
     def offsets(self) -> list[int]:
-        """The log offsets of the whole states that are there."""
+        """Return the log offsets of the whole states."""
         return sorted(int(name) for name in self._names() if name.isdecimal())
 
     def fresh(self) -> Path:
-        """An empty directory to make a state in; `UnknownTableOrBucketError` after the end."""
+        """Create an empty directory to make a state in.
+
+        Raises `UnknownTableOrBucketError` if the bucket was dropped.
+        """
         path = self._unfinished()
         with self._lock:
             self._check_there()
@@ -76,9 +79,9 @@ class PinDirectory:
         return path
 
     def finish(self, fresh: Path, state: KvState) -> PinnedFiles:
-        """What was made in a fresh directory is whole: the rows of `state`.
+        """Rename a fresh directory, which has the rows of `state`, to its final name.
 
-        `UnknownTableOrBucketError` after the end.
+        Raises `UnknownTableOrBucketError` if the bucket was dropped.
         """
         target = self.directory / str(state.flushed_offset)
         with self._lock:
@@ -89,22 +92,22 @@ class PinDirectory:
         return PinnedFiles(target, state)
 
     def find(self, log_offset: int) -> PinnedFiles | None:
-        """The state at this offset, if it is there; one that is not whole after all is removed."""
+        """Return the state at this offset, None if there is none; removes a damaged one."""
         path = self.directory / str(log_offset)
         if not path.is_dir():
             return None
         try:
-            found = PinnedFiles(path, read_state(path))
-            if found.database is not None:
-                check_opens(found.database)
+            pinned = PinnedFiles(path, read_state(path))
+            if pinned.database is not None:
+                check_opens(pinned.database)
         except ZuflussError as e:
             log.warning("kv_pin_damaged", directory=str(path), error=str(e))
             self.remove(log_offset)
             return None
-        return found if found.state.flushed_offset == log_offset else None
+        return pinned if pinned.state.flushed_offset == log_offset else None
 
     def remove(self, log_offset: int) -> None:
-        """Free the disk that a state holds; under another name first, or a half looked whole."""
+        """Remove a state; renames it first, so that a half-removed one does not look whole."""
         path = self.directory / str(log_offset)
         with self._lock:
             if not self._gone and path.is_dir():
@@ -113,22 +116,22 @@ class PinDirectory:
                 self._files.remove_tree(doomed)
 
     def discard(self, fresh: Path) -> None:
-        """Remove what was made in a fresh directory, if it is still there."""
+        """Remove a fresh directory, if it still exists."""
         with self._lock:
             if not self._gone and fresh.is_dir():
                 self._files.remove_tree(fresh)
 
     def remove_unfinished(self) -> None:
-        """Remove what a server that was killed did not finish."""
+        """Remove the states that a killed server did not finish."""
         for name in self._names():
             if name.endswith(UNFINISHED_SUFFIX):
                 self.discard(self.directory / name)
 
     def end(self) -> None:
-        """Remove everything: the bucket is dropped.
+        """Remove all states: the bucket is dropped.
 
-        Whoever is still making or removing something here finds that it is gone, and may be in the
-        way for a moment.
+        Threads that are making or removing a state fail from now on. One may still create a file
+        while the directory is removed, hence several attempts.
         """
         with self._lock:
             self._gone = True

@@ -1,13 +1,13 @@
-"""The scan process: reads pages of pinned state, so that the server's threads need not.
+"""The scan process: reads pages of pinned states outside the server's process.
 
-Going through a database costs a third of a microsecond of Python per row, all of it with the GIL.
-In a thread of the server it would come out of what writers and lookups get, so it is done here. The
-process imports nothing but the standard library and rocksdict, and ends when its input does, so it
-cannot outlive the server.
+Iterating a database costs a third of a microsecond of Python per row, all of it with the GIL. A
+thread of the server would take this time from writers and lookups, so a process of its own does it.
+It imports nothing but the standard library and rocksdict, and ends with its input, so it cannot
+outlive the server.
 
-A database is opened with its first page, all its files at once, and stays open until it is to be
-closed; then it does not matter that the files lose their names. Where a page ended the iterator is
-kept, so that the next page goes on without a search; a page from anywhere else begins with one.
+A database is opened for its first page, with all its files, and stays open until the server closes
+it; so its files may be removed meanwhile. The iterator at the end of a page is kept, and the next
+page continues without a search; a page from any other place begins with a search.
 
 Started as `python -m zufluss.kv.scan.process`. Little-endian:
 
@@ -63,21 +63,21 @@ ANSWER = struct.Struct("<bqqi")
 READ, CLOSE = 0, 1
 ROWS, LAST_ROWS, FAILURE = 0, 1, 2
 NONE = -1
-"""Length of a key that is not there."""
+"""Length of a missing key."""
 
 NICENESS = 10
-"""How much the process stands back when processors are short: writers and lookups come first."""
+"""Niceness of the process: writers and lookups in the server come first."""
 
 ITERATORS_MAX = 16
-"""Places in a database that are kept to go on from; the least recently used is given up."""
+"""Iterators that are kept per database; the least recently used one is dropped."""
 
 Row: TypeAlias = tuple[bytes, bytes]
 Place: TypeAlias = tuple[bytes | None, bytes | None]
-"""The key that was read last, and the one to be read last."""
+"""The last key that was read, and the last key to be read."""
 
 
 class Request(NamedTuple):
-    """What is asked for."""
+    """A request of the server; the module's table explains the fields."""
 
     operation: int
     path: str
@@ -88,7 +88,7 @@ class Request(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """A page."""
+    """The rows of a page."""
 
     values: bytearray
     lengths: list[int]
@@ -100,7 +100,7 @@ class Database:
     """One pinned state."""
 
     def __init__(self, path: str) -> None:
-        if not os.path.isdir(path):  # noqa: PTH112  and RocksDB would make it
+        if not os.path.isdir(path):  # noqa: PTH112  RocksDB would create it
             raise FileNotFoundError("there is no such directory")
         options = table_options()
         options.set_max_open_files(-1)
@@ -110,7 +110,7 @@ class Database:
         self._places: OrderedDict[Place, tuple[Row, Iterator[Any]]] = OrderedDict()
 
     def page(self, after: bytes | None, until: bytes | None, rows: int, size: int) -> Rows:
-        """The rows behind `after`, at least one if there is one."""
+        """Return the rows behind `after`, at least one if there is one."""
         values, lengths = bytearray(), list[int]()
         row, following = self._from(after, until)
         key = None
@@ -132,7 +132,7 @@ class Database:
         return Rows(values, lengths, key, row is None)
 
     def close(self) -> None:
-        """Close its files."""
+        """Close the files of the database."""
         self._places.clear()
         self._rows.close()
 
@@ -142,7 +142,7 @@ class Database:
             return kept
         low = None if after is None else after + b"\0"
         following: Iterator[Any] = self._rows.items(from_key=low, read_opt=self._options)
-        if until is not None:  # RocksDB would stop there itself, but not in raw mode
+        if until is not None:  # RocksDB has no upper bound in raw mode
             following = takewhile(lambda row: row[0] <= until, following)
         return next(following, None), following
 
@@ -152,7 +152,7 @@ class Database:
             self._places.popitem(last=False)
 
     def _check_end(self, last: bytes | None, until: bytes | None) -> None:
-        """Raise why the rows ended, unless there are no more: an iterator just stops either way."""
+        """Raise `OSError` if rows are left: an iterator that fails just stops."""
         cursor = self._rows.iter()
         if last is None:
             cursor.seek_to_first()
@@ -164,13 +164,13 @@ class Database:
 
 
 class Databases:
-    """Those that are open, by path."""
+    """The open databases by path."""
 
     def __init__(self) -> None:
         self._open: dict[str, Database] = {}
 
     def page(self, request: Request) -> Rows:
-        """What a request asks for."""
+        """Return the page of a request."""
         _, path, after, until, rows, size = request
         if path not in self._open:
             self._open[path] = Database(path)
@@ -181,7 +181,7 @@ class Databases:
             raise
 
     def close(self, path: str) -> None:
-        """Close one, if it is open."""
+        """Close a database, if it is open."""
         database = self._open.pop(path, None)
         if database is not None:
             database.close()
@@ -189,7 +189,7 @@ class Databases:
 
 def main() -> None:
     """Serve requests until the input ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal; the server ends the input
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal; the server ends the input
     os.nice(NICENESS)
     _allow_many_files()
     gc.disable()  # a page makes a million objects, and no cycles
@@ -219,7 +219,7 @@ def _rows_answer(page: Rows) -> list[Any]:
 
 
 def pack_request(request: Request) -> bytes:
-    """A request as it is sent."""
+    """Return the bytes of a request."""
     operation, path, after, until, rows, size = request
     name = os.fsencode(path)
     low = NONE if after is None else len(after)
@@ -229,7 +229,7 @@ def pack_request(request: Request) -> bytes:
 
 
 def read_request(source: BinaryIO) -> Request | None:
-    """The next request, None at the end."""
+    """Read the next request, None at the end of the input."""
     head = source.read(REQUEST.size)
     if len(head) < REQUEST.size:
         return None
@@ -241,7 +241,7 @@ def read_request(source: BinaryIO) -> Request | None:
 
 
 def _allow_many_files() -> None:
-    """A database keeps all its files open, as many as the system allows."""
+    """Raise the limit of open files: a database keeps all its files open."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 

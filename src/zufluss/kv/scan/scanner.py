@@ -1,14 +1,14 @@
-"""Pages of pinned state: the server's side of the scan process (`zufluss.kv.scan.process`).
+"""Pages of pinned states: the server's side of the scan processes (`process.py`).
 
-Each scan process has a thread that asks it one thing at a time and takes the answers out of the
-pipe. It needs the GIL for a few microseconds per page; what goes through a pipe is copied by the
-kernel meanwhile. All pages of a state are read by the same process, which has its files open.
+Each scan process has a thread that sends one request at a time and receives the answer. The thread
+needs the GIL for a few microseconds per page, since the operating system copies the data of a pipe.
+All pages of a state are read by the same process, which has its files open.
 
-Where puts come the thread rests between two pages (`zufluss.kv.rest`): after the answer, so that
-one who wants few rows does not wait, and the process has nothing to do meanwhile.
+While puts arrive the thread rests between two pages (`kv/rest.py`). It rests after the answer, so
+that a reader of few rows does not wait.
 
-Processes are started when they are first needed. One that dies is replaced, and asked the same
-again: pinned state does not change, so a page can be read any number of times.
+Processes are started when they are first needed. A process that dies is replaced and gets the same
+request again: a pinned state does not change, so a page can be read any number of times.
 """
 
 from __future__ import annotations
@@ -41,51 +41,51 @@ from zufluss.record.slices import Bytes, Slices
 log = structlog.get_logger(__name__)
 
 PROCESSES = (2, 4)
-"""Scan processes of a server, at least and at most; else there is one for two processors. With two,
+"""Scan processes of a server, at least and at most; within that, one for two processors. With two,
 a long run of deleted rows in one state does not hold up all others."""
 
 PIPE_BYTES = 1 << 20
-"""Room in the pipe from a process: it reads on while the server takes out what it read."""
+"""Size of the pipe from a process: the process reads on while the server receives."""
 
 TRIES = 2
-"""How often a page is asked for when the process dies over it."""
+"""Attempts to read a page if the process dies."""
 
 
 class Page(NamedTuple):
-    """Rows that follow each other in the order of their keys."""
+    """Consecutive rows in the order of their keys."""
 
     values: Slices
-    """Stored values, schema id and row, one behind the other in a buffer of their own."""
+    """Stored values (schema id and row), one behind the other in a buffer of their own."""
     last_key: bytes | None
-    """Of the last row, to go on behind it; None if there are no rows."""
+    """Key of the last row, for the next page; None if there are no rows."""
     done: bool
-    """Nothing comes after them."""
+    """No rows come after this page."""
 
 
 EMPTY = Page(Slices.of([]), None, True)
-"""Of a state without rows."""
+"""The page of a state without rows."""
 
 
 class Scanner:
-    """The scan processes of a server. Belongs to one thread; its results come in others."""
+    """The scan processes of a server. One thread calls it; results arrive in other threads."""
 
     def __init__(self, processes: int | None = None, rests: Rests = NO_PUTS) -> None:
         least, most = PROCESSES
         count = processes or min(max((os.cpu_count() or 1) // 2, least), most)
         self._processes = [ScanProcess(rests) for _ in range(count)]
         self._reader: dict[Path, ScanProcess] = {}
-        """Who has a state open."""
+        """The process that has a state open."""
 
     def read(
         self, state: Path, after: bytes | None, until: bytes | None, rows: int, size: int
     ) -> Future[Page]:
-        """Begin to read the rows of a database behind `after`, up to `until` with it.
+        """Begin to read the rows of a database behind key `after`, up to and including `until`.
 
-        At least one if there is one, then until there are `rows` of them, or `size` bytes of
-        values. `LogStorageError` if the files cannot be read.
+        The page has at least one row if there is one; it ends with `rows` rows or `size` bytes of
+        values. The future raises `LogStorageError` if the files cannot be read.
         """
         if rows < 1:
-            raise ValueError(f"a page of {rows} rows cannot be read; it has 1 at least")
+            raise ValueError(f"a page of {rows} rows cannot be read; a page has at least 1")
         process = self._reader.get(state)
         if process is None:
             process = min(self._processes, key=lambda p: p.states)
@@ -94,7 +94,7 @@ class Scanner:
         return process.read(Request(READ, str(state), after, until, rows, size))
 
     def close(self, state: Path) -> Future[None]:
-        """Close the files of a database when the pages that were begun are read."""
+        """Close the files of a database after the pages that were requested before."""
         process = self._reader.pop(state, None)
         if process is None:
             done: Future[None] = Future()
@@ -104,13 +104,13 @@ class Scanner:
         return process.close(str(state))
 
     def stop(self) -> None:
-        """End the processes; what is being read fails. Blocks."""
+        """End the processes; reads under way fail. Blocks."""
         for process in self._processes:
             process.stop()
 
     @property
     def process_ids(self) -> list[int]:
-        """Of the scan processes that run."""
+        """Process ids of the scan processes that run."""
         return [p.process_id for p in self._processes if p.process_id is not None]
 
 
@@ -119,7 +119,7 @@ class ScanProcess:
 
     def __init__(self, rests: Rests) -> None:
         self.states = 0
-        """Databases that are read here."""
+        """Number of databases that this process reads."""
         self._rests = rests
         self._rest_until = 0.0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="zufluss-scan-pipe")
@@ -128,7 +128,7 @@ class ScanProcess:
 
     @property
     def process_id(self) -> int | None:
-        """Of the process, None while there is none."""
+        """Process id, None while no process runs."""
         process = self._process
         return None if process is None else process.pid
 
@@ -137,11 +137,11 @@ class ScanProcess:
         return self._thread.submit(self._read, request)
 
     def close(self, path: str) -> Future[None]:
-        """Have a database closed after what was asked for before."""
+        """Close a database after the requests made before."""
         return self._thread.submit(self._close, Request(CLOSE, path, None, None, 0, 0))
 
     def stop(self) -> None:
-        """End the process, at once. Blocks."""
+        """Kill the process and end the thread. Blocks."""
         self._stopped = True
         process = self._process
         if process is not None:
@@ -163,20 +163,20 @@ class ScanProcess:
                 break
             try:
                 return self._ask(request)
-            except LogStorageError:  # it answered
+            except LogStorageError:  # the process answered
                 raise
-            except (EOFError, OSError) as e:  # also one that cannot be started
+            except (EOFError, OSError) as e:  # the process died or could not be started
                 status = self._end_process()
                 log.warning(
                     "kv_scan_process_gone", state=request.path, attempt=attempt, status=status,
                     reason=str(e),
                 )  # fmt: skip
             except BaseException:
-                self._end_process()  # the rest of its answer would be taken for the next one
+                self._end_process()  # the rest of its answer would look like the next answer
                 raise
         raise LogStorageError(
             f"{request.path} could not be read: "
-            + ("the server stops" if self._stopped else "the scan process died over it twice")
+            + ("the server stops" if self._stopped else "the scan process died twice")
         )
 
     def _ask(self, request: Request) -> Page:
@@ -196,14 +196,14 @@ class ScanProcess:
 
     def _close(self, request: Request) -> None:
         if self._process is None:
-            return  # and so nothing is open
+            return  # no process, no open files
         try:
             self._send(request)
         except BrokenPipeError:
             self._end_process()
 
     def _send(self, request: Request) -> int:
-        """Send a request; the descriptor that the answer comes from."""
+        """Send a request; return the descriptor to read the answer from."""
         process = self._process
         if process is None:
             command = [sys.executable, "-m", "zufluss.kv.scan.process"]
@@ -220,7 +220,7 @@ class ScanProcess:
         return process.stdout.fileno()
 
     def _end_process(self) -> int | None:
-        """End the process if there is one; its exit status."""
+        """End the process if one runs; return its exit status."""
         process, self._process = self._process, None
         if process is None:
             return None
@@ -235,17 +235,17 @@ def _widen(process: subprocess.Popen[bytes]) -> None:
     assert process.stdout is not None
     try:
         fcntl.fcntl(process.stdout, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-    except OSError as e:  # the user has too many large pipes already; a small one does as well
+    except OSError as e:  # the limit of large pipes is reached; a small one works too
         log.info("kv_scan_pipe_small", reason=str(e))
 
 
 def _received(source: int, size: int) -> Bytes:
-    """So many bytes of an answer."""
+    """Receive `size` bytes of an answer; raises `EOFError` if the process ends before."""
     buffer = np.empty(size, np.uint8)
     view = buffer.data
     while len(view):
         count = os.readv(source, [view])
         if not count:
-            raise EOFError(f"its answer ends {len(view)} of {size} bytes early")
+            raise EOFError(f"the answer ends {len(view)} of {size} bytes early")
         view = view[count:]
     return buffer

@@ -32,7 +32,7 @@ from zufluss.cluster.remote import BucketRemote, SnapshotHandle
 from zufluss.errors import CorruptRecordError, ErrorCode, ZuflussError
 from zufluss.kv.cold.checkpoint import CHANGELOG_DIRECTORY, has_state, incoming_directory, install
 from zufluss.kv.cold.state import KvState, read_state
-from zufluss.kv.replay import Earlier
+from zufluss.kv.replay import EarlierChangelog
 from zufluss.log.files import Files
 from zufluss.log.writer_state import WriterState
 from zufluss.remote.manifest import MANIFEST_BYTES_MAX, LogManifest, RemoteSegment
@@ -183,7 +183,9 @@ class Restorer:
 
     # -- the state ----------------------------------------------------------------------------
 
-    async def restore_state(self, replica: Replica, remote: BucketRemote | None) -> Earlier | None:
+    async def restore_state(
+        self, replica: Replica, remote: BucketRemote | None
+    ) -> EarlierChangelog | None:
         """Put a snapshot where the state was, if that is lost.
 
         Returns the part of the changelog before the log, if that is needed to go on from there.
@@ -199,7 +201,9 @@ class Restorer:
             await self._install_newest(replica, remote.snapshots, first, directory)
         return earlier
 
-    def earlier(self, manifest: LogManifest | None, until: int, directory: Path) -> Earlier | None:
+    def earlier(
+        self, manifest: LogManifest | None, until: int, directory: Path
+    ) -> EarlierChangelog | None:
         """The remote part of a changelog up to some offset, if it reaches there."""
         segments = [] if manifest is None else manifest.segments
         needed = [s for s in segments if s.start_offset < until]
@@ -208,7 +212,9 @@ class Restorer:
         fetched = FetchedSegments(
             self._storage, self._server.loop, self._server.files, directory / CHANGELOG_DIRECTORY
         )
-        return Earlier(needed[0].start_offset, lambda offset: fetched.batches(needed, offset))
+        return EarlierChangelog(
+            needed[0].start_offset, lambda offset: fetched.batches(needed, offset)
+        )
 
     async def _install_newest(
         self,

@@ -35,7 +35,7 @@ from zufluss.errors import (
 from zufluss.kv.cold.checkpoint import remove_left_overs
 from zufluss.kv.cold.state import KvState
 from zufluss.kv.memory import KvMemory
-from zufluss.kv.replay import Piece, pieces_of
+from zufluss.kv.replay import ChangelogPiece, pieces_of
 from zufluss.kv.scan.pins import PinnedFiles
 from zufluss.kv.store import KvStore
 from zufluss.kv.tablet import KvTablet
@@ -192,7 +192,9 @@ class Rebuilder(ChangelogReader):
         return KvState(log_offset, store.row_count, {})
 
 
-def _while_needed(changes: Iterator[Piece], ended: threading.Event) -> Iterator[Piece]:
+def _while_needed(
+    changes: Iterator[ChangelogPiece], ended: threading.Event
+) -> Iterator[ChangelogPiece]:
     for piece in changes:
         if ended.is_set():
             raise LogStorageError("the state is not needed any more")
