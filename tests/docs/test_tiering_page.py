@@ -25,9 +25,9 @@ from tests.docs.test_readme import DATA_COMMAND, ROOT, blocks, run_python
 from tests.servers import WarmServer
 from tests.spark.cluster import QUICK
 from zufluss.config.option import Option
-from zufluss.config.options import LAKE_FORMATS
 from zufluss.lake.base import ENTRY_POINTS
 from zufluss.lake.iceberg.catalog import TYPES, normalized
+from zufluss.lake_formats import LAKE_FORMATS
 from zufluss.testing.server import DevServer
 from zufluss.testing.tiering import TieringProcess
 from zufluss.tiering.options import TIERING_OPTIONS, TieringOptions

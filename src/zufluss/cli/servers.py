@@ -6,12 +6,13 @@ import errno
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
 from zufluss.cli.output import Output, print_rows
 from zufluss.cli.session import ConfigFile, OutputOption, Settings, configuration, usage
+from zufluss.lake_formats import LAKE_FORMATS
 
 if TYPE_CHECKING:
     from zufluss.config import Configuration
@@ -31,10 +32,11 @@ class Role(StrEnum):
     TABLET = "tablet"
 
 
-class Lake(StrEnum):
-    """A lake that a server in one process brings along."""
-
-    ICEBERG = "iceberg"
+if TYPE_CHECKING:
+    Lake: TypeAlias = StrEnum
+else:
+    Lake = StrEnum("Lake", [name for name, traits in LAKE_FORMATS.items() if traits.embedded])
+    """Formats of lakes that a server in one process brings along; only known at run time."""
 
 
 def dev(

@@ -22,9 +22,9 @@ from zufluss.cluster.image import ClusterImage, PartitionEntry, ServerNode, Tabl
 from zufluss.cluster.refusal import check_refusal
 from zufluss.config.lake import handed_out
 from zufluss.config.load import Configuration
-from zufluss.config.options import LAKE_FORMATS
 from zufluss.config.table_options import TABLE_DATALAKE_FORMAT
 from zufluss.errors import PartitionNotExistError
+from zufluss.lake_formats import LAKE_FORMATS
 from zufluss.model.partition import check_partial_spec
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey

@@ -19,7 +19,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from zufluss.config.options import LAKE_FORMATS
+from zufluss.lake_formats import LAKE_FORMATS
 
 SECRET_PARTS = ("password", "secret", "token", "credential", "key", "authorization")
 """A key with one of these in it is a secret."""
@@ -53,18 +53,10 @@ def is_secret(key: str, value: str) -> bool:
 
 
 def embedded_lake(format: str, data_dir: Path) -> dict[str, str]:
-    """The keys of a lake below a data directory, for a server that was told of none.
-
-    Only Iceberg has one: a catalog in SQLite, which pyiceberg, DuckDB and Spark can open too.
-    """
-    if format != "iceberg":
-        return {}
-    directory = data_dir.resolve() / EMBEDDED_LAKE
-    return {
-        "datalake.iceberg.type": "sql",
-        "datalake.iceberg.uri": f"sqlite:///{directory / 'catalog.db'}",
-        "datalake.iceberg.warehouse": f"file://{directory / 'warehouse'}",
-    }
+    """The keys of a lake below a data directory; none for a format that cannot be embedded."""
+    embedded = LAKE_FORMATS[format].embedded
+    properties = {} if embedded is None else embedded(data_dir.resolve() / EMBEDDED_LAKE)
+    return {f"datalake.{format}.{key}": value for key, value in properties.items()}
 
 
 def table_prefix(format: str) -> str:

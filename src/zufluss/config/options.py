@@ -28,8 +28,7 @@ from zufluss.config.values import (
     SECOND_MS,
     Endpoint,
 )
-
-LAKE_FORMATS = ("paimon", "iceberg", "lance", "hudi")
+from zufluss.lake_formats import LAKE_FORMATS
 
 # ---------------------------------------------------------------------------------------------
 # Listeners and security
@@ -389,7 +388,7 @@ DATALAKE_FORMAT: Option[str | None] = Option(
     Kind.ENUM,
     None,
     "The lake format that new tables get when they name none.",
-    allowed=LAKE_FORMATS,
+    allowed=tuple(LAKE_FORMATS),
 )
 
 # ---------------------------------------------------------------------------------------------

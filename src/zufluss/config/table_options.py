@@ -13,9 +13,9 @@ from typing import Any
 
 from zufluss.config.nearest import suggestion
 from zufluss.config.option import Kind, Option
-from zufluss.config.options import LAKE_FORMATS
 from zufluss.config.values import DAY_MS, INT32_MAX, INT64_MAX, MINUTE_MS
 from zufluss.errors import ConfigError
+from zufluss.lake_formats import LAKE_FORMATS
 
 TABLE_REPLICATION_FACTOR: Option[int | None] = Option(
     "table.replication.factor",
@@ -164,7 +164,7 @@ TABLE_DATALAKE_FORMAT: Option[str | None] = Option(
     Kind.ENUM,
     None,
     "The lake format. It also decides how keys are encoded and hashed to buckets.",
-    allowed=LAKE_FORMATS,
+    allowed=tuple(LAKE_FORMATS),
     default_text="`datalake.format`",
 )
 TABLE_DATALAKE_FRESHNESS = Option(

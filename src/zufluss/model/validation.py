@@ -34,6 +34,7 @@ from zufluss.errors import (
     InvalidReplicationFactorError,
     InvalidTableError,
 )
+from zufluss.lake_formats import LAKE_FORMATS
 from zufluss.model.agg_columns import AGGREGATION, declare, merge_field_options, take_field_options
 from zufluss.model.auto_partition import AutoPartition, time_format, time_zone
 from zufluss.model.merge import check_merge_engine, merge_engine
@@ -50,11 +51,6 @@ RESERVED_COLUMNS = frozenset(
 """Names the system uses beside the columns of a table."""
 STATISTICS_ROOTS = frozenset(Root) - NESTED - {Root.BYTES, Root.BINARY}
 """Types a column with statistics may have."""
-LAKE_KEY_REFUSED = {
-    "iceberg": frozenset({Root.BOOLEAN, Root.TINYINT, Root.SMALLINT, Root.TIMESTAMP_LTZ}),
-    "hudi": frozenset({Root.BYTES, Root.BINARY}),
-}
-"""Key types the encoder of a lake format does not know."""
 
 
 def check_database_name(name: str) -> None:
@@ -129,7 +125,7 @@ def without_cluster_lake(properties: Mapping[str, str], conf: Configuration) -> 
     cannot choose another lake.
     """
     kept = dict(properties)
-    for format in server.LAKE_FORMATS:
+    for format in LAKE_FORMATS:
         given = [key for key in properties if key.startswith(table_prefix(format))]
         known = handed_out(format, conf.lake_properties(format)) if given else {}
         for key in given:
@@ -364,6 +360,7 @@ def _check_historical(descriptor: TableDescriptor, lake: str | None) -> None:
     properties = descriptor.properties
     if not table_property(properties, option):
         return
+    able = [name for name, traits in LAKE_FORMATS.items() if traits.historical_partitions]
     wanted = {
         f"{o.TABLE_AUTO_PARTITION_ENABLED.key} = true": table_property(
             properties, o.TABLE_AUTO_PARTITION_ENABLED
@@ -371,7 +368,7 @@ def _check_historical(descriptor: TableDescriptor, lake: str | None) -> None:
         f"{o.TABLE_DATALAKE_ENABLED.key} = true": table_property(
             properties, o.TABLE_DATALAKE_ENABLED
         ),
-        f"{o.TABLE_DATALAKE_FORMAT.key} = paimon": lake == "paimon",
+        f"{o.TABLE_DATALAKE_FORMAT.key} = {' or '.join(able)}": lake in able,
         "a primary key": descriptor.has_primary_key,
         "exactly one partition key": len(descriptor.partition_keys) == 1,
     }
@@ -384,19 +381,21 @@ def _check_lake_keys(descriptor: TableDescriptor, lake: str | None) -> None:
     """Keys that the lake's encoder cannot write are refused here, not at the first write."""
     if lake is None:
         return
+    traits = LAKE_FORMATS[lake]
     keys = [descriptor.bucket_keys]
     if table_property(descriptor.properties, o.TABLE_KV_FORMAT_VERSION) in (None, 1):
         keys.append(descriptor.physical_primary_key)
     for names in keys:
-        if lake == "iceberg" and len(names) > 1:
+        most = traits.key_columns_max
+        if most is not None and len(names) > most:
             raise InvalidTableError(
                 f"key ({', '.join(names)}) has {len(names)} columns; with "
-                f"{o.TABLE_DATALAKE_FORMAT.key} = iceberg the bucket key is one column"
+                f"{o.TABLE_DATALAKE_FORMAT.key} = {lake} the bucket key has at most {most}"
             )
         for name in names:
             data_type = descriptor.schema.column(name).data_type
-            if data_type.root in LAKE_KEY_REFUSED.get(lake, ()):
-                refused = ", ".join(sorted(root.name for root in LAKE_KEY_REFUSED[lake]))
+            if data_type.root.name in traits.key_types_refused:
+                refused = ", ".join(sorted(traits.key_types_refused))
                 raise InvalidTableError(
                     f"key column {name!r} is {data_type}; with {o.TABLE_DATALAKE_FORMAT.key} = "
                     f"{lake} keys cannot be {refused}, take another column or lake"

@@ -21,7 +21,6 @@ from typing import Any, TypeVar, cast
 from zufluss.config.nearest import suggestion
 from zufluss.config.option import Kind, Option
 from zufluss.config.options import (
-    LAKE_FORMATS,
     OPTIONS,
     ZUFLUSS_METRICS_HOST,
     ZUFLUSS_METRICS_PORT,
@@ -29,6 +28,7 @@ from zufluss.config.options import (
 )
 from zufluss.config.values import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS
 from zufluss.errors import ConfigError
+from zufluss.lake_formats import LAKE_FORMATS
 
 T = TypeVar("T")
 
@@ -47,7 +47,7 @@ DATALAKE_FORMAT: Option[str | None] = Option(
     Kind.ENUM,
     None,
     "Tier tables of this format only; a table of another one is refused.",
-    allowed=LAKE_FORMATS,
+    allowed=tuple(LAKE_FORMATS),
     default_text="what each table says",
 )
 PARALLEL_TABLES = Option(

@@ -1,7 +1,7 @@
 """Imports that take long, done while nobody waits for them.
 
-Lake formats import their libraries when they are used. A service is going to use them, most likely
-those of Iceberg: the driver imports them while the JVM starts, Spark's daemon before it forks.
+Lake formats import their libraries at first use. The tiering service is going to use those of the
+installed formats: the driver imports them while the JVM starts, Spark's daemon before it forks.
 """
 
 from __future__ import annotations
@@ -10,22 +10,28 @@ import threading
 from contextlib import suppress
 from importlib import import_module
 
+from zufluss.lake_formats import LAKE_FORMATS
+
 
 def import_worker() -> None:
-    """What a task needs."""
+    """Import what a task needs."""
     import_module("zufluss.client.sync.connection")
     import_module("zufluss.tiering.tasks")
-    with suppress(ImportError):  # the lake is another one
-        import_module("zufluss.lake.iceberg.writer")
+    _import_installed([traits.task_module for traits in LAKE_FORMATS.values()])
 
 
 def import_driver() -> threading.Thread:
-    """What the driver's side of a round needs, in a thread that is running already."""
-
-    def work() -> None:
-        with suppress(ImportError):  # the lake is another one
-            import_module("zufluss.lake.iceberg.committer")
-
-    thread = threading.Thread(target=work, name="tiering-imports", daemon=True)
+    """Import what the driver's side of a round needs, in a thread that is running on return."""
+    modules = [traits.driver_module for traits in LAKE_FORMATS.values()]
+    thread = threading.Thread(
+        target=_import_installed, args=(modules,), name="tiering-imports", daemon=True
+    )
     thread.start()
     return thread
+
+
+def _import_installed(modules: list[str | None]) -> None:
+    """Import these modules, without those whose libraries are not installed."""
+    for module in filter(None, modules):
+        with suppress(ImportError):
+            import_module(module)

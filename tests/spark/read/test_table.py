@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from zufluss.client.sync.connection import Connection
 from zufluss.client.sync.table import Table
 from zufluss.errors import InvalidColumnProjectionError, InvalidTableError, PartitionNotExistError
 from zufluss.lake.base import CommitterContext, catalog_properties, lake_factory
+from zufluss.lake_formats import LAKE_FORMATS
 from zufluss.testing.server import DevServer
 
 pytestmark = pytest.mark.timeout(300)
@@ -229,6 +231,22 @@ def test_a_tail_that_is_too_long_to_be_broadcast_gives_the_same_rows(
     upsert(keyed_table, id=[2], name=["B"])
     monkeypatch.setattr("zufluss.spark.read.table.BROADCAST_RECORDS", 0)
     assert lake.rows(keyed_table) == [(1, "a"), (2, "B")]
+
+
+def test_a_lake_whose_files_spark_cannot_read_is_read_by_the_lakes_reader(
+    lake, keyed_table, log_table, monkeypatch
+):
+    traits = replace(LAKE_FORMATS["iceberg"], parquet_files=False)
+    monkeypatch.setitem(LAKE_FORMATS, "iceberg", traits)
+    monkeypatch.delattr("zufluss.spark.read.table.read_files")
+    for table, write in ((keyed_table, upsert), (log_table, append)):
+        write(table, id=[1, 2], name=["a", "b"])
+        lake.rounds.tier(table)
+        write(table, id=[3], name=["c"])
+        assert lake.rows(table) == [(1, "a"), (2, "b"), (3, "c")]
+        assert lake.rows(table, columns=["name"], filter=col("id") <= 2) == [("a",), ("b",)]
+    upsert(keyed_table, id=[2], name=["B"])
+    assert lake.rows(keyed_table) == [(1, "a"), (2, "B"), (3, "c")]
 
 
 def test_random_changes_and_rounds_equal_a_model(lake, keyed_table):

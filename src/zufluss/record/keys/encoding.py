@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +34,7 @@ import pyarrow as pa
 import pyarrow.types as at
 
 from zufluss.errors import InvalidTableError
+from zufluss.lake_formats import LAKE_FORMATS, KeyEncoding
 from zufluss.model.table import TableInfo
 from zufluss.model.types import DataType, DecimalType, Root, from_arrow
 from zufluss.record.kernels import keys as kernels
@@ -45,18 +46,10 @@ from zufluss.record.rows.formats import compacted_field
 from zufluss.record.rows.slots import to_blob, write_aligned
 from zufluss.record.rows.values import values_of
 
-Encoding = Literal["compacted", "paimon", "iceberg", "hudi"]
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Offsets: TypeAlias = npt.NDArray[np.int64]
 _U64: TypeAlias = npt.NDArray[np.uint64]
 
-_LAKE_ENCODINGS: dict[str | None, Encoding] = {
-    None: "compacted",
-    "lance": "compacted",
-    "paimon": "paimon",
-    "iceberg": "iceberg",
-    "hudi": "hudi",
-}
 _UNIT_MICROS = {"s": 1_000_000, "ms": 1_000, "us": 1}
 
 
@@ -107,7 +100,7 @@ class KeyEncoder:
 
     columns: tuple[str, ...]
     """The key columns in key order."""
-    encoding: Encoding
+    encoding: KeyEncoding
     """The layout of the key."""
     lake: str | None = None
     """The lake format whose hash is used."""
@@ -141,7 +134,9 @@ class KeyEncoder:
         lake = _lake_of(info)
         version = int(descriptor.properties.get("table.kv.format-version", "1"))
         columns = descriptor.physical_primary_key
-        if lake in ("paimon", "iceberg") and (version == 1 or descriptor.has_default_bucket_key):
+        traits = None if lake is None else LAKE_FORMATS.get(lake)
+        encoded = traits is not None and traits.stores_encoded_keys
+        if encoded and (version == 1 or descriptor.has_default_bucket_key):
             return cls(columns, bucket_encoding(lake), lake)
         return cls(columns, "compacted", lake)
 
@@ -170,18 +165,17 @@ def _lake_of(info: TableInfo) -> str | None:
     return None if text is None else text.lower()
 
 
-def bucket_encoding(lake: str | None) -> Encoding:
+def bucket_encoding(lake: str | None) -> KeyEncoding:
     """The encoding whose bytes a table's bucket hash takes."""
-    try:
-        return _LAKE_ENCODINGS[lake]
-    except KeyError:
-        raise KeyEncodingError(
-            f"lake format {lake!r} is none of lance, paimon, iceberg, hudi"
-        ) from None
+    if lake is None:
+        return "compacted"
+    if lake not in LAKE_FORMATS:
+        raise KeyEncodingError(f"lake format {lake!r} is none of {', '.join(LAKE_FORMATS)}")
+    return LAKE_FORMATS[lake].key_encoding
 
 
 def encode_keys(
-    batch: pa.RecordBatch, columns: Sequence[str], encoding: Encoding
+    batch: pa.RecordBatch, columns: Sequence[str], encoding: KeyEncoding
 ) -> tuple[Bytes, Offsets]:
     """The key of every row: key i is `data[offsets[i]:offsets[i + 1]]`."""
     arrays = [_key_array(batch, name) for name in columns]
@@ -196,7 +190,7 @@ def encode_keys(
 
 
 def encode_key(
-    batch: pa.RecordBatch, row: int, columns: Sequence[str], encoding: Encoding
+    batch: pa.RecordBatch, row: int, columns: Sequence[str], encoding: KeyEncoding
 ) -> bytes:
     """The key of one row, in plain Python."""
     arrays = [_key_array(batch, name).slice(row, 1) for name in columns]

@@ -35,6 +35,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from zufluss.lake_formats import LAKE_FORMATS
 from zufluss.record.kernels import hash as kernels
 
 HashKind = Literal["pyfluss", "java"]
@@ -108,8 +109,8 @@ def murmur3_32(key: bytes) -> int:
 def _check_arguments(buckets: int, lake: str | None, hash: str) -> None:
     if buckets < 1:
         raise ValueError(f"bucket count {buckets} is not positive")
-    if lake not in (None, "lance", "paimon", "iceberg", "hudi"):
-        raise ValueError(f"lake format {lake!r} is none of lance, paimon, iceberg, hudi")
+    if lake is not None and lake not in LAKE_FORMATS:
+        raise ValueError(f"lake format {lake!r} is none of {', '.join(LAKE_FORMATS)}")
     if hash not in ("pyfluss", "java"):
         raise ValueError(f"client.bucket.hash {hash!r} is neither pyfluss nor java")
 

@@ -83,8 +83,8 @@ async def plan_splits(connection: AsyncConnection, request: PlanRequest) -> list
     """The splits of a read."""
     info = request.info
     if request.view is View.LAKE:
-        wanted = request.partitions
-        return lake_splits(request, await plan_union(connection, info, wanted, read_optimized=True))
+        plan = await plan_union(connection, info, request.partitions, read_optimized=True)
+        return planned_lake_splits(request, plan)
     if request.view is View.CHANGELOG:
         return _log_splits(request, await log_ranges(connection, request))
     if info.has_primary_key:
@@ -93,7 +93,7 @@ async def plan_splits(connection: AsyncConnection, request: PlanRequest) -> list
         return _log_splits(request, await log_ranges(connection, request))
     plan = await plan_union(connection, info, request.partitions)
     tail = await _within(connection, request, request.possible(plan.tail))
-    return [*lake_splits(request, plan), *_log_splits(request, tail)]
+    return [*planned_lake_splits(request, plan), *_log_splits(request, tail)]
 
 
 def has_lake(info: TableInfo) -> bool:
@@ -176,12 +176,14 @@ def _log_splits(request: PlanRequest, parts: Sequence[TailRange]) -> list[Split]
 # -- lakes -------------------------------------------------------------------------------------
 
 
-def lake_splits(request: PlanRequest, plan: UnionPlan) -> list[Split]:
+def planned_lake_splits(request: PlanRequest, plan: UnionPlan) -> list[Split]:
     """The files of a plan's snapshot, some for each task."""
-    return [] if plan.lake is None else list(_grouped(plan.lake.snapshot_id, _files(request, plan)))
+    if plan.lake is None:
+        return []
+    return [*lake_splits(plan.lake.snapshot_id, _files(request, plan))]
 
 
-def _grouped(snapshot_id: int, files: Sequence[LakeFile]) -> Iterator[LakeSplit]:
+def lake_splits(snapshot_id: int, files: Sequence[LakeFile]) -> Iterator[LakeSplit]:
     """Files in the order of the lake, about `LAKE_SPLIT_BYTES` at a time."""
     waiting: list[LakeFile] = []
     size = 0
@@ -248,7 +250,7 @@ def _merged(request: PlanRequest, plan: UnionPlan, snapshot_id: int) -> list[Spl
             lake = LakeSplit(snapshot_id, here) if here else None
             splits.append(KeyedLakeSplit(lake, changed))
         else:
-            splits += _grouped(snapshot_id, here)
+            splits += lake_splits(snapshot_id, here)
     return splits
 
 

@@ -44,7 +44,7 @@ from zufluss.spark.cluster import Client, client
 from zufluss.spark.read.batch import table_info
 from zufluss.spark.read.filter_text import parse_filter
 from zufluss.spark.read.packing import pack, pieces
-from zufluss.spark.read.plan import PlanRequest, has_lake, lake_splits
+from zufluss.spark.read.plan import PlanRequest, has_lake, planned_lake_splits
 from zufluss.spark.read.plan_pins import PINS_MAX
 from zufluss.spark.read.shape import ReadShape, check_schema, parse_time, whole_schema
 from zufluss.spark.read.split_read import SplitRead
@@ -293,8 +293,8 @@ class FlussStreamReader(DataSourceStreamReader, AvailableNow):  # type: ignore[m
         tail = [TailRange(b, name, 0, 0) for b, (_, name) in zip(buckets, names, strict=True)]
         lake = LakeSnapshot(after.table_id, snapshot_id, {})
         plan = UnionPlan(self._info, lake, tuple(tail), self._partitions, after.fresh)
-        prune = self._read.shape.prune
-        return lake_splits(PlanRequest(self._info, View.ROWS, self._partitions, prune), plan)
+        request = PlanRequest(self._info, View.ROWS, self._partitions, self._read.shape.prune)
+        return planned_lake_splits(request, plan)
 
     def _pin(self, place: BucketPlace, after: StreamOffset) -> Pin:
         """The pin of the state, or one that is not there: then the task opens another."""

@@ -7,7 +7,7 @@ log below `table.log.ttl`, a dropped partition. The read then fails and names wh
 
 | part | read by | filter and columns |
 |---|---|---|
-| lake | Spark's parquet reader | Spark pushes them down by itself |
+| lake | Spark's parquet reader; the lake's own where the files are others | pushed down |
 | tail of a log table | our client in Python workers | pushed to the server |
 | tail of a primary-key table | our client, folded | columns pushed, filter after folding |
 | primary-key table, nothing in the lake | our client, its pinned state | pushed to the server |
@@ -26,11 +26,12 @@ from zufluss.client.core.catalog import Partition
 from zufluss.client.core.cluster import as_path
 from zufluss.client.read.union_plan import TailRange, UnionPlan, plan_union
 from zufluss.client.read.union_rows import Shape
+from zufluss.lake_formats import LAKE_FORMATS
 from zufluss.model.expression import Expression
 from zufluss.spark.cluster import known_bootstrap
 from zufluss.spark.read.filters import to_column
 from zufluss.spark.read.lake_files import read_files
-from zufluss.spark.read.plan import PlanRequest, in_lake, lake_files
+from zufluss.spark.read.plan import PlanRequest, in_lake, lake_files, lake_splits
 from zufluss.spark.read.shape import ReadShape
 from zufluss.spark.read.split_frame import FrameRequest
 from zufluss.spark.read.splits import KeyedLakeSplit, KeySplit, LogSplit
@@ -132,11 +133,15 @@ class _UnionFrame:
     # -- lake ----------------------------------------------------------------------------------
 
     def _lake(self, shape: ReadShape) -> DataFrame | None:
-        """Rows of the lake by Spark's own reader; None where there are no files."""
+        """Rows of the lake, read by Spark itself if it can; None where there are no files."""
         files = lake_files(self.plan, shape.prune)
-        if not files:
+        if self.plan.lake is None or not files:
             return None
-        rows = read_files(self.request.spark, files, shape.schema)
+        if LAKE_FORMATS[self.plan.lake_format].parquet_files:
+            rows = read_files(self.request.spark, files, shape.schema)
+        else:
+            splits = lake_splits(self.plan.lake.snapshot_id, files)
+            rows = self.request.frame(shape, [[split] for split in splits])
         if self.plan.partitions is None:
             return rows
         return rows.filter(self._of_partitions(self.plan.partitions))
