@@ -1,6 +1,6 @@
 """SCAN_KV (1061) on a real server, as clients of Fluss send it and as none of them would.
 
-The lines of the acceptance list of full scans that need no clock of their own; those that do are in
+Tests of full scans that need no clock of their own; those that do are in
 `tests/tablet/scan/test_service.py`.
 """
 

@@ -1,7 +1,7 @@
-"""Ways in which a disk hurts a file while nobody looks.
+"""Ways in which a disk can damage a file.
 
-`hurt` picks one and applies it, and sees to it that the next reader gets the bytes from the disk
-and not from the page cache, because that is what happens after a reboot.
+`hurt` applies one at random, and drops the file from the page cache, so that the next reader gets
+the bytes from the disk as after a reboot.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ BLOCK = 512
 
 
 def flip(data: bytearray, rng: random.Random) -> None:
-    """One bit."""
+    """Flip one bit."""
     data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
 
 
 def noise(data: bytearray, rng: random.Random) -> None:
-    """Some bytes of rubbish."""
+    """Overwrite some bytes with random ones."""
     at = rng.randrange(len(data))
     count = min(rng.randint(1, 64), len(data) - at)
     data[at : at + count] = rng.randbytes(count)
 
 
 def zero(data: bytearray, rng: random.Random) -> None:
-    """A block of zeros."""
+    """Overwrite a block with zeros."""
     at = rng.randrange(len(data)) // BLOCK * BLOCK
     count = min(BLOCK, len(data) - at)
     data[at : at + count] = bytes(count)
 
 
 def swap(data: bytearray, rng: random.Random) -> None:
-    """Two blocks in each other's place."""
+    """Swap two blocks."""
     one, two = (rng.randrange(max(1, len(data) // BLOCK)) * BLOCK for _ in range(2))
     first, second = data[one : one + BLOCK], data[two : two + BLOCK]
     if len(first) == len(second):
@@ -42,12 +42,12 @@ def swap(data: bytearray, rng: random.Random) -> None:
 
 
 def cut(data: bytearray, rng: random.Random) -> None:
-    """The end is missing."""
+    """Cut the end off."""
     del data[rng.randrange(len(data)) :]
 
 
 def grow(data: bytearray, rng: random.Random) -> None:
-    """Something follows the end."""
+    """Append random bytes."""
     count = rng.randint(1, 300)
     data += rng.choice((bytes(count), rng.randbytes(count), bytes(data[:count])))
 
@@ -56,7 +56,7 @@ KINDS: tuple[Callable[[bytearray, random.Random], None], ...] = (flip, noise, ze
 
 
 def hurt(path: Path, rng: random.Random, *, may_vanish: bool) -> str:
-    """Damage a file; returns what was done."""
+    """Damage a file; returns a description."""
     if rng.random() < 0.05 and may_vanish:
         path.unlink()
         return f"{path.name} is gone"
@@ -72,7 +72,7 @@ def hurt(path: Path, rng: random.Random, *, may_vanish: bool) -> str:
 
 
 def forget_cached(path: Path) -> None:
-    """Have a file come from the disk the next time it is read."""
+    """Drop a file from the page cache."""
     if path.exists():
         fd = os.open(path, os.O_RDONLY)
         os.fsync(fd)

@@ -1,9 +1,9 @@
 """An object store that misbehaves under appends and upserts: nothing is lost, doubled or stuck.
 
-F10: requests to the S3 location are slow, refused, reset, never answered, answered with an error
-although they were done, or answered by half. The log table lies in that location only, so each of
-its segments has to get through. F11: the location is dead for a while. New files of tables that may
-go elsewhere do, readers get what is there or a clear error, and it is used again when it is back.
+Requests to the S3 location are slow, refused, reset, never answered, answered with an error
+although they were executed, or answered by half. The log table is pinned to that location, so each
+of its segments has to get through. In another test the location fails for a while: new files of
+other tables go elsewhere, readers get the rows or a clear error, and the location is used again.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from zufluss.testing.proxy import Fault, FaultProxy, Kind
 from zufluss.testing.s3 import S3Server
 
 PATIENT = {**BUSY, "zufluss.remote.down-after": "1000000"}
-"""However often it fails, a location is tried."""
+"""Options with which a location is used however often it fails."""
 TRIES = 200
-"""Reads of everything before one must have got through."""
+"""Attempts to read everything, of which one must succeed."""
 FAULTS: dict[Kind, tuple[float, int, int]] = {
     "status_503": (0.3, 10, 1000),
     "error_after_success": (0.3, 10, 1000),
@@ -46,9 +46,9 @@ FAULTS: dict[Kind, tuple[float, int, int]] = {
     "latency": (0.3, 10, 1000),
     "half_open": (0.05, 3, 60),
 }
-"""How likely a request is hit, and how many are in `make test` and in `make fault`."""
+"""Probability of a fault, and the number of faults in `make test` and in `make fault`."""
 SAMPLE: tuple[Kind, ...] = ("error_after_success",)
-"""What `make test` has of them."""
+"""The kinds of faults in `make test`."""
 
 
 def hits(proxy: FaultProxy, kind: Kind) -> int:
@@ -56,7 +56,7 @@ def hits(proxy: FaultProxy, kind: Kind) -> int:
 
 
 def read_through(traffic: Traffic) -> int:
-    """Read everything in spite of faults; how often there was an error instead of an answer."""
+    """Read everything in spite of faults; returns the number of errors."""
     for errors in range(TRIES):
         try:
             traffic.check()
@@ -67,7 +67,7 @@ def read_through(traffic: Traffic) -> int:
 
 
 def finish(traffic: Traffic, locations: Locations) -> None:
-    """Everything gets to its place, and what is there is right."""
+    """Wait until everything is uploaded, and check the locations."""
     traffic.pause()
     settle(traffic)
     check_locations(traffic, locations)
@@ -130,13 +130,13 @@ def test_a_location_that_dies_again_and_again_stops_nobody_and_is_used_again(
 
 
 def health(server: WarmServer) -> Health:
-    """What the server says of the location in S3."""
+    """The health of the S3 location, as the server reports it."""
     with zufluss.connect(server.bootstrap, **CLIENT) as conn:
         return {x.location_id: x.health for x in conn.admin.locations().locations}[IN_S3]
 
 
 def await_files(traffic: Traffic, locations: Locations, location_id: int) -> None:
-    """Go on until there are new files in a location."""
+    """Continue until a location has new files."""
     before = {name for at, name in run(locations.names()) if at == location_id}
     while not {name for at, name in run(locations.names()) if at == location_id} - before:
         traffic.progress()

@@ -43,14 +43,14 @@ from zufluss.testing.proxy import FaultProxy
 from zufluss.testing.s3 import S3Server
 
 AT_THE_END = ("sweep-delete", "clean-delete", "clean-deleted")
-"""Steps that come when nobody writes."""
+"""Steps that happen while nobody writes."""
 UNDER_LOAD = [step for step in STEPS if step not in AT_THE_END]
 FIRST_FEW = {"retain-delete": 3, "retain-deleted": 3}
-"""The n-th time, at most, that a step is the last one; 6 for others."""
+"""Upper bound of n for a kill at the n-th visit of a step; 6 for other steps."""
 
 
 class Deaths:
-    """One server, that dies often."""
+    """A server that is killed again and again."""
 
     def __init__(self, server: WarmServer, rng: random.Random) -> None:
         self.server = server
@@ -58,7 +58,7 @@ class Deaths:
         self.count = 0
 
     def die_at(self, step: str, n: int, then: Callable[[], None] | None = None) -> None:
-        """A life that ends the n-th time a step is reached, after `then` was done or broke off."""
+        """Start the server to be killed at the n-th visit of a step, and run `then` meanwhile."""
         server = self.server
         server.environ = {KILL_AT_VARIABLE: f"{step}#{n}"}
         try:
@@ -72,7 +72,7 @@ class Deaths:
         self.count += 1
 
     def die(self) -> None:
-        """Be killed at a random moment, sometimes while it starts."""
+        """Kill the server at a random moment, sometimes during its start."""
         time.sleep(self.rng.random() * 0.5)
         self.server.kill()
         self.count += 1
@@ -83,7 +83,7 @@ class Deaths:
             self.count += 1
 
     def live(self) -> None:
-        """A life without a kill point."""
+        """Start the server without a kill point."""
         self.server.environ = {KILL_AT_VARIABLE: ""}
         self.server.start()
 
@@ -112,7 +112,7 @@ def drop(server: WarmServer) -> None:
 
 
 def finish(deaths: Deaths, traffic: Traffic, locations: Locations) -> None:
-    """What is referred to is all there is, and nothing is left of dropped tables."""
+    """Assert that only referenced files exist, and none of dropped tables."""
     server = deaths.server
     traffic.pause()
     settle(traffic)

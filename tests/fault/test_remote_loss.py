@@ -1,9 +1,9 @@
 """Lost disks and damaged remote files: what is remote comes back, and no wrong byte is served.
 
 A server is killed and the directories of its tables are removed; metadata and remote storage stay.
-Everything below the last committed manifest or snapshot is there again. Of damaged objects the
-right bytes are answered, from somewhere else, or an error (A7). A bucket whose location is down
-when the server starts is served as soon as the location is back, without another start.
+Everything below the last committed manifest or snapshot is restored. For damaged objects the server
+answers with the right bytes from another copy, or with an error (A7). A bucket whose location is
+down at the start is served as soon as the location is back, without a restart.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from zufluss.testing.server import DevServer
 
 ROWS = 400
 HASTY = {"client.request-timeout": "300ms", "client.scanner.log.fetch.wait-max-time": "20ms"}
-"""A bucket that is refused is an error soon."""
+"""Client options with which a refused bucket soon raises an error."""
 
 
 def lose_disk(server: DevServer) -> None:
@@ -140,7 +140,7 @@ def test_a_bucket_whose_location_is_down_at_the_start_is_served_when_it_is_back(
 
 
 def check_state(server: DevServer, traffic: Traffic) -> None:
-    """Every row that was put last is found."""
+    """Assert that a lookup finds the last version of every row."""
     with RawClient(server.port) as client:
         for bucket in traffic.keyed.all_buckets:
             changes = [c for w in traffic.writers for c in w.lanes[bucket.bucket_id].model.changes]
@@ -149,7 +149,7 @@ def check_state(server: DevServer, traffic: Traffic) -> None:
 
 
 def _served(server: DevServer, traffic: Traffic) -> bool:
-    """No bucket is refused, or not any more: a location may have been slow when it was restored."""
+    """Whether no bucket is refused; a slow location may delay a restore."""
     with RawClient(server.port) as client, suppress(ZuflussError, AssertionError):
         for bucket in traffic.buckets:
             client.end_offset(bucket.table_id, bucket.bucket_id)
@@ -259,7 +259,7 @@ KINDS = {
 
 
 class Damaged:
-    """A server with one location, a directory, that is damaged and made whole again and again."""
+    """A server with one directory as location, which is damaged and repaired repeatedly."""
 
     def __init__(self, server: WarmServer, root: Path) -> None:
         self.server = server
@@ -272,7 +272,7 @@ class Damaged:
         """How many of the changes are in remote storage."""
 
     def fill(self) -> None:
-        """Rows in remote storage, two snapshots, and nothing under way."""
+        """Write rows, and wait until they are uploaded and in two snapshots."""
         server = self.server
         server.properties |= {"remote.data.dirs": f"file://{self.remote}"}
         server.start()
@@ -321,7 +321,7 @@ class Damaged:
             shutil.copytree(self.saved / name, self.root / name)
 
     def look(self) -> list[str]:
-        """Read everything there is; what went wrong, and not what is wrong: that is an error."""
+        """Read everything; returns the errors, and asserts that all rows are right."""
         problems: list[str] = []
         with zufluss.connect(self.server.bootstrap, **HASTY) as conn:
             for read in (self._changelog, self._lookup, self._snapshot):

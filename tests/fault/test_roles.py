@@ -1,7 +1,7 @@
-"""The roles in two processes: either of them may be killed, clients go on and nothing is lost.
+"""The roles in two processes: either can be killed, clients continue and nothing is lost.
 
-While the coordinator is away, writing and reading go on; tables cannot be changed. While the tablet
-server is away, tables are known but not served. Whoever comes back finds the other by itself.
+While the coordinator is away, reads and writes continue and tables cannot be changed. While the
+tablet server is away, tables are known but not served. The restarted process finds the other one.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""SIGKILL of drivers, servers and Spark workers while tables are tiered: exactly once (f3).
+"""SIGKILL of drivers, servers and Spark workers while tables are tiered.
 
-Promise A5: after every one of them the lake has what the live table has, no row missing and none
-twice, as readers see it that share no code with zufluss. Tables are written to all the time, their
-lake tables compacted and their snapshots expired, so kills come amid that as well.
+Promise A5: after every kill the lake has exactly the rows of the live table, as seen by readers
+that share no code with zufluss. Meanwhile tables are written to, lake tables are compacted and
+their snapshots expire, so kills also hit that work.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ OFTEN = {
     "lake.tiering.orphan-age": "5s",
     "lake.tiering.sweep-interval": "2s",
 }
-"""Housekeeping that comes by between the kills."""
+"""Options with frequent housekeeping."""
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def server(warm_server: Callable[..., WarmServer]) -> WarmServer:
 def loaded(
     server: WarmServer, rng: random.Random, paths: list[str], directory: Path
 ) -> Iterator[Load]:
-    """A load while something happens; afterwards everything is tiered and right."""
+    """Write during the block; afterwards assert that everything is tiered correctly."""
     with Load(server.bootstrap, rng, paths) as load:
         yield load
     with zufluss.connect(server.bootstrap) as connection:
@@ -81,7 +81,7 @@ def new_tables(server: WarmServer, **properties: str) -> list[str]:
 
 
 def kill_at(server: WarmServer, directory: Path, step: str, nth: int) -> None:
-    """A driver that dies when it comes to a step for the nth time."""
+    """A driver that is killed when it reaches a step for the nth time."""
     order = {"step": step, "nth": nth, "options": OFTEN}
     with DriverProcess(server.bootstrap, directory, **order) as driver:
         assert driver.wait() == -signal.SIGKILL, driver.log.read_text()[-4000:]
@@ -124,7 +124,7 @@ def test_a_driver_killed_at_any_moment_leaves_no_gap_and_no_duplicate(
 
 
 class Assassin:
-    """Kills the server when a step is there, and starts it again while the driver goes on."""
+    """Kills the server when the driver reaches a step, and starts it again."""
 
     def __init__(self, server: WarmServer) -> None:
         self._server = server
@@ -226,7 +226,7 @@ def kill_in_mid_job(
 def test_spark_workers_and_then_the_whole_job_killed_leave_no_gap_and_no_duplicate(
     server: WarmServer, rng: random.Random, tmp_path: Path, part: int
 ) -> None:
-    """A round whose Python workers die is tried again by Spark; then driver and JVM die at once."""
+    """Spark retries tasks whose Python workers die; then driver and JVM are killed at once."""
     step = KILL_POINTS[part] if rounds(0, 1) else rng.choice(KILL_POINTS[3:])
     journal = tmp_path / "spark.journal"
     order = {"step": step, "nth": rounds(4, 20)}

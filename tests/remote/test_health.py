@@ -57,7 +57,6 @@ def test_one_failure_makes_it_suspect_and_three_in_a_row_bring_it_down() -> None
 
 
 def test_throttling_counts_like_any_failure() -> None:
-    """Acceptance 19."""
     health = new(down_after=1)
     health.failed(THROTTLED, 0)
     assert health.state is Health.DOWN
@@ -81,7 +80,6 @@ def test_successes_alone_do_not_bring_it_back() -> None:
 
 
 def test_three_good_probes_in_a_row_bring_it_back() -> None:
-    """Acceptance 15."""
     health = brought_down()
     for now, ok in ((10, True), (20, True), (30, False), (40, True), (50, True)):
         health.probed(ok, now * INTERVAL)
@@ -136,7 +134,6 @@ def test_a_good_probe_is_soon_followed_by_the_next() -> None:
 
 
 def test_each_relapse_soon_after_its_return_doubles_the_hold_up_to_a_limit() -> None:
-    """Acceptance 15."""
     health, now, holds = new(), 0.0, []
     for _ in range(12):
         health.failed(ERROR, now)
@@ -160,7 +157,7 @@ def test_a_location_that_worked_for_long_is_forgiven() -> None:
 
 
 def test_flapping_every_second_does_not_flap_placement() -> None:
-    """Acceptance 15: an hour of it moves files at most a few times."""
+    """An hour of flapping moves files at most a few times."""
     health, changes, before = new(), 0, Health.ACTIVE
     for second in range(3600):
         now, works = second * 1000, second % 2 == 0
@@ -229,7 +226,6 @@ def test_a_few_files_say_nothing_about_speed() -> None:
 
 
 def test_a_slow_location_gets_less_and_more_again_when_it_is_fast() -> None:
-    """Acceptance 18."""
     health = new()
     for _ in range(10):
         health.succeeded(100)

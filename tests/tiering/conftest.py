@@ -49,6 +49,6 @@ def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tiered]
 
 @pytest.fixture
 def cluster(shared_cluster: Tiered) -> Iterator[Tiered]:
-    """That cluster for one acceptance test; without tables before and after, so that it rests."""
+    """The shared cluster for one test; without tables before and after."""
     yield shared_cluster
     drop_tables(shared_cluster.admin)

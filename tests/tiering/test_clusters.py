@@ -1,4 +1,4 @@
-"""Acceptance f11: the service on Spark clusters of real processes, and through Spark Connect.
+"""The tiering service on Spark clusters of real processes, and through Spark Connect.
 
 `make test` has one cluster here and Connect in `tests/spark/test_masters.py`.
 """

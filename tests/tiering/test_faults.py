@@ -1,6 +1,6 @@
-"""Zombies (f4), catalogs and writers that do wrong (f5), services beside each other (f6).
+"""Zombie drivers, faulty catalogs, foreign writers, and several services at once.
 
-Kills of everything at every step (f3) are in `tests/fault/test_tiering_kill.py`. Counts are a
+Kills at every step are in `tests/fault/test_tiering_kill.py`. Counts are a
 sample; `ZUFLUSS_FAULT=full` has the full ones.
 """
 
@@ -95,7 +95,7 @@ def test_the_check_of_the_lake_finds_a_row_that_is_there_twice_and_one_that_is_m
     assert check_lake(connection, path) == 20
 
 
-# -- f4: zombies ---------------------------------------------------------------------------------
+# -- zombies -------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -204,7 +204,7 @@ def test_files_of_a_driver_that_never_comes_back_are_swept(
     check_lake(connection, path)
 
 
-# -- f5: catalogs and other writers --------------------------------------------------------------
+# -- catalogs and other writers ------------------------------------------------------------------
 
 
 class Stormy:
@@ -390,7 +390,7 @@ def test_an_error_after_a_compaction_was_applied_removes_none_of_its_files(
     assert check_lake(connection, path) == len(live_rows(connection.table(path)))
 
 
-# -- f6: several services ------------------------------------------------------------------------
+# -- several services ----------------------------------------------------------------------------
 
 TABLES = 10
 TWO_SLOTS = {"lake.tiering.parallel-tables": "2", "lake.tiering.heartbeat-timeout": "5s"}

@@ -1,4 +1,4 @@
-"""Acceptance 1 and 2: tiering by the real service while tables are written, seen by other readers.
+"""The real service tiers tables that are being written to; other readers check the lake.
 
 And clients of Apache Fluss go on beside it.
 """

@@ -1,4 +1,4 @@
-"""Acceptance 10: the log keeps what the lake lacks; after retention a union read has everything.
+"""The log keeps rows that the lake lacks; after retention a union read still has every row.
 
 Segments of a kilobyte and a time to live of a millisecond, looked at every few milliseconds. That
 retention has been at work is seen by a table without lake beside it, as in

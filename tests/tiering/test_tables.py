@@ -1,4 +1,4 @@
-"""Acceptance 7 and 9: tables and partitions that come, go and stay empty; freshness; on and off."""
+"""Empty, dropped and created tables and partitions, freshness, and switching tiering on and off."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def kept_table(info: TableInfo) -> str:
     return f"{info.path.table}__{info.table_id}_{info.created_time}"
 
 
-# -- acceptance 7: with the service --------------------------------------------------------------
+# -- with the service ----------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -126,7 +126,7 @@ def test_a_table_re_created_under_its_name_starts_afresh_beside_the_old_lake_tab
         assert found == list(range(10 * generation, 10 * generation + 10))
 
 
-# -- acceptance 7: at every step of a round ------------------------------------------------------
+# -- at every step of a round --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -183,7 +183,7 @@ def test_a_table_re_created_at_any_step_gets_nothing_of_the_old_one(
         assert names_of(seen_by_all(kept, ["id"])) == [0, 1, 2, 3]
 
 
-# -- acceptance 9 --------------------------------------------------------------------------------
+# -- freshness -----------------------------------------------------------------------------------
 
 
 def due(driver: Driver, path: str, rounds: int = 3) -> bool:

@@ -1,4 +1,4 @@
-"""Acceptance 8: every type and every key through the lake, and columns added mid-stream."""
+"""Every type and every key through the lake, and columns that are added meanwhile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the acceptance tests share: a cluster with a running tiering service, and other readers.
+"""A cluster with a running tiering service, and readers that share no code with zufluss.
 
 The service is the real command with its JVM and its Python workers. Whether it did its work is
 asked of DuckDB, pyiceberg and polars, which share no code with `zufluss.lake`.

@@ -1,6 +1,6 @@
-"""The acceptance list of aggregation tables, producers and undo, line by line.
+"""Aggregation tables, exactly-once producers and undo, through real servers.
 
-One real server serves most of it (`conftest.py`), by the client, by pyfluss and by the raw wire.
-What the functions have to give says `reference.py`, in plain Python and from whole lists of inputs;
-nothing of the engine is used there. Details of the same things are tested next to their code.
+Most tests share one server (`conftest.py`) and use it through the client, pyfluss and raw frames.
+`reference.py` computes the expected results in plain Python from whole lists of inputs, without
+any code of the engine. Details are tested next to their code.
 """

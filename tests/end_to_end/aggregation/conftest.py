@@ -1,4 +1,4 @@
-"""One server per worker for the acceptance tests of aggregation that need none of their own."""
+"""The server of a worker that tests of aggregation share, unless they need one of their own."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from zufluss.client.sync.connection import Connection
 from zufluss.testing.server import DevServer
 
 QUICK = {"client.writer.batch-timeout": "0ms"}
-"""Tests flush what they write: nothing is won by waiting for more."""
+"""Tests flush their writes, so waiting for more rows to batch gains nothing."""
 
 
 @pytest.fixture(scope="package")
 def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[DevServer]:
-    """The worker's server for aggregation; nobody stops it."""
+    """The worker's server for aggregation; no test stops it."""
     properties = {"zufluss.metrics.port": str(free_port())}
     server = WarmServer(tmp_path_factory.mktemp("aggregation"), properties)
     request.config.stash.setdefault(SERVERS, []).append(server)

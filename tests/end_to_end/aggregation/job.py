@@ -1,7 +1,7 @@
 """A job in a process of its own, to be killed: reads events, writes them once, keeps checkpoints.
 
-The process is forked from one that has everything imported (`tests/warm.py`). What it does is
-said in a pipe, a line each, so that a test knows when to kill it:
+The process is forked from one that has imported everything (`tests/warm.py`). It writes a line to a
+pipe for each step, so that a test knows when to kill it:
 
 | line | |
 |---|---|
@@ -45,30 +45,30 @@ _forks = multiprocessing.get_context("forkserver")
 
 @dataclass(frozen=True)
 class Work:
-    """What a job does."""
+    """The parameters of a job."""
 
     bootstrap: str
     table: str
     kept: Path
-    """The file of its checkpoint."""
+    """The file that holds its checkpoint."""
     seed: int
-    """Of its events."""
+    """Seed of its events."""
     count: int
-    """How many there are."""
+    """Number of its events."""
     producer_id: str = "job"
     undo: Literal["server", "client"] = "server"
     checkpoints: float = 0.2
-    """How likely one is after a batch."""
+    """Probability of a checkpoint after a batch."""
     flushes: float = 0.5
-    """How likely a batch is waited for."""
+    """Probability that the job waits for the acknowledgement of a batch."""
     batch_rows: int = 7
     ttl: str = "1min"
     halts: bool = False
-    """Stand still when the undo has put back something."""
+    """Stop in the middle of the undo and wait to be killed."""
 
     @property
     def position(self) -> int:
-        """How far the last checkpoint is."""
+        """Position of the last checkpoint."""
         return int(json.loads(self.kept.read_text())[0]) if self.kept.exists() else 0
 
     @property
@@ -78,7 +78,7 @@ class Work:
 
 
 def run(work: Work, chance_seed: int, pipe: Pipe) -> None:
-    """The process."""
+    """Entry point of the process."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     try:
         _run(work, random.Random(chance_seed), pipe)
@@ -119,7 +119,7 @@ def _run(work: Work, chance: random.Random, pipe: Pipe) -> None:
 
 
 def _keep(work: Work, writer: ExactlyOnceWriter, position: int) -> None:
-    """State and position, in one step."""
+    """Store state and position in one step."""
     new = work.kept.with_suffix(".new")
     new.write_text(json.dumps([position, writer.checkpoint().to_bytes().decode()]))
     new.replace(work.kept)
@@ -130,7 +130,7 @@ class Job:
 
     def __init__(self, target: Callable[..., None], *arguments: object) -> None:
         self.lines: list[str] = []
-        """What it said."""
+        """Lines that the job has written so far."""
         self._pipe, theirs = _forks.Pipe(duplex=False)
         self.process: BaseProcess = _forks.Process(target=target, args=(*arguments, theirs))
         self.process.start()
@@ -142,18 +142,18 @@ class Job:
         return self.process.pid
 
     def says(self) -> bool:
-        """Whether there is another line."""
+        """Whether the job has written another line."""
         return self._pipe.poll()
 
     def next_line(self) -> str:
-        """What it says next."""
+        """The next line."""
         assert self._pipe.poll(servers.WAIT_SECONDS), "the job says nothing"
         line: str = self._pipe.recv()
         self.lines.append(line)
         return line
 
     def until(self, *beginnings: str) -> str:
-        """Wait for a line that begins so, or says that it failed."""
+        """Wait for a line with one of these beginnings, or for `failed`."""
         deadline = time.monotonic() + servers.WAIT_SECONDS
         while not (line := self.next_line()).startswith((*beginnings, "failed")):
             assert time.monotonic() < deadline, f"the job never says {beginnings}"
@@ -167,7 +167,7 @@ class Job:
 
 @contextmanager
 def job(work: Work, chance_seed: int = 0) -> Iterator[Job]:
-    """Start one; it does not survive the block."""
+    """Start a process that is killed at the end of the block."""
     with _alive(Job(run, work, chance_seed)) as found:
         yield found
 
@@ -186,7 +186,7 @@ def _alive(found: Job) -> Iterator[Job]:
 
 @dataclass(frozen=True)
 class Share:
-    """What a task of a job does: the events from `first` on that are its own."""
+    """The parameters of a task: it writes the events of its own from `first` on."""
 
     work: Work
     handle: ProducerHandle
@@ -195,7 +195,7 @@ class Share:
     first: int
     last: int
     ends: bool
-    """It comes to its end; otherwise it waits to be killed."""
+    """Whether the task ends by itself; otherwise it waits to be killed."""
 
 
 def run_task(share: Share, pipe: Pipe) -> None:
@@ -218,6 +218,6 @@ def run_task(share: Share, pipe: Pipe) -> None:
 
 @contextmanager
 def task(share: Share) -> Iterator[Job]:
-    """Start one; it does not survive the block."""
+    """Start a process that is killed at the end of the block."""
     with _alive(Job(run_task, share)) as found:
         yield found

@@ -43,7 +43,7 @@ def init(
 
 @dataclass
 class Epoch:
-    """An epoch of a producer of a table with one bucket, and its next sequence."""
+    """One epoch of a producer on a table with one bucket, and its next sequence number."""
 
     raw: RawClient
     table: Table
@@ -51,11 +51,11 @@ class Epoch:
     epoch: int
     sequence: int = 0
     targets: Sequence[int] = field(default=())
-    """Positions of the columns it puts; none: all."""
+    """Positions of the columns that it puts; empty means all."""
 
     @classmethod
     def begin(cls, raw: RawClient, table: Table, producer_id: str = "job", **more: Any) -> Epoch:
-        """Begin one."""
+        """Begin an epoch."""
         answer = init(raw, table, producer_id, **more)
         return cls(raw, table, answer.producer_number, answer.epoch)
 
@@ -67,14 +67,14 @@ class Epoch:
         return kv_batch(records, schema_id=codec.schema_id, writer_id=writer_id, sequence=sequence)
 
     def send(self, *rows: tuple[Any, ...], sequence: int, task: int = 0) -> ErrorCode:
-        """Put rows under a sequence; the answer's code."""
+        """Put rows with a sequence number; returns the error code."""
         data = self.batch(*rows, sequence=sequence, task=task)
         request = put_request(self.table.info.table_id, data, targets=self.targets)
         (entry,) = self.raw.call(ApiKey.PUT_KV, request, PUT_VERSION).buckets_resp
         return ErrorCode(entry.error_code)
 
     def put(self, *rows: tuple[Any, ...]) -> ErrorCode:
-        """Put rows under the next sequence."""
+        """Put rows with the next sequence number."""
         code = self.send(*rows, sequence=self.sequence)
         self.sequence += code is ErrorCode.NONE
         return code

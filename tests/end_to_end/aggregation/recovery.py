@@ -1,8 +1,8 @@
-"""What the tests of crashes and undo share: a table of all functions, its events, and jobs to kill.
+"""Helpers for tests of crashes and undo: a table with all functions, its events, and jobs to kill.
 
-A job reads events from a position, writes them exactly once, and keeps its checkpoints in a file,
-together with the position, in one step. `job.py` is such a job, in a process of its own. What a
-table must have in the end is what another one has that was written to without any crash.
+A job reads events from a position, writes them exactly once, and stores checkpoint and position in
+a file in one step. `job.py` is such a job, in a process of its own. At the end a table must have
+the same rows as a table that was written to without a crash.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ IDEMPOTENT = """
     users BYTES RBM32, sessions BYTES RBM64, visitors BYTES HLL, guests BYTES THETA,
     PRIMARY KEY (k)
 """
-"""The functions of which a replay gives the same."""
+"""Functions for which writing the same rows again changes nothing."""
 KEYS = 12
 
 Event = dict[str, Any]
@@ -72,7 +72,7 @@ Event = dict[str, Any]
 
 
 def create(conn: Connection, schema: str = VIEWS, *, buckets: int = 3, **options: Any) -> Table:
-    """A new table that aggregates, which no other test knows."""
+    """A new aggregation table that no other test uses."""
     name = f"fluss.{fresh_name()}"
     properties = AGGREGATION | options.pop("properties", {})
     conn.admin.create_table(name, schema, bucket_count=buckets, properties=properties, **options)
@@ -102,7 +102,7 @@ def column_of(table: Table, name: str = "views") -> dict[Any, Any]:
 
 
 def put_plain(table: Table, *inputs: Any, columns: Sequence[str] | None = None) -> None:
-    """Write as nobody in particular."""
+    """Write without a producer."""
     with table.upsert(columns) as writer:
         for data in inputs:
             writer.write(data)
@@ -164,7 +164,7 @@ def written(table: Table, seed: int, span: range) -> dict[str, list[Any]]:
 def without_crash(
     conn: Connection, seed: int, count: int, schema: str = EVERY_FUNCTION
 ) -> list[dict[str, Any]]:
-    """What a table has to which the events were written one after the other, by a plain writer."""
+    """The rows of a table to which a plain writer wrote the events one after the other."""
     table = create(conn, schema)
     for first in range(0, count, 16):
         put_plain(table, written(table, seed, range(first, min(first + 16, count))))
@@ -175,7 +175,7 @@ def without_crash(
 
 
 def writers_of(raw: RawClient, table: Table, bucket: int = 0) -> list[ProducerWriter | None]:
-    """Who wrote the batches of a bucket's changelog, in order."""
+    """The writer ids of the batches of a bucket's changelog, in order."""
     return [ProducerWriter.of(h.writer_id) for h in raw.batches(table.info.table_id, bucket)]
 
 
@@ -190,7 +190,7 @@ def undo_records(raw: RawClient, table: Table, bucket: int = 0) -> dict[int, int
 
 
 def folded(changes: pa.Table, rows: Mapping[int, Event] | None = None) -> dict[int, Event]:
-    """What a changelog of one bucket makes of rows; it never contradicts itself."""
+    """Apply the changelog of a bucket to rows; asserts that before-images fit."""
     state = dict(rows or {})
     for change in changes.to_pylist():
         kind, row = change.pop("_change_type"), change
@@ -225,7 +225,7 @@ def metric(server: DevServer, name: str, *labels: str) -> float:
 
 @contextmanager
 def paused(pid: int) -> Iterator[None]:
-    """A process stands still meanwhile."""
+    """Suspend a process for the length of the block."""
     os.kill(pid, signal.SIGSTOP)
     try:
         yield
@@ -234,6 +234,6 @@ def paused(pid: int) -> Iterator[None]:
 
 
 def lose_tables(server: DevServer) -> None:
-    """Remove what a stopped server has of its tables; metadata and remote storage stay."""
+    """Remove the table directories of a stopped server; metadata and remote storage stay."""
     for path in Path(server.data_dir).glob("fluss/*"):
         shutil.rmtree(path)

@@ -1,7 +1,7 @@
-"""What every aggregation function has to give, in plain Python. Nothing of zufluss is used here.
+"""The expected result of every aggregation function, in plain Python without any code of zufluss.
 
-A function gets the whole list of a key's inputs, oldest first, and gives the value that the column
-must have after the last of them. So nothing is shared with an engine that adds one to another.
+A function gets the whole list of a key's inputs, oldest first, and returns the value of the column
+after the last input. The engine instead adds one input after the other, so the two share nothing.
 
 | here | |
 |---|---|
@@ -29,7 +29,7 @@ from pyroaring import BitMap, BitMap64
 # -- types --------------------------------------------------------------------------------------
 
 INTEGERS = {"TINYINT": 8, "SMALLINT": 16, "INT": 32, "BIGINT": 64}
-"""And their bits."""
+"""Integer types with their bits."""
 FLOATS = ("FLOAT", "DOUBLE")
 DECIMALS = ("DECIMAL(5, 2)", "DECIMAL(18, 4)", "DECIMAL(38, 10)")
 TEXTS = ("CHAR(3)", "STRING")
@@ -163,11 +163,11 @@ SETS: Mapping[str, Sequence[Any]] = {
     "hll": [hll(), hll(1), hll(2, 3), hll(*range(10, 40))],
     "theta": [theta(), theta(1), theta(2, 3), theta(*range(10, 40))],
 }
-"""What BYTES are for the functions that unite sets."""
+"""BYTES values for the functions that unite sets."""
 
 
 def samples(function: str, kind: str) -> Sequence[Any]:
-    """Values a column of this function and type may get."""
+    """Input values for a column of this function and type."""
     return SETS.get(function, SAMPLES[kind])
 
 
@@ -175,7 +175,7 @@ def samples(function: str, kind: str) -> Sequence[Any]:
 
 
 def _fits(number: Any, kind: str) -> bool:
-    """Whether a number is one of its type."""
+    """Whether a number fits its type."""
     if kind in INTEGERS:
         half = 1 << (INTEGERS[kind] - 1)
         return bool(-half <= number < half)
@@ -186,7 +186,7 @@ def _fits(number: Any, kind: str) -> bool:
 
 
 def _as(number: Any, kind: str) -> Any:
-    """A computed number with the digits of its type."""
+    """A computed number, rounded to the digits of its type."""
     if kind == "FLOAT":
         try:
             return struct.unpack("<f", struct.pack("<f", number))[0]
@@ -198,7 +198,7 @@ def _as(number: Any, kind: str) -> Any:
 
 
 def _chain(inputs: Sequence[Any], kind: str, join: Callable[[Any, Any], Any]) -> Any:
-    """One after the other; None if it does not fit its type on the way."""
+    """The result of applying an operation input by input; None if it overflows on the way."""
     with localcontext(prec=100, rounding=ROUND_HALF_UP):
         total = inputs[0]
         for number in inputs[1:]:
@@ -217,7 +217,7 @@ def _plus(one: Any, other: Any) -> Any:
 
 
 def order(value: Any) -> Any:
-    """What sorts as the value must: NaN above everything, −0.0 below 0.0."""
+    """A sort key: NaN above everything, −0.0 below 0.0."""
     if isinstance(value, float):
         return (math.isnan(value), 0.0 if math.isnan(value) else value, math.copysign(1, value))
     return value
@@ -240,7 +240,7 @@ def _united(kind: Any, inputs: Sequence[bytes]) -> bytes:
 
 
 def _of_values(function: str, kind: str, values: Sequence[Any]) -> Any:
-    """What values give that are not NULL; there is one at least."""
+    """The result for inputs without NULL; there is at least one."""
     match function:
         case "sum":
             return _chain(values, kind, _plus)
@@ -270,7 +270,7 @@ def _of_values(function: str, kind: str, values: Sequence[Any]) -> Any:
 
 
 def _sketch_union(function: str) -> Callable[[bytes, bytes], bytes]:
-    """Sketches cannot be taken apart, so their own library unites them."""
+    """Unites sketches with their own library, because sketches cannot be taken apart."""
 
     def unite(one: bytes, other: bytes) -> bytes:
         if function == "hll":
@@ -309,7 +309,7 @@ def value_of(function: str, kind: str, inputs: Sequence[Any], deciding: Sequence
 
 
 def fitting(function: str, kind: str, inputs: Sequence[Any]) -> list[Any]:
-    """Inputs with NULL in place of those that would lead beyond the type."""
+    """The inputs, with NULL instead of those that would overflow the type."""
     taken: list[Any] = []
     for value in inputs:
         enough = function not in ("sum", "product") or value is None
@@ -324,7 +324,7 @@ def fitting(function: str, kind: str, inputs: Sequence[Any]) -> list[Any]:
 
 
 def same(function: str, value: Any) -> Any:
-    """Equal for equal values only."""
+    """A form that is equal for equal values only."""
     if isinstance(value, float):
         return "NaN" if math.isnan(value) else struct.pack("<d", value)
     if value is None:

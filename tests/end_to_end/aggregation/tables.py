@@ -1,4 +1,4 @@
-"""What the tests of functions, schemas and modes share: aggregation tables, puts, changelogs."""
+"""Helpers for tests of functions, schemas and modes: aggregation tables, puts, changelogs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
 
 DATABASE = "fluss"
-"""Every server has it from its start."""
+"""The database that every server has from its start."""
 ENGINE = {"table.merge-engine": "aggregation"}
 DEFAULT_FUNCTION = "table.merge-engine.aggregation.default-function"
 DELETES = "table.delete.behavior"
@@ -36,7 +36,7 @@ _RUN = secrets.token_hex(3)
 
 
 def fresh_name() -> str:
-    """The name of a table that no other test knows."""
+    """The name of a table that no other test uses."""
     return f"agg_{_RUN}_{next(_NUMBERS)}"
 
 
@@ -64,7 +64,7 @@ def put(
     columns: Sequence[str] | None = None,
     mode: MergeModeName = "aggregate",
 ) -> None:
-    """Put rows in one batch, and wait for it; they have the named columns, or all."""
+    """Put rows in one batch and wait for the acknowledgement; with the named columns, or all."""
     names = list(columns or table.schema.names)
     with table.upsert(columns, merge_mode=mode) as writer:
         writer.write(batch_of(table, [dict(zip(names, row, strict=True)) for row in rows]))
@@ -79,14 +79,14 @@ def batch_of(table: Table, rows: Sequence[Row]) -> pa.RecordBatch:
 
 
 def delete(table: Table, *keys: Any, columns: Sequence[str] | None = None) -> None:
-    """Delete keys in one batch, and wait for it."""
+    """Delete keys in one batch and wait for the acknowledgement."""
     (key,) = table.schema.primary_key
     with table.upsert(columns) as writer:
         writer.delete({key: list(keys)})
 
 
 def values(table: Table, key: Any) -> tuple[Any, ...] | None:
-    """What stands beside a key."""
+    """The columns of a row without its key."""
     row = table.lookup(key)
     return None if row is None else tuple(row.values())[1:]
 
@@ -102,7 +102,7 @@ def changes(table: Table, start: int = 0) -> list[Change]:
 
 
 def end_offset(raw: RawClient, table: Table) -> int:
-    """Where the changelog of the only bucket ends."""
+    """The end offset of the changelog of the only bucket."""
     return raw.end_offset(table.info.table_id)
 
 
@@ -125,7 +125,7 @@ def put_code(
 
 
 def refusal(raw: RawClient, table: TableDescriptor | bytes) -> ZuflussError | None:
-    """Ask for a new table, as JSON that anybody can write; the error that answers."""
+    """Request a table by raw JSON; returns the error of the answer."""
     request = m.CreateTableRequest(
         table_path=table_path(DATABASE, fresh_name()),
         table_json=table if isinstance(table, bytes) else table.to_json(),

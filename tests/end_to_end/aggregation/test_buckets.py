@@ -1,4 +1,4 @@
-"""Lines 22 to 24: which buckets are undone, from where, and how often, whoever wrote to them."""
+"""Which buckets an undo covers, from which offset, and how often, whichever task wrote to them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def day(name: str, *pages: int) -> dict[str, Any]:
 
 
 def undone_buckets(server: DevServer, table_id: int, epoch: int) -> list[int]:
-    """The buckets whose undos have ended in an epoch, as often as they have."""
+    """The buckets whose undos ended in an epoch, once per undo."""
     lines = [line for line in server.output if "undo_ended" in line and f"epoch={epoch} " in line]
     mine = [
         line.split(f"table {table_id}, bucket ")[1]
@@ -50,7 +50,7 @@ def undone_buckets(server: DevServer, table_id: int, epoch: int) -> list[int]:
     return sorted(int(rest.split("'")[0]) for rest in mine)
 
 
-# -- 22 ------------------------------------------------------------------------------------------
+# -- partitions ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("undo", ["server", "client"])
@@ -111,7 +111,7 @@ def test_a_partition_that_was_dropped_since_is_skipped_also_when_it_came_back(
     first.close()
 
 
-# -- 23 ------------------------------------------------------------------------------------------
+# -- buckets without writes ----------------------------------------------------------------------
 
 
 def test_a_bucket_untouched_since_the_checkpoint_costs_nothing_and_stays_in_the_next(
@@ -140,13 +140,13 @@ def test_a_bucket_untouched_since_the_checkpoint_costs_nothing_and_stays_in_the_
     assert column_of(table) == dict.fromkeys(MANY, 1)
 
 
-# -- 24 ------------------------------------------------------------------------------------------
+# -- changing numbers of writers -----------------------------------------------------------------
 
 
 def run_tasks(
     work: Work, driver: ExactlyOnceWriter, tasks: int, span: range, *, ends: bool
 ) -> None:
-    """Processes that write events, each those of its keys; ended, or killed when all have."""
+    """Run processes that each write the events of their keys, to their end or until killed."""
     shares = [
         Share(work, driver.handle, number, tasks, span.start, span.stop, ends)
         for number in range(tasks)
@@ -191,7 +191,7 @@ def test_two_writers_then_four_then_one_and_every_bucket_is_undone_once(
 
 
 def pieces_of(state: ProducerState, count: int) -> list[bytes]:
-    """A state as tasks keep it: each some buckets."""
+    """A state in parts, as tasks keep it: each part has some buckets."""
     buckets = sorted(state.offsets, key=lambda b: b.bucket_id)
     return [
         replace(state, offsets={b: state.offsets[b] for b in buckets[i::count]}).to_bytes()

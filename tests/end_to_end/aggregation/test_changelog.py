@@ -1,4 +1,4 @@
-"""Lines 11 and 12: whole images in the changelog, and what deletes do, whole and partial."""
+"""The changelog has whole rows before and after a change; full and partial deletes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def image(key: int, n: Any, t: Any, tags: Any) -> Row:
     return {"k": key, "n": n, "t": t, "tags": tags}
 
 
-# -- line 11 ------------------------------------------------------------------------------------
+# -- images of rows ------------------------------------------------------------------------------
 
 
 def test_inserts_updates_and_deletes_have_whole_images_and_no_change_has_none(
@@ -68,7 +68,7 @@ def test_inserts_updates_and_deletes_have_whole_images_and_no_change_has_none(
 
 
 def test_every_row_of_a_batch_has_its_change(conn: Connection) -> None:
-    """Rows of one key in one batch are not joined: a reader sees each state on the way."""
+    """Rows of one key in one batch are not combined: a reader sees every intermediate state."""
     table = aggregated(conn, "n BIGINT SUM, c INT COUNT")
     put(table, (1, 5, 0), (2, None, None), (1, 0, None), (1, -5, 0), (2, 1, None))
     assert [(kind, *row.values()) for kind, row in changes(table)] == [
@@ -97,7 +97,7 @@ async def test_a_client_of_fluss_reads_the_same_changes(
 
 
 def replayed(changes: list[Change]) -> dict[int, Row]:
-    """The rows after changes; each before-image is what was there."""
+    """Apply changes to rows; asserts that each before-image is the stored row."""
     rows: dict[int, Row] = {}
     for kind, row in changes:
         if kind == "+I":
@@ -134,7 +134,7 @@ def test_the_changelog_replayed_is_the_table_whatever_was_put(
     assert all(a[1] != b[1] for a, b in itertools.pairwise(found) if b[0] == "+U")
 
 
-# -- line 12 ------------------------------------------------------------------------------------
+# -- deletes -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("behavior", [None, "IGNORE"])

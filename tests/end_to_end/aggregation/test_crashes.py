@@ -1,4 +1,4 @@
-"""Lines 18 to 21: whatever is killed, and whenever, the table has what it has without a crash.
+"""Whatever is killed, and whenever, the table has the same rows as without a crash.
 
 Jobs and servers are processes that get a real SIGKILL. Every function is in the table.
 """
@@ -42,10 +42,10 @@ from zufluss.testing.server import DevServer
 
 EVENTS = rounds(60, 300)
 POINTS_MAX = 40
-"""Writes of a server from its start to the end of its undo, at most."""
+"""Upper bound of the file writes of a server from its start to the end of its undo."""
 YEAR_SECONDS = 365 * 86_400
 UNDONE_AT_LEAST = 3
-"""Undos that have written something: two that died, and one that came to its end."""
+"""Undos that wrote something: two that were killed, and one that completed."""
 
 
 def work_on(
@@ -56,7 +56,7 @@ def work_on(
 
 
 def killed_after(work: Work, lines: int, rng: random.Random) -> None:
-    """Run a job until it has said so much, and kill it."""
+    """Run a job until it has written some lines, and kill it."""
     with job(work, rng.randrange(1 << 30)) as running:
         for _ in range(lines):
             line = running.next_line()
@@ -72,14 +72,14 @@ def finished(work: Work) -> None:
 
 
 def check(conn: Connection, work: Work) -> None:
-    """The table has what it has without a crash."""
+    """Assert that the table has the same rows as without a crash."""
     assert work.position == work.count
     assert rows_of(conn.table(work.table)) == without_crash(conn, work.seed, work.count)
 
 
 @pytest.fixture
 def mortal(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[WarmServer]:
-    """A server to be killed, that starts quickly."""
+    """A server that starts quickly and will be killed."""
     server = WarmServer(tmp_path / "server")
     request.config.stash.setdefault(SERVERS, []).append(server)
     with server:
@@ -87,7 +87,7 @@ def mortal(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[WarmServe
     request.config.stash[SERVERS].remove(server)
 
 
-# -- 18 ------------------------------------------------------------------------------------------
+# -- kills at random points ----------------------------------------------------------------------
 
 
 def test_the_table_has_every_function(conn: Connection) -> None:
@@ -126,7 +126,7 @@ def test_servers_and_jobs_killed_at_random_points_change_nothing(
         check(conn, work)
 
 
-# -- 19 and 20 -----------------------------------------------------------------------------------
+# -- restarts before the first checkpoint, and after the ttl -------------------------------------
 
 
 def test_killed_before_the_first_checkpoint_it_begins_anew_and_is_right(
@@ -199,11 +199,11 @@ async def test_a_producer_is_remembered_for_years_and_over_restarts(tmp_path: Pa
     await world.stop()
 
 
-# -- 21 ------------------------------------------------------------------------------------------
+# -- kills during an undo ------------------------------------------------------------------------
 
 
 def leave_behind(work: Work) -> None:
-    """A checkpoint, and then writes to all keys that nobody comes back for."""
+    """Take a checkpoint, then write to all keys and never resume."""
     with job(replace(work, checkpoints=1.0)) as running:
         running.until("kept")
     with job(replace(work, checkpoints=0.0, flushes=1.0)) as running:
@@ -212,7 +212,7 @@ def leave_behind(work: Work) -> None:
 
 
 def undone_before_death(server: WarmServer, table: Table, from_offset: int) -> bool:
-    """Begin an epoch and its undo; whether the server has lived to see its end."""
+    """Begin an epoch and its undo; returns whether the server survived the undo."""
     try:
         server.start()
         with RawClient(server.port) as raw:

@@ -1,7 +1,7 @@
-"""Lines 28 and 30: acknowledgements that get lost, coordinator and leader that are killed.
+"""Lost acknowledgements, and kills of the coordinator and of the leader.
 
-The roles are processes of their own; there is one leader, which comes back as another one, with the
-next leader epoch. Nothing that was fenced or locked is free for a moment.
+The roles are separate processes. The only leader comes back with the next leader epoch, as another
+leader would. Fences and locks hold at every moment.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def again(server: WarmServer) -> None:
 
 
 def begin(server: WarmServer, table: Table, producer_id: str = "job") -> Epoch:
-    """Begin an epoch, as soon as there is a coordinator that knows all leaders."""
+    """Begin an epoch as soon as the coordinator knows all leaders."""
     begun: list[Epoch] = []
 
     def possible() -> bool:
@@ -140,7 +140,7 @@ def test_a_leader_that_was_killed_rejects_the_old_epoch_from_its_first_put_on(
 
 
 def served(tablet: WarmServer, table: Table) -> bool:
-    """Whether the leader answers for its bucket; nobody has put anything by then."""
+    """Whether the leader serves its bucket, asked without a put."""
     try:
         with RawClient(tablet.port) as raw:
             raw.end_offset(table.info.table_id)
@@ -173,11 +173,11 @@ def test_an_exactly_once_writer_goes_on_over_both_failovers(cluster: Cluster) ->
         assert column_of(table) == {1: 2, 2: 1, 3: 1}
 
 
-# -- 28 ------------------------------------------------------------------------------------------
+# -- lost acknowledgements -----------------------------------------------------------------------
 
 
 class Deaf(Relay):
-    """A relay that can keep answers to itself."""
+    """A relay that can withhold answers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -196,7 +196,7 @@ class Deaf(Relay):
 
 @pytest.fixture
 def deaf(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Deaf, WarmServer]]:
-    """A server whose clients go by a relay."""
+    """A server whose clients connect through a relay."""
     with Deaf() as relay:
         advertised = {"advertised.listeners": f"FLUSS://{relay.bootstrap}"}
         server = WarmServer(tmp_path / "server", advertised)

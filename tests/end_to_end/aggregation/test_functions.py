@@ -1,4 +1,4 @@
-"""Line 1: every function of every type it takes gives what plain Python says, however rows come."""
+"""Every function gives the result of the plain Python reference, for every type and order."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def named(kind: str) -> str:
 
 
 def inputs_of(function: str, kind: str, rng: random.Random) -> list[list[Any]]:
-    """What the keys get: nothing, one value, with NULLs before and behind, many values."""
+    """Inputs of the keys: none, one value, values with NULLs before and after, many values."""
     known = samples(function, kind)
     one, other = known[-1], known[0]
     fixed = [[None], [one], [None, one], [one, None], [None, None], [one, one], [other, one, other]]
@@ -57,7 +57,7 @@ def table_for(conn: Connection, function: str) -> Table:
 
 
 def write(table: Table, rows: dict[int, list[Row]]) -> None:
-    """Each key twice: all its rows in one batch under the key, one by one under `-1 - key`."""
+    """Write each key twice: all rows in one batch as `key`, one by one as `-1 - key`."""
     with table.upsert() as writer:
         writer.write(batch_of(table, list(itertools.chain.from_iterable(rows.values()))))
         writer.flush()
@@ -171,7 +171,7 @@ def test_functions_give_the_same_in_every_format_of_rows_and_changelogs(
 async def test_what_a_client_of_fluss_writes_and_reads_is_aggregated(
     server: DevServer, conn: Connection
 ) -> None:
-    """It knows nothing of functions: they are the table's."""
+    """pyfluss does not know the functions: they belong to the table."""
     table = aggregated(
         conn,
         "n BIGINT SUM, c INT COUNT, hi DOUBLE MAX, names STRING LISTAGG, f STRING FIRST_VALUE, "

@@ -1,4 +1,4 @@
-"""Lines 15 to 17: modes of puts and who may use them, states made by clients, values taken back."""
+"""Modes of puts and who may use them, states that clients aggregate, and retracts."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ from zufluss.testing.server import DevServer
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
 
-# -- line 15 ------------------------------------------------------------------------------------
+# -- modes of puts -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", [3, 4, 99, 101, -1, 2**31 - 1, -(2**31)])
@@ -145,7 +145,7 @@ def test_overwrite_without_permission_is_denied(new_server: Callable[..., DevSer
 
 
 def undone_without_permission(table: Table) -> None:
-    """A restart undoes as the server, so a job needs no permission to overwrite."""
+    """The server performs the undo of a restart, so a job needs no permission to overwrite."""
     writer = table.exactly_once_writer("job", ["k", "n"])
     writer.write({"k": [1], "n": [1]})
     kept = writer.checkpoint()
@@ -156,7 +156,7 @@ def undone_without_permission(table: Table) -> None:
         again.release()
 
 
-# -- line 16 ------------------------------------------------------------------------------------
+# -- states that clients aggregate ---------------------------------------------------------------
 
 COUNT, KEYS = 1000, 8
 BY = "by"
@@ -209,7 +209,7 @@ def test_states_of_1_000_rows_aggregated_before_give_what_1_000_accumulates_give
 
 
 def check_states(function: str, kinds: Sequence[str], rows: list[Row], tables: list[Table]) -> None:
-    """Both tables have what plain Python says."""
+    """Assert that both tables have the results of plain Python."""
     found = [{row["k"]: row for row in t.scan().to_arrow().to_pylist()} for t in tables]
     for key, (i, kind) in itertools.product(range(KEYS), enumerate(kinds)):
         mine = [row for row in rows if row["k"] == key]
@@ -286,7 +286,7 @@ def test_partial_states_and_refusals_are_those_of_inputs(conn: Connection, raw: 
     assert end_offset(raw, table) == end
 
 
-# -- line 17 ------------------------------------------------------------------------------------
+# -- retracts ------------------------------------------------------------------------------------
 
 
 def test_a_retract_of_a_sum_subtracts_for_every_type(conn: Connection, rng: random.Random) -> None:
@@ -370,7 +370,7 @@ def test_columns_that_cannot_be_taken_back_may_be_left_out(conn: Connection) -> 
 def test_a_retract_of_a_key_that_is_not_there_waits_for_what_it_takes_back(
     conn: Connection,
 ) -> None:
-    """A retract may come before its input, from another source; together they are nothing."""
+    """A retract may come before its input, from another source; together they cancel out."""
     table = aggregated(conn, "n BIGINT SUM, c INT COUNT, d DECIMAL(9, 2) SUM")
     put(table, (1, 5, 1, Decimal("1.25")), mode="retract")
     assert values(table, 1) == (-5, -1, Decimal("-1.25"))

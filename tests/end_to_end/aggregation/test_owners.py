@@ -1,5 +1,4 @@
-"""Lines 25 to 29: two jobs on one table, writers that come back too late, acknowledgements that get
-lost, and who owns columns for how long."""
+"""Two jobs on one table, fenced writers, lost acknowledgements, and the ownership of columns."""
 
 from __future__ import annotations
 
@@ -47,14 +46,14 @@ from zufluss.testing.server import DevServer
 from zufluss.wire.api import ApiKey
 
 PUTS_MAX = 5_000
-"""Nobody who is fenced gets so far."""
+"""A sequence number that no fenced writer reaches."""
 
 
 def adds(pages: dict[int, int]) -> dict[str, list[int]]:
     return {"page": [*pages], "views": [*pages.values()]}
 
 
-# -- 25 and 26 -----------------------------------------------------------------------------------
+# -- two jobs on one table -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("undo", ["server", "client"])
@@ -185,7 +184,7 @@ def test_in_shared_mode_the_contribution_of_one_survives_the_undo_of_the_other(
     assert totals()[0] == expected + 50 + 5000
 
 
-# -- 27 ------------------------------------------------------------------------------------------
+# -- fenced writers ------------------------------------------------------------------------------
 
 
 def test_a_writer_that_was_asleep_gets_fenced_and_counts_nothing(
@@ -243,7 +242,7 @@ def test_a_put_that_was_under_way_when_the_epoch_began_is_undone_or_fenced(
         assert rows_of(table) == [], "nothing of the old epoch is there, whenever it was sent"
 
 
-# -- 28 ------------------------------------------------------------------------------------------
+# -- repeated batches ----------------------------------------------------------------------------
 
 
 def test_the_same_batch_sent_again_is_applied_once(
@@ -270,7 +269,7 @@ def put_frame(table: Table, data: bytes) -> tuple[Any, ...]:
     return ApiKey.PUT_KV, put_request(table.info.table_id, data), PUT_VERSION
 
 
-# -- 29 ------------------------------------------------------------------------------------------
+# -- ownership of columns ------------------------------------------------------------------------
 
 
 def refusal(raw: RawClient, table: Table, producer_id: str) -> ZuflussError | None:

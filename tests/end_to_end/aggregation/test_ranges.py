@@ -1,4 +1,4 @@
-"""Lines 31 to 34: what an undo can begin from, and what it reads and leaves alone."""
+"""The offsets an undo can begin at, and which batches it reads and skips."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ EAGER = {
     "remote.log.task-interval-duration": "0",
     "kv.snapshot.interval": "20ms",
 }
-"""Forgets changelogs as soon as it may."""
+"""A server that removes changelogs as soon as it may."""
 SHORT = {"table.log.ttl": "1ms"}
 
 
-# -- 31 ------------------------------------------------------------------------------------------
+# -- changelogs that begin too late --------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +117,7 @@ def test_the_changelog_is_kept_for_who_has_no_checkpoint_yet(forgetful: Connecti
     first.close()
 
 
-# -- 32 ------------------------------------------------------------------------------------------
+# -- offsets and tables that do not fit ----------------------------------------------------------
 
 
 @pytest.mark.parametrize("undo", UNDOS)
@@ -166,11 +166,11 @@ def test_a_state_of_a_table_that_was_recreated_is_refused(conn: Connection, raw:
     assert column_of(other) == {1: 7}
 
 
-# -- 33 ------------------------------------------------------------------------------------------
+# -- states that are wrong -----------------------------------------------------------------------
 
 
 def reversioned(state: ProducerState, version: object, **changed: object) -> bytes:
-    """A state in another version of its form, with a checksum that fits."""
+    """A state with another version number and a valid checksum."""
     document = json.loads(state.to_bytes()) | {"zufluss_producer_state": version} | changed
     del document["crc32c"]
     data = json.dumps(document, separators=(",", ":")).encode()
@@ -182,7 +182,7 @@ def moved(offsets: Mapping[TableBucket, int], by: int) -> dict[TableBucket, int]
 
 
 def wrong_states(state: ProducerState) -> dict[str, tuple[Any, str]]:
-    """States by what is wrong with them, and what is said about it."""
+    """Wrong states by their defect, with the expected message."""
     data = state.to_bytes()
     half = replace(state, offsets=dict([*state.offsets.items()][:1]))
     conflicting = replace(state, offsets=moved(state.offsets, 1))
@@ -246,7 +246,7 @@ def test_offsets_that_do_not_fit_are_refused_by_the_server_too(
     assert init(raw, table, restored=there).epoch == epoch.epoch + 1, "no epoch was begun"
 
 
-# -- 34 ------------------------------------------------------------------------------------------
+# -- the range of an undo ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("undo", UNDOS)

@@ -1,4 +1,4 @@
-"""Lines 2 to 4: what a table may not declare is refused when it is created, with the column."""
+"""Invalid declarations are refused when a table is created, and the error names the column."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CONFIG, TABLE = ErrorCode.INVALID_CONFIG_EXCEPTION, ErrorCode.INVALID_TABLE_EXCE
 def document(
     function: object, kind: str = "BIGINT", properties: Mapping[str, str] = ENGINE
 ) -> dict[str, Any]:
-    """A table as JSON whose column `pv` has a function that nobody has looked at."""
+    """A table as JSON whose column `pv` has a function that no client has checked."""
     found = json.loads(described(f"seen BIGINT MAX, low INT MIN, pv {kind} LAST_VALUE").to_json())
     found["properties"] = dict(properties)
     found["schema"]["columns"][3]["agg_function"] = function
@@ -40,7 +40,7 @@ def document(
 
 
 def refused(raw: RawClient, table: TableDescriptor | dict[str, Any]) -> ZuflussError:
-    """The error that answers; the server has no table of it."""
+    """The error of the answer; asserts that no table was created."""
     data = json.dumps(table).encode() if isinstance(table, dict) else table
     problem = refusal(raw, data)
     assert problem is not None, "it was created"
@@ -51,7 +51,7 @@ def declared(function: str, **parameters: str) -> dict[str, Any]:
     return {"type": function, **({"parameters": parameters} if parameters else {})}
 
 
-# -- line 2 -------------------------------------------------------------------------------------
+# -- functions and their parameters --------------------------------------------------------------
 
 
 @pytest.mark.parametrize("function", TAKES)
@@ -134,7 +134,7 @@ def test_a_parameter_that_is_unknown_or_not_allowed_is_refused_with_the_column(
 def test_a_list_of_texts_needs_room_to_grow(
     raw: RawClient, conn: Connection, function: str
 ) -> None:
-    """A CHAR of INDEXED rows has none: what is stored could not be read."""
+    """A CHAR column of INDEXED rows has a fixed length, so a longer list could not be read."""
     indexed = {"table.kv.format": "INDEXED"}
     problem = refused(raw, described(f"pv CHAR(3) {function}", **indexed))
     assert problem.code == CONFIG
@@ -162,7 +162,7 @@ def test_a_column_that_is_added_is_looked_at_like_those_of_a_new_table(
     assert conn.admin.table_info(path).schema == table.schema, "nothing was added"
 
 
-# -- line 3 -------------------------------------------------------------------------------------
+# -- columns without a function ------------------------------------------------------------------
 
 
 def test_a_column_without_a_function_is_refused_and_the_message_says_how_to_name_one(
@@ -197,7 +197,7 @@ def test_only_the_option_of_the_table_gives_a_default(raw: RawClient, conn: Conn
     )
 
 
-# -- line 4 -------------------------------------------------------------------------------------
+# -- columns that cannot have a function ---------------------------------------------------------
 
 
 @pytest.mark.parametrize("place", ["schema", "fields"])

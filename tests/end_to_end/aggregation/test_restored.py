@@ -1,6 +1,7 @@
-"""Line 38: a server that lost its memory, its state, or its disk has the same rows, bit for bit.
+"""A server that lost its memory, its state, or its disk has the same rows, bit for bit.
 
-Every function is in the table, and an undo. Rows are compared as the bytes that a lookup gives.
+The table has every function and has gone through an undo. Rows are compared as the bytes of a
+lookup.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ OFTEN = {"kv.snapshot.interval": "50ms", "log.segment.file-size": "4kb"}
 
 @dataclass
 class Place:
-    """A server, a table of it that was written to, and what must be there."""
+    """A server, a table with rows, and the bytes expected for every key."""
 
     server: WarmServer
     work: Work
@@ -56,18 +57,18 @@ class Place:
             return values_of(raw, table.info.table_id, keys)
 
     def snapshot_offset(self, conn: Connection) -> int:
-        """Where the newest snapshot is."""
+        """The offset of the newest snapshot."""
         found = conn.admin.latest_kv_snapshots(self.work.table)
         return max((s.log_offset for s in found), default=0)
 
     def until_snapshot(self) -> None:
-        """Wait for a snapshot of everything."""
+        """Wait for a snapshot that contains everything."""
         with zufluss.connect(self.server.bootstrap) as conn:
             end = conn.admin.list_offsets(self.work.table)[0]
             eventually(lambda: self.snapshot_offset(conn) >= end, "a snapshot of everything")
 
     def write_more(self) -> None:
-        """Rows behind the newest snapshot."""
+        """Write rows after the newest snapshot."""
         with zufluss.connect(self.server.bootstrap) as conn:
             conn.admin.drop_producer(self.work.table, "job")
             table = conn.table(self.work.table)
@@ -77,7 +78,7 @@ class Place:
 
 @pytest.fixture
 def place(request: pytest.FixtureRequest, tmp_path: Path, rng: random.Random) -> Iterator[Place]:
-    """A table that was written to by a job that was killed, and started again."""
+    """A table that a job wrote to, was killed, and wrote to again."""
     remote = {"remote.data.dir": str(tmp_path / "remote")}
     server = WarmServer(tmp_path / "server", OFTEN | remote)
     known = request.config.stash.setdefault(SERVERS, [])
@@ -97,11 +98,11 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, rng: random.Random) ->
 
 
 def lose_nothing(server: WarmServer) -> None:
-    """The process was killed, the disk is as it was."""
+    """Kill the process; the disk stays."""
 
 
 def lose_state(server: WarmServer) -> None:
-    """The key-value state is gone, the changelog is there."""
+    """Remove the key-value state; the changelog stays."""
     for path in server.data_dir.glob("fluss/*/kv-*"):
         shutil.rmtree(path)
 

@@ -1,8 +1,7 @@
-"""Lines 13 and 14: partial updates hit their columns, and old rows merge, whatever was added.
+"""Partial updates write their own columns, and old rows merge, after columns were added.
 
-Columns are only added, at the end: dropping and renaming them is refused. So the positions that a
-put names are those of the same columns for ever, as ids would be. What a producer owns is kept by
-column id.
+Columns can only be added at the end: dropping and renaming is refused. So a position in a put
+always means the same column, as an id would. Ownership of producers is stored by column id.
 """
 
 from __future__ import annotations
@@ -42,12 +41,12 @@ TARGETS = ErrorCode.INVALID_TARGET_COLUMN
 
 
 def added(conn: Connection, table: Table, columns: str) -> Table:
-    """The table as it is after a column was added."""
+    """The table, opened again after a column was added."""
     conn.admin.alter_table(table.info.path, add_columns=columns)
     return conn.table(table.info.path)
 
 
-# -- line 13 ------------------------------------------------------------------------------------
+# -- partial updates -----------------------------------------------------------------------------
 
 
 def test_partial_updates_hit_their_columns_before_and_after_columns_are_added(
@@ -161,7 +160,7 @@ def test_a_put_without_the_key_or_of_a_table_with_not_null_columns_is_refused(
     assert (values(table, 1), values(fixed, 1)) == (None, None)
 
 
-# -- line 14 ------------------------------------------------------------------------------------
+# -- added columns -------------------------------------------------------------------------------
 
 NEW = (
     "s BIGINT SUM, p INT PRODUCT, c INT COUNT, hi DOUBLE MAX, lo DATE MIN, "

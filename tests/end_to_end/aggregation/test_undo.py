@@ -1,4 +1,4 @@
-"""Lines 35 to 37, and 39: large undos, undos that are not needed, readers meanwhile; ids."""
+"""Undos of many keys, undos that are not needed, readers during an undo, producer ids."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ from zufluss.wire.api import ApiKey
 
 KEYS = rounds(30_000, 1_000_000)
 EXTRA_MB = 256
-"""An undo may take so much memory, whatever the number of keys; that of 1,000,000 takes 115 MB."""
+"""Memory limit of an undo for any number of keys; an undo of 1,000,000 keys takes 115 MB."""
 PART = 10_000
 SEEN = "page INT, a BIGINT SUM, b BIGINT SUM, names STRING LISTAGG, PRIMARY KEY (page)"
 
 
-# -- 35 ------------------------------------------------------------------------------------------
+# -- undos of many keys --------------------------------------------------------------------------
 
 
 @pytest.fixture
 def own(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[DevServer]:
-    """A server whose memory nobody else uses."""
+    """A server of its own, so that its memory can be measured."""
     server = WarmServer(tmp_path_factory.mktemp("own"), {"kv.snapshot.interval": "1h"})
     known = request.config.stash.setdefault(SERVERS, [])
     known.append(server)
@@ -64,14 +64,14 @@ def own(
 
 
 def status_mb(server: DevServer, name: str) -> float:
-    """A line of the process' status."""
+    """A value of the process's `/proc` status."""
     lines = Path(f"/proc/{server.pid}/status").read_text().splitlines()
     (value,) = [line.split()[1] for line in lines if line.startswith(f"{name}:")]
     return int(value) / 1024
 
 
 def extra_mb(server: DevServer, work: Callable[[], object]) -> float:
-    """How much more memory a server has at most while something is done."""
+    """Peak memory that a server needs during the block, in addition to before."""
     Path(f"/proc/{server.pid}/clear_refs").write_text("5")  # the peak is what there is
     before = status_mb(server, "VmRSS")
     work()
@@ -122,11 +122,11 @@ def test_a_writer_is_told_how_far_its_undo_is(conn: Connection) -> None:
     first.close()
 
 
-# -- 36 ------------------------------------------------------------------------------------------
+# -- undos that are not needed -------------------------------------------------------------------
 
 
 def readable(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows with what sketches estimate: a union with itself may be laid out in another way."""
+    """Rows with the estimates of sketches, because a union with itself may have other bytes."""
     return [
         row
         | {
@@ -195,11 +195,11 @@ def test_one_other_function_or_deletes_and_the_undo_is_done_and_counted(
         first.close()
 
 
-# -- 37 ------------------------------------------------------------------------------------------
+# -- readers during an undo ----------------------------------------------------------------------
 
 
 class Readers:
-    """Threads that read all the time, and remember everything they saw of a row."""
+    """Threads that read continuously and remember every version of a row that they saw."""
 
     def __init__(self, bootstrap: str, path: str, pages: list[int]) -> None:
         self.seen: dict[int, set[tuple[Any, ...] | None]] = {page: set() for page in pages}
@@ -310,7 +310,7 @@ def test_the_changelog_from_any_offset_on_gives_the_table(
         writer.close()
 
 
-# -- 39 ------------------------------------------------------------------------------------------
+# -- producer ids --------------------------------------------------------------------------------
 
 NO_IDS = ["../x", "", "x" * 300, "x" * 129, ".", "..", "a/b", "a b", "ä", "a\0b", "a\nb"]
 

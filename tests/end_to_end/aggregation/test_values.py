@@ -1,4 +1,4 @@
-"""Lines 5 to 10: first values, overflow, zeros and NaN, lists, nested arrays, bitmaps."""
+"""First values, overflow, zeros and NaN, lists, nested arrays, bitmaps."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MAXIMA = {"TINYINT": 2**7 - 1, "SMALLINT": 2**15 - 1, "INT": 2**31 - 1, "BIGINT"
 
 
 def refuses(raw: RawClient, table: Table, key: Any, row: tuple[Any, ...], message: str) -> None:
-    """A batch with this row is refused as a whole: no row of it is there, nor in the changelog."""
+    """Assert that a batch with this row is refused, and that no row or change of it is stored."""
     before, end = values(table, key), end_offset(raw, table)
     other = (key + 1000, *(None for _ in row))
     with pytest.raises(AggregationError, match=message):
@@ -46,7 +46,7 @@ def refuses(raw: RawClient, table: Table, key: Any, row: tuple[Any, ...], messag
     assert end_offset(raw, table) == end
 
 
-# -- line 5 -------------------------------------------------------------------------------------
+# -- first values --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("together", [True, False], ids=["one batch", "three puts"])
@@ -76,7 +76,7 @@ def test_a_put_that_leaves_a_first_value_out_is_refused_so_that_it_is_never_unse
     assert values(table, 1) == (None, "y")
 
 
-# -- line 6 -------------------------------------------------------------------------------------
+# -- overflow ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", MAXIMA)
@@ -133,7 +133,7 @@ def test_floats_become_infinite(conn: Connection) -> None:
 
 
 def test_an_overflow_in_the_middle_of_a_batch_is_one(conn: Connection, raw: RawClient) -> None:
-    """Though the rows after it would bring the sum back: rows count one after the other."""
+    """Later rows of the batch would bring the sum back into range, but rows count one by one."""
     table = aggregated(conn, "n BIGINT SUM")
     with pytest.raises(AggregationError, match="key k = 5"):
         put(table, (5, 2**63 - 1), (5, 1), (5, -1))
@@ -143,7 +143,7 @@ def test_an_overflow_in_the_middle_of_a_batch_is_one(conn: Connection, raw: RawC
 def test_a_decimal_beyond_its_precision_is_refused_at_the_first_write_too(
     conn: Connection, raw: RawClient
 ) -> None:
-    """Only a client by hand can send one; its bytes are those of a wider type."""
+    """Only raw frames can contain such a value; its bytes are those of a wider type."""
     for narrow, wide, value in (
         ("DECIMAL(5, 2)", "DECIMAL(18, 2)", Decimal("1000.00")),
         ("DECIMAL(20, 2)", "DECIMAL(38, 2)", Decimal(10**18)),
@@ -158,7 +158,7 @@ def test_a_decimal_beyond_its_precision_is_refused_at_the_first_write_too(
 async def test_a_client_of_fluss_is_told_column_and_key(
     server: DevServer, conn: Connection
 ) -> None:
-    """It does not know the error, and must not take it for one that passes."""
+    """pyfluss does not know the error code, and must not retry it."""
     table = aggregated(conn, "n INT SUM")
     async with connected(server.bootstrap) as connection:
         theirs = await in_time(
@@ -169,7 +169,7 @@ async def test_a_client_of_fluss_is_told_column_and_key(
     assert values(table, 1) is None
 
 
-# -- line 7 -------------------------------------------------------------------------------------
+# -- zeros and NaN -------------------------------------------------------------------------------
 
 
 def test_a_product_by_0_is_0_and_by_null_unchanged(conn: Connection) -> None:
@@ -211,13 +211,13 @@ def test_nan_is_above_everything_and_minus_0_below_0(conn: Connection, kind: str
             assert found == [same("max", hi), same("max", lo)], inputs
 
 
-# -- line 8 -------------------------------------------------------------------------------------
+# -- lists ---------------------------------------------------------------------------------------
 
 
 def test_the_order_of_a_list_is_that_in_which_rows_arrived(
     server: DevServer, conn: Connection
 ) -> None:
-    """Several clients write the same keys at once; the changelog says who was first."""
+    """Several clients write the same keys at once; the changelog has their order."""
     table = aggregated(conn, "names STRING LISTAGG, tags ARRAY<STRING> ARRAY_AGG")
     writers, count, keys = 3, rounds(40, 400), 2
 
@@ -290,7 +290,7 @@ def test_without_a_limit_of_its_own_a_list_ends_at_1_mib(conn: Connection, raw: 
     assert (len(text), text[-2:]) == (1 << 20, ",y")
 
 
-# -- line 9 -------------------------------------------------------------------------------------
+# -- arrays of nested types ----------------------------------------------------------------------
 
 
 def test_arrays_of_nested_types_are_joined_whole(conn: Connection) -> None:
@@ -324,7 +324,7 @@ def test_a_null_array_is_ignored_and_null_elements_are_kept(conn: Connection) ->
     assert values(table, 1) == ([None, 1, None, None], [None, 1])
 
 
-# -- line 10 ------------------------------------------------------------------------------------
+# -- sets ----------------------------------------------------------------------------------------
 
 SOUND = {"rbm32": rbm32(1, 70_000), "rbm64": rbm64(1, 1 << 40), "hll": hll(1, 2), "theta": theta(1)}
 

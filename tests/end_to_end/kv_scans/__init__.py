@@ -1,6 +1,6 @@
-"""The acceptance list of full scans of primary-key tables, line by line.
+"""Full scans of primary-key tables, through real servers.
 
-One real server serves most of it (`conftest.py`), by the raw wire and by the client. Lines about
-hours are proven in process, with a clock that the test moves (`tests/tablet/scan/test_service.py`
-has it). Details of the same things are tested next to their code.
+Most tests share one server (`conftest.py`) and use it through raw frames and the client. Tests
+about hours run in process with a clock that they set (from `tests/tablet/scan/test_service.py`).
+Details are tested next to their code.
 """

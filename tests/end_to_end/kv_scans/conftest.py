@@ -1,4 +1,4 @@
-"""A server with metrics and a small cap of pages, for everything that needs none of its own."""
+"""A server with metrics and small pages, shared by all tests that need no server of their own."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PAGED = {"client.scanner.kv.fetch.max-bytes": "2kb"}
 def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[DevServer]:
-    """The worker's server for scans; nobody stops it."""
+    """The worker's server for scans; no test stops it."""
     server = WarmServer(tmp_path_factory.mktemp("kvscan"), PROPERTIES)
     request.config.stash.setdefault(SERVERS, []).append(server)
     with server:

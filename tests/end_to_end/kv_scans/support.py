@@ -1,4 +1,4 @@
-"""What the tests of full scans share: tables, changes, metrics, a place to wait."""
+"""Helpers for tests of full scans: tables, changelogs, metrics, suspended reader processes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
 
 DATABASE = "fluss"
-"""Every server has it from its start."""
+"""The database that every server has from its start."""
 CAP_BYTES = 64 << 10
 """`kv.scanner.max-batch-size` of the shared server."""
 EXPIRED, UNKNOWN_ID, INVALID, TOO_MANY, BUSY = 66, 67, 68, 69, 30004
@@ -38,7 +38,7 @@ _RUN = secrets.token_hex(3)
 
 
 def fresh_name() -> str:
-    """The name of a table that no other test knows."""
+    """The name of a table that no other test uses."""
     return f"scan_{_RUN}_{next(_NUMBERS)}"
 
 
@@ -53,7 +53,7 @@ def create(
     name: str | None = None,
     partition_keys: tuple[str, ...] = (),
 ) -> int:
-    """A new table; its id."""
+    """Create a table; returns its id."""
     name = name or fresh_name()
     descriptor = TableDescriptor(
         schema,
@@ -85,7 +85,7 @@ def close_pins(raw: RawClient, *pin_ids: bytes) -> None:
 
 
 def by_key(rows: Iterable[Row]) -> State:
-    """Rows by key; one that comes twice is a failure."""
+    """Rows by key; asserts that no key occurs twice."""
     found: State = {}
     for row in rows:
         assert row[0] not in found, f"{row} came twice"
@@ -94,7 +94,7 @@ def by_key(rows: Iterable[Row]) -> State:
 
 
 def applied(state: State, changes: Iterable[Change]) -> State:
-    """The rows after changes."""
+    """Apply changes to rows."""
     now = dict(state)
     for _, kind, row in changes:
         if kind in ("+I", "+U"):
@@ -114,7 +114,7 @@ def changes_from(raw: RawClient, table_id: int, start: int = 0, bucket: int = 0)
 
 @cache
 def metrics_address(server: DevServer, pid: int) -> str:
-    """Where a server tells its metrics; asked at its start, while its log still has it."""
+    """The address of a server's metrics; called at its start, while its log has the line."""
     (url,) = re.findall(r"address=(http://\S+)", server.log())[-1:]
     return str(url)
 
@@ -133,7 +133,7 @@ def metric(server: DevServer, name: str) -> float:
 
 
 def requests_of(server: DevServer, api: str) -> float:
-    """The requests of one kind that a server has had."""
+    """The number of requests of one kind that a server has received."""
     found = scrape(server).items()
     return sum(v for k, v in found if k.startswith("zufluss_requests_total{") and f'"{api}"' in k)
 
@@ -144,7 +144,7 @@ def open_pins(server: DevServer) -> float:
 
 
 def bucket_directory(server: DevServer, table_id: int, bucket: int = 0) -> Path:
-    """Where the rows of a bucket are."""
+    """The directory of the rows of a bucket."""
     (found,) = server.data_dir.glob(f"*/*-{table_id}/kv-{bucket}")
     return found
 
@@ -174,7 +174,7 @@ def scan_processes(server: DevServer) -> list[int]:
 
 @contextmanager
 def no_pages(server: DevServer) -> Iterator[None]:
-    """No page of a state is read meanwhile: who asks for one waits."""
+    """Suspend the processes that read pages: calls wait until the end of the block."""
     stopped = scan_processes(server)
     assert stopped, "nothing was scanned yet"
     for pid in stopped:

@@ -1,4 +1,4 @@
-"""Lines 26 and 27: no call takes long, whatever was deleted; no reader costs much, however slow."""
+"""No call takes long, whatever was deleted; no reader costs much memory, however slow."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ TOMBSTONES = rounds(30_000, 1_000_000)
 COLUMNS = "id BIGINT NOT NULL, text STRING, PRIMARY KEY (id)"
 
 
-# -- 26 ------------------------------------------------------------------------------------------
+# -- the time of a call --------------------------------------------------------------------------
 
 
 @pytest.fixture
 def graves(raw: RawClient, paged: Connection) -> Table:
-    """One row, and all around it nothing but rows that were deleted."""
+    """One row among deleted rows only."""
     table = create_table(paged, COLUMNS, bucket_count=1)
     ids = pa.array(range(TOMBSTONES + 1), pa.int64())
     upsert(table, pa.table({"id": ids, "text": pa.array(["a row"] * len(ids))}))
@@ -58,7 +58,7 @@ def graves(raw: RawClient, paged: Connection) -> Table:
 
 
 def flush(raw: RawClient, table: Table) -> None:
-    """Have what is in memory written to the disk: rows and what deleted them in different files."""
+    """Flush memory to disk, so that rows and their deletes are in different files."""
     (made,) = pin(raw, table.info.table_id)
     close_pins(raw, made.pin_id)
 
@@ -67,7 +67,7 @@ def flush(raw: RawClient, table: Table) -> None:
 def test_a_page_over_deleted_rows_returns_in_time_with_progress_and_no_rows(
     raw: RawClient, graves: Table
 ) -> None:
-    """A call that has no time answers where it was; the page goes on being read meanwhile."""
+    """A call without time left answers with its position; reading of the page continues."""
     table_id = graves.info.table_id
     (made,) = pin(raw, table_id)
     first_keys = sorted(CODEC.key((i,)) for i in range(TOMBSTONES))[:2]
@@ -105,7 +105,7 @@ async def test_a_scan_of_fluss_over_deleted_rows_says_that_there_is_more(
 
 
 def test_rows_that_do_not_match_are_passed_over_with_progress(raw: RawClient) -> None:
-    """Every answer without rows stands behind the one before, or where it is being read."""
+    """Every answer without rows has a later key than the one before, or the page being read."""
     table_id = create(raw)
     put_rows(raw, table_id, [(i, f"row {i}") for i in range(5_000)])
     (made,) = pin(raw, table_id)
@@ -123,13 +123,13 @@ def test_rows_that_do_not_match_are_passed_over_with_progress(raw: RawClient) ->
     close_pins(raw, made.pin_id)
 
 
-# -- 27 ------------------------------------------------------------------------------------------
+# -- the memory of a slow reader -----------------------------------------------------------------
 
 REQUESTS, OTHERS = 2_000, 50
 LARGE = CAP_BYTES - 100
-"""Of a value: two of them make a page."""
+"""Bytes of a value: two values make a page."""
 BOUND = 60 << 20
-"""What a server may need more for a client that does not read: far less than what it asked for."""
+"""Memory that a server may need for a client that does not read: far less than requested."""
 
 
 def peak(server: DevServer) -> int:
@@ -140,7 +140,7 @@ def peak(server: DevServer) -> int:
 
 
 class Lazy(RawClient):
-    """A client that asks and does not read, with little room in its socket."""
+    """A client that sends requests and does not read, with a small socket buffer."""
 
     def __init__(self, port: int) -> None:
         super().__init__(port)
@@ -152,7 +152,7 @@ class Lazy(RawClient):
 
 
 def wait_until_stalled(server: DevServer, busy: Callable[[], None]) -> None:
-    """Until others get many answers and the one who does not read gets none."""
+    """Wait until other clients get many answers and the one that does not read gets none."""
     before = -1.0
     while (now := metric(server, "zufluss_kv_scan_rows_total")) != before:
         for _ in range(OTHERS):
@@ -163,7 +163,7 @@ def wait_until_stalled(server: DevServer, busy: Callable[[], None]) -> None:
 def test_a_client_that_does_not_read_costs_the_server_no_more_than_a_few_pages(
     server: DevServer, raw: RawClient
 ) -> None:
-    """It asks for 250 MB at once, as pages of one pin."""
+    """The client requests 250 MB at once, as pages of one pin."""
     table_id, other = create(raw), create(raw)
     for i in range(2):
         put_rows(raw, table_id, [(i, chr(65 + i) * LARGE)])
@@ -194,7 +194,7 @@ def test_a_client_that_does_not_read_costs_the_server_no_more_than_a_few_pages(
 def test_a_slow_reader_of_a_scan_gets_its_pages_one_by_one(
     server: DevServer, raw: RawClient
 ) -> None:
-    """Between two calls a server makes nothing ahead: what was answered is all that was made."""
+    """The server prepares no pages between two calls: it made only those that it answered."""
     table_id = create(raw)
     for i in range(6):
         put_rows(raw, table_id, [(i, chr(65 + i) * LARGE)])

@@ -1,7 +1,7 @@
-"""Lines 11 to 15: calls that are repeated, lost, made at once, and closed under.
+"""Calls that are repeated, lost, made concurrently, or whose scan is closed meanwhile.
 
-The server of these tests lets a call take its time, and the processes that read its pages are
-stopped and continued: a call is under way for exactly as long as a test wants.
+The server has long timeouts, and the tests suspend and continue the processes that read its pages:
+a call lasts for exactly as long as a test wants.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def relay() -> Iterator[Relay]:
 def server(
     request: pytest.FixtureRequest, relay: Relay, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[DevServer]:
-    """A patient server, whose clients go by the relay."""
+    """A server with long timeouts, whose clients connect through the relay."""
     advertised = {"advertised.listeners": f"FLUSS://{relay.bootstrap}"}
     server = WarmServer(tmp_path_factory.mktemp("patient"), PROPERTIES | advertised)
     request.config.stash.setdefault(SERVERS, []).append(server)
@@ -98,13 +98,13 @@ def page_answer(raw: RawClient, request_id: int) -> m.ScanKvSnapshotResponse:
     return m.ScanKvSnapshotResponse.FromString(bytes(frame.body))
 
 
-# -- 11: again ----------------------------------------------------------------------------------
+# -- repeated calls ------------------------------------------------------------------------------
 
 
 def test_every_call_of_a_scan_again_gets_the_same_bytes_and_the_scan_goes_on(
     raw: RawClient, filled: int
 ) -> None:
-    """Also the first, whose answer is repeated by its id, and the last, which ended the scan."""
+    """Includes the first call, which is repeated by its id, and the last, which ended the scan."""
     first = good(raw, open_request(filled, size=SIZE))
     answer, seq, rows = first, 0, rows_of(first)
     while answer.has_more_results:
@@ -174,7 +174,7 @@ def scans_opened(server: DevServer) -> float:
     return scrape(server)['zufluss_requests_total{api="OPEN_KV_SNAPSHOT"}']
 
 
-# -- 12: at once --------------------------------------------------------------------------------
+# -- concurrent calls ----------------------------------------------------------------------------
 
 
 def test_a_call_beside_another_one_of_the_same_scan_is_busy_and_the_scan_survives(
@@ -215,7 +215,7 @@ def test_calls_at_once_on_one_pin_are_all_answered(
     close_pins(raw, made.pin_id)
 
 
-# -- 13: an older cursor ------------------------------------------------------------------------
+# -- older cursors -------------------------------------------------------------------------------
 
 
 def test_a_pin_is_read_again_from_its_start_and_from_any_older_key(
@@ -246,7 +246,7 @@ def test_a_scan_of_fluss_repeats_its_last_call_only_and_survives_an_older_one(
     good(raw, close_request(first.scanner_id))
 
 
-# -- 14, 15: closing ----------------------------------------------------------------------------
+# -- closing -------------------------------------------------------------------------------------
 
 
 def test_a_scan_that_is_closed_during_a_call_ends_after_it(
@@ -288,7 +288,7 @@ def test_a_pin_that_is_closed_during_calls_ends_after_them(
 def test_a_call_that_reads_many_pages_has_them_all_though_its_pin_is_closed(
     server: DevServer, raw: RawClient, filled: int
 ) -> None:
-    """A filter passes over row after row, each a page of its own."""
+    """A filter skips row after row, each in a page of its own."""
     (made,) = pin(raw, filled)
     page(raw, filled, made.pin_id, size=SIZE)
     last = (col("id") == ROWS[-1][0]).resolve(SCANNED)

@@ -1,9 +1,9 @@
-"""Lines 3 and 4: rows and the changes behind them are the table; nothing that may still be lost.
+"""The rows of a scan plus later changes are the table; a scan has no row that may still be lost.
 
-The property: writers change few keys again and again, while scans of both kinds are opened, read a
-page at a time in any order, and closed. Opening flushes; many flushes make compactions; snapshots
-are taken all the time. The changelog tells the state at every offset, and the writers know what
-they wrote last.
+The property test: writers change a few keys again and again, while scans of both kinds are opened,
+read a page at a time in any order, and closed. Opening a scan flushes, flushes cause compactions,
+and snapshots are taken continuously. The changelog gives the state at every offset, and the writers
+know what they wrote last.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ SIZES = (1, 40, 200, 1 << 20)
 
 
 class Scan:
-    """A scan by hand that is read one page at a time."""
+    """A scan with raw frames that is read one page at a time."""
 
     def __init__(self, raw: RawClient, table_id: int, rng: random.Random) -> None:
         self.raw, self.table_id = raw, table_id
@@ -110,7 +110,7 @@ class Scan:
 
 
 class Load:
-    """Writers that put and delete keys of their own, as many batches as the test lets through."""
+    """Writers that put and delete keys of their own, as many batches as the test allows."""
 
     def __init__(self, server: DevServer, table_id: int, rng: random.Random) -> None:
         self._port, self._table_id = server.port, table_id
@@ -123,12 +123,12 @@ class Load:
         ]
 
     def let(self, batches: int) -> None:
-        """Have more batches written, beside whatever comes next."""
+        """Allow more batches, which are written in the background."""
         if batches:
             self._turns.release(batches)
 
     def end(self) -> State:
-        """What is there in the end."""
+        """The rows at the end."""
         self._over = True
         self._turns.release(WRITERS)
         self._threads.shutdown()
@@ -148,7 +148,7 @@ class Load:
 
 
 def _changed(state: State, rng: random.Random, turn: int, key: int) -> bytes:
-    """Put or delete a key; the record that does it."""
+    """A record that puts or deletes a key."""
     if rng.random() < 0.4:
         state.pop(key, None)
         return CODEC.delete((key,))
@@ -157,7 +157,7 @@ def _changed(state: State, rng: random.Random, turn: int, key: int) -> bytes:
 
 
 def scan_beside(load: Load, raw: RawClient, table_id: int, rng: random.Random) -> list[Scan]:
-    """Open scans, and read a page of any of them, until there were enough and all are read."""
+    """Open scans and read pages of any of them, until enough scans were opened and all are read."""
     scans: list[Scan] = []
     reading: list[Scan] = []
     while len(scans) < SCANS or reading:
@@ -172,7 +172,7 @@ def scan_beside(load: Load, raw: RawClient, table_id: int, rng: random.Random) -
 
 
 def check(scan: Scan, changes: list[Change], now: State) -> None:
-    """Each key once, in order; the state at open; and with the changes behind it the live table."""
+    """Assert: each key once, in order, as at open; with later changes the live table."""
     assert scan.rows == in_key_order(by_key(scan.rows).values())
     before = [change for change in changes if change[0] < scan.log_offset]
     after = [change for change in changes if change[0] >= scan.log_offset]
@@ -181,7 +181,7 @@ def check(scan: Scan, changes: list[Change], now: State) -> None:
 
 
 def live_rows(raw: RawClient, table_id: int) -> State:
-    """What is there now, key by key."""
+    """The current rows, looked up key by key."""
     keys = [CODEC.key((key,)) for key in range(WRITERS * KEYS)]
     found = [CODEC.value(value) for value in values_of(raw, table_id, keys)]
     return by_key(row for row in found if row is not None)
@@ -215,7 +215,7 @@ def test_rows_and_the_changelog_from_their_offset_are_the_live_table_beside_writ
 
 
 def change_until(table: Table, stop: threading.Event) -> None:
-    """Upsert, delete and insert again until told to stop."""
+    """Upsert, delete and insert again until stopped."""
     turn = 0
     while not stop.is_set():
         turn += 1
@@ -254,7 +254,7 @@ def test_a_client_continues_with_the_changelog_exactly_where_its_scan_was_pinned
 
 
 class HeldFiles(SilentFiles):
-    """Files whose log is not synced before the test says so."""
+    """Files that sync the log only when the test allows it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -267,7 +267,7 @@ class HeldFiles(SilentFiles):
 
 
 async def test_rows_that_are_not_committed_are_in_no_scan(tmp_path: Path) -> None:
-    """Written, in memory, in the log, and not yet synced: they may still be lost."""
+    """The rows are in memory and in the log, but not synced: they may still be lost."""
     files, conf = HeldFiles(), {"zufluss.log.flush": "ack"}
     async with scanning(tmp_path, conf=conf, files=files) as scans:
         log = scans.tablet.replica().log

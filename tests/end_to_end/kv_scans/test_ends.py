@@ -1,4 +1,4 @@
-"""Lines 24, 25 and 33: tables and partitions go, servers stop, files break, in mid-scan."""
+"""Tables and partitions are dropped, servers stop, and files break during a scan."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ COUNT, SMALL = 2_000, 20_000
 
 
 def incompressible(count: int) -> list[Row]:
-    """Rows whose files are large."""
+    """Write rows with large files."""
     return [(i, random.Random(i).randbytes(90).hex()) for i in range(count)]
 
 
-# -- 24 ------------------------------------------------------------------------------------------
+# -- dropped tables and stopping servers ---------------------------------------------------------
 
 
 def test_a_table_that_is_dropped_ends_its_scans_and_frees_what_they_held(
@@ -101,7 +101,7 @@ def test_a_client_is_told_that_its_table_was_dropped(server: DevServer, paged: C
 
 
 def test_a_server_with_open_scans_stops(new_server: Callable[..., DevServer]) -> None:
-    """With calls under way too; `stop` waits for as long as a server may take."""
+    """Also while calls are in progress; `stop` has a timeout."""
     server = new_server()
     with RawClient(server.port) as raw:
         table_id = create(raw, buckets=4)
@@ -115,11 +115,11 @@ def test_a_server_with_open_scans_stops(new_server: Callable[..., DevServer]) ->
         assert server.stop() == 0
 
 
-# -- 25 ------------------------------------------------------------------------------------------
+# -- damaged files -------------------------------------------------------------------------------
 
 
 class Broken:
-    """Part of a pinned file is not what was written, until the end of the block."""
+    """Damage part of a pinned file until the end of the block."""
 
     def __init__(self, place: Path) -> None:
         (path,) = place.glob("pins/*/rocks/*.sst")
@@ -141,7 +141,7 @@ class Broken:
 
 
 def until_it_fails(raw: RawClient, table_id: int, pin_id: bytes) -> tuple[list[Row], bytes]:
-    """The rows of a pin up to where its file is broken, and the last key."""
+    """The rows of a pin up to the damage, and the last key."""
     found, after = list[Row](), b""
     while True:
         request = page_request(table_id, pin_id, size=SMALL, after_key=after)
@@ -156,7 +156,7 @@ def until_it_fails(raw: RawClient, table_id: int, pin_id: bytes) -> tuple[list[R
 
 
 def session_until_it_fails(raw: RawClient, first: m.ScanKvResponse) -> tuple[list[Row], int]:
-    """The rows of a scan up to where its file is broken, and the call that failed."""
+    """The rows of a scan up to the damage, and the call that failed."""
     found, seq = rows_of(first), 0
     while True:
         seq += 1
@@ -171,7 +171,7 @@ def session_until_it_fails(raw: RawClient, first: m.ScanKvResponse) -> tuple[lis
 def test_a_file_that_cannot_be_read_is_an_error_and_no_early_end(
     server: DevServer, raw: RawClient
 ) -> None:
-    """And the scan goes on from where it was once the disk answers again."""
+    """The scan continues where it was once the disk works again."""
     table_id, rows = create(raw), in_key_order(incompressible(COUNT))
     put_rows(raw, table_id, rows)
     (made,) = pin(raw, table_id)
@@ -210,7 +210,7 @@ def test_a_client_gets_an_error_and_not_fewer_rows(server: DevServer) -> None:
         assert table.scan().to_arrow().num_rows == COUNT
 
 
-# -- 33 ------------------------------------------------------------------------------------------
+# -- dropped partitions --------------------------------------------------------------------------
 
 
 def test_a_partition_that_is_dropped_during_a_scan_is_the_only_one_that_errors(
@@ -242,7 +242,7 @@ def test_a_partition_that_is_dropped_during_a_scan_is_the_only_one_that_errors(
 
 
 def test_pins_of_other_partitions_go_on(server: DevServer, paged: Connection) -> None:
-    """The one that is being read is dropped; by hand, so that nothing is hidden by retries."""
+    """The partition being read is dropped; with raw frames, so that no retry hides an error."""
     table = create_table(paged, PARTED, partition_keys=["day"], bucket_count=1)
     for day in ("1", "2"):
         paged.admin.create_partition(table.path, {"day": day})

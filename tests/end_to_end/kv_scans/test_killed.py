@@ -1,8 +1,8 @@
-"""Line 23: the server is killed in mid-scan; the client goes on where it was.
+"""The server is killed during a scan; the client continues where it was.
 
-A reader takes page after page, a writer changes rows all the time, and the server is killed and
-started under them, at any moment. What the reader has in the end is the state at the offsets that
-it was told at its open: no row twice, none missing, none of a later time.
+A reader reads page after page, a writer changes rows continuously, and the server is killed and
+started at random moments. At the end the reader has the state at the offsets that it got when the
+scan was opened: no row twice, none missing, none of a later time.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def rows_of(batches: list[pa.RecordBatch]) -> State:
 
 
 class Reader:
-    """A scan that is read in a thread as fast as it goes."""
+    """A scan that a thread reads as fast as possible."""
 
     def __init__(self, table: Table) -> None:
         self._scanner = table.scan().open()
@@ -83,7 +83,7 @@ class Reader:
                 self._more.notify_all()
 
     def wait_for(self, pages: int) -> int:
-        """How many pages there are, once there are so many more."""
+        """Wait for so many more pages; returns their number."""
         with self._more:
             wanted = len(self._pages) + pages
             assert self._more.wait_for(lambda: self._ended or len(self._pages) >= wanted, 120)
@@ -92,7 +92,7 @@ class Reader:
 
 
 def change(table: Table, stop: threading.Event, seed: int) -> None:
-    """Overwrite, delete and put again, all over the keys."""
+    """Overwrite, delete and insert random keys."""
     rng = random.Random(seed)
     while not stop.is_set():
         ids = rng.sample(range(ROWS), 60)
@@ -102,7 +102,7 @@ def change(table: Table, stop: threading.Event, seed: int) -> None:
 
 
 def kill(server: DevServer, *, lose_pins: bool) -> None:
-    """Kill and start the server; it finds the pinned state that it left, or must rebuild it."""
+    """Kill and start the server; the pinned state is still there, or is removed to be rebuilt."""
     server.kill()
     left = [*server.data_dir.glob("**/kv-*/pins")]
     assert left
@@ -148,7 +148,7 @@ def test_a_scan_goes_on_at_the_same_offsets_after_kill_9_without_duplicate_or_ga
 def test_without_resume_a_killed_server_is_an_error_and_the_offsets_go_on(
     server: DevServer,
 ) -> None:
-    """While it is away that is an error that passes; what was asked for can be opened again."""
+    """While the server is away, opening fails with a retriable error, and works afterwards."""
     impatient = {**PAGED, "client.request-timeout": "1s"}
     with (
         zufluss.connect(server.bootstrap, **impatient) as hasty,

@@ -1,7 +1,7 @@
-"""Lines 21, 22 and 30: a bucket gets another leader, or its pins get old; no scan notices late.
+"""A bucket gets another leader, or its pins expire: scans end at once and return no wrong rows.
 
-In process: one server is the old leader and the new one, and time is the test's. Every state has
-other rows, so that rows of another state would be seen.
+In process: one server plays the old leader and the new one, and the test sets the clock. Every
+state has different rows, so that rows of another state would be noticed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ GONE = {
     ErrorCode.NOT_LEADER_OR_FOLLOWER,
     ErrorCode.UNKNOWN_TABLE_OR_BUCKET_EXCEPTION,
 }
-"""Of a scan whose bucket is led by somebody else now."""
+"""Errors of a scan whose bucket has another leader now."""
 
 
 def assignment(scans: Scans, epoch: int) -> ReplicaAssignment:
@@ -35,12 +35,12 @@ def assignment(scans: Scans, epoch: int) -> ReplicaAssignment:
 
 
 async def lead(scans: Scans, epoch: int) -> None:
-    """The server leads the bucket, in this epoch."""
+    """Make the server leader of the bucket, with this epoch."""
     await scans.tablet.server.start_replicas([assignment(scans, epoch)])
 
 
 async def lose(scans: Scans, epoch: int) -> None:
-    """Another server leads the bucket."""
+    """Make another server leader of the bucket."""
     bucket = scans.tablet.replica().bucket
     await scans.tablet.server.stop_replicas([ReplicaStop(bucket, epoch, False)])
 
@@ -50,7 +50,7 @@ def texts(answer: m.ScanKvSnapshotResponse) -> list[Any]:
 
 
 class Begun:
-    """A pin and a scan of Fluss that were read from, each with one row."""
+    """A pin and a SCAN_KV session, each with one row read."""
 
     def __init__(self, pin: m.PbPin, session: m.ScanKvResponse, read: m.ScanKvSnapshotResponse):
         self.pin, self.session, self.read = pin, session, read
@@ -62,7 +62,7 @@ class Begun:
         return cls(pin, session, await scans.page(pin, limit=1))
 
     async def codes(self, scans: Scans) -> set[ErrorCode]:
-        """How going on is answered, and doing the last call again: never with rows."""
+        """The errors of the next call and of the repeated last one; asserts that no row comes."""
         found = {
             await code_of(scans.page(self.pin, after_key=self.read.last_key)),
             await code_of(scans.page(self.pin)),
@@ -124,7 +124,7 @@ async def test_a_page_that_is_being_read_then_is_of_its_own_state_or_an_error(
 
 
 async def test_a_leader_that_comes_back_does_not_know_its_old_scans(tmp_path: Path) -> None:
-    """Not even within the time in which the files of their states are still there."""
+    """Also while the files of their states still exist."""
     async with scanning(tmp_path) as scans:
         begun = await Begun.at(scans)
         await lose(scans, begun.pin.leader_epoch)
@@ -159,7 +159,7 @@ async def test_epoch_after_epoch_each_scan_ends_with_its_own(tmp_path: Path) -> 
 async def test_readers_of_a_plan_that_was_given_up_get_expired_and_never_other_rows(
     tmp_path: Path,
 ) -> None:
-    """Who planned crashes: nobody closes the pins, nobody uses them, somebody plans again."""
+    """A planner crashes: nobody closes or uses its pins, and another planner opens new ones."""
     async with scanning(tmp_path, buckets=3) as scans:
         for bucket in (1, 2):
             await scans.tablet.put(*many(0, 20), bucket=bucket)

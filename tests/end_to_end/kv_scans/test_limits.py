@@ -1,4 +1,4 @@
-"""Line 20: how many scans and pins there may be, and that the numbers never drift."""
+"""The limits on scans and pins, and counters that never drift."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ STEPS = rounds(400, 10_000)
 
 
 def refused(raw: RawClient, table_id: int, bucket: int, option: str) -> None:
-    """Both kinds of scans are refused, and told when to come again."""
+    """Both kinds of scans are refused with a time after which to retry."""
     with pytest.raises(ZuflussError, match="retry after 500 ms") as caught:
         pin(raw, table_id, bucket)
     assert (caught.value.code, caught.value.retriable) == (BUSY, True)
@@ -91,12 +91,12 @@ def test_the_201st_scan_of_a_server_is_refused_until_one_is_closed(
 
 
 class Numbers:
-    """Random calls on a real tablet server, and what must be open after each of them."""
+    """Random calls on a real tablet server, and a model of what is open after each call."""
 
     def __init__(self, scans: Scans, rng: random.Random) -> None:
         self.scans, self.rng = scans, rng
         self.open: dict[bytes, list[float]] = {}
-        """Bucket, when it was opened and when it was used last, by id."""
+        """By id: the bucket, the time of opening and the time of the last use."""
         self.gone: list[bytes] = []
         self.counts = dict.fromkeys(("opened", "refused", "closed", "expired", "read"), 0)
 
@@ -125,7 +125,7 @@ class Numbers:
             assert pins.of_bucket(where) == sum(b == bucket for b, _, _ in self.open.values())
 
     def full(self, *buckets: int) -> bool:
-        """Whether there is no room, once those that are over are out of the way."""
+        """Whether the limit is reached, not counting expired scans."""
         open_now = [b for b, _, _ in self.open.values()]
         return len(open_now) + len(buckets) > 12 or any(
             open_now.count(b) + buckets.count(b) > 5 for b in buckets
@@ -164,7 +164,7 @@ class Numbers:
         self.begun(answer.scanner_id, bucket)
 
     async def close(self) -> None:
-        """One that is open, or has long gone."""
+        """A scan that is open, or was ended long ago."""
         known = [*self.open, *self.gone[-3:]]
         if known:
             pin_id = self.rng.choice(known)

@@ -1,4 +1,4 @@
-"""Lines 35 and 36: a scan is its owner's, also one that was killed and can close nothing."""
+"""A scan belongs to its owner; scans of killed clients end by themselves."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ TTL = {
 }
 
 
-# -- 35 ------------------------------------------------------------------------------------------
+# -- users ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def guarded(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, int]]:
-    """A server that asks for passwords on one of its ports, and for nothing on the other."""
+    """A server with one port that requires passwords and one that does not."""
     plain, secure = free_ports(2)
     users = 'user_alice="alice-secret" user_bob="bob-secret";'
     login = "org.apache.fluss.security.auth.sasl.plain.PlainLoginModule required"
@@ -94,7 +94,7 @@ def user(port: int, name: str) -> RawClient:
 def test_nobody_continues_repeats_or_closes_the_scan_of_another(
     guarded: dict[str, int], stranger: str
 ) -> None:
-    """Who knows the id knows nothing; the owner goes on, over another connection too."""
+    """Knowing the id is not enough; the owner continues, also over another connection."""
     ports, rows = guarded, in_key_order(numbered(0, 100))
     other_port = ports["secure" if stranger == "bob" else "plain"]
     with (
@@ -154,7 +154,7 @@ def test_a_client_with_a_password_scans_and_others_cannot_use_its_state(
             assert taken + sum(batch.num_rows for batch in scanner) == ROWS
 
 
-# -- 36 ------------------------------------------------------------------------------------------
+# -- clients that were killed --------------------------------------------------------------------
 
 CLIENT = """
 import sys, zufluss
@@ -166,7 +166,7 @@ sys.stdin.read()
 
 
 def begun_client(server: DevServer, table: Table) -> subprocess.Popen[str]:
-    """A client in a process of its own, which has read a page and will not go on."""
+    """A client in a process of its own that has read one page and stops."""
     client = subprocess.Popen(
         [sys.executable, "-c", CLIENT, server.bootstrap, str(table.path)],
         stdin=subprocess.PIPE,
@@ -189,7 +189,7 @@ def files_of(server: DevServer) -> set[int]:
 
 
 def rewrite(raw: RawClient, server: DevServer, table_id: int) -> None:
-    """Write and flush all keys until the bucket itself needs nothing of what it had."""
+    """Write and flush all keys until the bucket itself needs none of its earlier files."""
     database = bucket_directory(server, table_id) / "rocks"
     before = tables_of(database)
     assert before

@@ -1,4 +1,4 @@
-"""Lines 28, 29, 31, 32 and 34: what is opened, at which time, and what of it is sent when."""
+"""What a scan opens, at which time, and which bytes it transfers when."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ def filled(connection: Connection, rows: int = ROWS, buckets: int = 1) -> Table:
     return table
 
 
-# -- 28 ------------------------------------------------------------------------------------------
+# -- several scans of one bucket -----------------------------------------------------------------
 
 
 def test_scans_of_one_bucket_see_the_states_at_their_own_open(
     server: DevServer, raw: RawClient
 ) -> None:
-    """Read in turns, page by page, backwards in time: none is moved by another."""
+    """Scans of different times are read in turns, page by page, and do not affect each other."""
     table_id = create(raw)
     made, sessions = [], []
     for turn in range(3):
@@ -107,7 +107,7 @@ def test_two_runs_of_a_client_see_their_own_states(paged: Connection) -> None:
             assert first.log_offsets != second.log_offsets
 
 
-# -- 29 ------------------------------------------------------------------------------------------
+# -- queries that open many pins -----------------------------------------------------------------
 
 
 def test_all_buckets_of_a_table_are_pinned_in_one_call(
@@ -157,7 +157,7 @@ def test_a_bucket_that_cannot_be_pinned_releases_the_others(
     assert open_pins(server) == held
 
 
-# -- 31 ------------------------------------------------------------------------------------------
+# -- schema evolution ----------------------------------------------------------------------------
 
 
 def test_a_column_added_during_a_scan_is_null_or_not_there_as_the_reader_asks(
@@ -190,7 +190,7 @@ def test_a_column_added_during_a_scan_is_null_or_not_there_as_the_reader_asks(
 
 
 def mixed_rows(answer: m.ScanKvResponse) -> list[Row]:
-    """Rows of a value batch, each under the schema it was written under, which stands before it."""
+    """Rows of a value batch, each with the schema id that precedes it."""
     codecs = {1: CODEC, 2: Codec(WIDE, 2)}
     found = []
     for value in limit_values(answer.records):
@@ -219,7 +219,7 @@ def test_a_run_of_a_client_has_the_schema_it_was_opened_with(paged: Connection) 
     assert table.scan().to_arrow().num_rows == ROWS + 1
 
 
-# -- 32 ------------------------------------------------------------------------------------------
+# -- columns and bytes ---------------------------------------------------------------------------
 
 WIDER = "id BIGINT NOT NULL, name STRING, score DOUBLE, note STRING, PRIMARY KEY (id)"
 FILTERS: dict[str, Expression] = {
@@ -233,7 +233,7 @@ FILTERS: dict[str, Expression] = {
 
 @pytest.fixture(scope="module")
 def wide(paged: Connection) -> Table:
-    """A table with a long column that nobody needs."""
+    """A table with a long column that no query selects."""
     table = create_table(paged, WIDER, bucket_count=3)
     ids = range(ROWS)
     upsert(
@@ -249,7 +249,7 @@ def wide(paged: Connection) -> Table:
 
 
 def sent(server: DevServer, work: Callable[[], pa.Table]) -> tuple[pa.Table, float]:
-    """What a scan finds, and the bytes that the server answered."""
+    """The rows of a scan, and the bytes that the server sent."""
     before = metric(server, "zufluss_kv_scan_bytes_total")
     found = work()
     return found, metric(server, "zufluss_kv_scan_bytes_total") - before
@@ -273,7 +273,7 @@ def test_projection_and_filter_on_the_server_find_what_they_find_on_the_client(
     assert projected < whole / 3
 
 
-# -- 34 ------------------------------------------------------------------------------------------
+# -- limits and read-ahead -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("options", [{"prefetch": 0}, {"limit": MANY}], ids=["prefetch", "limit"])
@@ -297,7 +297,7 @@ def test_without_prefetch_nothing_is_asked_for_before_it_is_wanted(
 def test_with_prefetch_a_page_of_each_bucket_is_asked_for_ahead(
     server: DevServer, paged: Connection
 ) -> None:
-    """So that the test above would notice."""
+    """A control: with read-ahead the test above would fail."""
     table = filled(paged, MANY, 3)
     before = requests_of(server, SCAN)
     with table.scan().open() as scanner:

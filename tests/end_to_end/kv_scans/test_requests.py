@@ -1,4 +1,4 @@
-"""Lines 5 to 10: empty buckets, sizes, limits, and requests that are refused."""
+"""Empty buckets, sizes, limits, and requests that are refused."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def codes(raw: RawClient, *requests: m.ScanKvRequest) -> list[int]:
     return [call(raw, request).error_code for request in requests]
 
 
-# -- 5: empty buckets ---------------------------------------------------------------------------
+# -- empty buckets -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rows", [0, 3], ids=["never written", "all deleted"])
@@ -107,7 +107,7 @@ def test_a_scan_of_an_empty_table_knows_where_its_changelog_goes_on(
     assert changes["id"].to_pylist() == [1]
 
 
-# -- 6, 7: sizes --------------------------------------------------------------------------------
+# -- sizes ---------------------------------------------------------------------------------------
 
 
 def test_a_row_larger_than_the_batch_size_comes_alone_and_the_scan_goes_on(
@@ -174,7 +174,7 @@ def test_gb_are_cut_to_the_cap_of_the_server(raw: RawClient) -> None:
     close_pins(raw, made.pin_id)
 
 
-# -- 8: limits ----------------------------------------------------------------------------------
+# -- limits --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("limit", "expected"), [(0, COUNT), (10, 10), (COUNT + 1, COUNT)])
@@ -192,7 +192,7 @@ def test_a_limit_of_0_is_none_and_any_other_is_of_the_whole_scan(
 def test_limit_10_over_3_buckets_fetches_10_rows_of_a_bucket_and_nothing_ahead(
     server: DevServer, paged: Connection
 ) -> None:
-    """The first bucket has enough, so no other is asked; the server counts."""
+    """The first bucket has enough rows, so the client asks no other; the server counts requests."""
     table = create_table(paged, COLUMNS, bucket_count=3)
     upsert(table, {"id": [*range(3000)], "text": ["x" * 10] * 3000})
     rows, asked = metric(server, "zufluss_kv_scan_rows_total"), scans_of(server)
@@ -221,7 +221,7 @@ def scans_of(server: DevServer) -> float:
     return requests_of(server, "SCAN_KV_SNAPSHOT")
 
 
-# -- 9: malformed -------------------------------------------------------------------------------
+# -- malformed requests --------------------------------------------------------------------------
 
 
 def test_both_ids_neither_or_a_close_that_opens_are_invalid_and_open_nothing(
@@ -244,11 +244,11 @@ def test_both_ids_neither_or_a_close_that_opens_are_invalid_and_open_nothing(
     assert go_on(raw, first, 100) == in_key_order(numbered(0, COUNT)), "and harms no other scan"
 
 
-# -- 10: what cannot be scanned -----------------------------------------------------------------
+# -- tables that cannot be scanned ---------------------------------------------------------------
 
 
 def both_codes(raw: RawClient, table_id: int, bucket: int = 0, **options: int) -> tuple[int, int]:
-    """What scan and pin of a bucket are answered."""
+    """The answers to a scan and to a pin of a bucket."""
     opening = m.OpenKvSnapshotRequest(table_id=table_id)
     opening.buckets.add(bucket_id=bucket, **options)
     (scan,) = codes(raw, open_request(table_id, bucket, **options))

@@ -1,4 +1,4 @@
-"""Line 37: one API; live rows are the rows of a snapshot and the log behind it."""
+"""All sources of a scan: live rows equal those of a snapshot plus the changes after it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def rows_of(found: pa.Table) -> State:
 
 
 def changes_of(found: pa.Table) -> list[Change]:
-    """In the order of each bucket; keys of different buckets have nothing to do with each other."""
+    """Rows in the order of each bucket; buckets have no common order."""
     sorted_rows = found.sort_by("_log_offset").to_pylist()
     return [(c["_log_offset"], c["_change_type"], (c["id"], c["text"])) for c in sorted_rows]
 
@@ -37,7 +37,7 @@ def change(table: Table, rng: random.Random, turn: int) -> None:
 
 
 def offsets_of_snapshots(connection: Connection, table: Table) -> dict[TableBucket, int]:
-    """Of the newest ones, once they have everything that is in the changelog now."""
+    """Wait until the newest snapshots contain the whole changelog; returns their rows."""
     ends = connection.admin.list_offsets(table.path)
 
     def found() -> dict[TableBucket, int]:
@@ -108,7 +108,7 @@ def test_every_scan_is_an_arrow_stream(paged: Connection, rng: random.Random) ->
 
 
 def test_the_log_of_a_primary_key_table_is_its_changelog(paged: Connection) -> None:
-    """`source="log"` of rows: refused with the way to the changes, as it was before."""
+    """`source="log"` is refused, and the message names the changelog."""
     table = create_table(paged, COLUMNS, bucket_count=1)
     with pytest.raises((ZuflussError, ValueError), match="changelog"):
         table.scan(source="log").to_arrow()

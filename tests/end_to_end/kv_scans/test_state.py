@@ -1,4 +1,4 @@
-"""Lines 1 and 2: each key once, in key order, as the table stood at open, whatever comes later."""
+"""A scan has each key once, in key order, as the table was when the scan was opened."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def large(server: DevServer) -> Iterator[tuple[Table, list[Row]]]:
 
 
 def check(found: list[list[Row]], model: list[Row]) -> None:
-    """The rows of each bucket are in key order, and all of them together are the model."""
+    """Assert: the rows of each bucket are in key order, and all rows together equal the model."""
     for rows in found:
         keys = [CODEC.key(row) for row in rows]
         assert all(a < b for a, b in pairwise(keys))
@@ -91,7 +91,7 @@ def test_a_client_of_fluss_gets_100_000_rows_in_small_batches_each_once_in_key_o
 
 
 def compact_away(server: DevServer, raw: RawClient, table_id: int, text: str) -> None:
-    """Write and flush all keys until nothing of what is on the disk now is used any more."""
+    """Write and flush all keys until none of the current files is in use any more."""
     database = bucket_directory(server, table_id) / "rocks"
     before = tables_of(database)
     assert before
@@ -108,7 +108,7 @@ def compact_away(server: DevServer, raw: RawClient, table_id: int, text: str) ->
 def test_scans_are_of_the_state_at_open_though_every_key_is_changed_and_compacted(
     server: DevServer, raw: RawClient
 ) -> None:
-    """Overwritten, deleted, put again, deleted, compacted: pins and scans do not notice."""
+    """Rows are overwritten, deleted, inserted and compacted: pins and scans do not change."""
     table_id, before = create(raw), in_key_order(numbered(0, FEW))
     put_rows(raw, table_id, before)
     (made,) = pin(raw, table_id)

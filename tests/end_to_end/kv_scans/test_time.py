@@ -1,6 +1,6 @@
-"""Lines 16 to 19: how long a scan lives. The clock is the test's; no sweep runs unless it says so.
+"""The lifetime of a scan. The test sets the clock, and runs the expiry sweep itself.
 
-Other servers, and what a client is told, are real.
+Tests with several servers, and tests of client errors, use real servers.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ SHORT = {
 def short(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[DevServer]:
-    """A server whose scans do not get old; tests may kill it."""
+    """A server whose scans do not expire; tests may kill it."""
     server = WarmServer(tmp_path_factory.mktemp("short"), SHORT)
     request.config.stash.setdefault(SERVERS, []).append(server)
     with server:
@@ -67,14 +67,14 @@ def filled(connection: Connection) -> Table:
 
 
 async def expiry(work: Any) -> str:
-    """The text of the error that a call must end with."""
+    """The message of the error that a call must raise."""
     with pytest.raises(KvScanExpiredError) as caught:
         await work
     assert caught.value.code == EXPIRED
     return caught.value.message
 
 
-# -- 16: idle -----------------------------------------------------------------------------------
+# -- idle time -----------------------------------------------------------------------------------
 
 
 async def test_a_pin_works_until_just_before_its_idle_time_and_each_call_begins_it_anew(
@@ -108,7 +108,7 @@ async def test_a_scan_of_fluss_works_until_just_before_its_idle_time(tmp_path: P
         await scans.settled()
 
 
-# -- 17: one condition --------------------------------------------------------------------------
+# -- one error for expired, unknown and closed scans ---------------------------------------------
 
 
 async def test_expired_unknown_and_closed_are_one_error_whose_text_tells_which(
@@ -150,7 +150,7 @@ def test_an_id_of_another_server_is_unknown_like_one_that_never_was(
 
 
 def test_a_client_raises_the_same_error_for_a_scan_that_is_unknown(short: DevServer) -> None:
-    """The server was killed and knows nothing of it; line 19 has one that expired."""
+    """The server was killed and does not know the scan any more."""
     with zufluss.connect(short.bootstrap) as connection:
         table = filled(connection)
         with table.scan(resume=False).open() as scanner:
@@ -162,7 +162,7 @@ def test_a_client_raises_the_same_error_for_a_scan_that_is_unknown(short: DevSer
     assert not caught.value.retriable
 
 
-# -- 18: malformed ------------------------------------------------------------------------------
+# -- malformed calls -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -222,11 +222,11 @@ async def test_malformed_calls_do_not_keep_a_scan_of_fluss_alive(tmp_path: Path)
         assert (await scans.scan(next_request(first.scanner_id, 1))).error_code == EXPIRED
 
 
-# -- 19: age ------------------------------------------------------------------------------------
+# -- age -----------------------------------------------------------------------------------------
 
 
 async def active_until(scans: Scans, end: float, made: m.PbPin, scanner_id: bytes) -> int:
-    """Use both kinds of scan again and again; the last call of the session."""
+    """Use both kinds of scan repeatedly; returns the last call of the session."""
     seq = 0
     while scans.now < end:
         scans.now += IDLE - 1
@@ -257,7 +257,7 @@ async def test_an_active_but_slow_scan_is_ended_at_the_age_cap(tmp_path: Path) -
 
 
 def test_a_client_is_told_that_its_scan_was_too_old(short: DevServer) -> None:
-    """Without `resume`; with it, the state would be opened again at its offset."""
+    """With `resume=False`; otherwise the client would open the state again at its offset."""
     with zufluss.connect(short.bootstrap) as connection:
         table = filled(connection)
         with table.scan(resume=False).open() as scanner:

@@ -1,4 +1,4 @@
-"""One server per worker for the acceptance tests of leases that do not need one of their own."""
+"""The server of a worker that tests of leases share, unless they need one of their own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.end_to_end.leases.stage import Stage, stage
 
 @pytest.fixture(scope="package")
 def it(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    """A server that nobody stops; tests keep out of each other's way by their names."""
+    """A server that no test stops; every test uses tables and leases with names of its own."""
     with stage(tmp_path_factory.mktemp("leases")) as found:
         request.config.stash.setdefault(SERVERS, []).append(found.server)
         yield found

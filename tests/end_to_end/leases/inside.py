@@ -1,4 +1,4 @@
-"""A coordinator in this process whose leases run by a clock that a test turns, with real files."""
+"""A coordinator in the test process, with real files and a clock that the test sets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from zufluss.wire.api import ApiKey
 
 
 class Inside:
-    """A cluster with one keyed table, and its clock."""
+    """A cluster with one primary-key table, and its clock."""
 
     def __init__(self, directory: Path, cluster: Cluster, buckets: int) -> None:
         self.directory = directory
@@ -33,7 +33,7 @@ class Inside:
         return self.cluster.coordinator.remote.leases
 
     async def ask(self, key: ApiKey, principal: str | None = None, **fields: Any) -> Any:
-        """Ask as the network would: through the message, both ways."""
+        """Call a handler with an encoded request, and decode its answer, as the network does."""
         api, handler = self.cluster.services.handlers[key]
         request = api.request.FromString(api.request(**fields).SerializeToString())
         answer = await handler(request, RequestContext(principal, "CLIENT", 0, "test"))
@@ -45,13 +45,13 @@ class Inside:
         shared: Sequence[SnapshotFile] = (),
         bucket: TableBucket | None = None,
     ) -> KvSnapshot:
-        """Upload a snapshot and have it committed."""
+        """Upload a snapshot and commit it."""
         made, data = await snapshot(self.cluster, bucket or self.bucket, snapshot_id, shared)
         await self.cluster.coordinator.remote.commit_snapshot(data, 0)
         return made
 
     async def settled(self) -> None:
-        """Wait until what is no longer kept was dropped and its files deleted."""
+        """Wait until snapshots that are no longer kept were dropped and their files deleted."""
         snapshots = self.cluster.coordinator.remote.snapshots
         await snapshots.retentions.settle()
         await snapshots.deletions.settle()
@@ -62,11 +62,11 @@ class Inside:
         return [handle.snapshot_id for handle in found.snapshots]
 
     def are_there(self, made: Iterable[KvSnapshot]) -> bool:
-        """Whether every file of some snapshots is there, `_METADATA` included."""
+        """Whether every file of some snapshots exists, `_METADATA` included."""
         return {path for each in made for path in paths_of(each)} <= files_below(self.directory)
 
     async def crash(self, away_seconds: float = 0) -> None:
-        """Die without a word, and come back after a time with another monotonic clock."""
+        """Crash, and start again after a time with another monotonic clock."""
         dead = self.cluster
         await dead.store.close()
         await dead.coordinator.stop()

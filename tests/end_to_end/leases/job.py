@@ -1,4 +1,4 @@
-"""A reader in a process of its own: it leases a table, says so, and waits to be ended.
+"""A reader in a process of its own: it leases a table, prints the lease id, and waits to be killed.
 
 python -m tests.end_to_end.leases.job BOOTSTRAP TABLE DURATION
 """

@@ -1,8 +1,8 @@
-"""What the acceptance tests of leases share: a server with snapshots, and callers by bare frames.
+"""A server with snapshots, and callers that send raw frames, for the tests of leases.
 
-The server takes a snapshot of whatever changed every 20 ms and keeps two of each bucket. It has an
-open listener and one that asks for a password. `take` writes rows and waits for the snapshot that
-has them, so a test decides how many snapshots there are; files are looked at where they lie.
+The server takes a snapshot of every changed bucket each 20 ms and keeps two per bucket. It has an
+open listener and one that requires a password. `take` writes rows and waits for the snapshot that
+contains them, so a test decides how many snapshots exist. Files are inspected in their directories.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
 RETAINED = 2
 USERS = ("admin", "anna", "bert")
-"""Those with a password; the first one is a super user."""
+"""Users with passwords; the first one is a super user."""
 SERVER = {
     "kv.snapshot.interval": "20ms",
     "kv.snapshot.num-retained": str(RETAINED),
@@ -52,12 +52,12 @@ _RUN = secrets.token_hex(3)
 
 
 def unique(prefix: str = "t") -> str:
-    """A name that no other test has, good for a table and for a lease."""
+    """A name that no other test uses, valid for a table and for a lease."""
     return f"{prefix}_{_RUN}_{next(_NUMBERS)}"
 
 
 class Caller:
-    """The calls of leases over one connection; errors are raised as what they are."""
+    """The lease RPCs over one connection; errors are raised as exceptions."""
 
     def __init__(self, raw: RawClient) -> None:
         self.raw = raw
@@ -69,7 +69,7 @@ class Caller:
         duration_ms: int = HOUR_MS,
         epoch: int | None = None,
     ) -> dict[TableBucket, Unavailable]:
-        """Fluss's acquire, by numbers; what could not be had."""
+        """Acquire snapshots by their ids, as Fluss does; returns those that are unavailable."""
         request = acquire_request(lease_id, wanted, duration_ms, epoch)
         answer = self.raw.call(ApiKey.ACQUIRE_KV_SNAPSHOT_LEASE, request)
         return {
@@ -89,7 +89,7 @@ class Caller:
         duration_ms: int = HOUR_MS,
         epoch: int | None = None,
     ) -> Latest:
-        """Acquire the latest snapshots; without buckets take over what there is."""
+        """Acquire the latest snapshots; without buckets, take over the existing lease."""
         request = m.AcquireLatestKvSnapshotLeaseRequest(
             lease_id=lease_id,
             lease_duration_ms=duration_ms,
@@ -104,7 +104,7 @@ class Caller:
         return Latest(self.raw.call(ApiKey.ACQUIRE_LATEST_KV_SNAPSHOT_LEASE, request))
 
     def renew(self, lease_id: str, duration_ms: int = HOUR_MS, epoch: int | None = None) -> int:
-        """How much time is left."""
+        """The time left, in milliseconds."""
         request = m.RenewKvSnapshotLeaseRequest(
             lease_id=lease_id, lease_duration_ms=duration_ms, lease_epoch=epoch
         )
@@ -113,7 +113,7 @@ class Caller:
     def release(
         self, lease_id: str, buckets: Iterable[TableBucket], epoch: int | None = None
     ) -> None:
-        """Let go of buckets."""
+        """Release buckets."""
         request = m.ReleaseKvSnapshotLeaseRequest(
             lease_id=lease_id,
             lease_epoch=epoch,
@@ -132,13 +132,13 @@ class Caller:
         self.raw.call(ApiKey.DROP_KV_SNAPSHOT_LEASE, request)
 
     def lease(self, lease_id: str) -> KvSnapshotLeaseInfo | None:
-        """A lease with everything it has."""
+        """A lease with all its snapshots."""
         request = m.ListKvSnapshotLeasesRequest(lease_id=lease_id)
         found = leases_of(self.raw.call(ApiKey.LIST_KV_SNAPSHOT_LEASES, request))
         return found[0] if found else None
 
     def leased(self, lease_id: str) -> dict[TableBucket, int]:
-        """The snapshots of a lease; none where there is no such lease."""
+        """The snapshots of a lease; empty if the lease does not exist."""
         found = self.lease(lease_id)
         return {} if found is None else {b: s.snapshot_id for b, s in found.snapshots.items()}
 
@@ -165,7 +165,7 @@ def acquire_request(
     duration_ms: int = HOUR_MS,
     epoch: int | None = None,
 ) -> m.AcquireKvSnapshotLeaseRequest:
-    """Fluss's request for snapshots by their numbers."""
+    """Fluss's request for snapshots by their ids."""
     tables: dict[int, m.PbKvSnapshotLeaseForTable] = {}
     for bucket, snapshot_id in wanted.items():
         table = tables.setdefault(
@@ -183,7 +183,7 @@ def acquire_request(
 
 
 class Stage:
-    """A running server, a connection to it, and a caller without a name."""
+    """A running server, a connection to it, and an anonymous caller."""
 
     def __init__(self, server: DevServer, ports: Mapping[str, int], conn: Connection) -> None:
         self.server = server
@@ -195,7 +195,7 @@ class Stage:
 
     @contextmanager
     def caller(self, user: str | None = None) -> Iterator[Caller]:
-        """Another connection, of a user or of nobody."""
+        """Another connection, of a user or anonymous."""
         with RawClient(self.ports["OPEN" if user is None else "SECURE"]) as raw:
             if user is not None:
                 token = build_plain(user, f"{user}-secret")
@@ -203,19 +203,19 @@ class Stage:
             yield Caller(raw)
 
     def close(self) -> None:
-        """End the connection of the caller without a name."""
+        """Close the connection of the anonymous caller."""
         self._open.close()
 
     # -- tables and snapshots -------------------------------------------------------------------
 
     def create(self, schema: Any = KEYED, *, buckets: int = 1, **options: Any) -> Table:
-        """A table that no other test knows."""
+        """A table that no other test uses."""
         name = f"fluss.{unique()}"
         self.admin.create_table(name, schema, bucket_count=buckets, **options)
         return self.conn.table(name)
 
     def take(self, table: Table, ids: Sequence[int], text: str = "x") -> KvSnapshotInfo:
-        """Write rows in one batch, and wait for the snapshots with them; that of bucket 0."""
+        """Write rows in one batch and wait for their snapshots; returns that of bucket 0."""
         with table.upsert() as writer:
             writer.write({"id": list(ids), "text": [text] * len(ids)})
         ends = {b: end for b, end in self.admin.list_offsets(table.path).items() if end}
@@ -229,26 +229,26 @@ class Stage:
         return first
 
     def filled(self, snapshots: int = 1, *, buckets: int = 1) -> tuple[Table, list[TableBucket]]:
-        """A table each of whose buckets has so many snapshots, and its buckets."""
+        """A table with this many snapshots in each bucket, and its buckets."""
         table = self.create(buckets=buckets)
         for number in range(snapshots):
             self.take(table, range(8 * buckets), f"snapshot {number}")
         return table, [TableBucket(table.info.table_id, None, i) for i in range(buckets)]
 
     def kept(self, table: Table, bucket_id: int = 0) -> list[int]:
-        """The numbers of the snapshots of a bucket that the coordinator keeps, oldest first."""
+        """The ids of the snapshots of a bucket that the coordinator keeps, oldest first."""
         found = self.admin.list_kv_snapshots(table.path)
         return sorted(s.snapshot_id for s in found if s.bucket.bucket_id == bucket_id)
 
     def until_kept(self, table: Table, wanted: Sequence[int], bucket_id: int = 0) -> None:
-        """Wait until these are kept and no others."""
+        """Wait until exactly these snapshots are kept."""
         eventually(
             lambda: self.kept(table, bucket_id) == list(wanted),
             f"{wanted} of {table.path} are kept",
         )
 
     def is_kept(self, bucket: TableBucket, snapshot_id: int) -> bool:
-        """Whether the coordinator answers for a snapshot."""
+        """Whether the coordinator knows a snapshot."""
         try:
             self.admin.kv_snapshot_metadata(bucket, snapshot_id)
         except KvSnapshotNotExistError:
@@ -256,16 +256,16 @@ class Stage:
         return True
 
     def files(self, bucket: TableBucket, snapshot_id: int) -> set[Path]:
-        """Where the files of a snapshot lie, without its `_METADATA`."""
+        """The paths of the files of a snapshot, without its `_METADATA`."""
         found = self.admin.kv_snapshot_metadata(bucket, snapshot_id).files
         return {Path(file.remote_path.removeprefix("file://")) for file in found}
 
     def objects(self, bucket: TableBucket, snapshot_id: int) -> set[Path]:
-        """The same with what readers are not told of: everything beside its `_METADATA`."""
+        """The same, with files that readers are not told of."""
         return beside(self.files(bucket, snapshot_id))
 
     def tables_of(self, bucket: TableBucket, snapshot_id: int) -> set[Path]:
-        """Those of the files that other snapshots may share: RocksDB's tables."""
+        """The RocksDB table files among them, which snapshots may share."""
         found = self.admin.kv_snapshot_metadata(bucket, snapshot_id).files
         tables = (file for file in found if file.name.endswith(".sst"))
         return {Path(file.remote_path.removeprefix("file://")) for file in tables}
@@ -280,14 +280,14 @@ def beside(files: Iterable[Path]) -> set[Path]:
 
 
 def rows(table: Table, bucket: TableBucket, snapshot_id: int) -> dict[int, str]:
-    """What a snapshot has, read with the client."""
+    """The rows of a snapshot, read with the client."""
     with table.kv_snapshot(bucket, snapshot_id) as reader:
         found = pa.Table.from_batches(reader, reader.schema).to_pydict()
     return dict(zip(found["id"], found["text"], strict=True))
 
 
 def exist(paths: Iterable[Path]) -> set[Path]:
-    """Those that are there."""
+    """The files that exist."""
     return {path for path in paths if path.is_file()}
 
 

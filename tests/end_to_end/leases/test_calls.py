@@ -1,4 +1,4 @@
-"""Acceptance lines 8 to 14 of leases: nothing to lease, time, ends, and calls that come twice."""
+"""Buckets without snapshots, durations, expiry, drops, releases, and repeated calls."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ RELEASE = ApiKey.RELEASE_KV_SNAPSHOT_LEASE
 
 @pytest_asyncio.fixture
 async def within(tmp_path: Path) -> AsyncIterator[Inside]:
-    """A coordinator with a clock by hand, and snapshots 0 and 1 of its bucket."""
+    """A coordinator with a clock that the test sets, and snapshots 0 and 1 of its bucket."""
     async with inside(tmp_path) as found:
         for snapshot_id in (0, 1):
             await found.take(snapshot_id)
         yield found
 
 
-# -- 8 --------------------------------------------------------------------------------------------
+# -- buckets without a snapshot ------------------------------------------------------------------
 
 
 def test_a_bucket_without_a_snapshot_is_told_and_read_from_the_beginning(
@@ -82,7 +82,7 @@ def test_buckets_that_have_snapshots_are_leased_beside_one_without(it: Stage) ->
         assert lease.unavailable == {nothing: Unavailable.NO_SNAPSHOT}
 
 
-# -- 9 --------------------------------------------------------------------------------------------
+# -- durations -----------------------------------------------------------------------------------
 
 
 async def test_a_renewal_lasts_exactly_its_duration_from_now_on(within: Inside) -> None:
@@ -122,7 +122,7 @@ def test_a_duration_of_nothing_or_too_much_is_refused(it: Stage, duration_ms: in
     assert it.calls.lease(other) is None
 
 
-# -- 10 -------------------------------------------------------------------------------------------
+# -- leases that are over ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", ["expired", "dropped", "released", "never made"])
@@ -150,7 +150,7 @@ def test_a_lease_that_is_over_is_not_renewed_and_not_made_again(it: Stage, how: 
         assert it.calls.lease(lease_id) is None
 
 
-# -- 11 -------------------------------------------------------------------------------------------
+# -- the moment of expiry ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("call", ["renew", "acquire", "take over", "release", "drop", "timer"])
@@ -187,7 +187,7 @@ async def test_a_lease_past_its_time_is_gone_for_a_call_and_its_snapshot_only_af
 
 
 async def _go_on(within: Inside, call: str) -> None:
-    """Use the lease as if it were there."""
+    """Use the lease as if it still existed."""
     timed: dict[str, Any] = {"lease_id": "a", "lease_duration_ms": HOUR_MS}
     if call == "renew":
         await within.ask(RENEW, **timed)
@@ -198,7 +198,7 @@ async def _go_on(within: Inside, call: str) -> None:
 
 
 async def _end(within: Inside, call: str) -> None:
-    """End it, or what is left of it."""
+    """End the lease, or the rest of it."""
     if call == "drop":
         await within.leases.drop("a", principal=None)
     else:
@@ -232,7 +232,7 @@ async def test_the_same_id_makes_a_new_lease_once_the_old_one_is_over(within: In
     assert within.kept() == [2, 3]
 
 
-# -- 12 -------------------------------------------------------------------------------------------
+# -- drops and releases --------------------------------------------------------------------------
 
 
 def test_a_drop_frees_all_buckets_of_all_tables_and_again_is_no_failure(it: Stage) -> None:
@@ -269,7 +269,7 @@ def test_a_repeated_release_is_no_failure_and_frees_nothing_else(it: Stage) -> N
     assert it.kept(table, 1) == [0, 2, 3]
 
 
-# -- 13 -------------------------------------------------------------------------------------------
+# -- repeated acquires ---------------------------------------------------------------------------
 
 
 def test_an_acquire_whose_answer_was_lost_gets_the_same_again_and_counts_once(
@@ -315,7 +315,7 @@ def test_the_latest_acquired_twice_is_the_same_and_counts_once(it: Stage) -> Non
     it.until_kept(table, [2, 3])
 
 
-# -- 14 -------------------------------------------------------------------------------------------
+# -- releases of buckets that are not leased -----------------------------------------------------
 
 
 def test_releasing_what_a_lease_does_not_have_changes_nothing(it: Stage) -> None:

@@ -1,4 +1,4 @@
-"""Acceptance lines 29 to 32 of leases: jobs that restart, end, are killed, or are cut off."""
+"""Jobs that hold leases and are restarted, cancelled, killed, or disconnected."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ pytestmark = pytest.mark.timeout(300)
 
 
 def texts(table: Table, bucket: TableBucket, lease: KvSnapshotLease) -> set[str]:
-    """What the leased snapshot of a bucket says."""
+    """The rows of the leased snapshot of a bucket."""
     with table.kv_snapshot(bucket, lease=lease) as reader:
         return set(pa.Table.from_batches(reader, reader.schema)["text"].to_pylist())
 
 
-# -- 29 -------------------------------------------------------------------------------------------
+# -- jobs that start again -----------------------------------------------------------------------
 
 
 async def test_after_two_hours_a_job_goes_on_with_its_snapshots_and_after_25_not(
     tmp_path: Path,
 ) -> None:
-    """What `resume=True` sends, by a clock that is turned."""
+    """Shown with the requests that `resume=True` sends, and a clock that the test sets."""
     resume = {"lease_id": "job", "lease_duration_ms": DAY_MS}
     async with inside(tmp_path) as it:
         leased = await it.take(0)
@@ -87,7 +87,7 @@ def test_a_job_restarts_from_where_it_was_or_by_option_from_the_latest(it: Stage
         assert texts(table, bucket, anew) == {"newer 2"}
 
 
-# -- 30 -------------------------------------------------------------------------------------------
+# -- jobs that end or are killed -----------------------------------------------------------------
 
 
 class Job(ReadyProcess):
@@ -109,7 +109,7 @@ class Job(ReadyProcess):
         return [sys.executable, *self._arguments]
 
     def became_ready(self, line: re.Match[str]) -> None:
-        """The lease it has."""
+        """The id of its lease."""
         self.lease_id = line[1]
 
 
@@ -134,7 +134,7 @@ def test_a_cancelled_job_drops_its_lease_and_a_killed_one_loses_it_by_time(it: S
     assert it.calls.lease(rude.lease_id) is None
 
 
-# -- 31 -------------------------------------------------------------------------------------------
+# -- two jobs in one process ---------------------------------------------------------------------
 
 
 def test_two_jobs_of_one_process_have_leases_of_their_own(it: Stage) -> None:
@@ -153,7 +153,7 @@ def test_two_jobs_of_one_process_have_leases_of_their_own(it: Stage) -> None:
     it.until_kept(table, [2, 3])
 
 
-# -- 32 -------------------------------------------------------------------------------------------
+# -- connections that are cut --------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +164,7 @@ def relay() -> Iterator[Relay]:
 
 @pytest.fixture(scope="module")
 def far(relay: Relay, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    """A server whose clients go by a wire that can be cut; the test itself calls it directly."""
+    """A server whose clients connect through a relay that can be cut; the test does not."""
     advertised = {"advertised.listeners": f"OPEN://{relay.bootstrap}"}
     with stage(tmp_path_factory.mktemp("far"), advertised) as it:
         relay.target = it.ports["OPEN"]

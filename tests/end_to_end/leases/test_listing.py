@@ -1,4 +1,4 @@
-"""Acceptance line 33 of leases: what people and metrics are told of them."""
+"""What the list of leases, the command line and the metrics show."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ IDS = ("a", "b", "c")
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    """A server whose leases are all made here."""
+    """A server whose leases are all made by these tests."""
     port = {"zufluss.metrics.port": str(free_port())}
     with stage(tmp_path_factory.mktemp("alone"), port) as it:
         yield it
@@ -62,7 +62,7 @@ def test_a_lease_is_shown_with_owner_tables_buckets_bytes_and_time(alone: Stage)
 
 @pytest.fixture(scope="module")
 def buckets(alone: Stage) -> list[TableBucket]:
-    """Of two tables, each with two snapshots."""
+    """Buckets of two tables, each with two snapshots."""
     (_, first), (_, second) = alone.filled(2, buckets=2), alone.filled(2)
     return [*first, *second]
 
@@ -101,7 +101,7 @@ def do_something(
     model: dict[str, dict[TableBucket, int]],
     rng: random.Random,
 ) -> None:
-    """One call at random, and what it does to the model; snapshots 0 and 1 are kept."""
+    """Make a random call, and apply its effect to the model; snapshots 0 and 1 are kept."""
     lease_id, some = rng.choice(IDS), rng.sample(buckets, rng.randint(1, len(buckets)))
     what = rng.choice(("latest", "by number", "renew", "release", "drop"))
     if what == "latest":

@@ -1,8 +1,8 @@
-"""Acceptance line 34 of leases: random calls, snapshots, time and crashes, with real files.
+"""Leases under random calls, snapshots, passing time and crashes, with real files.
 
-Two things must hold after every step, when what was begun is done:
+Two invariants must hold after every step, once background work is done:
 
-| invariant | what is looked at |
+| invariant | what is checked |
 |---|---|
 | leased ⇒ readable | the answer for the snapshot's metadata, and every file that it names |
 | unleased and outside the window ⇒ gone | everything in remote storage: not one file more |
@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 
 class FilesOfLeases(RuleBasedStateMachine):
-    """A coordinator with real files, and what should be there."""
+    """A coordinator with real files, and a model of the files that should exist."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class FilesOfLeases(RuleBasedStateMachine):
                 self.snapshot(number, inherit)
 
     def snapshot(self, number: int, inherit: set[int]) -> None:
-        """With some of the files that the one before shares, and one of its own."""
+        """A snapshot that shares some files with the one before, and has one of its own."""
         bucket, before = self.it.buckets[number], self.made[number]
         known = before[-1].shared if before else ()
         shared = [file for at, file in enumerate(known) if at in inherit]
@@ -120,7 +120,7 @@ class FilesOfLeases(RuleBasedStateMachine):
 
     @rule(lease_id=IDS, minutes=MINUTES, numbers=NUMBERS, back=st.integers(0, 3))
     def acquire(self, lease_id: str, minutes: int, numbers: set[int], back: int) -> None:
-        """By number, one that is not kept any more among them."""
+        """Acquire by id, also a snapshot that is no longer kept."""
         self.forget_what_is_over()
         asked = {i: max(len(self.made[i]) - 1 - back, 0) for i in numbers}
         pins = {i: wanted for i, wanted in asked.items() if wanted in self.wanted(i)}
@@ -174,7 +174,7 @@ class FilesOfLeases(RuleBasedStateMachine):
 
     @rule(minutes=st.integers(0, 120))
     def crash(self, minutes: int) -> None:
-        """What was acknowledged goes on with the time written last, or with the grace."""
+        """An acknowledged lease continues with the time written last, or with the grace."""
         self.run(self.it.leases.expire())
         self.forget_what_is_over()
         self.run(self.it.crash(60 * minutes))
@@ -183,7 +183,7 @@ class FilesOfLeases(RuleBasedStateMachine):
 
     @rule()
     def sweep(self) -> None:
-        """It looks for files that nothing refers to; there is nothing for it to find."""
+        """The sweep looks for files that nothing refers to; there are none."""
         self.it.cluster.clock.now_ms += 2 * 86_400_000
         self.run(self.it.cluster.coordinator.remote.sweep.sweep())
 

@@ -1,4 +1,4 @@
-"""Acceptance lines 1 to 7 of leases: what is leased stays, with its files, and goes after it."""
+"""A leased snapshot stays, with all its files, and is removed after its release."""
 
 from __future__ import annotations
 
@@ -63,9 +63,6 @@ def leased(it: Stage) -> Leased:
     return Leased(it)
 
 
-# -- 1 --------------------------------------------------------------------------------------------
-
-
 def test_a_leased_snapshot_is_readable_with_every_file_after_ten_newer_ones(
     it: Stage, leased: Leased
 ) -> None:
@@ -78,9 +75,6 @@ def test_a_leased_snapshot_is_readable_with_every_file_after_ten_newer_ones(
     assert rows(leased.table, leased.bucket, NEWEST) != leased.rows
     with pytest.raises(KvSnapshotNotExistError):
         it.files(leased.bucket, LEASED + 1)
-
-
-# -- 2 --------------------------------------------------------------------------------------------
 
 
 def test_a_released_snapshot_goes_with_its_files_without_another_snapshot(
@@ -99,9 +93,6 @@ def test_a_released_snapshot_goes_with_its_files_without_another_snapshot(
         it.files(leased.bucket, LEASED)
 
 
-# -- 3 --------------------------------------------------------------------------------------------
-
-
 def test_shared_files_survive_the_release_and_those_between_go_before_it(
     it: Stage, leased: Leased
 ) -> None:
@@ -118,7 +109,7 @@ def test_shared_files_survive_the_release_and_those_between_go_before_it(
     assert set(rows(leased.table, leased.bucket, NEWEST)) >= set(range(len(STILL) * 5))
 
 
-# -- 4 --------------------------------------------------------------------------------------------
+# -- several leases and snapshots ----------------------------------------------------------------
 
 
 def test_a_snapshot_of_two_leases_goes_when_both_have_released_it(it: Stage) -> None:
@@ -136,9 +127,6 @@ def test_a_snapshot_of_two_leases_goes_when_both_have_released_it(it: Stage) -> 
     assert rows(table, bucket, 0) == dict.fromkeys(range(8), "snapshot 0")
     it.calls.release(other, [bucket])
     it.until_kept(table, [3, 4])
-
-
-# -- 5 --------------------------------------------------------------------------------------------
 
 
 def test_a_newer_snapshot_of_the_bucket_takes_the_place_of_the_one_before(it: Stage) -> None:
@@ -161,7 +149,7 @@ def test_a_newer_snapshot_of_the_bucket_takes_the_place_of_the_one_before(it: St
     it.until_kept(table, [4, 5])
 
 
-# -- 6 --------------------------------------------------------------------------------------------
+# -- snapshots that cannot be leased -------------------------------------------------------------
 
 
 def test_what_cannot_be_had_is_told_with_its_reason_and_the_rest_is_leased(it: Stage) -> None:
@@ -189,7 +177,7 @@ def test_an_acquire_that_gets_nothing_leaves_no_lease(it: Stage) -> None:
     assert it.calls.lease(lease_id) is None
 
 
-# -- 7 --------------------------------------------------------------------------------------------
+# -- races with retention ------------------------------------------------------------------------
 
 
 def test_the_latest_snapshot_is_readable_however_fast_it_is_replaced(tmp_path: Path) -> None:
@@ -226,7 +214,7 @@ def _write_until(it: Stage, table: Table, done: threading.Event) -> None:
 def _lease_latest_and_look(
     it: Stage, calls: Caller, table: Table, bucket: TableBucket, number: int
 ) -> int:
-    """Lease the latest snapshot, find every file of it, and let it go."""
+    """Lease the latest snapshot, assert that all its files exist, and release it."""
     got = calls.latest("race", [bucket])
     assert got.unavailable == {}
     snapshot_id = got.leased[bucket].snapshot_id

@@ -1,4 +1,4 @@
-"""A reader of a large snapshot while newer ones come all the time and only one is retained."""
+"""A reader of a large snapshot while newer ones keep coming and only one is retained."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.timeout(900)
 
 
 class Changing(threading.Thread):
-    """Writes to a table without end, so that there are new snapshots all the time."""
+    """Writes to a table continuously, so that new snapshots keep coming."""
 
     def __init__(self, it: Stage, table: Table) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ def newest(it: Stage, table: Table) -> int:
 
 
 def wait_for_newer(it: Stage, table: Table) -> None:
-    """Until there is a snapshot that there was not."""
+    """Wait for a new snapshot."""
     before = newest(it, table)
     eventually(lambda: newest(it, table) > before, "a newer snapshot")
 
@@ -117,7 +117,7 @@ def test_a_reader_with_a_lease_never_fails_however_many_newer_snapshots_there_ar
 def test_a_reader_that_lost_its_lease_ends_with_that_and_with_nothing_else(
     it: Stage, table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While it has the files already, and while it downloads them."""
+    """Both while the reader has the files already, and while it downloads them."""
     monkeypatch.setattr(snapshot_reader, "DOWNLOADS_AT_ONCE", 1)
     bucket = TableBucket(table.info.table_id, None, 0)
     with (
@@ -139,7 +139,7 @@ def test_a_reader_that_lost_its_lease_ends_with_that_and_with_nothing_else(
 def lost_while_downloading(
     it: Stage, table: Table, lease_id: str, files: set[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From the second file on of the next download the lease is gone, and files with it."""
+    """Drop the lease, and with it its files, at the second file of the next download."""
     download, begun = snapshot_reader._download, iter((True, False))
 
     async def losing(*given: object) -> None:

@@ -1,4 +1,4 @@
-"""Acceptance lines 15 to 17 of leases: bad ids, tables without snapshots, and who may do what."""
+"""Invalid lease ids, tables without snapshots, and the permissions of users."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ RELEASE = ApiKey.RELEASE_KV_SNAPSHOT_LEASE
 DROP = ApiKey.DROP_KV_SNAPSHOT_LEASE
 LIST = ApiKey.LIST_KV_SNAPSHOT_LEASES
 MARK = "zz-outside"
-"""In names that must not become those of a file."""
+"""Text in lease ids that must not become part of a file name."""
 BAD_IDS = [
     "",
     "x" * 300,
@@ -66,7 +66,7 @@ GOOD_IDS = ["a", "x" * 128, "...", ".hidden", "A.b_c:d-9", "-rf", "expiry", "tab
 
 
 def requests_of(lease_id: str, bucket: TableBucket) -> dict[ApiKey, Message]:
-    """One request of each call about a lease."""
+    """One request of every lease RPC."""
     target = m.PbLeaseTarget(table_id=bucket.table_id)
     return {
         ACQUIRE: acquire_request(lease_id, {bucket: 0}),
@@ -90,12 +90,12 @@ async def within(tmp_path: Path) -> AsyncIterator[Inside]:
 
 @pytest.fixture
 def users(it: Stage) -> Iterator[dict[str | None, Caller]]:
-    """A connection of each user, and of nobody."""
+    """A connection of each user, and an anonymous one."""
     with ExitStack() as stack:
         yield {user: stack.enter_context(it.caller(user)) for user in (*USERS, None)}
 
 
-# -- 15 -------------------------------------------------------------------------------------------
+# -- lease ids -----------------------------------------------------------------------------------
 
 
 def test_a_bad_id_is_refused_by_every_call_and_becomes_no_file(it: Stage) -> None:
@@ -153,7 +153,7 @@ async def test_ids_whose_paths_look_like_each_other_are_different_leases(
     assert await within.cluster.store.tree("/leases") == []
 
 
-# -- 16 -------------------------------------------------------------------------------------------
+# -- tables without snapshots --------------------------------------------------------------------
 
 
 def test_tables_without_snapshots_and_unknown_ones_are_typed_errors(it: Stage) -> None:
@@ -203,7 +203,7 @@ def test_a_table_that_was_dropped_is_unknown(it: Stage) -> None:
         it.calls.latest(unique("lease"), [bucket])
 
 
-# -- 17 -------------------------------------------------------------------------------------------
+# -- owners --------------------------------------------------------------------------------------
 
 
 def test_nobody_but_its_owner_and_a_super_user_can_use_a_lease(
@@ -233,7 +233,7 @@ def test_nobody_but_its_owner_and_a_super_user_can_use_a_lease(
 
 
 def uses(caller: Caller, lease_id: str, bucket: TableBucket) -> list[Callable[[], object]]:
-    """Everything that can be done to a lease."""
+    """Every call that can be made about a lease."""
     return [
         lambda: caller.renew(lease_id),
         lambda: caller.acquire(lease_id, {}),

@@ -1,4 +1,4 @@
-"""Acceptance lines 24 to 28 of leases: very large, very many, and of what is dropped."""
+"""Very large leases, very many leases, and leases of dropped tables and partitions."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ DAY_SECONDS = 86_400.0
 pytestmark = pytest.mark.timeout(300)
 
 
-# -- 24 -------------------------------------------------------------------------------------------
+# -- very large leases ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("partitions", [1, 50])
 def test_the_record_of_a_hundred_thousand_buckets_is_small(partitions: int) -> None:
-    """With numbers as unlike each other as snapshots of one table may be."""
+    """Snapshot ids are as different as those of one table can be."""
     rng = random.Random(24)
     each = BUCKETS // partitions
     owners = [None] if partitions == 1 else [1_000_000 + 7 * i for i in range(partitions)]
@@ -78,11 +78,11 @@ async def test_a_lease_of_very_many_buckets_is_made_at_once_and_renewed_by_a_few
     await world.close()
 
 
-# -- 25 -------------------------------------------------------------------------------------------
+# -- very many leases ----------------------------------------------------------------------------
 
 
 async def test_an_acquire_waits_for_no_renewal_but_those_being_written(tmp_path: Path) -> None:
-    """However many wait: the transaction under way, one more of renewals, then the acquire's."""
+    """However many renewals wait: at most two transactions precede that of the acquire."""
     world = await Leasing.start(tmp_path)
     await world.take(world.buckets, 0)
     ids = [f"l{i}" for i in range(rounds(2_000, 10_000))]
@@ -119,12 +119,12 @@ async def test_an_acquire_waits_for_no_renewal_but_those_being_written(tmp_path:
     await world.close()
 
 
-# -- 26 -------------------------------------------------------------------------------------------
+# -- dropped tables ------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def revoking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    """A server whose drops wait for nobody."""
+    """A server whose drops revoke leases at once."""
     with stage(tmp_path_factory.mktemp("revoking"), REVOKE) as found:
         yield found
 
@@ -190,7 +190,7 @@ def test_a_reader_that_did_not_hear_of_it_learns_it_from_the_missing_file(
             table.kv_snapshot(bucket, lease=lease)
 
 
-# -- 27 -------------------------------------------------------------------------------------------
+# -- expired and dropped partitions --------------------------------------------------------------
 
 
 @asynccontextmanager
@@ -284,7 +284,7 @@ def test_a_partition_that_is_dropped_while_it_is_read_stays_readable(it: Stage) 
     eventually(lambda: not exist(files), "the files of a dropped partition go")
 
 
-# -- 28 -------------------------------------------------------------------------------------------
+# -- tables of the same name ---------------------------------------------------------------------
 
 
 def test_a_table_of_the_same_name_is_not_held_by_the_lease_of_the_old_one(it: Stage) -> None:

@@ -1,4 +1,4 @@
-"""Acceptance lines 18 to 23 of leases: who holds a lease, and what outlives a coordinator."""
+"""Takeovers of leases, and leases across crashes and restarts of the coordinator."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ pytestmark = pytest.mark.timeout(300)
 
 
 class Mortal:
-    """A server that is killed and comes back, always with the same addresses."""
+    """A server that can be killed and restarted with the same addresses."""
 
     def __init__(self, it: Stage) -> None:
         self.server: DevServer = it.server
@@ -62,7 +62,7 @@ class Mortal:
         self.server.start()
 
     def change(self, ops: Sequence[Op]) -> None:
-        """Change what a dead server has in its metadata store."""
+        """Change the metadata store of a server that is not running."""
 
         async def work() -> None:
             (found,) = self.server.data_dir.rglob(DATABASE_FILE)
@@ -80,7 +80,7 @@ def mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mortal]:
         yield Mortal(it)
 
 
-# -- 18 -------------------------------------------------------------------------------------------
+# -- takeovers -----------------------------------------------------------------------------------
 
 
 def test_after_a_takeover_the_old_holder_is_fenced_whatever_it_asks_for(it: Stage) -> None:
@@ -130,11 +130,11 @@ def test_a_client_that_lost_its_lease_to_another_reads_no_further(it: Stage) -> 
         assert new.snapshots == it.calls.lease(lease_id).snapshots  # type: ignore[union-attr]
 
 
-# -- 19 -------------------------------------------------------------------------------------------
+# -- a coordinator that is killed ----------------------------------------------------------------
 
 
 class Acquiring(threading.Thread):
-    """Acquires leases without end, each of all buckets, and remembers what it was told."""
+    """Acquires leases of all buckets continuously, and remembers the answers."""
 
     def __init__(self, it: Stage, buckets: Sequence[TableBucket], some: threading.Event) -> None:
         super().__init__()
@@ -225,7 +225,7 @@ async def test_a_crash_around_the_write_leaves_no_ghost(tmp_path: Path, written:
         assert it.leases.counts.snapshots == written
 
 
-# -- 20 -------------------------------------------------------------------------------------------
+# -- the grace after a restart -------------------------------------------------------------------
 
 
 async def test_a_coordinator_away_for_longer_than_the_time_left_gives_a_grace(
@@ -298,7 +298,7 @@ def test_a_killed_server_comes_back_after_the_time_of_a_lease_and_knows_it(
         it.calls.drop(lease_id)
 
 
-# -- 21 -------------------------------------------------------------------------------------------
+# -- damaged records -----------------------------------------------------------------------------
 
 DAMAGED = metrics.KV_SNAPSHOT_LEASES_DAMAGED.name
 
@@ -339,7 +339,7 @@ def test_of_a_lease_that_cannot_be_read_everything_stays_and_others_go_on(
 def check_held(
     it: Stage, tables: Sequence[Table], buckets: Sequence[TableBucket], ids: Sequence[str]
 ) -> None:
-    """Two tables whose pins nobody knows, one with a lost head, and one that is sound."""
+    """Damage the leases of two tables, one by removing its head record; a third stays valid."""
     for table, wanted in zip(tables, ([0, 1, 2, 3], [0, 1, 2, 3], [0, 2, 3]), strict=False):
         it.until_kept(table, wanted)
     for table, bucket in zip(tables, buckets, strict=True):
@@ -354,7 +354,7 @@ def check_held(
     it.until_kept(tables[3], [2, 3])
 
 
-# -- 22 -------------------------------------------------------------------------------------------
+# -- a coordinator that was replaced -------------------------------------------------------------
 
 
 async def test_a_coordinator_that_was_replaced_ends_no_lease_and_deletes_nothing(
@@ -393,7 +393,7 @@ async def refused_for_good(it: Inside) -> None:
         assert refused.value.code is ErrorCode.NOT_COORDINATOR_LEADER_EXCEPTION
 
 
-# -- 23 -------------------------------------------------------------------------------------------
+# -- clocks that jump ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("days", [1, -1])

@@ -1,4 +1,4 @@
-"""What the acceptance tests look at beside tables: files as they lie, metrics, the command line."""
+"""What tests of locations inspect beside tables: files, metrics, the command line."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from zufluss.wire.api import ApiKey
 
 METRICS = {"zufluss.metrics.port": "0"}
 LAKE = {"datalake.format": "iceberg"}
-"""Of a server whose tables may have a lake."""
+"""Options of a server whose tables may have a lake."""
 IN_LAKE = {"table.datalake.enabled": "true"}
 SNAPSHOTS = {"kv.snapshot.interval": "50ms"}
 NO_COPIES = {"remote.log.task-interval-duration": "0", "kv.snapshot.interval": "1h"}
-"""A server that puts nothing into remote storage by itself."""
+"""Options of a server that uploads nothing by itself."""
 SWEEPING = {"zufluss.remote.sweep.interval": "20ms", "zufluss.remote.sweep.grace": "0"}
-"""A server that deletes garbage at once; only good for one that uploads nothing."""
+"""Options of a server that deletes unreferenced files at once; valid only without uploads."""
 DOCUMENTS = re.compile(r".*(\.manifest|/_METADATA|\.offsets)")
-"""Files whose bytes no document knows."""
+"""Files whose sizes no manifest contains."""
 
 
 PATIENT = {**CLIENT, "client.request-timeout": "30s"}
@@ -45,7 +45,7 @@ PATIENT = {**CLIENT, "client.request-timeout": "30s"}
 
 @contextmanager
 def patient(directory: Path, properties: Mapping[str, str]) -> Iterator[Stage]:
-    """A server and a client to whom a slow machine is no failure."""
+    """A server and a client with timeouts for slow machines."""
     conf = {**SERVER, "zufluss.remote.request-timeout": "30s", **properties}
     server = WarmServer(directory / "data", conf)
     with server, patient_again(server) as it:
@@ -60,7 +60,7 @@ def patient_again(server: WarmServer) -> Iterator[Stage]:
 
 
 def stored(place: object, properties: Mapping[str, str] | None = None) -> dict[str, int]:
-    """The files of tables in a place, with their sizes."""
+    """The files of tables in a location, with their sizes."""
 
     async def listed() -> dict[str, int]:
         objects = Objects(parse_location(str(place), "place"), properties or {})
@@ -71,7 +71,7 @@ def stored(place: object, properties: Mapping[str, str] | None = None) -> dict[s
 
 
 def put(place: object, path: str, properties: Mapping[str, str] | None = None) -> str:
-    """Put a file there, past the server."""
+    """Create a file in a location without the server."""
     objects = Objects(parse_location(str(place), "place"), properties or {})
     asyncio.run(objects.put(path, b"put there by hand"))
     return path
@@ -85,7 +85,7 @@ def orphan(table: Table, directory: str = "") -> str:
 
 
 def of_table(table: Table, files: Mapping[str, int], kind: str = "log|kv|lake") -> set[str]:
-    """Those of some files that belong to a table."""
+    """The files among these that belong to a table."""
     name = f"{table.info.path.table}-{table.info.table_id}"
     return {path for path in files if re.match(rf"({kind})/fluss/{name}/", path)}
 
@@ -117,7 +117,7 @@ def upsert(table: Table, begin: int, end: int, day: str | None = None) -> None:
 
 
 def until_snapshot(it: Stage, table: Table, offset: int, day: str | None = None) -> None:
-    """Wait until a snapshot has everything below an offset of the log."""
+    """Wait until a snapshot contains everything below an offset."""
 
     def there() -> bool:
         found = it.admin.latest_kv_snapshots(table.path, day)
@@ -127,7 +127,7 @@ def until_snapshot(it: Stage, table: Table, offset: int, day: str | None = None)
 
 
 def tiered(it: Stage, table: Table, snapshot_id: int, offset: int) -> None:
-    """A tiering service reports that the lake has everything below an offset."""
+    """Report as a tiering service that the lake has everything below an offset."""
     path = m.PbTablePath(database_name="fluss", table_name=table.path.table)
     request = m.CommitLakeTableSnapshotRequest()
     of_it = request.tables_req.add(
@@ -148,7 +148,7 @@ def scrape(server: DevServer) -> dict[str, float]:
 
 
 def cli(server: DevServer, *arguments: str) -> str:
-    """What `zufluss …` prints."""
+    """The output of a `zufluss` command."""
     done = CliRunner().invoke(app, [*arguments, "--bootstrap", server.bootstrap])
     assert done.exit_code == 0, done.output
     return str(done.stdout)
@@ -161,12 +161,12 @@ def listed_by_cli(server: DevServer) -> dict[int, Any]:
 
 
 def live(it: Stage) -> list[int]:
-    """The files that count, by location."""
+    """The number of referenced files, by location."""
     return [location.live_files for location in it.admin.locations().locations]
 
 
 def lose_disk(server: DevServer, *tables: Table) -> None:
-    """Remove everything that the server itself has of some tables."""
+    """Remove the local files of some tables."""
     for table in tables:
         name = f"{table.info.path.table}-{table.info.table_id}"
         directory = Path(server.data_dir, table.info.path.database, name)

@@ -1,8 +1,9 @@
-"""What the acceptance tests of locations share: a server, its places, and readers of both kinds.
+"""A server, its locations, and readers of both clients, for the tests of locations.
 
-Every batch is larger than a segment, so each batch but the last is a closed segment, and a closed
-segment is a placement: which batch lies where can be counted exactly. What is where is read from
-the manifest that the coordinator says counts, and from the places themselves.
+Every batch is larger than a segment, so each batch but the last one is a closed segment, and every
+closed segment is one placement: a test can tell exactly where each batch is. Tests read this from
+the committed manifest, and from the locations themselves. A *place* is the address of a location: a
+directory, or a bucket of an object store.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ CLIENT = {"client.request-timeout": "5s", "client.scanner.log.fetch.wait-max-tim
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """Do asynchronous work, also in a test that is asynchronous itself."""
+    """Run a coroutine, also from an asynchronous test."""
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(asyncio.run, work).result()
 
@@ -69,7 +70,7 @@ def weighted(dirs: Sequence[object], *weights: object) -> dict[str, str]:
 
 
 def smooth(weights: Mapping[int, int], count: int) -> list[int]:
-    """The order that weights ask for, from the start."""
+    """The order of locations that weights produce, from the start."""
     picker = SmoothRoundRobin()
     return [picker.pick(weights) for _ in range(count)]
 
@@ -96,7 +97,7 @@ class Stage:
         return self.conn.table(name)
 
     def home(self, name: str) -> str:
-        """The place that a table is registered with."""
+        """The location that a table was created with."""
         path = m.PbTablePath(database_name="fluss", table_name=name)
         request = m.GetTableInfoRequest(table_path=path)
         answer = self.conn.call_coordinator(ApiKey.GET_TABLE_INFO, request)
@@ -105,13 +106,13 @@ class Stage:
     # -- what is where --------------------------------------------------------------------------
 
     def manifests(self, table: Table) -> dict[int, m.PbRemoteLogManifestEntry]:
-        """The manifests that count, by bucket."""
+        """The committed manifests, by bucket."""
         request = m.ListRemoteLogManifestsRequest(table_id=table.info.table_id)
         answer = self.conn.call_coordinator(ApiKey.LIST_REMOTE_LOG_MANIFESTS, request)
         return {each.table_bucket.bucket_id: each for each in answer.manifests}
 
     def copied(self, table: Table, bucket: int = 0) -> int:
-        """The end of what remote storage has of a bucket."""
+        """The end offset of a bucket in remote storage."""
         found = self.manifests(table).get(bucket)
         return 0 if found is None else found.remote_log_end_offset
 
@@ -121,13 +122,13 @@ class Stage:
         eventually(lambda: self.copied(table, bucket) == end, f"copied to {end}")
 
     def until_gone(self, table: Table) -> None:
-        """Wait until the server has the two newest segments of a table, and no others."""
+        """Wait until the server's disk has only the two newest segments of a table."""
         eventually(lambda: len(self.local(table)) <= 2, "local segments are deleted")
 
     def manifest(
         self, table: Table, bucket: int = 0, properties: Mapping[str, str] | None = None
     ) -> LogManifest:
-        """The manifest that counts, checked: no holes, nothing twice."""
+        """The committed manifest; asserts that it has no gaps and no duplicates."""
         while True:
             path = self.manifests(table)[bucket].remote_log_manifest_path
             root, _, name = path.rpartition("/")
@@ -141,11 +142,11 @@ class Stage:
             return found
 
     def places(self, table: Table, properties: Mapping[str, str] | None = None) -> list[int]:
-        """Where each segment lies, oldest first."""
+        """The location of each segment, oldest first."""
         return [s.location_id for s in self.manifest(table, 0, properties).segments]
 
     def local(self, table: Table, bucket: int = 0) -> list[str]:
-        """The segments that the server itself has."""
+        """The segments on the server's disk."""
         info = table.info
         directory = f"{info.path.database}/{info.path.table}-{info.table_id}/log-{bucket}"
         return sorted(path.name for path in self.server.data_dir.glob(f"{directory}/*.log"))
@@ -153,20 +154,20 @@ class Stage:
     # -- locations ------------------------------------------------------------------------------
 
     def health(self, location_id: int) -> Health:
-        """What the server sees of a location."""
+        """The health of a location, as the server sees it."""
         return self.admin.locations().locations[location_id - 1].health
 
     def errors(self, location_id: int) -> int:
-        """The requests of the server that a location failed."""
+        """The number of requests that failed at a location."""
         return sum(s.errors for s in self.admin.locations().locations[location_id - 1].servers)
 
     def configs(self) -> dict[str, tuple[str, str]]:
-        """What the cluster is configured to."""
+        """The configuration of the cluster."""
         return {c.key: (c.value, c.source) for c in self.admin.cluster_configs()}
 
 
 def check_once(manifest: LogManifest) -> None:
-    """Every offset in one segment, every segment once."""
+    """Assert that every offset is in exactly one segment."""
     segments = manifest.segments
     assert [s.start_offset for s in segments] == [0, *(s.end_offset for s in segments[:-1])]
     assert len({s.segment_id for s in segments}) == len(segments)
@@ -188,7 +189,7 @@ def reconnected(server: WarmServer) -> Iterator[Stage]:
 
 
 def directories(root: Path, *names: str) -> list[Path]:
-    """Places that are directories."""
+    """Directories as locations."""
     return [root / name for name in names]
 
 
@@ -207,12 +208,12 @@ def write(table: Table, begin: int, end: int) -> None:
 
 
 def rows(table: Table) -> list[int]:
-    """All rows, as our client reads them."""
+    """All rows, read by our client."""
     return sorted(table.scan().to_arrow()["id"].to_pylist())
 
 
 def rows_by_pyfluss(bootstrap: str, name: str) -> list[int]:
-    """All rows, as pyfluss reads them."""
+    """All rows, read by pyfluss."""
 
     async def read() -> list[int]:
         async with connected(bootstrap) as conn:
@@ -223,12 +224,12 @@ def rows_by_pyfluss(bootstrap: str, name: str) -> list[int]:
 
 
 def segment_files(directory: Path) -> list[Path]:
-    """The logs of segments in a place."""
+    """The log files of segments in a location."""
     return sorted(directory.glob("log/**/*.log"))
 
 
 def objects_in(uri: str, properties: Mapping[str, str], *prefixes: str) -> list[str]:
-    """The paths of objects in a place."""
+    """The paths of objects in a location."""
 
     async def listed() -> list[str]:
         objects = Objects(parse_location(uri, "place"), properties)
@@ -245,7 +246,7 @@ def everything(batches: int) -> list[int]:
 
 
 class Death:
-    """A directory that goes away, or that can only be read."""
+    """A directory that can disappear or become read-only."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -253,24 +254,24 @@ class Death:
         self._tmp = directory / ".zufluss-tmp"
 
     def unmount(self) -> None:
-        """It is not there any more."""
+        """Make the directory disappear."""
         self.directory.rename(self._away)
 
     def mount(self) -> None:
-        """It is there again, with what it had."""
+        """Bring the directory back with its files."""
         self._away.rename(self.directory)
 
     def freeze(self) -> None:
-        """Nothing can be written, not even by the superuser; what is there can be read."""
+        """Make the directory read-only, also for the superuser."""
         if self._tmp.exists():
             self._tmp.rename(self.directory / ".was-tmp")
         self._tmp.write_bytes(b"")
 
     def thaw(self) -> None:
-        """It can be written again."""
+        """Make the directory writable again."""
         self._tmp.unlink()
 
 
 def until_health(stage: Stage, location_id: int, *wanted: Health) -> None:
-    """Wait until the server sees a location so."""
+    """Wait until the server sees a location in this state."""
     eventually(lambda: stage.health(location_id) in wanted, f"location {location_id} is {wanted}")

@@ -1,4 +1,4 @@
-"""Acceptance lines 8 to 13 of locations: mixed stores, and changes while the cluster works."""
+"""Locations of different kinds together, and changes of locations under load."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ from zufluss.testing.s3 import S3Server
 BATCHES = 13
 
 
-# -- 8 --------------------------------------------------------------------------------------------
+# -- directories and buckets together ------------------------------------------------------------
 
 
 def test_a_directory_and_a_bucket_in_one_list_write_read_and_drop(
     tmp_path: Path, s3_server: S3Server
 ) -> None:
-    bucket = s3_server.bucket(f"e08-{time.time_ns()}")
+    bucket = s3_server.bucket(f"mixed-{time.time_ns()}")
     places = [f"file://{tmp_path}/files", f"{bucket}/objects"]
     s3 = s3_server.properties
 
@@ -67,7 +67,7 @@ def test_a_directory_and_a_bucket_in_one_list_write_read_and_drop(
         eventually(lambda: files() == [0, 0], "all files of a dropped table are gone")
 
 
-# -- 9 --------------------------------------------------------------------------------------------
+# -- adding a location ---------------------------------------------------------------------------
 
 
 class Traffic:
@@ -101,7 +101,7 @@ class Traffic:
             self.seen += [record.row["id"] for record in await in_time(scanner.poll(100))]
 
     async def until(self, batches: int) -> None:
-        """Both have got so far."""
+        """Wait until writer and reader have got so far."""
 
         async def both() -> None:
             while self.acknowledged < batches or len(self.seen) < batches * ROWS:
@@ -140,7 +140,7 @@ async def test_a_dir_added_under_traffic_gets_files_and_nobody_notices(
         record_property("longest_gap_ms", round(1000 * max(traffic.gaps[before:]), 1))
 
 
-# -- 10 -------------------------------------------------------------------------------------------
+# -- removing a location -------------------------------------------------------------------------
 
 
 def test_a_dir_with_files_is_kept_until_they_have_left_it(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_a_dir_with_files_is_kept_until_they_have_left_it(tmp_path: Path) -> Non
 
 
 def snapshot_once(it: Stage) -> None:
-    """A keyed table with a snapshot, after which nothing is written to it."""
+    """A primary-key table with a snapshot and no later writes."""
     it.admin.create_table(
         "keyed", "id BIGINT NOT NULL, text STRING", primary_key=["id"], bucket_count=1
     )
@@ -188,11 +188,11 @@ def snapshot_once(it: Stage) -> None:
 
 
 def files_in(directory: Path) -> list[str]:
-    """What is there of tables."""
+    """The files of tables in a location."""
     return [str(p) for kind in ("log", "kv") for p in directory.glob(f"{kind}/**/*") if p.is_file()]
 
 
-# -- 11 -------------------------------------------------------------------------------------------
+# -- tables created during changes ---------------------------------------------------------------
 
 
 async def test_tables_created_during_reconfigurations_have_a_dir_of_either(
@@ -218,7 +218,7 @@ def reconfigure(admin: Admin, dirs: list[Path]) -> None:
         admin.alter_cluster_configs({DIRS: ",".join(map(str, dirs[:2]))})
 
 
-# -- 12 -------------------------------------------------------------------------------------------
+# -- restarts ------------------------------------------------------------------------------------
 
 
 def test_restarts_do_not_skew_the_next_three_hundred_files(tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ def test_restarts_do_not_skew_the_next_three_hundred_files(tmp_path: Path) -> No
     assert homes == turns[1:], "the first turn was that of the long table"
 
 
-# -- 13 -------------------------------------------------------------------------------------------
+# -- counters of the round-robin -----------------------------------------------------------------
 
 EDGES = [2**31 - 1, 2**31, 2**63 - 1, 2**63, -(2**31), -(2**63)]
 

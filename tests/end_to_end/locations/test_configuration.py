@@ -1,4 +1,4 @@
-"""Acceptance lines 1 to 7 of locations: what a configuration means, and which are refused."""
+"""Configurations of locations: their effect, and those that are refused."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def joined(dirs: list[Path]) -> str:
     return ",".join(map(str, dirs))
 
 
-# -- 1 --------------------------------------------------------------------------------------------
+# -- a list of places ----------------------------------------------------------------------------
 
 
 def test_with_only_dirs_set_a_server_starts_and_serves(tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def check_serves(it: Stage, dirs: list[Path]) -> None:
     assert rows_by_pyfluss(it.server.bootstrap, "served") == everything(BATCHES)
 
 
-# -- 2 --------------------------------------------------------------------------------------------
+# -- a single place ------------------------------------------------------------------------------
 
 
 def test_with_only_dir_set_its_files_are_those_of_the_single_dir(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_with_only_dir_set_its_files_are_those_of_the_single_dir(tmp_path: Path)
 
 
 def filled(directory: Path, properties: dict[str, str], root: Path) -> set[str]:
-    """The names below a place that a log table and a keyed one wrote to."""
+    """The file names below a location that a log table and a primary-key table wrote to."""
     directory.mkdir()
     conf = {**SERVER, "kv.snapshot.interval": "50ms", **properties}
     server = WarmServer(directory / "data", {**conf, INTERVAL: "0"})
@@ -132,7 +132,7 @@ def snapshot_once(it: Stage) -> None:
 
 
 def names(root: Path) -> set[str]:
-    """The names of all files, with words for what differs from table to table and run to run."""
+    """The names of all files, with placeholders for the parts that differ from run to run."""
     found = {str(p.relative_to(root)) for p in root.rglob("*") if p.is_file()}
     return {
         re.sub(r"-\d+/0/", "-ID/0/", re.sub(r"\d{20}", "OFFSET", UUID.sub("UUID", x)))
@@ -141,7 +141,7 @@ def names(root: Path) -> set[str]:
 
 
 def check_bytes(root: Path, local: dict[str, bytes]) -> None:
-    """Segments and indexes in remote storage are what the server had."""
+    """Assert that segments and indexes in remote storage equal the local ones."""
     for path in segment_files(root):
         assert path.read_bytes() == local[path.name]
         for index in (path.with_suffix(".index"), path.with_suffix(".timeindex")):
@@ -150,7 +150,7 @@ def check_bytes(root: Path, local: dict[str, bytes]) -> None:
 
 
 def check_manifest(root: Path) -> None:
-    """It has all that Fluss's has, of the same kinds, beside what is ours."""
+    """Assert that a document has all fields of Fluss's, with the same types."""
     theirs, ours = (
         json.loads(next(place.rglob("*.manifest")).read_bytes())
         for place in (FIXTURES / "remote-log", root)
@@ -167,7 +167,7 @@ def kinds(value: dict[str, Any]) -> dict[str, type]:
     return {key: type(each) for key, each in value.items()}
 
 
-# -- 3 --------------------------------------------------------------------------------------------
+# -- both options --------------------------------------------------------------------------------
 
 
 def test_with_both_set_the_list_wins(tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_a_single_dir_that_is_not_in_the_list_refuses_the_start(tmp_path: Path) 
     assert not any(d.exists() for d in (*dirs, tmp_path / "other"))
 
 
-# -- 4 --------------------------------------------------------------------------------------------
+# -- spreading files -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("placement", ["cluster", "partition"])
@@ -216,7 +216,7 @@ def test_three_dirs_six_tables_and_their_files_are_found_two_each(
             assert {n: f"file://{d}" for d, each in found.items() for n in each} == homes
 
 
-# -- 5 --------------------------------------------------------------------------------------------
+# -- weights -------------------------------------------------------------------------------------
 
 
 def test_weights_five_one_one_are_kept_exactly_and_smoothly(tmp_path: Path) -> None:
@@ -237,7 +237,7 @@ async def test_over_seven_hundred_placements_the_shares_are_exact(tmp_path: Path
 
 
 async def placements(directory: Path, weights: str, count: int) -> list[int]:
-    """Where a server's storage puts so many files."""
+    """The locations that a server's storage chooses for a number of files."""
     places = [f"memory://place-{n}" for n in range(1, 4)]
     conf = Configuration.of(weighted(places, weights) | {"data.dir": str(directory)})
     storage = RemoteStorage(conf, reconciled(None, conf, {}), state_file=directory / "placement")
@@ -248,7 +248,7 @@ async def placements(directory: Path, weights: str, count: int) -> list[int]:
     return found
 
 
-# -- 6 --------------------------------------------------------------------------------------------
+# -- weight zero ---------------------------------------------------------------------------------
 
 
 def test_weight_zero_gets_no_new_file_and_what_it_has_is_read(tmp_path: Path) -> None:
@@ -273,7 +273,7 @@ async def test_weight_zero_gets_none_of_a_thousand_files(tmp_path: Path) -> None
     assert Counter(await placements(tmp_path, "1,0,3", 1000)) == {1: 250, 3: 750}
 
 
-# -- 7 --------------------------------------------------------------------------------------------
+# -- lists that are refused ----------------------------------------------------------------------
 
 REFUSED = {
     "all weights 0": ("{a},{b}", "0,0", "is 0 for every location"),
@@ -294,7 +294,7 @@ REFUSED = {
 
 @pytest.fixture(scope="module")
 def weighed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stage, list[Path]]]:
-    """A server with files in two places that weigh 2 and 1, as it was told at run time."""
+    """A server with files in two locations of weights 2 and 1, configured at run time."""
     root = tmp_path_factory.mktemp("weighed")
     dirs = directories(root, "a", "b")
     with stage(root, {DIRS: joined(dirs)}) as it:

@@ -1,4 +1,4 @@
-"""Acceptance lines 18 to 23 of locations: slow and refusing places, and what must not be left."""
+"""Slow and failing locations, and the removal of files that nothing refers to."""
 
 from __future__ import annotations
 
@@ -68,13 +68,13 @@ def proxy(s3_server: S3Server) -> Iterator[FaultProxy]:
 
 @pytest.fixture
 def far(s3_server: S3Server) -> str:
-    """A place in an object store."""
+    """The address of a location in an object store."""
     return f"{s3_server.bucket(f'e{uuid.uuid4()}')}/place"
 
 
 @pytest.fixture
 def near(tmp_path: Path) -> Path:
-    """A place that is a directory."""
+    """The address of a directory."""
     return tmp_path / "near"
 
 
@@ -89,7 +89,7 @@ def places(near: Path, far: str, proxy: FaultProxy) -> dict[str, str]:
     }
 
 
-# -- 18 -------------------------------------------------------------------------------------------
+# -- slow places ---------------------------------------------------------------------------------
 
 
 def test_the_share_of_a_slow_place_falls_and_the_fast_one_goes_on(
@@ -118,7 +118,7 @@ def test_the_share_of_a_slow_place_falls_and_the_fast_one_goes_on(
 
 
 def weights(it: Stage) -> list[float]:
-    """The weights that count at present, by location."""
+    """The effective weights, by location."""
     return [seen.effective_weight for x in it.admin.locations().locations for seen in x.servers]
 
 
@@ -130,7 +130,7 @@ def placed(it: Stage) -> dict[int, int]:
     }
 
 
-# -- 19 -------------------------------------------------------------------------------------------
+# -- errors of an object store -------------------------------------------------------------------
 
 
 def test_throttling_counts_against_a_place(
@@ -198,7 +198,7 @@ def test_a_missing_object_is_an_error_and_no_failure_of_its_place(
         assert set(it.places(table, s3_server.properties)) == {FAR}
 
 
-# -- 20 -------------------------------------------------------------------------------------------
+# -- orphans -------------------------------------------------------------------------------------
 
 
 def test_orphans_of_crashes_between_upload_and_commit_leave_every_place(
@@ -241,14 +241,14 @@ def test_orphans_of_crashes_between_upload_and_commit_leave_every_place(
 
 
 def die_at(server: WarmServer, point: str, conf: dict[str, str]) -> None:
-    """One life that ends at a step."""
+    """Run the server until it is killed at a step."""
     server.properties |= conf
     server.environ = {KILL_AT_VARIABLE: point}
     server.launch()
     assert server.wait() == -signal.SIGKILL
 
 
-# -- 21 -------------------------------------------------------------------------------------------
+# -- dropped tables and partitions ---------------------------------------------------------------
 
 
 def test_dropping_a_table_or_partition_leaves_nothing_in_any_place(
@@ -260,7 +260,7 @@ def test_dropping_a_table_or_partition_leaves_nothing_in_any_place(
     s3_server: S3Server,
 ) -> None:
     def files(table: Table) -> list[set[str]]:
-        """What each place has of a table."""
+        """The files of a table in each location."""
         return [of_table(table, stored(p, s3_server.properties)) for p in (near, far)]
 
     def kinds(table: Table) -> set[str]:
@@ -305,7 +305,7 @@ def test_dropping_a_table_or_partition_leaves_nothing_in_any_place(
         eventually(lambda: not stored(near) and not stored(far, s3_server.properties), "all gone")
 
 
-# -- 22 -------------------------------------------------------------------------------------------
+# -- many partitions -----------------------------------------------------------------------------
 
 
 def test_dropping_a_table_with_a_thousand_partitions_leaves_no_directory(
@@ -332,13 +332,13 @@ def test_dropping_a_table_with_a_thousand_partitions_leaves_no_directory(
 
 
 def create_partitions(it: Stage, count: int) -> None:
-    """Some at a time."""
+    """Do the work in small groups."""
     with ThreadPoolExecutor(16) as threads:
         made = threads.map(lambda i: it.admin.create_partition("t", {"day": str(i)}), range(count))
         assert len(list(made)) == count
 
 
-# -- 23 -------------------------------------------------------------------------------------------
+# -- files that must stay ------------------------------------------------------------------------
 
 
 def test_nothing_outside_the_roots_is_deleted(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Acceptance lines 24 to 26 of locations: records from before, snapshots and offsets files."""
+"""Records of older versions, snapshots in two locations, and offsets files."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
 
 NEWER = ("remote_location", "location", "readable_location")
-"""Fields that records of tables, partitions and lake snapshots did not have."""
+"""Fields that older records of tables, partitions and lake snapshots do not have."""
 
 
 def made_older(server: WarmServer, *, without_registry: bool = False) -> None:
-    """Give the metadata the form it had before there were locations."""
+    """Convert the metadata to the form that it had before locations existed."""
 
     async def change() -> None:
         store = await EmbeddedStore.open(server.data_dir / "meta")
@@ -79,13 +79,13 @@ def dumped(value: Any) -> bytes:
 
 
 def tiered_to(it: Stage, name: str) -> dict[int, int]:
-    """How far the lake has a table, by bucket."""
+    """The tiered offsets of a table, by bucket."""
     found = it.admin.lake_snapshot(name)
     assert found is not None
     return {bucket.bucket_id: offset for bucket, offset in found.offsets.items()}
 
 
-# -- 24 -------------------------------------------------------------------------------------------
+# -- records of older versions -------------------------------------------------------------------
 
 
 def test_old_registrations_are_in_the_first_place_and_old_and_new_files_are_read(
@@ -161,14 +161,14 @@ def test_files_from_before_there_was_a_registry_are_read_beside_new_places(
 
 
 def partition_homes(it: Stage, name: str) -> list[str]:
-    """The places that partitions are registered with."""
+    """The locations that partitions were created with."""
     path = m.PbTablePath(database_name="fluss", table_name=name)
     request = m.ListPartitionInfosRequest(table_path=path)
     answer = it.conn.call_coordinator(ApiKey.LIST_PARTITION_INFOS, request)
     return [part.remote_data_dir for part in answer.partitions_info]
 
 
-# -- 25 -------------------------------------------------------------------------------------------
+# -- snapshots in two places ---------------------------------------------------------------------
 
 
 def test_a_snapshot_whose_files_lie_in_two_places_restores_a_bucket(
@@ -211,7 +211,7 @@ def place_of(path: str) -> str:
     return path.partition("/kv/")[0]
 
 
-# -- 26 -------------------------------------------------------------------------------------------
+# -- offsets files -------------------------------------------------------------------------------
 
 
 def test_offsets_files_follow_the_place_of_their_table(tmp_path: Path) -> None:

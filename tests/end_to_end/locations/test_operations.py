@@ -1,4 +1,4 @@
-"""Acceptance lines 31 to 33 of locations: moving one, racing changes, and what is shown of them."""
+"""Moving a location, concurrent changes, and what listing and metrics show."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ from zufluss.remote.objects import Objects
 from zufluss.remote.uri import parse_location
 from zufluss.testing.s3 import S3Server
 
-# -- 31 -------------------------------------------------------------------------------------------
+# -- moving a location ---------------------------------------------------------------------------
 
 
 def test_everything_in_a_moved_place_is_read_without_a_manifest_rewritten(
@@ -99,7 +99,7 @@ def test_everything_in_a_moved_place_is_read_without_a_manifest_rewritten(
 
 
 def check_all(it: Stage, batches: int, keys: int) -> None:
-    """Log segments, offsets files, changelog, snapshot and state are all there."""
+    """Assert that log segments, offsets files, changelog, snapshot and state can be read."""
     assert rows(it.conn.table("t"))[: batches * 10] == everything(batches)
     for name in ("t", "state"):
         found = it.admin.lake_snapshot(name)
@@ -115,7 +115,7 @@ def check_all(it: Stage, batches: int, keys: int) -> None:
 
 
 def copy(source: Path, target: str, properties: dict[str, str]) -> None:
-    """Copy everything, the marker too."""
+    """Copy all files, the marker included."""
     objects = Objects(parse_location(target, "target"), properties)
 
     async def put() -> None:
@@ -132,11 +132,11 @@ def content(place: str, path: str, properties: dict[str, str]) -> bytes:
 
 
 def quiet(it: Stage, files: Callable[[], list[int]]) -> None:
-    """Wait until there is exactly what counts."""
+    """Wait until only referenced files are left."""
     eventually(lambda: files() == live(it), "only files that count are left")
 
 
-# -- 32 -------------------------------------------------------------------------------------------
+# -- racing changes ------------------------------------------------------------------------------
 
 
 def test_of_two_racing_changes_one_wins_and_the_other_gets_a_conflict(tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ async def test_of_two_coordinators_the_one_that_was_replaced_changes_nothing(
     await cluster.stop()
 
 
-# -- 33 -------------------------------------------------------------------------------------------
+# -- listing and metrics -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -219,7 +219,7 @@ def test_what_is_shown_of_places_is_what_lies_there(tmp_path: Path, seed: int) -
 
 
 class Load:
-    """Tables that come, grow and go, and places whose weight and state changes."""
+    """Random operations on tables, and on the weights and states of locations."""
 
     def __init__(self, it: Stage, choose: random.Random, dirs: list[Path]) -> None:
         self.it = it
@@ -229,7 +229,7 @@ class Load:
         self.number = 0
 
     def step(self) -> None:
-        """Do something."""
+        """Do one random operation."""
         steps = [self.create, self.grow, self.grow, self.grow, self.drop, self.tier, self.operate]
         self.choose.choice(steps if len(self.tables) > 1 else [self.create])()
 
@@ -283,19 +283,19 @@ class Load:
 
 
 def live_really(it: Stage, dirs: list[Path]) -> bool:
-    """Whether exactly the files lie there that count, with as many bytes."""
+    """Whether a location has exactly the referenced files, with their sizes."""
     shown = {x.location_id: (x.live_files, x.live_bytes) for x in it.admin.locations().locations}
     return shown == {location_id: really(dirs[location_id - 1]) for location_id in shown}
 
 
 def really(directory: Path) -> tuple[int, int]:
-    """Files, and the bytes of those whose size the documents have."""
+    """The number of files, and the bytes of those whose size is recorded."""
     files = stored(directory)
     return len(files), sum(size for path, size in files.items() if not DOCUMENTS.fullmatch(path))
 
 
 def shown_alike(it: Stage) -> bool:
-    """Whether the list, the command and the metrics say the same; False if it changed meanwhile."""
+    """Whether list, command and metrics agree; False if the state changed meanwhile."""
     found = it.admin.locations()
     metrics, command = scrape(it.server), listed_by_cli(it.server)
     if it.admin.locations() != found:

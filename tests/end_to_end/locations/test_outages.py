@@ -1,4 +1,4 @@
-"""Acceptance lines 14 to 17 of locations: places that die, come back, flap, or all die at once."""
+"""Locations that fail, come back, flap, or all fail at once."""
 
 from __future__ import annotations
 
@@ -41,26 +41,26 @@ from zufluss.wire.api import ApiKey
 
 SICK = (Health.SUSPECT, Health.DOWN)
 NEVER = {PROBE_INTERVAL: "1h"}
-"""A place that failed does not come back during a test."""
+"""With these options a failed location does not recover during a test."""
 SOON = {PROBE_INTERVAL: "10ms"}
 DOWN_AFTER = 3
 BATCHES = 7
-"""Of each bucket of a table with two."""
+"""Batches of each bucket of a table with two buckets."""
 INSIDE = 15
-"""An offset in the second batch of a segment: the server needs its index to say where."""
+"""An offset in the second batch of a segment: the server needs the index to locate it."""
 
 
 @dataclass
 class Victim:
-    """A place that can be made to fail."""
+    """A location that can be made to fail."""
 
     uri: str
     fail: Callable[[], None]
     work: Callable[[], None]
     properties: dict[str, str]
-    """With which it is reached."""
+    """Options with which the server reaches it."""
     tries: Callable[[], set[str]]
-    """The segments that were sent there in vain, as far as that is seen."""
+    """The segments whose upload to it failed, as far as they are seen."""
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def directory(root: Path, how: str) -> Victim:
 
 
 def bucket(s3: S3Server, proxy: FaultProxy, kind: Kind) -> Victim:
-    """A bucket that takes no files any more."""
+    """Make a bucket refuse all files."""
     uri = s3.bucket(f"victim-{time.time_ns()}")
 
     def tries() -> set[str]:
@@ -95,7 +95,7 @@ def bucket(s3: S3Server, proxy: FaultProxy, kind: Kind) -> Victim:
     return Victim(f"{uri}/x", fail, proxy.set, properties(proxy.endpoint), tries)
 
 
-# -- 14 -------------------------------------------------------------------------------------------
+# -- places that accept no files -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", ["unmounted", "read-only"])
@@ -135,7 +135,7 @@ def rows_from(table: Table, offset: int, bucket: int = 0) -> list[int]:
     return sorted(table.scan(start={bucket: offset}).to_arrow()["id"].to_pylist())
 
 
-# -- 15 -------------------------------------------------------------------------------------------
+# -- places that come back -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", ["unmounted", "read-only"])
@@ -190,7 +190,7 @@ def test_a_place_that_flaps_does_not_make_placement_flap(
         assert len(victim.tries()) == 1
 
 
-# -- 16 -------------------------------------------------------------------------------------------
+# -- all places dead -----------------------------------------------------------------------------
 
 
 def test_with_all_places_dead_uploads_wait_and_writers_do_not(
@@ -222,13 +222,13 @@ def test_with_all_places_dead_uploads_wait_and_writers_do_not(
 
 
 def check_nothing_left(it: Stage, table: Table) -> None:
-    """The server has every segment that is not in remote storage."""
+    """Assert that the server's disk has every segment that is not in remote storage."""
     assert it.copied(table) == 5 * ROWS
     assert set(it.local(table)) >= {f"{n * ROWS:020d}.log" for n in range(5, 45)}
 
 
 def failed_rounds(it: Stage) -> int:
-    """How many rounds in a row failed, as the server logs it."""
+    """The number of rounds in a row that failed, from the server's log."""
     found = re.findall(r"remote_log_round_failed.*in_a_row=(\d+)", it.server.log())
     return max(map(int, found), default=0)
 
@@ -255,12 +255,12 @@ def test_a_death_while_all_places_are_dead_loses_nothing(tmp_path: Path) -> None
         assert rows_by_pyfluss(it.server.bootstrap, "patient") == everything(45)
 
 
-# -- 17 -------------------------------------------------------------------------------------------
+# -- reading from a dead place -------------------------------------------------------------------
 
 
 @pytest.fixture
 def two_buckets(tmp_path: Path) -> Iterator[tuple[Stage, Table, Death]]:
-    """Bucket 0 has its segments in the directory that dies, bucket 1 in the other one."""
+    """Bucket 0 has its segments in the directory that fails, bucket 1 in the other one."""
     dirs = directories(tmp_path, "dying", "other")
     two_batches = {"log.segment.file-size": "4kb"}
     with stage(tmp_path, {DIRS: ",".join(map(str, dirs)), **NEVER, **two_batches}) as it:

@@ -1,4 +1,4 @@
-"""Acceptance lines 27 to 30 of locations: what opens remote files, for whom and for how long."""
+"""Tokens for remote files: for which tables, for which clients, and for how long."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def buckets(s3_server: S3Server) -> list[str]:
 
 
 def ask(it: Stage, *tables: str) -> m.GetFileSystemSecurityTokenResponse:
-    """The tokens for some tables; for none named as an old client asks."""
+    """The tokens for some tables; without tables, as an old client asks."""
     paths = [m.PbPhysicalTablePath(database_name="fluss", table_name=name) for name in tables]
     request = m.GetFileSystemSecurityTokenRequest(tables=paths)
     found = it.conn.call_coordinator(ApiKey.GET_FILESYSTEM_SECURITY_TOKEN, request)
@@ -69,7 +69,7 @@ def ask(it: Stage, *tables: str) -> m.GetFileSystemSecurityTokenResponse:
 
 
 def filled(it: Stage, name: str, location_id: int) -> Table:
-    """A table whose old segments lie in one place only."""
+    """A table whose old segments are in one location only."""
     table = it.create(name, **{PLACEMENT: f"pinned:{location_id}"})
     write(table, 0, 9)
     it.until_copied(table, 9)
@@ -77,7 +77,7 @@ def filled(it: Stage, name: str, location_id: int) -> Table:
     return table
 
 
-# -- 27 -------------------------------------------------------------------------------------------
+# -- tokens by file system -----------------------------------------------------------------------
 
 
 def test_there_is_a_token_for_each_file_system_and_tables_keep_their_own(
@@ -106,7 +106,7 @@ def endpoint(token: m.PbFileSystemToken) -> str | None:
     return {x.key: x.value for x in token.addition_info}.get("fs.s3a.endpoint")
 
 
-# -- 28 -------------------------------------------------------------------------------------------
+# -- old clients ---------------------------------------------------------------------------------
 
 
 def test_an_old_client_reads_the_first_place_and_is_told_of_others(
@@ -125,7 +125,7 @@ def test_an_old_client_reads_the_first_place_and_is_told_of_others(
             rows_by_pyfluss(it.server.bootstrap, "other")
 
 
-# -- 29 -------------------------------------------------------------------------------------------
+# -- tokens by table -----------------------------------------------------------------------------
 
 
 def only_t(principal: str | None, path: TablePath) -> bool:
@@ -180,7 +180,7 @@ def request_for(tables: list[str]) -> m.GetFileSystemSecurityTokenRequest:
 
 
 def opened(token: m.PbFileSystemToken, s3: S3Server) -> Objects:
-    """The place that a token is for, with nothing but the token."""
+    """Open the location of a token with nothing but the token."""
     keys = json.loads(token.token)
     root = token.prefix.partition("/log/")[0]
     properties = {
@@ -209,7 +209,7 @@ def test_a_server_with_a_role_gives_tokens_for_the_tables_that_are_named(
         assert rows(table) == everything(9)
 
 
-# -- 30 -------------------------------------------------------------------------------------------
+# -- expiry --------------------------------------------------------------------------------------
 
 
 def test_a_token_that_ends_during_a_download_is_renewed_and_the_download_goes_on(
