@@ -60,7 +60,7 @@ from zufluss.remote.storage import RemoteStorage
 from zufluss.replica.replica import Replica
 from zufluss.tablet.fetch import Fetcher
 from zufluss.tablet.identity import claim
-from zufluss.tablet.kv import KvHost
+from zufluss.replica.kv_host import KvHost
 from zufluss.tablet.lookup import Lookups
 from zufluss.tablet.produce import Producer
 from zufluss.tablet.producers import Producers
