@@ -55,15 +55,15 @@ from zufluss.obs.server import (
     registry_samples,
     remote_files_samples,
     serve_metrics,
-    tablet_samples,
     tiering_samples,
 )
 from zufluss.record.kernels.compiler_memory import release_compiler
 from zufluss.remote.storage import STATE_FILE, RemoteStorage
 from zufluss.remote.tokens import Tokens
+from zufluss.tablet.coordinator_client import CoordinatorClient
 from zufluss.tablet.link import CoordinatorLink
+from zufluss.tablet.samples import tablet_samples
 from zufluss.tablet.server import TabletServer
-from zufluss.tablet.service import TabletService
 from zufluss.wire.sasl import PlainAuthenticator
 
 log = structlog.get_logger(__name__)
@@ -293,20 +293,24 @@ async def _serve_dev(conf: Configuration, stop: asyncio.Event) -> None:
     async with AsyncExitStack() as closing:
         store = await EmbeddedStore.open(Path(conf.get(options.DATA_DIR)) / "meta")
         closing.push_async_callback(store.close)
-        tablet = TabletServer(conf, files, wall_ms)
-        closing.push_async_callback(tablet.close)
         node = _node(conf.get(options.ZUFLUSS_COORDINATOR_ID), net)
         coordinator = await Coordinator.open(conf, store, node, wall_ms, files=files)
-        closing.push_async_callback(coordinator.stop)
+        tablet = TabletServer(
+            conf,
+            files,
+            wall_ms,
+            coordinator.locations.storage,
+            coordinator.remote,
+            coordinator.catalog.allocate_ids,
+        )
+        closing.push_async_callback(tablet.close)
+        closing.push_async_callback(coordinator.stop)  # first of all: it gives the orders
         tablet.claim(coordinator.catalog.cluster_id)
-        tablet.allocate_ids = coordinator.catalog.allocate_ids
-        tablet.remote = coordinator.locations.storage
-        tablet.gateway = coordinator.remote
         await coordinator.attach(_node(tablet.server_id, net), tablet)
         coordinator.register(services)
         coordinator.writer_ids.register(services)
-        TabletService(tablet).register(services)
-        net.on_drain = tablet.fetcher.drain
+        tablet.register(services)
+        net.on_drain = tablet.fetch.drain
         shown = [tablet_samples(tablet), *_coordinator_samples(coordinator)]
         await _accept(net, conf, stop, "coordinator and tablet server", began, shown)
 
@@ -360,53 +364,46 @@ async def _serve_tablet(conf: Configuration, stop: asyncio.Event) -> None:
     host, port = _coordinator_address(conf)
     services = Services()
     net = await _bound(conf, services, server_type=2)
-    coordinator = ServerConnections()
-    tablet = TabletServer(conf, files_from_environment(), wall_ms)
+    connections = ServerConnections()
+    coordinator = CoordinatorClient(lambda: connections.connect(host, port))
+    state_file = Path(conf.get(options.DATA_DIR)) / STATE_FILE
+    storage = RemoteStorage(conf, NO_LOCATIONS, state_file=state_file)
+    tablet = TabletServer(
+        conf, files_from_environment(), wall_ms, storage, coordinator, coordinator.allocate_ids
+    )
 
     def claim(cluster_id: str) -> None:
         tablet.claim(cluster_id)
-        tablet.remote.cluster_id = cluster_id
+        storage.cluster_id = cluster_id
 
-    link = CoordinatorLink(
-        _node(tablet.server_id, net),
-        tablet.image,
-        tablet,
-        lambda: coordinator.connect(host, port),
-        claim,
-    )
+    node = _node(tablet.server_id, net)
+    link = CoordinatorLink(node, tablet.image, tablet, coordinator, claim, storage.reports)
     link.register(services)
-    tablet.allocate_ids = link.allocate_ids
-    tablet.gateway = link
-    state_file = tablet.data_dir / STATE_FILE
-    tablet.remote = RemoteStorage(conf, NO_LOCATIONS, state_file=state_file)
-    link.reports = tablet.remote.reports
     joined = asyncio.Event()
     after = AfterJoining(services, joined)
     MetadataService(
-        tablet.image, conf, lambda location_id: home(tablet.remote.locations, location_id).uri
+        tablet.image, conf, lambda location_id: home(storage.locations, location_id).uri
     ).register(after)
     ClusterService(tablet.image).register(after)
-    TokenService(tablet.image, lambda: tablet.remote.locations, Tokens(conf, wall_ms)).register(
-        after
-    )
-    WriterIds(link.allocate_writer_ids).register(after)
-    TabletService(tablet).register(after)
-    net.on_drain = tablet.fetcher.drain
+    TokenService(tablet.image, lambda: storage.locations, Tokens(conf, wall_ms)).register(after)
+    WriterIds(coordinator.allocate_writer_ids).register(after)
+    tablet.register(after)
+    net.on_drain = tablet.fetch.drain
     try:
         await net.start()  # first: the coordinator calls back as soon as it knows us
-        tablet.remote.start()
+        storage.start()
         joining = asyncio.create_task(link.start())
         await _first(joining, stop.wait())
         if joining.done():
             joining.result()
             joined.set()
-            shown = [tablet_samples(tablet), location_samples(tablet.remote)]
+            shown = [tablet_samples(tablet), location_samples(storage)]
             await _accept(net, conf, stop, "tablet server", began, shown)
     finally:
         await link.stop()
         await tablet.close()
-        await tablet.remote.stop()
-        coordinator.close()
+        await storage.stop()
+        connections.close()
 
 
 class AfterJoining(Services):

@@ -41,7 +41,9 @@ from zufluss.errors import (
 from zufluss.meta.embedded import EmbeddedStore
 from zufluss.model.table import TableBucket
 from zufluss.net.services import Services
-from zufluss.tablet.link import NOT_REGISTERED, CoordinatorLink
+from zufluss.remote.health import LocationReport
+from zufluss.tablet.coordinator_client import NOT_REGISTERED, CoordinatorClient
+from zufluss.tablet.link import CoordinatorLink
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
 
@@ -79,13 +81,16 @@ class Apart:
         self.to_tablet = Loopback(self.tablet_services)
         self.to_coordinator = Loopback(Services())
         self.cluster_ids: list[str] = []
+        self.reports: list[LocationReport] = []
         self.link = self.new_link()
 
     def new_link(self) -> CoordinatorLink:
         self.image = ClusterImage()
+        self.client = CoordinatorClient(self._coordinator)
         link = CoordinatorLink(
-            TABLET, self.image, self.tablet, self._coordinator, self.cluster_ids.append
-        )
+            TABLET, self.image, self.tablet, self.client, self.cluster_ids.append,
+            lambda: self.reports,
+        )  # fmt: skip
         link.register(self.tablet_services)
         return link
 
@@ -289,7 +294,7 @@ async def test_a_server_of_another_cluster_deletes_nothing(apart: Apart) -> None
     async def connect() -> Loopback:
         return apart.to_coordinator
 
-    link = CoordinatorLink(TABLET, ClusterImage(), apart.tablet, connect, refuse)
+    link = CoordinatorLink(TABLET, ClusterImage(), apart.tablet, CoordinatorClient(connect), refuse)
     with pytest.raises(ConfigError, match="another cluster"):
         await link.start()
     assert apart.tablet.assigned == 0
@@ -316,12 +321,12 @@ async def test_a_registration_without_good_listeners_is_refused(
 
 async def test_writer_ids_of_a_tablet_server_come_from_the_coordinator(apart: Apart) -> None:
     """Two servers hand out different ids; too many at once are refused."""
-    one, two = (WriterIds(apart.link.allocate_writer_ids) for _ in range(2))
+    one, two = (WriterIds(apart.client.allocate_writer_ids) for _ in range(2))
     ids = [await ids.next() for ids in (one, two) * 600]
     assert len(set(ids)) == 1200
     for count in (0, 10_000_000):
         with pytest.raises(ConfigError, match="count"):
-            await apart.link.allocate_writer_ids(count)
+            await apart.client.allocate_writer_ids(count)
 
 
 async def test_ids_of_an_auto_increment_column_come_from_the_coordinator(apart: Apart) -> None:
@@ -329,13 +334,13 @@ async def test_ids_of_an_auto_increment_column_come_from_the_coordinator(apart: 
     await apart.link.join()
     table = await apart.coordinator.catalog.create_table(EVENTS, counted())
     table_id = table.info.table_id
-    assert await apart.link.allocate_ids(table_id, COUNTED, 100_000) == (1, 100_001)
+    assert await apart.client.allocate_ids(table_id, COUNTED, 100_000) == (1, 100_001)
     assert await apart.coordinator.catalog.allocate_ids(table_id, COUNTED, 1) == (100_001, 100_002)
-    assert await apart.link.allocate_ids(table_id, COUNTED, 2**63 - 1) == (100_002, 2**63 - 1)
+    assert await apart.client.allocate_ids(table_id, COUNTED, 2**63 - 1) == (100_002, 2**63 - 1)
     with pytest.raises(InvalidTableError, match="no auto-increment column"):
-        await apart.link.allocate_ids(table_id, 0, 1)
+        await apart.client.allocate_ids(table_id, 0, 1)
     with pytest.raises(UnknownTableOrBucketError):
-        await apart.link.allocate_ids(table_id + 1, COUNTED, 1)
+        await apart.client.allocate_ids(table_id + 1, COUNTED, 1)
 
 
 async def test_the_link_starts_and_stops(apart: Apart) -> None:

@@ -38,7 +38,7 @@ class Keyed(Tablet):
         super().__init__(root / "data", conf=conf, **options)
 
     def replica(self, bucket: int = 0) -> Replica:
-        return self.server.replica(TABLE, None, bucket)
+        return self.server.buckets.replica(TABLE, None, bucket)
 
     def kv_directory(self, bucket: int = 0) -> Path:
         return self.server.data_dir / "db" / f"t-{TABLE}" / f"kv-{bucket}"
@@ -54,7 +54,7 @@ class Keyed(Tablet):
         records = [self._record(*row) for row in rows]
         request = put_request(TABLE, kv_batch(records, **batch), bucket, targets=targets)
         connection = Connection()
-        answer = await connection.answer(connection.send(self.server.putter.handle, request))
+        answer = await connection.answer(connection.send(self.server.put.handle, request))
         (entry,) = decode(m.PutKvResponse, answer).buckets_resp
         assert not entry.error_code, entry.error_message
 
@@ -83,12 +83,12 @@ class Keyed(Tablet):
         return found
 
     def set_state(self, location_id: int, state: AdminState) -> None:
-        before = self.server.remote.locations
+        before = self.server.storage.locations
         locations = tuple(
             dataclasses.replace(x, state=state) if x.location_id == location_id else x
             for x in before.locations
         )
-        self.server.remote.update(
+        self.server.storage.update(
             dataclasses.replace(before, version=before.version + 1, locations=locations)
         )
 
@@ -96,7 +96,13 @@ class Keyed(Tablet):
 @asynccontextmanager
 async def keyed(root: Path, names: Iterable[str] = ("a",), **options: Any) -> AsyncIterator[Keyed]:
     """A server that serves, and stops cleanly afterwards."""
-    tablet = Keyed(root, names, **options)
+    async with serving(Keyed(root, names, **options)) as tablet:
+        yield tablet
+
+
+@asynccontextmanager
+async def serving(tablet: Keyed) -> AsyncIterator[Keyed]:
+    """Start a server, and stop it cleanly afterwards."""
     await tablet.start()
     try:
         yield tablet

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pyarrow as pa
 from tests.tablet.gateway import Gateway
 from zufluss.cluster.image import BucketState, ClusterImage, TableEntry, TablePut
 from zufluss.cluster.replicas import ReplicaStop, assignments
+from zufluss.cluster.token_service import MayRead, everybody
 from zufluss.config.load import Configuration
 from zufluss.errors import ErrorCode, ZuflussError
 from zufluss.log.files import Files
@@ -21,6 +23,7 @@ from zufluss.model.table import TableBucket, TableDescriptor, TableInfo, TablePa
 from zufluss.record.header import build_batch
 from zufluss.remote.locations import reconciled
 from zufluss.remote.storage import RemoteStorage
+from zufluss.tablet.put import AllocateIds
 from zufluss.tablet.server import TabletServer
 from zufluss.testing.files import SilentFiles
 from zufluss.wire import messages as m
@@ -28,6 +31,21 @@ from zufluss.wire.codec import decode
 
 TABLE = 7
 SCHEMA = Schema.of("a BIGINT, b STRING")
+
+
+def picture(
+    schema: Schema, buckets: int, properties: Mapping[str, str] | None = None
+) -> ClusterImage:
+    """A cluster with table 7, whose buckets are led by tablet server 1."""
+    descriptor = TableDescriptor(schema, bucket_count=buckets, properties=dict(properties or {}))
+    info = TableInfo(TablePath("db", "t"), TABLE, 1, descriptor, 0, 0)
+    image = ClusterImage()
+    image.apply([TablePut(TableEntry(info, {1: schema}, (BucketState((1,), 1),) * buckets))])
+    return image
+
+
+async def no_ids(table_id: int, column_id: int, count: int) -> tuple[int, int]:
+    raise AssertionError("the table has no auto-increment column")
 
 
 class Tablet:
@@ -43,21 +61,25 @@ class Tablet:
         properties: Mapping[str, str] | None = None,
         schema: Schema = SCHEMA,
         gateway: Gateway | None = None,
+        may_read: MayRead = everybody,
+        monotonic: Callable[[], float] = time.monotonic,
+        allocate_ids: AllocateIds = no_ids,
     ) -> None:
-        self.image = ClusterImage()
-        descriptor = TableDescriptor(
-            schema, bucket_count=buckets, properties=dict(properties or {})
-        )
-        info = TableInfo(TablePath("db", "t"), TABLE, 1, descriptor, 0, 0)
-        self.image.apply(
-            [TablePut(TableEntry(info, {1: schema}, (BucketState((1,), 1),) * buckets))]
-        )
+        self.image = picture(schema, buckets, properties or {})
         settings = {"data.dir": str(data_dir), "tablet-server.id": "1", **(conf or {})}
         self.now_ms = 1000
         parsed = Configuration.of(settings)
-        self.server = TabletServer(parsed, files or SilentFiles(), lambda: self.now_ms)
-        self.server.remote = RemoteStorage(parsed, reconciled(None, parsed, {}), state_file=None)
-        self.gateway = self.server.gateway = gateway or Gateway()
+        self.gateway = gateway or Gateway()
+        self.server = TabletServer(
+            parsed,
+            files or SilentFiles(),
+            lambda: self.now_ms,
+            RemoteStorage(parsed, reconciled(None, parsed, {}), state_file=None),
+            self.gateway,
+            allocate_ids,
+            may_read=may_read,
+            monotonic=monotonic,
+        )
 
     async def start(self) -> Tablet:
         await self.server.assign(self.image, assignments(self.image, 1))
@@ -74,11 +96,11 @@ class Tablet:
         for bucket in buckets:
             request.buckets_req.add(bucket_id=bucket, records=batch())
         connection = Connection()
-        return connection, connection.send(self.server.producer.handle, request)
+        return connection, connection.send(self.server.produce.handle, request)
 
     def fetch(self, connection: Connection, bucket: int = 0, **options: Any) -> int:
         """Send a fetch of one bucket; its id."""
-        return connection.send(self.server.fetcher.handle, fetch_request(bucket, **options))
+        return connection.send(self.server.fetch.handle, fetch_request(bucket, **options))
 
 
 def fetch_request(

@@ -55,13 +55,13 @@ async def test_an_unforeseen_error_of_a_parked_fetch_is_answered(
     tablet = await Tablet(tmp_path).start()
     connection = Connection()
     sent = tablet.fetch(connection, max_wait_ms=200 if moment == "expired" else 30_000)
-    assert len(tablet.server.fetcher.parked) == 1
+    assert len(tablet.server.fetch.parked) == 1
     monkeypatch.setattr(FetchReader, "read", lambda *_, **__: 1 / 0)
     if moment == "woken":
         await append(tablet, 0)
     assert await connection.answer(sent) == ErrorCode.UNKNOWN_SERVER_ERROR
-    assert not tablet.server.fetcher.parked
-    assert not tablet.server.replica(TABLE, None, 0).fetch_waiters
+    assert not tablet.server.fetch.parked
+    assert not tablet.server.buckets.replica(TABLE, None, 0).fetch_waiters
     await tablet.server.close()
 
 
@@ -97,7 +97,7 @@ async def test_a_fetch_whose_client_is_gone_is_let_go(tmp_path: Path) -> None:
     connection.closing = True
     await append(tablet, 0)
     await asyncio.sleep(0)
-    assert not tablet.server.fetcher.parked
+    assert not tablet.server.fetch.parked
     assert not connection.answers[sent]
     await tablet.server.close()
 
@@ -109,7 +109,7 @@ async def test_a_fetch_that_waits_for_its_client_to_read_does_not_park_while_the
     connection = Connection()
     connection.backlogged = True
     sent = tablet.fetch(connection)
-    tablet.server.fetcher.drain()
+    tablet.server.fetch.drain()
     connection.backlogged = False
     connection.drained[0]()
     assert not (await connection.fetched(sent)).records
@@ -118,14 +118,15 @@ async def test_a_fetch_that_waits_for_its_client_to_read_does_not_park_while_the
 
 async def test_an_answer_is_bounded_whatever_a_client_asks_for(tmp_path: Path) -> None:
     tablet = await Tablet(tmp_path).start()
-    reader = FetchReader(tablet.server, fetch_request(max_bytes=2**31 - 1))
+    buckets, remote_logs = tablet.server.buckets, tablet.server.remote_logs
+    reader = FetchReader(buckets, remote_logs, fetch_request(max_bytes=2**31 - 1))
     assert reader.bytes_max == FETCH_BYTES_MAX
     many = m.FetchLogRequest(follower_server_id=-1, max_bytes=1, max_wait_ms=0)
     many.tables_req.add(table_id=TABLE, projection_pushdown_enabled=False).buckets_req.extend(
         [m.PbFetchLogReqForBucket(bucket_id=0, fetch_offset=0, max_fetch_bytes=1)] * BUCKETS_MAX
     )
     with pytest.raises(RecordTooLargeError, match="send several"):
-        FetchReader(tablet.server, many)
+        FetchReader(buckets, remote_logs, many)
     await tablet.server.close()
 
 
@@ -148,10 +149,10 @@ async def test_statistics_that_make_no_sense_do_not_stop_a_reader(
     request = m.ProduceLogRequest(acks=-1, table_id=TABLE, timeout_ms=30_000)
     request.buckets_req.add(bucket_id=0, records=records)
     connection = Connection()
-    sent = connection.send(tablet.server.producer.handle, request)
+    sent = connection.send(tablet.server.produce.handle, request)
     if await connection.produced(sent) == [(0, ErrorCode.CORRUPT_RECORD_EXCEPTION)]:
         pytest.skip("refused before it is written, which is better still")
-    sent = connection.send(tablet.server.fetcher.handle, filtered_request(5))
+    sent = connection.send(tablet.server.fetch.handle, filtered_request(5))
     entry = await connection.fetched(sent)
     assert (entry.error_code, len(entry.records)) == (0, len(records))
     await tablet.server.close()
@@ -168,13 +169,13 @@ async def test_a_filtered_fetch_of_many_batches_goes_on_where_it_ended(
     request = m.ProduceLogRequest(acks=-1, table_id=TABLE, timeout_ms=30_000)
     request.buckets_req.add(bucket_id=0, records=records * 20)
     connection = Connection()
-    sent = connection.send(tablet.server.producer.handle, request)
+    sent = connection.send(tablet.server.produce.handle, request)
     assert await connection.produced(sent) == [(0, 0)]
     for literal, ends in ((1, []), (5, [21, 42, 60])):
         offset, found, filtered = 0, 0, []
         while offset < 60:
             wanted = filtered_request(literal, offset)
-            entry = await connection.fetched(connection.send(tablet.server.fetcher.handle, wanted))
+            entry = await connection.fetched(connection.send(tablet.server.fetch.handle, wanted))
             found += len(entry.records)
             if entry.HasField("filtered_end_offset"):
                 offset = entry.filtered_end_offset

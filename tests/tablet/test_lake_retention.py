@@ -25,6 +25,7 @@ from zufluss.log.holds import Holder
 from zufluss.log.log import Log
 from zufluss.model.table import TableBucket
 from zufluss.net.services import RequestContext
+from zufluss.tablet.coordinator_client import CoordinatorClient
 from zufluss.tablet.link import CoordinatorLink
 from zufluss.wire import messages as m
 
@@ -40,7 +41,7 @@ def tablet(tmp_path: Path, **properties: str) -> Tablet:
 
 
 def log_of(server: Tablet) -> Log:
-    return server.server.replica(TABLE, None, 0).log
+    return server.server.buckets.replica(TABLE, None, 0).log
 
 
 async def fill(server: Tablet, batches: int = 20) -> Log:
@@ -158,7 +159,7 @@ async def test_offsets_of_buckets_that_are_elsewhere_are_passed_over(tmp_path: P
     await server.server.notify_lake_offsets(
         [LakeOffsets(TableBucket(*bucket), 1, 5) for bucket in ((TABLE, None, 9), (99, 4, 0))]
     )
-    assert server.server.replica(TABLE, None, 0).tiered_offset is None
+    assert server.server.buckets.replica(TABLE, None, 0).tiered_offset is None
     await server.server.close()
 
 
@@ -167,7 +168,7 @@ async def test_a_server_of_its_own_hears_lake_offsets_over_the_wire(tmp_path: Pa
     log = await fill(server)
     link = CoordinatorLink(
         ServerNode(1, (Endpoint("FLUSS", "localhost", 1),)), server.image, server.server,
-        connect=_nobody, check_cluster=lambda _: None,
+        CoordinatorClient(_nobody), check_cluster=lambda _: None,
     )  # fmt: skip
     link.server_epoch = 4
     told = lake_offsets_to_proto(LakeOffsets(TableBucket(TABLE, None, 0), 1, log._bases[1]))

@@ -26,5 +26,5 @@ async def test_a_row_that_cannot_be_given_to_clients_is_an_error_and_not_silence
         request = lookup_request(TABLE, [tablet.codec.key((1,))])
         request.buckets_req.add(bucket_id=0)
         connection = Connection()
-        sent = connection.send(tablet.server.lookups.handle, request)
+        sent = connection.send(tablet.server.lookup.handle, request)
         assert await connection.answer(sent) is ErrorCode.UNKNOWN_SERVER_ERROR

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 from pathlib import Path
@@ -43,18 +44,18 @@ async def test_a_failed_bucket_takes_no_other_bucket_of_the_request_with_it(tmp_
     for bucket in (0, 1, 9):
         request.buckets_req.add(bucket_id=bucket, records=large)
     connection = Connection()
-    sent = connection.send(tablet.server.producer.handle, request)
+    sent = connection.send(tablet.server.produce.handle, request)
     assert await connection.produced(sent) == [(0, 0), (1, STORAGE), (9, UNKNOWN)]
-    assert not tablet.server.producer.pending
+    assert not tablet.server.produce.pending
     await tablet.server.close()
 
 
 async def test_a_timeout_names_only_what_is_not_durable(tmp_path: Path) -> None:
     tablet = await Tablet(tmp_path).start()
     connection, sent = await tablet.produce(0, 1, timeout_ms=1)
-    replica = tablet.server.replica(TABLE, None, 0)
+    replica = tablet.server.buckets.replica(TABLE, None, 0)
     replica.advance(replica.log.log_end_offset)
-    tablet.server.producer.expire(tablet.server.loop.time() + 1)
+    tablet.server.produce.expire(asyncio.get_running_loop().time() + 1)
     timed_out = int(ErrorCode.REQUEST_TIME_OUT)
     assert await connection.produced(sent) == [(0, 0), (1, timed_out)]
     await tablet.server.close()
@@ -66,11 +67,11 @@ async def test_an_unforeseen_error_leaves_nothing_pending(
 ) -> None:
     """The network answers it; a second answer later would take a request off the count twice."""
     tablet = await Tablet(tmp_path).start()
-    replica = tablet.server.replica(TABLE, None, 1)
+    replica = tablet.server.buckets.replica(TABLE, None, 1)
     monkeypatch.setattr(type(replica.log), "append", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         await tablet.produce(0, 1)
-    assert not tablet.server.producer.pending
+    assert not tablet.server.produce.pending
     monkeypatch.undo()
     await tablet.server.close()
 
@@ -84,7 +85,7 @@ async def test_a_dropped_bucket_answers_its_writers_even_if_its_files_stay(tmp_p
     connection, sent = await tablet.produce(0, 1)
     await tablet.drop(0, 1)
     assert await connection.produced(sent) == [(0, STORAGE), (1, STORAGE)]
-    assert tablet.server.find_replica(TABLE, None, 1) is None
+    assert tablet.server.buckets.find(TABLE, None, 1) is None
     await tablet.server.close()
 
 
@@ -137,7 +138,7 @@ class Sender:
         request = m.ProduceLogRequest(acks=-1, table_id=TABLE, timeout_ms=30_000)
         request.buckets_req.add(bucket_id=bucket, records=records)
         connection = Connection()
-        self.sent.append((connection, connection.send(self.tablet.server.producer.handle, request)))
+        self.sent.append((connection, connection.send(self.tablet.server.produce.handle, request)))
 
     async def answers(self) -> list[tuple[int, int]]:
         """Error code and offset of each request, in the order they were sent."""
@@ -162,7 +163,7 @@ async def test_small_appends_of_a_turn_share_one_write_and_keep_their_order(
     assert await sender.answers() == [(0, 0), (0, 3), (0, 4), (0, 3)]
     sizes = [sum(len(batch(rows)) for rows in (3, 1, 2)), len(batch(5))]
     assert files.writes[:2] == [("log-0", sizes[0]), ("log-1", sizes[1])]
-    log = tablet.server.replica(TABLE, None, 0).log
+    log = tablet.server.buckets.replica(TABLE, None, 0).log
     headers = [header for _, header in iter_headers(log.read(0, 1 << 20).records)]
     assert [(h.base_offset, h.record_count) for h in headers] == [(0, 3), (3, 1), (4, 2)]
     await tablet.server.close()

@@ -27,9 +27,9 @@ async def filled(tmp_path: Path, *rows: int) -> tuple[Tablet, Log]:
         request = m.ProduceLogRequest(acks=-1, table_id=TABLE, timeout_ms=30_000)
         request.buckets_req.add(bucket_id=0, records=batch(count))
         connection = Connection()
-        sent = connection.send(tablet.server.producer.handle, request)
+        sent = connection.send(tablet.server.produce.handle, request)
         assert await connection.produced(sent) == [(0, 0)]
-    return tablet, tablet.server.replica(TABLE, None, 0).log
+    return tablet, tablet.server.buckets.replica(TABLE, None, 0).log
 
 
 def projected(log: Log, offset: int = 0, bytes_max: int = 1 << 24, **options: Any) -> bytes:

@@ -1,35 +1,47 @@
-"""What a put is answered when the key-value worker has more to do than it can keep up with."""
+"""Answers to puts while the key-value worker has more to do than it can keep up with."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
-from zufluss.config.load import Configuration
+from tests.end_to_end.kv import Codec, kv_batch, put_request
+from tests.tablet.keyed import KEYED
+from tests.tablet.parts import Parts, parts
+from tests.tablet.support import TABLE, Connection
 from zufluss.errors import ErrorCode, ZuflussError
 from zufluss.tablet.put import (
     BACKPRESSURE_VERSION,
     PRESSURE_FROM,
     QUEUE_BYTES_MAX,
     PendingPut,
-    Putter,
+    PutHandler,
 )
 from zufluss.wire import messages as m
+from zufluss.wire.codec import decode
 from zufluss.wire.hot.produce import ProducedBucket
 
 
-def putter(queued: float) -> Putter:
-    server: Any = SimpleNamespace(conf=Configuration.of({}))
-    made = Putter(server)
-    made._queued_bytes = int(queued * QUEUE_BYTES_MAX)
-    return made
+@pytest_asyncio.fixture
+async def keyed(tmp_path: Path) -> AsyncIterator[Parts]:
+    async with parts(tmp_path, KEYED) as made:
+        yield made
 
 
-def answer(queued: float) -> m.PutKvResponse:
+def handler(keyed: Parts, queued: float) -> PutHandler:
+    put = keyed.put_handler()
+    put._queued_bytes = int(queued * QUEUE_BYTES_MAX)
+    return put
+
+
+def answer(keyed: Parts, queued: float) -> m.PutKvResponse:
     connection: Any = SimpleNamespace()
-    pending = PendingPut(putter(queued), connection, 7, 0.0)
+    pending = PendingPut(handler(keyed, queued), connection, 7, 0.0)
     pending.entries = [
         ProducedBucket(None, 3, 12),
         ProducedBucket(4, 5, None, ErrorCode.CORRUPT_RECORD_EXCEPTION, "why"),
@@ -37,10 +49,28 @@ def answer(queued: float) -> m.PutKvResponse:
     return m.PutKvResponse.FromString(pending.body())
 
 
-def test_a_put_into_a_full_queue_is_refused_with_an_error_that_clients_retry_after_a_pause() -> (
-    None
-):
-    full = putter(1.0)
+async def test_a_handler_without_a_server_puts_into_an_open_bucket(keyed: Parts) -> None:
+    replica = await keyed.open()
+    put, codec, connection = keyed.put_handler(), Codec(KEYED), Connection()
+    request = put_request(TABLE, kv_batch([codec.put((1, "one")), codec.put((2, "two"))]))
+    response = decode(
+        m.PutKvResponse, await connection.answer(connection.send(put.handle, request))
+    )
+    assert [entry.error_code for entry in response.buckets_resp] == [0]
+    assert replica.row_count() == 2
+    assert keyed.contention.puts == 2, "the worker began and ended one put"
+    keyed.close_bucket(replica, delete=True)
+    response = decode(
+        m.PutKvResponse, await connection.answer(connection.send(put.handle, request))
+    )
+    (entry,) = response.buckets_resp
+    assert entry.error_code == ErrorCode.UNKNOWN_TABLE_OR_BUCKET_EXCEPTION
+
+
+async def test_a_put_into_a_full_queue_is_refused_with_an_error_that_clients_retry_after_a_pause(
+    keyed: Parts,
+) -> None:
+    full = handler(keyed, 1.0)
     with pytest.raises(ZuflussError, match="try again after a pause") as newer:
         full._check_queue(BACKPRESSURE_VERSION)
     with pytest.raises(ZuflussError) as older:
@@ -51,14 +81,14 @@ def test_a_put_into_a_full_queue_is_refused_with_an_error_that_clients_retry_aft
     assert older.value.retriable
 
 
-def test_a_queue_with_room_takes_the_put() -> None:
-    putter(0.99)._check_queue(BACKPRESSURE_VERSION)
+async def test_a_queue_with_room_takes_the_put(keyed: Parts) -> None:
+    handler(keyed, 0.99)._check_queue(BACKPRESSURE_VERSION)
 
 
-def test_answers_tell_how_full_the_queue_is_once_it_matters() -> None:
-    for entry in answer(PRESSURE_FROM / 2).buckets_resp:
+async def test_answers_tell_how_full_the_queue_is_once_it_matters(keyed: Parts) -> None:
+    for entry in answer(keyed, PRESSURE_FROM / 2).buckets_resp:
         assert not entry.HasField("pressure")
-    filled, refused = answer(0.75).buckets_resp
+    filled, refused = answer(keyed, 0.75).buckets_resp
     assert filled.pressure == pytest.approx(0.75)
     assert (filled.bucket_id, filled.log_end_offset) == (3, 12)
     assert (refused.partition_id, refused.bucket_id, refused.error_message) == (4, 5, "why")

@@ -26,7 +26,7 @@ from zufluss.remote.errors import LocationUnavailableError
 from zufluss.remote.layout import parse
 from zufluss.remote.locations import AdminState
 from zufluss.replica.replica import Replica
-from zufluss.tablet.service import EARLIEST, TIMESTAMP, TabletService
+from zufluss.tablet.service import EARLIEST, TIMESTAMP
 from zufluss.wire import messages as m
 
 ROWS = 3
@@ -50,7 +50,7 @@ class Remote(Tablet):
         super().__init__(root / "data", conf=conf, **options)
 
     def replica(self, bucket: int = 0) -> Replica:
-        return self.server.replica(TABLE, None, bucket)
+        return self.server.buckets.replica(TABLE, None, bucket)
 
     async def write(self, batches: int, bucket: int = 0) -> None:
         for _ in range(batches):
@@ -66,7 +66,7 @@ class Remote(Tablet):
         await done
 
     async def round(self) -> None:
-        for replica in self.server.tables[TABLE].replicas.values():
+        for replica in self.server.buckets.tables[TABLE].replicas.values():
             if replica.remote is not None:
                 replica.remote.retry_at = 0.0
         self.server.remote_logs.begin()
@@ -82,19 +82,19 @@ class Remote(Tablet):
         return found
 
     def set_state(self, location_id: int, state: AdminState) -> None:
-        before = self.server.remote.locations
+        before = self.server.storage.locations
         locations = tuple(
             dataclasses.replace(x, state=state) if x.location_id == location_id else x
             for x in before.locations
         )
-        self.server.remote.update(
+        self.server.storage.update(
             dataclasses.replace(before, version=before.version + 1, locations=locations)
         )
 
     async def fetched(self, offset: int, bucket: int = 0, **options: Any) -> Any:
         connection = Connection()
         request = fetch_request(bucket, offset=offset, max_wait_ms=200, **options)
-        return await connection.fetched(connection.send(self.server.fetcher.handle, request))
+        return await connection.fetched(connection.send(self.server.fetch.handle, request))
 
     async def read_all(self, bucket: int = 0) -> list[int]:
         """The base offsets of all batches, as a reader finds them."""
@@ -129,7 +129,7 @@ class Remote(Tablet):
         )
         if timestamp is not None:
             request.startTimestamp = timestamp
-        answer = await TabletService(self.server).list_offsets(request, _context())
+        answer = await self.server.service.list_offsets(request, _context())
         return answer.buckets_resp[0]
 
 
@@ -201,7 +201,7 @@ async def test_a_limit_scan_reaches_into_remote_storage(tmp_path: Path) -> None:
     async with serving(tmp_path, buckets=1) as tablet:
         await tablet.write(12)
         await tablet.round()
-        data = await TabletService(tablet.server)._last_rows(tablet.replica(), 30)
+        data = await tablet.server.service._last_rows(tablet.replica(), 30)
         offsets = [h.base_offset for _, h in iter_headers(data)]
         assert offsets[0] <= 6
         assert offsets[-1] == 33
@@ -212,14 +212,14 @@ async def test_indexes_in_remote_storage_are_those_of_the_batches(tmp_path: Path
     async with serving(tmp_path, buckets=1) as tablet:
         await tablet.write(4)
         segment = tablet.replica().log.segments[0]
-        wanted = build_indexes(segment, tablet.server.files)
+        wanted = build_indexes(segment, tablet.server.logs._files)
         for suffix in (".index", ".timeindex"):
             (segment.directory / f"{0:020d}{suffix}").unlink()
         await tablet.round()
         remote = tablet.replica().remote
         assert remote is not None
         first = remote.manifest.segments[0]
-        storage = tablet.server.remote
+        storage = tablet.server.storage
         assert await storage.read(first.index, limit=1 << 20) == wanted[0]
         assert await storage.read(first.timeindex, limit=1 << 20) == wanted[1]
 
@@ -551,7 +551,7 @@ async def test_what_cannot_be_deleted_is_deleted_later_and_stops_no_upload(
         assert remote is not None
         (old,) = remote.garbage
         with monkeypatch.context() as patched:
-            patched.setattr(tablet.server.remote, "delete", _unavailable)
+            patched.setattr(tablet.server.storage, "delete", _unavailable)
             await tablet.write(12)
             await tablet.round()
         assert remote.failures == 1

@@ -11,7 +11,6 @@ import pytest
 from tests.tablet.support import TABLE, Tablet
 from zufluss.errors import ErrorCode, RecordTooLargeError
 from zufluss.net.services import RequestContext
-from zufluss.tablet.service import TabletService
 from zufluss.wire import messages as m
 from zufluss.wire.hot.buckets import BUCKETS_MAX
 
@@ -28,7 +27,7 @@ async def stats(tablet: Tablet, *buckets: int, **fields: int) -> list[m.PbTableS
     request = m.GetTableStatsRequest(table_id=TABLE, target_columns=[0])
     for bucket in buckets:
         request.buckets_req.add(bucket_id=bucket, **fields)
-    response = await TabletService(tablet.server).get_table_stats(request, CONTEXT)
+    response = await tablet.server.service.get_table_stats(request, CONTEXT)
     return list(response.buckets_resp)
 
 
@@ -45,7 +44,7 @@ async def test_a_log_bucket_counts_what_is_durable(tmp_path: Path) -> None:
 
 async def test_a_bucket_of_a_primary_key_table_counts_its_keys(tmp_path: Path) -> None:
     tablet = await Tablet(tmp_path).start()
-    tablet.server.replica(TABLE, None, 0).kv = kv_state(41)
+    tablet.server.buckets.replica(TABLE, None, 0).kv = kv_state(41)
     (entry,) = await stats(tablet, 0)
     assert (entry.row_count, entry.HasField("error_code")) == (41, False)
     await tablet.server.close()
@@ -53,7 +52,7 @@ async def test_a_bucket_of_a_primary_key_table_counts_its_keys(tmp_path: Path) -
 
 async def test_rows_that_are_not_counted_are_an_error_that_says_why(tmp_path: Path) -> None:
     tablet = await Tablet(tmp_path).start()
-    tablet.server.replica(TABLE, None, 0).kv = kv_state(None)
+    tablet.server.buckets.replica(TABLE, None, 0).kv = kv_state(None)
     (entry,) = await stats(tablet, 0)
     assert entry.error_code == ErrorCode.INVALID_TABLE_EXCEPTION
     assert "table.changelog.image = WAL" in entry.error_message

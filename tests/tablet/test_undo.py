@@ -34,6 +34,7 @@ from zufluss.model.producer import UNDO_TASK, ProducerWriter
 from zufluss.model.schema import Schema
 from zufluss.net.services import RequestContext
 from zufluss.tablet import undo
+from zufluss.tablet.coordinator_client import CoordinatorClient
 from zufluss.tablet.link import CoordinatorLink
 from zufluss.wire import messages as m
 from zufluss.wire.codec import decode
@@ -78,7 +79,7 @@ class Produced(Keyed):
         batch = kv_batch([self.codec.put(row) for row in rows], **writer)
         connection = Connection()
         request = put_request(TABLE, batch, targets=targets)
-        sent = connection.send(self.server.putter.handle, request)
+        sent = connection.send(self.server.put.handle, request)
 
         async def answered() -> int:
             (entry,) = decode(m.PutKvResponse, await connection.answer(sent)).buckets_resp
@@ -151,7 +152,7 @@ async def test_a_producer_owns_its_columns_and_nobody_else_writes_them(bucket: P
     code = await bucket.send((1, 1, "x"), targets=(), epoch=1, task=7)
     assert code == ErrorCode.INVALID_TARGET_COLUMN
     assert await bucket.table() == {1: (5, "others")}
-    assert bucket.server.putter.fenced == 3
+    assert bucket.server.put.fenced == 3
 
 
 @pytest.mark.parametrize("entry", [{}, {"lost": True}, {"number": 4}, {"exclusive": False}])
@@ -220,7 +221,7 @@ async def test_a_server_of_its_own_hears_of_producers_over_the_wire(bucket: Prod
 
     link = CoordinatorLink(
         ServerNode(1, (Endpoint("FLUSS", "localhost", 1),)), bucket.image, bucket.server,
-        connect=nobody, check_cluster=lambda _: None,
+        CoordinatorClient(nobody), check_cluster=lambda _: None,
     )  # fmt: skip
     link.server_epoch = 4
     context = RequestContext(None, "FLUSS", 0, "test")

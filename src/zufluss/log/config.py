@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from zufluss.config import options, table_options
+from zufluss.config.load import Configuration
+from zufluss.model.table import TableInfo
+
 INT32_MAX = (1 << 31) - 1
 
 
@@ -47,3 +51,19 @@ class LogConfig:
                 f"segment_bytes_max={self.segment_bytes_max} is not in 1..{INT32_MAX}: positions "
                 "in the index are 32 bits wide"
             )
+
+    @classmethod
+    def of(cls, conf: Configuration, info: TableInfo) -> LogConfig:
+        """The settings of a table's logs on a server."""
+        ttl_ms = info.property(table_options.TABLE_LOG_TTL)
+        local_ttl_ms = info.property(table_options.TABLE_LOG_LOCAL_TTL)
+        return cls(
+            segment_bytes_max=conf.get(options.LOG_SEGMENT_FILE_SIZE),
+            index_interval_bytes=conf.get(options.LOG_INDEX_INTERVAL_SIZE),
+            index_bytes_max=conf.get(options.LOG_INDEX_FILE_SIZE),
+            retention_rolls_active=conf.get(options.LOG_RETENTION_ROLL_ACTIVE_SEGMENT_ENABLED),
+            ttl_ms=ttl_ms,
+            local_segments=info.property(table_options.TABLE_LOG_TIERED_LOCAL_SEGMENTS),
+            local_ttl_ms=ttl_ms if local_ttl_ms is None else local_ttl_ms,
+            writer_expiry_ms=conf.get(options.SERVER_WRITER_ID_EXPIRATION_TIME),
+        )

@@ -18,7 +18,6 @@ from zufluss import __version__
 from zufluss.config import options
 from zufluss.config.load import Configuration
 from zufluss.errors import ErrorCode
-from zufluss.log.holds import Holder
 from zufluss.obs import metrics
 from zufluss.obs.metrics import MetricsEndpoint, Sample, SampleCollector
 from zufluss.wire.api import APIS
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from zufluss.coordinator.remote.locations import LocationRegistry
     from zufluss.net.server import NetServer
     from zufluss.remote.storage import RemoteStorage
-    from zufluss.tablet.server import TableState, TabletServer
 
 log = structlog.get_logger(__name__)
 
@@ -118,50 +116,6 @@ def registry_samples(registry: LocationRegistry) -> ReadSamples:
                 yield Sample(metric, value, (str(location.location_id),))
 
     return read
-
-
-def tablet_samples(tablet: TabletServer) -> ReadSamples:
-    """Buckets and logs of a tablet server."""
-
-    def read() -> Iterable[Sample]:
-        tables = tablet.tables.values()
-        yield Sample(metrics.BUCKETS, sum(len(table.replicas) for table in tables))
-        yield Sample(metrics.BUCKETS_REFUSED, sum(len(table.refused) for table in tables))
-        yield Sample(metrics.LOG_SIZE_BYTES, sum(each.size for each in tablet.logs.logs))
-        yield from _remote_log_samples(tablet)
-        yield Sample(metrics.KV_PINS, len(tablet.scans.pins))
-        yield Sample(metrics.KV_PIN_OLDEST_AGE_SECONDS, tablet.scans.pins.oldest_seconds())
-        yield Sample(metrics.KV_SCAN_ROWS, tablet.scans.counts.rows)
-        yield Sample(metrics.KV_SCAN_BYTES, tablet.scans.counts.bytes)
-        yield Sample(metrics.PRODUCER_PUTS_FENCED, tablet.putter.fenced)
-        yield Sample(metrics.UNDO_KEYS, tablet.undos.keys_total)
-        for table in tables:
-            if table.tiered:
-                yield Sample(metrics.UNTIERED_ROWS, _untiered(table), tuple(table.info.path))
-
-    return read
-
-
-def _remote_log_samples(tablet: TabletServer) -> Iterable[Sample]:
-    size = waiting = 0
-    for table in tablet.tables.values():
-        for replica in table.replicas.values():
-            if replica.remote is not None:
-                size += sum(s.log.size for s in replica.remote.manifest.segments)
-                waiting += len(replica.log.closed_from(replica.remote.copied_to))
-    yield Sample(metrics.REMOTE_LOG_SIZE_BYTES, size)
-    yield Sample(metrics.REMOTE_LOG_WAITING_SEGMENTS, waiting)
-    yield Sample(metrics.REMOTE_LOG_FAILURES, tablet.remote_logs.failures)
-
-
-def _untiered(table: TableState) -> int:
-    total = 0
-    for replica in table.replicas.values():
-        log = replica.log
-        start = log.log_start_offset if replica.remote is None else 0
-        untiered_from = log.holds.floor(log.high_watermark, Holder.LAKE)
-        total += max(log.high_watermark - max(untiered_from, start), 0)
-    return total
 
 
 def tiering_samples(status: Callable[[], Sequence[TieringStatus]]) -> ReadSamples:

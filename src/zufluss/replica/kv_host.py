@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import structlog
 
@@ -37,9 +37,6 @@ from zufluss.log.log import Log
 from zufluss.log.manager import log_directory, owner_directories
 from zufluss.log.worker import ThreadWorker
 from zufluss.model.table import PhysicalTablePath, TableBucket
-
-if TYPE_CHECKING:
-    from zufluss.replica.replica import Replica
 
 log = structlog.get_logger(__name__)
 
@@ -74,6 +71,26 @@ def log_lost(store: KvStore, changelog: Log) -> bool:
     return store.flushed_offset > changelog.log_end_offset and changelog.log_start_offset == 0
 
 
+class KvBucket(Protocol):
+    """A bucket with key-value state (`replica.Replica`)."""
+
+    @property
+    def path(self) -> PhysicalTablePath:
+        """The table or partition that the bucket belongs to."""
+
+    @property
+    def bucket(self) -> TableBucket:
+        """The bucket."""
+
+    @property
+    def log(self) -> Log:
+        """Its changelog."""
+
+    @property
+    def tablet(self) -> KvTablet:
+        """Its key-value state, once it is open."""
+
+
 class KvHost:
     """What the key-value state of a server's buckets shares. Belongs to the event loop."""
 
@@ -91,7 +108,7 @@ class KvHost:
         self._memory: KvMemory | None = None
         self._worker: ThreadWorker | None = None
         self._encoder: ThreadWorker | None = None
-        self._tablets: dict[KvTablet, Replica] = {}
+        self._tablets: dict[KvTablet, KvBucket] = {}
 
     @property
     def worker(self) -> ThreadWorker:
@@ -128,7 +145,7 @@ class KvHost:
             await self.call(lambda: None)
 
     async def open(
-        self, replica: Replica, table: KvTable, earlier: EarlierChangelog | None = None
+        self, replica: KvBucket, table: KvTable, earlier: EarlierChangelog | None = None
     ) -> KvTablet:
         """The state of a bucket, brought to the end of its log.
 
@@ -162,7 +179,7 @@ class KvHost:
         replica.log.holds.set(Holder.KV_STATE, tablet.store.flushed_offset)
         return tablet
 
-    async def checkpoint(self, replica: Replica) -> Checkpoint:
+    async def checkpoint(self, replica: KvBucket) -> Checkpoint:
         """Everything below the high watermark, flushed and as hard links beside the state.
 
         There is one of a bucket at a time: the next one takes its place.
@@ -177,7 +194,7 @@ class KvHost:
                 return made
             await asyncio.shield(asyncio.wrap_future(made))
 
-    async def pin(self, replica: Replica, target: Path, wanted: int, rests: Rests) -> KvState:
+    async def pin(self, replica: KvBucket, target: Path, wanted: int, rests: Rests) -> KvState:
         """Everything below `wanted`, at least, flushed and as hard links; what it holds.
 
         `target` is not made if there are no rows. A flush that is needed for it rests as told.
@@ -190,13 +207,13 @@ class KvHost:
                 return made
             await asyncio.shield(asyncio.wrap_future(made))
 
-    async def remove_checkpoint(self, replica: Replica) -> None:
+    async def remove_checkpoint(self, replica: KvBucket) -> None:
         """Free the disk that a checkpoint holds, unless the bucket is gone with all of it."""
         store = replica.tablet.store
         if replica.tablet in self._tablets:
             await self.call(partial(remove_left_overs, self._files, store.directory))
 
-    def _check_open(self, tablet: KvTablet, replica: Replica) -> None:
+    def _check_open(self, tablet: KvTablet, replica: KvBucket) -> None:
         if tablet not in self._tablets:
             raise UnknownTableOrBucketError(f"{replica.path} {replica.bucket} has stopped")
 
@@ -227,7 +244,7 @@ class KvHost:
                 partial(self._logged, tablet, "kv_writers_not_expired"),
             )
 
-    def stop(self, replica: Replica, *, delete: bool, then: Callable[[Path], None]) -> None:
+    def stop(self, replica: KvBucket, *, delete: bool, then: Callable[[Path], None]) -> None:
         """Give up the state of a bucket after what is under way, and remove it with `delete`."""
         tablet = replica.tablet
         del self._tablets[tablet]

@@ -1,4 +1,10 @@
-"""One bucket on this server: its log, its leader epoch, and those who wait on it.
+"""One bucket on this server: its log, key-value state, remote part, holds, fence and waiters.
+
+A `Replica` exists while the bucket is open. `open` restores what the disk lost, opens the log,
+brings the key-value state to the end of the log, sets the retention holds and the fence, and tells
+those who follow the bucket's life. `alter` applies new table properties. `close` ends everything of
+the bucket, and `reopen` opens a bucket that could not be opened before. What a replica needs of its
+server comes in a `ReplicaHost`; the directory of replicas is `tablet/buckets.py`.
 
 Writers wait until their batch is acknowledged (the high watermark has passed it); readers wait
 until there is something new below the high watermark. Both are woken by `advance`, the single
@@ -11,20 +17,30 @@ Everything here runs on the event-loop thread.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
-from zufluss.errors import InvalidTableError, LogStorageError
+import structlog
+
+from zufluss.errors import InvalidTableError, LogStorageError, ZuflussError
+from zufluss.kv.producer.fence import Fence
+from zufluss.kv.replay import EarlierChangelog
+from zufluss.kv.table import KvTable
+from zufluss.kv.tablet import KvTablet
+from zufluss.log.config import LogConfig
 from zufluss.log.holds import Holder
+from zufluss.log.log import Log
+from zufluss.log.manager import LogManager
 from zufluss.model.table import PhysicalTablePath, TableBucket
+from zufluss.replica.kv_host import KvHost
+from zufluss.replica.remote_log import RemoteLog
 
-if TYPE_CHECKING:
-    from zufluss.kv.tablet import KvTablet
-    from zufluss.log.log import Log
-    from zufluss.replica.remote_log import RemoteLog
+logger = structlog.get_logger(__name__)
 
 
 class AppendWaiter(Protocol):
-    """A produce request that waits for the high watermark."""
+    """A write that waits for the high watermark."""
 
     def acknowledged(self) -> None:
         """The high watermark passed the batch."""
@@ -40,10 +56,87 @@ class FetchWaiter(Protocol):
         """There may be something to read."""
 
 
+class Assignment(Protocol):
+    """The coordinator's order to hold a bucket (`cluster.replicas.ReplicaAssignment`)."""
+
+    @property
+    def table_bucket(self) -> TableBucket:
+        """The bucket."""
+
+    @property
+    def physical_path(self) -> PhysicalTablePath:
+        """The table or partition that the bucket belongs to."""
+
+    @property
+    def leader_epoch(self) -> int:
+        """The epoch of the bucket's leader."""
+
+
+class RemoteCopy(Protocol):
+    """What remote storage has of a bucket that is being opened (`tablet/remote/copy.py`)."""
+
+    @property
+    def snapshot_offset(self) -> int:
+        """The changelog from here on continues the oldest snapshot; 0 without a snapshot."""
+
+    async def restore_log(self) -> None:
+        """Create the log if the disk lost it."""
+
+    async def restore_state(self, replica: Replica) -> EarlierChangelog | None:
+        """Install a snapshot if the disk lost the key-value state.
+
+        Returns the part of the changelog that is only in remote storage, if it has to be replayed.
+        """
+
+    def attach(self, replica: Replica) -> None:
+        """Give an open replica its remote log."""
+
+
+class Fences(Protocol):
+    """The producers of all tables (`tablet/producers.py`)."""
+
+    def fence(self, table_id: int) -> Fence:
+        """The fence that checks the puts of a table."""
+
+    def held_from(self, bucket: TableBucket) -> int | None:
+        """The first offset that a producer of a bucket may have to undo, None if there is none."""
+
+
+class ReplicaSettings(NamedTuple):
+    """What the properties of a table say about its buckets."""
+
+    log: LogConfig
+    tiered: bool
+    """The table is tiered: nothing expires before it is in the lake."""
+    kv: KvTable | None
+    """None for a log table."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaHost:
+    """What the replicas of a server share."""
+
+    logs: LogManager
+    kv: KvHost
+    fences: Fences
+    clock_ms: Callable[[], int]
+    opened: tuple[Callable[[Replica], None], ...]
+    """Called with each replica that was opened."""
+    closed: tuple[Callable[[Replica], None], ...]
+    """Called with each replica that is being closed, before its files are given up."""
+
+    def remove(self, path: PhysicalTablePath, bucket: TableBucket) -> None:
+        """Delete the files of a bucket that could not be opened."""
+        self.logs.drop_refused(path, bucket)
+        self.kv.remove(path, bucket)
+
+
 class Replica:
     """A bucket replica that leads (the only kind while there is one tablet server)."""
 
     __slots__ = (
+        "_host",
+        "_tiered",
         "append_waiters",
         "bucket",
         "failure",
@@ -56,23 +149,23 @@ class Replica:
         "tiered_offset",
     )
 
-    def __init__(
-        self, bucket: TableBucket, path: PhysicalTablePath, log: Log, leader_epoch: int
-    ) -> None:
-        self.bucket = bucket
-        self.path = path
+    def __init__(self, host: ReplicaHost, assignment: Assignment, log: Log) -> None:
+        self._host = host
+        self.bucket = assignment.table_bucket
+        self.path = assignment.physical_path
         self.log = log
-        self.leader_epoch = leader_epoch
         self.append_waiters: deque[tuple[int, AppendWaiter]] = deque()
         self.fetch_waiters: set[FetchWaiter] = set()
         self.kv: KvTablet | None = None
         """The key-value state of a primary-key table's bucket, None for a log table."""
         self.remote: RemoteLog | None = None
-        """What remote storage has of the log, None where logs stay on their server."""
+        """The remote part of the log, None where logs stay on their server."""
         self.tiered_offset: int | None = None
-        """Below it the lake has everything; None until the coordinator has said how far it got."""
+        """Everything below is in the lake; None until the coordinator has said how far it got."""
         self.failure: LogStorageError | None = None
         """Set when the disk failed under this bucket: it takes no more writes."""
+        self._tiered = True
+        self.lead(assignment.leader_epoch)
 
     def __repr__(self) -> str:
         log = self.log
@@ -82,11 +175,83 @@ class Replica:
             f"high watermark {log.high_watermark})"
         )
 
+    # -- life -------------------------------------------------------------------------------
+
+    @classmethod
+    async def open(
+        cls, host: ReplicaHost, assignment: Assignment, settings: ReplicaSettings, copy: RemoteCopy
+    ) -> Replica:
+        """Open the log and the key-value state of a bucket, restored from `copy` where lost.
+
+        Raises `ZuflussError` or `OSError` if the bucket cannot be served; nothing of it is open
+        then.
+        """
+        await copy.restore_log()
+        bucket, path = assignment.table_bucket, assignment.physical_path
+        log = host.logs.open_log(path, bucket, settings.log, host.clock_ms())
+        replica = cls(host, assignment, log)
+        replica._hold_for_lake()  # as if tiered: nothing expires while the bucket comes up
+        replica.hold_for_producers()
+        if settings.kv is not None:
+            log.holds.set(Holder.SNAPSHOT, copy.snapshot_offset)
+            try:
+                earlier = await copy.restore_state(replica)
+                replica.kv = await host.kv.open(replica, settings.kv, earlier)
+            except (ZuflussError, OSError):
+                host.logs.let_go(log)
+                raise
+            replica.kv.fence = host.fences.fence(bucket.table_id)
+            replica.hold_for_producers()  # they may have changed while the state came up
+        replica.alter(settings)
+        copy.attach(replica)
+        for opened in host.opened:
+            opened(replica)
+        return replica
+
+    @classmethod
+    async def reopen(
+        cls, host: ReplicaHost, assignment: Assignment, settings: ReplicaSettings, copy: RemoteCopy
+    ) -> Replica:
+        """Open a bucket that was refused earlier; raises as `open` while it still cannot be."""
+        host.logs.allow(assignment.table_bucket)
+        replica = await cls.open(host, assignment, settings, copy)
+        host.logs.settle(assignment.table_bucket)
+        return replica
+
+    def alter(self, settings: ReplicaSettings) -> None:
+        """Apply the properties of the table."""
+        self.log.config = settings.log
+        self._tiered = settings.tiered
+        self._hold_for_lake()
+        if self.kv is not None and settings.kv is not None:
+            self.kv.table = settings.kv
+
+    def close(self, *, delete: bool) -> None:
+        """Give the bucket up, and its files with `delete`. Everybody who waits is answered."""
+        host = self._host
+        for closed in host.closed:
+            closed(self)
+        try:
+            if delete:
+                host.logs.drop(self.log)
+            if self.kv is not None:
+                host.kv.stop(self, delete=delete, then=host.logs.remove_empty_parents)
+        except OSError as e:
+            # The next start removes what the coordinator does not assign.
+            logger.error("log_not_removed", bucket=str(self.bucket), error=str(e))
+        self.release()
+
+    def lead(self, leader_epoch: int) -> None:
+        """Lead the bucket in this epoch."""
+        self.leader_epoch = self.log.leader_epoch = leader_epoch
+
+    # -- what is there ----------------------------------------------------------------------
+
     @property
     def start_offset(self) -> int:
-        """The first offset there is, here or in remote storage.
+        """The first offset of the log, here or in remote storage.
 
-        A retriable `ZuflussError` while it is not known what is there.
+        Raises a retriable `ZuflussError` while the remote part is not known.
         """
         here = self.log.log_start_offset
         if self.remote is None or here == 0:
@@ -96,12 +261,15 @@ class Replica:
 
     @property
     def tablet(self) -> KvTablet:
-        """The key-value state, of a bucket that has one."""
+        """The key-value state of a bucket that has one."""
         assert self.kv is not None
         return self.kv
 
     def row_count(self) -> int:
-        """The rows a reader finds: of a log what is durable, of a primary-key table its keys."""
+        """The number of visible rows: records of a log table, keys of a primary-key table.
+
+        Raises `InvalidTableError` for a table whose rows are not counted.
+        """
         if self.kv is None:
             return self.log.high_watermark - self.start_offset
         count = self.kv.row_count
@@ -112,12 +280,24 @@ class Replica:
             )
         return count
 
-    def hold_for_lake(self, tiered: bool) -> None:
-        """Have retention spare what the lake does not have, if the table is tiered at all."""
-        self.log.holds.set(Holder.LAKE, (self.tiered_offset or 0) if tiered else None)
+    # -- holds ------------------------------------------------------------------------------
+
+    def lake_reached(self, offset: int | None) -> None:
+        """Note that the lake has everything below `offset`; None if that is not known any more."""
+        self.tiered_offset = offset
+        self._hold_for_lake()
+
+    def _hold_for_lake(self) -> None:
+        self.log.holds.set(Holder.LAKE, (self.tiered_offset or 0) if self._tiered else None)
+
+    def hold_for_producers(self) -> None:
+        """Have retention spare what a producer may have to undo."""
+        self.log.holds.set(Holder.PRODUCER, self._host.fences.held_from(self.bucket))
+
+    # -- waiters ----------------------------------------------------------------------------
 
     def advance(self, offset: int) -> None:
-        """Move the high watermark to `offset` and wake whom that concerns."""
+        """Move the high watermark to `offset`, acknowledge writes below it and wake fetches."""
         self.log.advance_high_watermark(offset)
         if self.kv is not None:
             self.kv.store.horizon = self.log.high_watermark
@@ -131,12 +311,18 @@ class Replica:
     def await_append(self, end_offset: int, waiter: AppendWaiter) -> None:
         """Tell `waiter` when the high watermark reaches `end_offset`.
 
-        They are told in the order they came; the retry of an earlier batch is told late, not never.
+        Waiters are told in the order they came; the retry of an earlier batch is told late, not
+        never.
         """
         if self.failure is not None:
             waiter.failed(self.failure)
         else:
             self.append_waiters.append((end_offset, waiter))
+
+    def wake_fetches(self) -> None:
+        """Let the parked fetches look again."""
+        for fetch in tuple(self.fetch_waiters):
+            fetch.wake()
 
     def fail(self, reason: str) -> None:
         """The storage under this bucket failed: refuse writes from now on, fail those waiting."""
@@ -152,5 +338,4 @@ class Replica:
         waiters, self.append_waiters = self.append_waiters, deque()
         for _, waiter in waiters:
             waiter.failed(error)
-        for fetch in tuple(self.fetch_waiters):
-            fetch.wake()
+        self.wake_fetches()

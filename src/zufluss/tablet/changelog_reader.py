@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from zufluss.cluster.remote import BucketRemote
 from zufluss.errors import UnknownTableOrBucketError
 from zufluss.kv.replay import EarlierChangelog
+from zufluss.log.reader import LogRead
 from zufluss.log.segment import PagesNotCachedError
+from zufluss.replica.replica import Replica
+from zufluss.tablet.buckets import Buckets
 from zufluss.tablet.remote.restore import Restorer
-
-if TYPE_CHECKING:
-    from zufluss.log.reader import LogRead
-    from zufluss.replica.replica import Replica
-    from zufluss.tablet.server import TabletServer
 
 READ_BYTES: Final = 1 << 20
 """How much of the log is read at a time, by the event loop."""
@@ -45,15 +44,12 @@ class Changelog(NamedTuple):
 class ChangelogReader:
     """Reads changelogs. Belongs to the event loop; `batches` is for a thread."""
 
-    def __init__(self, server: TabletServer) -> None:
-        self._server = server
-        self._restorer = Restorer(server)
-
-    async def remote(self, replica: Replica) -> BucketRemote:
-        """What a bucket has in remote storage."""
-        bucket = replica.bucket
-        remotes = await self._server.gateway.bucket_remotes([bucket])
-        return remotes.get(bucket, BucketRemote(bucket))
+    def __init__(self, buckets: Buckets, restorer: Restorer, readers: ThreadPoolExecutor) -> None:
+        """`readers` are the threads that bring cold pages into the page cache."""
+        self._buckets = buckets
+        self._restorer = restorer
+        self._readers = readers
+        self._loop = asyncio.get_running_loop()
 
     async def changelog(
         self, replica: Replica, remote: BucketRemote, until: int, directory: Path
@@ -75,18 +71,16 @@ class ChangelogReader:
 
     def _log_batches(self, replica: Replica, offset: int, until: int) -> Iterator[memoryview]:
         while offset < until:
-            reading = asyncio.run_coroutine_threadsafe(
-                self._read(replica, offset), self._server.loop
-            )
+            reading = asyncio.run_coroutine_threadsafe(self._read(replica, offset), self._loop)
             records, offset = reading.result()
             yield records
 
     async def _read(self, replica: Replica, offset: int) -> LogRead:
         """A part of the log, which belongs to the event loop."""
         while True:
-            if self._server.find_replica(*replica.bucket) is not replica:
+            if not self._buckets.serves(replica):
                 raise UnknownTableOrBucketError(f"{replica.path} {replica.bucket} has stopped")
             try:
                 return replica.log.read(offset, READ_BYTES, at_least_one=True)
             except PagesNotCachedError as cold:
-                await self._server.loop.run_in_executor(self._server.readers, cold.load)
+                await self._loop.run_in_executor(self._readers, cold.load)

@@ -24,9 +24,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import structlog
 
@@ -44,7 +45,11 @@ from zufluss.model.predicate import Predicate
 from zufluss.net.connection import Connection, check_control_size
 from zufluss.record.batch.stats import may_match, read_statistics
 from zufluss.record.header import iter_headers
+from zufluss.replica.replica import Replica
+from zufluss.tablet.buckets import Buckets
 from zufluss.tablet.projected import read_projected
+from zufluss.tablet.remote.logs import RemoteLogs
+from zufluss.tablet.tasks import Tasks
 from zufluss.wire import messages as m
 from zufluss.wire.api import APIS, ApiKey
 from zufluss.wire.codec import decode
@@ -52,10 +57,6 @@ from zufluss.wire.hot.buckets import BUCKETS_MAX
 from zufluss.wire.hot.fetch import FetchedBucket, FetchedTable, fetch_response
 from zufluss.wire.predicates import predicate_from_proto
 from zufluss.wire.tables import partition_id_of
-
-if TYPE_CHECKING:
-    from zufluss.replica.replica import Replica
-    from zufluss.tablet.server import TabletServer
 
 EARLIEST_OFFSET = -2
 """A fetch offset that means: from the start of the log."""
@@ -119,18 +120,21 @@ class TableFetch:
 class FetchReader:
     """Reads one fetch request from the replicas of a server."""
 
-    def __init__(self, server: TabletServer, request: m.FetchLogRequest) -> None:
+    def __init__(
+        self, buckets: Buckets, remote_logs: RemoteLogs, request: m.FetchLogRequest
+    ) -> None:
         count = len(request.tables_req) + sum(len(t.buckets_req) for t in request.tables_req)
         if count > BUCKETS_MAX:
             raise RecordTooLargeError(
                 f"a fetch of {count} tables and buckets; at most {BUCKETS_MAX} are allowed, "
                 "send several"
             )
-        self.server = server
+        self._buckets = buckets
+        self._remote_logs = remote_logs
         self.any_location = request.any_location
         """The client has a token for every remote location, not only for the first."""
         self.bytes_max = min(request.max_bytes, FETCH_BYTES_MAX)
-        self.tables = tuple(_table_fetch(server, t) for t in request.tables_req)
+        self.tables = tuple(_table_fetch(buckets, t) for t in request.tables_req)
         self.bytes_read = 0
         """Bytes of the answer."""
         self.bytes_found = 0
@@ -145,9 +149,7 @@ class FetchReader:
         found = []
         for table in self.tables:
             for wanted in table.buckets:
-                replica = self.server.find_replica(
-                    table.table_id, wanted.partition_id, wanted.bucket_id
-                )
+                replica = self._buckets.find(table.table_id, wanted.partition_id, wanted.bucket_id)
                 if replica is not None:
                     found.append(replica)
         return found
@@ -157,9 +159,7 @@ class FetchReader:
         found = 0
         for table in self.tables:
             for wanted in table.buckets:
-                replica = self.server.find_replica(
-                    table.table_id, wanted.partition_id, wanted.bucket_id
-                )
+                replica = self._buckets.find(table.table_id, wanted.partition_id, wanted.bucket_id)
                 if replica is None:
                     continue
                 try:
@@ -185,7 +185,7 @@ class FetchReader:
 
     def _bucket(self, table: TableFetch, wanted: BucketFetch, nowait: bool) -> FetchedBucket:
         try:
-            replica = self.server.replica(table.table_id, wanted.partition_id, wanted.bucket_id)
+            replica = self._buckets.replica(table.table_id, wanted.partition_id, wanted.bucket_id)
             if table.refusal is not None:
                 raise table.refusal
             return self._read_bucket(table, wanted, replica, nowait)
@@ -214,7 +214,7 @@ class FetchReader:
         first = not self.bytes_read
         records: Buffers = []
         filtered_end: int | None = None
-        projector = self.server.tables[table.table_id].projector
+        projector = self._buckets.tables[table.table_id].projector
         if not (room > 0 or first):
             pass
         elif table.columns is not None and table.predicate is None:
@@ -247,9 +247,9 @@ class FetchReader:
     def _remote_bucket(self, wanted: BucketFetch, replica: Replica, offset: int) -> FetchedBucket:
         """The segments that have an offset which is not held here; nothing while they are found."""
         refused: Buffers = []
-        info, logs = None, self.server.remote_logs
+        info = None
         try:
-            info = logs.fetch_info(replica, offset, any_location=self.any_location)
+            info = self._remote_logs.fetch_info(replica, offset, any_location=self.any_location)
         except RefusedLocationError as e:
             refused = [refusal_batch(e.location_id, offset)]
         if info is not None or refused:
@@ -267,7 +267,7 @@ class FetchReader:
         self, table: TableFetch, predicate: Predicate, records: memoryview
     ) -> tuple[Buffers, int | None]:
         """Leave out batches that cannot match; also how far that went, if at the end."""
-        state = self.server.tables[table.table_id]
+        state = self._buckets.tables[table.table_id]
         kept: Buffers = []
         begin = end = 0
         filtered_end: int | None = None
@@ -309,14 +309,14 @@ def _start_offset(replica: Replica) -> int | None:
     return None if remote is not None and remote.range is None else replica.start_offset
 
 
-def _table_fetch(server: TabletServer, request: m.PbFetchLogReqForTable) -> TableFetch:
+def _table_fetch(buckets: Buckets, request: m.PbFetchLogReqForTable) -> TableFetch:
     columns = predicate = refusal = None
     try:
-        columns = _columns(server, request)
-        predicate = _predicate(server, request)
+        columns = _columns(buckets, request)
+        predicate = _predicate(buckets, request)
     except ZuflussError as e:
         refusal = e
-    buckets = tuple(
+    entries = tuple(
         BucketFetch(
             partition_id_of(b),
             b.bucket_id,
@@ -325,27 +325,27 @@ def _table_fetch(server: TabletServer, request: m.PbFetchLogReqForTable) -> Tabl
         )
         for b in request.buckets_req
     )
-    return TableFetch(request.table_id, columns, predicate, buckets, refusal)
+    return TableFetch(request.table_id, columns, predicate, entries, refusal)
 
 
-def _columns(server: TabletServer, request: m.PbFetchLogReqForTable) -> tuple[int, ...] | None:
+def _columns(buckets: Buckets, request: m.PbFetchLogReqForTable) -> tuple[int, ...] | None:
     if not request.projection_pushdown_enabled:
         return None
     columns = tuple(request.projected_fields)
-    _check_projection(server, request.table_id, columns)
+    _check_projection(buckets, request.table_id, columns)
     return columns
 
 
-def _predicate(server: TabletServer, request: m.PbFetchLogReqForTable) -> Predicate | None:
-    state = server.tables.get(request.table_id)
+def _predicate(buckets: Buckets, request: m.PbFetchLogReqForTable) -> Predicate | None:
+    state = buckets.tables.get(request.table_id)
     if state is None or not request.HasField("filter_predicate"):
         return None
     schema_id = request.filter_schema_id if request.HasField("filter_schema_id") else None
     return predicate_from_proto(request.filter_predicate, state.schema(schema_id))
 
 
-def _check_projection(server: TabletServer, table_id: int, columns: Sequence[int]) -> None:
-    state = server.tables.get(table_id)
+def _check_projection(buckets: Buckets, table_id: int, columns: Sequence[int]) -> None:
+    state = buckets.tables.get(table_id)
     if state is None:
         return  # each bucket says so
     if state.info.log_format != "ARROW":
@@ -366,11 +366,11 @@ class Fetch:
     """One request on its way to an answer: read, or park and be read later."""
 
     __slots__ = (
+        "_handler",
         "bytes_min",
         "cold_reads",
         "connection",
         "deadline",
-        "fetcher",
         "reader",
         "replicas",
         "request_id",
@@ -380,19 +380,19 @@ class Fetch:
 
     def __init__(
         self,
-        fetcher: Fetcher,
+        handler: FetchHandler,
         connection: Connection,
         request_id: int,
         reader: FetchReader,
         bytes_min: int,
         wait_seconds: float,
     ) -> None:
-        self.fetcher = fetcher
+        self._handler = handler
         self.connection = connection
         self.request_id = request_id
         self.reader = reader
         self.bytes_min = bytes_min
-        self.deadline = fetcher.server.loop.time() + wait_seconds
+        self.deadline = handler.loop.time() + wait_seconds
         self.replicas: list[Replica] = []
         self.timer: asyncio.TimerHandle | None = None
         self.scheduled = False
@@ -407,7 +407,7 @@ class Fetch:
             self._unpark()
             self.connection.when_drained(lambda: self.serve(final=final))
             return
-        final = final or self.fetcher.draining
+        final = final or self._handler.draining
         reader = self.reader
         try:
             tables = reader.read(nowait=self.cold_reads < COLD_READ_ATTEMPTS)
@@ -418,7 +418,7 @@ class Fetch:
         except PagesNotCachedError as cold:
             self.cold_reads += 1
             self._unpark()
-            self.fetcher.server.spawn(self._read_ahead(cold, final))
+            self._handler.tasks.spawn(self._read_ahead(cold, final))
             return
         except Exception:
             log.exception("fetch_failed", peer=self.connection.peer)
@@ -430,9 +430,9 @@ class Fetch:
 
     async def _read_ahead(self, cold: PagesNotCachedError, final: bool) -> None:
         """Bring the pages of a cold read into the page cache in a thread, then start over."""
-        server = self.fetcher.server
+        handler = self._handler
         try:
-            await server.loop.run_in_executor(server.readers, cold.load)
+            await handler.loop.run_in_executor(handler.readers, cold.load)
         except (OSError, RuntimeError) as e:  # the disk, or the threads are gone: the server stops
             log.error("cold_read_failed", error=str(e))
             self.cold_reads = COLD_READ_ATTEMPTS  # the blocking read meets the error, and answers
@@ -441,12 +441,11 @@ class Fetch:
     def _park(self) -> None:
         if self.timer is not None:
             return
-        loop = self.fetcher.server.loop
         self.replicas = self.reader.replicas()
         for replica in self.replicas:
             replica.fetch_waiters.add(self)
-        self.timer = loop.call_at(self.deadline, self.expire)
-        self.fetcher.parked.add(self)
+        self.timer = self._handler.loop.call_at(self.deadline, self.expire)
+        self._handler.parked.add(self)
 
     def _unpark(self) -> None:
         if self.timer is None:
@@ -455,13 +454,13 @@ class Fetch:
         self.timer = None
         for replica in self.replicas:
             replica.fetch_waiters.discard(self)
-        self.fetcher.parked.discard(self)
+        self._handler.parked.discard(self)
 
     def wake(self) -> None:
         """A bucket moved: look again at the end of this loop turn."""
         if not self.scheduled:
             self.scheduled = True
-            self.fetcher.server.loop.call_soon(self._look)
+            self._handler.loop.call_soon(self._look)
 
     def _look(self) -> None:
         self.scheduled = False
@@ -476,11 +475,22 @@ class Fetch:
             self.serve(final=True)
 
 
-class Fetcher:
+class FetchHandler:
     """The handler of FETCH_LOG."""
 
-    def __init__(self, server: TabletServer) -> None:
-        self.server = server
+    def __init__(
+        self,
+        buckets: Buckets,
+        remote_logs: RemoteLogs,
+        readers: ThreadPoolExecutor,
+        tasks: Tasks,
+    ) -> None:
+        """`readers` are the threads that bring cold pages into the page cache."""
+        self._buckets = buckets
+        self._remote_logs = remote_logs
+        self.readers = readers
+        self.tasks = tasks
+        self.loop = asyncio.get_running_loop()
         self.parked: set[Fetch] = set()
         self.draining = False
 
@@ -497,7 +507,7 @@ class Fetcher:
         """Answer one request now, or park it."""
         check_control_size(APIS[ApiKey.FETCH_LOG], end - start)
         request = decode(m.FetchLogRequest, view[start:end])
-        reader = FetchReader(self.server, request)
+        reader = FetchReader(self._buckets, self._remote_logs, request)
         wait_ms = min(request.max_wait_ms, MAX_WAIT_MS)
         bytes_min = request.min_bytes if request.HasField("min_bytes") else 1
         fetch = Fetch(self, connection, request_id, reader, bytes_min, wait_ms / 1000)

@@ -8,8 +8,7 @@ UPDATE_LOCATIONS, UPDATE_PRODUCERS, GET_PRODUCER_ACTIVITY. Orders wait while a r
 way, and are refused when they belong to another registration than the present one: an order from
 before would undo what the answer said.
 
-It is the tablet server's `RemoteGateway` (`cluster/remote.py`), and asks on what only the
-coordinator knows.
+Requests of clients that only the coordinator can answer are passed on to it.
 
 The image is changed in place and never replaced, so whoever holds it sees the present.
 """
@@ -17,50 +16,34 @@ The image is changed in place and never replaced, so whoever holds it sees the p
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
 
 import structlog
 
 from zufluss.cluster import codec
 from zufluss.cluster.image import ClusterImage, ServerNode
 from zufluss.cluster.producers import TableProducers, producers_from_proto
-from zufluss.cluster.remote import (
-    BucketRemote,
-    ManifestCommit,
-    commit_to_proto,
-    remote_from_proto,
-)
 from zufluss.cluster.replicas import (
     LocalTablet,
-    RpcCaller,
     kv_snapshot_offset_from_proto,
     lake_offsets_from_proto,
     replica_from_proto,
     stop_from_proto,
 )
-from zufluss.errors import ErrorCode, LakeSnapshotNotExistError, ZuflussError, error
-from zufluss.model.table import TableBucket, TablePath
+from zufluss.errors import ErrorCode, ZuflussError, error
+from zufluss.net.services import RequestContext, Services
 from zufluss.remote.health import LocationReport
 from zufluss.remote.locations import Locations
+from zufluss.tablet.coordinator_client import NOT_REGISTERED, CoordinatorClient
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
-from zufluss.wire.tables import bucket_key, bucket_to_proto, path_to_proto
-
-if TYPE_CHECKING:
-    from zufluss.net.services import RequestContext, Services
 
 log = structlog.get_logger(__name__)
 
 HEARTBEAT_SECONDS = 3.0
 """Time between heartbeats; five of them fit into a session."""
-CALL_TIMEOUT_MS = 30_000
-"""How long the coordinator may take for an answer."""
-BUCKETS_PER_REQUEST_MAX = 10_000
-"""Buckets in one question to the coordinator; more are asked in several."""
 OFFSETS_AT_ONCE = 4096
 """Offsets of producers that are read on the event loop; more are in a thread."""
-NOT_REGISTERED = -1
 
 
 class CoordinatorLink:
@@ -71,19 +54,21 @@ class CoordinatorLink:
         node: ServerNode,
         image: ClusterImage,
         tablet: LocalTablet,
-        connect: Callable[[], Awaitable[RpcCaller]],
+        coordinator: CoordinatorClient,
         check_cluster: Callable[[str], None],
+        reports: Callable[[], Sequence[LocationReport]] = tuple,
     ) -> None:
-        """`check_cluster` gets the cluster's id before anything is deleted, and may refuse."""
+        """`check_cluster` gets the cluster's id before anything is deleted, and may refuse.
+
+        `reports` says what this server saw of each remote location, for heartbeats.
+        """
         self.server_epoch = NOT_REGISTERED
-        self.reports: Callable[[], Sequence[LocationReport]] = tuple
-        """What this server saw of each remote location, for heartbeats; set by who starts it."""
-        self._coordinator_epoch = NOT_REGISTERED
         self._node = node
         self._image = image
         self._tablet = tablet
-        self._connect = connect
+        self._coordinator = coordinator
         self._check_cluster = check_cluster
+        self._reports = reports
         self._turn = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
 
@@ -114,21 +99,6 @@ class CoordinatorLink:
             await asyncio.wait([self._task])
             self._task = None
 
-    async def allocate_writer_ids(self, count: int) -> range:
-        """A range of writer ids from the coordinator."""
-        answer = await self._call(
-            ApiKey.ALLOCATE_WRITER_IDS, m.AllocateWriterIdsRequest(count=count)
-        )
-        return range(answer.first_writer_id, answer.first_writer_id + answer.count)
-
-    async def allocate_ids(self, table_id: int, column_id: int, count: int) -> tuple[int, int]:
-        """Ids of an auto-increment column from the coordinator: the first, one after the last."""
-        answer = await self._call(
-            ApiKey.ALLOCATE_IDS,
-            m.AllocateIdsRequest(table_id=table_id, column_id=column_id, count=count),
-        )
-        return answer.start, answer.end
-
     async def join(self) -> None:
         """Register once, and become what the coordinator says."""
         request = m.RegisterTabletServerRequest(
@@ -138,10 +108,10 @@ class CoordinatorLink:
         )
         async with self._turn:
             self.server_epoch = NOT_REGISTERED
-            answer = await self._call(ApiKey.REGISTER_TABLET_SERVER, request)
+            answer = await self._coordinator.call(ApiKey.REGISTER_TABLET_SERVER, request)
             self._check_cluster(answer.cluster_id)
             self._image.apply(codec.changes_of(answer.metadata))
-            self._coordinator_epoch = answer.coordinator_epoch
+            self._coordinator.epoch = answer.coordinator_epoch
             await self._tablet.update_locations(Locations.from_proto(answer.locations))
             replicas = list(map(replica_from_proto, answer.replicas))
             producers = await _producers(answer.producers)
@@ -154,10 +124,10 @@ class CoordinatorLink:
         request = m.TabletHeartbeatRequest(
             server_id=self._node.node_id,
             server_epoch=self.server_epoch,
-            location_reports=[report.to_proto() for report in self.reports()],
+            location_reports=[report.to_proto() for report in self._reports()],
         )
         try:
-            await self._call(ApiKey.TABLET_HEARTBEAT, request)
+            await self._coordinator.call(ApiKey.TABLET_HEARTBEAT, request)
         except ZuflussError as problem:
             if problem.code is not ErrorCode.SERVER_NOT_EXIST_EXCEPTION:
                 raise
@@ -215,11 +185,11 @@ class CoordinatorLink:
     ) -> m.NotifyKvSnapshotOffsetResponse:
         """NOTIFY_KV_SNAPSHOT_OFFSET (1029)."""
         async with self._turn:
-            if request.coordinator_epoch != self._coordinator_epoch:
+            if request.coordinator_epoch != self._coordinator.epoch:
                 raise error(
                     ErrorCode.INVALID_COORDINATOR_EXCEPTION,
                     f"the order belongs to coordinator epoch {request.coordinator_epoch}, tablet "
-                    f"server {self._node.node_id} is registered with {self._coordinator_epoch}",
+                    f"server {self._node.node_id} is registered with {self._coordinator.epoch}",
                 )
             await self._tablet.notify_kv_snapshot_offset([kv_snapshot_offset_from_proto(request)])
         return m.NotifyKvSnapshotOffsetResponse()
@@ -254,7 +224,8 @@ class CoordinatorLink:
         self, request: m.GetLakeSnapshotRequest, ctx: RequestContext
     ) -> m.GetLakeSnapshotResponse:
         """GET_LAKE_SNAPSHOT (1032): asked on, because only the coordinator knows snapshots."""
-        answer: m.GetLakeSnapshotResponse = await self._call(ApiKey.GET_LAKE_SNAPSHOT, request)
+        key = ApiKey.GET_LAKE_SNAPSHOT
+        answer: m.GetLakeSnapshotResponse = await self._coordinator.call(key, request)
         return answer
 
     async def get_latest_kv_snapshots(
@@ -262,7 +233,7 @@ class CoordinatorLink:
     ) -> m.GetLatestKvSnapshotsResponse:
         """GET_LATEST_KV_SNAPSHOTS (1023): asked on."""
         key = ApiKey.GET_LATEST_KV_SNAPSHOTS
-        answer: m.GetLatestKvSnapshotsResponse = await self._call(key, request)
+        answer: m.GetLatestKvSnapshotsResponse = await self._coordinator.call(key, request)
         return answer
 
     async def get_kv_snapshot_metadata(
@@ -270,7 +241,7 @@ class CoordinatorLink:
     ) -> m.GetKvSnapshotMetadataResponse:
         """GET_KV_SNAPSHOT_METADATA (1024): asked on."""
         key = ApiKey.GET_KV_SNAPSHOT_METADATA
-        answer: m.GetKvSnapshotMetadataResponse = await self._call(key, request)
+        answer: m.GetKvSnapshotMetadataResponse = await self._coordinator.call(key, request)
         return answer
 
     async def describe_cluster_configs(
@@ -278,49 +249,8 @@ class CoordinatorLink:
     ) -> m.DescribeClusterConfigsResponse:
         """DESCRIBE_CLUSTER_CONFIGS (1045): asked on, because the coordinator changes them."""
         key = ApiKey.DESCRIBE_CLUSTER_CONFIGS
-        answer: m.DescribeClusterConfigsResponse = await self._call(key, request)
+        answer: m.DescribeClusterConfigsResponse = await self._coordinator.call(key, request)
         return answer
-
-    # -- RemoteGateway --------------------------------------------------------------------------
-
-    async def bucket_remotes(
-        self, buckets: Sequence[TableBucket]
-    ) -> dict[TableBucket, BucketRemote]:
-        """What buckets have in remote storage."""
-        found: dict[TableBucket, BucketRemote] = {}
-        for at in range(0, len(buckets), BUCKETS_PER_REQUEST_MAX):
-            some = buckets[at : at + BUCKETS_PER_REQUEST_MAX]
-            request = m.GetBucketRemotesRequest(buckets=map(bucket_to_proto, some))
-            answer = await self._call(ApiKey.GET_BUCKET_REMOTES, request)
-            found |= {r.bucket: r for r in map(remote_from_proto, answer.remotes)}
-        return found
-
-    async def commit_manifest(self, commit: ManifestCommit) -> bool:
-        """Make the manifest of a remote log count."""
-        request = commit_to_proto(commit, self._coordinator_epoch)
-        answer = await self._call(ApiKey.COMMIT_REMOTE_LOG_MANIFEST, request)
-        return bool(answer.commitSuccess)
-
-    async def commit_snapshot(self, metadata: bytes, leader_epoch: int) -> None:
-        """Make a key-value snapshot count."""
-        request = m.CommitKvSnapshotRequest(
-            completed_snapshot=metadata,
-            coordinator_epoch=self._coordinator_epoch,
-            bucket_leader_epoch=leader_epoch,
-        )
-        await self._call(ApiKey.COMMIT_KV_SNAPSHOT, request)
-
-    async def lake_offset(self, path: TablePath, bucket: TableBucket) -> int:
-        """Below it the lake has everything of a bucket; 0 where it has nothing."""
-        request = m.GetLakeSnapshotRequest(table_path=path_to_proto(path))
-        try:
-            answer = await self._call(ApiKey.GET_LAKE_SNAPSHOT, request)
-        except LakeSnapshotNotExistError:
-            return 0
-        for found in answer.bucket_snapshots:
-            if bucket_key(found) == bucket[1:]:
-                return int(found.log_offset)
-        return 0
 
     def _check_epoch(self, server_epoch: int) -> None:
         if server_epoch != self.server_epoch:
@@ -350,10 +280,6 @@ class CoordinatorLink:
                 log.warning("heartbeat_failed", error=str(problem))
             except Exception:
                 log.exception("heartbeat_failed")
-
-    async def _call(self, api_key: ApiKey, request: Any) -> Any:
-        connection = await self._connect()
-        return await connection.call(api_key, request, timeout_ms=CALL_TIMEOUT_MS)
 
 
 async def _producers(tables: Sequence[m.PbTableProducers]) -> list[TableProducers]:

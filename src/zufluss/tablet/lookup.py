@@ -10,25 +10,27 @@ one that was acknowledged.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import structlog
 
 from zufluss.errors import ErrorCode, RecordTooLargeError, ZuflussError
 from zufluss.kv.store import LookupPlaces
+from zufluss.net.connection import Connection
 from zufluss.net.services import RequestContext
 from zufluss.record.batch.kv import build_value_batch
 from zufluss.record.kernels.lookup import scan_lookup
 from zufluss.record.slices import Slices
+from zufluss.replica.kv_host import KvHost
+from zufluss.replica.replica import Replica
+from zufluss.tablet.buckets import Buckets
+from zufluss.tablet.contention import Contention
+from zufluss.tablet.put import PutHandler
+from zufluss.tablet.tasks import Tasks
 from zufluss.wire import messages as m
 from zufluss.wire.codec import decode
 from zufluss.wire.tables import partition_id_of
-
-if TYPE_CHECKING:
-    from zufluss.net.connection import Connection
-    from zufluss.replica.replica import Replica
-    from zufluss.tablet.server import TabletServer
 
 log = structlog.get_logger(__name__)
 
@@ -40,13 +42,23 @@ PREFIX_BYTES_MAX = 64 << 20
 """A prefix lookup answers with at most so many bytes of rows; beyond that it is refused."""
 
 
-class Lookups:
-    """The handlers of what reads rows by key."""
+class LookupHandler:
+    """The handlers of requests that read rows by key."""
 
-    def __init__(self, server: TabletServer) -> None:
-        self.server = server
-        self.answered = 0
-        """Lookups that were answered the short way."""
+    def __init__(
+        self,
+        buckets: Buckets,
+        kv: KvHost,
+        put: PutHandler,
+        contention: Contention,
+        tasks: Tasks,
+    ) -> None:
+        """`put` inserts the rows of lookups that insert missing keys."""
+        self._buckets = buckets
+        self._kv = kv
+        self._put = put
+        self._contention = contention
+        self._tasks = tasks
         self._places = LookupPlaces.of(KEYS_MAX)
         self._out = np.empty(ANSWER_BYTES, np.uint8)
 
@@ -66,7 +78,7 @@ class Lookups:
             array, start, end, places.starts, places.ends
         )
         if count >= 0:
-            table = self.server.tables.get(table_id)
+            table = self._buckets.tables.get(table_id)
             key = (None if partition < 0 else partition, bucket)
             replica = None if table is None else table.replicas.get(key)
             if replica is not None and replica.kv is not None and not replica.kv.table.indexed:
@@ -75,12 +87,12 @@ class Lookups:
                     array, places, count, horizon, partition, bucket, out
                 )
                 if size >= 0:
-                    self.answered += 1
+                    self._contention.lookups += 1
                     connection.respond_small(request_id, out[:size].tobytes())
                     connection.done()
                     return
         request = decode(m.LookupRequest, view[start:end])
-        self.server.spawn(self._answer(connection, request_id, request))
+        self._tasks.spawn(self._answer(connection, request_id, request))
 
     async def _answer(
         self, connection: Connection, request_id: int, request: m.LookupRequest
@@ -107,12 +119,12 @@ class Lookups:
             if partition_id is not None:
                 entry.partition_id = partition_id
             try:
-                replica = self.server.kv_replica(request.table_id, partition_id, wanted.bucket_id)
+                replica = self._buckets.kv_replica(request.table_id, partition_id, wanted.bucket_id)
                 keys = Slices.of(wanted.keys)
                 values = await self._values(replica, keys)
                 if request.insert_if_not_exists and None in values:
                     missing = [k for k, v in zip(wanted.keys, values, strict=True) if v is None]
-                    await self.server.putter.insert(replica, Slices.of(dict.fromkeys(missing)))
+                    await self._put.insert(replica, Slices.of(dict.fromkeys(missing)))
                     values = await self._values(replica, keys)
                 for value in values:
                     entry.values.add(values=value)
@@ -123,7 +135,7 @@ class Lookups:
     async def _values(self, replica: Replica, keys: Slices) -> list[bytes | None]:
         tablet = replica.tablet
         horizon = replica.log.high_watermark
-        return await self.server.kv.call(
+        return await self._kv.call(
             lambda: tablet.table.for_clients(tablet.store.get_at(keys, horizon))
         )
 
@@ -138,7 +150,7 @@ class Lookups:
             if partition_id is not None:
                 entry.partition_id = partition_id
             try:
-                replica = self.server.kv_replica(request.table_id, partition_id, wanted.bucket_id)
+                replica = self._buckets.kv_replica(request.table_id, partition_id, wanted.bucket_id)
                 for values in await self._prefixes(replica, Slices.of(wanted.keys)):
                     entry.value_lists.add(values=values)
             except ZuflussError as e:
@@ -160,7 +172,7 @@ class Lookups:
             lists = (tablet.table.for_clients(values) for values in found)
             return [[value for value in values if value is not None] for values in lists]
 
-        return await self.server.kv.call(work)
+        return await self._kv.call(work)
 
     async def first_rows(self, replica: Replica, limit: int) -> bytes:
         """A batch of the first `limit` rows of a bucket, as LIMIT_SCAN answers."""
@@ -171,4 +183,4 @@ class Lookups:
             _, values = tablet.store.scan(None, max(limit, 0), PREFIX_BYTES_MAX, horizon)
             return build_value_batch(Slices.of(tablet.table.for_clients(values)))
 
-        return await self.server.kv.call(work)
+        return await self._kv.call(work)

@@ -19,7 +19,9 @@ entries written first. If the write fails, exactly they are refused.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+import asyncio
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import structlog
 
@@ -29,7 +31,12 @@ from zufluss.errors import (
     LogStorageError,
     ZuflussError,
 )
+from zufluss.log.log import Appended
+from zufluss.net.connection import Connection
 from zufluss.record.batch.check import CheckedBatch
+from zufluss.replica.replica import Replica
+from zufluss.tablet.buckets import BucketKey, Buckets, TableState
+from zufluss.tablet.durability import Durability
 from zufluss.wire.hot.produce import (
     ProducedBucket,
     ProduceScan,
@@ -37,12 +44,6 @@ from zufluss.wire.hot.produce import (
     produce_response,
     scan_produce,
 )
-
-if TYPE_CHECKING:
-    from zufluss.log.log import Appended
-    from zufluss.net.connection import Connection
-    from zufluss.replica.replica import Replica
-    from zufluss.tablet.server import BucketKey, TableState, TabletServer
 
 log = structlog.get_logger(__name__)
 
@@ -170,11 +171,16 @@ class Gathered:
         """The idempotent writers among them, each once: what is next is known one at a time."""
 
 
-class Producer:
+class ProduceHandler:
     """The handler of PRODUCE_LOG."""
 
-    def __init__(self, server: TabletServer) -> None:
-        self.server = server
+    def __init__(
+        self, buckets: Buckets, durability: Durability, clock_ms: Callable[[], int]
+    ) -> None:
+        self._buckets = buckets
+        self._clock_ms = clock_ms
+        self._durability = durability
+        self._loop = asyncio.get_running_loop()
         self.pending: set[PendingProduce] = set()
         self._gathered: dict[Replica, Gathered] = {}
         self._last: TableState | None = None
@@ -201,7 +207,7 @@ class Producer:
             raise InvalidRequiredAcksError(
                 f"acks={scan.acks} is not allowed; use -1 (all), 1 (leader) or 0 (none)"
             )
-        table = self.server.tables.get(scan.table_id)
+        table = self._buckets.tables.get(scan.table_id)
         self._last = None if table is None or table.has_primary_key else table
         if len(scan.buckets) != 1:
             self._many(connection, request_id, scan, array, view)
@@ -272,11 +278,11 @@ class Producer:
         view = memoryview(gathered.buffer)
         try:
             if gathered.table.replicas.get(bucket) is not replica:
-                raise self.server.why_not(gathered.table.info.table_id, *bucket)
+                raise self._buckets.why_not(gathered.table.info.table_id, *bucket)
             if replica.failure is not None:
                 raise replica.failure
-            appended = replica.log.append_new(view, gathered.batches, self.server.clock_ms())
-            self.server.appended(replica, appended.end_offset, view, 0, len(view))
+            appended = replica.log.append_new(view, gathered.batches, self._clock_ms())
+            self._durability.appended(replica, appended.end_offset, view, 0, len(view))
         except Exception as e:
             self._refuse_gathered(e, gathered, bucket)
             return
@@ -349,7 +355,7 @@ class Producer:
             bucket = (partition_id, bucket_id)
             try:
                 batches = self._check(scan.table_id, bucket, array, start, end)
-                replica = self.server.tables[scan.table_id].replicas[bucket]
+                replica = self._buckets.tables[scan.table_id].replicas[bucket]
                 appended = self._append(replica, view, batches)
             except ZuflussError as e:
                 entry = self._refused(e, scan.table_id, bucket, quiet=refused > 0)
@@ -372,16 +378,16 @@ class Producer:
         self, table_id: int, bucket: BucketKey, array: Any, start: int, end: int
     ) -> tuple[CheckedBatch, ...]:
         """Check a bucket entry of a log table that is served here; raises what is wrong."""
-        table = self.server.tables.get(table_id)
+        table = self._buckets.tables.get(table_id)
         if table is None or table.has_primary_key or bucket not in table.replicas:
-            raise self.server.why_not(table_id, *bucket)
+            raise self._buckets.why_not(table_id, *bucket)
         return table.checker.check(array, start, end)
 
     def _missing(self, table: TableState, bucket: BucketKey) -> Replica:
         """The replica, if the table has another state since its last bucket was dropped."""
-        current = self.server.tables.get(table.info.table_id)
+        current = self._buckets.tables.get(table.info.table_id)
         if current is None or bucket not in current.replicas:
-            raise self.server.why_not(table.info.table_id, *bucket)
+            raise self._buckets.why_not(table.info.table_id, *bucket)
         self._last = current
         return current.replicas[bucket]
 
@@ -393,15 +399,15 @@ class Producer:
             self._write(replica, gathered)
         if replica.failure is not None:
             raise replica.failure
-        appended = replica.log.append(view, batches, self.server.clock_ms())
+        appended = replica.log.append(view, batches, self._clock_ms())
         if not appended.duplicate:
-            self.server.appended(
+            self._durability.appended(
                 replica, appended.end_offset, view, batches[0].start, batches[-1].end
             )
         return appended
 
     def _await(self, connection: Connection, request_id: int, timeout_ms: int) -> PendingProduce:
-        deadline = self.server.loop.time() + timeout_ms / 1000
+        deadline = self._loop.time() + timeout_ms / 1000
         pending = PendingProduce(self, connection, request_id, deadline)
         self.pending.add(pending)
         return pending

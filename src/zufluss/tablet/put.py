@@ -20,9 +20,9 @@ from __future__ import annotations
 import asyncio
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import structlog
@@ -30,6 +30,7 @@ import structlog
 from zufluss.cluster.authority import Authority
 from zufluss.config import options
 from zufluss.config import table_options as t
+from zufluss.config.load import Configuration
 from zufluss.errors import (
     AuthorizationError,
     ColumnLockedError,
@@ -43,17 +44,19 @@ from zufluss.kv.changelog import ChangelogBatch
 from zufluss.kv.tablet import KvTablet, PreparedPut
 from zufluss.model.merge import MergeMode, merge_engine
 from zufluss.model.table import TableBucket
+from zufluss.net.connection import Connection
 from zufluss.record.batch.kv import build_kv_batch
 from zufluss.record.slices import Bytes, Slices
+from zufluss.replica.kv_host import KvHost
+from zufluss.replica.replica import Replica
+from zufluss.tablet.buckets import BucketKey, Buckets
+from zufluss.tablet.contention import Contention
+from zufluss.tablet.durability import Durability
 from zufluss.tablet.produce import ACKS, ALL, PendingEntry, PendingProduce
+from zufluss.tablet.tasks import Tasks
 from zufluss.wire import messages as m
 from zufluss.wire.hot.produce import ProducedBucket, produce_response
 from zufluss.wire.hot.put import PutScan, scan_put
-
-if TYPE_CHECKING:
-    from zufluss.net.connection import Connection
-    from zufluss.replica.replica import Replica
-    from zufluss.tablet.server import BucketKey, TabletServer
 
 log = structlog.get_logger(__name__)
 
@@ -93,7 +96,7 @@ class PendingPut(PendingProduce):
     __slots__ = ("pressure",)
 
     def __init__(
-        self, owner: Putter, connection: Connection, request_id: int, deadline: float
+        self, owner: PutHandler, connection: Connection, request_id: int, deadline: float
     ) -> None:
         super().__init__(owner, connection, request_id, deadline)
         self.pressure: Callable[[], float] = owner.pressure
@@ -143,19 +146,39 @@ class Insert:
             self.outcome.set_exception(error)
 
 
-class Putter:
+AllocateIds = Callable[[int, int, int], Awaitable[tuple[int, int]]]
+"""Asks the coordinator for ids of an auto-increment column: table id, column id and count give the
+first id and the one after the last."""
+
+
+class PutHandler:
     """The handler of PUT_KV."""
 
-    def __init__(self, server: TabletServer) -> None:
-        self.server = server
+    def __init__(
+        self,
+        conf: Configuration,
+        buckets: Buckets,
+        durability: Durability,
+        kv: KvHost,
+        contention: Contention,
+        tasks: Tasks,
+        clock_ms: Callable[[], int],
+        allocate_ids: AllocateIds,
+    ) -> None:
+        self._buckets = buckets
+        self._durability = durability
+        self._kv = kv
+        self._contention = contention
+        self._tasks = tasks
+        self._clock_ms = clock_ms
+        self._allocate_ids = allocate_ids
+        self._loop = asyncio.get_running_loop()
         self.pending: set[PendingProduce] = set()
-        self.moved = 0
-        """Changes whenever the worker begins or ends a put; scans rest when it does."""
         self.fenced = 0
         """Puts that were refused because of producers."""
         self._queued_bytes = 0
-        self._authority = Authority(server.conf)
-        self._flush_bytes = server.conf.get(options.ZUFLUSS_KV_FLUSH_LOG_SIZE)
+        self._authority = Authority(conf)
+        self._flush_bytes = conf.get(options.ZUFLUSS_KV_FLUSH_LOG_SIZE)
         self._locks: dict[KvTablet, asyncio.Lock] = {}
 
     def pressure(self) -> float:
@@ -188,7 +211,7 @@ class Putter:
             connection.principal
         )
         pending = PendingPut(
-            self, connection, request_id, self.server.loop.time() + scan.timeout_ms / 1000
+            self, connection, request_id, self._loop.time() + scan.timeout_ms / 1000
         )
         self.pending.add(pending)
         pending.entries = [ProducedBucket(b.partition_id, b.bucket_id) for b in scan.buckets]
@@ -198,7 +221,7 @@ class Putter:
         for position, (partition_id, bucket_id, begin, stop) in enumerate(scan.buckets):
             entry = PutEntry(pending, position)
             try:
-                replica = self.server.kv_replica(scan.table_id, partition_id, bucket_id)
+                replica = self._buckets.kv_replica(scan.table_id, partition_id, bucket_id)
                 if not may_overwrite:
                     _check_overwrite(replica, connection.principal)
                 self._check_queue(version)
@@ -225,7 +248,7 @@ class Putter:
     ) -> None:
         """Have the records of one bucket worked out."""
         if replica.tablet.table.auto_increment is not None:
-            self.server.spawn(self._submit_with_ids(entry, replica, scan, records))
+            self._tasks.spawn(self._submit_with_ids(entry, replica, scan, records))
             return
         self.work(entry, replica, scan.acks, records, scan.targets, scan.mode)
 
@@ -242,7 +265,7 @@ class Putter:
         tablet, size = replica.tablet, len(records)
         promised = 0 if tablet.table.auto_increment is None else _record_count(records)
         self._queued_bytes += size
-        prepare = partial(tablet.prepare, records, targets, mode, self.server.clock_ms())
+        prepare = partial(tablet.prepare, records, targets, mode, self._clock_ms())
 
         def prepared() -> None:
             self._queued_bytes -= size
@@ -262,26 +285,26 @@ class Putter:
 
         `prepared` is called on the event loop, whether that has succeeded or not.
         """
-        encoder, lookups = self.server.kv.encoder, self.server.lookups
+        encoder, contention = self._kv.encoder, self._contention
 
         def work() -> None:
-            began, answered = time.monotonic(), lookups.answered
-            self.moved += 1
+            began, lookups = time.monotonic(), contention.lookups
+            contention.puts += 1
             try:
                 made = prepare()
             except Exception as e:
                 encoder.submit(partial(_raise, e), done)
             else:
                 encoder.submit(partial(_encode, made), done)
-            self.moved += 1
-            if lookups.answered > answered:
+            contention.puts += 1
+            if contention.lookups > lookups:
                 time.sleep(YIELD_TO_LOOKUPS * (time.monotonic() - began))
 
         def done(outcome: Encoded | Exception) -> None:
             prepared()
             self._prepared(entry, replica, acks, outcome)
 
-        self.server.kv.worker.run(work)
+        self._kv.worker.run(work)
 
     async def _submit_with_ids(
         self, entry: PutEntry | Insert, replica: Replica, scan: PutScan, records: Bytes
@@ -308,7 +331,7 @@ class Putter:
         async with lock:
             while (missing := tablet.ids.promised + count - tablet.ids.left) > 0:
                 tablet.ids.add(
-                    *await self.server.allocate_ids(
+                    *await self._allocate_ids(
                         replica.bucket.table_id, column.id, max(missing, cached)
                     )
                 )
@@ -322,7 +345,7 @@ class Putter:
         targets = tuple(sorted(table.schema.index_of(name) for name in table.schema.primary_key))
         if table.auto_increment is not None:
             await self.reserve_ids(replica, keys.count)
-        insert = Insert(self.server.loop)
+        insert = Insert(self._loop)
         self.work(insert, replica, ALL, records, targets, 0)
         await insert.outcome
 
@@ -342,7 +365,7 @@ class Putter:
         else:
             entry.acknowledged()
         if replica.tablet.flush_due(self._flush_bytes):
-            self.server.kv.worker.submit(replica.tablet.flush, partial(_flush_begun, replica))
+            self._kv.worker.submit(replica.tablet.flush, partial(_flush_begun, replica))
 
     def _append(self, replica: Replica, outcome: Encoded | Exception) -> int:
         if isinstance(outcome, ZuflussError):
@@ -352,8 +375,8 @@ class Putter:
             raise self._fail(replica, f"a put could not be worked out ({outcome!r})")
         if replica.failure is not None:
             raise replica.failure
-        if self.server.find_replica(*replica.bucket) is not replica:
-            raise self.server.why_not(*replica.bucket)
+        if not self._buckets.serves(replica):
+            raise self._buckets.why_not(*replica.bucket)
         if outcome.batch is None:
             return outcome.end_offset
         view, checked = outcome.batch
@@ -366,7 +389,7 @@ class Putter:
             raise self._fail(
                 replica, f"the changelog ends at {appended.end_offset}, not {outcome.end_offset}"
             )
-        self.server.appended(replica, appended.end_offset, view, 0, len(view))
+        self._durability.appended(replica, appended.end_offset, view, 0, len(view))
         return outcome.end_offset
 
     def _fail(self, replica: Replica, reason: str) -> LogStorageError:

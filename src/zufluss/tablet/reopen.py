@@ -13,15 +13,13 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Iterable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import structlog
 
+from zufluss.cluster.replicas import ReplicaAssignment
 from zufluss.errors import CorruptRecordError, ZuflussError
-
-if TYPE_CHECKING:
-    from zufluss.cluster.replicas import ReplicaAssignment
-    from zufluss.model.table import TableBucket
+from zufluss.model.table import TableBucket
 
 log = structlog.get_logger(__name__)
 
@@ -30,7 +28,7 @@ FIRST_SECONDS: Final = 1.0
 MOST_SECONDS: Final = 60.0
 """How long it waits at most."""
 
-Open = Callable[["ReplicaAssignment"], Awaitable[Exception | None]]
+Open = Callable[[ReplicaAssignment], Awaitable[Exception | None]]
 """Opens a bucket, or returns why it still cannot be opened."""
 
 

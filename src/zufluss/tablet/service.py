@@ -1,24 +1,23 @@
-"""Thin handlers of the tablet role: what a client asks of bucket leaders besides the hot paths."""
+"""Requests of clients to bucket leaders besides the hot paths: offsets, limit scans, statistics."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from zufluss.errors import InvalidTimestampError, RecordTooLargeError, ZuflussError
 from zufluss.log.segment import PagesNotCachedError
 from zufluss.net.services import RequestContext, Services
-from zufluss.tablet.scan.sessions import ScanSessions
+from zufluss.replica.replica import Replica
+from zufluss.tablet.buckets import Buckets
+from zufluss.tablet.lookup import LookupHandler
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
 from zufluss.wire.hot.buckets import BUCKETS_MAX
 from zufluss.wire.tables import partition_id_of
-
-if TYPE_CHECKING:
-    from zufluss.replica.replica import Replica
-    from zufluss.tablet.server import TabletServer
 
 T = TypeVar("T")
 
@@ -30,25 +29,27 @@ LIMIT_SCAN_BYTES_MAX = 64 * 1024 * 1024
 
 
 class TabletService:
-    """Handlers of one tablet server."""
+    """The handlers of LIST_OFFSETS, LIMIT_SCAN and GET_TABLE_STATS."""
 
-    def __init__(self, server: TabletServer) -> None:
-        self.server = server
+    def __init__(
+        self,
+        buckets: Buckets,
+        lookup: LookupHandler,
+        readers: ThreadPoolExecutor,
+        clock_ms: Callable[[], int],
+    ) -> None:
+        """`readers` are the threads that bring cold pages into the page cache."""
+        self._buckets = buckets
+        self._lookup = lookup
+        self._readers = readers
+        self._clock_ms = clock_ms
         self._limit_scans = asyncio.Semaphore(LIMIT_SCANS_MAX)
 
     def register(self, services: Services) -> None:
-        """Attach every handler of this role."""
-        services.register_raw(ApiKey.PRODUCE_LOG, self.server.producer.handle)
-        services.register_raw(ApiKey.FETCH_LOG, self.server.fetcher.handle)
-        services.register_raw(ApiKey.PUT_KV, self.server.putter.handle)
-        services.register_raw(ApiKey.LOOKUP, self.server.lookups.handle)
-        services.register(ApiKey.PREFIX_LOOKUP, self.server.lookups.prefix_lookup)
+        """Attach the handlers to their API keys."""
         services.register(ApiKey.LIST_OFFSETS, self.list_offsets)
         services.register(ApiKey.LIMIT_SCAN, self.limit_scan)
         services.register(ApiKey.GET_TABLE_STATS, self.get_table_stats)
-        self.server.scans.register(services)
-        self.server.undos.register(services)
-        ScanSessions(self.server.scans).register(services)
 
     async def list_offsets(
         self, request: m.ListOffsetsRequest, context: RequestContext
@@ -62,7 +63,7 @@ class TabletService:
         for bucket_id in request.bucket_id:
             entry = response.buckets_resp.add(bucket_id=bucket_id)
             try:
-                replica = self.server.replica(request.table_id, partition_id, bucket_id)
+                replica = self._buckets.replica(request.table_id, partition_id, bucket_id)
                 found = await self._when_cached(partial(find, replica))
                 if timestamp is not None and replica.remote is not None:
                     remote = await replica.remote.offset_for_timestamp(timestamp)
@@ -78,7 +79,7 @@ class TabletService:
             try:
                 return look()
             except PagesNotCachedError as cold:
-                await self.server.loop.run_in_executor(self.server.readers, cold.load)
+                await asyncio.get_running_loop().run_in_executor(self._readers, cold.load)
 
     def _offset_finder(self, request: m.ListOffsetsRequest) -> Callable[[Replica], int]:
         if request.offset_type == EARLIEST:
@@ -92,7 +93,7 @@ class TabletService:
             )
         if not request.HasField("startTimestamp"):
             raise ZuflussError("offset_type 2 (timestamp) needs startTimestamp, in epoch millis")
-        timestamp, now = request.startTimestamp, self.server.clock_ms()
+        timestamp, now = request.startTimestamp, self._clock_ms()
 
         def by_timestamp(replica: Replica) -> int:
             if timestamp > max(now, replica.log.last_timestamp):
@@ -114,7 +115,7 @@ class TabletService:
             partition_id = partition_id_of(wanted)
             entry = response.buckets_resp.add(bucket_id=wanted.bucket_id, partition_id=partition_id)
             try:
-                replica = self.server.replica(request.table_id, partition_id, wanted.bucket_id)
+                replica = self._buckets.replica(request.table_id, partition_id, wanted.bucket_id)
                 entry.row_count = replica.row_count()
             except ZuflussError as e:
                 entry.error_code, entry.error_message = e.code, e.message
@@ -134,10 +135,10 @@ class TabletService:
         partition_id = partition_id_of(request)
         response = m.LimitScanResponse(is_log_table=True)
         try:
-            replica = self.server.replica(request.table_id, partition_id, request.bucket_id)
+            replica = self._buckets.replica(request.table_id, partition_id, request.bucket_id)
             response.is_log_table = replica.kv is None
             if replica.kv is not None:
-                response.records = await self.server.lookups.first_rows(replica, request.limit)
+                response.records = await self._lookup.first_rows(replica, request.limit)
             else:
                 response.records = await self._last_rows(replica, request.limit)
         except ZuflussError as e:

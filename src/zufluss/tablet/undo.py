@@ -22,11 +22,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import structlog
 
@@ -47,18 +47,17 @@ from zufluss.kv.producer.undo import StepTooLargeError, UndoStep
 from zufluss.kv.tablet import PreparedPut
 from zufluss.log.holds import Holder
 from zufluss.model.producer import EPOCH_MAX, NUMBER_MAX, UNDO_TASK, ProducerWriter
+from zufluss.model.table import TableBucket
 from zufluss.net.services import RequestContext, Services
+from zufluss.replica.replica import Replica
 from zufluss.tablet.changelog_reader import Changelog, ChangelogReader
 from zufluss.tablet.produce import ALL
-from zufluss.tablet.put import Insert
+from zufluss.tablet.producers import Producers
+from zufluss.tablet.put import Insert, PutHandler
+from zufluss.tablet.remote.context import RemoteContext
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
 from zufluss.wire.tables import partition_id_of
-
-if TYPE_CHECKING:
-    from zufluss.model.table import TableBucket
-    from zufluss.replica.replica import Replica
-    from zufluss.tablet.server import TabletServer
 
 log = structlog.get_logger(__name__)
 
@@ -132,11 +131,22 @@ class Undo:
 class Undos:
     """The undos of a server. Belongs to the event loop."""
 
-    def __init__(self, server: TabletServer) -> None:
+    def __init__(
+        self,
+        context: RemoteContext,
+        put: PutHandler,
+        producers: Producers,
+        reader: ChangelogReader,
+        clock_ms: Callable[[], int],
+    ) -> None:
         self.keys_total = 0
         """Keys that were changed since the server started."""
-        self._server = server
-        self._reader = ChangelogReader(server)
+        self._context = context
+        self._put = put
+        self._producers = producers
+        self._reader = reader
+        self._clock_ms = clock_ms
+        self._loop = asyncio.get_running_loop()
         self._undos: dict[tuple[TableBucket, int], Undo] = {}
         """Under way or done, by bucket and producer."""
         self._running: set[Undo] = set()
@@ -152,7 +162,8 @@ class Undos:
     ) -> m.UndoProducerResponse:
         """UNDO_PRODUCER (30046)."""
         partition_id = partition_id_of(request)
-        replica = self._server.kv_replica(request.table_id, partition_id, request.bucket_id)
+        buckets = self._context.buckets
+        replica = buckets.kv_replica(request.table_id, partition_id, request.bucket_id)
         seconds = ANSWER_SECONDS
         if request.HasField("time_limit_ms"):
             seconds = min(seconds, max(0, request.time_limit_ms) / 1000)
@@ -175,14 +186,14 @@ class Undos:
 
     def forget_others(self, table_id: int) -> None:
         """The producers of a table have changed: what is known of epochs that are past may go."""
-        fence = self._server.producers.fence(table_id)
+        fence = self._producers.fence(table_id)
         for key, undo in [*self._undos.items()]:
             owner = fence.owner(undo.owner.number)
             if key[0].table_id == table_id and (owner is None or owner.epoch != undo.owner.epoch):
                 self._end(undo)
 
-    def end_bucket(self, replica: Replica) -> None:
-        """A bucket has stopped."""
+    def closed(self, replica: Replica) -> None:
+        """A bucket was closed: end its undos."""
         for undo in [u for u in self._undos.values() if u.replica is replica]:
             self._end(undo)
 
@@ -229,7 +240,7 @@ class Undos:
             )
         if from_offset < 0:
             raise _impossible(replica, from_offset, "offsets begin at 0")
-        baseline = self._server.producers.baseline(replica.bucket, number)
+        baseline = self._producers.baseline(replica.bucket, number)
         if from_offset < baseline:
             raise ProducerStateError(
                 f"{replica.path} {replica.bucket}: producer {owner.producer_id} begins at offset "
@@ -245,7 +256,7 @@ class Undos:
         self._undos[key] = undo
         self._running.add(undo)
         self._hold_changelog(undo.replica)
-        undo.task = self._server.loop.create_task(self._run(undo))
+        undo.task = self._loop.create_task(self._run(undo))
         undo.task.add_done_callback(partial(self._ended, undo))
         return undo
 
@@ -285,10 +296,10 @@ class Undos:
 
     async def _find_end(self, undo: Undo) -> None:
         """Find the end, in the worker, and wait until everything below it is durable."""
-        found = UndoWrite(self._server.loop)
+        found = UndoWrite(self._loop)
         tablet = undo.replica.tablet
-        begin = partial(tablet.begin_undo, undo.writer, self._server.clock_ms())
-        self._server.putter.run(found, undo.replica, ALL, begin)
+        begin = partial(tablet.begin_undo, undo.writer, self._clock_ms())
+        self._put.run(found, undo.replica, ALL, begin)
         await found.outcome
         undo.end_offset = found.end_offset
         if undo.from_offset > undo.end_offset:
@@ -302,7 +313,7 @@ class Undos:
         pins = replica.tablet.store.pins
         fresh = await asyncio.to_thread(pins.fresh)
         try:
-            remote = await reader.remote(replica)
+            remote = await self._context.bucket_remote(replica.bucket)
             changelog = await reader.changelog(replica, remote, undo.end_offset, fresh)
             if undo.from_offset < changelog.start:
                 raise _impossible(replica, undo.from_offset, f"it begins at {changelog.start}")
@@ -313,7 +324,7 @@ class Undos:
     async def _in_thread(self, undo: Undo, changelog: Changelog) -> None:
         if self._threads is None:
             self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="zufluss-undo")
-        work = self._server.loop.run_in_executor(self._threads, self._steps, undo, changelog)
+        work = self._loop.run_in_executor(self._threads, self._steps, undo, changelog)
         try:
             await asyncio.shield(work)
         except asyncio.CancelledError:
@@ -334,7 +345,7 @@ class Undos:
                 if writing is not None:
                     writing.result()
                 writing = asyncio.run_coroutine_threadsafe(
-                    self._write(undo, step, position), self._server.loop
+                    self._write(undo, step, position), self._loop
                 )
         if writing is not None:
             writing.result()
@@ -352,15 +363,15 @@ class Undos:
         undo.position = max(undo.position, position)
 
     async def _write_part(self, undo: Undo, step: UndoStep) -> None:
-        write = UndoWrite(self._server.loop)
-        tablet, now_ms = undo.replica.tablet, self._server.clock_ms()
+        write = UndoWrite(self._loop)
+        tablet, now_ms = undo.replica.tablet, self._clock_ms()
 
         def prepare() -> PreparedPut:
             prepared = tablet.undo(undo.writer, step, now_ms)
             write.keys = prepared.keys
             return prepared
 
-        self._server.putter.run(write, undo.replica, ALL, prepare)
+        self._put.run(write, undo.replica, ALL, prepare)
         await write.outcome
         undo.keys += write.keys
         self.keys_total += write.keys

@@ -91,7 +91,7 @@ async def test_locations_of_another_registration_are_refused(apart: Apart) -> No
 
 async def test_heartbeats_tell_what_a_server_saw_until_it_leaves(apart: Apart) -> None:
     report = LocationReport(2, Health.SUSPECT, 5, 500, 1, 9.5, 0.5, "slow down")
-    apart.link.reports = lambda: [report]
+    apart.reports = [report]
     await apart.link.join()
     await apart.link.heartbeat()
 
@@ -151,19 +151,19 @@ async def test_a_manifest_committed_over_the_wire_counts_and_is_found_again(apar
     epoch = entry.buckets[1].leader_epoch
     usage = {1: Usage(4, 400)}
     commit = ManifestCommit(bucket, epoch, 1, first, 0, 10, usage)
-    assert await apart.link.commit_manifest(commit)
-    found = await apart.link.bucket_remotes([bucket, TableBucket(99, None, 0)])
+    assert await apart.client.commit_manifest(commit)
+    found = await apart.client.bucket_remotes([bucket, TableBucket(99, None, 0)])
     assert found == {bucket: BucketRemote(bucket, 1, first, 0, 10)}
     stale = ManifestCommit(bucket, epoch, 1, second, 0, 20, usage, "another")
-    assert not await apart.link.commit_manifest(stale)
+    assert not await apart.client.commit_manifest(stale)
     assert apart.coordinator.locations.live_files() == {1: 5}
     with pytest.raises(ZuflussError):
-        await apart.link.commit_snapshot(b"{", epoch)
+        await apart.client.commit_snapshot(b"{", epoch)
 
 
 async def test_remote_files_may_be_asked_for_by_many_at_once(apart: Apart) -> None:
     await apart.link.join()
-    answers = await asyncio.gather(*(apart.link.bucket_remotes([BUCKET]) for _ in range(20)))
+    answers = await asyncio.gather(*(apart.client.bucket_remotes([BUCKET]) for _ in range(20)))
     assert answers == [{}] * 20
 
 

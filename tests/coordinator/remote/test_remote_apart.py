@@ -50,10 +50,10 @@ async def test_a_tablet_server_asks_how_far_the_lake_is(tmp_path: Path) -> None:
         LOGGED, table_json(buckets=2, properties={"table.datalake.enabled": "true"})
     )
     bucket = TableBucket(table.info.table_id, None, 1)
-    for gateway in (apart.link, coordinator.remote):
+    for gateway in (apart.client, coordinator.remote):
         assert await gateway.lake_offset(LOGGED, bucket) == 0
     await coordinator.lake.commit_offsets(bucket.table_id, LOGGED, 1, {bucket: 7})
-    for gateway in (apart.link, coordinator.remote):
+    for gateway in (apart.client, coordinator.remote):
         assert await gateway.lake_offset(LOGGED, bucket) == 7
         assert await gateway.lake_offset(LOGGED, bucket._replace(bucket_id=0)) == 0
     await apart.stop_coordinator()
@@ -63,10 +63,10 @@ async def test_a_tablet_server_commits_and_asks_what_counts(
     apart: Apart, bucket: TableBucket
 ) -> None:
     made = await manifest(apart, bucket, [await segment(apart, bucket, 0, 10)])
-    assert await apart.link.commit_manifest(made)
+    assert await apart.client.commit_manifest(made)
     _, data = await snapshot(apart, bucket, 0, (await shared_file(apart, bucket, "1.sst"),))
-    await apart.link.commit_snapshot(data, 0)
-    found = await apart.link.bucket_remotes([bucket, bucket._replace(bucket_id=3)])
+    await apart.client.commit_snapshot(data, 0)
+    found = await apart.client.bucket_remotes([bucket, bucket._replace(bucket_id=3)])
     assert found == await apart.coordinator.remote.bucket_remotes([bucket])
     assert found[bucket].manifest_path == made.manifest_path
     assert [s.snapshot_id for s in found[bucket].snapshots] == [0]
@@ -76,7 +76,7 @@ async def test_clients_ask_a_tablet_server_about_snapshots(
     apart: Apart, bucket: TableBucket
 ) -> None:
     _, data = await snapshot(apart, bucket, 0)
-    await apart.link.commit_snapshot(data, 0)
+    await apart.client.commit_snapshot(data, 0)
     latest = m.GetLatestKvSnapshotsRequest()
     latest.table_path.database_name, latest.table_path.table_name = KEYED
     answer = await call(apart.tablet_services, ApiKey.GET_LATEST_KV_SNAPSHOTS, latest)
@@ -96,18 +96,18 @@ async def test_a_server_of_another_coordinators_time_is_refused_until_it_registe
     await apart.stop_coordinator()
     await apart.start_coordinator()
     with pytest.raises(ZuflussError) as refused:
-        await apart.link.commit_snapshot(data, 0)
+        await apart.client.commit_snapshot(data, 0)
     assert refused.value.code is ErrorCode.INVALID_COORDINATOR_EXCEPTION
     await apart.link.join()
-    await apart.link.commit_snapshot(data, 0)
-    assert len((await apart.link.bucket_remotes([bucket]))[bucket].snapshots) == 1
+    await apart.client.commit_snapshot(data, 0)
+    assert len((await apart.client.bucket_remotes([bucket]))[bucket].snapshots) == 1
 
 
 async def test_a_server_that_joins_learns_which_changelog_is_needed(
     apart: Apart, bucket: TableBucket
 ) -> None:
     _, data = await snapshot(apart, bucket, 0, log_offset=42)
-    await apart.link.commit_snapshot(data, 0)
+    await apart.client.commit_snapshot(data, 0)
     await apart.stop_coordinator()
     await apart.start_coordinator()
     apart.tablet.snapshot_offsets.clear()

@@ -86,8 +86,7 @@ async def test_reserved_numbers_of_an_auto_increment_column_are_in_the_metadata(
 ) -> None:
     columns = "id BIGINT NOT NULL, text STRING, n BIGINT"
     schema = Schema.of(columns, ["id"], auto_increment_column=["n"])
-    async with keyed(tmp_path, schema=schema) as tablet:
-        tablet.server.allocate_ids = _allocate
+    async with keyed(tmp_path, schema=schema, allocate_ids=_allocate) as tablet:
         await tablet.put((1, "row"), targets=(0, 1))
         snapshot = await tablet.snapshot()
         assert snapshot is not None

@@ -28,6 +28,7 @@ from zufluss.kv import replay
 from zufluss.kv.scan.pins import PinDirectory
 from zufluss.kv.store import KvStore
 from zufluss.log.holds import Holder
+from zufluss.tablet.changelog_reader import ChangelogReader
 from zufluss.tablet.remote.restore import Restorer
 from zufluss.tablet.scan import rebuild
 from zufluss.tablet.scan.states import PinnedState
@@ -254,16 +255,16 @@ async def test_the_changelog_may_expire_while_it_is_read(
         tablet.replica().log.roll()
         await copied_log(tablet)
         await tablet.server.kv.call(tablet.replica().tablet.flush)
-        read = rebuild.Rebuilder._read
+        read = ChangelogReader._read
 
-        async def late(self: rebuild.Rebuilder, replica: Any, offset: int) -> Any:
+        async def late(self: ChangelogReader, replica: Any, offset: int) -> Any:
             monkeypatch.undo()
             await asyncio.to_thread(tablet.replica().tablet.store.flush_wait)
             replica.log.holds.set(Holder.KV_STATE, None)
             tablet.server.logs.expire(1 << 60)
             return await read(self, replica, offset)
 
-        monkeypatch.setattr(rebuild.Rebuilder, "_read", late)
+        monkeypatch.setattr(ChangelogReader, "_read", late)
         assert tablet.replica().log.log_start_offset == 0
         await check_at(tablet, history, history.end - 1)
         assert tablet.replica().log.log_start_offset > 0
@@ -276,14 +277,14 @@ async def test_a_bucket_that_ends_while_its_state_is_rebuilt_ends_that_too(
     async with keyed(tmp_path) as tablet:
         await tablet.put(*many(0, 1_000))
         reading = asyncio.Event()
-        read = rebuild.Rebuilder._read
+        read = ChangelogReader._read
 
-        async def late(self: rebuild.Rebuilder, replica: Any, offset: int) -> Any:
+        async def late(self: ChangelogReader, replica: Any, offset: int) -> Any:
             reading.set()
             await asyncio.sleep(0)
             return await read(self, replica, offset)
 
-        monkeypatch.setattr(rebuild.Rebuilder, "_read", late)
+        monkeypatch.setattr(ChangelogReader, "_read", late)
         making = asyncio.create_task(rebuilt(tablet, 900))
         await reading.wait()
         if how == "drop":
@@ -370,7 +371,7 @@ async def test_errors_of_the_rebuild_leave_nothing_behind(
 
     async with keyed(tmp_path) as tablet:
         await tablet.put(*many(0, 10))
-        monkeypatch.setattr(rebuild.Rebuilder, "_read", broken)
+        monkeypatch.setattr(ChangelogReader, "_read", broken)
         with pytest.raises(ZuflussError, match="does not answer"):
             await rebuilt(tablet, 9)
         assert directories(tablet) == []
@@ -381,9 +382,9 @@ async def test_nothing_is_fetched_any_more_when_the_files_of_a_failed_rebuild_ar
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended: list[str] = []
-    batches, discard = rebuild.Rebuilder.batches, PinDirectory.discard
+    batches, discard = ChangelogReader.batches, PinDirectory.discard
 
-    def watched(self: rebuild.Rebuilder, *args: Any) -> Any:
+    def watched(self: ChangelogReader, *args: Any) -> Any:
         try:
             yield from batches(self, *args)
         finally:
@@ -398,7 +399,7 @@ async def test_nothing_is_fetched_any_more_when_the_files_of_a_failed_rebuild_ar
 
     async with keyed(tmp_path) as tablet:
         await tablet.put(*many(0, 10))
-        monkeypatch.setattr(rebuild.Rebuilder, "batches", watched)
+        monkeypatch.setattr(ChangelogReader, "batches", watched)
         monkeypatch.setattr(PinDirectory, "discard", removed)
         monkeypatch.setattr(KvStore, "put", broken)
         with pytest.raises(ZuflussError, match="memory is full"):
@@ -418,6 +419,6 @@ async def test_a_log_that_has_it_all_needs_no_remote_storage(
         async def away(*_: object, **__: object) -> Any:
             raise NetworkError("remote storage does not answer")
 
-        monkeypatch.setattr(tablet.server.remote, "read_at", away)
+        monkeypatch.setattr(tablet.server.storage, "read_at", away)
         assert tablet.replica().log.log_start_offset == 0
         await check_at(tablet, history, history.end - 1)

@@ -20,7 +20,7 @@ from tests.end_to_end.scans import (
     pin_request,
     rows_of,
 )
-from tests.tablet.keyed import KEYED, Keyed, keyed, many
+from tests.tablet.keyed import KEYED, Keyed, many, serving
 from tests.tablet.support import TABLE
 from zufluss.cluster.replicas import assignments
 from zufluss.errors import (
@@ -38,9 +38,9 @@ from zufluss.model.predicate import col
 from zufluss.model.table import TablePath
 from zufluss.net.services import RequestContext
 from zufluss.obs import metrics
-from zufluss.obs.server import tablet_samples
+from zufluss.tablet.samples import tablet_samples
 from zufluss.tablet.scan.rebuild import Rebuilder
-from zufluss.tablet.scan.service import CALLS_MAX, ScanService
+from zufluss.tablet.scan.service import CALLS_MAX
 from zufluss.tablet.scan.sessions import ScanSessions
 from zufluss.tablet.scan.states import PinnedState
 from zufluss.wire import messages as m
@@ -56,12 +56,11 @@ LIMITS = {
 class Scans:
     """The scan handlers of a server, with a clock of their own."""
 
-    def __init__(self, tablet: Keyed) -> None:
-        self.tablet = tablet
+    def __init__(self, root: Path, **options: Any) -> None:
         self.now = 0.0
         self.readers = {None, "alice", "bob"}
-        self.service = ScanService(tablet.server, self._may_read, lambda: self.now)
-        tablet.server.scans = self.service
+        self.tablet = Keyed(root, may_read=self._may_read, monotonic=lambda: self.now, **options)
+        self.service = self.tablet.server.scans
         self.sessions = ScanSessions(self.service)
         self.pins = self.service.pins
 
@@ -106,9 +105,10 @@ def context(principal: str | None = None) -> RequestContext:
 @asynccontextmanager
 async def scanning(root: Path, **options: Any) -> AsyncIterator[Scans]:
     conf = {**LIMITS, **options.pop("conf", {})}
-    async with keyed(root, conf=conf, **options) as tablet:
+    scans = Scans(root, conf=conf, **options)
+    async with serving(scans.tablet) as tablet:
         await tablet.put(*many(0, 20))
-        yield Scans(tablet)
+        yield scans
 
 
 async def code_of(work: Any) -> ErrorCode:
@@ -198,11 +198,9 @@ async def test_a_client_that_was_killed_holds_its_state_for_the_idle_time(tmp_pa
 
 async def test_the_sweep_runs_by_itself(tmp_path: Path) -> None:
     async with scanning(tmp_path, conf={"kv.scanner.expiration-interval": "10ms"}) as scans:
-        sweeping = asyncio.create_task(scans.service.expire())
         await scans.open()
         scans.now += IDLE
         await scans.settled()
-        sweeping.cancel()
 
 
 async def test_closing_frees_the_files_when_the_last_one_has_closed(tmp_path: Path) -> None:

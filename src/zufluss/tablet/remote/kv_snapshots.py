@@ -25,13 +25,14 @@ from collections import deque
 from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import structlog
 from crc32c import crc32c
 
-from zufluss.cluster.remote import BucketRemote, SnapshotHandle
-from zufluss.config import options, table_options
+from zufluss.cluster.remote import SnapshotHandle
+from zufluss.config import options
+from zufluss.config.load import Configuration
 from zufluss.errors import CorruptRecordError, ZuflussError
 from zufluss.kv.cold.checkpoint import Checkpoint
 from zufluss.model.table import TableBucket
@@ -45,13 +46,12 @@ from zufluss.remote.layout import (
     snapshot_directory,
 )
 from zufluss.remote.locations import AdminState, UnknownLocationError
-from zufluss.remote.placement import Policy, Spread, parse_policy
+from zufluss.remote.placement import Policy, Spread
 from zufluss.remote.snapshot import METADATA_BYTES_MAX, IdRange, KvSnapshot, SnapshotFile
 from zufluss.remote.storage import NoLocationError, RemoteStorage, Upload
-
-if TYPE_CHECKING:
-    from zufluss.replica.replica import Replica
-    from zufluss.tablet.server import TabletServer
+from zufluss.replica.kv_host import KvHost
+from zufluss.replica.replica import Replica
+from zufluss.tablet.remote.context import RemoteContext
 
 log = structlog.get_logger(__name__)
 
@@ -123,11 +123,14 @@ def locations_of(snapshot: KvSnapshot) -> frozenset[int]:
 class KvSnapshotter:
     """Takes the snapshots of all buckets of a server. Belongs to the event loop."""
 
-    def __init__(self, server: TabletServer) -> None:
-        self._server = server
-        self._interval = server.conf.get(options.KV_SNAPSHOT_INTERVAL) / 1000
-        self._retained = server.conf.get(options.KV_SNAPSHOT_NUM_RETAINED)
-        self._reusable_seconds = server.conf.get(options.ZUFLUSS_REMOTE_SWEEP_GRACE) / 2000
+    def __init__(self, conf: Configuration, context: RemoteContext, kv: KvHost) -> None:
+        self._context = context
+        self._storage = context.storage
+        self._kv = kv
+        self._loop = asyncio.get_running_loop()
+        self._interval = conf.get(options.KV_SNAPSHOT_INTERVAL) / 1000
+        self._retained = conf.get(options.KV_SNAPSHOT_NUM_RETAINED)
+        self._reusable_seconds = conf.get(options.ZUFLUSS_REMOTE_SWEEP_GRACE) / 2000
         self._buckets: dict[TableBucket, BucketSnapshots] = {}
         self._at_once = asyncio.Semaphore(BUCKETS_AT_ONCE)
         self._reading = asyncio.Semaphore(FILES_READ_AT_ONCE)
@@ -139,7 +142,7 @@ class KvSnapshotter:
     def start(self) -> None:
         """Take snapshots from now on, until `stop`."""
         if self._timer is None:
-            self._timer = self._server.loop.create_task(self._again_and_again())
+            self._timer = self._loop.create_task(self._again_and_again())
 
     async def stop(self) -> None:
         """Give up what is under way; the next start removes what it leaves here."""
@@ -149,10 +152,10 @@ class KvSnapshotter:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def forget(self, bucket: TableBucket) -> None:
-        """The bucket has stopped."""
-        self._buckets.pop(bucket, None)
-        task = self._tasks.get(bucket)
+    def closed(self, replica: Replica) -> None:
+        """A bucket was closed: end its snapshot."""
+        self._buckets.pop(replica.bucket, None)
+        task = self._tasks.get(replica.bucket)
         if task is not None:
             task.cancel()
 
@@ -172,14 +175,10 @@ class KvSnapshotter:
                 log.exception("kv_snapshots_not_begun")
 
     def _begin_due(self) -> None:
-        now = self._server.loop.time()
-        for replica in self._replicas():
-            if self._bucket(replica).due(now, self._interval):
+        now = self._loop.time()
+        for replica in self._context.buckets.replicas():
+            if replica.kv is not None and self._bucket(replica).due(now, self._interval):
                 self._begin(replica)
-
-    def _replicas(self) -> list[Replica]:
-        tables = self._server.tables.values()
-        return [r for table in tables if table.kv for r in table.replicas.values() if r.kv]
 
     def _bucket(self, replica: Replica) -> BucketSnapshots:
         found = self._buckets.get(replica.bucket)
@@ -191,7 +190,7 @@ class KvSnapshotter:
     def _begin(self, replica: Replica) -> None:
         bucket = replica.bucket
         if bucket not in self._tasks:
-            task = self._server.loop.create_task(self._quietly(replica))
+            task = self._loop.create_task(self._quietly(replica))
             self._tasks[bucket] = task
             task.add_done_callback(lambda _: self._tasks.pop(bucket, None))
 
@@ -219,12 +218,12 @@ class KvSnapshotter:
             if not self._needed(replica, bucket):
                 return None
             try:
-                checkpoint = await self._server.kv.checkpoint(replica)
+                checkpoint = await self._kv.checkpoint(replica)
                 taken = await self._copy(replica, bucket, checkpoint)
             except (ZuflussError, OSError):
-                await self._server.kv.remove_checkpoint(replica)
+                await self._kv.remove_checkpoint(replica)
                 raise
-            await self._server.kv.remove_checkpoint(replica)
+            await self._kv.remove_checkpoint(replica)
             return taken
 
     def _needed(self, replica: Replica, bucket: BucketSnapshots) -> bool:
@@ -245,13 +244,9 @@ class KvSnapshotter:
             return True
         return location.state is not AdminState.ACTIVE
 
-    @property
-    def _storage(self) -> RemoteStorage:
-        return self._server.remote
-
     async def _ask(self, replica: Replica, bucket: BucketSnapshots) -> None:
         """Learn from the coordinator which snapshots there are, and what is in them."""
-        remote = await self._remote_of(replica.bucket)
+        remote = await self._context.bucket_remote(replica.bucket)
         found = [await self._read(handle) for handle in remote.snapshots]
         pending = {name: sent for name, sent in bucket.sent.items() if sent.since is not None}
         last = found[-1] if found else None
@@ -263,10 +258,6 @@ class KvSnapshotter:
         if last is not None:
             bucket.sent |= {f.name: Sent(f.file, False, None) for f in last.shared}
         bucket.known = True
-
-    async def _remote_of(self, bucket: TableBucket) -> BucketRemote:
-        remotes = await self._server.gateway.bucket_remotes([bucket])
-        return remotes.get(bucket, BucketRemote(bucket))
 
     async def _read(self, handle: SnapshotHandle) -> KvSnapshot | None:
         """A snapshot that counts; None if it cannot be read: then the next one has all files."""
@@ -280,7 +271,7 @@ class KvSnapshotter:
         self, replica: Replica, bucket: BucketSnapshots, checkpoint: Checkpoint
     ) -> KvSnapshot:
         """Send what is not there yet and have it count."""
-        files = self._server.files
+        files = self._context.files
         files.reach("snapshot-checkpoint")
         snapshot_id, bucket.next_id = bucket.next_id, bucket.next_id + 1
         placed = self._placement(replica)
@@ -310,13 +301,9 @@ class KvSnapshotter:
         return snapshot
 
     def _placement(self, replica: Replica) -> Placement:
-        table = self._server.tables[replica.bucket.table_id].info
-        text = table.property(table_options.TABLE_ZUFLUSS_REMOTE_PLACEMENT)
-        return Placement(
-            parse_policy(text),
-            self._server.remote_home(replica.bucket),
-            bucket_directory(KV, replica.path, replica.bucket),
-        )
+        bucket, context = replica.bucket, self._context
+        directory = bucket_directory(KV, replica.path, bucket)
+        return Placement(context.policy(bucket), context.home(bucket), directory)
 
     def _id_ranges(self, replica: Replica, checkpoint: Checkpoint) -> tuple[IdRange, ...]:
         """Reserved numbers in Fluss's form, whose ranges contain their end."""
@@ -334,13 +321,13 @@ class KvSnapshotter:
         if sent is None or not await self._is_same(sent, path):
             upload = Upload(new_shared_file(placed.directory), path)
             (file,) = await self._storage.upload([upload], placed.policy, placed.home)
-            sent, size = Sent(file, True, self._server.loop.time()), file.size
+            sent, size = Sent(file, True, self._loop.time()), file.size
         bucket.sent[path.name] = sent._replace(checked=True)
         return SnapshotFile(path.name, sent.file), size
 
     async def _is_same(self, sent: Sent, path: Path) -> bool:
         """Whether what was sent is this file, will stay, and may stay where it is."""
-        now = self._server.loop.time()
+        now = self._loop.time()
         if sent.since is not None and now - sent.since >= self._reusable_seconds:
             return False
         if self._draining(sent.file.location_id) or path.stat().st_size != sent.file.size:
@@ -393,9 +380,9 @@ class KvSnapshotter:
         """Have a snapshot count; raises if it does not, or nobody knows."""
         bucket.known = False
         try:
-            await self._server.gateway.commit_snapshot(metadata, replica.leader_epoch)
+            await self._context.gateway.commit_snapshot(metadata, replica.leader_epoch)
         except ZuflussError:
-            remote = await self._remote_of(replica.bucket)
+            remote = await self._context.bucket_remote(replica.bucket)
             if all(h.snapshot_id != snapshot.snapshot_id for h in remote.snapshots):
                 raise
         bucket.known = True

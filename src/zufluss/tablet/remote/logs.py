@@ -10,25 +10,28 @@ import asyncio
 import contextlib
 import random
 import shutil
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
 
 import structlog
 
 from zufluss.cluster.refusal import RefusedLocationError
+from zufluss.cluster.remote import BucketRemote
 from zufluss.config import options
+from zufluss.config.load import Configuration
 from zufluss.errors import ErrorCode, ZuflussError, error
+from zufluss.log.manager import LogManager
 from zufluss.remote.files import RemoteFile
 from zufluss.remote.stores import store_properties
 from zufluss.remote.uri import parse_location
 from zufluss.replica.remote_index import RemoteIndexes
 from zufluss.replica.remote_log import IndexNeededError, RemoteLog
-from zufluss.tablet.remote.rounds import MOVING, Round, due, take_note
-
-if TYPE_CHECKING:
-    from zufluss.cluster.remote import BucketRemote
-    from zufluss.replica.replica import Replica
-    from zufluss.tablet.server import TabletServer
-    from zufluss.wire import messages as m
+from zufluss.replica.replica import Replica
+from zufluss.tablet.remote.context import RemoteContext
+from zufluss.tablet.remote.rounds import Round, RoundSettings, due, take_note
+from zufluss.tablet.tasks import Tasks
+from zufluss.wire import messages as m
 
 RETRY_SECONDS_MAX: Final = 30.0
 """Longest time between two rounds of a bucket that fail, unless rounds are rarer anyway."""
@@ -36,6 +39,8 @@ READ_AGAIN_SECONDS: Final = 1.0
 """Where nothing is copied: the time until a manifest that could not be read is tried again."""
 ROLE: Final = "s3.assumed.role.arn"
 """With a role, tokens open one location only."""
+MOVING: Final = ".remote/moving"
+"""Where segments lie on their way from one location to another, below the data directory."""
 FAILURES: Final = (ZuflussError, OSError, TimeoutError)
 
 log = structlog.get_logger(__name__)
@@ -44,35 +49,44 @@ log = structlog.get_logger(__name__)
 class RemoteLogs:
     """Runs the rounds of all buckets of a server. Belongs to the event loop."""
 
-    def __init__(self, server: TabletServer) -> None:
-        self.server = server
-        self.interval = server.conf.get(options.REMOTE_LOG_TASK_INTERVAL_DURATION) / 1000
-        self._slots = asyncio.Semaphore(
-            server.conf.get(options.REMOTE_LOG_DATA_TRANSFER_THREAD_NUM)
+    def __init__(
+        self,
+        conf: Configuration,
+        context: RemoteContext,
+        logs: LogManager,
+        tasks: Tasks,
+        clock_ms: Callable[[], int],
+    ) -> None:
+        self.interval = conf.get(options.REMOTE_LOG_TASK_INTERVAL_DURATION) / 1000
+        self._conf = conf
+        self._context = context
+        self._storage = context.storage
+        self._settings = RoundSettings(
+            logs,
+            clock_ms,
+            Path(conf.get(options.DATA_DIR)) / MOVING,
+            conf.get(options.ZUFLUSS_REMOTE_SWEEP_GRACE) / 1000,
         )
-        self._indexes: RemoteIndexes | None = None
+        self._tasks = tasks
+        self._clock_ms = clock_ms
+        self._loop = asyncio.get_running_loop()
+        self._slots = asyncio.Semaphore(conf.get(options.REMOTE_LOG_DATA_TRANSFER_THREAD_NUM))
+        self._indexes = RemoteIndexes(context.storage)
         self._rounds: dict[Replica, asyncio.Task[None]] = {}
         self.failures = 0
         """Rounds that failed since the server started."""
 
     @property
-    def indexes(self) -> RemoteIndexes:
-        """Indexes of remote segments."""
-        if self._indexes is None:
-            self._indexes = RemoteIndexes(self.server.remote)
-        return self._indexes
-
-    @property
     def enabled(self) -> bool:
         """Logs are copied to remote storage: somebody said where, and did not switch it off."""
-        return self.interval > 0 and self.server.remote.locations.explicit
+        return self.interval > 0 and self._storage.locations.explicit
 
-    def adopt(self, replica: Replica, told: BucketRemote | None) -> None:
-        """Have a remote log for a bucket that this server leads now; it is read soon.
+    def adopt(self, replica: Replica, told: BucketRemote) -> None:
+        """Give a bucket that was opened its remote log, whose manifest is read soon.
 
-        `told` is what the coordinator knows of it.
+        `told` is what the coordinator knows of the remote log.
         """
-        remote = self._made(replica, told is not None and told.manifest_path is not None)
+        remote = self._remote_log(replica, has_files=told.manifest_path is not None)
         if remote is not None and not remote.loaded:
             take_note(remote, told)
             if remote.manifest_file is None:
@@ -80,14 +94,14 @@ class RemoteLogs:
             else:
                 self._start(replica, remote)
 
-    def _made(self, replica: Replica, has_files: bool = False) -> RemoteLog | None:
-        """The remote log of a bucket; what was copied before is read though no more is copied."""
+    def _remote_log(self, replica: Replica, *, has_files: bool = False) -> RemoteLog | None:
+        """The remote log of a bucket, made if logs are copied or were copied earlier."""
         if replica.remote is None and (self.enabled or has_files):
-            replica.remote = RemoteLog(replica.bucket, replica.path, replica.log, self.indexes)
+            replica.remote = RemoteLog(replica.bucket, replica.path, replica.log, self._indexes)
         return replica.remote
 
-    def forget(self, replica: Replica) -> None:
-        """A bucket is not here any more."""
+    def closed(self, replica: Replica) -> None:
+        """A bucket was closed: end its round."""
         task = self._rounds.pop(replica, None)
         if task is not None:
             task.cancel()
@@ -96,7 +110,8 @@ class RemoteLogs:
 
     async def run(self) -> None:
         """Begin the rounds that are due, again and again."""
-        await asyncio.to_thread(shutil.rmtree, self.server.data_dir / MOVING, ignore_errors=True)
+        moving = self._settings.moving_directory
+        await asyncio.to_thread(shutil.rmtree, moving, ignore_errors=True)
         while True:
             await asyncio.sleep(self.interval or READ_AGAIN_SECONDS)
             try:
@@ -106,26 +121,26 @@ class RemoteLogs:
 
     def begin(self) -> None:
         """Begin the rounds that are due and not under way."""
-        now_ms, now = self.server.clock_ms(), self.server.loop.time()
-        for table in self.server.tables.values():
-            for replica in table.replicas.values():
-                remote = self._made(replica)  # locations may have been configured since it came up
-                if remote is None or replica in self._rounds or remote.retry_at > now:
-                    continue
-                if due(replica, remote, now_ms, self.server.remote, copies=self.enabled):
-                    self._start(replica, remote)
+        now_ms, now = self._clock_ms(), self._loop.time()
+        for replica in self._context.buckets.replicas():
+            remote = self._remote_log(replica)  # locations may have been configured since it opened
+            if remote is None or replica in self._rounds or remote.retry_at > now:
+                continue
+            if due(replica, remote, now_ms, self._storage, copies=self.enabled):
+                self._start(replica, remote)
 
     def _start(self, replica: Replica, remote: RemoteLog) -> None:
         if replica in self._rounds:
             return
-        self._rounds[replica] = self.server.spawn(self._round(replica, remote))
+        self._rounds[replica] = self._tasks.spawn(self._round(replica, remote))
 
     async def _round(self, replica: Replica, remote: RemoteLog) -> None:
         try:
             more = True
             while more:
                 async with self._slots:
-                    more = await Round(self.server, replica, remote).run(copies=self.enabled)
+                    round = Round(self._context, self._settings, replica, remote)
+                    more = await round.run(copies=self.enabled)
         except FAILURES as e:
             self._failed(replica, remote, e)
             if remote.failures.bit_count() == 1:  # the 1st, 2nd, 4th … in a row
@@ -143,7 +158,7 @@ class RemoteLogs:
         finally:
             if self._rounds.get(replica) is asyncio.current_task():
                 del self._rounds[replica]
-            self._wake(replica)
+            replica.wake_fetches()
 
     def _failed(self, replica: Replica, remote: RemoteLog, problem: Exception) -> None:
         self.failures += 1
@@ -152,17 +167,12 @@ class RemoteLogs:
         delay = min(
             (self.interval or READ_AGAIN_SECONDS) * 2.0 ** min(remote.failures - 1, 30), longest
         )
-        remote.retry_at = self.server.loop.time() + delay * random.uniform(0.5, 1.0)
+        remote.retry_at = self._loop.time() + delay * random.uniform(0.5, 1.0)
         if not remote.loaded:
             remote.problem = error(
                 ErrorCode.STORAGE_EXCEPTION,
                 f"what remote storage has of {replica.log} could not be read: {problem}; try again",
             )
-
-    def _wake(self, replica: Replica) -> None:
-        """Let fetches look again that wait for something in remote storage."""
-        for fetch in tuple(replica.fetch_waiters):
-            fetch.wake()
 
     async def settled(self) -> None:
         """Wait for the rounds that are under way."""
@@ -186,23 +196,23 @@ class RemoteLogs:
         try:
             return replica.remote.fetch_info(offset)
         except IndexNeededError as needed:
-            self.server.spawn(self._bring(replica, needed.file))
+            self._tasks.spawn(self._bring(replica, needed.file))
             return None
 
     async def _bring(self, replica: Replica, file: RemoteFile) -> None:
         with contextlib.suppress(ZuflussError):  # kept by the cache, and the answer of the next try
-            await self.indexes.fetch(file)
-        self._wake(replica)
+            await self._indexes.fetch(file)
+        replica.wake_fetches()
 
     def _check_readable(self, replica: Replica, offset: int) -> None:
         """Refuse a reader that has the credentials of the first location only, for another one."""
         assert replica.remote is not None
         _, segment = replica.remote.segment_of(offset)
-        locations = self.server.remote.locations
+        locations = self._storage.locations
         location = locations.get(segment.location_id)
         if location == locations.first:
             return
         first, other = (parse_location(x.uri, str(x)) for x in (locations.first, location))
-        found = [store_properties(self.server.conf, uri) for uri in (first, other)]
+        found = [store_properties(self._conf, uri) for uri in (first, other)]
         if first.scheme != other.scheme or found[0] != found[1] or ROLE in found[0]:
             raise RefusedLocationError(location.location_id, location.uri)

@@ -24,7 +24,7 @@ import mmap
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, wait
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import structlog
 
@@ -34,18 +34,17 @@ from zufluss.kv.cold.checkpoint import CHANGELOG_DIRECTORY, has_state, incoming_
 from zufluss.kv.cold.state import KvState, read_state
 from zufluss.kv.replay import EarlierChangelog
 from zufluss.log.files import Files
+from zufluss.log.manager import LogManager
 from zufluss.log.writer_state import WriterState
+from zufluss.model.table import PhysicalTablePath, TableBucket
 from zufluss.remote.manifest import MANIFEST_BYTES_MAX, LogManifest, RemoteSegment
 from zufluss.remote.snapshot import SnapshotFile
 from zufluss.remote.storage import RemoteStorage
+from zufluss.replica.kv_host import KvHost
+from zufluss.replica.replica import Replica
+from zufluss.tablet.remote.context import RemoteContext
 from zufluss.tablet.remote.kv_snapshots import read_snapshot, together
 from zufluss.tablet.reopen import may_pass
-
-if TYPE_CHECKING:
-    from zufluss.cluster.replicas import ReplicaAssignment
-    from zufluss.model.table import PhysicalTablePath, TableBucket
-    from zufluss.replica.replica import Replica
-    from zufluss.tablet.server import TabletServer
 
 log = structlog.get_logger(__name__)
 
@@ -70,50 +69,45 @@ class NotRestoredError(ZuflussError):
         return self._retriable
 
 
-def retained_from(remote: BucketRemote | None) -> int:
-    """The offset from which on a changelog is needed for snapshots: all of it before the first."""
-    return 0 if remote is None or not remote.snapshots else remote.snapshots[0].log_offset
-
-
 class Restorer:
     """Brings back what the disk of this server has lost. Belongs to the event loop."""
 
-    def __init__(self, server: TabletServer) -> None:
-        self._server = server
+    def __init__(self, context: RemoteContext, logs: LogManager, kv: KvHost) -> None:
+        self._context = context
+        self._storage = context.storage
+        self._files = context.files
+        self._logs = logs
+        self._kv = kv
+        self._loop = asyncio.get_running_loop()
         self._fetching = asyncio.Semaphore(FILES_AT_ONCE)
-
-    @property
-    def _storage(self) -> RemoteStorage:
-        return self._server.remote
 
     # -- the log ------------------------------------------------------------------------------
 
-    async def restore_log(self, assignment: ReplicaAssignment, remote: BucketRemote | None) -> None:
-        """Make the log of a bucket that has none here and something in remote storage.
+    async def restore_log(self, path: PhysicalTablePath, remote: BucketRemote) -> None:
+        """Create the log of a bucket that has none here and something in remote storage.
 
-        If it cannot be made, it is refused: until the next start, or until `reopen.py` tries again.
+        A log that cannot be created is refused until the next start, or until `reopen.py` tries
+        again.
         """
-        path, bucket = assignment.physical_path, assignment.table_bucket
-        if remote is None or self._server.logs.has_log(path, bucket):
+        if self._logs.has_log(path, remote.bucket):
             return
         try:
-            await self._make_log(path, bucket, remote)
+            await self._create_log(path, remote)
         except (ZuflussError, OSError) as e:
-            self._server.logs.refuse(bucket, e)
+            self._logs.refuse(remote.bucket, e)
             raise
 
-    async def _make_log(
-        self, path: PhysicalTablePath, bucket: TableBucket, remote: BucketRemote
-    ) -> None:
+    async def _create_log(self, path: PhysicalTablePath, remote: BucketRemote) -> None:
+        bucket = remote.bucket
         remote_end = remote.remote_end_offset or 0
         end = max([remote_end, *(s.log_offset for s in remote.snapshots)])
-        directory = self._server.kv.directory(path, bucket)
+        directory = self._kv.directory(path, bucket)
         if has_state(directory):
             end = max(end, read_state(directory).flushed_offset)
-        table = self._server.tables[bucket.table_id]
-        if table.tiered:
-            lake_end = await self._server.gateway.lake_offset(path.path, bucket)
-            if table.kv is not None and lake_end > end:
+        settings = self._context.buckets.table(bucket.table_id).settings
+        if settings.tiered:
+            lake_end = await self._context.gateway.lake_offset(path.path, bucket)
+            if settings.kv is not None and lake_end > end:
                 raise _lake_is_ahead(path, bucket, lake_end, end)
             end = max(end, lake_end)
         if end == 0:
@@ -123,9 +117,7 @@ class Restorer:
             "log_restored", bucket=str(bucket), end=end, remote_end=remote_end,
             lost=f"{remote_end} to {end}" if remote_end < end else None,
         )  # fmt: skip
-        await asyncio.to_thread(
-            self._server.logs.create_log_at, path, bucket, end, writers, timestamp
-        )
+        await asyncio.to_thread(self._logs.create_log_at, path, bucket, end, writers, timestamp)
 
     async def _writers(self, remote: BucketRemote, bucket: TableBucket) -> tuple[bytes, int]:
         """The writers at the furthest offset where they are known, and the time of its last batch.
@@ -172,9 +164,9 @@ class Restorer:
             )  # fmt: skip
             return None
 
-    async def manifest(self, remote: BucketRemote | None) -> LogManifest | None:
-        """What remote storage has of a log."""
-        if remote is None or remote.manifest_path is None or remote.manifest_location is None:
+    async def manifest(self, remote: BucketRemote) -> LogManifest | None:
+        """The manifest of a remote log, None if there is none."""
+        if remote.manifest_path is None or remote.manifest_location is None:
             return None
         data = await self._storage.read_at(
             remote.manifest_location, remote.manifest_path, limit=MANIFEST_BYTES_MAX
@@ -184,16 +176,16 @@ class Restorer:
     # -- the state ----------------------------------------------------------------------------
 
     async def restore_state(
-        self, replica: Replica, remote: BucketRemote | None
+        self, replica: Replica, remote: BucketRemote
     ) -> EarlierChangelog | None:
         """Put a snapshot where the state was, if that is lost.
 
         Returns the part of the changelog before the log, if that is needed to go on from there.
         """
-        directory = self._server.kv.directory(replica.path, replica.bucket)
+        directory = self._kv.directory(replica.path, replica.bucket)
         start = replica.log.log_start_offset
         there = has_state(directory)
-        if remote is None or (there and read_state(directory).flushed_offset >= start):
+        if there and read_state(directory).flushed_offset >= start:
             return None
         earlier = self.earlier(await self.manifest(remote), start, directory)
         first = start if earlier is None else earlier.start_offset
@@ -210,7 +202,7 @@ class Restorer:
         if not needed or needed[-1].end_offset < until:
             return None
         fetched = FetchedSegments(
-            self._storage, self._server.loop, self._server.files, directory / CHANGELOG_DIRECTORY
+            self._storage, self._loop, self._files, directory / CHANGELOG_DIRECTORY
         )
         return EarlierChangelog(
             needed[0].start_offset, lambda offset: fetched.batches(needed, offset)
@@ -255,7 +247,7 @@ class Restorer:
     async def install(self, handle: SnapshotHandle, directory: Path) -> None:
         """Make a snapshot the state of the bucket that has this directory."""
         snapshot = await read_snapshot(self._storage, handle)
-        files = self._server.files
+        files = self._files
         incoming = await asyncio.to_thread(incoming_directory, files, directory)
         await together(self._fetch(file, incoming) for file in snapshot.files)
         state = KvState(snapshot.log_offset, snapshot.row_count or 0, {})

@@ -18,32 +18,29 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import structlog
 
-from zufluss.cluster.remote import ManifestCommit
-from zufluss.config import options, table_options
+from zufluss.cluster.remote import BucketRemote, ManifestCommit
 from zufluss.errors import CorruptRecordError, ErrorCode, ZuflussError, error
 from zufluss.log.export import Export, export
 from zufluss.log.holds import RECORD_HOLDERS, Holder
+from zufluss.log.manager import LogManager
+from zufluss.log.segment import Segment
 from zufluss.remote.errors import ObjectCorruptError
 from zufluss.remote.files import RemoteFile, usage
 from zufluss.remote.layout import new_manifest, segment_file
 from zufluss.remote.locations import AdminState, Health
 from zufluss.remote.manifest import FILES, MANIFEST_BYTES_MAX, LogManifest, RemoteSegment
-from zufluss.remote.placement import Policy, Spread, parse_policy
-from zufluss.remote.storage import NoLocationError, Upload
+from zufluss.remote.placement import Policy, Spread
+from zufluss.remote.storage import NoLocationError, RemoteStorage, Upload
 from zufluss.replica.remote_log import Pending, RemoteLog
-
-if TYPE_CHECKING:
-    from zufluss.cluster.remote import BucketRemote, RemoteGateway
-    from zufluss.log.segment import Segment
-    from zufluss.remote.storage import RemoteStorage
-    from zufluss.replica.replica import Replica
-    from zufluss.tablet.server import TabletServer
+from zufluss.replica.replica import Replica
+from zufluss.tablet.remote.context import RemoteContext
 
 SEGMENTS_PER_COMMIT: Final = 8
 """Segments that are copied before a manifest with them is committed, and others get their turn."""
@@ -53,9 +50,6 @@ GARBAGE_MAX: Final = 10_000
 """Files that are kept to be deleted later; more are left to the sweep."""
 UNKNOWN: Final = (OSError, TimeoutError)
 """Besides errors of the protocol, what a call to the coordinator may end with."""
-
-MOVING: Final = ".remote/moving"
-"""Where segments lie on their way from one location to another, below the data directory."""
 
 SUFFIXES: Final = tuple(f".{name}" for name in FILES)
 
@@ -106,9 +100,9 @@ def _leaving(storage: RemoteStorage) -> set[int]:
     return {x.location_id for x in locations if x.state is not AdminState.ACTIVE}
 
 
-def take_note(remote: RemoteLog, told: BucketRemote | None) -> None:
+def take_note(remote: RemoteLog, told: BucketRemote) -> None:
     """Tell a remote log what the coordinator knows of it."""
-    if told is None or told.manifest_path is None or told.manifest_location is None:
+    if told.manifest_path is None or told.manifest_location is None:
         remote.told(None, 0, 0)
     else:
         remote.told(
@@ -118,17 +112,33 @@ def take_note(remote: RemoteLog, told: BucketRemote | None) -> None:
         )
 
 
-class Round:
-    """What is done for one bucket, once."""
+@dataclass(frozen=True, slots=True)
+class RoundSettings:
+    """What the rounds of a server share besides remote storage."""
 
-    def __init__(self, server: TabletServer, replica: Replica, remote: RemoteLog) -> None:
-        self.server = server
+    logs: LogManager
+    """Local retention, after segments were copied."""
+    clock_ms: Callable[[], int]
+    moving_directory: Path
+    """Where segments lie on their way from one location to another."""
+    sweep_grace_seconds: float
+    """How long files that nothing refers to are safe from the sweep."""
+
+
+class Round:
+    """One round of one bucket."""
+
+    def __init__(
+        self, context: RemoteContext, settings: RoundSettings, replica: Replica, remote: RemoteLog
+    ) -> None:
+        self.context = context
+        self.settings = settings
         self.replica = replica
         self.remote = remote
-        self.storage: RemoteStorage = server.remote
-        self.gateway: RemoteGateway = server.gateway
-        self.files = server.files
-        self.begun = server.loop.time()
+        self.storage = context.storage
+        self.files = context.files
+        self._loop = asyncio.get_running_loop()
+        self.begun = self._loop.time()
         self.uploaded: list[RemoteFile] = []
         """Files of this round that no committed manifest has yet."""
 
@@ -158,15 +168,11 @@ class Round:
 
     # -- what is there --------------------------------------------------------------------------
 
-    async def _told(self) -> BucketRemote | None:
-        bucket = self.replica.bucket
-        return (await self.gateway.bucket_remotes([bucket])).get(bucket)
-
     async def _load(self) -> None:
         """Read the manifest that counts, as the server was told when it took the bucket over."""
         remote = self.remote
         if remote.range is None or remote.failures:
-            take_note(remote, await self._told())
+            take_note(remote, await self.context.bucket_remote(self.replica.bucket))
         manifest = LogManifest(self.replica.path, self.replica.bucket)
         if remote.manifest_file is not None:
             manifest = await self._read_manifest(*remote.manifest_file)
@@ -192,13 +198,9 @@ class Round:
 
     # -- changes --------------------------------------------------------------------------------
 
-    def _policy(self) -> Policy:
-        info = self.server.tables[self.replica.bucket.table_id].info
-        return parse_policy(info.property(table_options.TABLE_ZUFLUSS_REMOTE_PLACEMENT))
-
     async def _upload(self, uploads: Sequence[Upload]) -> list[RemoteFile]:
-        home = self.server.remote_home(self.replica.bucket)
-        return await self.storage.upload(uploads, self._policy(), home)
+        bucket, context = self.replica.bucket, self.context
+        return await self.storage.upload(uploads, context.policy(bucket), context.home(bucket))
 
     async def _commit(self, manifest: LogManifest, removed: Sequence[RemoteFile]) -> None:
         """Make a manifest count."""
@@ -228,8 +230,7 @@ class Round:
 
     def _may_be_gone(self, pending: Pending) -> bool:
         """Whether files of a manifest that nothing refers to may be deleted by now."""
-        grace = self.server.conf.get(options.ZUFLUSS_REMOTE_SWEEP_GRACE) / 1000
-        if self.server.loop.time() - pending.since > grace / 2:
+        if self._loop.time() - pending.since > self.settings.sweep_grace_seconds / 2:
             return True
         live = {x.location_id for x in self.storage.locations.live}
         return not live.issuperset(f.location_id for f in (pending.file, *pending.manifest.files))
@@ -239,13 +240,12 @@ class Round:
         taken, problem = False, None
         try:
             if send:
-                taken = await self.gateway.commit_manifest(self._as_commit(pending))
+                taken = await self.context.gateway.commit_manifest(self._as_commit(pending))
         except (ZuflussError, *UNKNOWN) as e:
             problem = e
         base = self.remote.manifest_file
         if not taken:
-            told = await self._told()
-            counts = None if told is None else told.manifest_path
+            counts = (await self.context.bucket_remote(self.replica.bucket)).manifest_path
             taken = counts == pending.file.path
             if not taken and problem is not None and counts == (base and base[1]):
                 raise problem
@@ -305,7 +305,7 @@ class Round:
         finally:
             self.remote.guard()
         self.files.reach("remote-local-delete")
-        self.server.logs.expire_log(self.replica.log, self.server.clock_ms())
+        self.settings.logs.expire_log(self.replica.log, self.settings.clock_ms())
         if problem is not None:
             raise problem
 
@@ -324,7 +324,7 @@ class Round:
 
     def _check_placeable(self) -> None:
         """Spare the work of preparing files that no location takes at present."""
-        policy, storage = self._policy(), self.storage
+        policy, storage = self.context.policy(self.replica.bucket), self.storage
         if not any(
             x.takes_files
             and policy.allows(x.location_id)
@@ -388,7 +388,7 @@ class Round:
     async def _expire(self) -> None:
         """Drop segments that outlived the table's time to live."""
         remote = self.remote
-        count = expired_count(self.replica, remote, self.server.clock_ms())
+        count = expired_count(self.replica, remote, self.settings.clock_ms())
         if count:
             gone = remote.manifest.segments[:count]
             await self._commit(
@@ -411,7 +411,7 @@ class Round:
 
     async def _moved(self, segment: RemoteSegment) -> RemoteSegment:
         """A copy of a segment in a location that stays."""
-        directory = self.server.data_dir / MOVING
+        directory = self.settings.moving_directory
         directory.mkdir(parents=True, exist_ok=True)
         target = directory / f"{uuid.uuid4()}.log"
         try:

@@ -19,12 +19,13 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import structlog
 
 from zufluss.cluster.remote import BucketRemote, SnapshotHandle
 from zufluss.config import options
+from zufluss.config.load import Configuration
 from zufluss.errors import (
     KvPinGoneError,
     LogStorageError,
@@ -39,12 +40,11 @@ from zufluss.kv.replay import ChangelogPiece, pieces_of
 from zufluss.kv.scan.pins import PinnedFiles
 from zufluss.kv.store import KvStore
 from zufluss.kv.tablet import KvTablet
+from zufluss.replica.replica import Replica
 from zufluss.tablet.changelog_reader import Changelog, ChangelogReader
+from zufluss.tablet.remote.context import RemoteContext
+from zufluss.tablet.remote.restore import Restorer
 from zufluss.tablet.reopen import may_pass
-
-if TYPE_CHECKING:
-    from zufluss.replica.replica import Replica
-    from zufluss.tablet.server import TabletServer
 
 log = structlog.get_logger(__name__)
 
@@ -58,11 +58,21 @@ TRIES: Final = 2
 """How often it is planned: retention may take what was going to be read."""
 
 
-class Rebuilder(ChangelogReader):
-    """Makes states again. Belongs to the event loop."""
+class Rebuilder:
+    """Rebuilds states of buckets. Belongs to the event loop."""
 
-    def __init__(self, server: TabletServer) -> None:
-        super().__init__(server)
+    def __init__(
+        self,
+        conf: Configuration,
+        context: RemoteContext,
+        restorer: Restorer,
+        reader: ChangelogReader,
+    ) -> None:
+        self._value_bytes = conf.get(options.ZUFLUSS_KV_VALUE_MAX_SIZE)
+        self._context = context
+        self._restorer = restorer
+        self._reader = reader
+        self._loop = asyncio.get_running_loop()
         self._at_once = asyncio.Semaphore(AT_ONCE)
         self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="zufluss-rebuild")
         self._running: dict[asyncio.Task[PinnedFiles], Replica] = {}
@@ -72,7 +82,7 @@ class Rebuilder(ChangelogReader):
 
         `KvPinGoneError` says what is missing; retriable errors of remote storage come as they are.
         """
-        task = self._server.loop.create_task(self._rebuild_at_last(replica, log_offset))
+        task = self._loop.create_task(self._rebuild_at_last(replica, log_offset))
         self._running[task] = replica
         task.add_done_callback(self._running.pop)
         await asyncio.wait({task})
@@ -112,8 +122,8 @@ class Rebuilder(ChangelogReader):
         pins = replica.tablet.store.pins
         fresh = await asyncio.to_thread(pins.fresh)
         try:
-            remote = await self.remote(replica)
-            changelog = await self.changelog(replica, remote, log_offset, fresh)
+            remote = await self._context.bucket_remote(replica.bucket)
+            changelog = await self._reader.changelog(replica, remote, log_offset, fresh)
             await self._install_base(changelog, remote, log_offset, fresh)
             state = await self._replay(changelog, log_offset, fresh)
             made = await asyncio.to_thread(pins.finish, fresh, state)
@@ -155,7 +165,7 @@ class Rebuilder(ChangelogReader):
     async def _replay(self, changelog: Changelog, log_offset: int, fresh: Path) -> KvState:
         """Bring what is in a directory to an offset. Not ended before its thread has."""
         ended = threading.Event()
-        work = self._server.loop.run_in_executor(
+        work = self._loop.run_in_executor(
             self._threads, self._replay_to, changelog, log_offset, fresh, ended
         )
         try:
@@ -170,14 +180,13 @@ class Rebuilder(ChangelogReader):
         self, changelog: Changelog, log_offset: int, fresh: Path, ended: threading.Event
     ) -> KvState:
         """In a thread."""
-        conf, files = self._server.conf, self._server.files
-        value_bytes = conf.get(options.ZUFLUSS_KV_VALUE_MAX_SIZE)
+        files, value_bytes = self._context.files, self._value_bytes
         memory = KvMemory(MEMORY_BYTES + LARGEST_VALUES * value_bytes, lambda free: free())
         store = KvStore.open(fresh, memory, files)
         try:
             tablet = KvTablet(changelog.replica.tablet.table, store, value_bytes)
             offset = store.flushed_offset
-            batches = self.batches(changelog, offset, log_offset)
+            batches = self._reader.batches(changelog, offset, log_offset)
             changes = pieces_of(tablet.table, batches, offset, log_offset)
             with closing(batches), closing(changes):  # nothing is fetched into `fresh` any more
                 tablet.replay(_while_needed(changes, ended))

@@ -21,10 +21,11 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from zufluss.cluster.token_service import MayRead, everybody
 from zufluss.config import options
+from zufluss.config.load import Configuration
 from zufluss.errors import (
     AuthorizationError,
     ErrorCode,
@@ -33,8 +34,12 @@ from zufluss.errors import (
     KvScanExpiredError,
 )
 from zufluss.net.services import Reader, RequestContext, Services
+from zufluss.replica.replica import Replica
+from zufluss.tablet.buckets import Buckets
 from zufluss.tablet.scan.pins import Pin, PinLimits, Pins
 from zufluss.tablet.scan.rows import RowReader, Rows
+from zufluss.tablet.scan.states import Page, PinnedState, PinStates
+from zufluss.tablet.tasks import Tasks
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
 from zufluss.wire.codec import decode
@@ -42,19 +47,28 @@ from zufluss.wire.hot.buckets import BUCKETS_MAX
 from zufluss.wire.predicates import predicate_from_proto
 from zufluss.wire.tables import partition_id_of
 
-if TYPE_CHECKING:
-    from zufluss.model.table import TableBucket
-    from zufluss.replica.replica import Replica
-    from zufluss.tablet.scan.sessions import Session
-    from zufluss.tablet.scan.states import Page, PinnedState
-    from zufluss.tablet.server import TabletServer
-
 T = TypeVar("T")
 
 DECODE_THREADS: Final = 2
 """Threads that make rows of pages."""
 CALLS_MAX: Final = 16
 """Calls that read at a time, each with a page in memory."""
+
+
+@dataclass(slots=True)
+class Session:
+    """Where a SCAN_KV stands (`scan/sessions.py`)."""
+
+    left: int | None
+    """Rows that the limit still allows, None without one."""
+    after: bytes | None = None
+    """The key of the last row that was answered."""
+    call_seq_id: int = -1
+    """The last call that was answered."""
+    answer: m.ScanKvResponse | None = None
+    """Its answer."""
+    busy: bool = False
+    """A call is under way."""
 
 
 @dataclass(slots=True)
@@ -95,12 +109,18 @@ class ScanService:
 
     def __init__(
         self,
-        server: TabletServer,
+        conf: Configuration,
+        buckets: Buckets,
+        states: PinStates,
+        tasks: Tasks,
         may_read: MayRead = everybody,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        conf = server.conf
-        self.server = server
+        """`clock` is read for the age of pins."""
+        self._buckets = buckets
+        self._states = states
+        self._tasks = tasks
+        self.loop = asyncio.get_running_loop()
         self.pins: Pins[Pinned] = Pins(PinLimits.of(conf), self._let_go, clock)
         self.counts = ScanCounts()
         self.calls = asyncio.Semaphore(CALLS_MAX)
@@ -116,16 +136,9 @@ class ScanService:
         services.register(ApiKey.SCAN_KV_SNAPSHOT, self.scan_kv_snapshot)
         services.register(ApiKey.CLOSE_KV_SNAPSHOT, self.close_kv_snapshot)
 
-    async def expire(self) -> None:
-        """End pins that have expired, again and again."""
-        interval = self.server.conf.get(options.KV_SCANNER_EXPIRATION_INTERVAL) / 1000
-        while True:
-            await asyncio.sleep(interval)
-            self.pins.sweep()
-
-    def end_bucket(self, bucket: TableBucket) -> None:
-        """The bucket has stopped or begins a new leader epoch: its pins end."""
-        self.pins.end_bucket(bucket)
+    def closed(self, replica: Replica) -> None:
+        """A bucket was closed or begins a new leader epoch: its pins end."""
+        self.pins.end_bucket(replica.bucket)
 
     def stop(self) -> None:
         """Make no more rows. States stay on the disk, for clients that come back after a start."""
@@ -199,7 +212,7 @@ class ScanService:
         self, table_id: int, partition_id: int | None, bucket_id: int, principal: str | None
     ) -> Replica:
         """A bucket of a primary-key table that the principal may read."""
-        replica = self.server.kv_replica(table_id, partition_id, bucket_id)
+        replica = self._buckets.kv_replica(table_id, partition_id, bucket_id)
         if not self._may_read(principal, replica.path.path):
             raise AuthorizationError(
                 f"{principal or 'an unknown user'} may not read {replica.path}"
@@ -232,7 +245,7 @@ class ScanService:
         return pins
 
     async def _make(self, pin: Pin[Pinned], wanted: Wanted) -> None:
-        states = self.server.pin_states
+        states = self._states
         if wanted.log_offset is None:
             state = await states.open_state(wanted.replica)
         else:
@@ -247,11 +260,11 @@ class ScanService:
                 code=ErrorCode.UNKNOWN_SCANNER_ID,
             )
         if pin.leader_epoch != replica.leader_epoch:
-            self.end_bucket(pin.bucket)
+            self.pins.end_bucket(pin.bucket)
             self.pins.find(pin.pin_id, pin.owner)  # raises why it has ended
 
     def _let_go(self, pinned: Pinned) -> None:
-        self.server.spawn(pinned.state.release())
+        self._tasks.spawn(pinned.state.release())
 
     # -- rows -------------------------------------------------------------------------------
 
@@ -280,7 +293,7 @@ class ScanService:
         """Make rows, beside the event loop."""
         if self._threads is None:
             self._threads = ThreadPoolExecutor(DECODE_THREADS, "zufluss-scan")
-        return await self.server.loop.run_in_executor(self._threads, work)
+        return await self.loop.run_in_executor(self._threads, work)
 
     def size(self, asked: int) -> int:
         """The bytes of a page that a client asks for, as far as they are allowed."""
@@ -316,13 +329,13 @@ class ScanService:
             request.until_key if request.HasField("until_key") else None,
             not_negative("limit", request.limit) or None,
             self.size(request.batch_size_bytes),
-            self.server.loop.time() + seconds,
+            self.loop.time() + seconds,
         )
 
     async def _rows(self, search: Search, state: PinnedState) -> m.ScanKvSnapshotResponse:
         after = search.after
         while True:
-            left = search.deadline - self.server.loop.time()
+            left = search.deadline - self.loop.time()
             page = await state.page(
                 after, search.until, search.page_rows, search.size, max(left, 0.0)
             )
@@ -331,7 +344,7 @@ class ScanService:
             rows = await self._read(search, page)
             after = page.last_key if rows.cut_key is None else rows.cut_key
             done = page.done and rows.cut_key is None
-            if rows.count or done or self.server.loop.time() >= search.deadline:
+            if rows.count or done or self.loop.time() >= search.deadline:
                 self.counts.add(rows.count, len(rows.records or b""))
                 return m.ScanKvSnapshotResponse(
                     records=rows.records, last_key=after, done=done, rows=rows.count

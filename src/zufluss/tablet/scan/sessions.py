@@ -17,8 +17,7 @@ Errors stand inside the answer, as Apache Fluss has them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from zufluss.errors import (
     AuthorizationError,
@@ -29,16 +28,14 @@ from zufluss.errors import (
     TooManyScannersError,
     ZuflussError,
 )
+from zufluss.kv.table import KvTable
 from zufluss.net.services import RequestContext, Services
 from zufluss.tablet.scan.pins import RETRY_AFTER_MS, Pin
 from zufluss.tablet.scan.rows import value_batch
-from zufluss.tablet.scan.service import Pinned, ScanService, Wanted, not_negative
+from zufluss.tablet.scan.service import Pinned, ScanService, Session, Wanted, not_negative
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
 from zufluss.wire.tables import partition_id_of
-
-if TYPE_CHECKING:
-    from zufluss.kv.table import KvTable
 
 LAST_ANSWERS_BYTES_MAX: Final = 32 << 20
 """Answers of scans that have ended are kept up to this size, in case one got lost."""
@@ -46,22 +43,6 @@ ENTRY_BYTES: Final = 512
 """What is counted for one beside its bytes."""
 ROWS_MAX: Final = 1 << 20
 """Rows of an answer."""
-
-
-@dataclass(slots=True)
-class Session:
-    """Where a scan stands."""
-
-    left: int | None
-    """Rows that the limit still allows, None without one."""
-    after: bytes | None = None
-    """The key of the last row that was answered."""
-    call_seq_id: int = -1
-    """The last call that was answered."""
-    answer: m.ScanKvResponse | None = None
-    """Its answer."""
-    busy: bool = False
-    """A call is under way."""
 
 
 class _LastAnswers:
@@ -180,7 +161,7 @@ class ScanSessions:
             session = pinned.session
             assert session is not None
             session.busy = True
-            deadline = self._scans.server.loop.time() + self._scans.seconds_max
+            deadline = self._scans.loop.time() + self._scans.seconds_max
             try:
                 async with self._scans.turn(deadline) as mine:
                     answer = m.ScanKvResponse(has_more_results=True)
@@ -203,7 +184,7 @@ class ScanSessions:
         self, pinned: Pinned, session: Session, size: int, deadline: float, table: KvTable
     ) -> m.ScanKvResponse:
         rows = ROWS_MAX if session.left is None else min(session.left, ROWS_MAX)
-        wait = max(deadline - self._scans.server.loop.time(), 0.0)
+        wait = max(deadline - self._scans.loop.time(), 0.0)
         page = await pinned.state.page(session.after, None, rows, size, wait)
         if page is None:
             return m.ScanKvResponse(has_more_results=True)

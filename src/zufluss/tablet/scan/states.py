@@ -21,12 +21,13 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 from weakref import WeakValueDictionary
 
 import structlog
 
 from zufluss.config import options
+from zufluss.config.load import Configuration
 from zufluss.errors import (
     InvalidScanRequestError,
     KvScanBusyError,
@@ -38,11 +39,12 @@ from zufluss.kv.rest import Rests
 from zufluss.kv.scan.pins import PinDirectory, PinnedFiles
 from zufluss.kv.scan.scanner import EMPTY, Page, Scanner
 from zufluss.model.table import TableBucket
+from zufluss.replica.kv_host import KvHost
+from zufluss.replica.replica import Replica
+from zufluss.tablet.buckets import Buckets
+from zufluss.tablet.contention import Contention
 from zufluss.tablet.scan.rebuild import Rebuilder
-
-if TYPE_CHECKING:
-    from zufluss.replica.replica import Replica
-    from zufluss.tablet.server import TabletServer
+from zufluss.tablet.tasks import Tasks
 
 __all__ = ["Page", "PinStates", "PinnedState"]
 
@@ -186,15 +188,26 @@ class Pages:
 class PinStates:
     """The pinned states of a server. Belongs to the event loop."""
 
-    def __init__(self, server: TabletServer) -> None:
-        self.rests = Rests(lambda: server.putter.moved)
+    def __init__(
+        self,
+        conf: Configuration,
+        buckets: Buckets,
+        kv: KvHost,
+        rebuilder: Rebuilder,
+        contention: Contention,
+        tasks: Tasks,
+    ) -> None:
+        self.rests = Rests(lambda: contention.puts)
         """When scans rest, so that writers get on."""
         self.scanner = Scanner(rests=self.rests)
         self.pages = Pages(self.scanner)
-        self._server = server
-        self._rebuilder = Rebuilder(server)
-        self._left_seconds = server.conf.get(options.KV_SCANNER_TTL) / 1000
-        self._making_max = server.conf.get(options.KV_SCANNER_MAX_PER_SERVER)
+        self._buckets = buckets
+        self._kv = kv
+        self._rebuilder = rebuilder
+        self._tasks = tasks
+        self._loop = asyncio.get_running_loop()
+        self._left_seconds = conf.get(options.KV_SCANNER_TTL) / 1000
+        self._making_max = conf.get(options.KV_SCANNER_MAX_PER_SERVER)
         self._states: dict[Key, PinnedState] = {}
         self._ending: dict[Key, asyncio.Task[None]] = {}
         self._turns: WeakValueDictionary[TableBucket | Key, asyncio.Lock] = WeakValueDictionary()
@@ -245,7 +258,7 @@ class PinStates:
                 f"{len(self._making)} states are being made for scans, as many as "
                 f"{options.KV_SCANNER_MAX_PER_SERVER.key} allows; ask again"
             )
-        task = self._server.loop.create_task(work)
+        task = self._loop.create_task(work)
         self._making[task] = replica
         task.add_done_callback(self._making.pop)
         try:
@@ -258,7 +271,7 @@ class PinStates:
 
     def _nobody_came(self, kept: float, task: asyncio.Task[PinnedState]) -> None:
         if not task.cancelled() and task.exception() is None:
-            self._server.spawn(_release_after(kept, task.result()))
+            self._tasks.spawn(_release_after(kept, task.result()))
 
     async def _open(self, replica: Replica) -> PinnedState:
         store, bucket = replica.tablet.store, replica.bucket
@@ -270,7 +283,7 @@ class PinStates:
             fresh = await asyncio.to_thread(store.pins.fresh)
             try:
                 target = fresh / COLD_DIRECTORY
-                made = await self._server.kv.pin(replica, target, wanted, self.rests)
+                made = await self._kv.pin(replica, target, wanted, self.rests)
                 finish = partial(asyncio.to_thread, store.pins.finish, fresh, made)
                 return await self._known_or(replica, made.flushed_offset, finish)
             finally:
@@ -296,7 +309,7 @@ class PinStates:
             return self._new(replica, files or await make())
 
     def _new(self, replica: Replica, files: PinnedFiles) -> PinnedState:
-        if self._server.find_replica(*replica.bucket) is not replica:
+        if not self._buckets.serves(replica):
             raise _stopped(replica.bucket)
         state = PinnedState(self, replica, replica.tablet.store.pins, files)
         self._states[state.bucket, state.log_offset] = state
@@ -318,7 +331,7 @@ class PinStates:
         key = (state.bucket, state.log_offset)
         if self._states.get(key) is state:
             del self._states[key]
-        task = self._server.loop.create_task(self._end(state))
+        task = self._loop.create_task(self._end(state))
         self._ending[key] = task
         task.add_done_callback(partial(self._ended, key))
         await asyncio.wait({task})
@@ -338,20 +351,22 @@ class PinStates:
 
     # -- buckets that start and stop ------------------------------------------------------------
 
-    def adopt(self, replica: Replica) -> None:
-        """A bucket was opened: keep what an earlier life of it left, for a while.
+    def opened(self, replica: Replica) -> None:
+        """Keep the states that an earlier life of a bucket left, for a while.
 
-        But not what its log does not reach any more: other changes will get these offsets.
+        States beyond the end of its log go at once: other changes will get these offsets.
         """
+        if replica.kv is None:
+            return
         found = replica.tablet.store.pins.offsets()
         if found:
             later = partial(self._remove_later, replica)
-            self._timers[replica] = self._server.loop.call_later(self._left_seconds, later)
+            self._timers[replica] = self._loop.call_later(self._left_seconds, later)
         if found and found[-1] > replica.log.log_end_offset:
-            self._server.spawn(self._remove_left(replica, replica.log.log_end_offset + 1))
+            self._tasks.spawn(self._remove_left(replica, replica.log.log_end_offset + 1))
 
-    def forget(self, replica: Replica) -> None:
-        """The bucket has stopped: its states answer no more questions."""
+    def closed(self, replica: Replica) -> None:
+        """A bucket was closed: its states answer no more questions."""
         timer = self._timers.pop(replica, None)
         if timer is not None:
             timer.cancel()
@@ -363,7 +378,7 @@ class PinStates:
 
     def _remove_later(self, replica: Replica) -> None:
         del self._timers[replica]
-        self._server.spawn(self._remove_left(replica, 0))
+        self._tasks.spawn(self._remove_left(replica, 0))
 
     async def _remove_left(self, replica: Replica, start: int) -> None:
         """Remove the states from an offset on that nobody uses."""
@@ -383,7 +398,7 @@ class PinStates:
         await asyncio.gather(*self._making, return_exceptions=True)
         for state in self._states.values():
             state.failure = _stopped(state.bucket)
-        await self._server.loop.run_in_executor(None, self.scanner.stop)
+        await self._loop.run_in_executor(None, self.scanner.stop)
         await asyncio.gather(*self._ending.values(), return_exceptions=True)
 
 

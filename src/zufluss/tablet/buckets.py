@@ -1,0 +1,214 @@
+"""The directory of the buckets on this server: tables, open replicas, and refused buckets.
+
+Every request handler finds its bucket here. `TabletServer` adds and removes buckets as the
+coordinator orders; nobody else changes the directory.
+
+A bucket whose durable data is damaged is refused, and only that bucket: its requests are answered
+with the reason, everything else is served (A7).
+
+Belongs to the event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from zufluss.cluster.image import ClusterImage, TableEntry
+from zufluss.cluster.replicas import ReplicaAssignment
+from zufluss.config import table_options
+from zufluss.config.load import Configuration
+from zufluss.errors import (
+    InvalidTableError,
+    LogStorageError,
+    NonPrimaryKeyTableError,
+    SchemaNotExistError,
+    UnknownTableOrBucketError,
+    ZuflussError,
+)
+from zufluss.kv.table import KvTable
+from zufluss.log.config import LogConfig
+from zufluss.log.log import Log
+from zufluss.model.schema import Schema
+from zufluss.model.table import PhysicalTablePath, TableBucket, TableInfo
+from zufluss.record.arrow.project import Projector
+from zufluss.record.batch.check import BatchChecker
+from zufluss.replica.replica import Replica, ReplicaSettings
+
+BucketKey = tuple[int | None, int]
+"""Partition id and bucket id inside a table."""
+
+
+class RefusedBucket(NamedTuple):
+    """A bucket that cannot be served."""
+
+    path: PhysicalTablePath
+    """The table or partition that the bucket belongs to."""
+    reason: ZuflussError
+    """The answer to every request for the bucket."""
+
+
+class TableState:
+    """What the hot paths need to know of a table."""
+
+    def __init__(self, entry: TableEntry, conf: Configuration) -> None:
+        self._conf = conf
+        self.info: TableInfo
+        self.schemas: Mapping[int, Schema]
+        self.projector: Projector
+        self.settings: ReplicaSettings
+        self.replicas: dict[BucketKey, Replica] = {}
+        self.refused: dict[BucketKey, RefusedBucket] = {}
+        """Buckets whose data is damaged, or lost and not restored yet."""
+        self.update(entry)
+        self.has_primary_key = self.info.has_primary_key
+        self.checker = BatchChecker(self.find_schema, self.info.log_format)
+
+    def update(self, entry: TableEntry) -> None:
+        """The table is new, or was altered."""
+        info = entry.info
+        self.info, self.schemas = info, entry.schemas
+        self.projector = Projector(self.find_schema, info.schema)
+        self.settings = ReplicaSettings(
+            LogConfig.of(self._conf, info),
+            info.property(table_options.TABLE_DATALAKE_ENABLED),
+            KvTable(info, entry.schemas) if info.has_primary_key else None,
+        )
+
+    def find_schema(self, schema_id: int) -> Schema | None:
+        """A schema of the table, or None."""
+        return self.schemas.get(schema_id)
+
+    def schema(self, schema_id: int | None) -> Schema:
+        """A schema of the table, the current one for None; `SchemaNotExistError`."""
+        schema = self.schemas.get(self.info.schema_id if schema_id is None else schema_id)
+        if schema is None:
+            raise SchemaNotExistError(
+                f"{self.info.path} has no schema {schema_id}; it has 1 to {self.info.schema_id}"
+            )
+        return schema
+
+
+class Buckets:
+    """The buckets on this server."""
+
+    def __init__(self, conf: Configuration) -> None:
+        self._conf = conf
+        self.image = ClusterImage()
+        """The cluster as the coordinator described it last."""
+        self.tables: dict[int, TableState] = {}
+        """Tables that have a bucket here, open or refused."""
+        self.by_log: dict[Log, Replica] = {}
+        """The open replicas."""
+
+    # -- finding ----------------------------------------------------------------------------
+
+    def find(self, table_id: int, partition_id: int | None, bucket_id: int) -> Replica | None:
+        """The replica of a bucket, None if it is not open here."""
+        table = self.tables.get(table_id)
+        return None if table is None else table.replicas.get((partition_id, bucket_id))
+
+    def replica(self, table_id: int, partition_id: int | None, bucket_id: int) -> Replica:
+        """The replica of a bucket; raises why there is none."""
+        replica = self.find(table_id, partition_id, bucket_id)
+        if replica is None:
+            raise self.why_not(table_id, partition_id, bucket_id)
+        return replica
+
+    def kv_replica(self, table_id: int, partition_id: int | None, bucket_id: int) -> Replica:
+        """The replica of a bucket of a primary-key table; a log table is refused."""
+        replica = self.replica(table_id, partition_id, bucket_id)
+        if replica.kv is None:
+            raise NonPrimaryKeyTableError(
+                f"{replica.path} has no primary key: append to it and scan its log"
+            )
+        return replica
+
+    def serves(self, replica: Replica) -> bool:
+        """Whether this replica is still the one of its bucket."""
+        return self.find(*replica.bucket) is replica
+
+    def why_not(self, table_id: int, partition_id: int | None, bucket_id: int) -> ZuflussError:
+        """Why a bucket cannot be written as a log, or is not here."""
+        bucket = TableBucket(table_id, partition_id, bucket_id)
+        table = self.tables.get(table_id)
+        if table is not None and (refused := table.refused.get((partition_id, bucket_id))):
+            return refused.reason
+        if table is None or (partition_id, bucket_id) not in table.replicas:
+            return UnknownTableOrBucketError(
+                f"{bucket} is not on this server; refresh the metadata"
+            )
+        return InvalidTableError(
+            f"{table.info.path} has a primary key: the server writes its log, the changelog; "
+            "write rows with PUT_KV"
+        )
+
+    def replicas(self) -> Iterator[Replica]:
+        """Every open replica."""
+        return iter([*self.by_log.values()])
+
+    # -- changing ---------------------------------------------------------------------------
+
+    def table(self, table_id: int) -> TableState:
+        """The state of a table that gets a bucket here, new if it has none yet."""
+        table = self.tables.get(table_id)
+        if table is None:
+            entry = self.image.table_by_id(table_id)
+            if entry is None:
+                raise UnknownTableOrBucketError(f"table {table_id} is not in the metadata")
+            table = self.tables[table_id] = TableState(entry, self._conf)
+        return table
+
+    def alter(self, entry: TableEntry) -> None:
+        """Apply new properties or a new schema of a table; passed over if no bucket is here."""
+        table = self.tables.get(entry.info.table_id)
+        if table is not None:
+            table.update(entry)
+            for replica in table.replicas.values():
+                replica.alter(table.settings)
+
+    def add(self, replica: Replica) -> None:
+        """A replica was opened; a refusal of its bucket is over."""
+        bucket = replica.bucket
+        table = self.table(bucket.table_id)
+        key = (bucket.partition_id, bucket.bucket_id)
+        table.refused.pop(key, None)
+        replica.alter(table.settings)  # the table may have changed while the bucket came up
+        table.replicas[key] = replica
+        self.by_log[replica.log] = replica
+
+    def remove(self, replica: Replica) -> None:
+        """A replica is about to be closed."""
+        bucket = replica.bucket
+        table = self.tables[bucket.table_id]
+        del table.replicas[bucket.partition_id, bucket.bucket_id]
+        del self.by_log[replica.log]
+        self._forget_if_empty(table)
+
+    def refuse(self, assignment: ReplicaAssignment, problem: Exception) -> LogStorageError:
+        """Note why a bucket cannot be served; returns the answer to its requests."""
+        bucket = assignment.table_bucket
+        reason = LogStorageError(f"{assignment.physical_path} {bucket}: {problem}")
+        key = (bucket.partition_id, bucket.bucket_id)
+        refused = RefusedBucket(assignment.physical_path, reason)
+        self.table(bucket.table_id).refused[key] = refused
+        return reason
+
+    def forget_refused(self, bucket: TableBucket) -> RefusedBucket | None:
+        """Forget that a bucket was refused; returns what was known of it."""
+        table = self.tables.get(bucket.table_id)
+        if table is None:
+            return None
+        refused = table.refused.pop((bucket.partition_id, bucket.bucket_id), None)
+        self._forget_if_empty(table)
+        return refused
+
+    def forget_all_refused(self) -> None:
+        """Forget every refusal: all buckets are assigned anew."""
+        for table in [*self.tables.values()]:
+            table.refused.clear()
+            self._forget_if_empty(table)
+
+    def _forget_if_empty(self, table: TableState) -> None:
+        if not table.replicas and not table.refused:
+            del self.tables[table.info.table_id]

@@ -1,0 +1,76 @@
+"""From an append to its acknowledgement: appended → group commit → high watermark.
+
+    append (`produce.py`, `put.py`) → `appended` → the commit of this loop turn (`log/manager.py`)
+      → the disk has it → `Replica.advance` acknowledges the write and wakes readers
+
+With `zufluss.log.flush` = os an entry is acknowledged as soon as it is written. A sync that fails
+fails its bucket: writes that wait are refused, and so are all later ones.
+
+Belongs to the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from zufluss.config import options
+from zufluss.config.load import Configuration
+from zufluss.log.config import FlushMode
+from zufluss.log.files import Files
+from zufluss.log.log import Log
+from zufluss.log.manager import LogManager
+from zufluss.replica.replica import Replica
+from zufluss.tablet.buckets import Buckets
+
+
+class Durability:
+    """Makes appended entries durable and acknowledges them; has the logs of the server."""
+
+    def __init__(self, conf: Configuration, files: Files, buckets: Buckets) -> None:
+        flush = FlushMode(conf.get(options.ZUFLUSS_LOG_FLUSH))
+        self.logs = LogManager(
+            Path(conf.get(options.DATA_DIR)),
+            files=files,
+            flush=flush,
+            on_durable=self._durable,
+            on_failure=self._failed,
+            flush_interval_ms=conf.get(options.ZUFLUSS_LOG_FLUSH_INTERVAL),
+            checkpoint_interval_ms=conf.get(options.LOG_FLUSH_OFFSET_CHECKPOINT_INTERVAL),
+        )
+        self._buckets = buckets
+        self._loop = asyncio.get_running_loop()
+        self._acknowledge_written = flush is FlushMode.OS
+        self._commit_scheduled = False
+
+    def appended(
+        self, replica: Replica, end_offset: int, view: memoryview, start: int, end: int
+    ) -> None:
+        """`view[start:end]` is in the log of the replica: acknowledge it when the mode says so."""
+        if self._acknowledge_written:
+            replica.advance(end_offset)
+            return
+        if self.logs.commit(replica.log, end_offset, view[start:end]):
+            replica.advance(end_offset)
+        elif not self._commit_scheduled:
+            self._commit_scheduled = True
+            self._loop.call_soon(self._end_of_turn)
+
+    def _end_of_turn(self) -> None:
+        self._commit_scheduled = False
+        self.logs.schedule()
+
+    def _durable(self, synced: list[tuple[Log, int]]) -> None:
+        by_log = self._buckets.by_log
+        for log, end_offset in synced:
+            replica = by_log.get(log)
+            if replica is not None:
+                replica.advance(end_offset)
+
+    def _failed(self, log: Log, error: Exception) -> None:
+        replica = self._buckets.by_log.get(log)
+        if replica is not None:
+            replica.fail(
+                f"the disk refused a sync ({error}); the bucket takes no more writes until the "
+                "server is restarted"
+            )

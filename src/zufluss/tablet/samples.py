@@ -1,0 +1,55 @@
+"""The metrics of a tablet server, read when somebody looks (`obs/server.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from zufluss.log.holds import Holder
+from zufluss.obs import metrics
+from zufluss.obs.metrics import Sample
+from zufluss.obs.server import ReadSamples
+from zufluss.tablet.buckets import TableState
+from zufluss.tablet.server import TabletServer
+
+
+def tablet_samples(tablet: TabletServer) -> ReadSamples:
+    """Buckets and logs of a tablet server."""
+
+    def read() -> Iterable[Sample]:
+        tables = tablet.buckets.tables.values()
+        yield Sample(metrics.BUCKETS, sum(len(table.replicas) for table in tables))
+        yield Sample(metrics.BUCKETS_REFUSED, sum(len(table.refused) for table in tables))
+        yield Sample(metrics.LOG_SIZE_BYTES, sum(each.size for each in tablet.logs.logs))
+        yield from _remote_log_samples(tablet)
+        yield Sample(metrics.KV_PINS, len(tablet.scans.pins))
+        yield Sample(metrics.KV_PIN_OLDEST_AGE_SECONDS, tablet.scans.pins.oldest_seconds())
+        yield Sample(metrics.KV_SCAN_ROWS, tablet.scans.counts.rows)
+        yield Sample(metrics.KV_SCAN_BYTES, tablet.scans.counts.bytes)
+        yield Sample(metrics.PRODUCER_PUTS_FENCED, tablet.put.fenced)
+        yield Sample(metrics.UNDO_KEYS, tablet.undos.keys_total)
+        for table in tables:
+            if table.settings.tiered:
+                yield Sample(metrics.UNTIERED_ROWS, _untiered(table), tuple(table.info.path))
+
+    return read
+
+
+def _remote_log_samples(tablet: TabletServer) -> Iterable[Sample]:
+    size = waiting = 0
+    for replica in tablet.buckets.replicas():
+        if replica.remote is not None:
+            size += sum(segment.log.size for segment in replica.remote.manifest.segments)
+            waiting += len(replica.log.closed_from(replica.remote.copied_to))
+    yield Sample(metrics.REMOTE_LOG_SIZE_BYTES, size)
+    yield Sample(metrics.REMOTE_LOG_WAITING_SEGMENTS, waiting)
+    yield Sample(metrics.REMOTE_LOG_FAILURES, tablet.remote_logs.failures)
+
+
+def _untiered(table: TableState) -> int:
+    total = 0
+    for replica in table.replicas.values():
+        log = replica.log
+        start = log.log_start_offset if replica.remote is None else 0
+        untiered_from = log.holds.floor(log.high_watermark, Holder.LAKE)
+        total += max(log.high_watermark - max(untiered_from, start), 0)
+    return total

@@ -1,0 +1,108 @@
+"""The handlers of log tables and the directory of buckets, without a tablet server."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.tablet.gateway import Gateway
+from tests.tablet.keyed import KEYED
+from tests.tablet.parts import NOW_MS, Parts, parts
+from tests.tablet.support import SCHEMA, TABLE, Connection, batch, fetch_request
+from zufluss.cluster.replicas import assignments
+from zufluss.errors import (
+    ErrorCode,
+    InvalidTableError,
+    LogStorageError,
+    NonPrimaryKeyTableError,
+    UnknownTableOrBucketError,
+)
+from zufluss.remote.locations import reconciled
+from zufluss.remote.storage import RemoteStorage
+from zufluss.tablet.fetch import FetchHandler
+from zufluss.tablet.remote.context import RemoteContext
+from zufluss.tablet.remote.logs import RemoteLogs
+from zufluss.wire import messages as m
+
+
+def produce_request(rows: int) -> m.ProduceLogRequest:
+    request = m.ProduceLogRequest(acks=-1, table_id=TABLE, timeout_ms=30_000)
+    request.buckets_req.add(bucket_id=0, records=batch(rows))
+    return request
+
+
+def fetch_handler(log_table: Parts) -> FetchHandler:
+    conf, buckets = log_table.conf, log_table.buckets
+    storage = RemoteStorage(conf, reconciled(None, conf, {}), state_file=None)
+    context = RemoteContext(buckets, storage, Gateway(), log_table.files)
+    logs = log_table.durability.logs
+    remote_logs = RemoteLogs(conf, context, logs, log_table.tasks, lambda: NOW_MS)
+    return FetchHandler(buckets, remote_logs, ThreadPoolExecutor(1), log_table.tasks)
+
+
+@pytest.mark.parametrize("flush", ["os", "ack"])
+async def test_an_entry_is_acknowledged_when_the_flush_mode_has_it_durable(
+    tmp_path: Path, flush: str
+) -> None:
+    async with parts(tmp_path, SCHEMA, flush) as log_table:
+        replica = await log_table.open()
+        produce, connection = log_table.produce_handler(), Connection()
+        sent = connection.send(produce.handle, produce_request(3))
+        assert replica.log.log_end_offset == 3
+        assert replica.log.high_watermark == (3 if flush == "os" else 0)
+        assert await connection.produced(sent) == [(0, 0)]
+        assert replica.log.high_watermark == 3
+
+
+async def test_a_parked_fetch_is_woken_by_an_append(tmp_path: Path) -> None:
+    async with parts(tmp_path, SCHEMA) as log_table:
+        await log_table.open()
+        fetch = fetch_handler(log_table)
+        produce, connection = log_table.produce_handler(), Connection()
+        fetched = connection.send(fetch.handle, fetch_request())
+        assert len(fetch.parked) == 1
+        writer = Connection()
+        await writer.produced(writer.send(produce.handle, produce_request(2)))
+        bucket = await connection.fetched(fetched)
+        assert (bucket.high_watermark, bool(bucket.records)) == (2, True)
+        assert not fetch.parked
+
+
+async def test_a_bucket_that_is_closed_answers_its_waiters_and_is_unknown(tmp_path: Path) -> None:
+    async with parts(tmp_path, SCHEMA, "ack") as log_table:
+        replica = await log_table.open()
+        produce, connection = log_table.produce_handler(), Connection()
+        sent = connection.send(produce.handle, produce_request(3))
+        log_table.close_bucket(replica, delete=True)
+        storage, unknown = ErrorCode.LOG_STORAGE_EXCEPTION, UnknownTableOrBucketError
+        assert await connection.produced(sent) == [(0, storage)]
+        assert log_table.events == ["opened", "closed"]
+        assert not log_table.buckets.tables
+        with pytest.raises(unknown, match="refresh the metadata"):
+            log_table.buckets.replica(TABLE, None, 0)
+
+
+async def test_the_directory_says_why_a_bucket_is_not_there(tmp_path: Path) -> None:
+    async with parts(tmp_path, SCHEMA) as log_table:
+        buckets = log_table.buckets
+        (assignment,) = assignments(buckets.image, 1)
+        buckets.refuse(assignment, OSError("the disk is gone"))
+        with pytest.raises(LogStorageError, match="the disk is gone"):
+            buckets.replica(TABLE, None, 0)
+        replica = await log_table.open()
+        assert buckets.replica(TABLE, None, 0) is replica, "a refusal ends when the bucket opens"
+        with pytest.raises(NonPrimaryKeyTableError):
+            buckets.kv_replica(TABLE, None, 0)
+
+
+async def test_the_changelog_of_a_primary_key_table_is_not_written_by_clients(
+    tmp_path: Path,
+) -> None:
+    async with parts(tmp_path, KEYED) as keyed:
+        await keyed.open()
+        assert isinstance(keyed.buckets.why_not(TABLE, None, 0), InvalidTableError)
+        produce, connection = keyed.produce_handler(), Connection()
+        sent = connection.send(produce.handle, produce_request(1))
+        assert await connection.produced(sent) == [(0, ErrorCode.INVALID_TABLE_EXCEPTION)]
