@@ -46,8 +46,8 @@ from zufluss.net.listeners import resolve_listeners
 from zufluss.net.memory import Limits
 from zufluss.net.server import NetServer
 from zufluss.net.services import Handler, RequestContext, Services
+from zufluss.obs.metrics import ReadSamples
 from zufluss.obs.server import (
-    ReadSamples,
     lease_samples,
     location_samples,
     net_samples,

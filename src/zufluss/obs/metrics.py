@@ -78,6 +78,8 @@ class Sample:
     """The values of the metric's labels."""
 
 
+ReadSamples = Callable[[], Iterable[Sample]]
+"""Reads some samples, on the event loop."""
 OF_TABLE = ("database", "table")
 OF_LOCATION = ("location",)
 
@@ -555,7 +557,7 @@ class TieringServiceMetrics:
 class SampleCollector:
     """Shows the samples of a function that is called whenever somebody looks."""
 
-    def __init__(self, samples: Callable[[], Iterable[Sample]]) -> None:
+    def __init__(self, samples: ReadSamples) -> None:
         self._samples = samples
 
     def collect(self) -> Iterator[Family]:

@@ -19,7 +19,7 @@ from zufluss.config import options
 from zufluss.config.load import Configuration
 from zufluss.errors import ErrorCode
 from zufluss.obs import metrics
-from zufluss.obs.metrics import MetricsEndpoint, Sample, SampleCollector
+from zufluss.obs.metrics import MetricsEndpoint, ReadSamples, Sample, SampleCollector
 from zufluss.wire.api import APIS
 
 if TYPE_CHECKING:
@@ -35,9 +35,6 @@ log = structlog.get_logger(__name__)
 
 SCRAPE_SECONDS = 10.0
 """How long a scrape waits for the event loop."""
-
-ReadSamples = Callable[[], Iterable[Sample]]
-"""Reads some numbers, on the event loop."""
 
 
 def serve_metrics(conf: Configuration, sources: Sequence[ReadSamples]) -> MetricsEndpoint | None:

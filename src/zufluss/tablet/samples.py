@@ -6,8 +6,7 @@ from collections.abc import Iterable
 
 from zufluss.log.holds import Holder
 from zufluss.obs import metrics
-from zufluss.obs.metrics import Sample
-from zufluss.obs.server import ReadSamples
+from zufluss.obs.metrics import ReadSamples, Sample
 from zufluss.tablet.buckets import TableState
 from zufluss.tablet.server import TabletServer
 
