@@ -11,7 +11,7 @@ from typing import Any
 
 from zufluss.client.sync.connection import Connection
 from zufluss.client.sync.table import Table
-from zufluss.client.tiering import TableLease, TieringClient, TieringStats
+from zufluss.client.tiering import TieringClient, TieringLease, TieringStats
 from zufluss.tiering.options import TieringOptions
 from zufluss.tiering.round import Cluster, Lease, OnStep, Round, RoundResult
 from zufluss.tiering.tasks import BucketResult, TieringJob, run_group
@@ -27,7 +27,7 @@ class Hiding(TieringClient):
     """Reports snapshots as some formats have to: they cannot be read yet."""
 
     def commit(
-        self, lease: TableLease, snapshot_id: int, offsets_path: str, **options: Any
+        self, lease: TieringLease, snapshot_id: int, offsets_path: str, **options: Any
     ) -> None:
         options["readable_offsets_path"] = None
         super().commit(lease, snapshot_id, offsets_path, **options)
@@ -64,7 +64,7 @@ class Rounds:
         self._client.heartbeat(finished={lease: stats}, timeout_ms=LEASE_MS)
         return result
 
-    def _lease(self, table_id: int) -> TableLease:
+    def _lease(self, table_id: int) -> TieringLease:
         """Take leases until the one of this table comes; others are given back."""
         deadline = time.monotonic() + 30
         while time.monotonic() < deadline:

@@ -9,7 +9,7 @@ import pytest
 
 import zufluss
 from zufluss.client.sync.connection import Connection
-from zufluss.client.tiering import Heartbeat, TableLease, TieringClient, TieringStats
+from zufluss.client.tiering import Heartbeat, TieringClient, TieringLease, TieringStats
 from zufluss.errors import (
     FencedTieringEpochError,
     LakeNotConfiguredError,
@@ -44,7 +44,7 @@ def tiering(connection: Connection) -> TieringClient:
     return TieringClient(connection)
 
 
-def take(tiering: TieringClient, timeout_ms: int | None = None) -> TableLease:
+def take(tiering: TieringClient, timeout_ms: int | None = None) -> TieringLease:
     """Ask until a table is handed out."""
     while (answer := ask(tiering, timeout_ms)).table is None:
         pass
@@ -55,7 +55,7 @@ def ask(tiering: TieringClient, timeout_ms: int | None) -> Heartbeat:
     return tiering.heartbeat(request_table=True, timeout_ms=timeout_ms)
 
 
-def bucket(lease: TableLease, bucket_id: int = 0) -> TableBucket:
+def bucket(lease: TieringLease, bucket_id: int = 0) -> TableBucket:
     return TableBucket(lease.table_id, None, bucket_id)
 
 
@@ -156,7 +156,7 @@ def test_a_server_without_a_lake_hands_nothing_out(dev_server: DevServer) -> Non
         tiering = TieringClient(connection)
         assert tiering.heartbeat(request_table=True).table is None
         info = connection.admin.table_info("fluss.no_lake")
-        lease = TableLease(info.table_id, info.path, 1, 1)
+        lease = TieringLease(info.table_id, info.path, 1, 1)
         with pytest.raises(LakeNotConfiguredError):
             tiering.prepare(lease, {})
         assert connection.admin.lake_snapshot("fluss.no_lake") is None

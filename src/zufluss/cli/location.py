@@ -17,7 +17,7 @@ from zufluss.cli.session import (
 )
 
 if TYPE_CHECKING:
-    from zufluss.client.locations import LocationSeen, RemoteLocation, RemoteLocations
+    from zufluss.client.locations import LocationReport, RemoteLocation, RemoteLocations
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -240,7 +240,7 @@ def _document(found: RemoteLocations) -> dict[str, Any]:
     }
 
 
-def _seen(seen: LocationSeen) -> dict[str, Any]:
+def _seen(seen: LocationReport) -> dict[str, Any]:
     return {
         "server_id": seen.server_id,
         "health": seen.health.name.lower(),

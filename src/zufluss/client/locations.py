@@ -1,7 +1,6 @@
 """Remote locations and the cluster's configuration, as an administrator sees them.
 
-What `AsyncAdmin.locations`, `alter_location`, `probe_locations` and `cluster_configs` give, and how
-it is read from the wire.
+`AsyncAdmin.locations`, `alter_location`, `probe_locations` and `cluster_configs` return these.
 """
 
 from __future__ import annotations
@@ -21,29 +20,29 @@ OPERATIONS = {
     "set-weight": AlterOp.SET_WEIGHT,
     "move": AlterOp.MOVE,
 }
-"""What an operator can do with a location, by name."""
+"""The operations on a location, by name."""
 
 
 @dataclass(frozen=True, slots=True)
-class LocationSeen:
-    """What one server saw of a location since it started."""
+class LocationReport:
+    """One server's report about a location, since the server started."""
 
     server_id: int
-    """The server."""
+    """The server's id."""
     health: Health
-    """Whether it works."""
+    """Whether the location works."""
     placed_files: int
-    """Files put there."""
+    """Files that the server wrote there."""
     placed_bytes: int
-    """Their bytes."""
+    """Bytes of these files."""
     errors: int
-    """Requests that it failed."""
+    """Failed requests."""
     latency_ms: float
-    """Moving average of what putting a file took."""
+    """Moving average of the time that writing a file took."""
     effective_weight: float
-    """Its share of new files at present."""
+    """The location's present share of new files."""
     last_error: str | None
-    """The newest failure."""
+    """The newest failure; None if there was none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,23 +50,23 @@ class RemoteLocation:
     """A place for remote files."""
 
     location_id: int
-    """What manifests and `table.zufluss.remote.placement` call it."""
+    """The id used by manifests and `table.zufluss.remote.placement`."""
     uri: str
-    """Its address."""
+    """The location's address."""
     weight: int
-    """Its share of new files; 0 takes none."""
+    """The location's share of new files; 0 means none."""
     state: AdminState
-    """What the operator wants of it."""
+    """The state that the operator set."""
     live_files: int = 0
-    """Files there that something refers to."""
+    """Files that are referred to."""
     live_bytes: int = 0
-    """Their bytes, as far as they are known."""
-    servers: tuple[LocationSeen, ...] = ()
-    """What each server saw of it."""
+    """Bytes of these files, as far as they are known."""
+    servers: tuple[LocationReport, ...] = ()
+    """The reports of the servers."""
 
     @property
     def health(self) -> Health:
-        """The worst that a server saw."""
+        """The worst health that a server reports."""
         return max((seen.health for seen in self.servers), default=Health.ACTIVE)
 
 
@@ -76,31 +75,31 @@ class RemoteLocations:
     """The registry of locations."""
 
     version: int
-    """Grows with each change; give it as `expected_version` to change what you looked at."""
+    """Grows with each change; `expected_version` of `alter_location` compares it."""
     locations: tuple[RemoteLocation, ...]
-    """By id, retired ones included."""
+    """The locations by id, retired ones included."""
 
 
 @dataclass(frozen=True, slots=True)
 class LocationProbe:
-    """How a location answered when a small object was written, read and deleted."""
+    """The result of writing, reading and deleting a small object."""
 
     location_id: int
-    """The location."""
+    """The location's id."""
     latency_ms: float | None
-    """How long it took; None if it failed."""
+    """Time for all three operations; None if one failed."""
     error: str | None
-    """Why it failed; None if it works."""
+    """The failure; None if the location works."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterConfig:
-    """An option of the cluster that somebody set."""
+    """An option that was set for the cluster."""
 
     key: str
-    """Its key."""
+    """The option's key."""
     value: str
-    """Its value, a secret hidden."""
+    """The option's value; secrets are hidden."""
     source: str
     """`INITIAL_SERVER_CONFIG`, or `DYNAMIC_SERVER_CONFIG` if it was changed at run time."""
 
@@ -112,12 +111,11 @@ def alter_request(
     weight: int | None,
     expected_version: int | None,
 ) -> m.AlterLocationRequest:
-    """ALTER_LOCATION; `ConfigError` for an operation that there is not."""
+    """The ALTER_LOCATION request; raises `ConfigError` for an unknown operation."""
     op = OPERATIONS.get(operation)
     if op is None:
         raise ConfigError(
-            f"{operation!r:.80} is nothing that can be done with a location; allowed: "
-            f"{', '.join(OPERATIONS)}"
+            f"{operation!r:.80} is no operation on a location; allowed: {', '.join(OPERATIONS)}"
         )
     return m.AlterLocationRequest(
         op=op,
@@ -129,16 +127,16 @@ def alter_request(
 
 
 def locations_of(response: m.ListLocationsResponse) -> RemoteLocations:
-    """The registry in an answer."""
-    found = [
-        _location(each.location, each.live_files, each.live_bytes, each.servers)
-        for each in response.locations
+    """The registry of locations in an answer."""
+    locations = [
+        _location(message.location, message.live_files, message.live_bytes, message.servers)
+        for message in response.locations
     ]
-    return RemoteLocations(response.version, tuple(found))
+    return RemoteLocations(response.version, tuple(locations))
 
 
 def altered_location(response: m.AlterLocationResponse) -> RemoteLocation:
-    """The location in the answer to a change; what lies there is not asked."""
+    """The changed location in an answer, without file counts and reports."""
     return _location(response.location, 0, 0, ())
 
 
@@ -153,9 +151,11 @@ def probes_of(response: m.ProbeLocationResponse) -> list[LocationProbe]:
 
 
 def configs_of(response: m.DescribeClusterConfigsResponse) -> list[ClusterConfig]:
-    """The options in an answer, by key."""
-    found = [ClusterConfig(c.config_key, c.config_value, c.config_source) for c in response.configs]
-    return sorted(found, key=lambda config: config.key)
+    """The options in an answer, sorted by key."""
+    configs = [
+        ClusterConfig(c.config_key, c.config_value, c.config_source) for c in response.configs
+    ]
+    return sorted(configs, key=lambda config: config.key)
 
 
 def _location(
@@ -168,12 +168,12 @@ def _location(
         AdminState(message.state),
         files,
         size,
-        tuple(_seen(each.server_id, each.report) for each in servers),
+        tuple(_report(each.server_id, each.report) for each in servers),
     )
 
 
-def _seen(server_id: int, report: m.PbLocationReport) -> LocationSeen:
-    return LocationSeen(
+def _report(server_id: int, report: m.PbLocationReport) -> LocationReport:
+    return LocationReport(
         server_id,
         Health(report.health),
         report.placed_files,

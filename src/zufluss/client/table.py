@@ -1,4 +1,4 @@
-"""One table: where writers, scans and lookups begin."""
+"""`AsyncTable`, one table: the entry point of writers, scans and lookups."""
 
 from __future__ import annotations
 
@@ -41,9 +41,10 @@ LAKE_SUFFIX: Final = "$lake"
 
 
 class AsyncTable:
-    """A table as it was when it was opened; open it again to see later changes of its schema.
+    """A table as it was when it was opened; `await connection.table(…)` opens it.
 
-    Opened as `"db.table$lake"` it is what the lake has of the table, to be scanned only.
+    Open it again to see later changes of its schema. Opened as `"db.table$lake"` it shows only the
+    rows that the lake has, and can only be scanned.
     """
 
     def __init__(
@@ -51,23 +52,26 @@ class AsyncTable:
     ) -> None:
         self._connection = connection
         self.info = info
-        """Ids, schema, keys, buckets, properties."""
+        """Ids, schema, keys, bucket count and properties."""
         self.lake_only = lake_only
-        """It was opened as `$lake`."""
+        """True if the table was opened with `$lake`."""
         self._lookups: AsyncLookup | None = None
 
     @property
     def path(self) -> TablePath:
-        """Its name."""
+        """The table's path."""
         return self.info.path
 
     @property
     def schema(self) -> Schema:
-        """Its columns; `schema.arrow` is the Arrow schema."""
+        """The table's columns and keys; `schema.arrow` is the Arrow schema."""
         return self.info.schema
 
     def append(self) -> AsyncAppendWriter:
-        """A writer that appends to a log table.
+        """Open a writer that appends rows to a log table.
+
+        Rows may be Arrow, pandas, polars, a dict of columns, a dict that is one row, or a list of
+        such rows. Leaving the block waits until all rows are acknowledged.
 
         >>> async with table.append() as writer:  # doctest: +SKIP
         ...     await writer.write({"id": [1, 2], "name": ["a", "b"]})
@@ -82,14 +86,18 @@ class AsyncTable:
         merge_mode: MergeModeName = "aggregate",
         pre_aggregate: bool = False,
     ) -> AsyncUpsertWriter:
-        """A writer for a primary-key table: upserts and deletes.
+        """Open a writer that upserts and deletes rows of a primary-key table.
 
-        With `columns`, which must have the primary key, only these are changed. `merge_mode` says
-        what the rows are to the stored ones: `"aggregate"`, inputs for the table's merge engine;
-        `"overwrite"`, rows as they are to be, past the engine; and of aggregation tables
-        `"retract"`, inputs that are taken back, and `"merge_state"`, states. With `pre_aggregate`
-        inputs are aggregated here, batch by batch, and sent as states: fewer rows where keys
-        repeat.
+        With `columns`, which must contain the primary key, a write changes only these columns and
+        keeps the others. `merge_mode` says how rows combine with the stored ones:
+
+        - `"aggregate"`: rows are inputs of the table's merge engine;
+        - `"overwrite"`: rows replace the stored ones, bypassing the merge engine;
+        - `"retract"`: rows are inputs that are taken back (aggregation tables only);
+        - `"merge_state"`: rows are aggregation states (aggregation tables only).
+
+        With `pre_aggregate` the client aggregates the rows of each batch and sends states, which
+        saves work if keys repeat.
 
         >>> async with table.upsert() as writer:  # doctest: +SKIP
         ...     await writer.write({"id": [1, 2], "name": ["a", "b"]})
@@ -112,22 +120,23 @@ class AsyncTable:
         undo: UndoBy = "server",
         on_undo: OnUndo | None = None,
     ) -> AsyncExactlyOnceWriter:
-        """A writer whose rows count once, also when it is killed and starts again.
+        """Open a writer that counts each row once, even if it is killed and started again.
 
-        It begins when this returns: earlier starts under the same `producer_id` can write nothing
-        any more, what they wrote behind the checkpoint in `state` is undone, and the `columns` (the
-        primary key and what is written; all, unless told) are nobody else's. Without an id it makes
-        one up, which its checkpoints remember. `state` is what `checkpoint()` gave, or its bytes;
-        without one everything since the very first start is undone.
+        `producer_id` names the writer across restarts; without one a random id is used, which
+        checkpoints contain. `state` is the last checkpoint that you stored, or its bytes; None
+        means the first start.
 
-        Others may take the columns when it gave no sign of life for `ttl`
-        (`client.column-lock.ttl`). `pre_aggregate` is as for `upsert`. The servers undo by
-        themselves, and `on_undo` is told how far they are; `undo="client"` reads the changelogs
-        and does it from here.
+        When this method returns, earlier writers with the same id can write nothing any more, all
+        that they wrote after the checkpoint in `state` is undone, and nobody else can write the
+        `columns` (the primary key and the columns to write; None for all). Another writer may take
+        the columns over when this one was silent for `ttl` (default: `client.column-lock.ttl`).
 
-        >>> writer = await table.exactly_once_writer("views", state=kept)  # doctest: +SKIP
+        The servers do the undo and call `on_undo` with their progress; `undo="client"` reads the
+        changelogs and undoes from the client. `pre_aggregate` is as for `upsert`.
+
+        >>> writer = await table.exactly_once_writer("views", state=state)  # doctest: +SKIP
         >>> await writer.write(rows)  # doctest: +SKIP
-        >>> kept = await writer.checkpoint()  # doctest: +SKIP
+        >>> state = await writer.checkpoint()  # doctest: +SKIP
         """
         self._check_live("exactly_once_writer")
         place = (self._connection, self.info, producer_id, columns)
@@ -136,12 +145,12 @@ class AsyncTable:
     def producer_writer(
         self, handle: ProducerHandle, task: int, *, pre_aggregate: bool = False
     ) -> AsyncTaskWriter:
-        """A writer of task number `task` of a job, as the producer of a `handle`.
+        """Open the writer of task number `task` of a job, for the producer of a `handle`.
 
-        The handle comes from the `exactly_once_writer` of the job's driver, or from
-        `append_producer`, and may have been sent here. Under one handle a number stands for one
-        stream of rows: a task that is run again writes the same rows in the same order, and what
-        the table has of them already is dropped. `finish` ends it and says where its buckets stand.
+        The job's driver gets the handle from `exactly_once_writer` or `append_producer` and sends
+        it to its tasks. Under one handle, a task number stands for one stream of rows: a task that
+        runs again must write the same rows in the same order, and the server drops those that the
+        table has already. `finish` closes the writer and returns the offsets that it reached.
 
         >>> async with table.producer_writer(handle, task=3) as writer:  # doctest: +SKIP
         ...     await writer.write(rows)
@@ -152,9 +161,9 @@ class AsyncTable:
         return task_writer(*place, pre_aggregate=pre_aggregate)
 
     async def append_producer(self, producer_id: str | None = None) -> ProducerHandle:
-        """A producer of a log table, for tasks that may be run again: see `producer_writer`.
+        """Open a producer of a log table, for tasks that may run again; see `producer_writer`.
 
-        A `producer_id` has the same number whenever it is asked for; without one it is a new one.
+        The same `producer_id` always gives the same producer; None gives a new one.
         """
         self._check_live("append_producer")
         return await open_append_producer(self._connection, self.info, producer_id)
@@ -175,17 +184,23 @@ class AsyncTable:
         prefetch: int = 1,
         resume: bool = True,
     ) -> AsyncLogScan | AsyncUnionScan | AsyncKvScan:
-        """What to read of a table; nothing is read until the scan is used.
+        """Describe what to read; nothing is read before the scan is used.
 
-        `source` says where from. Of a log table `"log"`, unless told otherwise. Of a primary-key
-        table `"live"`, its rows at the moment the run is opened, or `"snapshot"`, its newest
-        key-value snapshots. Of both `"union"`, lake and log together, and `"lake"`.
+        `source` is one of:
 
-        `columns`, `filter` and `limit` are pushed to the server, and the filter is applied exactly
-        here. `stop=None` follows a log. `with_offsets` adds `__offset`, `__timestamp`, `__bucket`.
-        Rows of a primary-key table can be read as they were at offsets of its changelog (`at`, as
-        far as the server can make them again), without reading ahead (`prefetch=0`), and without
-        opening the state again where the server lost it (`resume=False`).
+        - `"log"`: the rows of a log table (its default);
+        - `"live"`: the rows of a primary-key table when the run is opened (its default);
+        - `"snapshot"`: the rows in the newest key-value snapshots of a primary-key table;
+        - `"union"`: lake and log together, the same rows as the live table has;
+        - `"lake"`: the rows in the lake.
+
+        The server prunes by `columns`, `filter` and `limit`, and the client applies the filter
+        exactly. A log is read from `start` to `stop`; `stop=None` follows it. `with_offsets` adds
+        the columns `__offset`, `__timestamp` and `__bucket`.
+
+        For the rows of a primary-key table, `at` reads the state at offsets of its changelog, as
+        far as the server can rebuild it; `prefetch=0` reads no page ahead; `resume=False` raises
+        instead of opening a state again that the server lost.
 
         >>> await table.scan(["id"], col("id") > 5).to_arrow()  # doctest: +SKIP
         >>> await orders.scan(source="union").to_pandas()  # doctest: +SKIP
@@ -220,8 +235,8 @@ class AsyncTable:
     def _check_live(self, what: str) -> None:
         if self.lake_only:
             raise InvalidTableError(
-                f"{self.path}{LAKE_SUFFIX} is what the lake has of a table, and can only be "
-                f"scanned; {what} goes through {self.path}"
+                f"{self.path}{LAKE_SUFFIX} has only the rows in the lake and can only be scanned; "
+                f"open {self.path} for {what}"
             )
 
     @overload
@@ -231,12 +246,14 @@ class AsyncTable:
     async def lookup(self, keys: Any, *, missing: Missing = "null") -> pa.Table: ...
 
     async def lookup(self, keys: Any, *, missing: Missing = "null") -> Row | pa.Table | None:
-        """Rows of a primary-key table by key: one as a dict, several as an Arrow table.
+        """Find rows of a primary-key table by key.
 
-        One key is a value, a tuple of values in key order, or a dict. Several are a list of those,
-        or columns in any form that writers take. With `missing="null"` the result has one row per
-        key, all null where the key is not there; with `missing="drop"` only the rows there are.
-        Keys have the partition columns too; in a partition that does not exist there is no row.
+        One key is a value, a tuple of values in key order, or a dict; the result is the row as a
+        dict, or None. Several keys are a list of those, or columns in any form that writers take;
+        the result is an Arrow table in the order of the keys. A key without a row gives a row of
+        nulls with `missing="null"`, and no row with `missing="drop"`.
+
+        Keys contain the partition columns. A partition that does not exist has no rows.
 
         >>> await table.lookup(7)  # doctest: +SKIP
         {'id': 7, 'name': 'seven'}
@@ -251,14 +268,14 @@ class AsyncTable:
     async def lookup_batches(
         self, keys: Iterable[pa.RecordBatch], *, missing: Missing = "null"
     ) -> pa.Table:
-        """`lookup` of keys that are batches of the primary key's columns already."""
+        """Do what `lookup` does, for batches of the primary key's columns."""
         return await self._lookup.many(keys, missing)
 
     async def prefix_lookup(self, prefix: Any) -> pa.Table:
-        """The rows whose primary key begins with the bucket key `prefix`, or with one of several.
+        """Find all rows whose primary key begins with a prefix, or with one of several.
 
-        The table's bucket key must be the first part of its primary key. On a partitioned table
-        the partition columns come first: `prefix` has these, then the bucket key.
+        A prefix is the table's bucket key, which must be the first part of the primary key. On a
+        partitioned table the partition columns come before the bucket key.
 
         >>> await orders.prefix_lookup(4711)  # all orders of a customer  # doctest: +SKIP
         """
@@ -268,7 +285,7 @@ class AsyncTable:
         return await self.prefix_batches(batches)
 
     async def prefix_batches(self, prefixes: Iterable[pa.RecordBatch]) -> pa.Table:
-        """`prefix_lookup` of prefixes that are batches of their columns already."""
+        """Do what `prefix_lookup` does, for batches of the prefix columns."""
         return await self._lookup.prefix(prefixes)
 
     def changelog(
@@ -282,10 +299,11 @@ class AsyncTable:
         partitions: Iterable[Partition] | None = None,
         buckets: Iterable[int] | None = None,
     ) -> AsyncLogScan:
-        """The changes of a primary-key table; nothing is read until the scan is used.
+        """Describe a read of the changes of a primary-key table; nothing is read before it is used.
 
-        Before the columns stand `_change_type` (`+I`, `-U`, `+U`, `-D`), `_log_offset` and
-        `_commit_timestamp`. `filter` is applied to each change by itself. `stop=None` follows.
+        The columns `_change_type`, `_log_offset` and `_commit_timestamp` come first. A change type
+        is `+I` (new row), `-U` and `+U` (a row before and after its change) or `-D` (deleted row).
+        `filter` is applied to each change by itself. `stop=None` follows the changelog.
 
         >>> async for batch in table.changelog(["id"], stop=None):  # doctest: +SKIP
         ...     print(batch["_change_type"])
@@ -313,11 +331,11 @@ class AsyncTable:
         after: bytes | None = None,
         lease: AsyncKvSnapshotLease | None = None,
     ) -> AsyncKvSnapshotReader:
-        """Open a key-value snapshot: the rows of a bucket as they were at an offset.
+        """Open a key-value snapshot: the rows of a bucket at an offset of its changelog.
 
-        `admin.latest_kv_snapshots` says which there are. With a `lease` it is the one that the
-        lease holds, and losing the lease is what the reader raises. `after` goes on behind the
-        `last_key` of an earlier reader of the same snapshot.
+        `admin.latest_kv_snapshots` lists the snapshots. With a `lease` the reader opens the
+        snapshot that the lease holds, and raises if the lease is lost. `after` is the `last_key`
+        of an earlier reader of the same snapshot; the rows behind it are read.
 
         >>> async with await table.kv_snapshot(bucket, lease=lease) as reader:  # doctest: +SKIP
         ...     rows = [batch async for batch in reader]
@@ -327,7 +345,7 @@ class AsyncTable:
         return await open_snapshot(*place, snapshot_id, columns, after, lease)
 
     async def head(self, count: int = 10) -> pa.Table:
-        """Some rows, at most `count`: of a log table the first, of a primary-key table any.
+        """Return at most `count` rows: the first ones of a log table, any of a primary-key table.
 
         >>> await table.head(5)  # doctest: +SKIP
         """
@@ -350,12 +368,12 @@ class AsyncTable:
 
 
 def _check_state(info: TableInfo, start: Start, stop: Stop, with_offsets: bool) -> None:
-    """Rows of a primary-key table have no place in a log."""
+    """Raise if options of a log are given for the rows of a primary-key table."""
     if start != "earliest" or stop != "latest" or with_offsets:
         raise InvalidTableError(
             f"table {info.path} has a primary key: a scan reads its rows, which have no offsets, "
-            "start or stop; at={bucket: offset} reads them as they were there, "
-            "table.changelog(start=…, stop=…) the changes, also of the log"
+            "start or stop; at={bucket: offset} reads the rows as they were at these offsets, "
+            "table.changelog(start=…, stop=…) reads the changes"
         )
 
 
@@ -364,5 +382,5 @@ def _union_end(start: Start, stop: Stop) -> Literal["latest"] | None:
         return None if stop is None else "latest"
     raise ValueError(
         "a scan of lake and log reads everything up to 'latest', or follows with stop=None; other "
-        'starts and stops are for source="log"'
+        'values of start and stop are for source="log"'
     )

@@ -1,11 +1,11 @@
-"""The calls of a tiering service: ask for tables, say that it lives, report snapshots.
+"""The calls of a tiering service: ask for tables, report progress, register snapshots.
 
-Every call after a hand-out carries its *lease*. A service that lost the table meanwhile, because it
-was silent for too long or another coordinator took over, gets `FencedTieringEpochError`, and
-nothing has changed. Calls are sent again while the coordinator is away for a moment, except for a
-heartbeat that asks for a table: one whose answer was lost goes back to the queue by itself, since
-nobody sends heartbeats for it. A finish or failure that is reported twice is refused the second
-time, and was accepted the first.
+Every call after a hand-out carries its *lease*. A service loses a table when it was silent for too
+long or another coordinator took over; its calls then raise `FencedTieringEpochError` and change
+nothing. Calls are repeated while the coordinator is away for a moment, except for a heartbeat that
+asks for a table: if its answer is lost, the table returns to the queue by itself, because nobody
+sends heartbeats for it. A finish or failure that is reported twice is refused the second time, and
+was accepted the first time.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from zufluss.wire.tables import path_from_proto, path_to_proto
 
 
 @dataclass(frozen=True, slots=True)
-class TableLease:
-    """One hand-out of a table to this service."""
+class TieringLease:
+    """The lease of a table that was handed out to this service."""
 
     table_id: int
-    """The table."""
+    """The table's id."""
     path: TablePath
-    """Its name when it was handed out."""
+    """The table's path when it was handed out."""
     tiering_epoch: int
     """Grows with every hand-out of the table."""
     coordinator_epoch: int
-    """The coordinator that handed it out."""
+    """The epoch of the coordinator that handed it out."""
 
 
 @dataclass(frozen=True, slots=True)
 class TieringStats:
-    """What a service says of a lake table when it finishes a round."""
+    """Figures of a lake table, reported at the end of a round."""
 
     file_size: int | None = None
-    """Bytes in the lake table; None when not known."""
+    """Bytes in the lake table; None if unknown."""
     record_count: int | None = None
-    """Rows in the lake table; None when not known."""
+    """Rows in the lake table; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +51,15 @@ class Heartbeat:
     """The answer to a heartbeat."""
 
     coordinator_epoch: int
-    """The coordinator that answered."""
-    table: TableLease | None
-    """The table that was handed out, if one was asked for and waited."""
+    """The epoch of the coordinator that answered."""
+    table: TieringLease | None
+    """The table that was handed out; None if none was requested or none waits."""
     refused: Mapping[int, ZuflussError]
-    """By table id, what was not accepted and why; `FencedTieringEpochError` ends a round."""
+    """Errors by table id; `FencedTieringEpochError` ends the round of its table."""
 
 
 class TieringClient:
-    """A tiering service's end of a connection. Threads may share it."""
+    """The tiering calls of a connection. Threads may share it."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -67,18 +67,18 @@ class TieringClient:
     def heartbeat(
         self,
         *,
-        running: Iterable[TableLease] = (),
-        finished: Mapping[TableLease, TieringStats] | None = None,
+        running: Iterable[TieringLease] = (),
+        finished: Mapping[TieringLease, TieringStats] | None = None,
         force_finished: Collection[int] = (),
-        failed: Iterable[TableLease] = (),
+        failed: Iterable[TieringLease] = (),
         request_table: bool = False,
         timeout_ms: int | None = None,
     ) -> Heartbeat:
-        """Say which rounds run, finished or failed; with `request_table` ask for another table.
+        """Report which rounds run, finished or failed; `request_table` asks for another table.
 
-        A table in `force_finished` (its id) beside `finished` has more to tier and is queued again
-        at once. `timeout_ms` is the silence after which the tables of this service are given to
-        others, 2 minutes when None.
+        Ids in `force_finished` name finished tables that have more to tier; these are queued again
+        at once. After a silence of `timeout_ms` (2 minutes if None) the tables of this service are
+        handed out to others.
         """
         request = m.LakeTieringHeartbeatRequest(
             tiering_tables=map(_lease, running),
@@ -95,14 +95,14 @@ class TieringClient:
 
     def prepare(
         self,
-        lease: TableLease,
+        lease: TieringLease,
         offsets: Mapping[TableBucket, int],
         *,
         ignore_previous: bool = False,
     ) -> str:
-        """Have the offsets of a snapshot to come stored, over the previous ones; the file's path.
+        """Store the offsets of a coming snapshot and return the path of their file.
 
-        With `ignore_previous` the file has exactly these offsets.
+        The offsets are merged over those of the previous snapshot, unless `ignore_previous`.
         """
         table = m.PbTableOffsets(
             table_id=lease.table_id,
@@ -129,17 +129,17 @@ class TieringClient:
 
     def commit(
         self,
-        lease: TableLease,
+        lease: TieringLease,
         snapshot_id: int,
         offsets_path: str,
         *,
         readable_offsets_path: str | None = None,
         earliest_to_keep: int | None = None,
     ) -> None:
-        """Report a snapshot that is in the lake, with the offsets file prepared for it.
+        """Register a snapshot that is in the lake, with the offsets file prepared for it.
 
-        The cluster forgets snapshots before `earliest_to_keep`: None for all before this one, -1
-        for none.
+        The cluster forgets snapshots before `earliest_to_keep`; None means all before this one, -1
+        means none.
         """
         table = m.PbLakeTableSnapshotMetadata(
             table_id=lease.table_id,
@@ -160,7 +160,7 @@ class TieringClient:
         return self._connection.call_coordinator(api_key, request, repeatable=repeatable)
 
 
-def _lease(lease: TableLease, stats: TieringStats | None = None) -> m.PbHeartbeatReqForTable:
+def _lease(lease: TieringLease, stats: TieringStats | None = None) -> m.PbHeartbeatReqForTable:
     message = m.PbHeartbeatReqForTable(
         table_id=lease.table_id,
         coordinator_epoch=lease.coordinator_epoch,
@@ -178,7 +178,7 @@ def _heartbeat(answer: m.LakeTieringHeartbeatResponse) -> Heartbeat:
     if answer.HasField("tiering_table"):
         table = answer.tiering_table
         path = path_from_proto(table.table_path)
-        lease = TableLease(table.table_id, path, table.tiering_epoch, answer.coordinator_epoch)
+        lease = TieringLease(table.table_id, path, table.tiering_epoch, answer.coordinator_epoch)
     refused = {
         each.table_id: error(each.error.error_code, each.error.error_message)
         for group in (
@@ -192,11 +192,11 @@ def _heartbeat(answer: m.LakeTieringHeartbeatResponse) -> Heartbeat:
     return Heartbeat(answer.coordinator_epoch, lease, refused)
 
 
-def _only(answers: Iterable[Any], lease: TableLease) -> Any:
-    """The answer for the one table of a request; raises the error it carries."""
+def _only(answers: Iterable[Any], lease: TieringLease) -> Any:
+    """The answer for the table of the lease; raises the error in it."""
     for answer in answers:
         if answer.table_id == lease.table_id:
             if answer.error_code:
                 raise error(answer.error_code, answer.error_message)
             return answer
-    raise ZuflussError(f"the coordinator's answer does not have table {lease.table_id}")
+    raise ZuflussError(f"the coordinator's answer lacks table {lease.table_id}")

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from zufluss.client.sync.admin import Admin
-from zufluss.client.tiering import TableLease, TieringClient
+from zufluss.client.tiering import TieringClient, TieringLease
 from zufluss.errors import ErrorCode, ZuflussError
 from zufluss.lake.base import (
     COMMIT_USER,
@@ -65,7 +65,7 @@ class TableCommitter:
         self,
         tiering: TieringClient,
         admin: Admin,
-        lease: TableLease,
+        lease: TieringLease,
         lake: LakeCommitter[Any, Any],
     ) -> None:
         self._tiering = tiering
@@ -154,7 +154,7 @@ class TableCommitter:
 
 def snapshot_properties(
     table: TableInfo,
-    lease: TableLease,
+    lease: TieringLease,
     round_id: str,
     offsets_path: str,
     offsets: Mapping[TableBucket, int],
@@ -185,7 +185,7 @@ def is_fenced(problem: BaseException) -> bool:
     return code is ErrorCode.FENCED_TIERING_EPOCH_EXCEPTION
 
 
-def _lost(lease: TableLease, known: LakeSnapshot) -> str:
+def _lost(lease: TieringLease, known: LakeSnapshot) -> str:
     return (
         f"lake table of {lease.path} no longer has snapshot {known.snapshot_id}, up to which the "
         "cluster counts on it: it was dropped, replaced or set back from outside. Restore it, or "
@@ -193,7 +193,7 @@ def _lost(lease: TableLease, known: LakeSnapshot) -> str:
     )
 
 
-def _unknown(lease: TableLease, round_id: str, problem: Exception) -> LakeCommitUnknownError:
+def _unknown(lease: TieringLease, round_id: str, problem: Exception) -> LakeCommitUnknownError:
     return LakeCommitUnknownError(
         f"{lease.path}: whether round {round_id} is in the lake is not known ({problem}); its "
         "files stay, and the next round looks again"

@@ -19,7 +19,7 @@ from typing import Final
 
 import structlog
 
-from zufluss.client.tiering import Heartbeat, TableLease, TieringClient, TieringStats
+from zufluss.client.tiering import Heartbeat, TieringClient, TieringLease, TieringStats
 from zufluss.errors import ZuflussError
 from zufluss.tiering import options as o
 from zufluss.tiering.round import Lease
@@ -36,9 +36,9 @@ CLOSE_SECONDS: Final = 10.0
 class _Reports:
     """What the next heartbeat has to say."""
 
-    finished: dict[TableLease, TieringStats] = field(default_factory=dict)
+    finished: dict[TieringLease, TieringStats] = field(default_factory=dict)
     more: set[int] = field(default_factory=set)
-    failed: list[TableLease] = field(default_factory=list)
+    failed: list[TieringLease] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         return bool(self.finished or self.failed)
@@ -71,7 +71,7 @@ class Enumerator:
         self._on_lost = on_lost
         self._lock = threading.Lock()
         self._wake = threading.Event()
-        self._running: dict[TableLease, Lease] = {}
+        self._running: dict[TieringLease, Lease] = {}
         self._reports = _Reports()
         self._asking = True
         self._closed = False
@@ -169,7 +169,7 @@ class Enumerator:
             return False
         return self._take(answer)
 
-    def _kept(self) -> list[TableLease]:
+    def _kept(self) -> list[TieringLease]:
         return [table for table, lease in self._running.items() if not lease.lost]
 
     def _coordinator_away(self, reports: _Reports, problem: Exception) -> None:

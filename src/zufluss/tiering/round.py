@@ -40,7 +40,7 @@ import structlog
 
 from zufluss.client.sync.connection import Connection
 from zufluss.client.sync.lease import KvSnapshotLease
-from zufluss.client.tiering import TableLease, TieringClient
+from zufluss.client.tiering import TieringClient, TieringLease
 from zufluss.config import table_options as t
 from zufluss.config.values import MINUTE_MS
 from zufluss.errors import (
@@ -149,7 +149,7 @@ class RoundResult:
 class Lease:
     """A lease while its round runs: who learns that it is lost, or to be given up, says so here."""
 
-    def __init__(self, table: TableLease) -> None:
+    def __init__(self, table: TieringLease) -> None:
         self.table = table
         """What the coordinator gave."""
         self.tag = f"zufluss-tiering-{table.table_id}-{table.tiering_epoch}"

@@ -20,7 +20,7 @@ from zufluss.client import ColumnMismatchError, ProducerState
 from zufluss.client.connection import AsyncConnection, connect_async
 from zufluss.client.producer import undo
 from zufluss.client.producer.exactly_once import AsyncExactlyOnceWriter
-from zufluss.client.producer.handle import OWN_TASK, Producer, ProducerHandle
+from zufluss.client.producer.handle import OWN_TASK, ProducerHandle, ProducerSession
 from zufluss.client.producer.undo import UndoProgress
 from zufluss.client.table import AsyncTable
 from zufluss.errors import (
@@ -483,9 +483,9 @@ async def test_a_batch_that_is_refused_ends_the_writer(
     cluster.produce_fault = lambda *_: None
     sent = len(cluster.puts)
     for call in (writer.flush, writer.checkpoint, writer.release):
-        with pytest.raises(expected, match="the writer ended and takes nothing more"):
+        with pytest.raises(expected, match="the writer has ended and takes no more rows"):
             await call()
-    with pytest.raises(expected, match="go on from the last checkpoint with a new one"):
+    with pytest.raises(expected, match="continue from the last checkpoint with a new one"):
         await writer.write(MANY)
     assert len(cluster.puts) == sent
     assert not cluster.writer_ids
@@ -587,7 +587,7 @@ class Alive:
 
     def __init__(self, connection: AsyncConnection, table: AsyncTable, time: Time) -> None:
         self.time = time
-        self.producer = Producer(
+        self.producer = ProducerSession(
             connection, table.info, "job", 60_000, clock=time.clock, sleep=time.sleep
         )
 
@@ -660,5 +660,5 @@ async def test_a_checkpoint_of_a_writer_that_was_replaced_is_refused(
     producers.epoch = 2
     with pytest.raises(ProducerFencedError, match="epoch 1 is over, 2 has begun"):
         await writer.checkpoint()
-    with pytest.raises(ProducerFencedError, match="takes nothing more"):
+    with pytest.raises(ProducerFencedError, match="takes no more rows"):
         await writer.write({"page": 1, "views": 1})

@@ -12,7 +12,7 @@ import pytest
 
 from tests.client.fake import FakeCluster
 from zufluss.client.connection import AsyncConnection
-from zufluss.client.read.decode import Chunk, LogDecoder
+from zufluss.client.read.decode import FetchedChunk, LogDecoder
 from zufluss.client.write.encode import BatchEncoder
 from zufluss.errors import (
     CorruptRecordError,
@@ -448,7 +448,7 @@ def test_columns_lie_at_aligned_addresses_wherever_their_batches_were(
     batch = BatchEncoder(info).encode([rows], -1, -1).view
     for shift in range(8):
         memory = memoryview(bytes(shift) + bytes(batch) * 2)[shift:]
-        chunk = Chunk(
+        chunk = FetchedChunk(
             TableBucket(info.table_id, None, 0), memory, list(iter_headers(memory)), 0, None, False
         )
         for found in LogDecoder(info, None, None).decode(chunk):

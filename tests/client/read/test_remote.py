@@ -20,7 +20,7 @@ from tests.paths import FIXTURES
 from zufluss.client.connection import AsyncConnection, connect_async
 from zufluss.client.core.budget import MemoryBudget
 from zufluss.client.read.log_scan import AsyncLogScanner
-from zufluss.client.read.remote import AHEAD, PLANNED, Cutter, RemoteReader
+from zufluss.client.read.remote import AHEAD, PLANNED, BatchCutter, RemoteReader
 from zufluss.errors import CorruptRecordError, ErrorCode, OffsetOutOfRangeError
 from zufluss.model.predicate import col
 from zufluss.model.table import TableBucket, TableInfo, TablePath
@@ -446,7 +446,7 @@ def test_any_cut_gives_the_same_batches(bodies: list[int], cuts: list[int]) -> N
     batches = [build_batch(1, bytes(size), 1) for size in bodies]
     for offset, batch in enumerate(batches):
         stamp(batch, 0, 0, offset, 0, -1)
-    data, cutter, found, at, turn = b"".join(batches), Cutter("x"), [], 0, 0
+    data, cutter, found, at, turn = b"".join(batches), BatchCutter("x"), [], 0, 0
     while at < len(data):
         piece = data[at : at + cuts[turn % len(cuts)]]
         at, turn = at + len(piece), turn + 1
@@ -459,7 +459,7 @@ def test_any_cut_gives_the_same_batches(bodies: list[int], cuts: list[int]) -> N
 def test_a_batch_with_an_impossible_length_is_refused() -> None:
     batch = build_batch(1, b"", 1)
     batch[8:12] = (5).to_bytes(4, "little")
-    cutter = Cutter("s3://b/f")
+    cutter = BatchCutter("s3://b/f")
     assert list(cutter.cut(memoryview(batch)[:20])) == []
     with pytest.raises(CorruptRecordError, match="s3://b/f"):
         list(cutter.cut(memoryview(batch)[20:]))

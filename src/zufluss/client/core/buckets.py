@@ -1,12 +1,12 @@
-"""Which bucket rows go to.
+"""The bucket of each row, and the rows of each bucket.
 
-With a bucket key the bucket follows from the key's hash, the same in every client of the table:
-keys are encoded and hashed for a whole batch at once. Without one the writer is free: `sticky`
-fills a batch for one bucket before it moves to the next, which gives large batches; `round_robin`
-takes the next bucket with every write, which spreads small writes evenly.
+With a bucket key, the bucket follows from the hash of the key and is the same in every client of
+the table; keys of a whole batch are encoded and hashed at once. Without one, the writer chooses:
+`sticky` fills a batch for one bucket before it moves to the next, which gives large batches;
+`round_robin` takes the next bucket with every write, which spreads small writes evenly.
 
 `split` cuts a batch by an array of numbers (bucket ids, partition indexes) with one stable sort and
-one `take`, so the order of the rows within a group is that of the input.
+one `take`, so the rows of a group keep the order of the input.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ _RADIX_MAX: Final = 1 << 16  # numpy sorts 16-bit numbers by radix
 
 
 class BucketAssigner(Protocol):
-    """Gives rows their bucket."""
+    """Assigns rows to buckets."""
 
     def assign(self, batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Yield the batch in parts, each with its bucket."""
         ...
 
     def batch_full(self, bucket: int) -> None:
-        """A batch of this bucket was closed."""
+        """Note that a batch of this bucket was closed."""
         ...
 
 
 class HashAssigner:
-    """The bucket of a row's key."""
+    """Assigns each row to the bucket of its key."""
 
     def __init__(self, info: TableInfo, hash: Literal["pyfluss", "java"]) -> None:
         from zufluss.record.keys.encoding import bucket_assign  # loads the compiled kernels
@@ -53,11 +53,11 @@ class HashAssigner:
         return split(batch, self._assign(batch, self._info, self._hash))
 
     def batch_full(self, bucket: int) -> None:
-        """The hash decides; nothing to do."""
+        """Do nothing: the hash decides."""
 
 
 class StickyAssigner:
-    """One bucket until its batch is full, then the next; starts anywhere, unless told where."""
+    """Fills a batch of one bucket, then moves to the next; starts at `seed` or anywhere."""
 
     def __init__(self, buckets: int, seed: int | None = None) -> None:
         self._buckets = buckets
@@ -68,13 +68,13 @@ class StickyAssigner:
         yield self._current, batch
 
     def batch_full(self, bucket: int) -> None:
-        """Move on."""
+        """Move to the next bucket."""
         if bucket == self._current:
             self._current = (bucket + 1) % self._buckets
 
 
 class RoundRobinAssigner:
-    """The next bucket with every part that is written; starts anywhere, unless told where."""
+    """Takes the next bucket with every write; starts at `seed` or anywhere."""
 
     def __init__(self, buckets: int, seed: int | None = None) -> None:
         self._buckets = buckets
@@ -86,7 +86,7 @@ class RoundRobinAssigner:
         yield bucket, batch
 
     def batch_full(self, bucket: int) -> None:
-        """Every write moves on anyway; nothing to do."""
+        """Do nothing: every write moves to the next bucket anyway."""
 
 
 def _first(buckets: int, seed: int | None) -> int:
@@ -94,7 +94,7 @@ def _first(buckets: int, seed: int | None) -> int:
 
 
 def assigner_of(info: TableInfo, options: ClientOptions, seed: int | None = None) -> BucketAssigner:
-    """The assigner for a table, or for one partition of it; with a seed always the same."""
+    """The assigner of a table or of one partition; with a seed it is deterministic."""
     if info.bucket_keys:
         return HashAssigner(info, options.bucket_hash)
     if options.assigner == "round_robin":
@@ -105,7 +105,7 @@ def assigner_of(info: TableInfo, options: ClientOptions, seed: int | None = None
 def split_partitions(
     batch: pa.RecordBatch, info: TableInfo
 ) -> Iterator[tuple[str | None, pa.RecordBatch]]:
-    """Yield the rows of each partition with its name; None of a table without partitions."""
+    """Yield the rows of each partition with its name; the name is None without partitions."""
     if not info.is_partitioned:
         yield None, batch
         return
@@ -139,7 +139,7 @@ def split(
 def group_rows(
     groups: npt.NDArray[np.signedinteger[Any]],
 ) -> Iterator[tuple[int, npt.NDArray[np.intp]]]:
-    """Yield each group and the numbers of its rows, in the order of the groups.
+    """Yield each group with the indexes of its rows, in the order of the groups.
 
     >>> [(g, rows.tolist()) for g, rows in group_rows(np.array([1, 0, 1]))]
     [(0, [1]), (1, [0, 2])]
@@ -155,7 +155,7 @@ def group_rows(
 def _sorted_runs(
     groups: npt.NDArray[np.signedinteger[Any]],
 ) -> tuple[npt.NDArray[np.intp], list[tuple[int, int, int]]]:
-    """A stable order by group, and group, start and end of each run in it."""
+    """A stable order by group, with group, start and end of each run in that order."""
     small = groups.min() >= 0 and groups.max() < _RADIX_MAX
     order = np.argsort(groups.astype(np.uint16) if small else groups, kind="stable")
     ordered = groups[order]

@@ -1,4 +1,4 @@
-"""How much a writer may hold: bytes that are counted, and a queue of those who wait for them."""
+"""A limit on the bytes that a writer or scan holds, with a queue of waiting tasks."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from collections import deque
 
 
 class MemoryBudget:
-    """Counts bytes; whoever wants more than is left waits, first come first served."""
+    """Counts bytes. A task that needs more than is left waits; tasks are served in order."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        """How much may be held."""
+        """Bytes that may be taken at the same time."""
         self._used = 0
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     def try_take(self, size: int) -> bool:
-        """Take now, unless it is too much; a single piece over the limit passes when alone."""
+        """Take `size` bytes if they fit; a piece above the limit fits when it is alone."""
         if self._waiting or (self._used and self._used + size > self.limit):
             return False
         self._used += size
         return True
 
     async def take(self, size: int) -> None:
-        """Wait until there is room, then take."""
+        """Wait until `size` bytes fit, then take them."""
         if self.try_take(size):
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -38,13 +38,13 @@ class MemoryBudget:
             raise
 
     def give(self, size: int) -> None:
-        """Give back; a negative size takes without waiting."""
+        """Give back `size` bytes; a negative size takes without waiting."""
         self._used -= size
         while self._waiting:
-            wanted, turn = self._waiting[0]
-            if self._used and self._used + wanted > self.limit:
+            next_size, turn = self._waiting[0]
+            if self._used and self._used + next_size > self.limit:
                 return
             self._waiting.popleft()
             if not turn.cancelled():
-                self._used += wanted
+                self._used += next_size
                 turn.set_result(None)

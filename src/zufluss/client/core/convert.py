@@ -1,16 +1,16 @@
-"""Whatever the user has, as Arrow record batches of the table's schema.
+"""User input as Arrow record batches of the table's schema.
 
 A writer takes Arrow tables, batches and readers, everything that speaks the Arrow C data interface
 (`__arrow_c_stream__`, `__arrow_c_array__`: DuckDB relations, PyIceberg scans, …), pandas and polars
-frames, a dict of columns, a dict that is one row, and a list of such rows. They all become record
-batches here, with the columns in table order and of the table's types.
+frames, a dict of columns, a dict that is one row, and a list of such rows. All of them become
+record batches here, with the columns in table order and of the table's types.
 
-Columns are matched by name. A column the input lacks is filled with nulls when the table allows
-null. A column the table lacks, a value that does not fit the column's type and a null where none is
-allowed are `ColumnMismatchError`s that name the column and both types. Casts are safe ones: a value
-is never changed silently (no overflow, no cut fraction, no invalid text, no number as text).
+Columns are matched by name. A column that the input lacks is filled with nulls if the table allows
+null. A column that the table lacks, a value that does not fit the column's type, and a null in a
+NOT NULL column are `ColumnMismatchError`s that name the column and both types. Casts are safe: a
+value is never changed silently (no overflow, no cut fraction, no invalid text, no number as text).
 
-Nothing here works row by row unless the input is Python rows.
+Only Python rows are converted row by row.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def to_batches(
 ) -> Iterator[pa.RecordBatch]:
     """Yield `data` as record batches of `schema`; empty batches are left out.
 
-    With `only` these columns are kept, and others of the schema may be there or not.
+    With `only`, just these columns are kept; the input may lack the others.
 
     >>> schema = pa.schema([("id", pa.int64()), ("name", pa.string())])
     >>> [b.num_rows for b in to_batches({"id": [1, 2], "name": ["a", None]}, schema)]
@@ -46,13 +46,13 @@ def to_batches(
     >>> [b.to_pylist() for b in to_batches([{"id": 1, "name": "a"}], schema, ["id"])]
     [[{'id': 1}]]
     """
-    wanted = schema if only is None else chosen(schema, only)
+    target = schema if only is None else chosen(schema, only)
     for batch in _source_batches(data, schema, only):
         if batch.num_rows:
             if only is not None:
                 _refuse_unknown(batch.schema.names, schema)
                 batch = batch.select([name for name in only if name in batch.schema.names])
-            yield conform(batch, wanted)
+            yield conform(batch, target)
 
 
 def chosen(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:
@@ -63,7 +63,7 @@ def chosen(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:
 _SINGLE = frozenset(
     {bool, int, float, str, bytes, Decimal, datetime, date, time, timedelta, type(None)}
 )
-"""Types whose values are never columns, so that most rows are told without a look at the schema."""
+"""Types whose values are never columns. Most rows have only these, so no schema is needed."""
 
 
 def is_row(data: Any, schema: pa.Schema) -> bool:
@@ -76,17 +76,17 @@ def is_row(data: Any, schema: pa.Schema) -> bool:
 def rows_to_batch(
     rows: Rows, schema: pa.Schema, only: Sequence[str] | None = None
 ) -> pa.RecordBatch:
-    """Python rows as one record batch; with `only` just these columns of them."""
+    """Convert Python rows to one record batch; with `only`, just these columns."""
     _refuse_unknown({name for row in rows for name in row}, schema)
-    wanted = schema if only is None else chosen(schema, only)
+    target = schema if only is None else chosen(schema, only)
     columns = [
-        _column(field, [row.get(field.name) for row in rows], field.type) for field in wanted
+        _column(field, [row.get(field.name) for row in rows], field.type) for field in target
     ]
-    return conform(pa.RecordBatch.from_arrays(columns, schema=wanted), wanted)
+    return conform(pa.RecordBatch.from_arrays(columns, schema=target), target)
 
 
 def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """`batch` with the columns, order and types of `schema`; the same object where it fits."""
+    """Convert `batch` to the columns, order and types of `schema`; a fitting batch is returned."""
     if batch.schema.equals(schema) and not _has_forbidden_null(batch, schema):
         return batch
     _refuse_unknown(batch.schema.names, schema)
@@ -129,18 +129,18 @@ def _is_frame_of(data: Any, package: str) -> bool:
 
 
 def _pandas_table(frame: Any, schema: pa.Schema) -> pa.Table:
-    """A pandas frame; object columns are read as the table's type, the others as their own."""
+    """Convert a pandas frame; object columns get the table's type, others keep their own."""
     _refuse_unknown([str(name) for name in frame.columns], schema)
     columns: dict[str, Any] = {}
     for name in frame.columns:
         series, field = frame[name], schema.field(str(name))
-        wanted = field.type if series.dtype == object else None
-        columns[field.name] = _column(field, series, wanted)
+        target = field.type if series.dtype == object else None
+        columns[field.name] = _column(field, series, target)
     return pa.table(columns)
 
 
 def _polars_table(frame: Any) -> pa.Table:
-    """A polars frame without view types, which older Arrow releases cannot cast."""
+    """Convert a polars frame, without view types, which older Arrow releases cannot cast."""
     import polars
 
     return frame.to_arrow(compat_level=polars.CompatLevel.oldest())
@@ -154,8 +154,8 @@ def _mapping_batch(
     _refuse_unknown(data, schema)
     columns = {}
     for name, values in data.items():
-        wanted = schema.field(name).type if isinstance(values, list | tuple) else None
-        column = _column(schema.field(name), values, wanted)
+        target = schema.field(name).type if isinstance(values, list | tuple) else None
+        column = _column(schema.field(name), values, target)
         columns[name] = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     sizes = {len(column) for column in columns.values()}
     if len(sizes) > 1:
@@ -167,7 +167,7 @@ def _mapping_batch(
 
 
 def _holds_columns(data: Mapping[str, Any], schema: pa.Schema) -> bool:
-    """Whether a dict is columns; lists are values where the column itself is a list or a map."""
+    """Whether a dict holds columns. A list is a single value if its column is a list or map."""
     verdicts = {_is_column(values, _type_of(name, schema)) for name, values in data.items()}
     verdicts.discard(None)
     if verdicts == {True, False}:
@@ -179,15 +179,15 @@ def _holds_columns(data: Mapping[str, Any], schema: pa.Schema) -> bool:
     return True in verdicts
 
 
-def _is_column(values: Any, wanted: pa.DataType | None) -> bool | None:
+def _is_column(values: Any, target: pa.DataType | None) -> bool | None:
     if isinstance(values, pa.Array | pa.ChunkedArray) or hasattr(values, "__array__"):
         return bool(getattr(values, "ndim", 1) > 0)
     if not isinstance(values, list | tuple):
         return None if values is None else False
-    if wanted is None or not pa.types.is_nested(wanted) or pa.types.is_struct(wanted):
+    if target is None or not pa.types.is_nested(target) or pa.types.is_struct(target):
         return True
     first = next((v for v in values if v is not None), None)
-    if pa.types.is_map(wanted):
+    if pa.types.is_map(target):
         return None if first is None else isinstance(first, list | dict)
     return None if first is None else isinstance(first, list | tuple)
 
@@ -197,11 +197,11 @@ def _type_of(name: str, schema: pa.Schema) -> pa.DataType | None:
     return schema.field(position).type if position >= 0 else None
 
 
-def _column(field: pa.Field, values: Any, wanted: pa.DataType | None) -> Any:
+def _column(field: pa.Field, values: Any, target: pa.DataType | None) -> Any:
     if isinstance(values, pa.Array | pa.ChunkedArray):
         return values
     try:
-        return pa.array(values, type=wanted, from_pandas=True)
+        return pa.array(values, type=target, from_pandas=True)
     except (pa.ArrowException, ValueError, TypeError, OverflowError) as e:
         raise ColumnMismatchError(f"column {field.name!r} ({field.type}): {e}") from e
 
@@ -223,8 +223,8 @@ def _cast(column: pa.Array, field: pa.Field) -> pa.Array:
         return column
     if pa.types.is_string(field.type) and not _is_text(column.type):
         raise ColumnMismatchError(
-            f"column {field.name!r}: the input has {column.type}, the table text; convert it "
-            "yourself, so that the form is yours"
+            f"column {field.name!r}: the input has {column.type}, the table text; convert the "
+            "column to text first"
         )
     try:
         return column.cast(field.type, safe=True)

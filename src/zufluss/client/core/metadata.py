@@ -1,8 +1,8 @@
-"""What a client knows of the cluster: servers, tables, partitions, who leads which bucket.
+"""The client's knowledge of the cluster: servers, tables, partitions, leaders of buckets.
 
 `Metadata` is a cache without I/O. An answer to GET_METADATA replaces the servers and is merged into
-tables and partitions; `forget` drops what turned out stale. Asking the cluster is the business of
-`connection.py`.
+tables and partitions; the `forget_…` methods drop entries that turned out stale. `core/cluster.py`
+asks the cluster.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from zufluss.wire.tables import path_from_proto
 
 @dataclass(frozen=True, slots=True)
 class ServerNode:
-    """A server of the cluster, at the listener we came through."""
+    """A server of the cluster, with the address of the listener that this client uses."""
 
     id: int
-    """Its id, unique among the servers of its role."""
+    """The server's id, unique among the servers of its role."""
     host: str
-    """Where to connect to."""
+    """The host to connect to."""
     port: int
-    """Where to connect to."""
+    """The port to connect to."""
     role: str
     """`coordinator` or `tablet`."""
 
@@ -39,18 +39,18 @@ class ServerNode:
 
 @dataclass(frozen=True, slots=True)
 class PartitionMetadata:
-    """A partition, and the server that leads each of its buckets."""
+    """A partition of a table."""
 
     table_id: int
-    """The table it belongs to."""
+    """The table's id."""
     name: str
-    """Its values joined with `$`."""
+    """The partition's values joined with `$`."""
     partition_id: int
-    """Its id."""
+    """The partition's id."""
 
 
 class Metadata:
-    """The client's picture of the cluster."""
+    """The servers, tables, partitions and leaders that the client knows."""
 
     def __init__(self) -> None:
         self.coordinator: ServerNode | None = None
@@ -60,7 +60,7 @@ class Metadata:
         self._leaders: dict[TableBucket, int] = {}
 
     def merge(self, response: m.MetadataResponse) -> None:
-        """Take in an answer to GET_METADATA."""
+        """Merge an answer to GET_METADATA."""
         if response.HasField("coordinator_server"):
             self.coordinator = _node(response.coordinator_server, "coordinator")
         self.tablets = {n.node_id: _node(n, "tablet") for n in response.tablet_servers}
@@ -69,20 +69,20 @@ class Metadata:
             self.tables[info.path] = info
             self._set_leaders(info.table_id, None, table.bucket_metadata)
         for part in response.partition_metadata:
-            known = PartitionMetadata(part.table_id, part.partition_name, part.partition_id)
-            self.partitions[part.table_id, part.partition_name] = known
+            partition = PartitionMetadata(part.table_id, part.partition_name, part.partition_id)
+            self.partitions[part.table_id, part.partition_name] = partition
             self._set_leaders(part.table_id, part.partition_id, part.bucket_metadata)
 
     def leader(self, bucket: TableBucket) -> ServerNode | None:
-        """The server that leads a bucket, None while nobody known does."""
+        """The server that leads a bucket; None if no known server does."""
         return self.tablets.get(self._leaders.get(bucket, -1))
 
     def forget_leader(self, bucket: TableBucket) -> None:
-        """The leader we knew is none any more."""
+        """Forget the leader of a bucket, because it leads the bucket no longer."""
         self._leaders.pop(bucket, None)
 
     def forget_table(self, path: TablePath) -> None:
-        """The table may be gone or another one by now."""
+        """Forget a table with its partitions; it may have been dropped or created again."""
         info = self.tables.pop(path, None)
         if info is None:
             return
@@ -92,7 +92,7 @@ class Metadata:
             del self._leaders[bucket]
 
     def forget_partition(self, table_id: int, name: str) -> None:
-        """The partition may be gone or another one by now."""
+        """Forget a partition; it may have been dropped or created again."""
         self.partitions.pop((table_id, name), None)
 
     def _set_leaders(
@@ -107,7 +107,7 @@ class Metadata:
 
 
 def table_info(table: m.PbTableMetadata) -> TableInfo:
-    """The table of a metadata answer."""
+    """The table in a metadata answer."""
     return TableInfo(
         path_from_proto(table.table_path),
         table.table_id,

@@ -1,7 +1,7 @@
-"""Where the buckets of a table begin, end, or stood at a time.
+"""The offsets at which the buckets of a table begin, end, or stood at a time.
 
-A position is `"earliest"`, `"latest"`, or a time: epoch milliseconds or a `datetime` (without time
-zone taken as UTC). `latest` is the high watermark: the offset the next committed record will have.
+A position is `"earliest"`, `"latest"`, or a time: epoch milliseconds or a `datetime`, which is UTC
+unless it has a time zone. `latest` is the high watermark: the offset of the next committed record.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ _NO_FOLLOWER = -1
 
 
 class BucketPlace(NamedTuple):
-    """A bucket, and the partition's name by which the cluster is asked for its leader."""
+    """A bucket, with the name of its partition, which requests for its leader need."""
 
     bucket: TableBucket
     """The bucket."""
     partition: str | None
-    """The name of its partition, None for a table without."""
+    """The partition's name; None for a table without partitions."""
 
 
 async def list_offsets(
     connection: ClusterConnection, info: TableInfo, places: Iterable[BucketPlace], at: Position
 ) -> dict[TableBucket, int]:
-    """The offset of each bucket at a position; servers that fail are asked again."""
+    """The offset of each bucket at a position; passing errors are retried."""
     open_places = {place.bucket: place for place in places}
-    found: dict[TableBucket, int] = {}
+    offsets: dict[TableBucket, int] = {}
     backoff = Backoff(connection.options.request_timeout_ms)
     while open_places:
         answers, failure = await _ask_leaders(connection, open_places, at)
-        found |= answers
+        offsets |= answers
         for bucket in answers:
             del open_places[bucket]
         if open_places:
@@ -64,7 +64,7 @@ async def list_offsets(
             await backoff.pause(failure)
             names = {place.partition for place in open_places.values()}
             await _find_leaders(connection, info, filter(None, names), backoff)
-    return found
+    return offsets
 
 
 async def list_all_offsets(
@@ -105,7 +105,7 @@ async def _all_places(connection: ClusterConnection, info: TableInfo) -> list[Bu
 async def _find_leaders(
     connection: ClusterConnection, info: TableInfo, partitions: Iterable[str], backoff: Backoff
 ) -> None:
-    """Ask who leads the buckets now, again while nobody answers; raise what is gone for good."""
+    """Refresh the leaders, retrying passing errors; raises if the table or a partition is gone."""
     names = list(partitions)
     while True:
         try:
@@ -120,7 +120,7 @@ async def _find_leaders(
 async def _ask_leaders(
     connection: ClusterConnection, places: dict[TableBucket, BucketPlace], at: Position
 ) -> tuple[dict[TableBucket, int], ZuflussError | None]:
-    """Ask every leader once; what was found, and the last error that may pass."""
+    """Ask every leader once; returns the offsets and the last passing error."""
     groups: dict[tuple[ServerNode, int | None], list[TableBucket]] = {}
     failure: ZuflussError | None = None
     for bucket in places:
@@ -132,11 +132,11 @@ async def _ask_leaders(
     results = await asyncio.gather(
         *(_ask(connection, server, buckets, at) for (server, _), buckets in groups.items())
     )
-    found: dict[TableBucket, int] = {}
+    offsets: dict[TableBucket, int] = {}
     for answers, problem in results:
-        found |= answers
+        offsets |= answers
         failure = problem or failure
-    return found, failure
+    return offsets, failure
 
 
 async def _ask(
@@ -144,7 +144,7 @@ async def _ask(
 ) -> tuple[dict[TableBucket, int], ZuflussError | None]:
     request = _request(buckets, at)
     by_id = {bucket.bucket_id: bucket for bucket in buckets}
-    found: dict[TableBucket, int] = {}
+    offsets: dict[TableBucket, int] = {}
     failure: ZuflussError | None = ZuflussError("a bucket is missing in the server's answer")
     try:
         socket = await connection.socket(server.address)
@@ -155,15 +155,15 @@ async def _ask(
     except ZuflussError as e:
         if e.code not in PASSING:
             raise
-        return found, e
+        return offsets, e
     for result in response.buckets_resp:
         if result.error_code:
             failure = error(result.error_code, result.error_message)
             if failure.code not in PASSING:
                 raise failure
         elif result.bucket_id in by_id:
-            found[by_id[result.bucket_id]] = result.offset
-    return found, None if len(found) == len(buckets) else failure
+            offsets[by_id[result.bucket_id]] = result.offset
+    return offsets, None if len(offsets) == len(buckets) else failure
 
 
 def _request(buckets: list[TableBucket], at: Position) -> m.ListOffsetsRequest:
@@ -196,7 +196,7 @@ def _kind(at: Position) -> tuple[int, int | None]:
 async def places_of(
     connection: ClusterConnection, info: TableInfo, partitions: Iterable[str | None]
 ) -> list[BucketPlace]:
-    """The buckets of a table, or of some of its partitions; their leaders are known afterwards."""
+    """The buckets of a table or of some partitions; refreshes the metadata of unknown ones."""
     names = list(partitions)
     parts = [n for n in names if n is not None]
     if parts and any((info.table_id, n) not in connection.metadata.partitions for n in parts):
@@ -215,7 +215,7 @@ async def places_of(
 
 
 def check_buckets(buckets: Iterable[int], info: TableInfo) -> None:
-    """`InvalidTableError` unless the table has all of these buckets."""
+    """Raise `InvalidTableError` unless the table has all of these buckets."""
     wrong = [b for b in buckets if not 0 <= b < info.bucket_count]
     if wrong:
         raise InvalidTableError(

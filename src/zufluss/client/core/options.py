@@ -1,7 +1,7 @@
-"""The options of a client, taken once from the configuration and checked together.
+"""The options of a client, read once from the configuration and checked together.
 
-Keys, forms and defaults are declared in `zufluss.config.client_options`; this is what the client's
-code reads, with user and password already resolved.
+`zufluss.config.client_options` declares keys, types and defaults. The client reads the values here,
+with user and password already resolved.
 """
 
 from __future__ import annotations
@@ -17,68 +17,68 @@ from zufluss.net.client import Credentials
 from zufluss.wire.sasl import parse_jaas
 
 DELIVERY_TIMEOUTS: Final = 4
-"""A write or a fetch is tried again for this many times `client.request-timeout`, then it fails."""
+"""A write or fetch is retried for this many times `client.request-timeout`, then it fails."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClientOptions:
-    """What a connection and the writers and scans on it are set to."""
+    """The options of a connection, and of the writers and scans on it."""
 
     client_id: str
-    """A name for the server's log."""
+    """The client's name in the server's log."""
     connect_timeout_ms: int
-    """For a new connection, handshake included."""
+    """Limit for opening a socket, handshake included."""
     request_timeout_ms: int
-    """For one request."""
+    """Limit for one request."""
     credentials: Credentials | None
-    """None on a plain connection."""
+    """User and password; None on a plaintext connection."""
     acks: int
-    """-1, 1 or 0."""
+    """Acknowledgements a write waits for: -1 (all replicas in sync), 1 (the leader) or 0."""
     batch_bytes: int
-    """A batch of one bucket is sent when it has this much, counted before compression."""
+    """A batch of one bucket is sent at this size, before compression."""
     batch_timeout_ms: int
-    """A batch is sent at the latest this long after its first row."""
+    """A batch is sent at most this long after its first row."""
     buffer_bytes: int
-    """Rows not acknowledged yet; a writer waits when there are more."""
+    """Unacknowledged rows that a writer holds at most; beyond that it waits."""
     request_bytes: int
-    """What one write request aims at."""
+    """The size that a write request aims at."""
     retries: int
-    """How often a batch is sent again."""
+    """Retries of a batch."""
     idempotent: bool
-    """Batches are numbered so that each is written once."""
+    """Batches are numbered, so that the server writes each one once."""
     inflight_max: int
-    """Unacknowledged batches of one bucket."""
+    """Unacknowledged batches of one bucket that may be under way."""
     create_partitions: bool
-    """A writer creates partitions that do not exist."""
+    """A writer creates missing partitions."""
     assigner: Literal["sticky", "round_robin"]
-    """How rows without bucket key find their bucket."""
+    """How rows of a table without bucket key are spread over its buckets."""
     bucket_hash: Literal["pyfluss", "java"]
-    """How rows with a bucket key find their bucket."""
+    """The hash that assigns rows with a bucket key to their bucket."""
     check_crc: bool
-    """Verify the checksum of unprojected batches."""
+    """Verify the checksums of batches that the server did not project."""
     fetch_bytes: int
-    """What one fetch answer aims at."""
+    """The size that the answer to a fetch aims at."""
     fetch_bucket_bytes: int
-    """The same for each bucket in it."""
+    """The size that each bucket in the answer aims at."""
     fetch_bytes_min: int
-    """A fetch waits until this much is there, at most `fetch_wait_ms`."""
+    """The server holds a fetch until this many bytes arrived, at most `fetch_wait_ms`."""
     fetch_wait_ms: int
-    """How long the server may hold a fetch."""
+    """Limit for holding a fetch."""
     kv_fetch_bytes: int
-    """What one answer of a scan of a primary-key bucket aims at."""
+    """The size that a page of a primary-key bucket aims at."""
     producer_id: str | None
-    """The id of exactly-once writers that are given none; None makes one up each time."""
+    """The id of exactly-once writers without one; None means a random id for each writer."""
     producer_ttl_ms: int
-    """Others may take the columns of such a writer when it gave no sign of life for so long."""
+    """Another writer may take over the columns of a writer that was silent for this long."""
 
     @property
     def delivery_timeout_ms(self) -> int:
-        """How long a write or fetch is tried again before it fails."""
+        """How long a write or fetch is retried before it fails."""
         return DELIVERY_TIMEOUTS * self.request_timeout_ms
 
     @classmethod
     def of(cls, pairs: Mapping[str, Any]) -> ClientOptions:
-        """The options of `client.*` pairs, everything else at its default.
+        """Read `client.*` pairs; missing options have their defaults.
 
         >>> ClientOptions.of({"client.request-timeout": "5s"}).request_timeout_ms
         5000
@@ -119,7 +119,7 @@ class ClientOptions:
 
 
 def parse_bootstrap(bootstrap: str) -> tuple[tuple[str, int], ...]:
-    """The addresses of `host:port[,host:port…]`; an IPv6 host stands in brackets.
+    """Parse `host:port[,host:port…]`; an IPv6 host stands in brackets.
 
     >>> parse_bootstrap("a:9123, [::1]:9124")
     (('a', 9123), ('::1', 9124))

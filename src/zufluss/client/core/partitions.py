@@ -1,4 +1,4 @@
-"""Which partitions, and which buckets in them, a scan is about."""
+"""The partitions and buckets that a scan reads."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from zufluss.model.table import TableBucket, TableInfo
 
 
 async def partition_names(
-    connection: ClusterConnection, info: TableInfo, wanted: Iterable[Partition] | None
+    connection: ClusterConnection, info: TableInfo, partitions: Iterable[Partition] | None
 ) -> list[str | None]:
-    """The names of the wanted partitions, None: of all; of a table without partitions one None."""
+    """The names of some partitions, or of all; `[None]` for a table without partitions."""
     if not info.is_partitioned:
-        if wanted is not None:
+        if partitions is not None:
             raise InvalidTableError(f"table {info.path} is not partitioned")
         return [None]
-    if wanted is None:
+    if partitions is None:
         return [part.name for part in await list_partitions(connection, info.path)]
-    return [p if isinstance(p, str) else partition_name(info.partition_keys, p) for p in wanted]
+    return [p if isinstance(p, str) else partition_name(info.partition_keys, p) for p in partitions]
 
 
 async def chosen_places(
@@ -31,9 +31,9 @@ async def chosen_places(
     partitions: Iterable[Partition] | None,
     buckets: Iterable[int] | None,
 ) -> list[BucketPlace]:
-    """The wanted buckets of the wanted partitions; their leaders are known afterwards."""
+    """The chosen buckets of the chosen partitions, None for all; their leaders are known then."""
     names = await partition_names(connection, info, partitions)
-    for name in names:  # one that was created again since it was last seen has another id now
+    for name in names:  # a partition that was created again has another id now
         connection.metadata.forget_partition(info.table_id, name or "")
     places = await places_of(connection, info, names)
     if buckets is None:
@@ -48,19 +48,19 @@ def offsets_at(
     places: Iterable[BucketPlace],
     at: Mapping[int, int] | Mapping[TableBucket, int],
 ) -> dict[TableBucket, int]:
-    """The offset that `at` has for each of its buckets; nothing of other buckets."""
-    given: dict[int | TableBucket, int] = dict(at)  # type: ignore[arg-type]
-    found = {}
+    """The offsets in `at`, by bucket; raises `PartitionNotExistError` for an unknown bucket."""
+    by_key: dict[int | TableBucket, int] = dict(at)  # type: ignore[arg-type]
+    offsets = {}
     for place in places:
         for key in (place.bucket, place.bucket.bucket_id):
-            if key in given:
-                found[place.bucket] = given[key]
+            if key in by_key:
+                offsets[place.bucket] = by_key[key]
                 break
-    known = {*found, *(bucket.bucket_id for bucket in found)}
-    gone = [key for key in given if key not in known]
+    known = {*offsets, *(bucket.bucket_id for bucket in offsets)}
+    gone = [key for key in by_key if key not in known]
     if gone:
         raise PartitionNotExistError(
-            f"table {info.path}: there is no {gone[0]!r} to scan at offset {given[gone[0]]}, or no "
-            "longer; leave it out, or scan what there is now"
+            f"table {info.path} has no {gone[0]!r} to scan at offset {by_key[gone[0]]}, or no "
+            "longer; leave it out, or scan the table as it is now"
         )
-    return found
+    return offsets

@@ -50,7 +50,7 @@ _CREDENTIALS: Final = {
 }
 
 
-class Call(Protocol):
+class ClusterCall(Protocol):
     """A request to the cluster, retried while its error may pass."""
 
     async def __call__(self, api_key: ApiKey, request: Message) -> Any:
@@ -83,8 +83,8 @@ class RemoteAccess:
 
     def __init__(
         self,
-        ask_any: Call,
-        ask_coordinator: Call,
+        ask_any: ClusterCall,
+        ask_coordinator: ClusterCall,
         *,
         timeout_ms: int,
         clock: Clock = time.monotonic,

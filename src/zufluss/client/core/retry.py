@@ -1,8 +1,8 @@
-"""When to try again, and how long to wait before.
+"""Which errors are worth a retry, and how long to pause before it.
 
-The pauses grow exponentially with jitter and end at a deadline, so that a client never spins and
-never hangs: what can pass is tried again, what cannot is raised at once, and when time is up the
-last error is raised as it came.
+Pauses grow exponentially, with jitter, and end at a deadline. So a client neither spins nor hangs:
+passing errors are retried, other errors are raised at once, and at the deadline the last error is
+raised unchanged.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ PASSING = frozenset(
         ErrorCode.STORAGE_EXCEPTION,
     }
 )
-"""Errors of a single call that may be gone in a moment. Codes such as SCHEMA_NOT_EXIST are
-retriable for a writer or scanner, but an answer to somebody who asked."""
+"""Errors of a single call that may pass within a moment. A writer or scanner also retries codes
+such as SCHEMA_NOT_EXIST; for a single call they are the answer."""
 
 
 class Backoff:
@@ -41,13 +41,13 @@ class Backoff:
         self._pause_ms: float = FIRST_PAUSE_MS
 
     def pause_seconds(self) -> float:
-        """How long to wait before the next try; each time longer."""
+        """Seconds to wait before the next try; grows with each call."""
         seconds = self._pause_ms * random.uniform(0.8, 1.2) / 1000
         self._pause_ms = min(self._pause_ms * 2, LONGEST_PAUSE_MS)
         return seconds
 
     async def pause(self, cause: ZuflussError) -> None:
-        """Wait; raise `cause` instead when the deadline would pass meanwhile."""
+        """Wait, or raise `cause` if the deadline would pass meanwhile."""
         seconds = self.pause_seconds()
         if asyncio.get_running_loop().time() + seconds >= self._deadline:
             raise cause

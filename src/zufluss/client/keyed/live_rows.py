@@ -10,24 +10,24 @@ import pyarrow as pa
 from zufluss.client.core.cluster import ClusterConnection
 from zufluss.client.core.offsets import BucketPlace
 from zufluss.client.core.partitions import offsets_at
-from zufluss.client.keyed.pins import Pin, Pins
-from zufluss.client.keyed.rows import BucketRows, Page, Rows, Shape
+from zufluss.client.keyed.pins import BucketPin, BucketPins
+from zufluss.client.keyed.rows import BucketRows, KvScanShape, RowPage, RowSource
 from zufluss.client.read.scan import Offsets
 from zufluss.errors import CorruptMessageError
 from zufluss.model.table import TableBucket, TableInfo
 from zufluss.wire import messages as m
 
 
-class LiveRows(Rows):
+class LiveRows(RowSource):
     """The state of buckets, pinned on their servers."""
 
     def __init__(
-        self, connection: ClusterConnection, info: TableInfo, shape: Shape, *, resume: bool
+        self, connection: ClusterConnection, info: TableInfo, shape: KvScanShape, *, resume: bool
     ) -> None:
         self._connection = connection
         self._info = info
         self._shape = shape
-        self._pins = Pins(connection, info, resume=resume)
+        self._pins = BucketPins(connection, info, resume=resume)
 
     async def open(
         self, places: Sequence[BucketPlace], at: Offsets | None
@@ -50,7 +50,12 @@ class PinRows(BucketRows):
     """The rows of a pinned bucket."""
 
     def __init__(
-        self, connection: ClusterConnection, info: TableInfo, shape: Shape, pins: Pins, pin: Pin
+        self,
+        connection: ClusterConnection,
+        info: TableInfo,
+        shape: KvScanShape,
+        pins: BucketPins,
+        pin: BucketPin,
     ) -> None:
         self._connection = connection
         self._info = info
@@ -58,16 +63,16 @@ class PinRows(BucketRows):
         self._pins = pins
         self._pin = pin
 
-    async def next_page(self, limit: int | None) -> Page:
+    async def next_page(self, limit: int | None) -> RowPage:
         """Ask until there are rows, or nothing is left to look at."""
         while True:
             answer = await self._pins.scan(self._pin, self._request(limit))
             if answer.rows:
                 loop, executor = asyncio.get_running_loop(), self._connection.executor
                 rows = await loop.run_in_executor(executor, self._decoded, answer)
-                return Page(rows, answer.done)
+                return RowPage(rows, answer.done)
             if answer.done:
-                return Page(pa.RecordBatch.from_pylist([], schema=self._shape.schema), True)
+                return RowPage(pa.RecordBatch.from_pylist([], schema=self._shape.schema), True)
 
     async def close(self) -> None:
         """Nothing belongs to a bucket alone; servers are told of all pins at once."""

@@ -61,7 +61,7 @@ _NOT_OPENED: Final = b"\0" * 16
 
 
 @dataclass(slots=True)
-class Pin:
+class BucketPin:
     """The pinned state of one bucket."""
 
     place: BucketPlace
@@ -82,12 +82,12 @@ class Pin:
     """There is nothing more to read."""
 
     @classmethod
-    def not_opened(cls, place: BucketPlace, log_offset: int) -> Pin:
+    def not_opened(cls, place: BucketPlace, log_offset: int) -> BucketPin:
         """One that no server has: who reads from it has the state made at this offset then."""
         return cls(place, _NOT_OPENED, log_offset, None, 0, 0.0)
 
 
-class Pins:
+class BucketPins:
     """The pins of one run of a scan."""
 
     def __init__(
@@ -97,14 +97,14 @@ class Pins:
         self._info = info
         self._resume = resume
         self._keep = keep
-        self._pins: dict[TableBucket, Pin] = {}
+        self._pins: dict[TableBucket, BucketPin] = {}
         self._loop = asyncio.get_running_loop()
         self._keeper: asyncio.Task[None] | None = None
         self._ending: set[asyncio.Task[None]] = set()
 
     # -- opening -------------------------------------------------------------------------------
 
-    def __getitem__(self, bucket: TableBucket) -> Pin:
+    def __getitem__(self, bucket: TableBucket) -> BucketPin:
         return self._pins[bucket]
 
     def offset(self, bucket: TableBucket) -> int | None:
@@ -125,7 +125,7 @@ class Pins:
             self._keeper = self._loop.create_task(_keep(weakref.ref(self), seconds))
         return {bucket: pin.log_offset for bucket, pin in self._pins.items()}
 
-    def adopt(self, pin: Pin) -> Pin:
+    def adopt(self, pin: BucketPin) -> BucketPin:
         """Read from a pin that another process opened, and let go of it at the end."""
         found = replace(pin, used=self._loop.time())
         self._pins[found.place.bucket] = found
@@ -133,7 +133,7 @@ class Pins:
 
     async def _open(
         self, places: Sequence[BucketPlace], at: Mapping[TableBucket, int], timeout_ms: int
-    ) -> list[Pin]:
+    ) -> list[BucketPin]:
         backoff = Backoff(timeout_ms)
         while True:
             try:
@@ -144,7 +144,7 @@ class Pins:
                 await backoff.pause(failure)
             await self._find_leaders(places)
 
-    async def _unless_given_up(self, work: Coroutine[Any, Any, list[Pin]]) -> list[Pin]:
+    async def _unless_given_up(self, work: Coroutine[Any, Any, list[BucketPin]]) -> list[BucketPin]:
         """Open pins; who does not wait for them gets none, but servers make them all the same."""
         opening = self._loop.create_task(work)
         try:
@@ -153,7 +153,7 @@ class Pins:
             opening.add_done_callback(self._nobody_came)
             raise
 
-    def _nobody_came(self, opening: asyncio.Task[list[Pin]]) -> None:
+    def _nobody_came(self, opening: asyncio.Task[list[BucketPin]]) -> None:
         if not opening.cancelled() and opening.exception() is None:
             ending = self._loop.create_task(self._let_go(opening.result()))
             self._ending.add(ending)
@@ -161,7 +161,7 @@ class Pins:
 
     async def _open_once(
         self, places: Sequence[BucketPlace], at: Mapping[TableBucket, int]
-    ) -> list[Pin]:
+    ) -> list[BucketPin]:
         """Ask every leader; what was opened is let go if that is not everything."""
         groups: dict[ServerNode, list[BucketPlace]] = {}
         for place in places:
@@ -180,7 +180,7 @@ class Pins:
 
     async def _outcome(
         self, server: ServerNode, places: Sequence[BucketPlace], at: Mapping[TableBucket, int]
-    ) -> tuple[list[Pin], ZuflussError | None]:
+    ) -> tuple[list[BucketPin], ZuflussError | None]:
         try:
             return await self._open_at(server, places, at), None
         except ZuflussError as e:
@@ -188,7 +188,7 @@ class Pins:
 
     async def _open_at(
         self, server: ServerNode, places: Sequence[BucketPlace], at: Mapping[TableBucket, int]
-    ) -> list[Pin]:
+    ) -> list[BucketPin]:
         time_limit_ms = self._connection.options.request_timeout_ms // 2
         request = m.OpenKvSnapshotRequest(table_id=self._info.table_id, time_limit_ms=time_limit_ms)
         for place in places:
@@ -201,7 +201,7 @@ class Pins:
         answer = await self._call(server, ApiKey.OPEN_KV_SNAPSHOT, request)
         now = self._loop.time()
         pins = [
-            Pin(place, found.pin_id, found.log_offset, server, found.idle_ms, now)
+            BucketPin(place, found.pin_id, found.log_offset, server, found.idle_ms, now)
             for place, found in zip(places, answer.pins, strict=False)
         ]
         wrong = [p for p in pins if p.log_offset != at.get(p.place.bucket, p.log_offset)]
@@ -232,7 +232,9 @@ class Pins:
 
     # -- reading -------------------------------------------------------------------------------
 
-    async def scan(self, pin: Pin, request: m.ScanKvSnapshotRequest) -> m.ScanKvSnapshotResponse:
+    async def scan(
+        self, pin: BucketPin, request: m.ScanKvSnapshotRequest
+    ) -> m.ScanKvSnapshotResponse:
         """The answer to a question about a pin, whatever happens to its server meanwhile."""
         backoff: Backoff | None = None
         reopened = 0
@@ -254,7 +256,7 @@ class Pins:
             else:
                 raise failure
 
-    def _moved(self, pin: Pin, answer: m.ScanKvSnapshotResponse) -> m.ScanKvSnapshotResponse:
+    def _moved(self, pin: BucketPin, answer: m.ScanKvSnapshotResponse) -> m.ScanKvSnapshotResponse:
         """Go on behind an answer; rows without a way on would come for ever."""
         before, pin.cursor = pin.cursor, answer.last_key or pin.cursor
         pin.spent = answer.done
@@ -265,7 +267,9 @@ class Pins:
             )
         return answer
 
-    async def _ask(self, pin: Pin, request: m.ScanKvSnapshotRequest) -> m.ScanKvSnapshotResponse:
+    async def _ask(
+        self, pin: BucketPin, request: m.ScanKvSnapshotRequest
+    ) -> m.ScanKvSnapshotResponse:
         pin.used = self._loop.time()
         answer: m.ScanKvSnapshotResponse = await self._connection.call_leader(
             pin.place.bucket, ApiKey.SCAN_KV_SNAPSHOT, request
@@ -273,7 +277,7 @@ class Pins:
         pin.used = self._loop.time()
         return answer
 
-    async def _reopen(self, pin: Pin, cause: ZuflussError) -> None:
+    async def _reopen(self, pin: BucketPin, cause: ZuflussError) -> None:
         """Have the same state again, under another id."""
         bucket, offset = pin.place.bucket, pin.log_offset
         log.info("scan.pin_reopened bucket=%r log_offset=%d cause=%s", bucket, offset, cause)
@@ -311,7 +315,7 @@ class Pins:
             except ZuflussError as e:
                 log.debug("scan.pin_not_kept bucket=%r error=%s", pin.place.bucket, e)
 
-    def _touch(self, pin: Pin) -> m.ScanKvSnapshotRequest:
+    def _touch(self, pin: BucketPin) -> m.ScanKvSnapshotRequest:
         """The smallest question there is."""
         bucket = pin.place.bucket
         return m.ScanKvSnapshotRequest(
@@ -335,7 +339,7 @@ class Pins:
         pins, self._pins = self._pins, {}
         await self._let_go(list(pins.values()))
 
-    async def _let_go(self, pins: Sequence[Pin]) -> None:
+    async def _let_go(self, pins: Sequence[BucketPin]) -> None:
         """Tell the servers; where that fails the pins end when their idle time is over."""
         groups: dict[ServerNode, list[bytes]] = {}
         for pin in pins:
@@ -353,7 +357,7 @@ class Pins:
             log.debug("scan.pins_not_closed server=%s pins=%d error=%s", server, len(pin_ids), e)
 
 
-async def _keep(of: weakref.ref[Pins], seconds: float) -> None:
+async def _keep(of: weakref.ref[BucketPins], seconds: float) -> None:
     """Keep pins for as long as somebody else has hold of them."""
     while True:
         await asyncio.sleep(seconds)

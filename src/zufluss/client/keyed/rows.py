@@ -16,7 +16,7 @@ from zufluss.model.table import TableBucket, TableInfo
 from zufluss.wire.predicates import predicate_to_proto
 
 
-class Page(NamedTuple):
+class RowPage(NamedTuple):
     """Some rows of a bucket."""
 
     rows: pa.RecordBatch
@@ -25,7 +25,7 @@ class Page(NamedTuple):
     """There are no more behind them."""
 
 
-class Shape:
+class KvScanShape:
     """What a scan asks for, and how it is handed out."""
 
     def __init__(
@@ -58,7 +58,7 @@ class BucketRows(ABC):
     """The rows of one bucket, page by page."""
 
     @abstractmethod
-    async def next_page(self, limit: int | None) -> Page:
+    async def next_page(self, limit: int | None) -> RowPage:
         """The next rows; with a limit at most so many, and none are read ahead."""
 
     @abstractmethod
@@ -66,7 +66,7 @@ class BucketRows(ABC):
         """Let go of what belongs to this bucket alone. Closing twice is fine."""
 
 
-class Rows(ABC):
+class RowSource(ABC):
     """The rows of the buckets of a run."""
 
     @abstractmethod

@@ -32,7 +32,7 @@ from zufluss.client.core.keys import check_primary_key
 from zufluss.client.core.offsets import check_buckets
 from zufluss.client.core.partitions import chosen_places
 from zufluss.client.keyed.live_rows import LiveRows
-from zufluss.client.keyed.rows import BucketRows, Page, Rows, Shape
+from zufluss.client.keyed.rows import BucketRows, KvScanShape, RowPage, RowSource
 from zufluss.client.keyed.stored_rows import StoredRows
 from zufluss.client.read.scan import AsyncScan, AsyncScanner, Offsets
 from zufluss.errors import InvalidTableError, PartitionNotExistError
@@ -95,9 +95,9 @@ class AsyncKvScan(AsyncScan):
         """The Arrow schema of the rows."""
         return self.shape().schema
 
-    def shape(self) -> Shape:
+    def shape(self) -> KvScanShape:
         """What is asked for and handed out."""
-        return Shape(self.info, self.columns, self.filter)
+        return KvScanShape(self.info, self.columns, self.filter)
 
     async def open(self) -> AsyncKvScanner:
         """Fix what is read, in every bucket, and start a run of it."""
@@ -109,7 +109,7 @@ class AsyncKvScan(AsyncScan):
             raise
         return scanner
 
-    def _rows(self) -> Rows:
+    def _rows(self) -> RowSource:
         if self.source == "live":
             return LiveRows(self.connection, self.info, self.shape(), resume=self.resume)
         return StoredRows(self.connection, self.info, self.shape())
@@ -125,7 +125,7 @@ class AsyncKvScanner(AsyncScanner):
     dropped meanwhile, that is raised once; who asks on gets the rows of the others.
     """
 
-    def __init__(self, scan: AsyncKvScan, rows: Rows) -> None:
+    def __init__(self, scan: AsyncKvScan, rows: RowSource) -> None:
         self.scan = scan
         """What is read."""
         self.schema = scan.schema
@@ -206,7 +206,7 @@ class AsyncKvScanner(AsyncScanner):
         await asyncio.wait([lane.task for lane in self._lanes], return_when=asyncio.FIRST_COMPLETED)
         return next((lane for lane in self._lanes if lane.task.done()), None)
 
-    async def _take(self, lane: _Lane) -> Page:
+    async def _take(self, lane: _Lane) -> RowPage:
         """The page of a bucket, which then stands behind the others."""
         self._lanes.remove(lane)
         page = lane.take()
@@ -258,10 +258,10 @@ class _Lane:
     def __init__(self, bucket: TableBucket, rows: BucketRows) -> None:
         self.bucket = bucket
         self.rows = rows
-        self._task: asyncio.Task[Page] | None = None
+        self._task: asyncio.Task[RowPage] | None = None
 
     @property
-    def task(self) -> asyncio.Task[Page]:
+    def task(self) -> asyncio.Task[RowPage]:
         assert self._task is not None
         return self._task
 
@@ -269,7 +269,7 @@ class _Lane:
         if self._task is None:
             self._task = asyncio.ensure_future(self.rows.next_page(limit))
 
-    def take(self) -> Page:
+    def take(self) -> RowPage:
         task, self._task = self.task, None
         return task.result()
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 from zufluss.client.core.cluster import ClusterConnection
 from zufluss.client.core.offsets import BucketPlace
 from zufluss.client.core.partitions import offsets_at
-from zufluss.client.keyed.rows import BucketRows, Page, Rows, Shape
+from zufluss.client.keyed.rows import BucketRows, KvScanShape, RowPage, RowSource
 from zufluss.client.keyed.snapshot_reader import AsyncKvSnapshotReader, open_snapshot
 from zufluss.client.keyed.snapshots import KvSnapshotInfo, list_kv_snapshots
 from zufluss.client.lease.lease import AsyncKvSnapshotLease, open_lease
@@ -27,10 +27,10 @@ from zufluss.model.lease import Unavailable
 from zufluss.model.table import TableBucket, TableInfo
 
 
-class StoredRows(Rows):
+class StoredRows(RowSource):
     """The rows of buckets in their snapshots."""
 
-    def __init__(self, connection: ClusterConnection, info: TableInfo, shape: Shape) -> None:
+    def __init__(self, connection: ClusterConnection, info: TableInfo, shape: KvScanShape) -> None:
         self._connection = connection
         self._info = info
         self._shape = shape
@@ -91,22 +91,22 @@ class StoredRows(Rows):
 class SnapshotPages(BucketRows):
     """The rows of one snapshot."""
 
-    def __init__(self, rows: StoredRows, bucket: TableBucket, shape: Shape) -> None:
+    def __init__(self, rows: StoredRows, bucket: TableBucket, shape: KvScanShape) -> None:
         self._rows = rows
         self._bucket = bucket
         self._shape = shape
         self._reader: AsyncKvSnapshotReader | None = None
         self._begun = False
 
-    async def next_page(self, limit: int | None) -> Page:
+    async def next_page(self, limit: int | None) -> RowPage:
         """The next rows; the first call downloads the snapshot."""
         if not self._begun:
             self._reader = await self._rows.reader(self._bucket)
             self._begun = True
         batch = None if self._reader is None else await self._reader.next_batch()
         if batch is None:
-            return Page(pa.RecordBatch.from_pylist([], schema=self._shape.schema), True)
-        return Page(self._shape.finish(batch), False)
+            return RowPage(pa.RecordBatch.from_pylist([], schema=self._shape.schema), True)
+        return RowPage(self._shape.finish(batch), False)
 
     async def close(self) -> None:
         """Remove what was downloaded."""

@@ -1,7 +1,7 @@
-"""Leases of key-value snapshots, as an administrator sees them.
+"""Leases of key-value snapshots as an administrator sees them.
 
-What `AsyncAdmin.kv_snapshot_leases` gives, and how it is read from the wire. Whoever reads with a
-lease has another view of it, `lease/lease.py`.
+`AsyncAdmin.kv_snapshot_leases` returns these. `lease/lease.py` is the view of a reader that holds
+a lease.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from zufluss.wire import messages as m
 
 @dataclass(frozen=True, slots=True)
 class KvSnapshotLeaseTable:
-    """How much a lease holds of a table."""
+    """The share of one table in a lease."""
 
     table_id: int
     """The table's id."""
     table: str | None
-    """`database.table`; None if it was dropped."""
+    """`database.table`; None after the table was dropped."""
     snapshots: int
-    """How many snapshots."""
+    """Number of snapshots."""
     bytes: int
-    """The size of these snapshots."""
+    """Size of these snapshots."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,47 +34,47 @@ class KvSnapshotLeaseInfo:
     """A lease of key-value snapshots."""
 
     lease_id: str
-    """Its id."""
+    """The lease's id."""
     owner: str | None
-    """Who made it; None without authentication."""
+    """The user who created the lease; None without authentication."""
     epoch: int
-    """Each take-over has a higher one."""
+    """Grows with each take-over."""
     duration_ms: int
-    """For how long it was asked for last."""
+    """The duration that the last renewal asked for."""
     remaining_ms: int
-    """How long it lasts if nobody renews it."""
+    """Time until the lease expires unless it is renewed."""
     age_ms: int
-    """How long ago it was made."""
+    """Time since the lease was created."""
     tables: tuple[KvSnapshotLeaseTable, ...] = ()
-    """What it holds."""
+    """The tables of the leased snapshots."""
     snapshots: Mapping[TableBucket, LeasedSnapshot] = field(default_factory=dict)
-    """Its snapshots, if one lease was asked for."""
+    """The leased snapshots; empty in a list of all leases."""
     revoked: tuple[Revoked, ...] = ()
-    """What it held and lost, because that was dropped."""
+    """Tables and partitions that were dropped, with their leased snapshots."""
     damage: str | None = None
-    """What is wrong with its record, so that it holds everything until it is dropped."""
+    """Why the lease's record is unreadable; then it holds every snapshot until it is dropped."""
 
 
 def leases_of(response: m.ListKvSnapshotLeasesResponse) -> list[KvSnapshotLeaseInfo]:
-    """The leases of an answer, by id."""
+    """The leases in an answer, by id."""
     return sorted(map(_lease, response.leases), key=lambda lease: lease.lease_id)
 
 
-def _lease(found: m.PbLease) -> KvSnapshotLeaseInfo:
+def _lease(message: m.PbLease) -> KvSnapshotLeaseInfo:
     return KvSnapshotLeaseInfo(
-        found.lease_id,
-        found.owner if found.HasField("owner") else None,
-        found.lease_epoch,
-        found.duration_ms,
-        found.remaining_ms,
-        found.age_ms,
-        tuple(map(_table, found.tables)),
-        leased_of(found.leased),
-        tuple(revoked_of(found.revoked)),
-        found.damage if found.HasField("damage") else None,
+        message.lease_id,
+        message.owner if message.HasField("owner") else None,
+        message.lease_epoch,
+        message.duration_ms,
+        message.remaining_ms,
+        message.age_ms,
+        tuple(map(_table, message.tables)),
+        leased_of(message.leased),
+        tuple(revoked_of(message.revoked)),
+        message.damage if message.HasField("damage") else None,
     )
 
 
-def _table(found: m.PbLeaseTable) -> KvSnapshotLeaseTable:
-    name = found.table if found.HasField("table") else None
-    return KvSnapshotLeaseTable(found.table_id, name, found.snapshots, found.bytes)
+def _table(message: m.PbLeaseTable) -> KvSnapshotLeaseTable:
+    name = message.table if message.HasField("table") else None
+    return KvSnapshotLeaseTable(message.table_id, name, message.snapshots, message.bytes)

@@ -1,4 +1,4 @@
-"""Leases of key-value snapshots as messages: what is asked for, and columns of answers as dicts."""
+"""Messages of leases of key-value snapshots: requests, and the columns of answers as dicts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ async def targets_of(
     partition: str | Mapping[str, str] | None,
     buckets: Iterable[int | TableBucket] | None,
 ) -> list[m.PbLeaseTarget]:
-    """What to lease: whole tables, a partition of each, some buckets, or buckets by themselves."""
+    """The targets of a lease: tables, one partition or some buckets of each, or single buckets."""
     chosen = None if buckets is None else [*buckets]
     exact = [each for each in chosen or () if isinstance(each, TableBucket)]
     numbers = sorted({each for each in chosen or () if not isinstance(each, TableBucket)})
@@ -48,13 +48,13 @@ async def _target(
         name = partition
         if not isinstance(name, str):
             name = partition_name(info.partition_keys, name)
-        connection.metadata.forget_partition(info.table_id, name)  # it may be a new one by now
+        connection.metadata.forget_partition(info.table_id, name)  # it may have been created again
         target.partition_id = (await connection.partition(info, name)).partition_id
     return target
 
 
 def bucket_targets(buckets: Iterable[TableBucket]) -> list[m.PbLeaseTarget]:
-    """These buckets, by table and partition."""
+    """Buckets as targets, grouped by table and partition."""
     grouped: dict[tuple[int, int | None], set[int]] = {}
     for table_id, partition_id, bucket_id in buckets:
         grouped.setdefault((table_id, partition_id), set()).add(bucket_id)
@@ -67,7 +67,7 @@ def bucket_targets(buckets: Iterable[TableBucket]) -> list[m.PbLeaseTarget]:
 def acquire_request(
     lease_id: str, duration_ms: int, targets: Sequence[m.PbLeaseTarget]
 ) -> m.AcquireLatestKvSnapshotLeaseRequest:
-    """Make a lease, or take it over."""
+    """The request that creates a lease or takes it over."""
     return m.AcquireLatestKvSnapshotLeaseRequest(
         lease_id=lease_id, lease_duration_ms=duration_ms, targets=targets
     )
@@ -76,7 +76,7 @@ def acquire_request(
 def release_request(
     lease_id: str, epoch: int, buckets: Iterable[TableBucket]
 ) -> m.ReleaseKvSnapshotLeaseRequest:
-    """Let go of the snapshots of some buckets."""
+    """The request that releases the snapshots of some buckets."""
     return m.ReleaseKvSnapshotLeaseRequest(
         lease_id=lease_id,
         lease_epoch=epoch,
@@ -84,26 +84,30 @@ def release_request(
     )
 
 
-def leased_of(found: Iterable[m.PbLeasedSnapshots]) -> dict[TableBucket, LeasedSnapshot]:
-    """The snapshots of an answer."""
+def leased_of(messages: Iterable[m.PbLeasedSnapshots]) -> dict[TableBucket, LeasedSnapshot]:
+    """The leased snapshots in an answer."""
     return {
-        TableBucket(each.table_id, partition_id_of(each), bucket_id): LeasedSnapshot(number, offset)
-        for each in found
+        TableBucket(message.table_id, partition_id_of(message), bucket_id): LeasedSnapshot(
+            number, offset
+        )
+        for message in messages
         for bucket_id, number, offset in zip(
-            each.bucket_ids, each.snapshot_ids, each.log_offsets, strict=True
+            message.bucket_ids, message.snapshot_ids, message.log_offsets, strict=True
         )
     }
 
 
-def unavailable_of(found: Iterable[m.PbUnavailableSnapshots]) -> dict[TableBucket, Unavailable]:
-    """The buckets of an answer of which there is nothing."""
+def unavailable_of(messages: Iterable[m.PbUnavailableSnapshots]) -> dict[TableBucket, Unavailable]:
+    """The buckets in an answer that have no snapshot, with the reason."""
     return {
-        TableBucket(each.table_id, partition_id_of(each), bucket_id): Unavailable(reason)
-        for each in found
-        for bucket_id, reason in zip(each.bucket_ids, each.reasons, strict=True)
+        TableBucket(message.table_id, partition_id_of(message), bucket_id): Unavailable(reason)
+        for message in messages
+        for bucket_id, reason in zip(message.bucket_ids, message.reasons, strict=True)
     }
 
 
-def revoked_of(found: Iterable[m.PbRevokedSnapshots]) -> list[Revoked]:
-    """What an answer says was taken away."""
-    return [Revoked(each.table_id, partition_id_of(each), each.what) for each in found]
+def revoked_of(messages: Iterable[m.PbRevokedSnapshots]) -> list[Revoked]:
+    """The dropped tables and partitions in an answer."""
+    return [
+        Revoked(message.table_id, partition_id_of(message), message.what) for message in messages
+    ]

@@ -44,8 +44,8 @@ from zufluss.client.core.offsets import BucketPlace, list_all_offsets, list_offs
 from zufluss.client.producer.handle import (
     JOB_TASK_MAX,
     OWN_TASK,
-    Producer,
     ProducerHandle,
+    ProducerSession,
     column_ids_of,
     column_names,
     handle_of,
@@ -91,7 +91,7 @@ class AsyncExactlyOnceWriter(AsyncUpsertWriter):
         self,
         connection: ClusterConnection,
         info: TableInfo,
-        producer: Producer,
+        producer: ProducerSession,
         columns: Sequence[str],
         *,
         pre_aggregate: bool,
@@ -229,7 +229,7 @@ class AsyncExactlyOnceWriter(AsyncUpsertWriter):
         return f"{plain}, producer {self.producer_id}, epoch {self.epoch}>"
 
 
-class _Task(BatchWriter):
+class _TaskWriter(BatchWriter):
     """What the writers of tasks have in common."""
 
     async def finish(self) -> TaskOffsets:
@@ -241,7 +241,7 @@ class _Task(BatchWriter):
         return offsets
 
 
-class AsyncTaskUpsertWriter(_Task, AsyncUpsertWriter):
+class AsyncTaskUpsertWriter(_TaskWriter, AsyncUpsertWriter):
     """A task's writer to a primary-key table; `table.producer_writer(handle, task)` makes it.
 
     >>> async with table.producer_writer(handle, task=3) as writer:  # doctest: +SKIP
@@ -269,7 +269,7 @@ class AsyncTaskUpsertWriter(_Task, AsyncUpsertWriter):
         )
 
 
-class AsyncTaskAppendWriter(_Task, AsyncAppendWriter):
+class AsyncTaskAppendWriter(_TaskWriter, AsyncAppendWriter):
     """A task's writer to a log table; `table.producer_writer(handle, task)` makes it."""
 
     def __init__(
@@ -330,7 +330,7 @@ async def open_exactly_once(
         producer_id = _same_producer(restored, producer_id)
     column_ids = _column_ids(info, columns, restored)
     name = producer_id_of(connection, producer_id)
-    producer = Producer(connection, info, name, ttl_ms_of(connection, ttl))
+    producer = ProducerSession(connection, info, name, ttl_ms_of(connection, ttl))
     await producer.begin(column_ids, restored)
     try:
         undone = await _undo(connection, info, producer, undo, on_undo)
@@ -401,7 +401,7 @@ async def open_fence(
 async def _undo(
     connection: ClusterConnection,
     info: TableInfo,
-    producer: Producer,
+    producer: ProducerSession,
     undo: UndoBy,
     on_undo: OnUndo | None,
 ) -> UndoProgress | None:

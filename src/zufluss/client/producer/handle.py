@@ -22,7 +22,7 @@ from zufluss.client.core.cluster import ClusterConnection
 from zufluss.client.core.durations import Duration, duration_ms_of
 from zufluss.client.core.renewal import Clock, Renewals, lasting_clock
 from zufluss.client.producer.state import ProducerState
-from zufluss.client.producer.wire import Offsets, offsets_from_wire, offsets_to_wire
+from zufluss.client.producer.wire import BucketOffsets, offsets_from_wire, offsets_to_wire
 from zufluss.client.write.upsert import target_columns
 from zufluss.config.values import format_duration
 from zufluss.errors import (
@@ -89,7 +89,7 @@ class ProducerHandle:
             )
 
 
-class Producer:
+class ProducerSession:
     """One epoch of a producer, from its begin on."""
 
     def __init__(
@@ -106,9 +106,9 @@ class Producer:
         """Its id."""
         self.handle = ProducerHandle(info.table_id, producer_id, 0, 0)
         """Its epoch, for tasks."""
-        self.undo_from: Offsets | None = None
+        self.undo_from: BucketOffsets | None = None
         """Its changes from here on are to be undone; None: there are none, or it makes no odds."""
-        self.baseline: Offsets = {}
+        self.baseline: BucketOffsets = {}
         """Where it would be undone to, buckets that are missing to their beginning."""
         self.exclusive = False
         """Nobody else writes its columns."""
@@ -149,7 +149,9 @@ class Producer:
         self._connection.tasks.add(self._renewer)
         self._renewer.add_done_callback(self._connection.tasks.discard)
 
-    async def report(self, baseline: Offsets | None, checkpoint_id: int | None = None) -> None:
+    async def report(
+        self, baseline: BucketOffsets | None, checkpoint_id: int | None = None
+    ) -> None:
         """Give a sign of life; changes before `baseline`, if it is given, are never undone."""
         async with self._calls:
             await self._report(baseline, checkpoint_id)
@@ -193,7 +195,7 @@ class Producer:
                     )
                 renewals.failed(self._clock(), problem)
 
-    async def _report(self, baseline: Offsets | None, checkpoint_id: int | None) -> None:
+    async def _report(self, baseline: BucketOffsets | None, checkpoint_id: int | None) -> None:
         sent_at = self._clock()
         request = m.CheckpointProducerRequest(
             producer_id=self.producer_id,

@@ -59,7 +59,7 @@ OnUndo = Callable[[UndoProgress], None]
 """Told how far an undo is, from time to time and at its end."""
 
 
-class Tally:
+class UndoTally:
     """Adds up what is known of the buckets."""
 
     def __init__(self, buckets: int, on_progress: OnUndo | None) -> None:
@@ -101,7 +101,7 @@ async def undo_on_leaders(
 ) -> UndoProgress:
     """Have every leader undo what earlier epochs wrote behind the baseline."""
     places = await chosen_places(connection, info, None, None)
-    undo = _Undo(connection, info, handle, Tally(len(places), on_progress))
+    undo = _Undo(connection, info, handle, UndoTally(len(places), on_progress))
     work = iter(places)
     workers = [
         asyncio.create_task(undo.buckets(work, baseline))
@@ -118,7 +118,11 @@ async def undo_on_leaders(
 
 class _Undo:
     def __init__(
-        self, connection: ClusterConnection, info: TableInfo, handle: ProducerHandle, tally: Tally
+        self,
+        connection: ClusterConnection,
+        info: TableInfo,
+        handle: ProducerHandle,
+        tally: UndoTally,
     ) -> None:
         self.tally = tally
         self._connection = connection

@@ -26,13 +26,13 @@ import pyarrow as pa
 from zufluss.client.core.cluster import ClusterConnection
 from zufluss.client.core.offsets import BucketPlace, list_offsets
 from zufluss.client.core.partitions import chosen_places
-from zufluss.client.producer.handle import CLIENT_UNDO_TASK, Producer
-from zufluss.client.producer.undo import OnUndo, Tally, UndoProgress
-from zufluss.client.producer.wire import Offsets
+from zufluss.client.producer.handle import CLIENT_UNDO_TASK, ProducerSession
+from zufluss.client.producer.undo import OnUndo, UndoProgress, UndoTally
+from zufluss.client.producer.wire import BucketOffsets
 from zufluss.client.read.decode import CHANGE_TYPE
 from zufluss.client.read.log_scan import AsyncLogScan
 from zufluss.client.write.upsert import AsyncUpsertWriter
-from zufluss.client.write.writer import Chunk, Identity
+from zufluss.client.write.writer import Identity, RowChunk
 from zufluss.config import table_options as t
 from zufluss.errors import ProducerStateError, UndoImpossibleError
 from zufluss.model.merge import merge_engine
@@ -43,14 +43,14 @@ from zufluss.record.slices import Slices
 async def undo_by_changelog(
     connection: ClusterConnection,
     info: TableInfo,
-    producer: Producer,
-    baseline: Offsets,
+    producer: ProducerSession,
+    baseline: BucketOffsets,
     on_progress: OnUndo | None = None,
 ) -> UndoProgress:
     """Put back what the columns of the producer had at the baseline."""
     check_undoable(info, producer)
     places = await chosen_places(connection, info, None, None)
-    tally = Tally(len(places), on_progress)
+    tally = UndoTally(len(places), on_progress)
     async with _UndoWriter(connection, info, producer) as writer:
         await writer.settle(places)
         ends = await list_offsets(connection, info, places, "latest")
@@ -65,7 +65,7 @@ async def undo_by_changelog(
     return tally.total
 
 
-def check_undoable(info: TableInfo, producer: Producer) -> None:
+def check_undoable(info: TableInfo, producer: ProducerSession) -> None:
     """`ProducerStateError` where a client cannot undo what the server could."""
     if not producer.exclusive:
         raise ProducerStateError(
@@ -98,7 +98,9 @@ def _check_range(start: int, first: int, end: int, bucket: object) -> None:
 class _UndoWriter(AsyncUpsertWriter):
     """Writes rows as they were, under the epoch that begins."""
 
-    def __init__(self, connection: ClusterConnection, info: TableInfo, producer: Producer) -> None:
+    def __init__(
+        self, connection: ClusterConnection, info: TableInfo, producer: ProducerSession
+    ) -> None:
         identity = Identity(producer.handle.writer_id(CLIENT_UNDO_TASK))
         columns = producer.handle.columns(info)
         super().__init__(connection, info, columns, "overwrite", identity=identity)
@@ -106,7 +108,7 @@ class _UndoWriter(AsyncUpsertWriter):
     async def settle(self, places: list[BucketPlace]) -> None:
         """Have one empty put done in every bucket."""
         schema = pa.schema([self.info.schema.arrow.field(name) for name in self.columns])
-        nothing = Chunk(pa.RecordBatch.from_pylist([], schema=schema), False)
+        nothing = RowChunk(pa.RecordBatch.from_pylist([], schema=schema), False)
         async with self._order:
             self._writer_id = await self._sender.new_writer_id()
             for place in places:

@@ -8,11 +8,11 @@ from zufluss.model.table import TableBucket
 from zufluss.wire import messages as m
 from zufluss.wire.tables import offsets_from_proto, offsets_to_proto
 
-Offsets = Mapping[TableBucket, int]
+BucketOffsets = Mapping[TableBucket, int]
 """Where buckets stand."""
 
 
-def offsets_to_wire(offsets: Offsets) -> list[m.PbBucketOffsets]:
+def offsets_to_wire(offsets: BucketOffsets) -> list[m.PbBucketOffsets]:
     """Returns the offsets as messages, one per partition."""
     return offsets_to_proto({bucket[1:]: offset for bucket, offset in offsets.items()})
 

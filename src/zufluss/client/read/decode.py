@@ -59,12 +59,12 @@ _CHANGELOG_FIELDS: Final = (
     pa.field(COMMIT_TIMESTAMP, pa.timestamp("ms", tz="UTC"), nullable=False),
 )
 
-Changes: TypeAlias = npt.NDArray[np.uint8] | None
+ChangeTypes: TypeAlias = npt.NDArray[np.uint8] | None
 """The change types of rows, None if all of them are appends."""
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class FetchedChunk:
     """Whole log batches of one bucket, as fetched."""
 
     bucket: TableBucket
@@ -83,7 +83,7 @@ class Chunk:
     """The remote file they come from; then their checksums are always verified."""
 
 
-class Decoded(NamedTuple):
+class DecodedRows(NamedTuple):
     """Rows to hand out, and where to go on after them."""
 
     rows: pa.RecordBatch
@@ -143,7 +143,7 @@ class LogDecoder:
         """Schema ids that must be made known before these batches can be decoded."""
         return {header.schema_id for _, header in batches} - self._schemas.keys()
 
-    def decode(self, chunk: Chunk) -> list[Decoded]:
+    def decode(self, chunk: FetchedChunk) -> list[DecodedRows]:
         """The rows of a chunk, in order; the last `next_offset` is the end of the chunk."""
         if self._aligns:
             chunk = replace(chunk, records=_aligned(chunk.records))
@@ -157,8 +157,8 @@ class LogDecoder:
         return [self._finish(rows, next_offset) for rows, next_offset in parts]
 
     def _rows(
-        self, chunk: Chunk, position: int, header: BatchHeader
-    ) -> tuple[pa.RecordBatch, Changes]:
+        self, chunk: FetchedChunk, position: int, header: BatchHeader
+    ) -> tuple[pa.RecordBatch, ChangeTypes]:
         """The columns that are read, of all records of one batch, and their change types."""
         check = bool(chunk.source) or (self._check_crc and not chunk.projected)
         if check and not verify_crc(chunk.records, position, header):
@@ -182,8 +182,8 @@ class LogDecoder:
         return self._align(rows, header.schema_id), changes
 
     def _decode_rows(
-        self, chunk: Chunk, position: int, header: BatchHeader
-    ) -> tuple[pa.RecordBatch, Changes]:
+        self, chunk: FetchedChunk, position: int, header: BatchHeader
+    ) -> tuple[pa.RecordBatch, ChangeTypes]:
         """Rows have their change types themselves; none stand before them."""
         start = position + header.body_offset - header.change_types_size
         end = position + header.size
@@ -203,7 +203,7 @@ class LogDecoder:
         return pa.RecordBatch.from_arrays(columns, schema=self._read)
 
     def _clip(
-        self, chunk: Chunk, header: BatchHeader, rows: pa.RecordBatch, changes: Changes
+        self, chunk: FetchedChunk, header: BatchHeader, rows: pa.RecordBatch, changes: ChangeTypes
     ) -> pa.RecordBatch:
         """The rows within the wanted range, with their metadata columns where needed."""
         first = max(chunk.start - header.base_offset, 0)
@@ -223,17 +223,17 @@ class LogDecoder:
             [*rows.columns, *arrays], schema=pa.schema([*self._read, *self._metadata])
         )
 
-    def _finish(self, rows: pa.RecordBatch, next_offset: int) -> Decoded:
+    def _finish(self, rows: pa.RecordBatch, next_offset: int) -> DecodedRows:
         if self._filter is not None and rows.num_rows:
             rows = _single(pa.Table.from_batches([rows]).filter(self._filter))
         offsets = rows.column(OFFSET) if self._with_cuts else None
         if rows.schema.names != self.schema.names:
             rows = rows.select(self.schema.names)
-        return Decoded(rows, next_offset, offsets)
+        return DecodedRows(rows, next_offset, offsets)
 
 
 def _about(
-    field: pa.Field, count: int, base: int, timestamp: int, bucket: int, changes: Changes
+    field: pa.Field, count: int, base: int, timestamp: int, bucket: int, changes: ChangeTypes
 ) -> pa.Array:
     """A metadata column of `count` records from offset `base` on."""
     if field.name in (OFFSET, LOG_OFFSET):

@@ -45,8 +45,8 @@ from zufluss.client.core.cluster import ClusterConnection
 from zufluss.client.core.metadata import ServerNode
 from zufluss.client.core.offsets import BucketPlace
 from zufluss.client.core.retry import PASSING, Backoff
-from zufluss.client.read.decode import Chunk, Decoded, LogDecoder
-from zufluss.client.read.remote import Batches, RemoteReader
+from zufluss.client.read.decode import DecodedRows, FetchedChunk, LogDecoder
+from zufluss.client.read.remote import RemoteReader, SegmentBatches
 from zufluss.errors import (
     CorruptMessageError,
     CorruptRecordError,
@@ -112,12 +112,12 @@ class BucketState:
         return not (self.paused or self.remote or self.finished)
 
 
-class Ready(NamedTuple):
+class ReadyChunk(NamedTuple):
     """A chunk on its way to the consumer."""
 
     bucket: TableBucket
     """Where it comes from."""
-    rows: asyncio.Future[list[Decoded]]
+    rows: asyncio.Future[list[DecodedRows]]
     """What a thread makes of it."""
     size: int
     """Bytes of the buffer it holds."""
@@ -143,11 +143,11 @@ class FetchPlan:
     """Asks the cluster for another schema of the table."""
 
 
-class Fetcher:
+class LogFetcher:
     """Fetches the buckets of one scan and keeps the answers in order of arrival."""
 
     def __init__(self, connection: ClusterConnection, plan: FetchPlan) -> None:
-        self.ready: deque[Ready] = deque()
+        self.ready: deque[ReadyChunk] = deque()
         """What the consumer takes next."""
         self.arrived = asyncio.Event()
         """Set when there is something to take, or the fetcher has failed or is done."""
@@ -359,12 +359,12 @@ class Fetcher:
     ) -> None:
         """Have whole batches decoded for the consumer; `size` was taken from the budget."""
         bucket, start = state.place.bucket, state.position
-        chunk = Chunk(bucket, records, batches, start, state.stop, projected, source)
+        chunk = FetchedChunk(bucket, records, batches, start, state.stop, projected, source)
         state.position = batches[-1][1].next_offset
         rows = self._loop.run_in_executor(
             self._connection.executor, self._plan.decoder.decode, chunk
         )
-        self.ready.append(Ready(bucket, rows, size, state.position))
+        self.ready.append(ReadyChunk(bucket, rows, size, state.position))
         self.arrived.set()
 
     def _want_more(self, state: BucketState, records: memoryview) -> None:
@@ -433,7 +433,7 @@ class Fetcher:
                 "but its segments end before it"
             )
 
-    async def _take_part(self, state: BucketState, part: Batches) -> None:
+    async def _take_part(self, state: BucketState, part: SegmentBatches) -> None:
         """Have the batches of a segment decoded that are not behind us."""
         batches = [b for b in part.batches if b[1].next_offset > state.position]
         size = part.size

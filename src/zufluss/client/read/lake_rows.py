@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from zufluss.client.read.union_plan import UnionPlan, lake_format
-from zufluss.client.read.union_rows import LakeSelection, Shape
+from zufluss.client.read.union_rows import LakeSelection, UnionShape
 from zufluss.errors import PartitionNotExistError
 from zufluss.lake.base import (
     CommitterContext,
@@ -56,7 +56,7 @@ class LakeRows:
     def __init__(
         self,
         plan: UnionPlan,
-        shape: Shape,
+        shape: UnionShape,
         *,
         buckets: Sequence[int] | None = None,
         changed: pa.Table | None = None,

@@ -39,8 +39,8 @@ from zufluss.client.core.offsets import (
     places_of,
 )
 from zufluss.client.core.partitions import partition_names
-from zufluss.client.read.decode import Decoded, LogDecoder
-from zufluss.client.read.fetcher import Fetcher, FetchPlan, Ready
+from zufluss.client.read.decode import DecodedRows, LogDecoder
+from zufluss.client.read.fetcher import FetchPlan, LogFetcher, ReadyChunk
 from zufluss.client.read.scan import AsyncScan, AsyncScanner, Offsets, Start, Stop
 from zufluss.errors import InvalidTableError, PartitionNotExistError, ZuflussError
 from zufluss.model.expression import Expression
@@ -144,10 +144,10 @@ class AsyncLogScanner(AsyncScanner):
         self._connection = scan.connection
         self._left = scan.limit
         self._positions: dict[TableBucket, int] = {}
-        self._parts: list[tuple[Ready, Decoded]] = []
+        self._parts: list[tuple[ReadyChunk, DecodedRows]] = []
         self._closed = False
         self._discovery: asyncio.Task[None] | None = None
-        self._fetcher = Fetcher(self._connection, self._plan())
+        self._fetcher = LogFetcher(self._connection, self._plan())
 
     def _plan(self) -> FetchPlan:
         info, filter_ = self.scan.info, self.scan.filter
@@ -296,7 +296,7 @@ class AsyncLogScanner(AsyncScanner):
         self._parts = [(item, part) for part in parts]
         return True
 
-    def _hand_out(self, item: Ready, part: Decoded) -> pa.RecordBatch:
+    def _hand_out(self, item: ReadyChunk, part: DecodedRows) -> pa.RecordBatch:
         rows, position = part.rows, part.next_offset
         if self._left is not None:
             if rows.num_rows > self._left:

@@ -44,7 +44,7 @@ PLANNED: Final = 2 * AHEAD
 """With those that have arrived but wait for an earlier one, which else would hold up the next."""
 
 
-class Segment(NamedTuple):
+class RemoteSegment(NamedTuple):
     """A log segment to read."""
 
     uri: LocationUri
@@ -64,7 +64,7 @@ class Segment(NamedTuple):
         return self.crc32c is not None and not self.start
 
 
-class Batches(NamedTuple):
+class SegmentBatches(NamedTuple):
     """Whole batches of a segment."""
 
     source: str
@@ -78,7 +78,7 @@ class Batches(NamedTuple):
 
 
 class _Range(NamedTuple):
-    segment: Segment
+    segment: RemoteSegment
     start: int
     end: int
 
@@ -95,14 +95,14 @@ class RemoteReader:
         info: m.PbRemoteLogFetchInfo,
         stop: int | None,
         budget: MemoryBudget,
-    ) -> AsyncGenerator[Batches, None]:
+    ) -> AsyncGenerator[SegmentBatches, None]:
         """The batches of the segments of an answer that begin before offset `stop`."""
         segments = segments_of(table, info, stop)
-        cutter, crc = Cutter(""), 0
+        cutter, crc = BatchCutter(""), 0
         async with aclosing(self._ranges(table, segments, budget)) as ranges:
             async for (segment, start, end), data in ranges:
                 if start == segment.start:
-                    cutter, crc = Cutter(segment.uri.text), 0
+                    cutter, crc = BatchCutter(segment.uri.text), 0
                 if segment.is_checked:
                     crc = crc32c(data, crc)  # a thread would have it wait behind decoding
                     if end == segment.size:
@@ -118,7 +118,7 @@ class RemoteReader:
                     cutter.check_end(segment.end_offset)
 
     async def _ranges(
-        self, table: TablePath, segments: Sequence[Segment], budget: MemoryBudget
+        self, table: TablePath, segments: Sequence[RemoteSegment], budget: MemoryBudget
     ) -> AsyncGenerator[tuple[_Range, memoryview], None]:
         """The ranges of segments in order, some of them under way already."""
         plan = _plan(segments, max(1, min(RANGE_BYTES, budget.limit // (2 * AHEAD))))
@@ -157,11 +157,13 @@ class RemoteReader:
                 raise
 
 
-def segments_of(table: TablePath, info: m.PbRemoteLogFetchInfo, stop: int | None) -> list[Segment]:
+def segments_of(
+    table: TablePath, info: m.PbRemoteLogFetchInfo, stop: int | None
+) -> list[RemoteSegment]:
     """The segments of an answer that begin before offset `stop`."""
     root = parse_location(info.remote_log_tablet_dir, f"the remote log of table {table}")
     return [
-        Segment(
+        RemoteSegment(
             parse_location(
                 segment_file(
                     root.text,
@@ -181,7 +183,7 @@ def segments_of(table: TablePath, info: m.PbRemoteLogFetchInfo, stop: int | None
     ]
 
 
-def _plan(segments: Sequence[Segment], range_bytes: int) -> Iterator[_Range]:
+def _plan(segments: Sequence[RemoteSegment], range_bytes: int) -> Iterator[_Range]:
     size = min(FIRST_BYTES, range_bytes)
     for segment in segments:
         start = segment.start
@@ -200,7 +202,7 @@ async def _abandon(reads: Sequence[asyncio.Task[memoryview]], budget: MemoryBudg
             budget.give(len(outcome))
 
 
-def _check_crc(segment: Segment, crc: int) -> None:
+def _check_crc(segment: RemoteSegment, crc: int) -> None:
     if crc != segment.crc32c:
         raise ObjectCorruptError(
             segment.uri.text,
@@ -210,7 +212,7 @@ def _check_crc(segment: Segment, crc: int) -> None:
         )
 
 
-class Cutter:
+class BatchCutter:
     """Ranges of a segment, in order, into whole batches."""
 
     def __init__(self, source: str) -> None:
@@ -218,7 +220,7 @@ class Cutter:
         self._rest = bytearray()
         self._next_offset = 0
 
-    def cut(self, data: memoryview) -> Iterator[Batches]:
+    def cut(self, data: memoryview) -> Iterator[SegmentBatches]:
         """The batches that end in the next range; the one across its start on its own."""
         position = 0
         if self._rest:
@@ -255,14 +257,14 @@ class Cutter:
             raise CorruptRecordError(f"{self._source}: a batch has the impossible length {size}")
         return size + LENGTH_OVERHEAD
 
-    def _found(self, records: memoryview, position: int) -> Batches:
+    def _found(self, records: memoryview, position: int) -> SegmentBatches:
         try:
             batches = list(iter_headers(records, position))
         except CorruptRecordError as e:
             raise CorruptRecordError(f"{self._source}: {e.message}") from None
         if batches:
             self._next_offset = batches[-1][1].next_offset
-        return Batches(self._source, records, batches, sum(h.size for _, h in batches))
+        return SegmentBatches(self._source, records, batches, sum(h.size for _, h in batches))
 
     def check_end(self, end_offset: int) -> None:
         """The segment is over: nothing may be left, nothing may lack."""

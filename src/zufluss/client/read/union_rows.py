@@ -2,7 +2,7 @@
 
 | step | here |
 |---|---|
-| columns, exact filter, times in microseconds | `Shape` |
+| columns, exact filter, times in microseconds | `UnionShape` |
 | rows of the lake that still count | `LakeSelection` |
 | the tail of a primary-key bucket, folded | `fold_tail`, `changed_keys` |
 | one range of a log, complete or an error | `range_scan`, `open_ranges` |
@@ -42,7 +42,7 @@ COMPARED_ROWS: Final = 65_536
 """Rows of the lake, at least, that are compared with the keys of the tail at once."""
 
 
-class Shape:
+class UnionShape:
     """The columns and the filter of a union read, and what it has to read for them."""
 
     def __init__(

@@ -31,7 +31,7 @@ from zufluss.client.read.log_scan import AsyncLogScan, AsyncLogScanner
 from zufluss.client.read.scan import AsyncScan, AsyncScanner
 from zufluss.client.read.union_plan import TailRange, UnionPlan, plan_union
 from zufluss.client.read.union_rows import (
-    Shape,
+    UnionShape,
     changed_keys,
     fold_tail,
     narrowed,
@@ -97,9 +97,9 @@ class AsyncUnionScan(AsyncScan):
         """The Arrow schema of the rows."""
         return self.shape().schema
 
-    def shape(self) -> Shape:
+    def shape(self) -> UnionShape:
         """What is read and handed out."""
-        return Shape(self.info, self.columns, self.filter, self.with_offsets)
+        return UnionShape(self.info, self.columns, self.filter, self.with_offsets)
 
     async def plan(self) -> UnionPlan:
         """What a run that is opened now would read."""
@@ -157,7 +157,7 @@ class AsyncUnionScanner(AsyncScanner):
         if self.plan.info.has_primary_key:
             changed, rows = await self._fold()
             self._add_lake(changed)
-            self._add(_Rows(rows))
+            self._add(_TableRows(rows))
             return
         self._add_lake(None)
         self._tail = await self._open_tail()
@@ -270,7 +270,7 @@ class AsyncUnionScanner(AsyncScanner):
 class _Tail:
     """The log behind the lake, in the form of the union read."""
 
-    def __init__(self, scanner: AsyncLogScanner, shape: Shape) -> None:
+    def __init__(self, scanner: AsyncLogScanner, shape: UnionShape) -> None:
         self._scanner = scanner
         self._shape = shape
 
@@ -285,7 +285,7 @@ class _Tail:
         await self._scanner.close()
 
 
-class _Rows:
+class _TableRows:
     """Rows that are there already."""
 
     def __init__(self, rows: pa.Table) -> None:

@@ -1,4 +1,4 @@
-"""The append writer of log tables; everything but the encoding is `write/writer.py`."""
+"""The writer of log tables; `write/writer.py` does everything but the encoding."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Final
 
 from zufluss.client.core.cluster import ClusterConnection
 from zufluss.client.write.encode import BatchEncoder
-from zufluss.client.write.sender import Encoded, WriteCall
-from zufluss.client.write.writer import BatchWriter, Chunk, Identity
+from zufluss.client.write.sender import SendableBatch, WriteCall
+from zufluss.client.write.writer import BatchWriter, Identity, RowChunk
 from zufluss.errors import InvalidTableError
 from zufluss.model.table import TableInfo
 from zufluss.wire import messages as m
@@ -19,7 +19,7 @@ _PRODUCE: Final = WriteCall(ApiKey.PRODUCE_LOG, m.ProduceLogResponse, produce_re
 
 
 class AsyncAppendWriter(BatchWriter):
-    """Appends to a log table. Make it with `table.append()`.
+    """Appends rows to a log table; `table.append()` makes it.
 
     >>> async with table.append() as writer:  # doctest: +SKIP
     ...     await writer.write({"id": [1, 2], "name": ["a", "b"]})
@@ -38,8 +38,8 @@ class AsyncAppendWriter(BatchWriter):
         self._encoder = BatchEncoder(info)
 
     def columns_of(self, *, delete: bool) -> None:
-        """All of them."""
+        """None: every column is written."""
 
-    def encode(self, chunks: Sequence[Chunk], writer_id: int, sequence: int) -> Encoded:
-        """The log batch of the rows."""
+    def encode(self, chunks: Sequence[RowChunk], writer_id: int, sequence: int) -> SendableBatch:
+        """Encode the rows of the chunks as one log batch."""
         return self._encoder.encode([chunk.rows for chunk in chunks], writer_id, sequence)

@@ -1,9 +1,9 @@
-"""Arrow batches into log batches, for the threads of a writer.
+"""Encodes Arrow batches as log batches, in the threads of a writer.
 
-One call turns the rows of one bucket into the bytes that travel: the chunks are joined, serialised
-as an Arrow message without schema, compressed as the table says, given their statistics when the
-table wants them, and wrapped in a batch header with writer id, sequence and CRC. Arrow releases the
-GIL in the costly part, so several of these run beside each other and beside the sending.
+One call turns the rows of one bucket into the bytes that are sent. The chunks are joined,
+serialised as an Arrow message without schema, compressed as the table says, given statistics if the
+table has them, and wrapped in a batch header with writer id, sequence and CRC. Arrow releases the
+GIL in the costly part, so several encoders run beside each other and beside the sending.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from zufluss.record.header import HEADER_SIZES, write_header
 from zufluss.record.rows.formats import encode_body
 
 BATCH_BYTES_MAX: Final = 64 * 1024 * 1024
-"""A larger batch would not fit into a request with room to spare (servers take 100 MiB)."""
+"""Larger batches are refused; a server takes requests up to 100 MiB."""
 
 
 class EncodedBatch:
-    """A log batch as it is sent; writer id and sequence can be set again."""
+    """A log batch ready to send; writer id and sequence can be changed."""
 
     __slots__ = ("_magic", "_rows", "_schema_id", "_stamped", "_statistics_bytes", "view")
 
@@ -45,7 +45,7 @@ class EncodedBatch:
         return len(self.view)
 
     def stamp(self, writer_id: int, sequence: int) -> None:
-        """Write the header with this writer id and sequence, unless it has them already."""
+        """Write the header with this writer id and sequence, if they differ."""
         if self._stamped == (writer_id, sequence):
             return
         write_header(
@@ -61,21 +61,21 @@ class EncodedBatch:
 
 
 class BatchEncoder:
-    """Encodes for one table; safe to use from several threads."""
+    """Encodes log batches of one table. Threads may share it."""
 
     def __init__(self, info: TableInfo) -> None:
         self._path = info.path
         self._schema = info.schema
         self._schema_id = info.schema_id
         self._log_format = info.log_format
-        wanted = info.property(t.TABLE_STATISTICS_COLUMNS)
-        self._statistics = parse_statistics_columns(wanted, info.schema)
+        columns = info.property(t.TABLE_STATISTICS_COLUMNS)
+        self._statistics = parse_statistics_columns(columns, info.schema)
         self._arrow = ArrowSerializer(info)
 
     def encode(
         self, chunks: Sequence[pa.RecordBatch], writer_id: int, sequence: int
     ) -> EncodedBatch:
-        """The log batch of the chunks' rows, in order."""
+        """Encode the rows of all chunks, in order, as one log batch."""
         rows = join(chunks)
         statistics = build_statistics(rows, self._schema, self._statistics)
         magic = 1 if statistics else 0
@@ -88,12 +88,12 @@ class BatchEncoder:
         return encoded
 
     def _serialize_rows(self, rows: pa.RecordBatch, before: int) -> memoryview:
-        """The INDEXED or COMPACTED records of the rows, with `before` bytes left free."""
+        """Serialise INDEXED or COMPACTED records behind `before` free bytes."""
         body = encode_body(rows, self._schema, self._log_format)
         return memoryview(bytearray(before) + body)
 
     def _serialize(self, rows: pa.RecordBatch, before: int) -> memoryview:
-        """The Arrow message of the rows, with `before` bytes left free in front of it."""
+        """Serialise an Arrow message behind `before` free bytes."""
         size = pa.ipc.get_record_batch_size(rows)
         if size > BATCH_BYTES_MAX:
             raise RecordTooLargeError(
@@ -104,7 +104,7 @@ class BatchEncoder:
 
 
 def join(chunks: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """The rows of one batch or more, in one."""
+    """Join batches into one."""
     if len(chunks) == 1:
         return chunks[0]
     return pa.Table.from_batches(chunks).combine_chunks().to_batches()[0]

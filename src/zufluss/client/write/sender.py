@@ -1,25 +1,25 @@
 """The sending half of a writer: order, retries, idempotence, back-pressure.
 
-A `BucketQueue` holds the unacknowledged batches of one bucket in order. The `Sender` takes from the
-front of every queue what is encoded, packs it into requests by leading server and deals with the
-answers. What it promises, per bucket:
+A `BucketQueue` holds the unacknowledged batches of one bucket in order. The `Sender` takes encoded
+batches from the front of the queues, packs them into requests by leading server, and handles the
+answers. Per bucket it promises:
 
-* Batches are appended in the order they were sealed, and at most `inflight_max` are under way.
+* Batches are appended in the order in which they were sealed; at most `inflight_max` are under way.
 * With idempotence each batch has a sequence, so sending it again cannot write it twice.
-* After a failure that may pass, nothing overtakes: the failed batch goes first, alone, and the rest
-  follows when it is through.
-* A server that reports pressure gets fewer batches at a time, at full pressure one.
-* A batch that cannot be written is reported, never dropped silently; the ones behind it go on under
-  a new writer id, because the server would refuse the gap in the sequences.
-* A sender with a writer id of its own (a producer's) has no other one to go on under: with the
-  first batch that cannot be written it ends, and those behind fail for the same reason.
+* After a passing failure nothing overtakes: the failed batch is sent first and alone, the others
+  follow once it succeeded.
+* A server under pressure gets fewer batches at a time; at full pressure it gets one.
+* A batch that cannot be written is reported, never dropped silently. The batches behind it continue
+  under a new writer id, because the server would refuse the gap in the sequences.
+* A sender with a fixed writer id (a producer's) cannot change its id: it ends with the first batch
+  that cannot be written, and the batches behind it fail for the same reason.
 
-| answer | what happens |
+| answer | reaction |
 |---|---|
-| ok, 32 (seen before) | done |
-| 31 (gap) behind an unfinished batch | sent again when its turn comes |
-| 31 at the front, 33 (writer forgotten) | sent again under a new id, unless it may be there |
-| an error that may pass, no answer | pause, new metadata, sent again until the deadline |
+| ok, 32 (duplicate) | the batch is done |
+| 31 (gap) behind an unfinished batch | the batch is sent again in its turn |
+| 31 at the front, 33 (unknown writer) | sent again under a new id, unless it may be written |
+| a passing error, no answer | pause, refresh metadata, send again until the deadline |
 | 3, 14 (corrupt) | sent again `CORRUPT_RETRIES_MAX` times |
 | bucket missing in the answer, any other error | the batch fails |
 """
@@ -58,14 +58,14 @@ from zufluss.wire.tables import bucket_key, path_to_proto
 log = logging.getLogger(__name__)
 
 CORRUPT_RETRIES_MAX: Final = 2
-"""A batch the server finds corrupt is sent again this often; it may have been hurt on the way."""
+"""Retries of a batch that the server finds corrupt; it may have been damaged on the way."""
 _CORRUPT: Final = frozenset({ErrorCode.CORRUPT_MESSAGE, ErrorCode.CORRUPT_RECORD_EXCEPTION})
 _UNANSWERED: Final = (NetworkError, TimeoutError)
 _SEQUENCE_MASK: Final = 0x7FFF_FFFF
 
 
-class Encoded(Protocol):
-    """A batch as it is sent; writer id and sequence can be set again."""
+class SendableBatch(Protocol):
+    """A batch ready to send; writer id and sequence can be changed."""
 
     view: memoryview
     """The bytes of the whole batch."""
@@ -73,41 +73,41 @@ class Encoded(Protocol):
     def __len__(self) -> int: ...
 
     def stamp(self, writer_id: int, sequence: int) -> None:
-        """Write the header with this writer id and sequence, unless it has them already."""
+        """Write the header with this writer id and sequence, if they differ."""
         ...
 
 
 class WriteCall(NamedTuple):
-    """How batches travel: PRODUCE_LOG or PUT_KV."""
+    """The request that carries batches: PRODUCE_LOG or PUT_KV."""
 
     api_key: ApiKey
-    """What is called."""
+    """The API key of the request."""
     response: type[Message]
-    """The answer: `buckets_resp` with a code, and perhaps a pressure, for each bucket."""
+    """The answer's type; `buckets_resp` has an error code and maybe a pressure per bucket."""
     request: Callable[[int, int, int, Sequence[tuple[TableBucket, Buffer]]], list[Buffer]]
-    """The body for acks, table id, time-out and the batch of each bucket."""
+    """Builds the body from acks, table id, timeout and the batch of each bucket."""
 
 
 @dataclass(slots=True, eq=False)
 class PendingBatch:
-    """A sealed batch on its way."""
+    """A sealed batch that is not acknowledged yet."""
 
     done: asyncio.Future[None]
     """Resolved when the batch is acknowledged or has failed."""
     deadline: float
-    """Loop time after which it is not sent again."""
+    """Loop time after which the batch is not sent again."""
     sequence: int
-    """Its number within the writer id of its bucket."""
+    """The batch's number under the writer id of its bucket."""
     memory: int
-    """Bytes of the writer's budget it holds."""
-    encoded: Encoded | None = None
-    """The bytes, None while a thread is at it."""
+    """Bytes that the batch takes from the writer's budget."""
+    encoded: SendableBatch | None = None
+    """The encoded batch; None while a thread encodes it."""
     in_flight: bool = False
-    """Sent and not answered."""
+    """True while the batch is sent and not answered."""
     attempts: int = 0
-    """How often it was sent."""
+    """Number of times the batch was sent."""
     unanswered: bool = False
-    """An attempt got no answer: the server may have written it."""
+    """True if an attempt got no answer, so the server may have written the batch."""
 
 
 @dataclass(slots=True, eq=False)
@@ -115,30 +115,30 @@ class BucketQueue:
     """The unacknowledged batches of one bucket, in order."""
 
     bucket: TableBucket
-    """Which bucket."""
+    """The bucket."""
     partition: str | None
-    """The partition's name, to ask for its leader."""
+    """The partition's name, for requests for its leader; None without partitions."""
     writer_id: int = NO_WRITER_ID
-    """The idempotent writer id its sequences belong to."""
+    """The writer id of the sequences."""
     next_sequence: int = 0
     """The sequence of the next batch."""
     last_acked: int = -1
     """The highest sequence acknowledged under this writer id."""
     batches: deque[PendingBatch] = field(default_factory=deque)
-    """Unacknowledged, in order of their sequence."""
+    """Unacknowledged batches in order of their sequences."""
     in_flight: int = 0
-    """How many of them are sent and not answered."""
+    """Number of batches that are sent and not answered."""
     backoff: Backoff | None = None
-    """Set while the first batch is being retried: then it goes alone."""
+    """Set while the first batch is retried; then it is sent alone."""
     paused: bool = False
-    """Waiting for a pause, a connection or a writer id."""
+    """True while the queue waits for a pause, a socket or a writer id."""
     reset: bool = False
-    """A new writer id is needed before anything else is sent."""
+    """True if a new writer id is needed before the next batch is sent."""
     pressure: float = 0.0
-    """How hard-pressed the server said it is, 0 to 1."""
+    """The pressure that the server reported, 0 to 1."""
 
     def sendable(self, inflight_max: int) -> PendingBatch | None:
-        """The next batch that may be sent now."""
+        """The next batch that may be sent now; None if there is none."""
         alone = self.backoff is not None or self.reset
         limit = 1 if alone else max(1, round(inflight_max * (1 - self.pressure)))
         if self.paused or self.in_flight >= limit:
@@ -159,7 +159,7 @@ class Sender:
         writer_id: int | None = None,
     ) -> None:
         self.ended: ZuflussError | None = None
-        """Why nothing more is sent; only of a sender with a writer id of its own."""
+        """Why a sender with a fixed writer id has ended; None while it sends."""
         self._fixed_id = writer_id
         self._connection = connection
         self._options = connection.options
@@ -171,10 +171,10 @@ class Sender:
         self._pump_due = False
         self._tasks: set[asyncio.Task[None]] = set()
 
-    # -- what the writer calls -----------------------------------------------------------------
+    # -- called by the writer -----------------------------------------------------------------
 
     async def new_writer_id(self) -> int:
-        """Its own writer id, or one of the cluster, or −1 without idempotence."""
+        """The fixed writer id, or a new one from the cluster; −1 without idempotence."""
         if self._fixed_id is not None:
             return self._fixed_id
         if not self._options.idempotent:
@@ -192,7 +192,7 @@ class Sender:
             await backoff.pause(failure)
 
     def add(self, queue: BucketQueue, memory: int) -> PendingBatch:
-        """Give a new batch its place and its sequence; it is sent when `encoded` is called."""
+        """Queue a new batch with its sequence; it is sent once `encoded` was called."""
         sequence = queue.next_sequence if self._options.idempotent else NO_SEQUENCE
         queue.next_sequence = (queue.next_sequence + 1) & _SEQUENCE_MASK
         deadline = self._loop.time() + self._options.delivery_timeout_ms / 1000
@@ -200,13 +200,13 @@ class Sender:
         queue.batches.append(batch)
         return batch
 
-    def encoded(self, queue: BucketQueue, batch: PendingBatch, encoded: Encoded) -> None:
-        """The bytes of a batch are there."""
+    def encoded(self, queue: BucketQueue, batch: PendingBatch, encoded: SendableBatch) -> None:
+        """Note the encoded batch and send it in its turn."""
         batch.encoded = encoded
         self._wake(queue)
 
     def fail(self, queue: BucketQueue, batch: PendingBatch, reason: ZuflussError) -> None:
-        """Give a batch up."""
+        """Give up a batch and report the reason."""
         queue.batches.remove(batch)
         if self._fixed_id is not None:
             self.ended = self.ended or reason
@@ -216,11 +216,11 @@ class Sender:
         self._wake(queue)
 
     def end(self, reason: ZuflussError) -> None:
-        """Send nothing more; what is sent already may still be answered."""
+        """Send no more batches; those under way may still be answered."""
         self.ended = self.ended or reason
 
     async def close(self) -> None:
-        """Stop retrying; call it when no batch is left, or to give up."""
+        """Cancel retries; for a sender without batches, or to give up."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -234,7 +234,7 @@ class Sender:
             self._loop.call_soon(self._pump)
 
     def _pump(self) -> None:
-        """Send everything that may be sent, one batch per bucket and request."""
+        """Send what may be sent now, at most one batch per bucket and request."""
         self._pump_due = False
         queues, self._ready = self._ready, {}
         by_server: dict[ServerNode, list[tuple[BucketQueue, PendingBatch]]] = {}
@@ -341,7 +341,7 @@ class Sender:
 
     def _out_of_order(self, queue: BucketQueue, batch: PendingBatch, reason: ZuflussError) -> None:
         if batch.sequence <= queue.last_acked:
-            self._acknowledged(queue, batch)  # a later one is there, so this one is
+            self._acknowledged(queue, batch)  # a later batch is written, so this one is, too
         elif batch is not queue.batches[0]:
             return
         elif self._fixed_id is not None:
@@ -358,7 +358,7 @@ class Sender:
         return reason.retriable and in_time and batch.attempts <= self._options.retries
 
     def _retry(self, queue: BucketQueue, reason: ZuflussError) -> None:
-        """Let the queue pause, unless it does already; then its first batch is sent again."""
+        """Pause the queue, then send its first batch again."""
         if queue.backoff is None:
             queue.backoff = Backoff(self._options.delivery_timeout_ms)
         if queue.paused:
@@ -368,10 +368,10 @@ class Sender:
             self._connection.metadata.forget_leader(queue.bucket)
         self._start(queue, self._recover(queue, reason))
 
-    # -- what a queue waits for ----------------------------------------------------------------
+    # -- pauses and recovery -----------------------------------------------------------------
 
     def _start(self, queue: BucketQueue, work: Coroutine[Any, Any, None]) -> None:
-        """Run something the queue has to wait for; it is woken afterwards."""
+        """Run work for which the queue pauses; the queue is woken afterwards."""
         queue.paused = True
         task = self._loop.create_task(work)
         self._tasks.add(task)
@@ -387,7 +387,7 @@ class Sender:
         self._wake(queue)
 
     async def _recover(self, queue: BucketQueue, reason: ZuflussError | None) -> None:
-        """Pause if there is a reason to, then find the leader and connect to it."""
+        """Pause after a failure, then find the leader and connect to it."""
         while True:
             if reason is not None:
                 self._fail_waiting(queue, reason, self._loop.time())
@@ -415,7 +415,10 @@ class Sender:
         await self._connection.socket(leader.address)
 
     async def _renumber(self, queue: BucketQueue) -> None:
-        """Go on under a new writer id: sequences from 0, for every batch that is safe to resend."""
+        """Continue under a new writer id with sequences from 0.
+
+        Batches that the server may have written already fail instead.
+        """
         for batch in [b for b in queue.batches if b.unanswered]:
             self.fail(
                 queue,
@@ -431,14 +434,14 @@ class Sender:
         queue.next_sequence, queue.last_acked, queue.reset = len(queue.batches), -1, False
 
     def _fail_encoded(self, queue: BucketQueue, reason: ZuflussError) -> None:
-        """Give up what could be sent now; the rest follows when it is encoded or answered."""
+        """Give up batches that could be sent; the others follow once encoded or answered."""
         for batch in [b for b in queue.batches if b.encoded is not None and not b.in_flight]:
             self.fail(queue, batch, reason)
 
     def _fail_waiting(
         self, queue: BucketQueue, reason: ZuflussError, deadline: float = float("inf")
     ) -> None:
-        """Give up the batches that are not under way and whose deadline has passed."""
+        """Give up batches that are not under way and whose deadline has passed."""
         for batch in [b for b in queue.batches if not b.in_flight and b.deadline <= deadline]:
             self.fail(queue, batch, reason)
 
@@ -454,7 +457,7 @@ def _outcome(result: Any, bucket: TableBucket) -> ZuflussError | None:
 def _requests(
     items: list[tuple[BucketQueue, PendingBatch]], bytes_max: int
 ) -> Iterator[list[tuple[BucketQueue, PendingBatch]]]:
-    """Cut the batches for one server into requests of about `bytes_max`, one batch at least."""
+    """Cut the batches for one server into requests of at most `bytes_max`, or of one batch."""
     request: list[tuple[BucketQueue, PendingBatch]] = []
     size = 0
     for queue, batch in items:

@@ -1,27 +1,27 @@
-"""The upsert writer of primary-key tables: whole rows, some columns of rows, deletes.
+"""The writer of primary-key tables: upserts of whole rows or some columns, and deletes.
 
-Routing, batching and sending are `write/writer.py`. Here a batch is encoded: rows and keys of all
-chunks at once, wherever they stood, then put back into the order in which they were written. So a
-key that is written, deleted and written again in one batch ends as its last write says.
+`write/writer.py` routes, batches and sends. This module encodes a batch: rows and keys of all
+chunks at once, then in the order in which they were written. So a key that is written, deleted and
+written again within one batch ends with its last write.
 
-With `columns` a writer changes only these; the others of a row keep what they have, or are null in
-a new row. The input may have more columns, they are not looked at. A column that the server counts
-up (auto-increment) is never written, whatever the input has.
+With `columns` a writer changes only these columns. The other columns of a row keep their values, or
+are null in a new row. Further columns of the input are ignored. An auto-increment column is never
+written, even if the input has it.
 
-| columns | refused when |
+| columns | refused if |
 |---|---|
 | some | one is unknown or given twice, a key column is missing, one beside the key is NOT NULL |
 | all | never: these are whole rows |
 
-| merge mode | what the rows are |
+| merge mode | meaning of the rows |
 |---|---|
-| `aggregate` | inputs: the table's merge engine says what becomes of them; the usual one |
-| `overwrite` | rows as they are to be, past the engine |
+| `aggregate` | inputs of the table's merge engine (default) |
+| `overwrite` | new values of the rows, bypassing the merge engine |
 | `merge_state` | states of an aggregation table, as its columns hold them |
 | `retract` | inputs of an aggregation table that are taken back |
 
-A writer that aggregates itself (`pre_aggregate`) folds the rows of each batch to one per key before
-it sends them, as states: less to send and less to merge where keys repeat.
+With `pre_aggregate` the writer folds the rows of each batch to one state per key before it sends
+them, which saves bytes and merges if keys repeat.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from zufluss.client.core.cluster import ClusterConnection
 from zufluss.client.core.keys import check_primary_key
 from zufluss.client.write.encode import BATCH_BYTES_MAX, join
 from zufluss.client.write.sender import WriteCall
-from zufluss.client.write.writer import BatchWriter, Chunk, Identity
+from zufluss.client.write.writer import BatchWriter, Identity, RowChunk
 from zufluss.config import table_options as t
 from zufluss.errors import (
     ConfigError,
@@ -59,13 +59,13 @@ from zufluss.wire.api import ApiKey
 from zufluss.wire.hot.put import put_request
 
 MergeModeName = Literal["aggregate", "overwrite", "merge_state", "retract"]
-"""What the rows of a writer are to the stored ones."""
+"""How the rows of a writer combine with the stored ones."""
 
 Fold = Callable[[pa.RecordBatch], pa.RecordBatch]
-"""Rows of the table in, fewer of them out."""
+"""Folds rows of the table to one per key."""
 
-# The fields of a KV batch's header that change when it is sent under another writer id; the layout
-# stands in `zufluss.record.batch.kv`.
+# The fields of a KV batch's header that change with the writer id; `zufluss.record.batch.kv`
+# describes the layout.
 _WRITER: Final = struct.Struct("<qi")
 _WRITER_AT: Final = 12
 _CRC: Final = struct.Struct("<I")
@@ -73,7 +73,7 @@ _CRC_AT: Final = 5
 
 
 class AsyncUpsertWriter(BatchWriter):
-    """Writes to a primary-key table. Make it with `table.upsert()`.
+    """Upserts and deletes rows of a primary-key table; `table.upsert()` makes it.
 
     >>> async with table.upsert() as writer:  # doctest: +SKIP
     ...     await writer.write({"id": [1, 2], "name": ["a", "b"]})
@@ -93,7 +93,7 @@ class AsyncUpsertWriter(BatchWriter):
         check_primary_key(info, "upsert", "table.append()")
         mode = put_mode(info, merge_mode, pre_aggregate)
         self.columns = target_columns(info, columns)
-        """The columns that are written, in table order."""
+        """The written columns, in table order."""
         whole = len(self.columns) == len(info.schema)
         targets = () if whole else info.schema.indexes_of(self.columns)
         request = functools.partial(put_request, targets, agg_mode=mode)
@@ -103,14 +103,14 @@ class AsyncUpsertWriter(BatchWriter):
         self._encoder = PutEncoder(info, _folding(info, self.columns) if pre_aggregate else None)
 
     def columns_of(self, *, delete: bool) -> Sequence[str]:
-        """The primary key for deletes, what the writer was made for otherwise."""
+        """The primary key for deletes, the written columns otherwise."""
         return self.info.schema.primary_key if delete else self.columns
 
     async def delete(self, data: Any) -> None:
-        """Delete rows; `data` has whole rows or only the key columns, in every form of `write`.
+        """Delete rows by key; `data` is in any form of `write`, whole rows or only their keys.
 
-        A key that is not there is fine. A writer with `columns` does not remove a row that has
-        values in other columns; it sets its own columns to null.
+        A key without a row is no error. A writer with `columns` sets its columns to null, and
+        removes the row only if no other column has a value.
 
         >>> await writer.delete({"id": [1, 2]})  # doctest: +SKIP
         """
@@ -118,7 +118,7 @@ class AsyncUpsertWriter(BatchWriter):
         await self._take_over(data, delete=True)
 
     def check_deletes(self) -> None:
-        """Raise if this writer cannot delete."""
+        """Raise if this writer has no deletes (`pre_aggregate`)."""
         if self._pre_aggregates:
             raise error(
                 ErrorCode.DELETION_DISABLED_EXCEPTION,
@@ -126,18 +126,18 @@ class AsyncUpsertWriter(BatchWriter):
                 f"{self.info.path} by a writer without pre_aggregate",
             )
 
-    def encode(self, chunks: Sequence[Chunk], writer_id: int, sequence: int) -> EncodedPut:
-        """The KV batch of the chunks, in order."""
+    def encode(self, chunks: Sequence[RowChunk], writer_id: int, sequence: int) -> EncodedPut:
+        """Encode the chunks, in order, as one KV batch."""
         return self._encoder.encode(chunks, writer_id, sequence)
 
 
 def put_mode(info: TableInfo, name: MergeModeName, pre_aggregate: bool) -> MergeMode:
-    """The mode of a writer's puts; errors if the table has no such mode."""
+    """The merge mode of a writer's puts; raises if the table does not support it."""
     if name not in get_args(MergeModeName):
         raise ConfigError(f"merge_mode {name!r} is none of {', '.join(get_args(MergeModeName))}")
     if pre_aggregate and name != "aggregate":
         raise ConfigError(
-            f"pre_aggregate makes states of inputs, and merge_mode {name!r} takes something else; "
+            f"pre_aggregate turns inputs into states, but merge_mode {name!r} expects other rows; "
             "leave one of them out"
         )
     mode = MergeMode.MERGE_STATE if pre_aggregate else MergeMode[name.upper()]
@@ -153,7 +153,7 @@ def put_mode(info: TableInfo, name: MergeModeName, pre_aggregate: bool) -> Merge
 
 
 def target_columns(info: TableInfo, columns: Sequence[str] | None) -> tuple[str, ...]:
-    """The columns a writer writes, in table order; `InvalidTargetColumnError` if they may not."""
+    """The written columns in table order; raises `InvalidTargetColumnError` if not allowed."""
     schema = info.schema
     if columns is None:
         return tuple(name for name in schema.names if name not in schema.auto_increment_column)
@@ -193,7 +193,7 @@ def _check_nullable(info: TableInfo) -> None:
 
 
 class EncodedPut:
-    """A KV batch as it is sent; writer id and sequence can be set again."""
+    """A KV batch ready to send; writer id and sequence can be changed."""
 
     __slots__ = ("_stamped", "view")
 
@@ -206,7 +206,7 @@ class EncodedPut:
         return len(self.view)
 
     def stamp(self, writer_id: int, sequence: int) -> None:
-        """Write this writer id and sequence into the header, unless it has them already."""
+        """Write this writer id and sequence into the header, if they differ."""
         if self._stamped != (writer_id, sequence):
             _WRITER.pack_into(self.view, _WRITER_AT, writer_id, sequence)
             _CRC.pack_into(self.view, _CRC_AT, crc32c(self.view[_CRC_AT + _CRC.size :]))
@@ -214,7 +214,7 @@ class EncodedPut:
 
 
 class PutEncoder:
-    """Encodes for one table; safe to use from several threads."""
+    """Encodes KV batches of one table. Threads may share it."""
 
     def __init__(self, info: TableInfo, fold: Fold | None = None) -> None:
         from zufluss.record.batch.kv import build_kv_batch  # these load the compiled kernels
@@ -229,8 +229,8 @@ class PutEncoder:
         self._rows = RowCodec(info.schema, info.property(t.TABLE_KV_FORMAT))
         self._fold = fold
 
-    def encode(self, chunks: Sequence[Chunk], writer_id: int, sequence: int) -> EncodedPut:
-        """The KV batch of the chunks, in order."""
+    def encode(self, chunks: Sequence[RowChunk], writer_id: int, sequence: int) -> EncodedPut:
+        """Encode the chunks, in order, as one KV batch."""
         upserts = [chunk.rows for chunk in chunks if not chunk.delete]
         deletes = [chunk.rows for chunk in chunks if chunk.delete]
         parts = []
@@ -260,7 +260,7 @@ class PutEncoder:
         return Slices.contiguous(*self._keys.encode(rows))
 
     def _complete(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """The rows with every column of the table, null where the writer has none."""
+        """Add the columns that the writer does not write, as nulls."""
         if rows.schema.names == self._schema.names:
             return rows
         columns = [
@@ -273,7 +273,7 @@ class PutEncoder:
 
 
 def _folding(info: TableInfo, columns: Sequence[str]) -> Fold:
-    """Rows to one per key, with states in the place of inputs, of the columns that are written."""
+    """The fold of `pre_aggregate`: one row per key, with states of the written columns."""
     from zufluss.record.aggregate.local import pre_aggregate  # loads the compiled kernels
 
     schema = info.schema
@@ -297,8 +297,8 @@ def _concatenated(parts: Sequence[Slices]) -> Slices:
     return Slices(data, np.concatenate(starts), np.concatenate(ends))
 
 
-def _interleaved(chunks: Sequence[Chunk]) -> npt.NDArray[np.int64]:
-    """Where each row, in the order written, stands when all upserts come before all deletes."""
+def _interleaved(chunks: Sequence[RowChunk]) -> npt.NDArray[np.int64]:
+    """For each row in written order, its index when all upserts precede all deletes."""
     sizes = np.array([chunk.rows.num_rows for chunk in chunks])
     deletes = np.repeat([chunk.delete for chunk in chunks], sizes)
     return np.where(

@@ -1,24 +1,23 @@
-"""What every writer does: rows of any shape in, acknowledged batches out.
+"""The base of all writers: takes rows of any form and has them acknowledged in batches.
 
     write → convert to Arrow → partition → bucket → open batch → encode in a thread → send
 
-`BatchWriter` does the steps up to the sealed batch; sending, retries and idempotence are
-`write/sender.py`; what the rows are and how a batch is encoded say the writers themselves
-(`write/append.py`, `write/upsert.py`). Input that is larger than `client.writer.batch-size` is cut
-into even slices of about that size and sealed at once; smaller input waits in the open batch of its
-bucket until that is full or `client.writer.batch-timeout` has passed. Rows given one by one as
-dicts are gathered the same way before they are converted.
+`BatchWriter` does the steps up to the sealed batch. `write/sender.py` sends, retries and numbers
+batches; the subclasses (`write/append.py`, `write/upsert.py`) encode them. Input larger than
+`client.writer.batch-size` is cut into even slices of about that size and sealed at once. Smaller
+input waits in the open batch of its bucket until that is full or `client.writer.batch-timeout` has
+passed. Single rows (dicts) are gathered in the same way before they are converted.
 
-`write` returns when the rows are taken over; it waits while more than
-`client.writer.buffer.memory-size` is unacknowledged. `flush` returns when everything written
-before is acknowledged. A batch that failed for good is reported once, by the next `write`, `flush`
-or `close`. Whatever goes to one bucket arrives there in the order it was written.
+`write` returns when the writer has taken the rows; it waits while more than
+`client.writer.buffer.memory-size` is unacknowledged. `flush` returns when all rows written before
+are acknowledged. A batch that failed for good is reported once, by the next `write`, `flush` or
+`close`. Rows of one bucket arrive in the order in which they were written.
 
-A producer's writer (`Identity`) is different in two ways. With the first batch that fails it ends,
-and says so to whoever calls it. And the writer of a task cuts its batches by its input alone, never
-by time or by what else is under way: a task that is run again sends the same batches under the same
-numbers, and the server drops those that it has. So what is in no batch yet when it fails (an
-exception leaves its `with`) is dropped: a batch that ends early would stand for a whole one.
+The writer of a producer (`Identity`) differs in two ways. It ends with the first batch that fails,
+and every later call says so. And the writer of a task cuts its batches by its input alone, never by
+time or load: a task that runs again sends the same batches under the same numbers, and the server
+drops those that it has. For that reason rows in an open batch are dropped when the task fails (an
+exception leaves its `with`): a batch that ends early would take the number of a whole one.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from zufluss.client.core.budget import MemoryBudget
 from zufluss.client.core.catalog import list_partitions
 from zufluss.client.core.cluster import ClusterConnection
 from zufluss.client.core.convert import ColumnMismatchError, is_row, rows_to_batch, to_batches
-from zufluss.client.write.sender import BucketQueue, Encoded, PendingBatch, Sender, WriteCall
+from zufluss.client.write.sender import BucketQueue, PendingBatch, SendableBatch, Sender, WriteCall
 from zufluss.errors import (
     ConfigError,
     PartitionNotExistError,
@@ -52,50 +51,51 @@ from zufluss.wire.api import ApiKey
 from zufluss.wire.tables import path_to_proto
 
 ROWS_GATHERED_MAX: Final = 2_000
-"""Single rows that wait to be converted together."""
+"""Single rows that are gathered before they are converted together."""
 
 FULL: Final = 0.75
-"""An open batch with this part of `client.writer.batch-size` is full: more would overshoot it."""
+"""An open batch with this fraction of `client.writer.batch-size` is full: more would exceed it."""
 THREAD_ROWS_MIN: Final = 4_096
-"""Batches of fewer rows are hashed and split where they are."""
+"""Batches of fewer rows are hashed and split on the event loop, not in a thread."""
 
 
-class Chunk(NamedTuple):
+class RowChunk(NamedTuple):
     """Rows of one bucket that were written together."""
 
     rows: pa.RecordBatch
     """Whole rows, or the keys of rows to delete."""
     delete: bool
-    """They are to be deleted."""
+    """True if the rows are to be deleted."""
 
 
 class Identity(NamedTuple):
-    """Who a producer's writer is."""
+    """The writer id of a producer's writer."""
 
     writer_id: int
-    """Stands in its batches; sequences begin at 0."""
+    """The writer id in the batches; sequences begin at 0."""
     seed: int | None = None
-    """Of a task: batches are cut by the input alone, buckets without key begin with this one."""
+    """Set for a task: batches are cut by the input alone, and rows without bucket key begin at the
+    bucket of this number."""
 
     @property
     def repeatable(self) -> bool:
-        """The same input gives the same batches."""
+        """Whether the same input gives the same batches."""
         return self.seed is not None
 
 
 class _OpenBatch:
-    """What one bucket was given and waits for more."""
+    """The rows of one bucket that wait for more."""
 
     __slots__ = ("chunks", "memory", "since")
 
     def __init__(self, since: float) -> None:
-        self.chunks: list[Chunk] = []
+        self.chunks: list[RowChunk] = []
         self.memory = 0
         self.since = since
 
 
 class BatchWriter:
-    """Routes rows to buckets and has them sent in batches; the base of the writers."""
+    """Routes rows to buckets and sends them in batches; the base of the writers."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class BatchWriter:
                 "false switches off; leave it true"
             )
         self.info = info
-        """The table as it was when the writer was made."""
+        """The table as it was when it was opened."""
         self._connection = connection
         self._options = connection.options
         self._loop = asyncio.get_running_loop()
@@ -137,20 +137,24 @@ class BatchWriter:
         state = "closed" if self._closed else f"{len(self._pending)} batches under way"
         return f"<{type(self).__name__} {self.info.path}, {state}>"
 
-    # -- what a writer is ----------------------------------------------------------------------
+    # -- subclasses ---------------------------------------------------------------------------
 
     def columns_of(self, *, delete: bool) -> Sequence[str] | None:
-        """The columns that are taken of the input; None for all of them."""
+        """The columns to take from the input; None for all."""
         raise NotImplementedError
 
-    def encode(self, chunks: Sequence[Chunk], writer_id: int, sequence: int) -> Encoded:
-        """The bytes of a batch; runs in a thread."""
+    def encode(self, chunks: Sequence[RowChunk], writer_id: int, sequence: int) -> SendableBatch:
+        """Encode one batch; runs in a thread."""
         raise NotImplementedError
 
     # -- what users call -----------------------------------------------------------------------
 
     async def write(self, data: Any) -> None:
-        """Take over rows; see `zufluss.client.core.convert` for everything `data` may be.
+        """Write rows: Arrow, pandas, polars, a dict of columns, a dict row, a list of dict rows.
+
+        Columns are matched by name and converted to the table's types; `ColumnMismatchError` says
+        which column does not fit. Returns when the writer has taken the rows; `flush` waits until
+        they are acknowledged.
 
         >>> await writer.write(pandas_frame)  # doctest: +SKIP
         >>> await writer.write({"id": 1, "name": "one row"})  # doctest: +SKIP
@@ -165,21 +169,21 @@ class BatchWriter:
             await self.write_batches(self.convert(data, delete=delete), delete=delete)
 
     def convert(self, data: Any, *, delete: bool = False) -> Iterator[pa.RecordBatch]:
-        """Yield `data` as batches that `write_batches` takes. From any thread."""
+        """Convert `data` to batches for `write_batches`. Any thread may call this."""
         return to_batches(data, self.info.schema.arrow, self.columns_of(delete=delete))
 
     async def write_batches(
         self, batches: Iterable[pa.RecordBatch], *, delete: bool = False
     ) -> None:
-        """Take over record batches as `convert` gives them."""
+        """Write record batches that `convert` returned."""
         self._check()
         async with self._order:
             await self._convert_rows()
             for batch in batches:
-                await self._route(Chunk(batch, delete))
+                await self._route(RowChunk(batch, delete))
 
     def add_row(self, row: Mapping[str, Any], *, delete: bool = False) -> bool:
-        """Keep one row for later; True when it is time for `take_rows`. From any thread."""
+        """Gather one row; returns True when `take_rows` is due. Any thread may call this."""
         self._check()
         with self._rows_lock:
             self._rows.append((delete, row))
@@ -189,25 +193,25 @@ class BatchWriter:
         return count >= ROWS_GATHERED_MAX
 
     async def take_rows(self) -> None:
-        """Convert and write the rows kept by `add_row`."""
+        """Convert and write the rows that `add_row` gathered."""
         async with self._order:
             await self._convert_rows()
 
     async def flush(self) -> None:
-        """Wait until everything written before is acknowledged; raise the first failure."""
+        """Wait until all rows written before are acknowledged; raises the first failure."""
         async with self._order:
             await self._convert_rows()
             self._seal_all()
         await self._acknowledged()
 
     async def _acknowledged(self) -> None:
-        """Wait for every batch that is sealed; raise the first failure."""
+        """Wait for all sealed batches; raises the first failure."""
         if self._pending:
             await asyncio.wait([batch.done for batch in self._pending])
         self._raise_failure()
 
     async def close(self) -> None:
-        """Flush, then let nothing more be written."""
+        """Flush and end the writer. Closing twice is no error."""
         if self._closed:
             return
         try:
@@ -240,7 +244,7 @@ class BatchWriter:
             exc.add_note(f"and the writer failed: {e}")
 
     def _drop_open(self) -> None:
-        """Forget what is in no batch yet: when the task is run again, its batches end elsewhere."""
+        """Drop rows that are in no sealed batch yet; see the module's docstring."""
         for batch in self._open.values():
             self._budget.give(batch.memory)
         self._open.clear()
@@ -250,7 +254,7 @@ class BatchWriter:
 
     def _check(self) -> None:
         if self._closed:
-            raise ZuflussError(f"the writer of table {self.info.path} is closed; make a new one")
+            raise ZuflussError(f"the writer of table {self.info.path} is closed; open a new one")
         self._raise_failure()
 
     def _raise_failure(self) -> None:
@@ -261,13 +265,13 @@ class BatchWriter:
         if ended is not None:
             raise error(
                 ended.code,
-                "the writer ended and takes nothing more; go on from the last checkpoint with a "
-                f"new one. It ended by: {ended.message}",
+                "the writer has ended and takes no more rows; continue from the last checkpoint "
+                f"with a new one. It ended by: {ended.message}",
             )
 
     @property
     def _untold(self) -> bool:
-        """There are rows, or a failure, that the caller does not know the end of."""
+        """Whether rows are unacknowledged or a failure is unreported."""
         return bool(self._pending or self._open or self._rows or self._failure)
 
     @property
@@ -304,14 +308,14 @@ class BatchWriter:
             raise failure
 
     async def _convert_group(self, rows: list[Mapping[str, Any]], delete: bool) -> None:
-        """Write rows; where one among them does not fit write the others, then raise."""
+        """Write rows; if some do not fit, write the others and raise the first mismatch."""
         try:
             batch = rows_to_batch(rows, self.info.schema.arrow, self.columns_of(delete=delete))
         except ColumnMismatchError:
             if len(rows) == 1:
                 raise
         else:
-            await self._route(Chunk(batch, delete))
+            await self._route(RowChunk(batch, delete))
             return
         failure: ZuflussError | None = None
         for row in rows:
@@ -324,7 +328,7 @@ class BatchWriter:
 
     # -- routing -------------------------------------------------------------------------------
 
-    async def _route(self, chunk: Chunk) -> None:
+    async def _route(self, chunk: RowChunk) -> None:
         if self._writer_id is None:
             self._writer_id = await self._sender.new_writer_id()
         for partition, rows in split_partitions(chunk.rows, self.info):
@@ -332,7 +336,7 @@ class BatchWriter:
                 partition_id = await self._partition_id(partition, create=not chunk.delete)
             except PartitionNotExistError:
                 if chunk.delete:
-                    continue  # where no partition is there is nothing to delete
+                    continue  # a missing partition has no rows to delete
                 raise
             assigner = self._assigners.get(partition)
             if assigner is None:
@@ -341,7 +345,7 @@ class BatchWriter:
             for piece in _slices(rows, self._options.batch_bytes * self._fan_out):
                 for bucket, part in await self._assign(assigner, piece):
                     queue = self._queue(partition, partition_id, bucket)
-                    await self._append(queue, Chunk(part, chunk.delete), assigner)
+                    await self._append(queue, RowChunk(part, chunk.delete), assigner)
 
     def _new_assigner(self) -> BucketAssigner:
         seed = None if self._identity is None else self._identity.seed
@@ -350,7 +354,7 @@ class BatchWriter:
     async def _assign(
         self, assigner: BucketAssigner, rows: pa.RecordBatch
     ) -> Iterable[tuple[int, pa.RecordBatch]]:
-        """Hash large batches in a thread, so that sending goes on meanwhile."""
+        """Assign rows to buckets; large batches in a thread, so that sending continues."""
         if not self.info.bucket_keys or rows.num_rows < THREAD_ROWS_MIN:
             return assigner.assign(rows)
         executor = self._connection.executor
@@ -358,15 +362,15 @@ class BatchWriter:
 
     @property
     def _fan_out(self) -> int:
-        """Over how many buckets one piece of input is spread."""
+        """Number of buckets over which one piece of input is spread."""
         return self.info.bucket_count if self.info.bucket_keys else 1
 
     async def _partition_id(self, name: str | None, *, create: bool) -> int | None:
         if name is None:
             return None
-        known = self._connection.metadata.partitions.get((self.info.table_id, name))
-        if known is not None:
-            return known.partition_id
+        partition = self._connection.metadata.partitions.get((self.info.table_id, name))
+        if partition is not None:
+            return partition.partition_id
         if create and self._options.create_partitions and not await self._exists(name):
             await self._create_partition(name)
         try:
@@ -383,7 +387,7 @@ class BatchWriter:
             ) from e
 
     async def _exists(self, name: str) -> bool:
-        """Whether there is such a partition; servers take their time to say so as metadata."""
+        """Whether the partition exists; metadata may lag behind the coordinator."""
         spec = spec_of(self.info.partition_keys, name)
         partitions = await list_partitions(self._connection, self.info.path, spec)
         return any(partition.name == name for partition in partitions)
@@ -407,7 +411,7 @@ class BatchWriter:
 
     # -- open batches --------------------------------------------------------------------------
 
-    async def _append(self, queue: BucketQueue, chunk: Chunk, assigner: BucketAssigner) -> None:
+    async def _append(self, queue: BucketQueue, chunk: RowChunk, assigner: BucketAssigner) -> None:
         memory = chunk.rows.nbytes
         if self._repeatable:
             self._make_room(memory)
@@ -428,7 +432,7 @@ class BatchWriter:
             assigner.batch_full(queue.bucket.bucket_id)
 
     def _make_room(self, memory: int) -> None:
-        """Seal all when too much would be open: decided by the input, whatever is under way."""
+        """Seal all batches if too much would be open; depends on the input alone."""
         if self._open_bytes + memory > self._budget.limit // 2:
             self._seal_all()
 
@@ -437,7 +441,7 @@ class BatchWriter:
             self._timer = self._loop.call_later(delay, self._seal_old)
 
     def _seal_old(self) -> None:
-        """Seal what has waited long enough, and look again when the next one has."""
+        """Seal batches that waited long enough, and set the timer for the next one."""
         self._timer = None
         wait = self._options.batch_timeout_ms / 1000
         now = self._loop.time()
@@ -452,7 +456,7 @@ class BatchWriter:
             self._seal(queue)
 
     def _seal(self, queue: BucketQueue) -> None:
-        """Close the open batch of a bucket and have it encoded."""
+        """Close the open batch of a bucket and encode it in a thread."""
         rows = self._open.pop(queue)
         self._open_bytes -= rows.memory
         batch = self._sender.add(queue, rows.memory)
@@ -491,9 +495,9 @@ class BatchWriter:
             batch.done.set_result(None)
 
 
-def _slices(rows: pa.RecordBatch, bytes_wanted: int) -> Iterator[pa.RecordBatch]:
-    """The rows in even slices of about the size wanted; the same object if they are fewer."""
-    count = min(round(rows.nbytes / bytes_wanted), rows.num_rows)
+def _slices(rows: pa.RecordBatch, slice_bytes: int) -> Iterator[pa.RecordBatch]:
+    """Cut rows into even slices of about `slice_bytes`; fewer rows are returned uncut."""
+    count = min(round(rows.nbytes / slice_bytes), rows.num_rows)
     if count <= 1:
         yield rows
         return

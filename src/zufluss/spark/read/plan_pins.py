@@ -23,7 +23,7 @@ from weakref import WeakKeyDictionary
 
 from zufluss.client.connection import AsyncConnection
 from zufluss.client.core.offsets import BucketPlace, list_offsets
-from zufluss.client.keyed.pins import Pin, Pins
+from zufluss.client.keyed.pins import BucketPin, BucketPins
 from zufluss.model.table import TableInfo
 
 PINS_MAX: Final = 32
@@ -38,7 +38,7 @@ class _Plan:
 
     table_id: int
     count: int
-    pins: Pins
+    pins: BucketPins
 
 
 _plans: WeakKeyDictionary[AsyncConnection, list[_Plan]] = WeakKeyDictionary()
@@ -47,7 +47,7 @@ _plans: WeakKeyDictionary[AsyncConnection, list[_Plan]] = WeakKeyDictionary()
 
 async def pin_states(
     connection: AsyncConnection, info: TableInfo, places: Sequence[BucketPlace]
-) -> list[Pin]:
+) -> list[BucketPin]:
     """The state of these buckets now; those to which nothing was ever written are left out."""
     end = await list_offsets(connection, info, places, "latest")
     places = [place for place in places if end[place.bucket]]
@@ -57,10 +57,10 @@ async def pin_states(
     plans = _plans.setdefault(connection, [])
     for old in _taken_out(plans, info.table_id, len(few)):
         await old.pins.close()
-    pins = Pins(connection, info, resume=True, keep=False)
+    pins = BucketPins(connection, info, resume=True, keep=False)
     await pins.open(few, {})
     plans.append(_Plan(info.table_id, len(few), pins))
-    rest = [Pin.not_opened(place, end[place.bucket]) for place in places[PINS_MAX:]]
+    rest = [BucketPin.not_opened(place, end[place.bucket]) for place in places[PINS_MAX:]]
     return [*(pins[place.bucket] for place in few), *rest]
 
 

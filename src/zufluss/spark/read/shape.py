@@ -27,7 +27,7 @@ from zufluss.client.read.decode import (
     OFFSET,
     TIMESTAMP,
 )
-from zufluss.client.read.union_rows import Shape
+from zufluss.client.read.union_rows import UnionShape
 from zufluss.errors import InvalidColumnProjectionError, InvalidTimestampError
 from zufluss.model.expression import Expression
 from zufluss.model.schema import Schema
@@ -106,10 +106,10 @@ class ReadShape:
     """Only rows of these times."""
 
     @cached_property
-    def _shape(self) -> Shape:
+    def _shape(self) -> UnionShape:
         names = [name for name in self.schema.names if not self._is_ours(name)]
         wanted = names or self.info.schema.names[:1]
-        return Shape(self.info, wanted, self.filter, with_offsets=False)
+        return UnionShape(self.info, wanted, self.filter, with_offsets=False)
 
     def _is_ours(self, name: str) -> bool:
         return self.changelog and name in CHANGELOG_COLUMNS

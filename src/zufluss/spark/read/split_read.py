@@ -19,8 +19,8 @@ import pyarrow as pa
 
 from zufluss.client.core.offsets import places_of
 from zufluss.client.keyed.live_rows import PinRows
-from zufluss.client.keyed.pins import Pin, Pins
-from zufluss.client.keyed.rows import Shape as KvShape
+from zufluss.client.keyed.pins import BucketPin, BucketPins
+from zufluss.client.keyed.rows import KvScanShape as KvShape
 from zufluss.client.read.lake_rows import open_lake
 from zufluss.client.read.union_plan import TailRange
 from zufluss.client.read.union_rows import (
@@ -80,11 +80,13 @@ class SplitRead:
         finally:
             self._release([split.pin for split in waiting if isinstance(split, StateSplit)])
 
-    def _release(self, unread: Sequence[Pin]) -> None:
+    def _release(self, unread: Sequence[BucketPin]) -> None:
         """Close pins that this task is not going to read."""
         if unread:
             here = self._client()
-            pins = here.thread.call(lambda: Pins(here.connection, self.shape.info, resume=False))
+            pins = here.thread.call(
+                lambda: BucketPins(here.connection, self.shape.info, resume=False)
+            )
             for pin in unread:
                 here.thread.call(lambda pin=pin: pins.adopt(pin))  # type: ignore[misc]
             here.run(pins.close())
@@ -161,10 +163,10 @@ class SplitRead:
         finally:
             here.run(pins.close())
 
-    async def _adopted(self, split: StateSplit) -> tuple[Pins, PinRows]:
+    async def _adopted(self, split: StateSplit) -> tuple[BucketPins, PinRows]:
         connection, info = self._client().connection, self.shape.info
         await places_of(connection, info, [split.pin.place.partition])
-        pins = Pins(connection, info, resume=True)
+        pins = BucketPins(connection, info, resume=True)
         shape = KvShape(info, self.shape.columns, self.shape.prune)
         return pins, PinRows(connection, info, shape, pins, pins.adopt(split.pin))
 

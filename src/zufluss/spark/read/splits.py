@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from pyspark.sql.datasource import InputPartition
 
-from zufluss.client.keyed.pins import Pin
+from zufluss.client.keyed.pins import BucketPin
 from zufluss.client.read.union_plan import TailRange
 from zufluss.lake.base import LakeFile
 
@@ -37,7 +37,7 @@ class LogSplit:
 class StateSplit:
     """The rows of a primary-key bucket at one offset of its changelog."""
 
-    pin: Pin
+    pin: BucketPin
     """The state, as it was pinned for the plan."""
 
 

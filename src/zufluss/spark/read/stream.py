@@ -34,7 +34,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from zufluss.client.core.offsets import BucketPlace, Position, list_offsets
 from zufluss.client.core.partitions import chosen_places
-from zufluss.client.keyed.pins import Pin, Pins
+from zufluss.client.keyed.pins import BucketPin, BucketPins
 from zufluss.client.read.union_plan import TailRange, UnionPlan, plan_union
 from zufluss.errors import ConfigError, OffsetOutOfRangeError, PartitionNotExistError
 from zufluss.model.lake import LakeSnapshot
@@ -88,7 +88,7 @@ class FlussStreamReader(DataSourceStreamReader, AvailableNow):  # type: ignore[m
         self._read = SplitRead(options.bootstrap, options.client, shape, self._partitions)
         self._default_limit = read_limits(options)
         self._position = _position(options)
-        self._pins: Pins | None = None
+        self._pins: BucketPins | None = None
         self._frozen: Ends | None = None
         self._newest: Ends | None = None
         self._last: StreamOffset | None = None
@@ -154,7 +154,7 @@ class FlussStreamReader(DataSourceStreamReader, AvailableNow):  # type: ignore[m
         ends, places = await self._offsets("latest", self._partitions)
         few = [place for place in places if ends[place.bucket]][:PINS_MAX]
         await self._let_go()
-        self._pins = Pins(self._client().connection, self._info, resume=True)
+        self._pins = BucketPins(self._client().connection, self._info, resume=True)
         return self._at("state", {**ends, **await self._pins.open(few, {})}, places)
 
     def _at(self, phase: Phase, buckets: Ends, places: Sequence[BucketPlace]) -> StreamOffset:
@@ -296,12 +296,12 @@ class FlussStreamReader(DataSourceStreamReader, AvailableNow):  # type: ignore[m
         request = PlanRequest(self._info, View.ROWS, self._partitions, self._read.shape.prune)
         return planned_lake_splits(request, plan)
 
-    def _pin(self, place: BucketPlace, after: StreamOffset) -> Pin:
+    def _pin(self, place: BucketPlace, after: StreamOffset) -> BucketPin:
         """The pin of the state, or one that is not there: then the task opens another."""
         bucket, offset = place.bucket, after.buckets[place.bucket]
         if self._pins is not None and self._pins.offset(bucket) == offset:
             return self._pins[bucket]
-        return Pin.not_opened(place, offset)
+        return BucketPin.not_opened(place, offset)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a task."""

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 from zufluss.client.core.catalog import Partition
 from zufluss.client.core.cluster import as_path
 from zufluss.client.read.union_plan import TailRange, UnionPlan, plan_union
-from zufluss.client.read.union_rows import Shape
+from zufluss.client.read.union_rows import UnionShape
 from zufluss.lake_formats import LAKE_FORMATS
 from zufluss.model.expression import Expression
 from zufluss.spark.cluster import known_bootstrap
@@ -101,7 +101,7 @@ class _UnionFrame:
 
     def frame(self) -> DataFrame:
         info, expression = self.plan.info, self.request.expression
-        result = Shape(info, self.request.columns, expression, with_offsets=False)
+        result = UnionShape(info, self.request.columns, expression, with_offsets=False)
         columns = spark_schema(info.schema.column(name) for name in self._read_columns(result))
         shape = ReadShape(info, columns, expression)
         rows, groups = self._lake(shape), self._tail_groups()
@@ -112,7 +112,7 @@ class _UnionFrame:
             rows = live.unionAll(self._tail(shape, groups))
         return self._filtered(rows).select(*map(quoted, result.schema.names))
 
-    def _read_columns(self, result: Shape) -> list[str]:
+    def _read_columns(self, result: UnionShape) -> list[str]:
         """The columns that are asked for, in the filter, or needed to tell rows apart."""
         info = self.plan.info
         if isinstance(self.request.filter, str):

@@ -37,7 +37,7 @@ from zufluss.client.producer.exactly_once import (
     open_fence,
     renew_producer,
 )
-from zufluss.client.producer.handle import JOB_TASK_MAX, Producer, ProducerHandle
+from zufluss.client.producer.handle import JOB_TASK_MAX, ProducerHandle, ProducerSession
 from zufluss.client.write.append import AsyncAppendWriter
 from zufluss.client.write.upsert import AsyncUpsertWriter
 from zufluss.client.write.writer import BatchWriter, Identity
@@ -292,10 +292,10 @@ def release(sink: Sink, handle: ProducerHandle) -> None:
     client(sink.bootstrap, sink.options).run(_producer(sink, handle).release())
 
 
-def _producer(sink: Sink, handle: ProducerHandle) -> Producer:
+def _producer(sink: Sink, handle: ProducerHandle) -> ProducerSession:
     """A producer that another process has begun."""
     connection = client(sink.bootstrap, sink.options).connection
     ttl_ms = connection.options.producer_ttl_ms
-    producer = Producer(connection, sink.info, handle.producer_id, ttl_ms)
+    producer = ProducerSession(connection, sink.info, handle.producer_id, ttl_ms)
     producer.handle = handle
     return producer
