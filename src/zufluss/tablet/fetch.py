@@ -12,8 +12,8 @@ Errors a client retries without any back-off (`HELD`) are treated like "nothing 
 `max_wait_ms`, unless another bucket has data. Other errors are answered at once.
 
 An offset that is not held here but in remote storage is answered with the segments that have it
-(`remote_log.py`); when that answer needs something from there, the fetch is parked meanwhile like
-one without records, so nobody waits for a slow location but its readers.
+(`replica/remote_log.py`); when that answer needs something from there, the fetch is parked
+meanwhile like one without records, so nobody waits for a slow location but its readers.
 
 Projection and filters work on whole batches: a projection rewrites the Arrow message to the chosen
 columns, a filter drops batches whose statistics prove that no row matches and reports how far it
