@@ -321,7 +321,7 @@ def _coordinator_samples(coordinator: Coordinator) -> list[ReadSamples]:
         registry_samples(coordinator.locations),
         location_samples(coordinator.locations.storage),
         remote_files_samples(coordinator.remote),
-        lease_samples(coordinator.remote.leases),
+        lease_samples(coordinator.leases.book),
         producer_samples(coordinator.producers),
     ]
 

@@ -17,12 +17,16 @@ from zufluss.cluster.image import (
     TablePut,
 )
 from zufluss.cluster.remote import SnapshotHandle
+from zufluss.config import options
 from zufluss.config.load import Configuration
 from zufluss.coordinator import records
 from zufluss.coordinator.bucket_remotes import BucketRecord, BucketRemotes
 from zufluss.coordinator.feed import Feed
-from zufluss.coordinator.leases.leases import IsSuper, Leases, nobody
+from zufluss.coordinator.leases.book import LeaseBook
+from zufluss.coordinator.leases.calls import LeaseCalls
+from zufluss.coordinator.leases.timer import LeaseTimer
 from zufluss.coordinator.ledger import Ledger
+from zufluss.coordinator.ownership import IsSuper
 from zufluss.coordinator.remote.kv_snapshots import retained
 from zufluss.meta.api import Op
 from zufluss.meta.embedded import EmbeddedStore
@@ -34,6 +38,11 @@ DAILY = 2
 LOGS = 3
 """Ids of a keyed table, a keyed one with partitions 20 and 21, and a log table."""
 RETAINED = 2
+
+
+def nobody(principal: str | None) -> bool:
+    """There are no super users."""
+    return False
 
 
 class Leasing:
@@ -82,15 +91,24 @@ class Leasing:
 
     async def open_leases(self) -> None:
         """Read the leases from the store."""
-        self.leases = await Leases.open(
+        book = await LeaseBook.open(
             self.store,
             self.remotes,
             self.freed_feed,
+            self.conf,
+            clock=self.clock,
+            clock_ms=self.wall,
+        )
+        self.leases = LeaseCalls(
+            book,
+            self.remotes,
             self.conf,
             is_super=self.is_super,
             clock=self.clock,
             clock_ms=self.wall,
         )
+        interval_ms = self.conf.get(options.KV_SNAPSHOT_LEASE_EXPIRATION_CHECK_INTERVAL)
+        self.timer = LeaseTimer(book, self.clock, interval_ms / 1000)
 
     async def restart(self, *, away_seconds: float = 0) -> None:
         """Die without a word, and come back with another monotonic clock."""
@@ -103,7 +121,7 @@ class Leasing:
         await self.open_leases()
 
     async def close(self) -> None:
-        await self.leases.tasks.settle()
+        await self.leases.book.tasks.settle()
         await self.remotes.tasks.settle()
         await self.store.close()
 
@@ -128,7 +146,7 @@ class Leasing:
     def _with(self, bucket: TableBucket, handle: SnapshotHandle) -> BucketRecord:
         record = self.remotes.get(bucket)
         kept, _ = retained(
-            (*record.snapshots, handle), RETAINED, lambda i: self.leases.pinned(bucket, i)
+            (*record.snapshots, handle), RETAINED, lambda i: self.leases.book.pins.pinned(bucket, i)
         )
         return replace(record, next_snapshot_id=handle.snapshot_id + 1, snapshots=kept)
 

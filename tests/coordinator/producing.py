@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.coordinator.support import Cluster, Seconds
 from zufluss.cluster.producers import ProducerEntry
-from zufluss.coordinator.producers.producers import Producers
+from zufluss.coordinator.producers.calls import ProducerCalls
 from zufluss.coordinator.producers.records import PRODUCERS_PATH
 from zufluss.coordinator.producers.rules import InitCall, Initialised
 from zufluss.meta.api import Op
@@ -72,7 +72,7 @@ class Producing(Cluster):
         return await back.begin()
 
     @property
-    def producers(self) -> Producers:
+    def producers(self) -> ProducerCalls:
         return self.coordinator.producers
 
     async def init(self, producer_id: str = "job", *columns: int, **more: Any) -> Initialised:

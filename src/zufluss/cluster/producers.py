@@ -1,6 +1,6 @@
 """The producers of a table as leaders must know them, and their form on the wire.
 
-The coordinator keeps them (`coordinator/producers/producers.py`) and tells them to every leader of
+The coordinator keeps them (`coordinator/producers/calls.py`) and tells them to every leader of
 the table: all of the table at once, with a version that grows, so that news that come late change
 nothing. A leader needs no more of a producer than what its puts are checked by, and from where on
 the changelog must be kept for an undo of it.

@@ -1,27 +1,26 @@
-"""What every bucket has in remote storage, durable: one small value per bucket.
+"""The remote side of every bucket, durable: one small record per bucket.
 
 The documents in remote storage (`remote/manifest.py`, `remote/snapshot.py`) say which files belong
-together; the value here says which documents count. A file that no document named here refers to is
-garbage. The value of a bucket (its path is in `records.py`) is a JSON object, `{}` at first:
+together; the record of a bucket says which documents are valid. A file is garbage unless a valid
+document refers to it. The record (its path is in `records.py`) is a JSON object, `{}` at first:
 
 | field | value |
 |---|---|
 | `manifest` | of the remote log: `location`, `path`, `start`, `end`, `usage`; absent before the first |
 | `next_snapshot` | the number of the next key-value snapshot; absent for 0 |
-| `snapshots` | those that are kept, oldest first, each `[id, log_offset, location, path of _METADATA, bytes of its files]`, the last one absent in older rows |
-| `dropped` | in the same form: no longer kept, their files not all deleted yet |
-| `kv_usage` | what the kept snapshots refer to, each file once |
+| `snapshots` | the kept snapshots, oldest first, each `[id, log_offset, location, path of _METADATA, bytes of its files]`, the last field absent in older rows |
+| `dropped` | in the same form: snapshots no longer kept whose files are not all deleted yet |
+| `kv_usage` | the files of the kept snapshots, each file counted once |
 
-A usage is a list of `[location, files, bytes]`. How much lies in each location is summed up in
-memory, so that the question whether a location is empty needs no I/O. It counts what is referred
-to: a file that waits to be deleted does not hold a location.
+A usage is a list of `[location, files, bytes]`. The usage of all buckets is summed up in memory, so
+that the question whether a location is empty needs no I/O. Only files that documents refer to
+count: a file that waits to be deleted does not keep a location from being retired.
 
-All changes take turns, with each other and with whoever holds `turn` to change the registry of
-locations, so no document comes to refer to a location that was retired meanwhile. While a change is
-being committed it was decided what its buckets will have, and that is not yet what `get` says. When
-a commit fails and nobody knows whether it took place, its buckets are read again before anything
-else happens to them. Who relies on what `get` says (`leases/leases.py`, and whoever deletes) asks
-`is_certain`, and waits for `certain`.
+All changes take turns with each other, and with changes of the registry of locations (`turn`), so
+no document comes to refer to a location that was retired meanwhile. While a change is being
+committed, `get` still returns the record of before. When a commit fails with an unknown outcome,
+its buckets are read again before they change again. Code that must know the record in the store
+(`leases/selection.py`, and everything that deletes) asks `is_certain`, and waits for `certain`.
 """  # noqa: E501 - a table row does not wrap
 
 from __future__ import annotations
@@ -49,44 +48,44 @@ from zufluss.remote.files import Usage
 log = structlog.get_logger(__name__)
 
 CREATED_AT_ONCE = 10_000
-"""Most values that are made in one transaction for tables of an older version."""
+"""Records that are created in one transaction, for tables of an older version."""
 
 UsageByLocation = Mapping[int, Usage]
 
 
 @dataclass(frozen=True, slots=True)
 class ManifestRecord:
-    """The manifest of a bucket's remote log that counts."""
+    """The valid manifest of a bucket's remote log."""
 
     location_id: int
-    """Where it lies."""
+    """The location of the manifest."""
     path: str
-    """Its path there."""
+    """Its path below the root of that location."""
     start_offset: int
     """The first offset in remote storage."""
     end_offset: int
     """The offset after the last one."""
     usage: UsageByLocation = field(default_factory=dict)
-    """What it refers to."""
+    """Files and bytes that it refers to, by location."""
 
 
 @dataclass(frozen=True, slots=True)
 class BucketRecord:
-    """What one bucket has in remote storage."""
+    """The remote side of one bucket."""
 
     manifest: ManifestRecord | None = None
-    """Of its log, None before the first."""
+    """The manifest of its log; None before the first."""
     next_snapshot_id: int = 0
     """The number of its next key-value snapshot."""
     snapshots: tuple[SnapshotHandle, ...] = ()
-    """Those that are kept, oldest first."""
+    """The kept snapshots, oldest first."""
     dropped: tuple[SnapshotHandle, ...] = ()
-    """Those whose files are to be deleted."""
+    """Snapshots whose files are to be deleted."""
     kv_usage: UsageByLocation = field(default_factory=dict)
-    """What the kept snapshots refer to."""
+    """Files and bytes of the kept snapshots, by location."""
 
     def live(self) -> Iterator[tuple[int, Usage]]:
-        """Everything that is referred to, location by location, the documents included."""
+        """Files and bytes in use, location by location, the documents themselves included."""
         if self.manifest is not None:
             yield self.manifest.location_id, Usage(1, 0)
             yield from self.manifest.usage.items()
@@ -95,10 +94,10 @@ class BucketRecord:
             yield snapshot.metadata_location, Usage(1, 0)
 
     def to_json(self) -> bytes:
-        """As it is stored."""
-        found: dict[str, Any] = {}
+        """Encode the record as it is stored."""
+        value: dict[str, Any] = {}
         if self.manifest is not None:
-            found["manifest"] = {
+            value["manifest"] = {
                 "location": self.manifest.location_id,
                 "path": self.manifest.path,
                 "start": self.manifest.start_offset,
@@ -106,15 +105,15 @@ class BucketRecord:
                 "usage": _usage_rows(self.manifest.usage),
             }
         if self.next_snapshot_id:
-            found["next_snapshot"] = self.next_snapshot_id
-            found["snapshots"] = [_snapshot_row(s) for s in self.snapshots]
-            found["dropped"] = [_snapshot_row(s) for s in self.dropped]
-            found["kv_usage"] = _usage_rows(self.kv_usage)
-        return dump_object(found)
+            value["next_snapshot"] = self.next_snapshot_id
+            value["snapshots"] = [_snapshot_row(s) for s in self.snapshots]
+            value["dropped"] = [_snapshot_row(s) for s in self.dropped]
+            value["kv_usage"] = _usage_rows(self.kv_usage)
+        return dump_object(value)
 
     @classmethod
     def from_json(cls, data: bytes) -> BucketRecord:
-        """What a value says; ValueError and its like when it is none."""
+        """Decode a stored record; ValueError, KeyError or TypeError if it is malformed."""
         value = json.loads(data)
         manifest = value.get("manifest")
         return cls(
@@ -183,7 +182,7 @@ class BucketRemotes:
         return remotes
 
     def changed(self, changes: Sequence[ImageChange]) -> None:
-        """The catalog changed: forget what is gone."""
+        """Forget the buckets of dropped tables and partitions."""
         for change in changes:
             if isinstance(change, TableGone):
                 self._forget(self._tables.get(change.table_id, ()))
@@ -203,40 +202,40 @@ class BucketRemotes:
     # Reading
 
     def get(self, bucket: TableBucket) -> BucketRecord:
-        """What a bucket has."""
+        """The record of a bucket; an empty one if it has nothing in remote storage."""
         return self._tables.get(bucket.table_id, {}).get(bucket, NOTHING)
 
     def items(self) -> Iterator[tuple[TableBucket, BucketRecord]]:
-        """Every bucket that has something."""
+        """Every bucket with a record that is not empty."""
         for buckets in tuple(self._tables.values()):
             yield from tuple(buckets.items())
 
     def of_owner(
         self, table_id: int, partition_id: int | None
     ) -> list[tuple[TableBucket, BucketRecord]]:
-        """The buckets of a table or partition that have something, by number."""
-        found = self._tables.get(table_id, {}).items()
+        """The buckets of a table or partition with records that are not empty, by number."""
+        buckets = self._tables.get(table_id, {}).items()
         return sorted(
-            ((b, r) for b, r in found if b.partition_id == partition_id),
+            ((b, r) for b, r in buckets if b.partition_id == partition_id),
             key=lambda item: item[0].bucket_id,
         )
 
     def live_usage(self) -> dict[int, Usage]:
-        """What manifests and kept snapshots refer to, with these themselves, by location."""
+        """Files and bytes of manifests and kept snapshots, these included, by location."""
         return {i: used for i, used in self._live.items() if used != (0, 0)}
 
     async def bucket_remotes(
         self, buckets: Sequence[TableBucket]
     ) -> dict[TableBucket, BucketRemote]:
-        """What these buckets have for certain, those left out that never had anything."""
-        found: dict[TableBucket, BucketRemote] = {}
+        """The records of buckets as the store has them, without those that are empty."""
+        remotes: dict[TableBucket, BucketRemote] = {}
         for bucket in buckets:
             await self.certain(bucket)
             record = self.get(bucket)
             if record is NOTHING:
                 continue
             manifest = record.manifest
-            found[bucket] = BucketRemote(
+            remotes[bucket] = BucketRemote(
                 bucket,
                 None if manifest is None else manifest.location_id,
                 None if manifest is None else manifest.path,
@@ -245,14 +244,14 @@ class BucketRemotes:
                 record.next_snapshot_id,
                 record.snapshots,
             )
-        return found
+        return remotes
 
     # Changing
 
     async def change(
         self, bucket: TableBucket, make: Callable[[BucketRecord], BucketRecord]
     ) -> BucketRecord:
-        """Replace what a bucket has by what `make` makes of it; durable when this returns.
+        """Replace the record of a bucket by what `make` returns for it, durably.
 
         Hold `turn`, in a task of `tasks`. Nothing changes if `make` returns the same record, or
         raises.
@@ -271,22 +270,23 @@ class BucketRemotes:
         buckets: Iterable[TableBucket],
         make: Callable[[TableBucket, BucketRecord], BucketRecord],
     ) -> list[TableBucket]:
-        """Change many buckets in one transaction, as `change` does; those that were changed.
+        """Change many buckets in one transaction, as `change` does; returns the changed ones.
 
         A bucket that is dropped meanwhile is left out.
         """
         chosen = list(buckets)
         await self.read_again(chosen)
-        made = {bucket: make(bucket, self.get(bucket)) for bucket in chosen}
-        wanted = {bucket: after for bucket, after in made.items() if after is not self.get(bucket)}
-        return await self._commit(wanted)
+        after = {bucket: make(bucket, self.get(bucket)) for bucket in chosen}
+        return await self._commit(
+            {bucket: record for bucket, record in after.items() if record is not self.get(bucket)}
+        )
 
     def is_certain(self, bucket: TableBucket) -> bool:
-        """Whether `get` says of a bucket what the store has, and will have."""
+        """Whether `get` returns the record in the store, and no change of it is under way."""
         return bucket not in self._changing and bucket not in self._doubtful
 
     async def certain(self, bucket: TableBucket) -> None:
-        """Wait until `get` says of a bucket what the store has; do not hold `turn`."""
+        """Wait until `is_certain` holds for a bucket; do not hold `turn`."""
         while not self.is_certain(bucket):
             if bucket in self._changing:
                 await self._change_over()
@@ -295,7 +295,7 @@ class BucketRemotes:
                     await self.read_again([bucket])
 
     async def _change_over(self) -> None:
-        """Wait until the change that is being committed now is over."""
+        """Wait for the end of the change that is being committed."""
         self._waiting += 1
         try:
             await self._over.wait()
@@ -303,42 +303,42 @@ class BucketRemotes:
             self._waiting -= 1
 
     async def read_again(self, buckets: Iterable[TableBucket]) -> None:
-        """Take over what the store has of those buckets that are in doubt; hold `turn`."""
+        """Read those of the buckets from the store that are in doubt; hold `turn`."""
         for bucket in self._doubtful.intersection(buckets):
             path = records.bucket_remote(bucket)
-            found = await self.ledger.read(path)
-            if found is not None and self.image.leader(bucket) is not None:
-                self._set(bucket, records.guarded(path, BucketRecord.from_json, found.value))
+            stored = await self.ledger.read(path)
+            if stored is not None and self.image.leader(bucket) is not None:
+                self._set(bucket, records.guarded(path, BucketRecord.from_json, stored.value))
             self._doubtful.discard(bucket)
 
     async def _doubt(self, buckets: Sequence[TableBucket]) -> None:
-        """Nobody knows how a change ended: find out, now or before the next one."""
+        """Read buckets again whose last change has an unknown outcome, now or before the next."""
         self._doubtful.update(buckets)
         try:
             await self.read_again(buckets)
         except ZuflussError as problem:
             log.warning("buckets_in_doubt", buckets=len(self._doubtful), error=str(problem))
 
-    async def _commit(self, wanted: dict[TableBucket, BucketRecord]) -> list[TableBucket]:
-        """Make new records durable, then known; those of the buckets that are still there."""
+    async def _commit(self, after: dict[TableBucket, BucketRecord]) -> list[TableBucket]:
+        """Store new records, then put them into memory; returns the buckets that still exist."""
         assert self.turn.locked(), "changes take turns"
         puts = {
-            bucket: Put(records.bucket_remote(bucket), after.to_json())
-            for bucket, after in wanted.items()
+            bucket: Put(records.bucket_remote(bucket), record.to_json())
+            for bucket, record in after.items()
         }
         left = {put.path: bucket for bucket, put in puts.items()}
-        self._changing = frozenset(wanted)
+        self._changing = frozenset(after)
         self._over.clear()
         try:
             while left:
                 try:
                     await self.ledger.commit([puts[bucket] for bucket in left.values()])
                     break
-                except ConflictError as conflict:  # it was dropped: nothing lies there any more
+                except ConflictError as conflict:  # the bucket was dropped, its record is gone
                     del left[conflict.op.path]
             for bucket in left.values():
-                if self.image.leader(bucket) is not None:  # or it was dropped just now
-                    self._set(bucket, wanted[bucket])
+                if self.image.leader(bucket) is not None:  # it may have been dropped meanwhile
+                    self._set(bucket, after[bucket])
         except Exception as problem:
             if not is_without_effect(problem):
                 await self._doubt(list(left.values()))
@@ -347,7 +347,7 @@ class BucketRemotes:
             self._changing = frozenset()
             self._over.set()
         if self._waiting:
-            await asyncio.sleep(0)  # who waited comes before the next change
+            await asyncio.sleep(0)  # tasks that waited for the end run before the next change
         return list(left.values())
 
     def _set(self, bucket: TableBucket, record: BucketRecord) -> None:
@@ -370,7 +370,7 @@ class BucketRemotes:
 
 
 def gone(bucket: TableBucket) -> UnknownTableOrBucketError:
-    """The error for a bucket that there is not."""
+    """The error for a bucket that does not exist."""
     return UnknownTableOrBucketError(f"{bucket} does not exist, or not any more")
 
 

@@ -1,11 +1,11 @@
-"""Fenced transactions and counters: the part of the store that no coordinator may get wrong.
+"""The ledger: fenced transactions and counters of the metadata store.
 
-Opening the ledger takes the next coordinator epoch. From then on every transaction checks that the
-epoch is still that one, so of two coordinators on one store only the later one can change anything;
-the earlier one learns it at its next change (error 65) and changes nothing.
+Opening the ledger takes the next coordinator epoch. Every transaction checks that this epoch is
+still the last one. So of two coordinators on one store only the later one can change anything; the
+earlier one gets error 65 at its next transaction, and changes nothing.
 
-Numbers come from counters and are never given twice: the operation that takes them is part of the
-transaction that uses them.
+Counters never give a number twice: the operation that takes numbers is part of the transaction that
+uses them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Ledger:
 
     def __init__(self, store: MetaStore, cluster_id: str, epoch: int, version: int) -> None:
         self.cluster_id = cluster_id
-        """The id of the cluster, made with its store."""
+        """The id of the cluster, created with its store."""
         self.epoch = epoch
         """The coordinator epoch, larger than that of every coordinator before."""
         self._store = store
@@ -42,11 +42,11 @@ class Ledger:
 
     @classmethod
     async def open(cls, store: MetaStore) -> Ledger:
-        """Take over a store, and fence off whoever had it before."""
+        """Take over a store, and fence off the coordinator that had it before."""
         cluster_id = await _cluster_id(store)
-        found = await store.read(records.EPOCH_PATH)
-        epoch = 1 if found is None else int(found.value) + 1
-        before = None if found is None else found.version
+        last = await store.read(records.EPOCH_PATH)
+        epoch = 1 if last is None else int(last.value) + 1
+        before = None if last is None else last.version
         version = await store.compare_and_set(records.EPOCH_PATH, records.number(epoch), before)
         return cls(store, cluster_id, epoch, version)
 
@@ -69,11 +69,11 @@ class Ledger:
 
     async def next_id(self, counter: str, count: int = 1) -> tuple[int, Op]:
         """The next number of a counter, and the operation that takes it and `count - 1` more."""
-        found = await self._store.read(counter)
-        if found is None:
+        stored = await self._store.read(counter)
+        if stored is None:
             return 0, Create(counter, records.number(count))
-        first = int(found.value)
-        return first, Put(counter, records.number(first + count), found.version)
+        first = int(stored.value)
+        return first, Put(counter, records.number(first + count), stored.version)
 
     async def take(self, counter: str, count: int) -> range:
         """The next numbers of a counter, in a transaction of their own."""
@@ -83,27 +83,27 @@ class Ledger:
         return range(first, first + count)
 
     async def take_up_to(self, counter: str, count: int, limit: int) -> range | None:
-        """The next numbers of a counter that holds the last one given, none above `limit`.
+        """Take the next numbers of a counter that stores the last number it gave.
 
-        Fewer than `count`, at last no number at all, where the limit comes first. None when there
-        is no such counter: it is made and deleted with what it counts for.
+        Returns fewer than `count` numbers near `limit`, none beyond it. Returns None when the
+        counter does not exist: it is created and deleted with the table it belongs to.
         """
         async with self._counter_lock:
-            found = await self._store.read(counter)
-            if found is None:
+            stored = await self._store.read(counter)
+            if stored is None:
                 return None
-            given = int(found.value)
-            last = min(given + count, limit)
-            if last > given:
-                await self.commit([Put(counter, records.number(last), found.version)])
-        return range(given + 1, last + 1)
+            before = int(stored.value)
+            last = min(before + count, limit)
+            if last > before:
+                await self.commit([Put(counter, records.number(last), stored.version)])
+        return range(before + 1, last + 1)
 
     def __repr__(self) -> str:
         return f"Ledger(cluster_id={self.cluster_id!r}, epoch={self.epoch})"
 
 
 def is_without_effect(problem: Exception) -> bool:
-    """Whether a commit that failed has certainly changed nothing."""
+    """Whether a failed commit certainly changed nothing; otherwise its outcome is unknown."""
     if isinstance(problem, StoreClosedError):
         return True
     code = problem.code if isinstance(problem, ZuflussError) else None
@@ -111,17 +111,17 @@ def is_without_effect(problem: Exception) -> bool:
 
 
 async def _cluster_id(store: MetaStore) -> str:
-    """The identity of the cluster; a new store gets one."""
+    """The id of the cluster; a new store gets one."""
     form = await store.read(records.FORMAT_PATH)
     if form is None:
-        made = uuid.uuid4().hex
+        new_id = uuid.uuid4().hex
         await store.transact(
             [
                 Create(records.FORMAT_PATH, records.number(records.FORMAT)),
-                Create(records.CLUSTER_PATH, made.encode()),
+                Create(records.CLUSTER_PATH, new_id.encode()),
             ]
         )
-        return made
+        return new_id
     cluster = await store.read(records.CLUSTER_PATH)
     if form.value != records.number(records.FORMAT) or cluster is None:
         raise records.CatalogDamagedError(

@@ -1,10 +1,10 @@
-"""Tablet servers in other processes: they join, prove that they live, and leave by silence.
+"""Tablet servers in other processes: they register, send heartbeats, and leave by silence.
 
-A registration has a server epoch, taken from a durable counter, and ends when the server
-registers again or is silent for `SESSION_MS`. Joining happens between two changes of the catalog:
-the answer carries the picture at that point, and every later change goes to the new registration.
-A server that has left is not in the metadata; its buckets have no leader until it is back. Its
-heartbeats tell what it saw of the remote locations.
+A registration has a server epoch from a durable counter. It ends when the server registers again,
+or sends no heartbeat for `SESSION_MS`. A server joins between two changes of the catalog: the
+answer carries the whole image, and every later change is sent to the new registration. A server
+that has left is not in the metadata, and its buckets have no leader until it is back. Heartbeats
+report what the server saw of the remote locations.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 SESSION_MS = 15_000
-"""A tablet server that is silent for so long is taken for dead."""
+"""A tablet server without a heartbeat for longer than this has left."""
 CHECK_SECONDS = 1.0
-"""How often silence is looked for."""
+"""Interval between two checks for silent servers."""
 TABLET_TIMEOUT_MS = 30_000
 """How long a tablet server may take for one request of the coordinator."""
 WRITER_IDS_MAX = 1_000_000
 """Most writer ids a tablet server may take at once."""
 
 Connect = Callable[[ServerNode], Awaitable[RpcCaller]]
-"""Gives a connection to a tablet server, an open one if there is one."""
+"""Returns a connection to a tablet server, an open one if possible."""
 
 
 @dataclass(slots=True)
@@ -53,9 +53,9 @@ class Session:
     """A registered tablet server."""
 
     tablet: RemoteTablet
-    """How it is told."""
+    """Sends requests to it."""
     seen_ms: int
-    """When it was last heard of."""
+    """Time of its last heartbeat, epoch milliseconds."""
 
 
 class Registrations:
@@ -91,11 +91,11 @@ class Registrations:
         services.register(ApiKey.ALLOCATE_IDS, self.allocate_ids)
 
     def start(self) -> None:
-        """Begin to look for silent servers."""
+        """Check for silent servers from now on."""
         self._task = asyncio.create_task(self._loop(), name="tablet-sessions")
 
     async def stop(self) -> None:
-        """End every registration; what was under way to a server fails."""
+        """End every registration; requests under way to the servers fail."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -106,7 +106,7 @@ class Registrations:
     async def register_tablet_server(
         self, request: m.RegisterTabletServerRequest, ctx: RequestContext
     ) -> m.RegisterTabletServerResponse:
-        """REGISTER_TABLET_SERVER (30000): join, and learn everything."""
+        """REGISTER_TABLET_SERVER (30000): the answer carries the image and all replicas."""
         node = _node_of(request)
         before = self._sessions.get(node.node_id)
         if before is not None:
@@ -120,7 +120,7 @@ class Registrations:
     async def tablet_heartbeat(
         self, request: m.TabletHeartbeatRequest, ctx: RequestContext
     ) -> m.TabletHeartbeatResponse:
-        """TABLET_HEARTBEAT (30001): it lives; error 58 tells it to register again."""
+        """TABLET_HEARTBEAT (30001): error 58 tells a server to register again."""
         session = self._sessions.get(request.server_id)
         if session is None or session.tablet.server_epoch != request.server_epoch:
             raise error(
@@ -135,7 +135,7 @@ class Registrations:
     async def allocate_writer_ids(
         self, request: m.AllocateWriterIdsRequest, ctx: RequestContext
     ) -> m.AllocateWriterIdsResponse:
-        """ALLOCATE_WRITER_IDS (30002): a range for a tablet server to hand out."""
+        """ALLOCATE_WRITER_IDS (30002): a range of ids that a tablet server gives to writers."""
         if not 1 <= request.count <= WRITER_IDS_MAX:
             raise ConfigError(f"count {request.count} is not allowed; give 1 to {WRITER_IDS_MAX}")
         ids = await self._catalog.allocate_writer_ids(request.count)
@@ -144,7 +144,7 @@ class Registrations:
     async def allocate_ids(
         self, request: m.AllocateIdsRequest, ctx: RequestContext
     ) -> m.AllocateIdsResponse:
-        """ALLOCATE_IDS (30003): ids of an auto-increment column for a bucket to hand out."""
+        """ALLOCATE_IDS (30003): ids of an auto-increment column that a bucket gives to rows."""
         start, end = await self._catalog.allocate_ids(
             request.table_id, request.column_id, request.count
         )
@@ -155,7 +155,7 @@ class Registrations:
         self._locations.add_reports(request.server_id, lambda: reports)
 
     async def expire(self) -> None:
-        """Take out the servers that have been silent for too long."""
+        """Remove the servers that have been silent for too long."""
         for server_id, session in tuple(self._sessions.items()):
             if self._silent(session):
                 await self._catalog.exclusive(partial(self._leave, server_id))
@@ -191,7 +191,7 @@ class Registrations:
         await self._announce(server_id, ())
 
     async def _announce(self, server_id: int, now: tuple[ServerNode, ...]) -> None:
-        """Replace one server in the picture, here and at the servers that are told."""
+        """Replace one server in the image, here and at all other servers."""
         others = tuple(n for n in self._image.tablets.values() if n.node_id != server_id)
         nodes = NodesPut(self._image.coordinator, (*others, *now))
         self._image.apply([nodes])

@@ -35,6 +35,7 @@ from zufluss.cluster.metadata_service import MetadataService
 from zufluss.cluster.replicas import LocalTablet, assignments
 from zufluss.cluster.token_service import TokenService
 from zufluss.cluster.writer_ids import WriterIds
+from zufluss.config import options
 from zufluss.config.load import Configuration
 from zufluss.coordinator import records
 from zufluss.coordinator.bucket_remotes import BucketRemotes
@@ -46,12 +47,14 @@ from zufluss.coordinator.lake.book import LakeBook
 from zufluss.coordinator.lake.offsets import OffsetsFiles
 from zufluss.coordinator.lake.service import LakeService
 from zufluss.coordinator.lake.tables import LakeTables
+from zufluss.coordinator.leases.book import LeaseBook
+from zufluss.coordinator.leases.calls import LeaseCalls
 from zufluss.coordinator.leases.holds import LeaseHolds
-from zufluss.coordinator.leases.leases import Leases
 from zufluss.coordinator.leases.service import LeaseService
+from zufluss.coordinator.leases.timer import LeaseTimer
 from zufluss.coordinator.ledger import Ledger
+from zufluss.coordinator.producers.calls import ProducerCalls
 from zufluss.coordinator.producers.offsets import ProducerOffsets
-from zufluss.coordinator.producers.producers import Producers
 from zufluss.coordinator.producers.service import ProducerService
 from zufluss.coordinator.registration import Connect, Registrations
 from zufluss.coordinator.remote.files import RemoteFiles
@@ -88,11 +91,11 @@ class _State(NamedTuple):
     """The parts that load their state from the metadata store."""
 
     remotes: BucketRemotes
-    leases: Leases
+    lease_book: LeaseBook
     lake_book: LakeBook
     held_drops: HeldDrops
     locations: LocationRegistry
-    producers: Producers
+    producers: ProducerCalls
 
 
 class Coordinator:
@@ -138,7 +141,17 @@ class Coordinator:
             OffsetsFiles(state.locations),
             clock_ms,
         )
-        holds = LeaseHolds(conf, state.leases, base.clock)
+        self.leases = LeaseCalls(
+            state.lease_book,
+            state.remotes,
+            conf,
+            is_super=base.authority.is_super,
+            clock=base.clock,
+            clock_ms=clock_ms,
+        )
+        interval_ms = conf.get(options.KV_SNAPSHOT_LEASE_EXPIRATION_CHECK_INTERVAL)
+        self.lease_timer = LeaseTimer(state.lease_book, base.clock, interval_ms / 1000)
+        holds = LeaseHolds(conf, self.leases, base.clock)
         self.remote = RemoteFiles(
             conf,
             base.store,
@@ -147,7 +160,7 @@ class Coordinator:
             base.tablets,
             state.remotes,
             state.locations.storage,
-            state.leases,
+            state.lease_book,
             holds,
             state.held_drops,
             drops_over=self.catalog.unlocked,
@@ -214,6 +227,7 @@ class Coordinator:
         """Begin everything that runs by itself."""
         await self.catalog.create_default_database()
         self.locations.storage.start()
+        self.lease_timer.start()
         await self.remote.start()
         self.producers.book.start()
         self.producer_offsets.start()
@@ -255,7 +269,7 @@ class Coordinator:
         CoordinatorService(self.conf, self.catalog, self.partitions.check).register(services)
         LakeService(self.lake, self.image).register(services)
         self.remote.register(services)
-        LeaseService(self.remote.leases, self.image, self.authority).register(services)
+        LeaseService(self.leases, self.image, self.authority).register(services)
         ProducerService(self.producers, self.image).register(services)
         self.producer_offsets.register(services)
         if self.registrations is not None:
@@ -269,6 +283,7 @@ class Coordinator:
         await self.producers.book.stop()
         await self.producer_offsets.stop()
         await self.remote.stop()
+        await self.lease_timer.stop()
         await self.catalog.settle()
         await self.lake.settle()
         await self.locations.storage.stop()
@@ -280,12 +295,11 @@ class Coordinator:
 async def _load(base: _Base) -> _State:
     """Load the state of every part, and bring the locations up to the configuration."""
     remotes = await BucketRemotes.open(base.store, base.ledger, base.image, base.changes)
-    leases = await Leases.open(
+    lease_book = await LeaseBook.open(
         base.store,
         remotes,
         base.freed,
         base.conf,
-        is_super=base.authority.is_super,
         clock=base.clock,
         clock_ms=base.clock_ms,
     )
@@ -306,11 +320,11 @@ async def _load(base: _Base) -> _State:
         base.ledger,
         base.conf,
         live_usage=live_usage,
-        has_uncounted=lambda: leases.holds_dropped(held_drops.counted_owners),
+        has_uncounted=lambda: lease_book.holds_dropped(held_drops.counted_owners),
         on_change=base.tablets.update_locations,
         turn=remotes.turn,
     )
-    producers = await Producers.open(
+    producers = await ProducerCalls.open(
         base.store,
         base.ledger,
         base.image,
@@ -320,4 +334,4 @@ async def _load(base: _Base) -> _State:
         is_super=base.authority.is_super,
         clock=base.clock,
     )
-    return _State(remotes, leases, lake_book, held_drops, locations, producers)
+    return _State(remotes, lease_book, lake_book, held_drops, locations, producers)

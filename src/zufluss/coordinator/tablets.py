@@ -1,9 +1,9 @@
-"""What the coordinator tells tablet servers, and the two ways it gets there.
+"""Orders and news of the coordinator for tablet servers.
 
-`TabletGateway` is one tablet server as the coordinator sees it. In one process with both roles
-the tablet server object itself is the gateway; apart, `RemoteTablet` puts the same calls on the
-wire. `Tablets` knows the gateway of each server and sends every bucket's news to the servers that
-hold it.
+`TabletGateway` is one tablet server as the coordinator sees it. In a process with both roles the
+tablet server object itself is the gateway; otherwise `RemoteTablet` sends the same calls over the
+network. `Tablets` has the gateway of each server, and sends each call to the servers that hold the
+buckets in question.
 
 | call | on the wire | when |
 |---|---|---|
@@ -18,14 +18,14 @@ hold it.
 | end_offsets | LIST_OFFSETS (1021) | a producer begins |
 | assign | answer of REGISTER_TABLET_SERVER (30000) | a tablet server joined |
 
-`assign` carries everything: the whole picture and all replicas of that server. What the server
-has on its disk beyond them belongs to tables that were dropped while it was away, and is deleted.
-That is how a drop is finished after a crash. The other calls travel on another connection
-and may overtake the answer of a registration, so a remote tablet server holds them back while it
-registers, and refuses those whose server epoch is not the one it got (`tablet/link.py`).
+`assign` carries the whole image and all replicas of the server. Other buckets on its disk belong to
+tables that were dropped while it was away; the server deletes them. That is how a drop is finished
+after a crash. The other calls use another connection and may overtake the answer of a registration,
+so a remote tablet server holds them back while it registers, and refuses those with a server epoch
+that is not its own (`tablet/link.py`).
 
-A server that cannot be told is not retried: it is told everything when it registers again. Only
-what is said of producers to the leaders of a table must arrive, or the call fails.
+A call that does not reach a server is not repeated: the server learns everything when it registers
+again. Only calls about producers must reach all leaders of a table, or they fail.
 """  # noqa: E501 - a table row does not wrap
 
 from __future__ import annotations
@@ -68,27 +68,27 @@ T = TypeVar("T")
 BUCKETS_PER_REQUEST_MAX = 10_000
 """Buckets in one request to a tablet server; more are sent in several."""
 OFFSETS_AT_ONCE: Final = 4096
-"""Offsets of producers that are turned into a message on the event loop; more are in a thread."""
+"""Offsets of producers that are encoded on the event loop; more are encoded in a thread."""
 _NO_FOLLOWER: Final = -1
 _LATEST: Final = 1
 
 
 class Tablets:
-    """The gateways of the tablet servers that are there."""
+    """The gateways of the tablet servers that have joined."""
 
     def __init__(self) -> None:
         self._gateways: dict[int, TabletGateway] = {}
 
     def attach(self, server_id: int, gateway: TabletGateway) -> None:
-        """Tell this server from now on."""
+        """Send calls to a server from now on."""
         self._gateways[server_id] = gateway
 
     def detach(self, server_id: int) -> None:
-        """The server is gone; it is told everything when it comes back."""
+        """Send nothing to a server that has left; it learns everything when it registers."""
         self._gateways.pop(server_id, None)
 
     async def update_metadata(self, changes: Sequence[ImageChange]) -> None:
-        """Tell every server of changes; one that cannot be told is logged and left out."""
+        """Send changes to every server; a failure is logged."""
         await self._best_effort(
             "update_metadata",
             {i: gateway.update_metadata(changes) for i, gateway in self._gateways.items()},
@@ -97,9 +97,9 @@ class Tablets:
     async def start_replicas(
         self, replicas: Sequence[ReplicaAssignment], producers: Sequence[TableProducers] = ()
     ) -> None:
-        """Start buckets where they belong; an error when a leader does not come up.
+        """Start buckets at their servers; raises unless every leader started.
 
-        Servers learn the producers of the tables before they start buckets of them.
+        Servers learn the producers of the tables before they start buckets.
         """
         by_server = _by_server(replicas)
         for server_id in sorted({r.state.leader for r in replicas} - set(self._gateways)):
@@ -118,7 +118,7 @@ class Tablets:
                 raise outcome
 
     async def stop_replicas(self, replicas: Sequence[ReplicaStop]) -> None:
-        """Stop buckets wherever they are; a server that cannot be told does it when it is back."""
+        """Stop buckets at their servers; a server that is away does it when it registers."""
         by_server = _by_server(replicas)
         await self._best_effort(
             "stop_replicas",
@@ -130,7 +130,7 @@ class Tablets:
         )
 
     async def notify_lake_offsets(self, offsets: Sequence[LakeOffsets]) -> None:
-        """Tell the holders of buckets how far the lake got; one that is away learns it later."""
+        """Send lake offsets to the holders of buckets; a server that is away learns them later."""
         by_server = _by_server(offsets)
         await self._best_effort(
             "notify_lake_offsets",
@@ -142,7 +142,7 @@ class Tablets:
         )
 
     async def notify_kv_snapshot_offset(self, offsets: Sequence[KvSnapshotOffset]) -> None:
-        """Tell the holders of buckets from where on their changelogs are needed."""
+        """Send the holders of buckets the offsets from which their changelogs are needed."""
         by_server = _by_server(offsets)
         await self._best_effort(
             "notify_kv_snapshot_offset",
@@ -154,34 +154,37 @@ class Tablets:
         )
 
     async def update_locations(self, locations: Locations) -> None:
-        """Tell every server where remote files may lie; one that is away learns it later."""
+        """Send the remote locations to every server; a server that is away learns them later."""
         await self._best_effort(
             "update_locations",
             {i: gateway.update_locations(locations) for i, gateway in self._gateways.items()},
         )
 
     async def update_producers(self, table: TableProducers, servers: Collection[int]) -> None:
-        """Tell servers the producers of a table; `LeaderNotAvailableError` unless all know them."""
+        """Send the producers of a table; `LeaderNotAvailableError` unless all servers got them."""
         await self._strictly(servers, lambda _, gateway: gateway.update_producers([table]))
 
     async def producer_idle_ms(
         self, table_id: int, numbers: Sequence[int], servers: Collection[int]
     ) -> list[int]:
-        """How long ago producers wrote to any of the servers, -1 for never; all are asked."""
+        """Milliseconds since each producer wrote to any of the servers, -1 for never.
+
+        `LeaderNotAvailableError` unless all servers answer.
+        """
         answers = await self._strictly(
             servers, lambda _, gateway: gateway.producer_idle_ms(table_id, numbers)
         )
         by_number = zip(*answers, strict=True) if answers else [()] * len(numbers)
-        return [min((ms for ms in found if ms >= 0), default=-1) for found in by_number]
+        return [min((ms for ms in idle if ms >= 0), default=-1) for idle in by_number]
 
     async def end_offsets(
         self, leaders: Mapping[int, Sequence[TableBucket]]
     ) -> dict[TableBucket, int]:
-        """The ends of the logs of buckets, given by leader; all of them, or an error."""
-        found: dict[TableBucket, int] = {}
+        """The end offsets of the logs of buckets, given by leader; raises if one is missing."""
+        offsets: dict[TableBucket, int] = {}
         for answer in await self._strictly(leaders, lambda i, g: g.end_offsets(leaders[i])):
-            found |= answer
-        return found
+            offsets |= answer
+        return offsets
 
     def _there(self, server_id: int) -> TabletGateway:
         if server_id not in self._gateways:
@@ -194,7 +197,7 @@ class Tablets:
     async def _strictly(
         self, servers: Iterable[int], call: Callable[[int, TabletGateway], Awaitable[T]]
     ) -> list[T]:
-        """The answers of all; when one fails, all have ended, and the caller may try again."""
+        """The answers of all servers. Raises after all calls have ended if one failed."""
         gateways = {i: self._there(i) for i in servers}
         calls = [call(i, gateway) for i, gateway in gateways.items()]
         outcomes = await asyncio.gather(*calls, return_exceptions=True)
@@ -221,8 +224,8 @@ class Tablets:
 class RemoteTablet:
     """One registration of a tablet server in another process.
 
-    `connect` gives a live connection to it. Every request carries the epochs, so that a server
-    that has registered again since refuses what belongs to the past.
+    `connect` returns an open connection to the server. Every request carries the epochs, so that a
+    server that has registered again since refuses it.
     """
 
     def __init__(
@@ -246,7 +249,7 @@ class RemoteTablet:
         await self._call(ApiKey.UPDATE_METADATA, request)
 
     async def start_replicas(self, replicas: Sequence[ReplicaAssignment]) -> None:
-        """Send NOTIFY_LEADER_AND_ISR; raise what one of the buckets answered."""
+        """Send NOTIFY_LEADER_AND_ISR; raises the error of the first bucket that has one."""
         for some in _portions(replicas):
             request = m.NotifyLeaderAndIsrRequest(
                 coordinator_epoch=self._epoch,
@@ -257,7 +260,7 @@ class RemoteTablet:
             _check_buckets(self.server_id, response.notify_buckets_leader_resp)
 
     async def stop_replicas(self, replicas: Sequence[ReplicaStop]) -> None:
-        """Send STOP_REPLICA; raise what one of the buckets answered."""
+        """Send STOP_REPLICA; raises the error of the first bucket that has one."""
         for some in _portions(replicas):
             request = m.StopReplicaRequest(
                 coordinator_epoch=self._epoch,
@@ -308,11 +311,11 @@ class RemoteTablet:
         return list(response.idle_ms)
 
     async def end_offsets(self, buckets: Sequence[TableBucket]) -> dict[TableBucket, int]:
-        """Send LIST_OFFSETS of each table and partition; raise what one of the buckets answered."""
+        """Send LIST_OFFSETS for each table and partition; raises the error of the first bucket."""
         owners: dict[tuple[int, int | None], list[TableBucket]] = {}
         for bucket in buckets:
             owners.setdefault(bucket[:2], []).append(bucket)
-        found: dict[TableBucket, int] = {}
+        offsets: dict[TableBucket, int] = {}
         for (table_id, partition_id), owned in owners.items():
             for some in _portions(owned):
                 request = m.ListOffsetsRequest(
@@ -326,11 +329,11 @@ class RemoteTablet:
                 for answer in response.buckets_resp:
                     bucket = TableBucket(table_id, partition_id, answer.bucket_id)
                     _check_bucket(self.server_id, bucket, answer)
-                    found[bucket] = answer.offset
-        return found
+                    offsets[bucket] = answer.offset
+        return offsets
 
     def end(self) -> None:
-        """The registration is over: calls under way fail now, and every later one."""
+        """End the registration: calls under way fail now, and every later one."""
         if not self._over.done():
             self._over.set_result(None)
 
@@ -375,14 +378,14 @@ async def _start(
     replicas: Sequence[ReplicaAssignment],
     producers: Sequence[TableProducers],
 ) -> None:
-    """Start buckets at a server that knows by then whose puts to refuse."""
+    """Start buckets at a server, after it learned which producers to fence."""
     if producers:
         await gateway.update_producers(producers)
     await gateway.start_replicas(replicas)
 
 
 async def producer_messages(tables: Sequence[TableProducers]) -> list[m.PbTableProducers]:
-    """Producers as they travel; made in a thread where there are many offsets."""
+    """Encode producers, in a thread if there are many offsets."""
     size = sum(len(entry.baseline) for table in tables for entry in table.producers)
     if size <= OFFSETS_AT_ONCE:
         return [producers_to_proto(table) for table in tables]

@@ -1,59 +1,110 @@
-"""Turns: for each lease one at a time may do something with it; no lock is common to all.
+"""Turns: one change at a time for each key, and no change on top of an unknown outcome.
 
-As an `asyncio.Lock` per lease, but a turn that is free can be taken without an `await`, and ended
-from a callback. So a renewal needs no task of its own.
+The lease book and the producer book keep memory equal to the metadata store in the same way:
+
+| step | rule |
+|---|---|
+| begin the turn of a key | everybody who came before has ended theirs |
+| settle | if nobody knows how the last write ended, the key is read again from the store |
+| check and write | a write that failed with an unknown outcome leaves the key in doubt |
+| end the turn | the next one who waits has it |
+
+No lock is common to all keys. A turn is like an `asyncio.Lock` per key, but a free one can be taken
+without an `await` and ended from a callback, so that the renewal of a lease needs no task.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
+from contextlib import asynccontextmanager
+from typing import Generic, TypeVar
+
+from zufluss.coordinator.ledger import is_without_effect
+
+K = TypeVar("K", bound=Hashable)
 
 
-class Turns:
-    """Who is busy with what, and who waits for it; first come, first served."""
+class Turns(Generic[K]):
+    """The turns of all keys, and the keys that are in doubt.
 
-    def __init__(self) -> None:
-        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+    `read_again` replaces what is in memory under a key by what the store has.
+    """
 
-    def take(self, key: str) -> bool:
-        """Begin a turn if nobody has it; whether that is so."""
+    def __init__(self, read_again: Callable[[K], Awaitable[None]]) -> None:
+        self._read_again = read_again
+        self._waiting: dict[K, deque[asyncio.Future[None]]] = {}
+        self._doubtful: set[K] = set()
+
+    # Turns
+
+    @asynccontextmanager
+    async def turn(self, key: K) -> AsyncIterator[None]:
+        """Have the turn of a key in this block; first come, first served."""
+        await self.begin(key)
+        try:
+            yield
+        finally:
+            self.end(key)
+
+    def take(self, key: K) -> bool:
+        """Begin the turn of a key if nobody has it; returns whether it began."""
         if key in self._waiting:
             return False
         self._waiting[key] = deque()
         return True
 
-    def is_taken(self, key: str) -> bool:
-        """Whether somebody has the turn."""
+    def is_taken(self, key: K) -> bool:
+        """Whether somebody has the turn of a key."""
         return key in self._waiting
 
-    async def begin(self, key: str) -> None:
-        """Begin a turn as soon as all who came before have ended theirs."""
+    async def begin(self, key: K) -> None:
+        """Begin the turn of a key as soon as all who came before have ended theirs."""
         if self.take(key):
             return
-        given = asyncio.get_running_loop().create_future()
-        self._waiting[key].append(given)
+        passed_on = asyncio.get_running_loop().create_future()
+        self._waiting[key].append(passed_on)
         try:
-            await given
+            await passed_on
         except asyncio.CancelledError:
-            if not given.cancelled():  # it was given while we were told to stop
+            if not passed_on.cancelled():  # the turn was passed on to a task that is cancelled
                 self.end(key)
             raise
 
-    def end(self, key: str) -> None:
-        """End a turn; the next one who still waits has it now."""
+    def end(self, key: K) -> None:
+        """End the turn of a key, and pass it on to the first one who still waits."""
         waiting = self._waiting[key]
         while waiting:
-            given = waiting.popleft()
-            if not given.done():
-                given.set_result(None)
+            passed_on = waiting.popleft()
+            if not passed_on.done():
+                passed_on.set_result(None)
                 return
         del self._waiting[key]
 
     @property
-    def busy(self) -> list[str]:
-        """Everything that somebody is busy with."""
+    def busy(self) -> list[K]:
+        """The keys whose turn somebody has."""
         return list(self._waiting)
 
+    # Outcomes
+
+    def is_doubtful(self, key: K) -> bool:
+        """Whether nobody knows how the last write of a key ended."""
+        return key in self._doubtful
+
+    def failed(self, key: K, problem: Exception) -> bool:
+        """Note that a write of a key failed; returns whether the key is in doubt now."""
+        if is_without_effect(problem):
+            return False
+        self._doubtful.add(key)
+        return True
+
+    async def settle(self, key: K) -> None:
+        """Read a key again if it is in doubt; have its turn. Raises if it cannot be read."""
+        if key in self._doubtful:
+            await self._read_again(key)
+            self._doubtful.discard(key)
+
     def __repr__(self) -> str:
-        return f"Turns(busy={len(self._waiting)})"
+        return f"Turns(busy={len(self._waiting)}, doubtful={len(self._doubtful)})"

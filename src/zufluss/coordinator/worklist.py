@@ -1,8 +1,8 @@
-"""Work that must succeed in the end: a few at a time, tried again ever more rarely while it fails.
+"""A work list: a few keys are worked on at a time, and again, ever more rarely, after failures.
 
-What is to be done is durable elsewhere; this is the order in memory. Each piece of work has a key.
-A key that is added while it is being worked on is worked on once more; one that failed waits, and
-is due at once when it is added again.
+The work itself is durable elsewhere; the list only orders it in memory. A key that is added while
+it is being worked on is worked on once more. A key whose work failed waits; adding it again ends
+the wait.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ log = structlog.get_logger(__name__)
 K = TypeVar("K", bound=Hashable)
 
 FIRST_SECONDS = 1.0
-"""How long work that failed once waits."""
+"""Pause after the first failure; twice as long after each further one."""
 MOST_SECONDS = 300.0
-"""How long work that failed often waits."""
+"""Longest pause after a failure."""
 
 
 class WorkList(Generic[K]):
-    """Keys that are worked on by tasks of the event loop, once it is started."""
+    """Keys that tasks of the event loop work on, once the list is started."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class WorkList(Generic[K]):
         first_seconds: float = FIRST_SECONDS,
     ) -> None:
         self.failures = 0
-        """How often work failed."""
+        """Failures since the start of the process."""
         self._name = name
         self._work = work
         self._workers = workers
@@ -54,16 +54,16 @@ class WorkList(Generic[K]):
 
     @property
     def keys(self) -> set[K]:
-        """Keys that are due, worked on, or wait after a failure."""
+        """Keys that are due, are worked on, or wait after a failure."""
         return {*self._due, *self._running, *self._waiting}
 
     @property
     def pending(self) -> int:
-        """How many keys there are."""
+        """The number of `keys`."""
         return len(self.keys)
 
     def add(self, key: K) -> None:
-        """Work on it as soon as there is room."""
+        """Work on a key as soon as a worker is free."""
         timer = self._waiting.pop(key, None)
         if timer is not None:
             timer.cancel()
@@ -71,12 +71,12 @@ class WorkList(Generic[K]):
         self._fill()
 
     def start(self) -> None:
-        """Begin."""
+        """Begin to work."""
         self._started = True
         self._fill()
 
     async def stop(self) -> None:
-        """Cancel what is under way, and begin nothing more."""
+        """Cancel the work under way, and begin no more."""
         self._started = False
         for timer in self._waiting.values():
             timer.cancel()
@@ -87,11 +87,11 @@ class WorkList(Generic[K]):
             await asyncio.wait(tasks)
 
     async def settle(self) -> None:
-        """Wait until everything was tried; what failed may wait for its next turn."""
+        """Wait until every key was tried; keys that failed may still wait for their next try."""
         await self._idle.wait()
 
     def hurry(self) -> None:
-        """Try everything that failed now."""
+        """Work on the keys that failed without further pause."""
         for key in tuple(self._waiting):
             self.add(key)
 

@@ -1,7 +1,7 @@
 """Leases of key-value snapshots, as client and server both speak of them.
 
 A lease keeps one snapshot of each of its buckets readable until it is released, or its time is
-over. What a lease is on the server stands in `coordinator/leases/leases.py`.
+over. What a lease is on the server stands in `coordinator/leases/calls.py`.
 """
 
 from __future__ import annotations

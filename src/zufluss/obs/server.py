@@ -24,8 +24,8 @@ from zufluss.wire.api import APIS
 
 if TYPE_CHECKING:
     from zufluss.coordinator.lake.queue import TieringStatus
-    from zufluss.coordinator.leases.leases import Leases
-    from zufluss.coordinator.producers.producers import Producers
+    from zufluss.coordinator.leases.book import LeaseBook
+    from zufluss.coordinator.producers.calls import ProducerCalls
     from zufluss.coordinator.remote.files import RemoteFiles
     from zufluss.coordinator.remote.locations import LocationRegistry
     from zufluss.net.server import NetServer
@@ -157,7 +157,7 @@ def remote_files_samples(remote: RemoteFiles) -> ReadSamples:
     return read
 
 
-def lease_samples(leases: Leases) -> ReadSamples:
+def lease_samples(leases: LeaseBook) -> ReadSamples:
     """The leases of key-value snapshots."""
 
     def read() -> Iterable[Sample]:
@@ -171,7 +171,7 @@ def lease_samples(leases: Leases) -> ReadSamples:
     return read
 
 
-def producer_samples(producers: Producers) -> ReadSamples:
+def producer_samples(producers: ProducerCalls) -> ReadSamples:
     """The producers of tables."""
 
     def read() -> Iterable[Sample]:

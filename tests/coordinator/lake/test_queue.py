@@ -14,7 +14,7 @@ from tests.coordinator.support import Clock
 from zufluss.coordinator.lake.queue import (
     BACKOFF_MS_MAX,
     HEARTBEAT_TIMEOUT_MS,
-    Lease,
+    HandOut,
     TieringQueue,
     TieringState,
     TieringStatus,
@@ -48,17 +48,17 @@ class Cluster:
         self.queue = TieringQueue(self.clock, COORDINATOR)
         self.epochs: dict[int, int] = {}
 
-    def take(self, timeout_ms: int = HEARTBEAT_TIMEOUT_MS) -> Lease | None:
+    def take(self, timeout_ms: int = HEARTBEAT_TIMEOUT_MS) -> HandOut | None:
         table = self.queue.next_table()
         if table is None:
             return None
         epoch = self.epochs[table.table_id] = self.epochs.get(table.table_id, 0) + 1
         return self.queue.hand_out(table.table_id, epoch, timeout_ms)
 
-    def taken(self, timeout_ms: int = HEARTBEAT_TIMEOUT_MS) -> Lease:
-        lease = self.take(timeout_ms)
-        assert lease is not None
-        return lease
+    def taken(self, timeout_ms: int = HEARTBEAT_TIMEOUT_MS) -> HandOut:
+        hand_out = self.take(timeout_ms)
+        assert hand_out is not None
+        return hand_out
 
     def status(self, table_id: int = 1) -> TieringStatus:
         return next(s for s in self.queue.status() if s.table_id == table_id)
@@ -86,7 +86,7 @@ def test_a_new_table_is_pending_after_its_freshness_and_not_before(cluster: Clus
     assert cluster.status().state is TieringState.SCHEDULED
     cluster.clock.now_ms += 1
     assert cluster.status().state is TieringState.PENDING
-    assert cluster.taken() == Lease(1, 1, COORDINATOR)
+    assert cluster.taken() == HandOut(1, 1, COORDINATOR)
     assert cluster.status().state is TieringState.TIERING
 
 
@@ -110,9 +110,9 @@ def test_tables_are_served_in_the_order_in_which_they_became_due() -> None:
 
 def test_a_finished_table_waits_for_its_freshness_again(cluster: Cluster) -> None:
     cluster.clock.now_ms = 3 * MINUTE
-    lease = cluster.taken()
+    hand_out = cluster.taken()
     cluster.clock.now_ms += 5_000
-    cluster.queue.finish(lease, file_size=100, record_count=7)
+    cluster.queue.finish(hand_out, file_size=100, record_count=7)
     assert cluster.take() is None
     status = cluster.status()
     assert (status.tier_lag_ms, status.last_duration_ms) == (0, 5_000)
@@ -132,9 +132,9 @@ def test_statistics_that_a_round_does_not_know_stay(cluster: Cluster) -> None:
 def test_a_table_finished_by_force_is_pending_at_once_behind_the_others(cluster: Cluster) -> None:
     cluster.queue.put_table(info(2), None)
     cluster.clock.now_ms = 3 * MINUTE
-    lease = cluster.taken()
+    hand_out = cluster.taken()
     cluster.clock.now_ms += 1
-    cluster.queue.finish(lease, by_force=True)
+    cluster.queue.finish(hand_out, by_force=True)
     assert cluster.status().state is TieringState.PENDING
     assert [cluster.taken().table_id for _ in range(2)] == [2, 1]
 
@@ -168,21 +168,21 @@ def test_another_alter_does_not_change_a_tables_place(cluster: Cluster) -> None:
 
 def test_a_freshness_altered_during_a_round_counts_after_it(cluster: Cluster) -> None:
     cluster.clock.now_ms = 3 * MINUTE
-    lease = cluster.taken()
+    hand_out = cluster.taken()
     cluster.queue.put_table(info(1, "1s"), None)
-    cluster.queue.finish(lease)
+    cluster.queue.finish(hand_out)
     cluster.clock.now_ms += 1_000
     assert cluster.taken().tiering_epoch == 2
 
 
 def test_a_disabled_table_leaves_and_whoever_holds_it_is_fenced(cluster: Cluster) -> None:
     cluster.clock.now_ms = 3 * MINUTE
-    lease = cluster.taken()
+    hand_out = cluster.taken()
     cluster.queue.put_table(info(1, enabled=False), None)
     assert cluster.queue.status() == []
-    fenced(lambda: cluster.queue.finish(lease))
+    fenced(lambda: cluster.queue.finish(hand_out))
     cluster.queue.put_table(info(1), 0)
-    fenced(lambda: cluster.queue.finish(lease))
+    fenced(lambda: cluster.queue.finish(hand_out))
     assert cluster.taken().tiering_epoch == 2
 
 
@@ -211,52 +211,52 @@ def test_a_table_that_is_gone_when_its_epoch_is_durable_is_not_handed_out(cluste
 @pytest.mark.parametrize(
     "wrong",
     [
-        Lease(1, 0, COORDINATOR),
-        Lease(1, 2, COORDINATOR),
-        Lease(1, 1, COORDINATOR - 1),
-        Lease(2, 1, 7),
+        HandOut(1, 0, COORDINATOR),
+        HandOut(1, 2, COORDINATOR),
+        HandOut(1, 1, COORDINATOR - 1),
+        HandOut(2, 1, 7),
     ],
 )
-def test_a_wrong_lease_is_fenced_and_changes_nothing(cluster: Cluster, wrong: Lease) -> None:
+def test_a_wrong_lease_is_fenced_and_changes_nothing(cluster: Cluster, wrong: HandOut) -> None:
     cluster.clock.now_ms = 3 * MINUTE
-    lease = cluster.taken()
+    hand_out = cluster.taken()
     before = cluster.status()
     for call in (cluster.queue.finish, cluster.queue.fail, cluster.queue.check):
         fenced(partial(call, wrong))
     fenced(lambda: cluster.queue.renew(wrong, MINUTE))
     assert cluster.status() == before
-    cluster.queue.check(lease)
+    cluster.queue.check(hand_out)
 
 
 def test_a_finished_lease_is_over(cluster: Cluster) -> None:
     cluster.clock.now_ms = 3 * MINUTE
-    lease = cluster.taken()
-    cluster.queue.finish(lease)
-    fenced(lambda: cluster.queue.finish(lease))
-    fenced(lambda: cluster.queue.check(lease))
+    hand_out = cluster.taken()
+    cluster.queue.finish(hand_out)
+    fenced(lambda: cluster.queue.finish(hand_out))
+    fenced(lambda: cluster.queue.check(hand_out))
 
 
 def test_silence_gives_the_table_to_the_next_with_another_epoch(cluster: Cluster) -> None:
     cluster.clock.now_ms = 3 * MINUTE
-    lease = cluster.taken()
+    hand_out = cluster.taken()
     cluster.clock.now_ms += HEARTBEAT_TIMEOUT_MS - 1
-    cluster.queue.check(lease)
+    cluster.queue.check(hand_out)
     assert cluster.take() is None
     cluster.clock.now_ms += 1
-    fenced(lambda: cluster.queue.check(lease))
+    fenced(lambda: cluster.queue.check(hand_out))
     assert cluster.taken().tiering_epoch == 2
     assert cluster.status().failures == 1
 
 
 def test_heartbeats_keep_a_table_and_each_declares_the_timeout_anew(cluster: Cluster) -> None:
     cluster.clock.now_ms = 3 * MINUTE
-    lease = cluster.taken(10_000)
+    hand_out = cluster.taken(10_000)
     for _ in range(5):
         cluster.clock.now_ms += 9_999
-        cluster.queue.renew(lease, 10_000)
-    cluster.queue.renew(lease, 1_000)
+        cluster.queue.renew(hand_out, 10_000)
+    cluster.queue.renew(hand_out, 1_000)
     cluster.clock.now_ms += 1_000
-    fenced(lambda: cluster.queue.renew(lease, 10_000))
+    fenced(lambda: cluster.queue.renew(hand_out, 10_000))
 
 
 def test_the_timeout_has_bounds_and_a_default() -> None:
@@ -291,9 +291,9 @@ def test_a_table_whose_services_fall_silent_waits_like_one_that_fails(cluster: C
     cluster.clock.now_ms = 3 * MINUTE
     waits = []
     for number in range(5):
-        lease = cluster.taken(1_000)
+        hand_out = cluster.taken(1_000)
         if number == 3:
-            cluster.queue.fail(lease)  # both count together
+            cluster.queue.fail(hand_out)  # both count together
         else:
             cluster.clock.now_ms += 1_000
         since = cluster.clock.now_ms
@@ -344,8 +344,8 @@ class QueueAgainstModel(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.cluster = Cluster()
-        self.held: dict[int, tuple[Lease, int]] = {}
-        self.leases: list[Lease] = []
+        self.held: dict[int, tuple[HandOut, int]] = {}
+        self.leases: list[HandOut] = []
 
     def _expire(self) -> None:
         now = self.cluster.clock.now_ms
@@ -370,41 +370,41 @@ class QueueAgainstModel(RuleBasedStateMachine):
 
     @rule(timeout_ms=st.sampled_from([1_000, 10_000]))
     def ask(self, timeout_ms: int) -> None:
-        lease = self.cluster.take(timeout_ms)
-        if lease is None:
+        hand_out = self.cluster.take(timeout_ms)
+        if hand_out is None:
             return
-        assert lease.table_id not in self.held, "two services hold one table"
-        earlier = [known for known in self.leases if known.table_id == lease.table_id]
-        assert all(known.tiering_epoch < lease.tiering_epoch for known in earlier)
-        self.leases.append(lease)
-        self.held[lease.table_id] = (lease, self.cluster.clock.now_ms + timeout_ms)
+        assert hand_out.table_id not in self.held, "two services hold one table"
+        earlier = [known for known in self.leases if known.table_id == hand_out.table_id]
+        assert all(known.tiering_epoch < hand_out.tiering_epoch for known in earlier)
+        self.leases.append(hand_out)
+        self.held[hand_out.table_id] = (hand_out, self.cluster.clock.now_ms + timeout_ms)
 
     @precondition(lambda self: bool(self.leases))
     @rule(data=st.data(), what=st.sampled_from(["finish", "force", "fail", "renew", "check"]))
     def report(self, data: st.DataObject, what: str) -> None:
         """Any lease there ever was: only the one that holds is accepted."""
-        lease = data.draw(st.sampled_from(self.leases))
+        hand_out = data.draw(st.sampled_from(self.leases))
         queue = self.cluster.queue
-        valid = self.held.get(lease.table_id, (None, 0))[0] == lease
+        valid = self.held.get(hand_out.table_id, (None, 0))[0] == hand_out
         before = queue.status()
         try:
             if what == "renew":
-                queue.renew(lease, 10_000)
+                queue.renew(hand_out, 10_000)
             elif what == "fail":
-                queue.fail(lease)
+                queue.fail(hand_out)
             elif what == "check":
-                queue.check(lease)
+                queue.check(hand_out)
             else:
-                queue.finish(lease, by_force=what == "force")
+                queue.finish(hand_out, by_force=what == "force")
         except FencedTieringEpochError:
             assert not valid
             assert queue.status() == before
             return
         assert valid
         if what == "renew":
-            self.held[lease.table_id] = (lease, self.cluster.clock.now_ms + 10_000)
+            self.held[hand_out.table_id] = (hand_out, self.cluster.clock.now_ms + 10_000)
         elif what != "check":
-            del self.held[lease.table_id]
+            del self.held[hand_out.table_id]
 
     @invariant()
     def running_tables_are_those_that_somebody_holds(self) -> None:
@@ -413,7 +413,7 @@ class QueueAgainstModel(RuleBasedStateMachine):
             for s in self.cluster.queue.status()
             if s.state is TieringState.TIERING
         }
-        assert running == {i: lease.tiering_epoch for i, (lease, _) in self.held.items()}
+        assert running == {i: hand_out.tiering_epoch for i, (hand_out, _) in self.held.items()}
 
 
 QueueAgainstModel.TestCase.settings = settings(

@@ -85,19 +85,19 @@ async def take(cluster: Cluster, **fields: Any) -> m.PbHeartbeatReqForTable:
     )
 
 
-def epochs(lease: m.PbHeartbeatReqForTable | None) -> dict[str, int]:
-    if lease is None:
+def epochs(hand_out: m.PbHeartbeatReqForTable | None) -> dict[str, int]:
+    if hand_out is None:
         return {}
     return {
-        "tiering_epoch": lease.tiering_epoch,
-        "coordinator_epoch": lease.coordinator_epoch,
+        "tiering_epoch": hand_out.tiering_epoch,
+        "coordinator_epoch": hand_out.coordinator_epoch,
     }
 
 
 async def prepare(
     cluster: Cluster,
     offsets: Mapping[int | tuple[int, int], int],
-    lease: m.PbHeartbeatReqForTable | None = None,
+    hand_out: m.PbHeartbeatReqForTable | None = None,
     *,
     path: TablePath = PATH,
     table_id: int | None = None,
@@ -112,7 +112,7 @@ async def prepare(
             m.PbBucketOffset(partition_id=p, bucket_id=b, log_end_offset=o)
             for (p, b), o in pairs.items()
         ],
-        **epochs(lease),
+        **epochs(hand_out),
     )
     response = await cluster.call(
         ApiKey.PREPARE_LAKE_TABLE_SNAPSHOT,
@@ -132,7 +132,7 @@ async def commit(
     cluster: Cluster,
     snapshot_id: int,
     file: str,
-    lease: m.PbHeartbeatReqForTable | None = None,
+    hand_out: m.PbHeartbeatReqForTable | None = None,
     *,
     path: TablePath = PATH,
     readable: str | None = None,
@@ -144,7 +144,7 @@ async def commit(
         tiered_bucket_offsets_file_path=file,
         readable_bucket_offsets_file_path=readable,
         earliest_snapshot_id_to_keep=earliest,
-        **epochs(lease),
+        **epochs(hand_out),
     )
     response = await cluster.call(
         ApiKey.COMMIT_LAKE_TABLE_SNAPSHOT, lake_table_snapshot_metadata=[table]
@@ -196,9 +196,9 @@ def held_back(
 async def test_a_table_is_handed_out_once_with_its_name_and_epochs(cluster: Cluster) -> None:
     entry = await lake_table(cluster)
     assert not (await beat(cluster, request_table=True)).HasField("tiering_table")
-    lease = await take(cluster)
-    assert lease.table_id == entry.info.table_id
-    assert (lease.tiering_epoch, lease.coordinator_epoch) == (1, cluster.catalog.epoch)
+    hand_out = await take(cluster)
+    assert hand_out.table_id == entry.info.table_id
+    assert (hand_out.tiering_epoch, hand_out.coordinator_epoch) == (1, cluster.catalog.epoch)
     assert not (await beat(cluster, request_table=True)).HasField("tiering_table")
 
 
@@ -262,14 +262,14 @@ async def test_every_table_of_a_heartbeat_gets_its_own_answer(cluster: Cluster) 
 
 async def test_the_declared_timeout_counts(cluster: Cluster) -> None:
     await lake_table(cluster)
-    lease = await take(cluster, heartbeat_timeout_ms=10_000)
+    hand_out = await take(cluster, heartbeat_timeout_ms=10_000)
     cluster.clock.now_ms += 9_999
-    answer = await beat(cluster, tiering_tables=[lease], heartbeat_timeout_ms=10_000)
+    answer = await beat(cluster, tiering_tables=[hand_out], heartbeat_timeout_ms=10_000)
     assert not answer.tiering_table_resp[0].HasField("error")
     cluster.clock.now_ms += 10_000
-    answer = await beat(cluster, tiering_tables=[lease], request_table=True)
+    answer = await beat(cluster, tiering_tables=[hand_out], request_table=True)
     assert answer.tiering_table_resp[0].error.error_code == 50
-    assert answer.tiering_table.tiering_epoch == lease.tiering_epoch + 1
+    assert answer.tiering_table.tiering_epoch == hand_out.tiering_epoch + 1
     with pytest.raises(ConfigError, match="heartbeat_timeout_ms 999"):
         await beat(cluster, heartbeat_timeout_ms=999)
 
@@ -540,7 +540,7 @@ async def test_a_commit_that_would_go_back_is_refused(cluster: Cluster) -> None:
 async def test_a_fenced_service_prepares_and_commits_nothing(cluster: Cluster) -> None:
     await lake_table(cluster)
     zombie = await take(cluster, heartbeat_timeout_ms=10_000)
-    file = await prepared(cluster, {0: 10}, lease=zombie)
+    file = await prepared(cluster, {0: 10}, hand_out=zombie)
     service = await take(cluster)
     assert service.tiering_epoch == zombie.tiering_epoch + 1
     before = await cluster.store.tree("/tables")
@@ -559,30 +559,30 @@ async def test_a_fenced_service_prepares_and_commits_nothing(cluster: Cluster) -
 
 async def test_a_service_that_finished_cannot_commit_any_more(cluster: Cluster) -> None:
     await lake_table(cluster)
-    lease = await take(cluster)
-    file = await prepared(cluster, {0: 10}, lease=lease)
-    await beat(cluster, finished_tables=[lease])
-    assert (await commit(cluster, 1, file, lease)).error_code == 50
+    hand_out = await take(cluster)
+    file = await prepared(cluster, {0: 10}, hand_out=hand_out)
+    await beat(cluster, finished_tables=[hand_out])
+    assert (await commit(cluster, 1, file, hand_out)).error_code == 50
 
 
 async def test_a_commit_let_through_is_done_before_the_next_hand_out(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The lease runs out while the commit is on its way to the store."""
+    """The hand-out runs out while the commit is on its way to the store."""
     await lake_table(cluster)
-    lease = await take(cluster)
-    file = await prepared(cluster, {0: 10}, lease=lease)
+    hand_out = await take(cluster)
+    file = await prepared(cluster, {0: 10}, hand_out=hand_out)
     on_its_way, go_on = held_back(cluster, monkeypatch)
-    committing = asyncio.create_task(commit(cluster, 1, file, lease))
+    committing = asyncio.create_task(commit(cluster, 1, file, hand_out))
     await on_its_way.wait()
     cluster.clock.now_ms += FRESHNESS_MS
-    next_service = asyncio.create_task(beat(cluster, request_table=True, tiering_tables=[lease]))
+    next_service = asyncio.create_task(beat(cluster, request_table=True, tiering_tables=[hand_out]))
     go_on.set()
     answer = await next_service
     assert committing.done()
     assert (await committing).error_code == OK
     assert answer.tiering_table_resp[0].error.error_code == 50
-    assert answer.tiering_table.tiering_epoch == lease.tiering_epoch + 1
+    assert answer.tiering_table.tiering_epoch == hand_out.tiering_epoch + 1
     assert (await snapshot(cluster)).snapshotId == 1
 
 
@@ -779,7 +779,7 @@ async def test_no_request_whatever_its_numbers_makes_a_handler_fail(cluster: Clu
     table_id = (await lake_table(cluster)).info.table_id
     ids = await partitioned(cluster, "x")
     file = await tiered(cluster, 1, {0: 10})
-    lease = await take(cluster)
+    hand_out = await take(cluster)
     chance = random.Random(5)
     where = m.PbTablePath(database_name=PATH.database, table_name=PATH.table)
 
@@ -798,8 +798,8 @@ async def test_no_request_whatever_its_numbers_makes_a_handler_fail(cluster: Clu
     for _ in range(300):
         held = m.PbHeartbeatReqForTable(
             table_id=large(table_id),
-            tiering_epoch=large(lease.tiering_epoch),
-            coordinator_epoch=number(lease.coordinator_epoch),
+            tiering_epoch=large(hand_out.tiering_epoch),
+            coordinator_epoch=number(hand_out.coordinator_epoch),
         )
         offsets = m.PbTableOffsets(
             table_id=large(table_id),
@@ -945,12 +945,12 @@ async def test_tablet_servers_are_told_after_a_commit_and_when_they_join(
 async def test_a_dropped_table_leaves_nothing_behind(cluster: Cluster, remote: Path) -> None:
     await lake_table(cluster)
     await tiered(cluster, 1, {0: 10})
-    lease = await take(cluster)
+    hand_out = await take(cluster)
     await cluster.catalog.drop_table(PATH)
     await cluster.coordinator.remote.cleaner.drops.settle()
     assert [p for p in remote.rglob("*") if p.is_file()] == []
     assert await cluster.store.tree("/tables") == []
-    answer = await beat(cluster, tiering_tables=[lease], request_table=True)
+    answer = await beat(cluster, tiering_tables=[hand_out], request_table=True)
     assert answer.tiering_table_resp[0].error.error_code == ErrorCode.TABLE_NOT_EXIST
     assert not answer.HasField("tiering_table")
     with pytest.raises(TableNotExistError):
@@ -974,8 +974,8 @@ async def test_a_table_from_before_there_were_lakes_gets_its_records(cluster: Cl
     snapshots = epoch.replace("epoch", "snapshots")
     await cluster.catalog.ledger.commit([Delete(epoch), Delete(snapshots)])
     again = await cluster.restart()
-    lease = await take(again)
-    assert lease.tiering_epoch == 1
+    hand_out = await take(again)
+    assert hand_out.tiering_epoch == 1
     await tiered(again, 1, {0: 10})
     await again.catalog.drop_table(PATH)
     assert await again.store.tree("/tables") == []

@@ -26,7 +26,7 @@ from tests.coordinator.support import DAY_MS, Cluster, Seconds
 from zufluss.cluster.image import PartitionEntry, PartitionGone
 from zufluss.coordinator import records
 from zufluss.coordinator.leases import records as lease_records
-from zufluss.coordinator.leases.leases import Leases
+from zufluss.coordinator.leases.calls import LeaseCalls
 from zufluss.errors import (
     ConfigError,
     KvSnapshotNotExistError,
@@ -62,8 +62,8 @@ async def cluster(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterat
 revoking = pytest.mark.parametrize("cluster", [REVOKE], indirect=True, ids=["revoke"])
 
 
-def leases(cluster: Cluster) -> Leases:
-    return cluster.coordinator.remote.leases
+def leases(cluster: Cluster) -> LeaseCalls:
+    return cluster.coordinator.leases
 
 
 def pass_seconds(cluster: Cluster, seconds: float) -> None:
@@ -159,7 +159,7 @@ async def test_files_of_a_dropped_table_go_when_its_lease_expires(
     await cluster.catalog.drop_table(KEYED)
     await cleaned(cluster)
     pass_seconds(cluster, 3600)
-    await leases(cluster).expire()
+    await cluster.coordinator.lease_timer.expire()
     await cleaned(cluster)
     assert remote_files(tmp_path) == set()
 
@@ -188,7 +188,7 @@ async def test_the_name_of_a_dropped_table_is_free_and_the_new_table_is_not_leas
     await cleaned(cluster)
     new = await keyed(cluster)
     assert new.table_id != old.table_id
-    assert not leases(cluster).holds(new.table_id)
+    assert not leases(cluster).book.pins.holds(new.table_id)
     assert await is_readable(cluster, old)
     await leases(cluster).drop("reader", principal=None)
     await cleaned(cluster)
@@ -449,7 +449,7 @@ async def test_the_metrics_say_what_leases_hold(cluster: Cluster) -> None:
     cluster.clock.now_ms += 5000
     await cluster.catalog.drop_table(KEYED)
     await cleaned(cluster)
-    found = {each.metric: each.value for each in lease_samples(leases(cluster))()}
+    found = {each.metric: each.value for each in lease_samples(leases(cluster).book)()}
     assert found == {
         metrics.KV_SNAPSHOT_LEASES: 1,
         metrics.KV_SNAPSHOT_LEASED_SNAPSHOTS: 1,

@@ -41,7 +41,7 @@ async def latest(world: Leasing, lease_id: str = "a", *buckets: TableBucket) -> 
 
 async def unchanged(world: Leasing, before: dict[str, bytes], counts: LeaseCounts) -> None:
     assert await world.stored() == before
-    assert world.leases.counts == counts
+    assert world.leases.book.counts == counts
 
 
 async def test_the_latest_snapshots_are_found_and_pinned_in_one_step(world: Leasing) -> None:
@@ -53,8 +53,8 @@ async def test_the_latest_snapshots_are_found_and_pinned_in_one_step(world: Leas
     for snapshot_id in range(2, 9):
         await world.take([first], snapshot_id)
     assert world.kept(first) == [1, 7, 8]
-    assert world.leases.location(first, 1) == 2
-    assert world.leases.location(first, 7) is None
+    assert world.leases.book.pins.location(first, 1) == 2
+    assert world.leases.book.pins.location(first, 7) is None
 
 
 async def test_snapshots_are_leased_by_number_and_what_cannot_be_had_is_told_with_the_reason(
@@ -81,34 +81,34 @@ async def test_snapshots_are_leased_by_number_and_what_cannot_be_had_is_told_wit
     }
     gone = await world.leases.acquire("a", HOUR_MS, {world.buckets[0]: 0}, principal=None)
     assert gone.unavailable == {world.buckets[0]: Unavailable.GONE}
-    assert world.leases.pinned(world.buckets[0], 1)
+    assert world.leases.book.pins.pinned(world.buckets[0], 1)
 
 
 async def test_an_acquire_that_gets_nothing_makes_no_lease(world: Leasing) -> None:
     got = await latest(world, "a", world.buckets[3])
     assert (got.epoch, got.remaining_ms) == (None, 0)
-    assert world.leases.leases() == []
+    assert world.leases.book.infos() == []
     assert await world.stored() == {}
 
 
 async def test_the_same_acquire_again_changes_nothing_but_the_time(world: Leasing) -> None:
     wanted = {world.buckets[0]: 1, world.buckets[1]: 0}
     first = await world.leases.acquire("a", HOUR_MS, wanted, principal=None)
-    counts = world.leases.counts
+    counts = world.leases.book.counts
     assert await world.leases.acquire("a", HOUR_MS, wanted, principal=None) == first
-    assert world.leases.counts == counts
+    assert world.leases.book.counts == counts
     await world.leases.release("a", wanted, principal=None)
-    assert world.leases.counts.snapshots == 0
+    assert world.leases.book.counts.snapshots == 0
 
 
 async def test_a_newer_snapshot_of_a_bucket_replaces_the_one_before(world: Leasing) -> None:
     bucket = world.buckets[0]
     await world.leases.acquire("a", HOUR_MS, {bucket: 0}, principal=None)
     await world.leases.acquire("a", HOUR_MS, {bucket: 1}, principal=None)
-    assert not world.leases.pinned(bucket, 0)
-    assert world.leases.pinned(bucket, 1)
+    assert not world.leases.book.pins.pinned(bucket, 0)
+    assert world.leases.book.pins.pinned(bucket, 1)
     assert world.freed == [bucket]
-    assert world.leases.counts.snapshots == 1
+    assert world.leases.book.counts.snapshots == 1
 
 
 async def test_a_snapshot_that_two_leases_have_is_free_when_both_let_go(world: Leasing) -> None:
@@ -116,9 +116,9 @@ async def test_a_snapshot_that_two_leases_have_is_free_when_both_let_go(world: L
     await latest(world, "a", bucket)
     await latest(world, "b", bucket)
     await world.leases.release("a", [bucket], principal=None)
-    assert (world.leases.pinned(bucket, 1), world.freed) == (True, [])
+    assert (world.leases.book.pins.pinned(bucket, 1), world.freed) == (True, [])
     await world.leases.drop("b", principal=None)
-    assert (world.leases.pinned(bucket, 1), world.freed) == (False, [bucket])
+    assert (world.leases.book.pins.pinned(bucket, 1), world.freed) == (False, [bucket])
 
 
 async def test_releasing_the_last_bucket_ends_the_lease(world: Leasing) -> None:
@@ -137,7 +137,7 @@ async def test_releasing_the_last_bucket_ends_the_lease(world: Leasing) -> None:
 
 async def test_releasing_and_dropping_what_is_not_there_changes_nothing(world: Leasing) -> None:
     await latest(world, "a", world.buckets[0])
-    before, counts = await world.stored(), world.leases.counts
+    before, counts = await world.stored(), world.leases.book.counts
     other = [world.buckets[1], TableBucket(TABLE, None, 10**6), TableBucket(77, 1, -3)]
     await world.leases.release("a", other, principal=None)
     await world.leases.release("unknown", other, principal="bob", epoch=7)
@@ -151,14 +151,14 @@ async def test_releasing_and_dropping_what_is_not_there_changes_nothing(world: L
 async def test_a_renewal_lasts_for_the_duration_from_now_on(world: Leasing) -> None:
     await latest(world, "a", world.buckets[0])
     world.seconds.now += 600
-    [info] = world.leases.leases()
+    [info] = world.leases.book.infos()
     assert info.remaining_ms == HOUR_MS - 600_000
     renewed = await world.leases.renew("a", 2 * HOUR_MS, principal=None)
     assert (renewed.remaining_ms, renewed.revoked) == (2 * HOUR_MS, [])
     shorter = await world.leases.renew("a", 1, principal=None)
     assert shorter.remaining_ms == 1
     world.seconds.now += 0.001
-    await world.leases.expire()
+    await world.timer.expire()
     assert await world.stored() == {}
 
 
@@ -183,7 +183,7 @@ async def test_a_duration_that_is_not_allowed_is_refused(world: Leasing, duratio
     ):
         with pytest.raises(ConfigError, match="duration-max"):
             await call
-    assert [info.lease_id for info in world.leases.leases()] == ["a"]
+    assert [info.lease_id for info in world.leases.book.infos()] == ["a"]
 
 
 @pytest.mark.parametrize("lease_id", ["", "x" * 129, "a/b", "..", ".", "a\0", "ä", "a b", "\udcff"])
@@ -209,7 +209,7 @@ async def test_tables_that_have_no_snapshots_refuse_the_whole_request(world: Lea
         await latest(world, "a", good, TableBucket(77, None, 0))
     with pytest.raises(NonPrimaryKeyTableError):
         await latest(world, "a", good, TableBucket(LOGS, None, 0))
-    assert not world.leases.pinned(good, 1)
+    assert not world.leases.book.pins.pinned(good, 1)
     assert await world.stored() == {}
 
 
@@ -220,15 +220,15 @@ async def test_a_lease_that_is_over_is_gone_for_every_call_before_the_timer_come
     for lease_id in "abc":
         await latest(world, lease_id, bucket)
     world.seconds.now += 3600
-    assert world.leases.leases() == []
-    assert world.leases.pinned(bucket, 1)  # until it is durably gone
+    assert world.leases.book.infos() == []
+    assert world.leases.book.pins.pinned(bucket, 1)  # until it is durably gone
     with pytest.raises(KvSnapshotLeaseNotFoundError):
         await world.leases.renew("a", HOUR_MS, principal=None)
     await world.leases.release("b", [bucket], principal="somebody")
     assert world.freed == []
     got = await latest(world, "c", bucket)
     assert got.epoch == 2
-    assert world.leases.counts.leases == 1
+    assert world.leases.book.counts.leases == 1
     await world.leases.drop("c", principal=None)
     assert world.freed == [bucket, bucket]  # when the last one expired, and now
 
@@ -241,8 +241,8 @@ async def test_the_timer_ends_leases_in_the_order_of_their_deadlines(world: Leas
     left = []
     for _ in range(3):
         world.seconds.now += 20 * 60
-        await world.leases.expire()
-        left.append([info.lease_id for info in world.leases.leases()])
+        await world.timer.expire()
+        left.append([info.lease_id for info in world.leases.book.infos()])
     assert left == [["a", "b"], ["b"], []]
     assert sorted(world.freed) == world.buckets[:3]
 
@@ -278,7 +278,7 @@ async def test_a_lease_made_anew_fences_who_had_one_of_that_name_before(
     before = (await latest(world, "a", *world.buckets)).epoch
     if ends == "expires":
         world.seconds.now += 3600
-        await leases.expire()
+        await world.timer.expire()
     else:
         await leases.drop("a", principal=None)
     if restarts:
@@ -292,7 +292,7 @@ async def test_a_lease_made_anew_fences_who_had_one_of_that_name_before(
     ):
         with pytest.raises(KvSnapshotLeaseFencedError):
             await call
-    assert (leases.counts.leases, leases.counts.snapshots) == (1, 3)
+    assert (leases.book.counts.leases, leases.book.counts.snapshots) == (1, 3)
 
 
 async def test_epochs_go_on_where_they_are_kept_in_the_store(world: Leasing) -> None:
@@ -331,7 +331,7 @@ async def test_nobody_but_its_owner_and_super_users_may_use_a_lease(world: Leasi
                 await call
     assert await world.stored() == before
     await leases.renew("a", HOUR_MS, principal="root")
-    assert leases.leases("a")[0].owner == "ann"
+    assert leases.book.infos("a")[0].owner == "ann"
     await leases.drop("a", principal="root")
     await latest(world, "n", bucket)
     with pytest.raises(AuthorizationError, match="an unknown user"):
@@ -351,7 +351,7 @@ async def test_an_owner_has_so_many_leases_and_no_more(tmp_path: Path) -> None:
     refused = [each for each in made if isinstance(each, ConfigError)]
     assert len(refused) == 6
     assert "zufluss.kv.snapshot.lease.count-max" in refused[0].message
-    assert world.leases.counts.leases == 3
+    assert world.leases.book.counts.leases == 3
     await world.leases.acquire_latest("other", HOUR_MS, world.buckets, principal="bob")
     await world.leases.drop("l0", principal="ann")
     await world.leases.acquire_latest("again", HOUR_MS, world.buckets, principal="ann")
@@ -363,11 +363,11 @@ async def test_leased_snapshots_of_a_table_have_so_many_bytes_and_no_more(tmp_pa
     await world.take([*world.buckets, *world.daily], 0)
     await latest(world, "a", *world.buckets[:2], *world.daily[:2])
     await latest(world, "b", *world.buckets[:2])  # the same snapshots count once
-    before, counts = await world.stored(), world.leases.counts
+    before, counts = await world.stored(), world.leases.book.counts
     with pytest.raises(ConfigError, match=r"300 bytes .*lease\.bytes-max"):
         await latest(world, "c", world.daily[0], world.buckets[2])
     await unchanged(world, before, counts)
-    assert not world.leases.pinned(world.buckets[2], 0)
+    assert not world.leases.book.pins.pinned(world.buckets[2], 0)
     await world.take(world.buckets, 1)
     await world.leases.drop("b", principal=None)
     got = await latest(world, "a", *world.buckets[:2])  # replaces, so it is not more
@@ -379,26 +379,26 @@ async def test_what_was_dropped_is_revoked_and_told_until_the_lease_ends(world: 
     await latest(world, "a", *world.buckets, *world.daily)
     await latest(world, "b", world.daily[0])
     await latest(world, "c", world.buckets[0])
-    assert world.leases.holds(DAILY, 20)
+    assert world.leases.book.pins.holds(DAILY, 20)
     await world.leases.revoke(DAILY, 20, "fluss.daily(d=20)")
-    assert not world.leases.holds(DAILY, 20)
-    assert world.leases.holds(DAILY)
+    assert not world.leases.book.pins.holds(DAILY, 20)
+    assert world.leases.book.pins.holds(DAILY)
     assert sorted(world.freed) == world.daily[:2]
     told = [Revoked(DAILY, 20, "fluss.daily(d=20)")]
     assert (await world.leases.renew("a", HOUR_MS, principal=None)).revoked == told
     assert (await world.leases.renew("b", HOUR_MS, principal=None)).revoked == told
     assert (await world.leases.renew("c", HOUR_MS, principal=None)).revoked == []
-    assert world.leases.revocation(world.daily[0]) == "fluss.daily(d=20)"
-    assert world.leases.revocation(world.daily[2]) is None
+    assert world.leases.book.revocation(world.daily[0]) == "fluss.daily(d=20)"
+    assert world.leases.book.revocation(world.daily[2]) is None
     await world.leases.revoke(DAILY, None, "fluss.daily")
-    assert world.leases.revocation(world.daily[2]) == "fluss.daily"
-    assert not world.leases.holds(DAILY)
+    assert world.leases.book.revocation(world.daily[2]) == "fluss.daily"
+    assert not world.leases.book.pins.holds(DAILY)
     await world.restart()
-    assert world.leases.revocation(world.daily[0]) == "fluss.daily(d=20)"
+    assert world.leases.book.revocation(world.daily[0]) == "fluss.daily(d=20)"
     assert (await latest(world, "b")).revoked == told
     await world.leases.drop("b", principal=None)
     await world.leases.release("a", world.buckets, principal=None)
-    [kept] = world.leases.leases("a")  # it has something to tell
+    [kept] = world.leases.book.infos("a")  # it has something to tell
     assert kept.revoked == [*told, Revoked(DAILY, None, "fluss.daily")]
 
 
@@ -406,10 +406,10 @@ async def test_a_revocation_waits_for_an_acquire_under_way(world: Leasing) -> No
     acquiring = asyncio.ensure_future(latest(world, "a", *world.buckets))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    assert world.leases.holds(TABLE)  # pinned, not durable yet
+    assert world.leases.book.pins.holds(TABLE)  # pinned, not durable yet
     await world.leases.revoke(TABLE, None, "fluss.keyed")
     assert len((await acquiring).leased) == 3
-    assert not world.leases.holds(TABLE)
+    assert not world.leases.book.pins.holds(TABLE)
     told = (await world.leases.renew("a", HOUR_MS, principal=None)).revoked
     assert told == [Revoked(TABLE, None, "fluss.keyed")]
 
@@ -419,16 +419,16 @@ async def test_leases_are_listed_with_what_they_have(world: Leasing) -> None:
     world.wall.now_ms += 5000
     world.seconds.now += 5
     await latest(world, "a", *world.buckets)
-    a, b = world.leases.leases()
+    a, b = world.leases.book.infos()
     assert (a.lease_id, a.owner, a.epoch, a.age_ms, a.remaining_ms) == ("a", None, 1, 0, HOUR_MS)
     assert (b.lease_id, b.owner, b.age_ms, b.duration_ms) == ("b", "ann", 5000, HOUR_MS)
     assert b.remaining_ms == HOUR_MS - 5000
     assert (a.tables, b.tables) == ({TABLE: TableShare(3, 300)}, {DAILY: TableShare(4, 400)})
     assert a.leased == {}
-    [full] = world.leases.leases("b")
+    [full] = world.leases.book.infos("b")
     assert full.leased == dict.fromkeys(world.daily, LeasedSnapshot(1, 10))
-    assert world.leases.leases("unknown") == []
-    assert world.leases.counts == LeaseCounts(2, 7, 700, 5.0, 0)
+    assert world.leases.book.infos("unknown") == []
+    assert world.leases.book.counts == LeaseCounts(2, 7, 700, 5.0, 0)
 
 
 async def test_a_caller_that_goes_away_leaves_memory_and_store_the_same(world: Leasing) -> None:
@@ -437,11 +437,11 @@ async def test_a_caller_that_goes_away_leaves_memory_and_store_the_same(world: L
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await world.leases.tasks.settle()
-    counts = world.leases.counts
+    await world.leases.book.tasks.settle()
+    counts = world.leases.book.counts
     assert counts.snapshots == 3
     await world.restart()
-    assert world.leases.counts == counts
+    assert world.leases.book.counts == counts
 
 
 async def test_a_renewal_is_finished_even_when_its_caller_goes_away(world: Leasing) -> None:
@@ -453,7 +453,7 @@ async def test_a_renewal_is_finished_even_when_its_caller_goes_away(world: Leasi
     with pytest.raises(asyncio.CancelledError):
         await task
     await world.leases.release("a", world.buckets[:1], principal=None)  # after the renewal
-    assert world.leases.leases("a")[0].remaining_ms == HOUR_MS
+    assert world.leases.book.infos("a")[0].remaining_ms == HOUR_MS
 
 
 async def test_calls_of_one_lease_take_turns_with_its_renewals(world: Leasing) -> None:
@@ -472,17 +472,17 @@ async def test_thousands_of_renewals_and_expiries_share_transactions(tmp_path: P
     await world.take(world.buckets, 0)
     ids = [f"l{i}" for i in range(3_000)]
     await asyncio.gather(*(latest(world, i, world.buckets[0]) for i in ids))
-    before = world.leases.writer.transactions
+    before = world.leases.book.writer.transactions
     renewals = [asyncio.ensure_future(world.leases.renew(i, HOUR_MS, principal=None)) for i in ids]
     got = await latest(world, "other", world.buckets[1])
     assert got.epoch == 1
     await asyncio.gather(*renewals)
-    assert world.leases.writer.transactions - before <= 3_000 // OPS_MAX + 3
+    assert world.leases.book.writer.transactions - before <= 3_000 // OPS_MAX + 3
     world.seconds.now += 3600
-    before = world.leases.writer.transactions
-    await world.leases.expire()
-    assert world.leases.counts.leases == 0
-    assert world.leases.writer.transactions - before <= 3 * 3_000 // OPS_MAX + 6
+    before = world.leases.book.writer.transactions
+    await world.timer.expire()
+    assert world.leases.book.counts.leases == 0
+    assert world.leases.book.writer.transactions - before <= 3 * 3_000 // OPS_MAX + 6
     assert await world.stored() == {}
     await world.close()
 
@@ -510,9 +510,9 @@ async def test_a_lease_of_many_buckets_leaves_the_event_loop_to_others(tmp_path:
     changed = {path for path in after if after[path] != before[path]}
     assert changed == {"/leases/kv-snapshot/a/expiry"}
     await world.open_leases()
-    assert world.leases.counts.snapshots == 20_000
+    assert world.leases.book.counts.snapshots == 20_000
     await world.leases.release("a", world.buckets[:-1], principal=None)
-    assert world.leases.counts.snapshots == 1
+    assert world.leases.book.counts.snapshots == 1
     await world.leases.drop("a", principal=None)
     assert sorted(world.freed) == world.buckets
     await world.close()
@@ -527,9 +527,9 @@ async def test_random_calls_leave_what_a_restart_reads(world: Leasing) -> None:
         else:
             await latest(world, lease_id, bucket)
         await world.take([bucket], world.remotes.get(bucket).next_snapshot_id)
-    before = [world.leases.leases(info.lease_id)[0] for info in world.leases.leases()]
-    counts = world.leases.counts
+    before = [world.leases.book.infos(info.lease_id)[0] for info in world.leases.book.infos()]
+    counts = world.leases.book.counts
     await world.restart()
-    after = [world.leases.leases(info.lease_id)[0] for info in world.leases.leases()]
+    after = [world.leases.book.infos(info.lease_id)[0] for info in world.leases.book.infos()]
     assert after == before
-    assert world.leases.counts == counts
+    assert world.leases.book.counts == counts

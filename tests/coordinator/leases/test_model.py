@@ -150,13 +150,13 @@ class LeaseModel(RuleBasedStateMachine):
     def time_passes(self, minutes: int, timer: bool) -> None:
         self.world.seconds.now += 60 * minutes
         if timer:
-            self.run(self.world.leases.expire())
+            self.run(self.world.timer.expire())
 
     @rule(lease_id=IDS, after=st.booleans(), release=st.booleans())
     def a_write_fails(self, lease_id: str, after: bool, release: bool) -> None:
         """Nobody is told that it took place, so only what it pins or frees may differ."""
         self.forget_what_is_over()
-        self.run(self.world.leases.expire())
+        self.run(self.world.timer.expire())
         transact, bucket = self.world.store.transact, self.buckets[0]
 
         async def fails(ops: Sequence[Op]) -> None:
@@ -180,7 +180,7 @@ class LeaseModel(RuleBasedStateMachine):
     def crash(self) -> None:
         """What was acknowledged is there, with the time that was written last, or the grace."""
         self.forget_what_is_over()
-        self.run(self.world.leases.expire())
+        self.run(self.world.timer.expire())
         self.run(self.world.restart())
         for lease_id, minutes in self.minutes.items():
             self.over[lease_id] = self.world.seconds.now + max(GRACE_SECONDS, 60 * minutes)
@@ -190,13 +190,16 @@ class LeaseModel(RuleBasedStateMachine):
     @invariant()
     def leased_is_readable_and_everything_is_counted(self) -> None:
         self.forget_what_is_over()
-        self.run(self.world.leases.expire())
+        self.run(self.world.timer.expire())
         held = {(b, i) for pins in self.pins.values() for b, i in pins.items()}
         for bucket in self.buckets:
             there = self.world.kept(bucket)
             assert {i for b, i in held if b == bucket} <= set(there)
-            assert all(self.world.leases.pinned(bucket, i) is ((bucket, i) in held) for i in there)
-        counts = self.world.leases.counts
+            assert all(
+                self.world.leases.book.pins.pinned(bucket, i) is ((bucket, i) in held)
+                for i in there
+            )
+        counts = self.world.leases.book.counts
         assert (counts.leases, counts.snapshots, counts.bytes) == (
             len(self.pins),
             len(held),
@@ -204,15 +207,15 @@ class LeaseModel(RuleBasedStateMachine):
         )
         for owner in ((TABLE, None), (DAILY, 20), (DAILY, 21), (DAILY, None)):
             holds = any(b[0] == owner[0] and owner[1] in (None, b[1]) for b, _ in held)
-            assert self.world.leases.holds(*owner) is holds
+            assert self.world.leases.book.pins.holds(*owner) is holds
 
     @invariant()
     def the_listing_is_the_model(self) -> None:
         now = self.world.seconds.now
-        ids = [info.lease_id for info in self.world.leases.leases()]
+        ids = [info.lease_id for info in self.world.leases.book.infos()]
         assert ids == sorted(self.pins)
         for lease_id in ids:
-            [info] = self.world.leases.leases(lease_id)
+            [info] = self.world.leases.book.infos(lease_id)
             assert {b: s.snapshot_id for b, s in info.leased.items()} == self.pins[lease_id]
             assert info.remaining_ms == round(1000 * (self.over[lease_id] - now))
             assert {(r.table_id, r.partition_id) for r in info.revoked} == self.revoked[lease_id]

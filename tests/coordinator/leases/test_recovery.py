@@ -50,7 +50,7 @@ async def lease(
 
 
 def left_ms(world: Leasing, lease_id: str = "a") -> int:
-    return world.leases.leases(lease_id)[0].remaining_ms
+    return world.leases.book.infos(lease_id)[0].remaining_ms
 
 
 class Faults:
@@ -105,17 +105,17 @@ async def test_after_a_start_a_lease_has_what_it_had_left_and_at_least_its_grace
     assert left_ms(world, "long") == 60 * MINUTE_MS
     await world.leases.renew("short", 2 * MINUTE_MS, principal=None)
     world.seconds.now += 2 * 60
-    await world.leases.expire()
-    assert [info.lease_id for info in world.leases.leases()] == ["long"]
+    await world.timer.expire()
+    assert [info.lease_id for info in world.leases.book.infos()] == ["long"]
 
 
 async def test_the_time_left_is_written_now_and_then_and_goes_on_from_there(
     world: Leasing,
 ) -> None:
     await lease(world)
-    await world.leases.checkpoint()
+    await world.timer.checkpoint()
     world.seconds.now += 20 * 60
-    await world.leases.checkpoint()
+    await world.timer.checkpoint()
     world.seconds.now += 5 * 60
     await world.restart(away_seconds=86_400)
     assert left_ms(world) == 40 * MINUTE_MS
@@ -125,11 +125,11 @@ async def test_what_was_written_since_the_last_time_is_not_written_again(world: 
     await lease(world, "a")
     await lease(world, "b")
     world.seconds.now += 60
-    await world.leases.checkpoint()
+    await world.timer.checkpoint()
     world.seconds.now += 60
     await world.leases.renew("b", HOUR_MS, principal=None)
     before = await world.stored()
-    await world.leases.checkpoint()
+    await world.timer.checkpoint()
     after = await world.stored()
     assert [path for path in after if after[path] != before[path]] == [f"{HEAD}/expiry"]
 
@@ -137,8 +137,8 @@ async def test_what_was_written_since_the_last_time_is_not_written_again(world: 
 async def test_a_stop_writes_the_time_left(world: Leasing) -> None:
     await lease(world)
     world.seconds.now += 15 * 60
-    world.leases.start()
-    await world.leases.stop()
+    world.timer.start()
+    await world.timer.stop()
     await world.restart()
     assert left_ms(world) == 45 * MINUTE_MS
 
@@ -149,15 +149,15 @@ async def test_a_jump_of_the_wall_clock_ends_no_lease_and_prolongs_none(
 ) -> None:
     await lease(world)
     world.wall.now_ms += jump_ms
-    await world.leases.expire()
+    await world.timer.expire()
     assert left_ms(world) == HOUR_MS
-    assert world.leases.leases()[0].age_ms == max(0, jump_ms)
+    assert world.leases.book.infos()[0].age_ms == max(0, jump_ms)
     await world.restart()
     assert left_ms(world) == HOUR_MS
     world.wall.now_ms -= 2 * jump_ms
     world.seconds.now += 3600
-    await world.leases.expire()
-    assert world.leases.leases() == []
+    await world.timer.expire()
+    assert world.leases.book.infos() == []
 
 
 async def test_the_timer_ends_a_lease_by_itself(tmp_path: Path) -> None:
@@ -166,12 +166,12 @@ async def test_the_timer_ends_a_lease_by_itself(tmp_path: Path) -> None:
     await world.take(world.buckets, 0)
     ended = asyncio.Event()
     world.freed_feed.subscribe(lambda _: ended.set())
-    world.leases.start()
+    world.timer.start()
     await lease(world, "long", buckets=world.buckets[1:])
     await world.leases.acquire_latest("short", 5, world.buckets[:1], principal=None)
     await asyncio.wait_for(ended.wait(), 30)
-    await world.leases.stop()
-    assert [info.lease_id for info in world.leases.leases()] == ["long"]
+    await world.timer.stop()
+    assert [info.lease_id for info in world.leases.book.infos()] == ["long"]
     await world.close()
 
 
@@ -183,7 +183,7 @@ async def test_a_renewal_that_came_in_time_is_not_overtaken_by_the_timer(world: 
     renewal = asyncio.ensure_future(world.leases.renew("a", HOUR_MS, principal=None))
     await faults.waiting.wait()
     world.seconds.now += 2
-    timer = asyncio.ensure_future(world.leases.expire())
+    timer = asyncio.ensure_future(world.timer.expire())
     await asyncio.sleep(0)
     faults.gate.set()
     assert (await renewal).remaining_ms == HOUR_MS - 2000
@@ -200,13 +200,13 @@ async def test_an_acquire_whose_write_failed_leaves_no_pin(world: Leasing) -> No
     with pytest.raises(MetaStoreError, match="unplugged"):
         await lease(world)
     faults.set()
-    assert world.leases.counts.snapshots == 0
-    assert not world.leases.holds(TABLE)
+    assert world.leases.book.counts.snapshots == 0
+    assert not world.leases.book.pins.holds(TABLE)
     assert sorted(world.freed) == world.buckets
     with pytest.raises(KvSnapshotLeaseNotFoundError):
         await world.leases.renew("a", HOUR_MS, principal=None)
     await lease(world)
-    assert world.leases.counts.snapshots == 4
+    assert world.leases.book.counts.snapshots == 4
 
 
 async def test_a_write_that_took_place_although_it_failed_counts(world: Leasing) -> None:
@@ -214,14 +214,14 @@ async def test_a_write_that_took_place_although_it_failed_counts(world: Leasing)
     faults.set(after=True)
     with pytest.raises(MetaStoreError, match="too late"):
         await lease(world)
-    assert world.leases.counts.snapshots == 4
+    assert world.leases.book.counts.snapshots == 4
     with pytest.raises(MetaStoreError):
         await world.leases.release("a", world.buckets[:3], principal=None)
-    assert world.leases.counts.snapshots == 1
+    assert world.leases.book.counts.snapshots == 1
     with pytest.raises(MetaStoreError):
         await world.leases.drop("a", principal=None)
     faults.set()
-    assert world.leases.counts.snapshots == 0
+    assert world.leases.book.counts.snapshots == 0
     assert await world.stored() == {}
 
 
@@ -233,14 +233,14 @@ async def test_while_nobody_knows_how_a_write_ended_all_its_pins_hold(world: Lea
         faults.set(before=not after, after=after, reads=True)
         with pytest.raises(MetaStoreError):
             await world.leases.acquire("a", HOUR_MS, {bucket: 1}, principal=None)
-        assert world.leases.pinned(bucket, 0)
-        assert world.leases.pinned(bucket, 1)
+        assert world.leases.book.pins.pinned(bucket, 0)
+        assert world.leases.book.pins.pinned(bucket, 1)
         with pytest.raises(MetaStoreError, match="for good"):
             await world.leases.renew("a", HOUR_MS, principal=None)
         faults.set()
         await world.leases.renew("a", HOUR_MS, principal=None)
-        assert world.leases.pinned(bucket, 0) is not after
-        assert world.leases.pinned(bucket, 1) is after
+        assert world.leases.book.pins.pinned(bucket, 0) is not after
+        assert world.leases.book.pins.pinned(bucket, 1) is after
 
 
 @pytest.mark.parametrize("after", [False, True])
@@ -257,7 +257,7 @@ async def test_a_renewal_that_failed_prolongs_nothing_and_the_next_one_may(
     assert left_ms(world) == 59 * MINUTE_MS
     await world.leases.renew("a", HOUR_MS, principal=None)
     assert left_ms(world) == HOUR_MS
-    assert world.leases.counts.snapshots == 4
+    assert world.leases.book.counts.snapshots == 4
 
 
 async def test_a_lease_in_doubt_that_nobody_asks_for_is_looked_at_by_the_timer(
@@ -267,11 +267,11 @@ async def test_a_lease_in_doubt_that_nobody_asks_for_is_looked_at_by_the_timer(
     faults.set(before=True, reads=True)
     with pytest.raises(MetaStoreError):
         await lease(world)
-    assert world.leases.holds(TABLE)
+    assert world.leases.book.pins.holds(TABLE)
     faults.set()
     world.seconds.now += 5
-    await world.leases.expire()
-    assert not world.leases.holds(TABLE)
+    await world.timer.expire()
+    assert not world.leases.book.pins.holds(TABLE)
 
 
 async def test_an_end_that_cannot_be_written_frees_nothing_and_is_tried_again(
@@ -281,12 +281,12 @@ async def test_an_end_that_cannot_be_written_frees_nothing_and_is_tried_again(
     faults = Faults(world)
     faults.set(before=True)
     world.seconds.now += 3600
-    await world.leases.expire()
-    assert world.leases.pinned(world.buckets[0], 1)
+    await world.timer.expire()
+    assert world.leases.book.pins.pinned(world.buckets[0], 1)
     assert world.freed == []
     faults.set()
     world.seconds.now += 5
-    await world.leases.expire()
+    await world.timer.expire()
     assert sorted(world.freed) == world.buckets
 
 
@@ -303,11 +303,11 @@ async def test_an_end_that_cannot_be_written_is_not_tried_again_at_once(world: L
     world.store.transact = transact  # type: ignore[method-assign]
     world.seconds.now += 3600
     for _ in range(3):
-        await world.leases.expire()
+        await world.timer.expire()
     assert tries == 1
     faults.set()
     world.seconds.now += 5
-    await world.leases.expire()
+    await world.timer.expire()
     assert sorted(world.freed) == world.buckets
 
 
@@ -325,7 +325,7 @@ async def test_a_damaged_lease_holds_its_tables_also_while_it_is_read_again(
     revoking = asyncio.ensure_future(world.leases.revoke(TABLE, None, "fluss.keyed"))
     while not revoking.done():
         await asyncio.sleep(0)
-        held.append(world.leases.pinned(world.daily[0], 0))
+        held.append(world.leases.book.pins.pinned(world.daily[0], 0))
     with pytest.raises(MetaStoreError):
         await revoking
     assert all(held)
@@ -337,7 +337,7 @@ async def test_a_coordinator_that_was_replaced_ends_no_lease(world: Leasing) -> 
     before = await world.stored()
     await Ledger.open(world.store)
     world.seconds.now += 3600
-    await world.leases.expire()
+    await world.timer.expire()
     for call in (
         world.leases.renew("a", HOUR_MS, principal=None),
         world.leases.drop("a", principal=None),
@@ -347,8 +347,8 @@ async def test_a_coordinator_that_was_replaced_ends_no_lease(world: Leasing) -> 
             await call
         assert refused.value.code is ErrorCode.NOT_COORDINATOR_LEADER_EXCEPTION
     assert await world.stored() == before
-    assert world.leases.pinned(world.buckets[0], 1)
-    assert not world.leases.holds(DAILY)
+    assert world.leases.book.pins.pinned(world.buckets[0], 1)
+    assert not world.leases.book.pins.holds(DAILY)
 
 
 async def test_a_crash_before_the_write_leaves_nothing(world: Leasing) -> None:
@@ -356,10 +356,10 @@ async def test_a_crash_before_the_write_leaves_nothing(world: Leasing) -> None:
     faults.hold()
     acquiring = asyncio.ensure_future(lease(world))
     await faults.waiting.wait()
-    assert world.leases.pinned(world.buckets[0], 1)
+    assert world.leases.book.pins.pinned(world.buckets[0], 1)
     faults.set()
     await world.restart()
-    assert world.leases.counts.snapshots == 0
+    assert world.leases.book.counts.snapshots == 0
     faults.gate.set()  # what the dead process still had to do goes nowhere
     with pytest.raises(ZuflussError):
         await acquiring
@@ -436,19 +436,19 @@ async def test_of_a_table_whose_pins_cannot_be_read_every_snapshot_is_held(
     await lease(world, principal="ann", buckets=[*world.buckets, world.daily[0]])
     await lease(world, "sound", principal="ann")
     await damage(world, f"{HEAD}/tables/{TABLE}", missing=missing)
-    assert world.leases.counts.damaged == 1
-    assert all(world.leases.pinned(world.buckets[0], i) for i in range(5))
-    assert world.leases.pinned(world.daily[0], 1)
-    assert not world.leases.pinned(world.daily[1], 1)
-    assert world.leases.holds(TABLE)
-    [info] = world.leases.leases("a")
+    assert world.leases.book.counts.damaged == 1
+    assert all(world.leases.book.pins.pinned(world.buckets[0], i) for i in range(5))
+    assert world.leases.book.pins.pinned(world.daily[0], 1)
+    assert not world.leases.book.pins.pinned(world.daily[1], 1)
+    assert world.leases.book.pins.holds(TABLE)
+    [info] = world.leases.book.infos("a")
     assert info.damage is not None
     assert f"{HEAD}/tables/{TABLE}" in info.damage
     world.seconds.now += 3600
-    await world.leases.expire()
-    assert [each.lease_id for each in world.leases.leases()] == ["a"]
+    await world.timer.expire()
+    assert [each.lease_id for each in world.leases.book.infos()] == ["a"]
     await world.leases.drop("a", principal="ann")
-    assert not world.leases.holds(TABLE)
+    assert not world.leases.book.pins.holds(TABLE)
     assert set(world.freed) == {*world.buckets, world.daily[0]}
     assert await world.stored() == {}
 
@@ -465,7 +465,7 @@ async def test_a_damaged_lease_can_only_be_dropped(world: Leasing) -> None:
         with pytest.raises(CorruptRecordError, match="damaged"):
             await call
     await world.leases.revoke(TABLE, None, "fluss.keyed")
-    assert not world.leases.holds(TABLE)
+    assert not world.leases.book.pins.holds(TABLE)
     await world.leases.drop("a", principal=None)
     assert await world.stored() == {}
 
@@ -476,8 +476,8 @@ async def test_a_lease_whose_owner_is_lost_is_dropped_by_super_users_or_without_
     for dropper in ("root", None):
         await lease(world, principal="ann")
         await damage(world, HEAD)
-        assert world.leases.pinned(world.buckets[0], 1)
-        assert not world.leases.pinned(world.buckets[0], 0)
+        assert world.leases.book.pins.pinned(world.buckets[0], 1)
+        assert not world.leases.book.pins.pinned(world.buckets[0], 0)
         with pytest.raises(AuthorizationError, match="super user"):
             await world.leases.drop("a", principal="ann")
         await world.leases.drop("a", principal=dropper)
@@ -488,8 +488,8 @@ async def test_when_not_even_its_tables_are_known_everything_is_held(world: Leas
     await lease(world)
     for path in (HEAD, f"{HEAD}/tables/{TABLE}"):
         await damage(world, path, missing=True)
-    assert world.leases.pinned(world.daily[3], 0)
-    assert world.leases.holds(DAILY, 21)
+    assert world.leases.book.pins.pinned(world.daily[3], 0)
+    assert world.leases.book.pins.holds(DAILY, 21)
     await world.leases.drop("a", principal=None)
-    assert not world.leases.holds(DAILY, 21)
+    assert not world.leases.book.pins.holds(DAILY, 21)
     assert set(world.freed) >= {*world.buckets, *world.daily}

@@ -20,7 +20,7 @@ from tests.coordinator.remotes import (
 from tests.coordinator.support import Cluster, Seconds
 from zufluss.cluster.remote import BucketRemote, SnapshotHandle, remote_from_proto, remote_to_proto
 from zufluss.coordinator.bucket_remotes import BucketRecord
-from zufluss.coordinator.leases.leases import Leases
+from zufluss.coordinator.leases.calls import LeaseCalls
 from zufluss.meta.api import Op
 from zufluss.model.table import TableBucket
 from zufluss.remote.snapshot import KvSnapshot, SnapshotFile
@@ -43,8 +43,8 @@ def bucket_of(cluster: Cluster, number: int = 0) -> TableBucket:
     return TableBucket(cluster.image.table(KEYED).info.table_id, None, number)
 
 
-def leases_of(cluster: Cluster) -> Leases:
-    return cluster.coordinator.remote.leases
+def leases_of(cluster: Cluster) -> LeaseCalls:
+    return cluster.coordinator.leases
 
 
 async def settled(cluster: Cluster) -> None:
@@ -104,7 +104,7 @@ async def test_an_expired_lease_frees_without_another_snapshot(cluster: Cluster)
     assert cluster.tablet.snapshot_offsets[bucket_of(cluster)].min_retain_offset == 0
     assert isinstance(cluster.seconds, Seconds)
     cluster.seconds.now += 3600
-    await leases_of(cluster).expire()
+    await cluster.coordinator.lease_timer.expire()
     await settled(cluster)
     assert kept(cluster) == [2, 3]
     await cluster.coordinator.remote.snapshots.stop()

@@ -123,7 +123,7 @@ async def test_a_request_for_more_buckets_than_are_allowed_leases_nothing(
     monkeypatch.setattr(lease_service, "BUCKETS_MAX", 2)
     with pytest.raises(ConfigError, match="more than 2 buckets"):
         await latest(cluster, m.PbLeaseTarget(table_id=table_id, bucket_ids=[0, 1, 7]))
-    assert not cluster.coordinator.remote.leases.leases()
+    assert not cluster.coordinator.leases.book.infos()
 
 
 async def test_what_cannot_be_leased_is_listed_with_its_reason(
@@ -379,8 +379,8 @@ async def test_who_may_not_read_a_table_cannot_lease_it_nor_drop_its_leases(
     def may_read(principal: str | None, path: TablePath) -> bool:
         return principal not in closed
 
-    remote, authority = cluster.coordinator.remote, cluster.coordinator.authority
-    LeaseService(remote.leases, cluster.image, authority, may_read).register(cluster.services)
+    leases, authority = cluster.coordinator.leases, cluster.coordinator.authority
+    LeaseService(leases, cluster.image, authority, may_read).register(cluster.services)
     target = m.PbLeaseTarget(table_id=table_id)
     with pytest.raises(AuthorizationError, match=r"bert may not read table fluss\.keyed"):
         await latest(cluster, target, principal="bert")

@@ -25,7 +25,7 @@ from tests.coordinator.producing import (
 from tests.paths import ROOT
 from zufluss.coordinator.feed import Feed
 from zufluss.coordinator.producers import records as producer_records
-from zufluss.coordinator.producers.rules import Producer, ProducerCounts
+from zufluss.coordinator.producers.rules import ProducerCounts, ProducerRecord
 from zufluss.coordinator.records import CatalogDamagedError
 from zufluss.errors import (
     ColumnLockedError,
@@ -338,7 +338,7 @@ async def test_a_checkpoint_of_many_buckets_is_read_back(tmp_path: Path) -> None
     await world.checkpoint(1, *range(10_000), checkpoint_id=1)
     world = await world.again()
     (found,) = world.producers.book
-    assert isinstance(found, Producer)
+    assert isinstance(found, ProducerRecord)
     assert found.baseline == at(*range(10_000))
     with pytest.raises(ProducerStateError, match="9999 of the 10000"):
         await world.init(restored=at(*range(9_999)))

@@ -90,11 +90,11 @@ async def test_a_snapshot_that_is_leased_after_a_commit_in_doubt_outlives_a_cras
     faults.set(reads=reads)
     with pytest.raises(MetaStoreError, match="too late"):
         await commit(cluster, second)
-    leases = cluster.coordinator.remote.leases
+    leases = cluster.coordinator.leases
     if reads:
         with pytest.raises(MetaStoreError, match="for good"):
             await leases.acquire_latest("a", HOUR_MS, [bucket], principal=None)
-        assert leases.counts.snapshots == 0
+        assert leases.book.counts.snapshots == 0
     faults.clear()
     got = await leases.acquire_latest("a", HOUR_MS, [bucket], principal=None)
     assert got.leased == {bucket: LeasedSnapshot(1, 10)}
@@ -147,7 +147,7 @@ async def test_a_snapshot_that_a_retention_in_doubt_dropped_is_deleted_when_it_i
     cluster: Cluster, tmp_path: Path
 ) -> None:
     bucket = await bucket_of(cluster)
-    leases = cluster.coordinator.remote.leases
+    leases = cluster.coordinator.leases
     await commit(cluster, await uploaded(cluster, bucket, 0))
     await leases.acquire_latest("a", HOUR_MS, [bucket], principal=None)
     await commit(cluster, await uploaded(cluster, bucket, 1))

@@ -201,7 +201,7 @@ async def test_files_that_are_not_the_snapshots_own_are_refused(
 async def test_a_pinned_snapshot_stays_until_it_is_let_go(
     cluster: Cluster, bucket: TableBucket, tmp_path: Path
 ) -> None:
-    snapshots, leases = cluster.coordinator.remote.snapshots, cluster.coordinator.remote.leases
+    snapshots, leases = cluster.coordinator.remote.snapshots, cluster.coordinator.leases
     shared = [await shared_file(cluster, bucket, f"{i}.sst") for i in range(5)]
     made = [await take(cluster, bucket, 0, (shared[0],))]
     await leases.acquire("reader", 60_000, {bucket: 0}, principal=None)

@@ -35,7 +35,7 @@ from tests.coordinator.remotes import (
 )
 from tests.coordinator.support import DAY_MS, Cluster
 from tests.counts import rounds
-from zufluss.coordinator.leases.leases import Leases
+from zufluss.coordinator.leases.calls import LeaseCalls
 from zufluss.model.table import TableBucket
 from zufluss.remote.errors import LocationUnavailableError
 from zufluss.remote.files import usage
@@ -183,8 +183,8 @@ class Retention(RuleBasedStateMachine):
     # What must hold
 
     @property
-    def leases(self) -> Leases:
-        return self.cluster.coordinator.remote.leases
+    def leases(self) -> LeaseCalls:
+        return self.cluster.coordinator.leases
 
     def kept(self) -> list[KvSnapshot]:
         found = self.cluster.coordinator.remotes.get(self.bucket).snapshots

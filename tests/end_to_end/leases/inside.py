@@ -9,7 +9,8 @@ from typing import Any
 
 from tests.coordinator.remotes import KEYED, files_below, keyed_json, locations, paths_of, snapshot
 from tests.coordinator.support import Cluster, Seconds
-from zufluss.coordinator.leases.leases import Leases
+from zufluss.coordinator.leases.calls import LeaseCalls
+from zufluss.coordinator.leases.timer import LeaseTimer
 from zufluss.model.table import TableBucket
 from zufluss.net.services import RequestContext
 from zufluss.remote.snapshot import KvSnapshot, SnapshotFile
@@ -28,9 +29,14 @@ class Inside:
         self.bucket = self.buckets[0]
 
     @property
-    def leases(self) -> Leases:
+    def leases(self) -> LeaseCalls:
         """The leases themselves."""
-        return self.cluster.coordinator.remote.leases
+        return self.cluster.coordinator.leases
+
+    @property
+    def timer(self) -> LeaseTimer:
+        """What ends leases."""
+        return self.cluster.coordinator.lease_timer
 
     async def ask(self, key: ApiKey, principal: str | None = None, **fields: Any) -> Any:
         """Call a handler with an encoded request, and decode its answer, as the network does."""

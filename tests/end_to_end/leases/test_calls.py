@@ -95,9 +95,9 @@ async def test_a_renewal_lasts_exactly_its_duration_from_now_on(within: Inside) 
         assert (lease.remaining_ms, lease.duration_ms) == (duration_ms, duration_ms)
     await within.ask(ACQUIRE, lease_id="a", lease_duration_ms=HOUR_MS)  # Fluss's renewal
     within.time.now += HOUR_MS / 1000 - 0.001
-    assert [each.remaining_ms for each in within.leases.leases("a")] == [1]
+    assert [each.remaining_ms for each in within.leases.book.infos("a")] == [1]
     within.time.now += 0.001
-    assert within.leases.leases("a") == []
+    assert within.leases.book.infos("a") == []
 
 
 @pytest.mark.parametrize("duration_ms", [0, -1, -INT64_MAX - 1, 7 * DAY_MS + 1, INT64_MAX])
@@ -166,18 +166,18 @@ async def test_a_lease_past_its_time_is_gone_for_a_call_and_its_snapshot_only_af
     for snapshot_id in (3, 4, 5):
         await within.take(snapshot_id)
     await within.settled()
-    assert within.leases.leases() == []
+    assert within.leases.book.infos() == []
     assert within.kept() == [2, 4, 5], "nobody has decided yet"
     assert within.are_there([made])
     assert freed == []
     if call == "timer":
-        await within.leases.expire()
+        await within.timer.expire()
     elif call in ("release", "drop"):
         await _end(within, call)
     else:
         with pytest.raises(KvSnapshotLeaseNotFoundError):
             await _go_on(within, call)
-    await within.leases.expire()
+    await within.timer.expire()
     await _end(within, "release")
     await within.settled()
     assert freed == [within.bucket], "once, whoever comes first"
@@ -210,9 +210,9 @@ async def test_calls_and_timer_at_the_same_moment_end_a_lease_once(within: Insid
     within.cluster.coordinator.freed.subscribe(freed.extend)
     await within.leases.acquire_latest("a", HOUR_MS, [within.bucket], principal=None)
     within.time.now += HOUR_MS / 1000
-    ends = [_end(within, "release"), _end(within, "drop"), within.leases.expire()]
+    ends = [_end(within, "release"), _end(within, "drop"), within.timer.expire()]
     renewals = [_go_on(within, "renew"), _go_on(within, "take over")]
-    answers = await asyncio.gather(*ends, *renewals, within.leases.expire(), return_exceptions=True)
+    answers = await asyncio.gather(*ends, *renewals, within.timer.expire(), return_exceptions=True)
     kinds = [type(answer) for answer in answers]
     gone = KvSnapshotLeaseNotFoundError
     assert kinds == [*[type(None)] * 3, gone, gone, type(None)]
@@ -226,7 +226,7 @@ async def test_the_same_id_makes_a_new_lease_once_the_old_one_is_over(within: In
     within.time.now += HOUR_MS / 1000
     got = await within.leases.acquire_latest("a", HOUR_MS, [within.bucket], principal="bert")
     assert got.leased[within.bucket].snapshot_id == 3
-    (lease,) = within.leases.leases("a")
+    (lease,) = within.leases.book.infos("a")
     assert lease.owner == "bert"
     await within.settled()
     assert within.kept() == [2, 3]

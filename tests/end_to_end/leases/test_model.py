@@ -169,13 +169,13 @@ class FilesOfLeases(RuleBasedStateMachine):
     @rule(minutes=st.integers(1, 40))
     def time_passes(self, minutes: int) -> None:
         self.it.time.now += 60 * minutes
-        self.run(self.it.leases.expire())
+        self.run(self.it.timer.expire())
         self.forget_what_is_over()
 
     @rule(minutes=st.integers(0, 120))
     def crash(self, minutes: int) -> None:
         """An acknowledged lease continues with the time written last, or with the grace."""
-        self.run(self.it.leases.expire())
+        self.run(self.it.timer.expire())
         self.forget_what_is_over()
         self.run(self.it.crash(60 * minutes))
         for lease_id, lasts in self.minutes.items():

@@ -146,10 +146,10 @@ async def test_ids_whose_paths_look_like_each_other_are_different_leases(
 ) -> None:
     for lease_id in GOOD_IDS:
         await within.leases.acquire_latest(lease_id, HOUR_MS, [within.bucket], principal=None)
-    assert [lease.lease_id for lease in within.leases.leases()] == sorted(GOOD_IDS)
+    assert [lease.lease_id for lease in within.leases.book.infos()] == sorted(GOOD_IDS)
     for lease_id in GOOD_IDS:
         await within.leases.drop(lease_id, principal=None)
-        assert within.leases.leases(lease_id) == []
+        assert within.leases.book.infos(lease_id) == []
     assert await within.cluster.store.tree("/leases") == []
 
 
@@ -293,14 +293,14 @@ async def test_who_may_not_read_a_table_cannot_lease_it_nor_drop_what_holds_it(
     for key, fields in ((LATEST, {"targets": both}), (ACQUIRE, {"snapshots_to_lease": wanted})):
         with pytest.raises(AuthorizationError, match=r"bert may not read table fluss\.keyed"):
             await within.ask(key, "bert", **timed, **fields)
-    assert within.leases.leases() == [], "not even what may be read was leased"
+    assert within.leases.book.infos() == [], "not even what may be read was leased"
     await within.ask(LATEST, "bert", **timed, targets=both[:1])
     closed.clear()
     await within.ask(LATEST, "bert", **timed, targets=both)
     closed.add(("bert", KEYED))
     with pytest.raises(AuthorizationError, match="bert may not read"):
         await within.ask(DROP, "bert", lease_id="l")
-    assert [lease.lease_id for lease in within.leases.leases()] == ["l"]
+    assert [lease.lease_id for lease in within.leases.book.infos()] == ["l"]
     closed.add(("admin", KEYED))
     await within.ask(DROP, "admin", lease_id="l")
-    assert within.leases.leases() == []
+    assert within.leases.book.infos() == []

@@ -108,7 +108,7 @@ async def test_an_acquire_waits_for_no_renewal_but_those_being_written(tmp_path:
     acquiring = asyncio.ensure_future(
         world.leases.acquire_latest("other", HOUR_MS, [bucket], principal=None)
     )
-    while not world.leases.pinned(bucket, 0):  # it gets that far beside a write under way
+    while not world.leases.book.pins.pinned(bucket, 0):  # it gets that far beside a write under way
         await asyncio.sleep(0)
     assert len(groups) == 1
     go_on.set()
@@ -237,7 +237,7 @@ async def test_an_expired_partition_stays_until_its_reader_lets_go(tmp_path: Pat
         await it.cluster.coordinator.remote.commit_snapshot(data, 0)
         assert it.are_there([made])
         gone = asyncio.Event()
-        it.cluster.catalog.listeners.append(lambda changes: gone.set())
+        it.cluster.coordinator.changes.subscribe(lambda changes: gone.set())
         await it.ask(ApiKey.DROP_KV_SNAPSHOT_LEASE, lease_id="a")
         await gone.wait()
         await it.cluster.coordinator.remote.cleaner.drops.settle()

@@ -211,18 +211,18 @@ async def test_a_crash_around_the_write_leaves_no_ghost(tmp_path: Path, written:
             it.leases.acquire_latest("a", HOUR_MS, [it.bucket], principal=None)
         )
         await reached.wait()
-        assert it.leases.pinned(it.bucket, 0)
+        assert it.leases.book.pins.pinned(it.bucket, 0)
         dead = it.cluster
         await dead.store.close()
         asking.cancel()
-        for task in tuple(dead.coordinator.remotes._tasks):
+        for task in tuple(dead.coordinator.leases.book.tasks._tasks):
             task.cancel()
         await it.crash()
         for snapshot_id in (1, 2, 3):
             await it.take(snapshot_id)
         await it.settled()
         assert it.kept() == ([0, 2, 3] if written else [2, 3])
-        assert it.leases.counts.snapshots == written
+        assert it.leases.book.counts.snapshots == written
 
 
 # -- the grace after a restart -------------------------------------------------------------------
@@ -238,10 +238,10 @@ async def test_a_coordinator_away_for_longer_than_the_time_left_gives_a_grace(
         for snapshot_id in (1, 2, 3):
             await it.take(snapshot_id)
         await it.crash(away_seconds=30 * 60)
-        await it.leases.expire()
+        await it.timer.expire()
         await it.settled()
         assert it.kept() == [0, 2, 3]
-        [info] = it.leases.leases("a")
+        [info] = it.leases.book.infos("a")
         assert info.remaining_ms == 10 * MINUTE_MS
         it.time.now += 9 * 60
         renewed = await it.ask(
@@ -252,7 +252,7 @@ async def test_a_coordinator_away_for_longer_than_the_time_left_gives_a_grace(
         )
         assert renewed.remaining_ms == 10 * MINUTE_MS
         it.time.now += 9 * 60
-        await it.leases.expire()
+        await it.timer.expire()
         await it.settled()
         assert it.are_there([leased])
 
@@ -267,11 +267,11 @@ async def test_a_client_that_does_not_come_back_loses_its_lease_after_the_grace(
             await it.take(snapshot_id)
         await it.crash(away_seconds=30 * 60)
         it.time.now += 599
-        await it.leases.expire()
+        await it.timer.expire()
         await it.settled()
         assert it.are_there([leased])
         it.time.now += 1
-        await it.leases.expire()
+        await it.timer.expire()
         await it.settled()
         assert not it.are_there([leased])
         assert it.kept() == [1, 2]
@@ -370,13 +370,13 @@ async def test_a_coordinator_that_was_replaced_ends_no_lease_and_deletes_nothing
         new = await Coordinator.open(old.conf, old.store, COORDINATOR, old.clock, clock=lambda: 7.0)
         before = await it.stored()
         it.time.now += 2 * 3600
-        await it.leases.expire()
+        await it.timer.expire()
         await refused_for_good(it)
         await old.coordinator.remote.snapshots.retain([it.bucket])
         await it.settled()
         assert await it.stored() == before
         assert it.are_there([leased])
-        renewed = await new.remote.leases.renew("a", HOUR_MS, principal=None)
+        renewed = await new.leases.renew("a", HOUR_MS, principal=None)
         assert renewed.remaining_ms == HOUR_MS
         await new.stop()
 
@@ -406,19 +406,19 @@ async def test_a_wall_clock_that_jumps_ends_no_lease_and_prolongs_none(
         for snapshot_id in (1, 2, 3):
             await it.take(snapshot_id)
         it.time.now += 1800
-        await it.leases.checkpoint()
+        await it.timer.checkpoint()
         it.cluster.clock.now_ms += days * 24 * HOUR_MS
-        await it.leases.expire()
-        assert it.leases.leases("a")[0].remaining_ms == HOUR_MS // 2
+        await it.timer.expire()
+        assert it.leases.book.infos("a")[0].remaining_ms == HOUR_MS // 2
         await it.crash(away_seconds=-days * 48 * 3600)
-        await it.leases.expire()
-        assert it.leases.leases("a")[0].remaining_ms == HOUR_MS // 2
+        await it.timer.expire()
+        assert it.leases.book.infos("a")[0].remaining_ms == HOUR_MS // 2
         it.time.now += 1799
-        await it.leases.expire()
+        await it.timer.expire()
         await it.settled()
         assert it.are_there([leased])
         it.time.now += 1
-        await it.leases.expire()
+        await it.timer.expire()
         await it.settled()
         assert it.kept() == [2, 3]
         assert not it.are_there([leased])

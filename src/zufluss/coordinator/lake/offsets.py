@@ -1,11 +1,11 @@
-"""Offsets files: how far each bucket of a table got in one lake snapshot.
+"""Offsets files: the offset that each bucket of a table has reached in one lake snapshot.
 
-A file is written once, made durable with its name, and never changed. It lies at
+A file is written once, durably, and never changed. Its path is
 
     lake/DATABASE/TABLE-ID/metadata/UUID.offsets
 
-in the remote location of its table; where that takes no files at present, in another one. It is
-JSON in Fluss's form, because its tools read the path from the properties of a snapshot:
+in the remote location of its table, or in another location if that one takes no files. It is JSON
+in Fluss's form, because Fluss's tools read its path from the properties of a snapshot:
 
 | field | value |
 |---|---|
@@ -14,8 +14,8 @@ JSON in Fluss's form, because its tools read the path from the properties of a s
 | `bucket_offsets` | by bucket number the offset after the last record in the lake, -1 for none |
 | `partition_offsets` | of a partitioned table instead: a list of `partition_id`, `bucket_offsets` |
 
-The metadata store has the location's id and the path from `lake` on, so a location can be moved;
-clients get and give the whole path, which must be one of its own table.
+The metadata store has the id of the location and the path from `lake` on, so that a location can be
+moved. Clients get and send the full path, which must be that of a file of the table.
 """
 
 from __future__ import annotations
@@ -58,24 +58,24 @@ class OffsetsFileError(ZuflussError):
 
 
 class OffsetsFiles:
-    """The offsets files of all tables, wherever they lie."""
+    """The offsets files of all tables, in all locations."""
 
     def __init__(self, registry: LocationRegistry) -> None:
         self._registry = registry
 
     def new_name(self, table: TableInfo) -> str:
-        """The path of a file to write, below the root of its location."""
+        """A new path for a file, below the root of its location."""
         return f"{_directory(table)}/metadata/{uuid.uuid4()}{SUFFIX}"
 
     def full_path(self, file: OffsetsFile) -> str:
-        """Where a file is, as clients get it: of a local file just its path."""
+        """The address of a file as clients get it; of a local file only its path."""
         uri = self._registry.locations.get(self._location(file)).uri
         return _joined(parse_location(uri, "a location"), file.path)
 
     async def write(
         self, table: TableInfo, home: int | None, name: str, offsets: Offsets
     ) -> OffsetsFile:
-        """Write a new file to the table's location `home`; durable when this returns."""
+        """Write a new file, durably, to the location `home` of the table if it takes files."""
         where = self._registry.home(home).location_id
         unit = Upload(name, to_json(table.table_id, offsets))
         try:
@@ -88,23 +88,23 @@ class OffsetsFiles:
         return OffsetsFile(file.path, file.location_id)
 
     def resolve(self, table: TableInfo, text: str) -> OffsetsFile:
-        """The file that a client named; `ConfigError` unless it is one of this table."""
+        """The file with a full path; `ConfigError` unless it belongs to this table."""
         what = f"offsets file of table '{table.path}'"
-        given = parse_location(re.sub("^file://localhost/", "file:///", text), what)
+        file = parse_location(re.sub("^file://localhost/", "file:///", text), what)
         for location in self._registry.locations.live:
             root = parse_location(location.uri, what)
             own = root._replace(path=f"{root.path}/{_directory(table)}")
-            if own.contains(given) and _NAME.fullmatch(given.path[len(own.path) + 1 :]):
-                return OffsetsFile(given.path[len(root.path) + 1 :], location.location_id)
+            if own.contains(file) and _NAME.fullmatch(file.path[len(own.path) + 1 :]):
+                return OffsetsFile(file.path[len(root.path) + 1 :], location.location_id)
         raise ConfigError(
             f"offsets file {text!r:.200} is not one of table '{table.path}'; name the path that "
             f"PREPARE_LAKE_TABLE_SNAPSHOT gave for it"
         )
 
     async def read(self, table: TableInfo, file: OffsetsFile) -> dict[TableBucket, int]:
-        """What a file says; `OffsetsFileError` when it is missing or damaged.
+        """The offsets in a file; `OffsetsFileError` if it is missing or damaged.
 
-        `LocationUnavailableError` when nobody knows, because its location does not answer.
+        `LocationUnavailableError` if its location does not answer.
         """
         location_id = self._location(file)
         try:
@@ -123,13 +123,13 @@ class OffsetsFiles:
 
     async def find(self, table: TableInfo, locations: Iterable[int]) -> list[OffsetsFile]:
         """The files of a table in some locations."""
-        found: list[OffsetsFile] = []
+        files: list[OffsetsFile] = []
         for location_id in locations:
             objects = self._registry.storage.objects(location_id)
             async for page in objects.list(f"{_directory(table)}/metadata"):
                 paths = [each.path for each in page if each.path.endswith(SUFFIX)]
-                found += [OffsetsFile(path, location_id) for path in paths]
-        return found
+                files += [OffsetsFile(path, location_id) for path in paths]
+        return files
 
     async def delete(self, files: Iterable[OffsetsFile]) -> None:
         """Remove files."""
@@ -139,7 +139,10 @@ class OffsetsFiles:
 
     @asynccontextmanager
     async def counted(self, files: Iterable[OffsetsFile]) -> AsyncIterator[None]:
-        """Make files count in this block: the locations they lie in are not retired meanwhile."""
+        """Keep the locations of files from being retired in this block, which commits the files.
+
+        `ConfigError` if one of the locations is retired already.
+        """
         async with self._registry.turn:
             for file in files:
                 location = self._registry.locations.get(self._location(file))
@@ -151,7 +154,7 @@ class OffsetsFiles:
             yield
 
     def location(self, home: int | None, file: OffsetsFile | None = None) -> int:
-        """The location of a file, or of a table's new files."""
+        """The location of a file; without a file, that of new files of a table at `home`."""
         return self._registry.home(home).location_id if file is None else self._location(file)
 
     def _location(self, file: OffsetsFile) -> int:
@@ -171,7 +174,7 @@ def _joined(root: LocationUri, path: str) -> str:
 
 
 def to_json(table_id: int, offsets: Offsets) -> bytes:
-    """The bytes of a file."""
+    """Encode offsets as the bytes of a file."""
     by_partition: dict[int | None, dict[int, int]] = {}
     for bucket, offset in offsets.items():
         by_partition.setdefault(bucket.partition_id, {})[bucket.bucket_id] = offset
@@ -187,7 +190,7 @@ def to_json(table_id: int, offsets: Offsets) -> bytes:
 
 
 def from_json(table_id: int, data: bytes) -> dict[TableBucket, int]:
-    """What the bytes of a file say; ValueError and its like when they are none of this table."""
+    """Decode the bytes of a file; ValueError, KeyError or TypeError if they do not fit."""
     value = json.loads(data)
     if value["version"] != VERSION or value["table_id"] != table_id:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""The queue of tables that wait to be tiered: who is next, who holds what, who is late.
+"""The queue of tables to tier: which is next, which service holds which, which service is silent.
 
 Plain state without I/O, over a clock that is passed in. Every table with
 `table.datalake.enabled` is in one of these states:
@@ -13,15 +13,14 @@ Plain state without I/O, over a clock that is passed in. Every table with
 | Pending | first come, first served, when a service asks for a table |
 | Tiering | finished, failed, or no heartbeat for as long as its service declared |
 
-New, Initialized, Tiered and Failed are passed through at once and never seen from outside. A table
-that failed once is pending again at once, as in Apache Fluss; when it fails again and again it
-waits longer each time, so that a table that cannot be tiered does not take the turn of the others.
-A service that falls silent counts as a failure: the table may be what killed it.
+A table leaves New, Initialized, Tiered and Failed at once, so nobody sees it in these states. A
+table whose round failed once is pending again at once, as in Apache Fluss. After further failures
+in a row it waits longer each time, so that a table that cannot be tiered does not block the others.
+Silence of a service is a failure of its table, which may have killed the service.
 
-A *lease* is one hand-out: table, tiering epoch, coordinator epoch. It is valid while the table is
-Tiering with exactly these; with any other, `check` raises `FencedTieringEpochError`, and nothing
-changes. The epochs are the caller's to make durable before it hands out (`lake/tables.py`), so they
-grow over restarts as well.
+A *hand-out* consists of table, tiering epoch and coordinator epoch. It is valid while the table is
+Tiering with the same epochs; otherwise `check` raises `FencedTieringEpochError`. The caller makes
+the tiering epoch durable before the hand-out (`lake/tables.py`), so it grows over restarts.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ from zufluss.model.table import TableInfo, TablePath
 log = structlog.get_logger(__name__)
 
 HEARTBEAT_TIMEOUT_MS = 120_000
-"""Silence after which a table is taken from a service that declares nothing."""
+"""Silence after which a service loses its table, if it declares no timeout."""
 HEARTBEAT_TIMEOUT_MS_MIN = 1_000
 HEARTBEAT_TIMEOUT_MS_MAX = 600_000
 BACKOFF_MS_MIN = 1_000
@@ -50,7 +49,7 @@ BACKOFF_MS_MAX = 60_000
 
 
 class TieringState(Enum):
-    """Where a table is; the states it only passes through are not here."""
+    """The state of a table in the queue."""
 
     SCHEDULED = "scheduled"
     PENDING = "pending"
@@ -58,15 +57,15 @@ class TieringState(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Lease:
+class HandOut:
     """One hand-out of a table to a tiering service."""
 
     table_id: int
-    """The table."""
+    """The id of the table."""
     tiering_epoch: int
     """Grows with every hand-out of the table."""
     coordinator_epoch: int
-    """The coordinator that handed it out."""
+    """The epoch of the coordinator that handed the table out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +73,11 @@ class TieringStatus:
     """A table of the queue as operators see it."""
 
     table_id: int
-    """The table."""
+    """The id of the table."""
     path: TablePath
     """Its name."""
     state: TieringState
-    """Where it is."""
+    """Its state."""
     tiering_epoch: int
     """The epoch of the last hand-out by this coordinator, 0 before the first."""
     freshness_ms: int
@@ -86,17 +85,17 @@ class TieringStatus:
     tier_lag_ms: int
     """Time since the last tiering."""
     tiered_time_ms: int
-    """When it was last tiered, or created."""
+    """When it was last tiered, or created, epoch milliseconds."""
     last_duration_ms: int | None
-    """How long the last finished round took."""
+    """Duration of the last finished round; None before the first."""
     pending_ms: int
-    """How long it has been waiting for a service; 0 when it is not."""
+    """How long it has been waiting for a service; 0 if it is not pending."""
     failures: int
     """Rounds that failed or fell silent since the coordinator started."""
     file_size: int | None
-    """Bytes in the lake table, as the last service said that knew it."""
+    """Bytes in the lake table, as last reported; None if no service reported them."""
     record_count: int | None
-    """Rows in the lake table, likewise."""
+    """Rows in the lake table, as last reported; None if no service reported them."""
 
 
 @dataclass(slots=True)
@@ -131,12 +130,13 @@ class TieringQueue:
         self._schedule: list[tuple[int, int, int]] = []  # due, ticket, table; old tickets are void
         self._tickets = itertools.count(1)
 
-    # Tables come, change and go
+    # Tables
 
     def put_table(self, info: TableInfo, tiered_ms: int | None) -> None:
-        """The table is new, was altered, or was there at the start; `tiered_ms` if it ever was.
+        """Add a table, or follow its alteration; `tiered_ms` is when it was last tiered.
 
-        Without `table.datalake.enabled` it leaves the queue, and whoever holds it is fenced.
+        Without `table.datalake.enabled` it leaves the queue, and the service that holds it is
+        fenced.
         """
         if not info.property(TABLE_DATALAKE_ENABLED):
             self.remove_table(info.table_id)
@@ -154,7 +154,7 @@ class TieringQueue:
             self._after_freshness(table)
 
     def remove_table(self, table_id: int) -> None:
-        """The table is gone or no longer tiered; nothing when it was not in the queue."""
+        """Remove a table that was dropped or is no longer tiered."""
         if self._tables.pop(table_id, None) is not None:
             self._pending.pop(table_id, None)
             self._running.pop(table_id, None)
@@ -162,13 +162,13 @@ class TieringQueue:
     # Hand-outs
 
     def next_table(self) -> TableInfo | None:
-        """The table whose turn it is; it stays pending until `hand_out`."""
+        """The table whose turn it is; it stays pending until `hand_out`. None without any."""
         self.advance()
         for table_id in self._pending:
             return self._tables[table_id].info
         return None
 
-    def hand_out(self, table_id: int, tiering_epoch: int, timeout_ms: int) -> Lease | None:
+    def hand_out(self, table_id: int, tiering_epoch: int, timeout_ms: int) -> HandOut | None:
         """Give a pending table to a service; None when it is not pending any more."""
         if table_id not in self._pending:
             return None
@@ -178,48 +178,48 @@ class TieringQueue:
         table.state, table.epoch = TieringState.TIERING, tiering_epoch
         table.started_ms = table.seen_ms = self._clock_ms()
         table.timeout_ms = timeout_ms
-        return Lease(table_id, tiering_epoch, self.coordinator_epoch)
+        return HandOut(table_id, tiering_epoch, self.coordinator_epoch)
 
-    def check(self, lease: Lease) -> None:
-        """Raise `FencedTieringEpochError` unless this lease holds."""
-        self._leased(lease)
+    def check(self, hand_out: HandOut) -> None:
+        """`FencedTieringEpochError` unless a hand-out is valid."""
+        self._held(hand_out)
 
-    def renew(self, lease: Lease, timeout_ms: int) -> None:
-        """The service that holds the lease lives."""
-        table = self._leased(lease)
+    def renew(self, hand_out: HandOut, timeout_ms: int) -> None:
+        """Note a heartbeat of the service that holds a table."""
+        table = self._held(hand_out)
         table.seen_ms, table.timeout_ms = self._clock_ms(), timeout_ms
 
     def finish(
         self,
-        lease: Lease,
+        hand_out: HandOut,
         *,
         by_force: bool = False,
         file_size: int | None = None,
         record_count: int | None = None,
     ) -> None:
-        """A round is over; `by_force` says that there is more, so the table is pending again."""
-        table = self._leased(lease)
+        """End a round; with `by_force` there is more to tier, and the table is pending again."""
+        table = self._held(hand_out)
         now = self._clock_ms()
         table.tiered_ms, table.duration_ms = now, now - table.started_ms
         table.failed_in_a_row = 0
         table.file_size = table.file_size if file_size is None else file_size
         table.record_count = table.record_count if record_count is None else record_count
-        self._running.pop(lease.table_id)
+        self._running.pop(hand_out.table_id)
         if by_force:
             self._at(table, now)
         else:
             self._after_freshness(table)
 
-    def fail(self, lease: Lease) -> None:
-        """A round failed; the table comes again, later each time that it fails in a row."""
-        table = self._leased(lease)
-        self._running.pop(lease.table_id)
+    def fail(self, hand_out: HandOut) -> None:
+        """End a round that failed; the table waits longer after each failure in a row."""
+        table = self._held(hand_out)
+        self._running.pop(hand_out.table_id)
         self._again(table, self._clock_ms())
 
     # Time
 
     def advance(self) -> None:
-        """Do what is due by now: queue tables, take those of silent services back."""
+        """Queue the tables that are due by now, and take tables back from silent services."""
         now = self._clock_ms()
         for table_id in [*self._running]:
             table = self._tables[table_id]
@@ -234,12 +234,12 @@ class TieringQueue:
                 self._again(table, now)
         while self._schedule and self._schedule[0][0] <= now:
             due, ticket, table_id = heapq.heappop(self._schedule)
-            found = self._tables.get(table_id)
-            if found is not None and found.ticket == ticket:
-                found.state, found.due_ms = TieringState.PENDING, due
+            scheduled = self._tables.get(table_id)
+            if scheduled is not None and scheduled.ticket == ticket:
+                scheduled.state, scheduled.due_ms = TieringState.PENDING, due
                 self._pending[table_id] = None
 
-    # Looking
+    # Status
 
     def status(self) -> list[TieringStatus]:
         """Every table of the queue, by id."""
@@ -276,26 +276,26 @@ class TieringQueue:
             record_count=table.record_count,
         )
 
-    def _leased(self, lease: Lease) -> _Table:
+    def _held(self, hand_out: HandOut) -> _Table:
         self.advance()
-        table = self._tables.get(lease.table_id)
-        held = table is not None and table.state is TieringState.TIERING
+        table = self._tables.get(hand_out.table_id)
+        is_held = table is not None and table.state is TieringState.TIERING
         if (
             table is not None
-            and held
-            and table.epoch == lease.tiering_epoch
-            and lease.coordinator_epoch == self.coordinator_epoch
+            and is_held
+            and table.epoch == hand_out.tiering_epoch
+            and hand_out.coordinator_epoch == self.coordinator_epoch
         ):
             return table
-        now = f"its epoch is {table.epoch}" if table is not None and held else "nobody holds it"
+        now = f"its epoch is {table.epoch}" if table is not None and is_held else "nobody holds it"
         raise FencedTieringEpochError(
-            f"table {lease.table_id} is not held with tiering epoch {lease.tiering_epoch} of "
-            f"coordinator epoch {lease.coordinator_epoch}: {now}, the coordinator's is "
+            f"table {hand_out.table_id} is not held with tiering epoch {hand_out.tiering_epoch} of "
+            f"coordinator epoch {hand_out.coordinator_epoch}: {now}, the coordinator's is "
             f"{self.coordinator_epoch}; drop the round and ask for a table"
         )
 
     def _again(self, table: _Table, now: int) -> None:
-        """After a round that came to nothing: at once, later each time that happens in a row."""
+        """Schedule a table after a failed round."""
         table.failures += 1
         table.failed_in_a_row += 1
         self._at(table, now + backoff_ms(table.failed_in_a_row))
@@ -305,7 +305,7 @@ class TieringQueue:
         table.by_freshness = True
 
     def _at(self, table: _Table, due_ms: int) -> None:
-        """Schedule a table for a time, whatever it was scheduled for before."""
+        """Schedule a table for a time; an earlier schedule of it is void."""
         table_id = table.info.table_id
         self._pending.pop(table_id, None)
         table.state, table.due_ms, table.by_freshness = TieringState.SCHEDULED, due_ms, False
@@ -314,13 +314,13 @@ class TieringQueue:
 
 
 def backoff_ms(failed_in_a_row: int) -> int:
-    """How long a table waits after so many failures in a row."""
+    """How long a table waits after a number of failures in a row."""
     doublings = failed_in_a_row - 2
     return 0 if doublings < 0 else min(BACKOFF_MS_MIN << min(doublings, 16), BACKOFF_MS_MAX)
 
 
 def check_timeout_ms(timeout_ms: int | None) -> int:
-    """The heartbeat timeout a service declared, or the default; `ConfigError` out of bounds."""
+    """The timeout that a service declared, or the default; `ConfigError` if out of bounds."""
     if timeout_ms is None:
         return HEARTBEAT_TIMEOUT_MS
     if not HEARTBEAT_TIMEOUT_MS_MIN <= timeout_ms <= HEARTBEAT_TIMEOUT_MS_MAX:

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from zufluss.cluster.image import ClusterImage
-from zufluss.coordinator.lake.queue import Lease, check_timeout_ms
-from zufluss.coordinator.lake.tables import Commit, LakeTables
+from zufluss.coordinator.lake.queue import HandOut, check_timeout_ms
+from zufluss.coordinator.lake.tables import LakeCommit, LakeTables
 from zufluss.errors import ConfigError, TableNotExistError, ZuflussError
 from zufluss.model.lake import LakeSnapshot
 from zufluss.model.table import TableBucket
@@ -50,22 +50,22 @@ class LakeService:
         queue = self._lake.queue
         response = m.LakeTieringHeartbeatResponse(coordinator_epoch=queue.coordinator_epoch)
         response.failed_table_resp.extend(
-            self._each(request.failed_tables, lambda lease, _: queue.fail(lease))
+            self._each(request.failed_tables, lambda held, _: queue.fail(held))
         )
         response.tiering_table_resp.extend(
-            self._each(request.tiering_tables, lambda lease, _: queue.renew(lease, timeout_ms))
+            self._each(request.tiering_tables, lambda held, _: queue.renew(held, timeout_ms))
         )
         response.finished_table_resp.extend(
-            self._each(request.finished_tables, lambda lease, t: self._finish(lease, t, forced))
+            self._each(request.finished_tables, lambda held, t: self._finish(held, t, forced))
         )
         if request.request_table:
-            await self._hand_out(response, timeout_ms)
+            await self._give_table(response, timeout_ms)
         return response
 
     def _each(
         self,
         tables: Iterable[m.PbHeartbeatReqForTable],
-        act: Callable[[Lease, m.PbHeartbeatReqForTable], None],
+        act: Callable[[HandOut, m.PbHeartbeatReqForTable], None],
     ) -> list[m.PbHeartbeatRespForTable]:
         answers = []
         for table in tables:
@@ -73,29 +73,29 @@ class LakeService:
             try:
                 if self._image.table_by_id(table.table_id) is None:
                     raise TableNotExistError(f"table {table.table_id} does not exist")
-                act(Lease(table.table_id, table.tiering_epoch, table.coordinator_epoch), table)
+                act(HandOut(table.table_id, table.tiering_epoch, table.coordinator_epoch), table)
             except ZuflussError as problem:
                 answer.error.error_code = problem.code
                 answer.error.error_message = problem.message
             answers.append(answer)
         return answers
 
-    def _finish(self, lease: Lease, table: m.PbHeartbeatReqForTable, forced: set[int]) -> None:
+    def _finish(self, hand_out: HandOut, table: m.PbHeartbeatReqForTable, forced: set[int]) -> None:
         stats = table.lake_tiering_stats
         self._lake.queue.finish(
-            lease,
-            by_force=lease.table_id in forced,
+            hand_out,
+            by_force=hand_out.table_id in forced,
             file_size=stats.file_size if stats.HasField("file_size") else None,
             record_count=stats.record_count if stats.HasField("record_count") else None,
         )
 
-    async def _hand_out(self, response: m.LakeTieringHeartbeatResponse, timeout_ms: int) -> None:
-        found = await self._lake.hand_out(timeout_ms)
-        if found is not None:
-            info, lease = found
-            response.tiering_table.table_id = lease.table_id
+    async def _give_table(self, response: m.LakeTieringHeartbeatResponse, timeout_ms: int) -> None:
+        turn = await self._lake.hand_out(timeout_ms)
+        if turn is not None:
+            info, hand_out = turn
+            response.tiering_table.table_id = hand_out.table_id
             response.tiering_table.table_path.CopyFrom(path_to_proto(info.path))
-            response.tiering_table.tiering_epoch = lease.tiering_epoch
+            response.tiering_table.tiering_epoch = hand_out.tiering_epoch
 
     # Snapshots
 
@@ -112,7 +112,7 @@ class LakeService:
                     path_from_proto(table.table_path),
                     _offsets(table.table_id, table.bucket_offsets),
                     ignore_previous=request.ignore_previous_table_offsets,
-                    lease=self._lease(table),
+                    hand_out=self._hand_out_of(table),
                 )
             except ZuflussError as problem:
                 answer.error_code, answer.error_message = problem.code, problem.message
@@ -143,16 +143,16 @@ class LakeService:
                 answer.error_code, answer.error_message = problem.code, problem.message
         return response
 
-    def _commit(self, table: m.PbLakeTableSnapshotMetadata) -> Commit:
+    def _commit(self, table: m.PbLakeTableSnapshotMetadata) -> LakeCommit:
         readable = table.HasField("readable_bucket_offsets_file_path")
         earliest = table.HasField("earliest_snapshot_id_to_keep")
-        return Commit(
+        return LakeCommit(
             table_id=table.table_id,
             snapshot_id=table.snapshot_id,
             offsets_path=table.tiered_bucket_offsets_file_path,
             readable_path=table.readable_bucket_offsets_file_path if readable else None,
             earliest_to_keep=table.earliest_snapshot_id_to_keep if earliest else None,
-            lease=self._lease(table),
+            hand_out=self._hand_out_of(table),
         )
 
     async def _commit_offsets(self, table: m.PbLakeTableSnapshotInfo) -> None:
@@ -162,11 +162,13 @@ class LakeService:
         offsets = _offsets(table.table_id, table.buckets_req)
         await self._lake.commit_offsets(table.table_id, path, table.snapshot_id, offsets)
 
-    def _lease(self, table: m.PbTableOffsets | m.PbLakeTableSnapshotMetadata) -> Lease | None:
+    def _hand_out_of(
+        self, table: m.PbTableOffsets | m.PbLakeTableSnapshotMetadata
+    ) -> HandOut | None:
         """The hand-out that a request names; Fluss's own services name none."""
         if not table.HasField("tiering_epoch") and not table.HasField("coordinator_epoch"):
             return None
-        return Lease(table.table_id, table.tiering_epoch, table.coordinator_epoch)
+        return HandOut(table.table_id, table.tiering_epoch, table.coordinator_epoch)
 
     async def get_lake_snapshot(
         self, request: m.GetLakeSnapshotRequest, ctx: RequestContext

@@ -1,28 +1,27 @@
 """The lake side of tables: hand-outs to tiering services, and the snapshots they report.
 
-A round of tiering meets the coordinator four times:
+A round of tiering calls the coordinator four times:
 
 | step | durable afterwards |
 |---|---|
 | hand-out | the tiering epoch, larger than any before |
-| prepare | an offsets file (`lake/offsets.py`): the given offsets over the previous ones |
-| commit | (snapshot, offsets file) is the table's lake snapshot, in one transaction |
-| finish | nothing: when a table was last tiered is the time of its last commit |
+| prepare | an offsets file (`lake/offsets.py`): reported offsets merged into the previous ones |
+| commit | snapshot and offsets file are the table's lake snapshot, in one transaction |
+| finish | nothing: the time of the last tiering is the time of the last commit |
 
-A round that carries its epochs is checked against the queue (`lake/queue.py`) at each of them.
-Hand-out and commit take turns, so a commit that was let through is done before the table is given
-to the next service. Requests without epochs are those of Fluss's own tools; everything but the
-epochs is checked for them too.
+The queue (`lake/queue.py`) checks the epochs of every call that carries them. Hand-outs and commits
+take turns, so a commit that passed the check is done before the table is given to the next service.
+Fluss's own tools send no epochs; all other checks apply to them as well.
 
 Offsets never go back. Prepare refuses an offset below the previous one, and commit compares again,
-because another commit may have come in between. Offsets of partitions that were dropped are left
-out of the next file. Their ids are never used again, so nothing is tiered twice.
+because another commit may have come in between. The next file leaves out the offsets of dropped
+partitions. Ids of partitions are never used again, so nothing is tiered twice.
 
-Few snapshots are kept: the newest, those from the one on that the service names as the earliest
-needed, and the newest with readable offsets. Offsets files of all others go when a newer snapshot
-was committed; those of a dropped table go with its other remote files (`remote/cleaner.py`). Tablet
-servers are told after each commit, and of everything when they join; one that
-is not told keeps more of its log than it must.
+Few snapshots are kept: the newest, all from the earliest on that the service still needs, and the
+newest with readable offsets. The offsets files of the others are deleted after the next commit,
+those of a dropped table with its other remote files (`remote/cleaner.py`). Tablet servers get the
+offsets after each commit, and all offsets when they join; a server that misses some keeps more of
+its log than it must.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ from zufluss.coordinator import records
 from zufluss.coordinator.feed import Feed
 from zufluss.coordinator.lake.book import LakeBook, offsets_files
 from zufluss.coordinator.lake.offsets import Offsets, OffsetsFileError, OffsetsFiles
-from zufluss.coordinator.lake.queue import Lease, TieringQueue
+from zufluss.coordinator.lake.queue import HandOut, TieringQueue
 from zufluss.coordinator.ledger import Ledger
 from zufluss.coordinator.records import LakeRecord, OffsetsFile, SnapshotRecord
 from zufluss.coordinator.tablets import Tablets
@@ -66,29 +65,29 @@ from zufluss.remote.errors import LocationUnavailableError
 log = structlog.get_logger(__name__)
 
 SNAPSHOTS_MAX = 100
-"""Most snapshots of a table that are kept; the oldest go first."""
+"""Snapshots of a table that are kept at most; the oldest are dropped first."""
 KEEP_ALL = -1
-"""As the earliest snapshot to keep: every one."""
+"""Value of `LakeCommit.earliest_to_keep` that keeps all snapshots."""
 PREPARED_MAX = 100
-"""Most prepared files of a table that wait for their commit; the oldest go first."""
+"""Prepared files of a table that may wait for their commit; the oldest are dropped first."""
 
 
 @dataclass(frozen=True, slots=True)
-class Commit:
+class LakeCommit:
     """A lake snapshot that a service reports."""
 
     table_id: int
-    """The table."""
+    """The id of the table."""
     snapshot_id: int
     """The snapshot's id in the lake."""
     offsets_path: str
     """The offsets file that was prepared for it."""
     readable_path: str | None = None
-    """The offsets file of what readers may rely on."""
+    """The offsets file with the offsets that readers may rely on; None if it is unknown."""
     earliest_to_keep: int | None = None
     """The oldest snapshot that is still needed; None for only this one, `KEEP_ALL` for all."""
-    lease: Lease | None = None
-    """The hand-out it belongs to, if the service says."""
+    hand_out: HandOut | None = None
+    """The hand-out that the snapshot belongs to; None from Fluss's own tools."""
 
 
 class LakeTables:
@@ -106,7 +105,7 @@ class LakeTables:
         clock_ms: Callable[[], int],
     ) -> None:
         self.queue = TieringQueue(clock_ms, ledger.epoch)
-        """Which table is next, and who holds which."""
+        """The tables that wait to be tiered, and those that services hold."""
         self._conf = conf
         self._ledger = ledger
         self._image = image
@@ -132,7 +131,7 @@ class LakeTables:
     # Following the catalog
 
     def changed(self, changes: Sequence[ImageChange]) -> None:
-        """The catalog changed."""
+        """Follow the tables that were created, altered and dropped."""
         for change in changes:
             if isinstance(change, TablePut):
                 self._put(change.entry.info)
@@ -151,22 +150,22 @@ class LakeTables:
 
     # Hand-outs
 
-    async def hand_out(self, timeout_ms: int) -> tuple[TableInfo, Lease] | None:
-        """The table whose turn it is, for one service; None when no table waits."""
+    async def hand_out(self, timeout_ms: int) -> tuple[TableInfo, HandOut] | None:
+        """Give the table whose turn it is to one service; None when no table waits."""
         async with self._turn:
             while (info := self.queue.next_table()) is not None:
                 epoch = await self._next_epoch(info.table_id)
                 if epoch is None:
                     self.queue.remove_table(info.table_id)
                     continue
-                lease = self.queue.hand_out(info.table_id, epoch, timeout_ms)
-                if lease is not None:
+                hand_out = self.queue.hand_out(info.table_id, epoch, timeout_ms)
+                if hand_out is not None:
                     log.info("table_handed_out", table=str(info.path), tiering_epoch=epoch)
-                    return info, lease
+                    return info, hand_out
             return None
 
     async def _next_epoch(self, table_id: int) -> int | None:
-        """A tiering epoch nobody had; None when the table is being dropped."""
+        """A tiering epoch above all earlier ones; None when the table is being dropped."""
         try:
             taken = await self._ledger.take_up_to(records.tiering_epoch(table_id), 1, INT64_MAX)
         except ConflictError:
@@ -179,40 +178,40 @@ class LakeTables:
         self,
         table_id: int,
         path: TablePath,
-        given: Offsets,
+        reported: Offsets,
         *,
         ignore_previous: bool = False,
-        lease: Lease | None = None,
+        hand_out: HandOut | None = None,
     ) -> str:
-        """Write the offsets that a snapshot will have; the path of the file, durable."""
+        """Write the offsets that a snapshot will have, durably; returns the path of the file."""
         info = self._table(table_id, path)
-        if lease is not None:
-            self.queue.check(lease)
-        self._check_offsets(info, given)
-        merged = dict(given)
+        if hand_out is not None:
+            self.queue.check(hand_out)
+        self._check_offsets(info, reported)
+        merged = dict(reported)
         if not ignore_previous:
-            merged = self._merged(info, await self._newest_offsets(info), given)
+            merged = self._merged(info, await self._newest_offsets(info), reported)
         name = self._files.new_name(info)
         waiting = self._prepared.setdefault(table_id, [])
-        waiting.append(name)  # before it is there, or the next commit might take it for garbage
+        waiting.append(name)  # before the write, or the next commit would delete the file
         del waiting[:-PREPARED_MAX]
         written = await self._files.write(info, self._home(table_id), name, merged)
         return self._files.full_path(written)
 
-    async def commit(self, commit: Commit) -> None:
-        """Make a snapshot the newest one of its table; nothing when it is that already.
+    async def commit(self, commit: LakeCommit) -> None:
+        """Make a snapshot the newest one of its table; nothing happens if it is that already.
 
-        What was begun is finished even when the caller goes away.
+        The commit is finished even when the caller is cancelled.
         """
         await self._tasks.undisturbed(self._commit(commit))
 
-    async def _commit(self, commit: Commit) -> None:
+    async def _commit(self, commit: LakeCommit) -> None:
         info = self._table(commit.table_id)
         record, offsets = await self._read_commit(info, commit)
         await self._read_ahead(info, record.snapshot_id)
         async with self._turn:
-            if commit.lease is not None:
-                self.queue.check(commit.lease)
+            if commit.hand_out is not None:
+                self.queue.check(commit.hand_out)
             before = self._book.get(info.table_id).snapshots
             if not await self._is_news(info, before, record, offsets):
                 return
@@ -227,12 +226,12 @@ class LakeTables:
             self._tasks.later(self._after_commit(info, before, newest, offsets))
 
     async def commit_offsets(
-        self, table_id: int, path: TablePath | None, snapshot_id: int, given: Offsets
+        self, table_id: int, path: TablePath | None, snapshot_id: int, reported: Offsets
     ) -> None:
-        """The old form of a commit: prepare and commit in one."""
+        """The old form of a commit: prepare and commit in one call."""
         info = self._table(table_id, path)
-        prepared = await self.prepare(table_id, info.path, given)
-        await self.commit(Commit(table_id, snapshot_id, prepared))
+        prepared = await self.prepare(table_id, info.path, reported)
+        await self.commit(LakeCommit(table_id, snapshot_id, prepared))
 
     async def snapshot(
         self, path: TablePath, snapshot_id: int | None = None, *, readable: bool = False
@@ -243,13 +242,15 @@ class LakeTables:
                 f"snapshot_id {snapshot_id} and readable together are not allowed; ask for one"
             )
         info = self._image.table(path).info
-        found = _find(self._book.get(info.table_id).snapshots, snapshot_id, readable)
-        if found is None:
+        snapshot = _find(self._book.get(info.table_id).snapshots, snapshot_id, readable)
+        if snapshot is None:
             which = "readable " if readable else "" if snapshot_id is None else f"{snapshot_id} "
             raise LakeSnapshotNotExistError(
                 f"table '{path}' (id {info.table_id}) has no lake snapshot {which}yet"
             )
-        file = found.readable_file if readable and found.readable_file else found.offsets_file
+        file = snapshot.offsets_file
+        if readable and snapshot.readable_file is not None:
+            file = snapshot.readable_file
         offsets = await self._offsets(info, file)
         names = {
             bucket.partition_id: partition.name
@@ -257,16 +258,16 @@ class LakeTables:
             if bucket.partition_id is not None
             and (partition := self._image.partition_by_id(bucket.partition_id)) is not None
         }
-        return LakeSnapshot(info.table_id, found.snapshot_id, offsets, names)
+        return LakeSnapshot(info.table_id, snapshot.snapshot_id, offsets, names)
 
     async def _read_ahead(self, info: TableInfo, snapshot_id: int) -> None:
-        """Read what `_is_news` compares with, while nobody waits for us."""
+        """Read the files that `_is_news` compares with before the turn begins."""
         known = self._book.get(info.table_id).snapshots
         same = _find(known, snapshot_id, readable=False)
         for snapshot in (*known[-1:], *([same] if same else ())):
             try:
                 await self._offsets(info, snapshot.offsets_file)
-            except OffsetsFileError as problem:  # what that means is said when it is needed
+            except OffsetsFileError as problem:  # `_is_news` raises if it needs the file
                 log.debug("lake_offsets_not_read", table=str(info.path), error=str(problem))
 
     async def _is_news(
@@ -276,7 +277,7 @@ class LakeTables:
         record: SnapshotRecord,
         offsets: Offsets,
     ) -> bool:
-        """Whether a commit changes something; raises when it contradicts what is known."""
+        """Whether a commit changes anything; raises if it contradicts the kept snapshots."""
         same = _find(before, record.snapshot_id, readable=False)
         if same is not None:
             if self._live(await self._offsets(info, same.offsets_file)) != self._live(offsets):
@@ -295,7 +296,7 @@ class LakeTables:
         return True
 
     async def _read_commit(
-        self, info: TableInfo, commit: Commit
+        self, info: TableInfo, commit: LakeCommit
     ) -> tuple[SnapshotRecord, dict[TableBucket, int]]:
         name = self._files.resolve(info, commit.offsets_path)
         offsets = await self._files.read(info, name)
@@ -312,7 +313,7 @@ class LakeTables:
             raise _gone(info.table_id, info.path) from conflict
 
     def _committed(self, table_id: int, path: str) -> None:
-        """What was prepared before a file that is committed now will never be."""
+        """Forget the committed file and all files prepared before: they are never committed."""
         waiting = self._prepared.get(table_id, [])
         if path in waiting:
             del waiting[: waiting.index(path) + 1]
@@ -324,7 +325,7 @@ class LakeTables:
         return await self._offsets(info, snapshots[-1].offsets_file) if snapshots else {}
 
     async def _offsets(self, info: TableInfo, file: OffsetsFile) -> dict[TableBucket, int]:
-        """What an offsets file says; those of snapshots that are kept are read once."""
+        """The offsets in a file; files of kept snapshots are read once."""
         offsets = self._read.get(info.table_id, {}).get(file.path)
         if offsets is None:
             offsets = await self._files.read(info, file)
@@ -339,13 +340,15 @@ class LakeTables:
             del read[path]
 
     def _live(self, offsets: Offsets) -> dict[TableBucket, int]:
-        """Without the partitions that were dropped."""
+        """The offsets without those of dropped partitions."""
         return {b: o for b, o in offsets.items() if self._image.leader(b) is not None}
 
-    def _merged(self, info: TableInfo, previous: Offsets, given: Offsets) -> dict[TableBucket, int]:
+    def _merged(
+        self, info: TableInfo, previous: Offsets, reported: Offsets
+    ) -> dict[TableBucket, int]:
         live = self._live(previous)
-        self._check_forward(info, {b: o for b, o in live.items() if b in given}, given)
-        return live | dict(given)
+        self._check_forward(info, {b: o for b, o in live.items() if b in reported}, reported)
+        return live | dict(reported)
 
     def _check_forward(self, info: TableInfo, known: Offsets, offered: Offsets) -> None:
         for bucket, offset in known.items():
@@ -387,7 +390,7 @@ class LakeTables:
     # Telling tablet servers
 
     def server_joined(self, server_id: int) -> None:
-        """Tell a tablet server, in its turn, how far all its buckets are."""
+        """Send a tablet server the lake offsets of all its buckets."""
         self._tasks.later(self._tell_everything(server_id))
 
     async def _tell_everything(self, server_id: int) -> None:
@@ -419,7 +422,7 @@ class LakeTables:
             log.warning("lake_files_left", table=str(info.path), error=str(problem))
 
     async def _remove_unneeded(self, info: TableInfo, before: Sequence[SnapshotRecord]) -> None:
-        """Delete what is neither kept nor prepared, where the table has or had files."""
+        """Delete the offsets files of a table that are neither kept nor prepared."""
         now = self._book.get(info.table_id).snapshots
         places = {self._files.location(self._home(info.table_id))}
         places.update(self._files.location(None, file) for file in offsets_files([*before, *now]))
@@ -451,7 +454,7 @@ class LakeTables:
         return entry.info
 
     def _home(self, table_id: int) -> int | None:
-        """The remote location of a table, None if it is older than these."""
+        """The remote location of a table; None for a table that is older than locations."""
         entry = self._image.table_by_id(table_id)
         return None if entry is None else entry.remote_location
 
@@ -459,10 +462,11 @@ class LakeTables:
 def kept(
     before: Sequence[SnapshotRecord], new: SnapshotRecord, earliest: int | None
 ) -> tuple[SnapshotRecord, ...]:
-    """The snapshots to keep when one is committed, the newest last.
+    """The snapshots to keep when a new one is committed, the newest last.
 
-    One that is there already stays in its place. From `earliest` on all stay; when it is unknown,
-    all there are, since ids have no order. The newest readable one stays in any case.
+    A snapshot that is committed again stays in its place. All snapshots from `earliest` on are
+    kept; all of them if `earliest` is unknown, since ids have no order. The newest readable one is
+    kept in any case.
     """
     ids = [s.snapshot_id for s in before]
     if new.snapshot_id in ids:

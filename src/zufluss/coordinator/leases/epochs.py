@@ -1,16 +1,15 @@
-"""The epochs of leases: no two leases of one id have the same, not even one after the other.
+"""The epochs of leases: no two leases of one id ever have the same epoch.
 
-Nothing durable is left of a lease that ended. Its id may come back, and so may a reader that slept
-through the end: were the epochs the same, it would go on with snapshots that are not its own, and
-drop the lease of somebody else. So a new lease begins above what one of its id had before:
+The store keeps nothing of a lease that ended. Its id may be used again, and a reader that slept
+through the end may come back: with an equal epoch it would read snapshots that are not its own, and
+drop the lease of somebody else. So the epoch of a new lease is above all earlier ones of its id:
 
-| its id | begins above |
+| id of the new lease | its epoch is above |
 |---|---|
-| had a lease that ended lately | the last epoch of that one |
-| any other | what was reserved when this coordinator started, and what was forgotten since |
+| had a lease that ended lately | the last epoch of that lease |
+| any other | the epochs reserved before this coordinator started, and those forgotten since |
 
-Every epoch that is given was reserved in the store before, many at a time. A start begins above all
-that were.
+Epochs are reserved in the store before they are used, many at a time.
 """
 
 from __future__ import annotations
@@ -24,21 +23,21 @@ from zufluss.coordinator.records import LEASE_EPOCH_COUNTER
 EPOCHS_AT_ONCE = 1_000
 """Epochs that are reserved in one transaction."""
 ENDED_KNOWN_MAX = 10_000
-"""Leases that ended whose epochs are remembered."""
+"""Ended leases whose last epochs are remembered."""
 
 
 class Epochs:
-    """What new leases and takeovers get. Open it before."""
+    """The epochs of new leases and takeovers. Open it with `Epochs.open`."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, reserved: range) -> None:
         self._ledger = ledger
         self._ended: OrderedDict[str, int] = OrderedDict()
-        self._above = self._reserved = 0
+        self._above, self._reserved = reserved.start, reserved.stop
 
-    async def open(self) -> None:
-        """Begin above everything that was given before."""
-        given = await self._ledger.take(LEASE_EPOCH_COUNTER, EPOCHS_AT_ONCE)
-        self._above, self._reserved = given.start, given.stop
+    @classmethod
+    async def open(cls, ledger: Ledger) -> Epochs:
+        """Reserve epochs above all that were reserved before."""
+        return cls(ledger, await ledger.take(LEASE_EPOCH_COUNTER, EPOCHS_AT_ONCE))
 
     async def of_new(self, lease_id: str) -> int:
         """The epoch of a new lease."""
@@ -50,12 +49,12 @@ class Epochs:
 
     async def _after(self, epoch: int) -> int:
         while epoch >= self._reserved:
-            given = await self._ledger.take(LEASE_EPOCH_COUNTER, EPOCHS_AT_ONCE)
-            self._reserved = max(self._reserved, given.stop)
+            more = await self._ledger.take(LEASE_EPOCH_COUNTER, EPOCHS_AT_ONCE)
+            self._reserved = max(self._reserved, more.stop)
         return epoch + 1
 
     def ended(self, lease: Lease) -> None:
-        """A lease is gone, maybe one whose epoch cannot be read."""
+        """Remember the epoch of a lease that ended, or the highest one if it cannot be read."""
         self._ended[lease.lease_id] = lease.epoch if lease.owner_known else self._reserved
         self._ended.move_to_end(lease.lease_id)
         while len(self._ended) > ENDED_KNOWN_MAX:

@@ -1,8 +1,7 @@
-"""What all leases hold together, counted: the answer to "may this snapshot go?" without a search.
+"""The snapshots that all leases hold together, to answer "may this snapshot be deleted?" at once.
 
-Plain memory, kept by `leases/leases.py`. A pin counts from the moment it is added, before the lease
-that needs it is durable. A damaged lease may hold more than anybody can read; what it may hold is
-blocked as a whole.
+Plain memory, kept by `leases/book.py`. A pin holds from the moment it is added, before its lease is
+durable. Tables of a damaged lease whose pins cannot be read are blocked as a whole.
 """
 
 from __future__ import annotations
@@ -13,11 +12,14 @@ from collections.abc import Iterable
 from zufluss.coordinator.leases.rules import Pin
 from zufluss.model.table import TableBucket
 
+Owner = tuple[int, int | None]
+"""A table, or a partition of it, by id."""
+
 
 class Pins:
-    """The leased snapshots of all buckets, each with the number of leases that have it.
+    """The leased snapshots of all buckets, each with the number of leases that hold it.
 
-    Most have one; how many more there are is counted apart, so that 100,000 pins are few objects.
+    Most are held by one lease. Further holders are counted apart, which saves memory.
     """
 
     def __init__(self) -> None:
@@ -31,7 +33,7 @@ class Pins:
     # Changing
 
     def add(self, bucket: TableBucket, pin: Pin) -> None:
-        """One lease more has a snapshot."""
+        """Count one more lease that holds a snapshot."""
         key = bucket, pin.snapshot_id
         if key in self._pins:
             self._again[key] += 1
@@ -40,7 +42,7 @@ class Pins:
         self._count(bucket, pin.size, 1)
 
     def remove(self, bucket: TableBucket, pin: Pin) -> bool:
-        """One lease less has a snapshot; whether it was the last one."""
+        """Count one lease less that holds a snapshot; returns whether it was the last one."""
         key = bucket, pin.snapshot_id
         if key in self._again:
             self._again[key] -= 1
@@ -67,51 +69,51 @@ class Pins:
         self._blocked_all += everything
 
     def unblock(self, table_ids: Iterable[int], everything: bool) -> None:
-        """Take back what `block` was told."""
+        """Undo a `block`."""
         self._blocked -= Counter(table_ids)
         self._blocked_all -= everything
 
     # Asking
 
     def __len__(self) -> int:
-        """Leased snapshots, each once."""
+        """The number of leased snapshots, each counted once."""
         return len(self._pins)
 
     @property
     def bytes(self) -> int:
-        """The size of all leased snapshots, each once."""
+        """Bytes of all leased snapshots, each counted once."""
         return sum(self._bytes.values())
 
     def bytes_of(self, table_id: int) -> int:
-        """The size of a table's leased snapshots, each once."""
+        """Bytes of the leased snapshots of a table, each counted once."""
         return self._bytes[table_id]
 
     def pinned(self, bucket: TableBucket, snapshot_id: int) -> bool:
-        """Whether a snapshot may not be dropped."""
+        """Whether a snapshot must be kept."""
         return (bucket, snapshot_id) in self._pins or self._is_blocked(bucket.table_id)
 
     def only_once(self, bucket: TableBucket, pin: Pin) -> bool:
-        """Whether one lease alone has a snapshot."""
+        """Whether a snapshot is held by one lease only."""
         return (bucket, pin.snapshot_id) not in self._again
 
     def holds(self, table_id: int, partition_id: int | None = None) -> bool:
-        """Whether something of a partition, or without one of the table, may not be deleted."""
+        """Whether leases hold snapshots of a partition, or of a table if no partition is given."""
         return (table_id, partition_id) in self._owners or self._is_blocked(table_id)
 
     @property
-    def owners(self) -> list[tuple[int, int | None]]:
-        """Tables, and partitions, of which something may not be deleted, as far as is known."""
+    def owners(self) -> list[Owner]:
+        """The tables and partitions with leased snapshots, as far as they are known."""
         return [*self._owners, *((table_id, None) for table_id in self._blocked)]
 
     @property
     def is_all_blocked(self) -> bool:
-        """Whether everything there is may not be deleted."""
+        """Whether a damaged lease may hold any snapshot at all."""
         return self._blocked_all > 0
 
     def location(self, bucket: TableBucket, snapshot_id: int) -> int | None:
-        """Where the `_METADATA` of a leased snapshot lies; None for one that is not leased."""
-        found = self._pins.get((bucket, snapshot_id))
-        return None if found is None else found.location_id
+        """The location of the `_METADATA` of a leased snapshot; None if it is not leased."""
+        pin = self._pins.get((bucket, snapshot_id))
+        return None if pin is None else pin.location_id
 
     def _is_blocked(self, table_id: int) -> bool:
         return self.is_all_blocked or table_id in self._blocked

@@ -2,9 +2,9 @@
 
 | path below `/leases/kv-snapshot` | value |
 |---|---|
-| `ID` | the head; written when the lease is made, is taken over, or gets or loses a table |
-| `ID/expiry` | the time it has left; all that a renewal writes |
-| `ID/tables/TABLE_ID` | what it has of a table; a change of one table writes no other |
+| `ID` | the head; written when the lease is created, is taken over, or gets or loses a table |
+| `ID/expiry` | the time it has left; the only value that a renewal writes |
+| `ID/tables/TABLE_ID` | its pins and revocations of a table; changed apart from other tables |
 
 Every value begins with its version (u8, 1) and ends with the CRC-32C of the rest (u32, little
 endian). Between them, numbers are unsigned varints (LEB128) and texts are UTF-8 after their length:
@@ -25,8 +25,8 @@ endian). Between them, numbers are unsigned varints (LEB128) and texts are UTF-8
 
 Revocations: their count, then of each the partition id + 1 (0: the whole table) and the name.
 
-A lease is read in parts. A part that cannot be read makes the lease damaged, not unknown: see
-`leases/rules.py` for what it holds then.
+A lease is read in parts. A part that cannot be read makes the lease damaged; `leases/rules.py` says
+what a damaged lease holds.
 """  # noqa: E501 - a table row does not wrap
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ BODY_BYTES_MAX = 64 * 1024 * 1024
 NUMBER_MAX = 2**63 - 1
 """Largest number in a value."""
 EXPIRIES_KNOWN_MAX = 1_000
-"""Times whose values are remembered: renewals for the same duration write the same bytes."""
+"""Encoded expiry values that are cached: renewals for the same duration write the same bytes."""
 
 _CHECKSUM = struct.Struct("<I")
 
@@ -64,11 +64,11 @@ class Head(NamedTuple):
     """The head of a lease."""
 
     owner: str | None
-    """Who made it."""
+    """The principal that created it; None without authentication."""
     epoch: int
     """Its epoch."""
     created_ms: int
-    """When it was made."""
+    """When it was created, epoch milliseconds."""
     table_ids: tuple[int, ...]
     """Tables that have a value of their own."""
 
@@ -77,16 +77,16 @@ class Expiry(NamedTuple):
     """The time a lease has left."""
 
     remaining_ms: int
-    """When this was written."""
+    """The time it had left when this was written."""
     duration_ms: int
-    """As asked for last."""
+    """The duration that the last acquire or renewal asked for."""
 
 
 class Stored(NamedTuple):
     """A lease as the store has it."""
 
     lease: Lease
-    """Without a deadline; of its pins only number and location are known."""
+    """The lease without a deadline; its pins have only snapshot ids and locations."""
     remaining_ms: int
     """The time it had left; 0 where that cannot be read."""
 
@@ -105,17 +105,17 @@ def expiry_path(lease_id: str) -> str:
 
 
 def table_path(lease_id: str, table_id: int) -> str:
-    """The path of what a lease has of a table."""
+    """The path of the pins and revocations of a lease in one table."""
     return f"{head_path(lease_id)}/tables/{table_id}"
 
 
 def put_expiry(lease_id: str, remaining_ms: int, duration_ms: int) -> Op:
-    """Replace the time a lease has left."""
+    """The operation that replaces the time a lease has left."""
     return Put(expiry_path(lease_id), encode_expiry(Expiry(remaining_ms, duration_ms)))
 
 
 def create(lease: Lease, tables: Mapping[int, bytes]) -> list[Op]:
-    """Make a lease whose time begins now."""
+    """Operations that create a lease whose time begins now."""
     i = lease.lease_id
     return [
         Create(head_path(i), encode_head(_head(lease, tables))),
@@ -125,7 +125,7 @@ def create(lease: Lease, tables: Mapping[int, bytes]) -> list[Op]:
 
 
 def change(before: Lease, after: Lease, tables: Mapping[int, bytes]) -> list[Op]:
-    """Replace a lease by another, given the values of the tables that are not the same."""
+    """Operations that replace a lease; `tables` are the encoded tables that differ."""
     i = before.lease_id
     ops: list[Op] = []
     if (before.epoch, before.tables.keys()) != (after.epoch, after.tables.keys()):
@@ -138,7 +138,7 @@ def change(before: Lease, after: Lease, tables: Mapping[int, bytes]) -> list[Op]
 
 
 def delete(lease: Lease) -> list[Op]:
-    """Delete a lease, a damaged one too."""
+    """Operations that delete a lease, also a damaged one."""
     if lease.damage is not None:
         return [Delete(path) for path in sorted(lease.paths)]
     i = lease.lease_id
@@ -164,7 +164,7 @@ def encode_head(head: Head) -> bytes:
 
 
 def decode_head(value: bytes) -> Head:
-    """The head in a value; `CorruptRecordError` when it is none."""
+    """Decode a head; `CorruptRecordError` if it is malformed."""
     fields = _Fields(_unsealed(value))
     epoch, created_ms, size = fields.numbers(3)
     owner = fields.text(size - 1) if size else None
@@ -180,7 +180,7 @@ def encode_expiry(expiry: Expiry) -> bytes:
 
 
 def decode_expiry(value: bytes) -> Expiry:
-    """The time in a value; `CorruptRecordError` when it is none."""
+    """Decode the time a lease has left; `CorruptRecordError` if it is malformed."""
     fields = _Fields(_unsealed(value))
     remaining_ms, duration_ms = fields.numbers(2)
     fields.finish()
@@ -188,7 +188,7 @@ def decode_expiry(value: bytes) -> Expiry:
 
 
 def encode_table(table: TableLease) -> bytes:
-    """What a lease has of a table as it is stored; `ConfigError` when it is too much."""
+    """Encode the part of a lease in one table; `ConfigError` if it is too large."""
     pins = sorted((_owner(b.partition_id), b.bucket_id, pin) for b, pin in table.pins.items())
     owners = [(owner, [p[1] for p in group]) for owner, group in groupby(pins, lambda p: p[0])]
     snapshots = _differences(pin.snapshot_id for _, _, pin in pins)
@@ -212,7 +212,7 @@ def encode_table(table: TableLease) -> bytes:
 
 
 def decode_table(table_id: int, value: bytes) -> TableLease:
-    """What a value says of a table; `CorruptRecordError` when it is none."""
+    """Decode the part of a lease in one table; `CorruptRecordError` if it is malformed."""
     fields = _Fields(_inflated(_unsealed(value)))
     owners = list(_sums(fields.numbers(fields.number())))
     counts = fields.numbers(len(owners))
@@ -283,7 +283,7 @@ def _varints(numbers: Iterable[int]) -> bytes:
 
 
 class _Fields:
-    """The numbers and texts of a value, from its first byte on."""
+    """Reads the numbers and texts of a value one after the other."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -338,7 +338,7 @@ def load(entries: Iterable[Entry]) -> list[Stored]:
 
 
 def load_lease(lease_id: str, values: Mapping[str, bytes]) -> Stored:
-    """One lease, given everything at and below its path."""
+    """Decode one lease from all values at and below its path."""
     damage: list[str] = []
     head = _part(values, head_path(lease_id), decode_head, damage)
     expiry = _part(values, expiry_path(lease_id), decode_expiry, damage)
@@ -373,7 +373,7 @@ def load_lease(lease_id: str, values: Mapping[str, bytes]) -> Stored:
 def _part(
     values: Mapping[str, bytes], path: str, decode: Callable[[bytes], T], damage: list[str]
 ) -> T | None:
-    """A part of a lease; None, and why in `damage`, when it cannot be had."""
+    """Decode a part of a lease; None if it cannot be read, with the reason added to `damage`."""
     value = values.get(path)
     if value is None:
         damage.append(f"{path} is missing")

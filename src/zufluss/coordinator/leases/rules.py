@@ -1,15 +1,15 @@
-"""What holds of every lease of key-value snapshots: plain values and checks, without any I/O.
+"""Leases of key-value snapshots as plain values, and the checks of calls, without I/O.
 
-| value | what |
+| property of a lease | rule |
 |---|---|
 | id | 1 to 128 characters of `A-Za-z0-9._:-`, not `.` or `..`: it is part of a path |
 | duration | from 1 ms to `zufluss.kv.snapshot.lease.duration-max` |
-| owner | who made it; nobody else may use it, but for super users |
-| epoch | one more with each takeover, see `leases/epochs.py`; a call with another one is fenced |
+| owner | the principal that created it; only the owner and super users may use it |
+| epoch | grows with each takeover, see `leases/epochs.py`; calls of other epochs are fenced |
 | deadline | seconds of a monotonic clock: no jump of the wall clock ends or prolongs a lease |
 
-A lease whose record cannot be read is *damaged*. It holds what it may hold, for ever: only a drop
-ends it.
+A lease whose record cannot be read is *damaged*. It holds every snapshot that it may hold until it
+is dropped.
 """
 
 from __future__ import annotations
@@ -50,34 +50,34 @@ class Pin(NamedTuple):
 
     @classmethod
     def of(cls, handle: SnapshotHandle) -> Pin:
-        """Of a snapshot that is kept."""
+        """The pin of a kept snapshot."""
         return cls(handle.snapshot_id, handle.metadata_location, handle.log_offset, handle.size)
 
     @property
     def leased(self) -> LeasedSnapshot:
-        """As clients see it."""
+        """The snapshot as clients see it."""
         return LeasedSnapshot(self.snapshot_id, self.log_offset)
 
 
 @dataclass(frozen=True, slots=True)
 class TableLease:
-    """What a lease has of one table. Immutable: a change makes another one."""
+    """The part of a lease that belongs to one table. Immutable."""
 
     pins: Mapping[TableBucket, Pin] = field(default_factory=dict)
     """One snapshot per bucket."""
     revoked: Mapping[int | None, str] = field(default_factory=dict)
-    """Names of the partitions that were taken away, by id; under None the whole table's."""
+    """Names of the revoked partitions by id; the key None stands for the whole table."""
     size: int = 0
     """Bytes of the snapshots."""
 
     @classmethod
     def of(cls, pins: Mapping[TableBucket, Pin], revoked: Mapping[int | None, str]) -> TableLease:
-        """With the size that the pins have."""
+        """Compute the size from the pins."""
         return cls(pins, revoked, sum(pin.size for pin in pins.values()))
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to hold and nothing to tell."""
+        """Whether there are neither pins nor revocations."""
         return not self.pins and not self.revoked
 
 
@@ -92,37 +92,49 @@ class Lease:
     epoch: int
     """Grows with each takeover."""
     created_ms: int
-    """When it was made, epoch milliseconds; only for people."""
+    """When it was created, epoch milliseconds; for display only."""
     duration_ms: int
-    """As asked for last."""
+    """The duration that the last acquire or renewal asked for."""
     deadline: float
-    """When it is over, in seconds of the monotonic clock."""
+    """When it ends, in seconds of the monotonic clock."""
     tables: dict[int, TableLease] = field(default_factory=dict)
-    """What it holds, by table id."""
+    """Its pins and revocations by table id."""
     stored_at: float = float("-inf")
-    """When the time it has left was last made durable, on the monotonic clock."""
+    """When the store last got the time it has left, on the monotonic clock."""
     damage: str | None = None
-    """What is wrong with its record; None for a sound one."""
+    """Why its record cannot be read; None for a sound lease."""
     owner_known: bool = True
     """Whether its owner can be read."""
     unreadable: frozenset[int] = frozenset()
-    """Tables whose pins cannot be read, so that everything of them is held."""
+    """Tables whose pins cannot be read, so that all of their snapshots are held."""
     holds_all: bool = False
-    """Whether not even its tables are known, so that everything is held."""
+    """Whether its tables cannot be read either, so that all snapshots are held."""
     paths: frozenset[str] = frozenset()
-    """Of a damaged one: what it has in the metadata store."""
+    """The paths of a damaged lease in the metadata store."""
 
     def remaining_ms(self, now: float) -> int:
-        """The time it has left."""
+        """Milliseconds until its deadline."""
         return max(0, round((self.deadline - now) * 1000))
 
     def is_over(self, now: float) -> bool:
-        """Whether its time is up; never that of a damaged one."""
+        """Whether its deadline has passed; never true for a damaged lease."""
         return self.damage is None and now >= self.deadline
 
     @property
+    def title(self) -> str:
+        """How messages call the lease."""
+        return f"lease {self.lease_id!r}"
+
+    def fenced(self, epoch: int) -> KvSnapshotLeaseFencedError:
+        """The error for a call of another epoch."""
+        return KvSnapshotLeaseFencedError(
+            f"{self.title} was taken over: the call has epoch {epoch}, the lease {self.epoch}; "
+            "stop reading with it, or acquire it without an epoch to take it back"
+        )
+
+    @property
     def revoked(self) -> list[Revoked]:
-        """What it lost."""
+        """Everything that was revoked from it."""
         return [
             Revoked(table_id, partition_id, what)
             for table_id, table in self.tables.items()
@@ -135,15 +147,15 @@ class Acquired:
     """The answer to an acquire."""
 
     epoch: int | None
-    """The lease's; None when there is no lease, because nothing was leased."""
+    """The epoch of the lease; None if no lease was created, since nothing was available."""
     remaining_ms: int
     """How long the lease lasts without another call; 0 without a lease."""
     leased: dict[TableBucket, LeasedSnapshot] = field(default_factory=dict)
-    """What was leased for it; where nothing was asked for, all that the lease has."""
+    """The leased snapshots of the call; all of the lease if the call named no buckets."""
     unavailable: dict[TableBucket, Unavailable] = field(default_factory=dict)
-    """Buckets that were asked for in vain."""
+    """Buckets whose snapshot could not be leased, and why."""
     revoked: list[Revoked] = field(default_factory=list)
-    """What the lease lost."""
+    """Everything that was revoked from the lease."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,61 +165,61 @@ class Renewed:
     remaining_ms: int
     """How long the lease lasts without another call."""
     revoked: list[Revoked] = field(default_factory=list)
-    """What the lease lost."""
+    """Everything that was revoked from the lease."""
 
 
 class TableShare(NamedTuple):
-    """How much a lease holds of a table."""
+    """The size of the part of a lease that belongs to one table."""
 
     snapshots: int
     """Number of snapshots."""
     bytes: int
-    """The size of their files."""
+    """Bytes of their files."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseInfo:
-    """A lease, for people."""
+    """A lease as `zufluss lease list` shows it."""
 
     lease_id: str
     """Its id."""
     owner: str | None
-    """Who made it; None without authentication."""
+    """The principal that created it; None without authentication."""
     epoch: int
     """Its epoch."""
     duration_ms: int
-    """As asked for last."""
+    """The duration that the last acquire or renewal asked for."""
     remaining_ms: int
     """The time it has left."""
     age_ms: int
-    """How long ago it was made."""
+    """Time since its creation."""
     tables: dict[int, TableShare]
-    """What it holds, by table id."""
+    """Its size in each table, by table id."""
     leased: dict[TableBucket, LeasedSnapshot] = field(default_factory=dict)
-    """Its snapshots, when one lease was asked for."""
+    """Its snapshots; empty in a list of all leases."""
     revoked: list[Revoked] = field(default_factory=list)
-    """What it lost."""
+    """Everything that was revoked from it."""
     damage: str | None = None
-    """What is wrong with its record; None for a sound one."""
+    """Why its record cannot be read; None for a sound lease."""
 
 
 class LeaseCounts(NamedTuple):
     """All leases in numbers."""
 
     leases: int
-    """How many there are, the damaged ones included."""
+    """Number of leases, the damaged ones included."""
     snapshots: int
-    """Leased snapshots, each once."""
+    """Leased snapshots, each counted once."""
     bytes: int
-    """The size of their files, each snapshot once."""
+    """Bytes of their files, each snapshot counted once."""
     oldest_age_seconds: float
-    """How long ago the oldest lease was made; 0 where there is none."""
+    """Age of the oldest lease; 0 without leases."""
     damaged: int
     """Leases whose records cannot be read."""
 
 
 def check_lease_id(lease_id: str) -> str:
-    """The id itself; `ConfigError` when it cannot be one."""
+    """Return the id; `ConfigError` if it is not a valid one."""
     if _LEASE_ID.fullmatch(lease_id) is None or lease_id in (".", ".."):
         raise ConfigError(
             f"{lease_id[:200]!r} is not the id of a lease: 1 to {LEASE_ID_CHARS_MAX} characters of "
@@ -217,7 +229,7 @@ def check_lease_id(lease_id: str) -> str:
 
 
 def check_duration(duration_ms: int, most_ms: int) -> int:
-    """The duration itself; `ConfigError` when it is not allowed."""
+    """Return the duration; `ConfigError` if it is not allowed."""
     if not 1 <= duration_ms <= most_ms:
         raise ConfigError(
             f"a lease cannot last {duration_ms} ms: 1 to {most_ms} are allowed "
@@ -226,28 +238,11 @@ def check_duration(duration_ms: int, most_ms: int) -> int:
     return duration_ms
 
 
-def check_owner(lease: Lease, principal: str | None, is_super: bool) -> None:
-    """`AuthorizationError` unless a principal may use a lease."""
-    if is_super:
-        return
+def check_owner_known(lease: Lease) -> None:
+    """`AuthorizationError` for a damaged lease whose owner cannot be read."""
     if not lease.owner_known:
-        if principal is not None:
-            raise AuthorizationError(
-                f"nobody knows any more whose lease {lease.lease_id!r} is; a super user may drop it"
-            )
-    elif principal != lease.owner:
         raise AuthorizationError(
-            f"lease {lease.lease_id!r} belongs to {lease.owner or 'an unknown user'}, not to "
-            f"{principal or 'an unknown user'}; take an id of your own"
-        )
-
-
-def check_epoch(lease: Lease, epoch: int | None) -> None:
-    """`KvSnapshotLeaseFencedError` when a call was made for another epoch; None is for any."""
-    if epoch is not None and epoch != lease.epoch:
-        raise KvSnapshotLeaseFencedError(
-            f"lease {lease.lease_id!r} was taken over: the call has epoch {epoch}, the lease "
-            f"{lease.epoch}; stop reading with it, or acquire it without an epoch to take it back"
+            f"nobody knows any more whose lease {lease.lease_id!r} is; a super user may drop it"
         )
 
 
@@ -280,7 +275,7 @@ def check_size(size: int, before: int, most: int | None, table_id: int) -> None:
 
 
 def not_found(lease_id: str) -> KvSnapshotLeaseNotFoundError:
-    """The error for a lease that there is not, or not any more."""
+    """The error for a lease that does not exist, or has ended."""
     return KvSnapshotLeaseNotFoundError(
         f"there is no lease {lease_id!r}, or it has expired: its snapshots may be gone; acquire "
         f"again, and read from the beginning"

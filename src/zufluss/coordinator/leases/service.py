@@ -2,18 +2,17 @@
 
 | API | answer |
 |---|---|
-| ACQUIRE_KV_SNAPSHOT_LEASE (1056) | snapshots by their ids; what could not be had, and why |
+| ACQUIRE_KV_SNAPSHOT_LEASE (1056) | the snapshots that could not be leased, and why |
 | RELEASE_KV_SNAPSHOT_LEASE (1057) | nothing |
 | DROP_KV_SNAPSHOT_LEASE (1058) | nothing |
 | ACQUIRE_LATEST_KV_SNAPSHOT_LEASE (30020) | the latest snapshots of buckets, tables, partitions |
-| RENEW_KV_SNAPSHOT_LEASE (30021) | how long it lasts, and what it lost |
+| RENEW_KV_SNAPSHOT_LEASE (30021) | how long the lease lasts, and its revocations |
 | LIST_KV_SNAPSHOT_LEASES (30022) | all leases, or one with its snapshots |
 
-Thin: what a lease is stands in `leases/leases.py`. Here it is checked that the tables are there,
-have a primary key, and may be read by who asks: of all tables named when something is acquired, and
-of all that a lease holds when it is dropped. A table that does not pass refuses the whole call. A
-request may have 100,000 buckets and more, so messages are read and filled in pieces, between which
-others get their turn.
+`leases/calls.py` says what a call does to a lease. The handlers check that tables exist, have a
+primary key, and may be read by the caller: all tables that an acquire names, and all tables of a
+lease that is dropped. One table that fails the check fails the whole call. A request may name
+100,000 buckets and more, so messages are read and filled in pieces, between which other tasks run.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from zufluss.cluster.authority import Authority
 from zufluss.cluster.image import ClusterImage
 from zufluss.cluster.token_service import MayRead, everybody
-from zufluss.coordinator.leases.leases import Leases
+from zufluss.coordinator.leases.calls import LeaseCalls
 from zufluss.coordinator.leases.rules import Acquired, LeaseInfo, check_lease_id
 from zufluss.errors import (
     AuthorizationError,
@@ -43,9 +42,9 @@ if TYPE_CHECKING:
     from zufluss.net.services import RequestContext, Services
 
 BUCKETS_MAX: Final = 1_000_000
-"""Buckets that one request may name, each partition's counted."""
+"""Buckets that one request may name, those of each partition counted."""
 BUCKETS_AT_ONCE: Final = 4096
-"""Buckets of a message that are handled before others get their turn."""
+"""Buckets of a message that are handled before other tasks run."""
 
 T = TypeVar("T")
 
@@ -55,7 +54,7 @@ class LeaseService:
 
     def __init__(
         self,
-        leases: Leases,
+        leases: LeaseCalls,
         image: ClusterImage,
         authority: Authority,
         may_read: MayRead = everybody,
@@ -77,7 +76,7 @@ class LeaseService:
     async def acquire(
         self, request: m.AcquireKvSnapshotLeaseRequest, ctx: RequestContext
     ) -> m.AcquireKvSnapshotLeaseResponse:
-        """ACQUIRE_KV_SNAPSHOT_LEASE (1056): without snapshots it renews."""
+        """ACQUIRE_KV_SNAPSHOT_LEASE (1056): a call without snapshots renews the lease."""
         check_lease_id(request.lease_id)
         self._check_tables((each.table_id for each in request.snapshots_to_lease), ctx.principal)
         wanted = await _wanted(request.snapshots_to_lease)
@@ -96,7 +95,7 @@ class LeaseService:
     async def acquire_latest(
         self, request: m.AcquireLatestKvSnapshotLeaseRequest, ctx: RequestContext
     ) -> m.AcquireLatestKvSnapshotLeaseResponse:
-        """ACQUIRE_LATEST_KV_SNAPSHOT_LEASE (30020): without targets it takes over and renews."""
+        """ACQUIRE_LATEST_KV_SNAPSHOT_LEASE (30020): without targets, take over and renew."""
         check_lease_id(request.lease_id)
         self._check_tables((target.table_id for target in request.targets), ctx.principal)
         buckets: dict[TableBucket, None] = {}
@@ -156,7 +155,7 @@ class LeaseService:
     async def release(
         self, request: m.ReleaseKvSnapshotLeaseRequest, ctx: RequestContext
     ) -> m.ReleaseKvSnapshotLeaseResponse:
-        """RELEASE_KV_SNAPSHOT_LEASE (1057): buckets that it does not have are fine."""
+        """RELEASE_KV_SNAPSHOT_LEASE (1057): buckets that the lease does not have are ignored."""
         buckets: list[TableBucket] = []
         async for some in _in_pieces(request.buckets_to_release):
             buckets += map(bucket_from_proto, some)
@@ -168,19 +167,19 @@ class LeaseService:
     async def drop(
         self, request: m.DropKvSnapshotLeaseRequest, ctx: RequestContext
     ) -> m.DropKvSnapshotLeaseResponse:
-        """DROP_KV_SNAPSHOT_LEASE (1058): one that there is not is fine."""
+        """DROP_KV_SNAPSHOT_LEASE (1058): a lease that does not exist is ignored."""
         check_lease_id(request.lease_id)
-        self._check_readable(self._leases.tables(request.lease_id), ctx.principal)
+        self._check_readable(self._leases.book.tables(request.lease_id), ctx.principal)
         await self._leases.drop(request.lease_id, principal=ctx.principal, epoch=_epoch(request))
         return m.DropKvSnapshotLeaseResponse()
 
     async def list_leases(
         self, request: m.ListKvSnapshotLeasesRequest, ctx: RequestContext
     ) -> m.ListKvSnapshotLeasesResponse:
-        """LIST_KV_SNAPSHOT_LEASES (30022): none for an id that there is not."""
+        """LIST_KV_SNAPSHOT_LEASES (30022): an empty list for an unknown id."""
         one = check_lease_id(request.lease_id) if request.HasField("lease_id") else None
         response = m.ListKvSnapshotLeasesResponse()
-        async for some in _in_pieces(self._leases.leases(one)):
+        async for some in _in_pieces(self._leases.book.infos(one)):
             for lease in some:
                 response.leases.append(await self._lease(lease))
         return response
@@ -215,7 +214,7 @@ class LeaseService:
         return None if entry is None else str(entry.info.path)
 
     def _check_tables(self, table_ids: Iterable[int], principal: str | None) -> None:
-        """Refuse a call that names a table without snapshots, or one that may not be read."""
+        """Raise for tables without snapshots, or that the principal may not read."""
         named = set(table_ids)
         self._leases.check_tables(named)
         self._check_readable(named, principal)
@@ -230,9 +229,9 @@ class LeaseService:
                 )
 
     def _buckets(self, target: m.PbLeaseTarget) -> Iterator[TableBucket]:
-        """The buckets that a target means, whether there are such or not."""
+        """The buckets that a target names, whether they exist or not."""
         entry = self._image.table_by_id(target.table_id)
-        if entry is None:  # it was dropped while we took turns
+        if entry is None:  # the table was dropped while other tasks ran
             return
         partitions: list[int | None] = [None]
         if target.HasField("partition_id"):
@@ -256,7 +255,7 @@ def _epoch(
 
 
 async def _in_pieces(items: Iterable[T]) -> AsyncIterator[tuple[T, ...]]:
-    """The same items, so many at once that the event loop is not held up."""
+    """Yield the items in pieces, and let other tasks run in between."""
     rest = iter(items)
     while piece := tuple(islice(rest, BUCKETS_AT_ONCE)):
         yield piece
@@ -265,7 +264,7 @@ async def _in_pieces(items: Iterable[T]) -> AsyncIterator[tuple[T, ...]]:
 
 
 async def _wanted(tables: Iterable[m.PbKvSnapshotLeaseForTable]) -> dict[TableBucket, int]:
-    """The snapshot that is asked for of each bucket."""
+    """The snapshot id that a request names for each bucket."""
     wanted: dict[TableBucket, int] = {}
     for table in tables:
         async for some in _in_pieces(table.bucket_snapshots):

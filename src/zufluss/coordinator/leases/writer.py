@@ -1,12 +1,12 @@
-"""Changes of leases made durable, those of many callers in one transaction.
+"""The lease writer: changes of many leases share transactions.
 
-A renewal writes a few bytes, and thousands of clients renew. So while one transaction is under way
-the next one is gathered: everything that waits, up to a limit. Acquires, releases and drops wait in
-one queue and renewals in another; the two take turns at being served first, so that a wave of
-renewals delays an acquire by one transaction, and no number of acquires stops renewals.
+A renewal writes a few bytes, and thousands of clients renew. So while one transaction is under way,
+changes for the next one are collected, up to a limit. Acquires, releases and drops wait in one
+queue and renewals in another; the queues take turns at being served first, so that a wave of
+renewals delays an acquire by one transaction at most, and acquires never stop renewals.
 
-Every caller learns the outcome of its own change. If one change of a group does not fit what the
-store has, each is tried alone, so it fails alone.
+Every caller learns the outcome of its own change. If one change of a group conflicts with the
+store, every change is tried alone, so that only the conflicting one fails.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from zufluss.coordinator.ledger import Ledger
 from zufluss.meta.api import ConflictError, Create, Op, Put
 
 OPS_MAX = 250
-"""Operations of one transaction, unless a single change needs more. Few, so that nobody waits long
-for the one under way, and enough for the disk: twice as many renew no faster."""
+"""Operations of one transaction, unless a single change needs more. Few, so that a transaction is
+short; twice as many were measured to renew no faster."""
 BYTES_MAX = 500_000
 """Bytes of one transaction, unless a single change needs more."""
 
 
 Ended = Callable[[Exception | None], None]
-"""Told how a change ended, None when it is durable."""
+"""Called with the error of a change, or with None when the change is durable."""
 
 
 class _Change(NamedTuple):
@@ -55,7 +55,7 @@ class LeaseWriter:
         outcome = asyncio.get_running_loop().create_future()
 
         def ended(problem: Exception | None) -> None:
-            if outcome.done():  # its caller is gone
+            if outcome.done():  # the caller was cancelled
                 return
             if problem is None:
                 outcome.set_result(None)
@@ -66,7 +66,7 @@ class LeaseWriter:
         await outcome
 
     def begin(self, ops: Sequence[Op], ended: Ended, *, renewal: bool = False) -> None:
-        """As `write`, for who has no task to wait in: `ended` is called, whatever happens."""
+        """As `write`, for callers without a task: `ended` is called in every case."""
         size = sum(len(op.value) for op in ops if isinstance(op, Create | Put))
         self._queues[renewal].append(_Change(ops, size, ended))
         if self._task is None or self._task.done():
@@ -77,7 +77,7 @@ class LeaseWriter:
             await self._commit(self._group())
 
     def _group(self) -> list[_Change]:
-        """The next changes to write; the queues take turns at being the first."""
+        """Take the next changes to write out of the queues, which take turns at being first."""
         group: list[_Change] = []
         ops = size = 0
         for queue in (self._queues[self._first], self._queues[1 - self._first]):

@@ -1,18 +1,18 @@
-"""The producers there are: in the store, in memory, at the leaders, and when they last lived.
+"""The producer book: all producers in memory, in the metadata store, and at the leaders.
 
-`producers/producers.py` decides what a call does to a producer; this keeps what came of it. The
-producers of one table change in turn (`turn`), durably first. When a write fails and nobody knows
-whether it took place, the table is read again before anything else happens to it.
+`producers/calls.py` decides what a call does to a producer; the book carries the decision out. The
+changes of one table take turns (`turns.py`), durably first. When a write fails with an unknown
+outcome, the producers of the table are read again before anything else happens to them.
 
-Leaders learn the producers of a table with a version, made of the coordinator's epoch and a count,
-so that it grows over restarts. A leader that starts buckets is told first (`tablets.py`), one that
-registers is told all. What nobody waits for, the baselines of checkpoints and the end of a
-producer, is told by a task, again and again until it arrives.
+Leaders get the producers of a table with a version that is made of the coordinator epoch and a
+count, so that it grows over restarts. A leader gets them before it starts buckets (`tablets.py`),
+and with its registration. Changes that no caller waits for, such as baselines of checkpoints and
+ends of producers, are sent by a task, again and again until they arrive.
 
-Time is that of a monotonic clock, and all of it begins anew with a start of the coordinator. A sign
-of life is a call, or a put, of which leaders know: they are asked before a producer loses anything.
-After `zufluss.producer.hold-max` of silence leaders keep the changelog for it no longer; it is
-remembered all the same, unless it owns nothing: then nothing is lost by forgetting it.
+Times are those of a monotonic clock, and begin anew when the coordinator starts. Signs of life of a
+producer are its calls, and its puts, which only leaders see: they are asked before a producer loses
+anything. After `zufluss.producer.hold-max` of silence leaders no longer keep the changelog for a
+producer. The producer itself is remembered, unless it owns nothing.
 """
 
 from __future__ import annotations
@@ -28,24 +28,25 @@ import structlog
 from zufluss.cluster.image import BucketState, ClusterImage, ImageChange, TableGone
 from zufluss.cluster.producers import ProducerEntry, TableProducers
 from zufluss.coordinator.feed import Feed
-from zufluss.coordinator.ledger import Ledger, is_without_effect
+from zufluss.coordinator.ledger import Ledger
 from zufluss.coordinator.producers import records
-from zufluss.coordinator.producers.rules import Producer
+from zufluss.coordinator.producers.rules import ProducerRecord
 from zufluss.coordinator.tablets import Tablets
 from zufluss.coordinator.tasks import Tasks
+from zufluss.coordinator.turns import Turns
 from zufluss.errors import ZuflussError
 from zufluss.meta.api import MetaStore, Op
 
 log = structlog.get_logger(__name__)
 
 TELL_SECONDS: Final = 1.0
-"""How often leaders are told what nobody waits for: they stop their puts for it."""
+"""Pause between two rounds of news for leaders, which stop their puts for each."""
 RETRY_SECONDS: Final = 5.0
-"""How long news for leaders wait after they could not be told."""
+"""Pause after news for leaders could not be delivered."""
 SILENCE_CHECK_SECONDS: Final = 60.0
-"""How often producers are looked for that were silent for too long to hold the changelog."""
+"""Interval between two checks for producers that were silent for `hold-max`."""
 REMEMBERED_SECONDS: Final = 3600.0
-"""No producer is forgotten before, whatever `zufluss.producer.hold-max` says."""
+"""Silence after which a producer is forgotten at the earliest, if it owns nothing."""
 _VERSION_BITS: Final = 32
 
 
@@ -54,15 +55,11 @@ class TableBook:
     """The producers of one table."""
 
     table_id: int
-    """The table."""
+    """The id of the table."""
     version: int
     """Grows with each change that leaders must know."""
-    producers: dict[str, Producer] = field(default_factory=dict)
-    """By id."""
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held from the check to the end of a change."""
-    doubtful: bool = False
-    """Nobody knows how the last change ended: the store is read before the next one."""
+    producers: dict[str, ProducerRecord] = field(default_factory=dict)
+    """The producers by id."""
 
 
 class ProducerBook:
@@ -79,7 +76,7 @@ class ProducerBook:
         hold_seconds: float,
     ) -> None:
         self.tables: dict[int, TableBook] = {}
-        """Every table that has producers, or had some."""
+        """The producers of each table that has or had some, by table id."""
         self.tasks = Tasks("producers")
         """Changes of producers under way."""
         self._store = store
@@ -88,6 +85,7 @@ class ProducerBook:
         self._tablets = tablets
         self._clock = clock
         self._hold_seconds = hold_seconds
+        self._turns = Turns(self._read_again)
         self._seen: dict[int, float] = {}
         self._silent: set[int] = set()
         self._changes = 0
@@ -97,7 +95,7 @@ class ProducerBook:
         changes.subscribe(self._changed)
 
     async def load(self) -> None:
-        """Take over what the store knows; every producer has its full time from now on."""
+        """Load all producers; their silence counts from now on."""
         entries = await self._store.tree(records.PRODUCERS_PATH)
         for producer in await asyncio.to_thread(records.load, entries):
             self._table(producer.table_id).producers[producer.producer_id] = producer
@@ -106,18 +104,18 @@ class ProducerBook:
             await self._forget_table(table_id)
 
     def start(self) -> None:
-        """Tell leaders what nobody waits for, from now on."""
+        """Send news to leaders, and check for silent producers, from now on."""
         self._task = asyncio.create_task(self._run(), name="producers")
 
     async def stop(self) -> None:
-        """Finish what was begun, and tell nothing more."""
+        """Finish the changes under way, and send no more news."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
             self._task = None
         await self.tasks.settle()
 
-    def __iter__(self) -> Iterator[Producer]:
+    def __iter__(self) -> Iterator[ProducerRecord]:
         """Every producer."""
         return (p for table in self.tables.values() for p in table.producers.values())
 
@@ -125,12 +123,10 @@ class ProducerBook:
 
     @asynccontextmanager
     async def turn(self, table_id: int) -> AsyncIterator[TableBook]:
-        """Be the only one who changes producers of a table; its memory is what the store has."""
-        table = self._table(table_id)
-        async with table.lock:
-            if table.doubtful:
-                await self._read_again(table)
-            yield table
+        """Have the turn of a table in this block, with its producers as the store has them."""
+        async with self._turns.turn(table_id):
+            await self._turns.settle(table_id)
+            yield self._table(table_id)
 
     def _table(self, table_id: int) -> TableBook:
         if table_id not in self.tables:
@@ -141,27 +137,29 @@ class ProducerBook:
         self._changes += 1
         return self._ledger.epoch << _VERSION_BITS | self._changes
 
-    async def _read_again(self, table: TableBook) -> None:
-        entries = await self._store.tree(records.table_path(table.table_id))
-        found = await asyncio.to_thread(records.load, entries)
-        for producer in found:
+    async def _read_again(self, table_id: int) -> None:
+        entries = await self._store.tree(records.table_path(table_id))
+        producers = await asyncio.to_thread(records.load, entries)
+        for producer in producers:
             self._seen.setdefault(producer.number, self._clock())
-        table.producers = {producer.producer_id: producer for producer in found}
-        table.doubtful = False
+        table = self._table(table_id)
+        table.producers = {producer.producer_id: producer for producer in producers}
         self._news(table)
 
     async def next_number(self) -> int:
         """A number that no producer ever had."""
         return (await self._ledger.take(records.PRODUCER_COUNTER, 1))[0] + 1
 
-    async def write(self, table: TableBook, ops: Sequence[Op], after: Iterable[Producer]) -> None:
-        """Make a change durable, then let it count here."""
+    async def write(
+        self, table: TableBook, ops: Sequence[Op], after: Iterable[ProducerRecord]
+    ) -> None:
+        """Store a change, then put the producers `after` it into memory."""
         await self._commit(table, ops)
         table.producers |= {producer.producer_id: producer for producer in after}
         table.version = self._next_version()
 
-    async def end(self, table: TableBook, producers: Sequence[Producer]) -> None:
-        """Forget producers, durably first."""
+    async def end(self, table: TableBook, producers: Sequence[ProducerRecord]) -> None:
+        """Delete producers, in the store first."""
         ops = [op for producer in producers for op in records.delete(producer)]
         await self._commit(table, ops)
         for producer in producers:
@@ -175,7 +173,7 @@ class ProducerBook:
         try:
             await self._ledger.commit(ops)
         except Exception as problem:
-            table.doubtful = not is_without_effect(problem)
+            self._turns.failed(table.table_id, problem)
             raise
 
     # Tables that are dropped
@@ -186,7 +184,7 @@ class ProducerBook:
                 self.tasks.later(self._forget_table(change.table_id))
 
     async def _forget_table(self, table_id: int) -> None:
-        """Delete the producers of a dropped table; what is left, the next start deletes."""
+        """Delete the producers of a dropped table; the next start does it after a failure."""
         try:
             async with self.turn(table_id) as table:
                 if table.producers:
@@ -195,12 +193,12 @@ class ProducerBook:
         except ZuflussError as problem:
             log.warning("producers_not_deleted", table_id=table_id, error=str(problem))
 
-    # What leaders know
+    # Leaders
 
     def of_table(self, table_id: int) -> TableProducers | None:
         """The producers of a table as its leaders must know them; None if it never had any.
 
-        Leaders of a log table have nothing to check, and are told nothing.
+        Also None for a log table, whose leaders check no producers.
         """
         table, entry = self.tables.get(table_id), self._image.table_by_id(table_id)
         if table is None or entry is None or not entry.info.has_primary_key:
@@ -209,28 +207,28 @@ class ProducerBook:
         return TableProducers(table_id, table.version, entries)
 
     def of_server(self, server_id: int) -> list[TableProducers]:
-        """The producers of the tables that a server leads buckets of."""
-        held = [i for i in self.tables if server_id in self.leaders(i)]
-        return [found for i in held if (found := self.of_table(i)) is not None]
+        """The producers of all tables of which a server leads buckets."""
+        table_ids = [i for i in self.tables if server_id in self.leaders(i)]
+        return list(filter(None, map(self.of_table, table_ids)))
 
     def server_joined(self, server_id: int) -> None:
-        """A server is there again: tell it what changed while it came."""
+        """Send a server that joined the changes made during its registration."""
         for table_id in self.tables:
             if server_id in self.leaders(table_id):
                 self.tell_later(table_id)
 
-    def _entry(self, producer: Producer) -> ProducerEntry:
-        lives = producer.baseline is not None and not producer.lost
-        of_all = producer.exclusive and producer.all_columns
+    def _entry(self, producer: ProducerRecord) -> ProducerEntry:
+        has_undo = producer.baseline is not None and not producer.lost
+        owns_all = producer.exclusive and producer.all_columns
         return ProducerEntry(
             producer.producer_id,
             producer.number,
             producer.epoch,
-            frozenset() if of_all else producer.column_ids,
+            frozenset() if owns_all else producer.column_ids,
             producer.exclusive,
             producer.lost,
             producer.baseline or {},
-            holds=lives and producer.number not in self._silent,
+            holds=has_undo and producer.number not in self._silent,
         )
 
     def states(self, table_id: int) -> list[tuple[int | None, tuple[BucketState, ...]]]:
@@ -247,23 +245,26 @@ class ProducerBook:
         return {state.leader for _, states in self.states(table_id) for state in states}
 
     async def tell(self, table: TableBook) -> None:
-        """Tell every leader of a table; an error unless all know, and then the task goes on."""
-        known = self.of_table(table.table_id)
-        if known is None:
+        """Send the producers to every leader of a table.
+
+        Raises unless all leaders got them; then the task sends them again.
+        """
+        producers = self.of_table(table.table_id)
+        if producers is None:
             return
         try:
-            await self._tablets.update_producers(known, self.leaders(table.table_id))
+            await self._tablets.update_producers(producers, self.leaders(table.table_id))
         except ZuflussError:
             self.tell_later(table.table_id)
             raise
 
     def tell_later(self, table_id: int) -> None:
-        """Let the task tell the leaders of a table."""
+        """Let the task send the producers to the leaders of a table."""
         self._untold.add(table_id)
         self._wake.set()
 
     async def try_tell(self, table: TableBook) -> bool:
-        """Tell every leader of a table; if that fails, the task goes on."""
+        """As `tell`, but log a failure; returns whether all leaders got them."""
         try:
             await self.tell(table)
         except ZuflussError as problem:
@@ -272,7 +273,7 @@ class ProducerBook:
         return True
 
     async def tell_all(self) -> bool:
-        """Tell leaders what they do not know yet; whether all know now. The task does it itself."""
+        """Send all outstanding news; returns whether they arrived. The task calls this."""
         todo, self._untold = self._untold, set()
         tables = [self.tables[i] for i in todo if i in self.tables]
         return all(await asyncio.gather(*map(self.try_tell, tables)))
@@ -300,19 +301,19 @@ class ProducerBook:
 
     # Signs of life
 
-    def seen(self, producer: Producer) -> None:
-        """A producer lives."""
+    def seen(self, producer: ProducerRecord) -> None:
+        """Note a sign of life of a producer."""
         self._seen[producer.number] = self._clock()
         if producer.number in self._silent:
             self._silent.discard(producer.number)
             self._news(self._table(producer.table_id))
 
-    def idle_ms(self, producer: Producer) -> int:
-        """How long ago a producer lived, as far as it is known here."""
+    def idle_ms(self, producer: ProducerRecord) -> int:
+        """Time since the last known sign of life of a producer."""
         return int(1000 * (self._clock() - self._seen[producer.number]))
 
-    async def ask(self, table: TableBook, producers: Iterable[Producer]) -> None:
-        """Learn from all leaders of a table when producers wrote; an error if one says nothing."""
+    async def ask(self, table: TableBook, producers: Iterable[ProducerRecord]) -> None:
+        """Ask all leaders of a table when producers wrote; raises if one does not answer."""
         if self.of_table(table.table_id) is None:
             return
         numbers = [producer.number for producer in producers]
@@ -324,7 +325,7 @@ class ProducerBook:
                 self._seen[number] = max(self._seen[number], now - idle_ms / 1000)
 
     async def try_ask(self, table: TableBook) -> bool:
-        """Learn when the producers of a table wrote, if all leaders say so."""
+        """As `ask`, but log a failure; returns whether all leaders answered."""
         try:
             await self.ask(table, list(table.producers.values()))
         except ZuflussError as problem:
@@ -333,7 +334,9 @@ class ProducerBook:
         return True
 
     async def look_for_silence(self) -> None:
-        """Keep changelogs no longer for who was silent for `hold-max`; the task does it itself."""
+        """Release the changelogs of producers that were silent for `hold-max`, and forget those
+        that own nothing. The task calls this.
+        """
         for table in list(self.tables.values()):
             silent = self._long_silent(table) or self._forgettable(table)
             if silent and await self.try_ask(table):
@@ -346,14 +349,14 @@ class ProducerBook:
                     self._news(table)
 
     async def _forget(self, table: TableBook) -> None:
-        """Forget who was silent and owns nothing."""
+        """Delete the producers that were silent and own nothing."""
         async with self.turn(table.table_id):
             gone = self._forgettable(table)
             if gone:
                 await self.end(table, gone)
                 self.tell_later(table.table_id)
 
-    def _forgettable(self, table: TableBook) -> list[Producer]:
+    def _forgettable(self, table: TableBook) -> list[ProducerRecord]:
         entry = self._image.table_by_id(table.table_id)
         is_log = entry is not None and not entry.info.has_primary_key
         limit = self._clock() - max(self._hold_seconds, REMEMBERED_SECONDS)
@@ -363,7 +366,7 @@ class ProducerBook:
             if (is_log or producer.fence_only) and self._seen[producer.number] < limit
         ]
 
-    def _long_silent(self, table: TableBook) -> list[Producer]:
+    def _long_silent(self, table: TableBook) -> list[ProducerRecord]:
         limit = self._clock() - self._hold_seconds
         return [
             producer

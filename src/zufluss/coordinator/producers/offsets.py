@@ -1,30 +1,30 @@
 """Offsets that producers registered, as Fluss's sinks do: the first one wins, until it expires.
 
-A sink that begins without state registers where its tables end. If it fails before its first
-checkpoint, the next start of it finds them, and undoes what came after. Ours use producers instead
-(`producers/producers.py`), which need no expiry.
+A sink that begins without state registers the end offsets of its tables. If it fails before its
+first checkpoint, its next start gets these offsets, and undoes the changes after them. The writers
+of zufluss use producers instead (`producers/calls.py`), which need no expiry.
 
 | API | answer |
 |---|---|
-| REGISTER_PRODUCER_OFFSETS (1053) | 0 made, 1 there were some already, which stay |
-| GET_PRODUCER_OFFSETS (1054) | the offsets and when they expire (epoch ms); nothing if there are none |
-| DELETE_PRODUCER_OFFSETS (1055) | nothing, also if there were none |
+| REGISTER_PRODUCER_OFFSETS (1053) | 0: registered; 1: there were offsets already, which stay |
+| GET_PRODUCER_OFFSETS (1054) | the offsets and when they expire (epoch ms); empty without offsets |
+| DELETE_PRODUCER_OFFSETS (1055) | nothing, also when there were no offsets |
 
 | path below `/producers/offsets` | value |
 |---|---|
 | `ID` | an object with `expires` (epoch ms) and `tables`: by table id the number of parts |
 | `ID/TABLE_ID/offsets/N` | offsets of a table as in `producers/records.py` |
 
-Expired offsets are never given to anybody; they are deleted by a task, or when others replace them.
-The store is read at every call, so nothing is in memory that could differ from it.
-"""  # noqa: E501 - a table row does not wrap
+Expired offsets are never returned; a task deletes them, or new offsets replace them. The store is
+read at every call, so no memory can differ from it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Coroutine, Mapping
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import structlog
 
@@ -34,6 +34,7 @@ from zufluss.config.load import Configuration
 from zufluss.coordinator.ledger import Ledger
 from zufluss.coordinator.producers.records import change_parts, decode_parts, part_count
 from zufluss.coordinator.records import guarded
+from zufluss.coordinator.tasks import Tasks
 from zufluss.errors import ConfigError
 from zufluss.meta.api import Create, Delete, MetaStore, Op
 from zufluss.model.producer import check_producer_id
@@ -53,18 +54,16 @@ ALREADY_EXISTS: Final = 1
 TABLES_MAX: Final = 10_000
 """Tables that one producer may register offsets of."""
 
-T = TypeVar("T")
-
 TableOffsets = Mapping[int, Baseline]
 
 
-class Registered(NamedTuple):
+class RegisteredOffsets(NamedTuple):
     """The offsets of a producer."""
 
     expires_ms: int
     """When they expire, epoch milliseconds."""
     tables: TableOffsets
-    """By table id."""
+    """The offsets by table id."""
 
 
 class _Head(NamedTuple):
@@ -89,20 +88,19 @@ class ProducerOffsets:
         self._clock_ms = clock_ms
         self._lock = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = Tasks("producer_offsets")
 
     def start(self) -> None:
         """Delete expired offsets from now on."""
         self._task = asyncio.create_task(self._run(), name="producer-offsets")
 
     async def stop(self) -> None:
-        """Delete no more; what is under way ends first."""
+        """Finish the changes under way, and delete no more."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
             self._task = None
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+        await self._tasks.settle()
 
     def register(self, services: Services) -> None:
         """Attach every handler to its API key."""
@@ -141,10 +139,10 @@ class ProducerOffsets:
         await self.delete(request.producer_id)
         return m.DeleteProducerOffsetsResponse()
 
-    # What they do
+    # Offsets
 
     async def add(self, producer_id: str, tables: TableOffsets, ttl_ms: int | None) -> bool:
-        """Keep offsets unless there are some already; whether these are kept."""
+        """Register offsets unless there are some already; returns whether they were registered."""
         path = _path(producer_id)
         if ttl_ms is not None and ttl_ms < 1:
             raise ConfigError(f"ttl_ms {ttl_ms} is not allowed; give 1 or more, or none at all")
@@ -153,7 +151,7 @@ class ProducerOffsets:
                 f"offsets of {len(tables)} tables are given, at most {TABLES_MAX} are allowed; "
                 "register some of them under another id"
             )
-        return await self._undisturbed(self._add(path, tables, ttl_ms))
+        return await self._tasks.undisturbed(self._add(path, tables, ttl_ms))
 
     async def _add(self, path: str, tables: TableOffsets, ttl_ms: int | None) -> bool:
         async with self._lock:
@@ -163,12 +161,12 @@ class ProducerOffsets:
                     return False
                 await self._ledger.commit(_delete(path, before))
             expires_ms = self._clock_ms() + (self._ttl_ms if ttl_ms is None else ttl_ms)
-            ops = await asyncio.to_thread(_create, path, Registered(expires_ms, tables))
+            ops = await asyncio.to_thread(_create, path, RegisteredOffsets(expires_ms, tables))
             await self._ledger.commit(ops)
         log.info("producer_offsets_kept", path=path, tables=len(tables))
         return True
 
-    async def get(self, producer_id: str) -> Registered | None:
+    async def get(self, producer_id: str) -> RegisteredOffsets | None:
         """The offsets of a producer; None if there are none, or they have expired."""
         path = _path(producer_id)
         async with self._lock:
@@ -177,37 +175,30 @@ class ProducerOffsets:
                 return None
             values = {entry.path: entry.value for entry in await self._store.tree(path)}
 
-        def read() -> Registered:
+        def read() -> RegisteredOffsets:
             tables = {i: _read_table(path, i, count, values) for i, count in head.parts.items()}
-            return Registered(head.expires_ms, tables)
+            return RegisteredOffsets(head.expires_ms, tables)
 
         return await asyncio.to_thread(read)
 
     async def delete(self, producer_id: str) -> None:
         """Delete the offsets of a producer, if there are any."""
-        await self._undisturbed(self._delete(_path(producer_id)))
+        await self._tasks.undisturbed(self._delete(_path(producer_id)))
 
     async def delete_expired(self) -> int:
-        """Delete what has expired; how many producers that were. The task does it itself."""
+        """Delete expired offsets; returns of how many producers. The task calls this."""
         names = await self._store.children(OFFSETS_PATH)
         paths = [f"{OFFSETS_PATH}/{name}" for name in names]
-        return sum([await self._undisturbed(self._delete(i, expired=True)) for i in paths])
+        return sum([await self._tasks.undisturbed(self._delete(i, expired=True)) for i in paths])
 
     async def _delete(self, path: str, *, expired: bool = False) -> bool:
-        """Delete what there is, or only if it has expired; whether there was something."""
+        """Delete offsets, or only expired ones; returns whether there were such offsets."""
         async with self._lock:
             head = await self._head(path)
             if head is None or (expired and not self._is_over(head)):
                 return False
             await self._ledger.commit(_delete(path, head))
             return True
-
-    async def _undisturbed(self, work: Coroutine[Any, Any, T]) -> T:
-        """Finish what was begun even when the caller goes away."""
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return await asyncio.shield(task)
 
     async def _head(self, path: str) -> _Head | None:
         found = await self._store.read(path)
@@ -232,10 +223,11 @@ def _path(producer_id: str) -> str:
     return f"{OFFSETS_PATH}/{check_producer_id(producer_id)}"
 
 
-def _create(path: str, found: Registered) -> list[Op]:
-    parts = {str(i): part_count(offsets) for i, offsets in found.tables.items()}
-    ops: list[Op] = [Create(path, dump_object({"expires": found.expires_ms, "tables": parts}))]
-    for table_id, offsets in found.tables.items():
+def _create(path: str, registered: RegisteredOffsets) -> list[Op]:
+    parts = {str(i): part_count(offsets) for i, offsets in registered.tables.items()}
+    head = {"expires": registered.expires_ms, "tables": parts}
+    ops: list[Op] = [Create(path, dump_object(head))]
+    for table_id, offsets in registered.tables.items():
         ops += change_parts(f"{path}/{table_id}", 0, offsets)
     return ops
 
@@ -261,7 +253,7 @@ def _read_table(path: str, table_id: int, parts: int, values: Mapping[str, bytes
 
 
 def _tables(request: m.RegisterProducerOffsetsRequest) -> dict[int, Baseline]:
-    """The offsets of a request; a bucket that is named twice has the last one."""
+    """The offsets of a request; the last offset of a bucket that is named twice."""
     tables: dict[int, dict[tuple[int | None, int], int]] = {}
     for table in request.table_offsets:
         offsets = tables.setdefault(table.table_id, {})

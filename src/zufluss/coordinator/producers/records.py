@@ -9,8 +9,8 @@ A part is a deflated array: per partition `[id or null, [buckets], [offsets]]`, 
 `BUCKETS_PER_PART` buckets. Head and parts change in one transaction. The next number of a producer
 is `/counters/producer`, from 1 on.
 
-Nothing of a producer lies below `/tables`, because it changes apart from the catalog: what is left
-of a table that was dropped is deleted after the drop, or by the next start.
+Producers do not lie below `/tables`, because they change apart from the catalog. Those of a dropped
+table are deleted after the drop, or by the next start.
 """  # noqa: E501 - a table row does not wrap
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from itertools import islice
 from typing import Any, Final
 
 from zufluss.cluster.producers import Baseline
-from zufluss.coordinator.producers.rules import Producer
+from zufluss.coordinator.producers.rules import ProducerRecord
 from zufluss.coordinator.records import guarded
 from zufluss.meta.api import Create, Delete, Entry, Op, Put
 from zufluss.model.schema import dump_object
@@ -35,7 +35,7 @@ BUCKETS_PER_PART: Final = 40_000
 
 
 def table_path(table_id: int) -> str:
-    """Below it are the producers of a table."""
+    """The path above the producers of a table."""
     return f"{PRODUCERS_PATH}/{table_id}"
 
 
@@ -44,14 +44,14 @@ def head_path(table_id: int, producer_id: str) -> str:
     return f"{table_path(table_id)}/{producer_id}"
 
 
-def create(producer: Producer) -> list[Op]:
-    """Make a producer."""
+def create(producer: ProducerRecord) -> list[Op]:
+    """Operations that create a producer."""
     path = head_path(producer.table_id, producer.producer_id)
     return [Create(path, _head(producer)), *change_parts(path, 0, producer.baseline)]
 
 
-def change(before: Producer, after: Producer) -> list[Op]:
-    """Replace a producer; its offsets are written only if they are others."""
+def change(before: ProducerRecord, after: ProducerRecord) -> list[Op]:
+    """Operations that replace a producer; offsets that did not change are not written."""
     path = head_path(after.table_id, after.producer_id)
     ops: list[Op] = []
     if before.baseline is not after.baseline:
@@ -60,14 +60,14 @@ def change(before: Producer, after: Producer) -> list[Op]:
     return ops if head == _head(before) else [Put(path, head), *ops]
 
 
-def delete(producer: Producer) -> list[Op]:
-    """Delete a producer."""
+def delete(producer: ProducerRecord) -> list[Op]:
+    """Operations that delete a producer."""
     path = head_path(producer.table_id, producer.producer_id)
     return [Delete(path), *change_parts(path, part_count(producer.baseline) or 0, None)]
 
 
 def change_parts(path: str, before: int, offsets: Baseline | None) -> list[Op]:
-    """Write offsets below a path that had so many parts; None deletes them."""
+    """Operations that replace the `before` parts of offsets below a path; None deletes them."""
     values = [] if offsets is None else encode_parts(offsets)
     ops: list[Op] = [
         (Put if at < before else Create)(f"{path}/offsets/{at}", value)
@@ -78,7 +78,7 @@ def change_parts(path: str, before: int, offsets: Baseline | None) -> list[Op]:
 
 
 def part_count(offsets: Baseline | None) -> int | None:
-    """How many parts offsets have."""
+    """The number of parts of some offsets; None without offsets."""
     return None if offsets is None else -(-len(offsets) // BUCKETS_PER_PART)
 
 
@@ -98,11 +98,11 @@ def encode_parts(offsets: Baseline) -> list[bytes]:
 
 
 def decode_parts(path: str, parts: Iterable[bytes]) -> dict[tuple[int | None, int], int]:
-    """Offsets as they were stored; `CatalogDamagedError` if that cannot be read."""
-    found: dict[tuple[int | None, int], int] = {}
+    """Decode stored offsets; `CatalogDamagedError` if they cannot be read."""
+    offsets: dict[tuple[int | None, int], int] = {}
     for value in parts:
-        found |= guarded(path, _decode_part, value)
-    return found
+        offsets |= guarded(path, _decode_part, value)
+    return offsets
 
 
 def _decode_part(value: bytes) -> dict[tuple[int | None, int], int]:
@@ -117,7 +117,7 @@ def _decode_part(value: bytes) -> dict[tuple[int | None, int], int]:
     }
 
 
-def load(entries: Iterable[Entry]) -> list[Producer]:
+def load(entries: Iterable[Entry]) -> list[ProducerRecord]:
     """The producers in the values below a path."""
     values = {entry.path: entry.value for entry in entries}
     depth = PRODUCERS_PATH.count("/") + 2
@@ -125,7 +125,7 @@ def load(entries: Iterable[Entry]) -> list[Producer]:
     return [guarded(path, partial(_producer, path), values) for path in heads]
 
 
-def _head(producer: Producer) -> bytes:
+def _head(producer: ProducerRecord) -> bytes:
     return dump_object(
         {
             "number": producer.number,
@@ -145,14 +145,14 @@ def _head(producer: Producer) -> bytes:
     )
 
 
-def _producer(path: str, values: Mapping[str, bytes]) -> Producer:
+def _producer(path: str, values: Mapping[str, bytes]) -> ProducerRecord:
     head: dict[str, Any] = json.loads(values[path])
     *_, table_id, producer_id = path.split("/")
     parts = head["parts"]
     baseline = None
     if parts is not None:
         baseline = decode_parts(path, [values[f"{path}/offsets/{at}"] for at in range(parts)])
-    return Producer(
+    return ProducerRecord(
         producer_id=producer_id,
         table_id=int(table_id),
         number=head["number"],

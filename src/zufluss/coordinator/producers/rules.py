@@ -1,20 +1,21 @@
-"""What a producer is, and which calls of it are allowed; nothing here waits or writes.
+"""Producers as plain values, and which calls are allowed, without I/O.
 
-| asked | allowed if |
+| call asks for | allowed if |
 |---|---|
 | a producer of a primary-key table | its changelog has full rows |
-| a producer of a log table | always: it is a number, that its appends are told apart by |
-| a fence, of a primary-key table | always: it is a number and an epoch, and owns nothing |
-| shared columns | what one producer did to each can be taken away alone, or replayed |
-| columns of another | that one has been silent for its TTL; it is *lost* then, for good |
-| an epoch without state | the producer reported no checkpoint, or the last one with its id |
+| a producer of a log table | always: it is only a number that tells its appends apart |
+| a fence of a primary-key table | always: it is a number and an epoch, and owns nothing |
+| shared columns | the changes of one producer can be undone alone, or replayed |
+| columns of another producer | that producer has been silent for its TTL; it is *lost* then, for good |
+| an epoch without state | the producer reported no checkpoint, or its last checkpoint has an id |
 | an epoch with state | the state is of this producer, and complete |
-| the same id | the caller is its owner, or a super user; its columns are the same |
+| the same id | the caller is the owner or a super user, and the columns are the same |
 
-A producer keeps the columns and the kind of lock it was made with: what its earlier epochs did is
-undone by them. One that was made for all columns gets those that the table has got since; if it
-owns them alone, from the moment they are there: nobody else may have written what its undo empties.
-"""
+A producer keeps the columns and the kind of lock it was created with, because its earlier epochs
+are undone by them. A producer of all columns also gets columns that the table gets later. If it
+owns them alone, it owns new ones from their creation on: its undo empties them, so nobody else may
+have written them.
+"""  # noqa: E501 - a table row does not wrap
 
 from __future__ import annotations
 
@@ -27,7 +28,6 @@ from zufluss.cluster.producers import Baseline
 from zufluss.config import options
 from zufluss.config import table_options as t
 from zufluss.errors import (
-    AuthorizationError,
     ColumnLockedError,
     ConfigError,
     InvalidTableError,
@@ -44,112 +44,124 @@ from zufluss.model.table import TableInfo
 
 
 @dataclass(frozen=True, slots=True)
-class Producer:
+class ProducerRecord:
     """One producer of a table, as it is stored."""
 
     producer_id: str
     """Its id."""
     table_id: int
-    """The table."""
+    """The id of the table."""
     number: int
-    """What its writer ids are made of; never used for another."""
+    """The number that its writer ids are made of; no other producer ever has it."""
     epoch: int
     """Its present epoch, from 1 on."""
     owner: str | None
-    """Who made it; None without authentication."""
+    """The principal that created it; None without authentication."""
     column_ids: frozenset[int]
     """The columns it writes."""
     all_columns: bool
-    """It was made for every column."""
+    """Whether it was created for all columns."""
     exclusive: bool
-    """Nobody else may write its columns."""
+    """Whether nobody else may write its columns."""
     ttl_ms: int
-    """Others may take its columns after such a silence."""
+    """Silence after which other producers may take its columns."""
     checkpointed: bool = False
-    """It has reported a checkpoint, or came back to one."""
+    """Whether it has reported a checkpoint, or was restored from one."""
     checkpoint_id: int | None = None
-    """The greatest id of a checkpoint it reported."""
+    """The greatest id of a checkpoint that it reported."""
     stateful: bool = False
-    """Only its state, not a checkpoint's id, tells what the baseline stands for."""
+    """Whether its last checkpoint had no id, so that only its state identifies the baseline."""
     lost: bool = False
-    """Others have taken columns of it."""
+    """Whether other producers have taken columns of it."""
     baseline: Baseline | None = None
-    """Its changes from here on may have to be undone; None before anybody got its number."""
+    """Its changes from these offsets on may have to be undone; None before its first answer."""
     fence_only: bool = False
-    """It owns nothing, and nothing of it is undone: only that one epoch writes at a time."""
+    """Whether it owns nothing and has nothing to undo, and only its epochs fence each other."""
+
+    @property
+    def title(self) -> str:
+        """How messages call the producer."""
+        return f"producer {self.producer_id!r}"
+
+    def fenced(self, epoch: int) -> ProducerFencedError:
+        """The error for a call of another epoch."""
+        return ProducerFencedError(
+            f"{self.title} has begun epoch {self.epoch}, the call is of epoch {epoch}: another "
+            "writer runs under this id; this one must end"
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class InitCall:
-    """What INIT_PRODUCER asks for."""
+    """An INIT_PRODUCER call."""
 
     producer_id: str
-    """The producer."""
+    """The id of the producer."""
     table_id: int
-    """The table."""
+    """The id of the table."""
     ttl_ms: int
     """Its time to live."""
     column_ids: tuple[int, ...] = ()
-    """The columns it will write; none: all outside the key."""
+    """The columns it will write; empty for all columns outside the key."""
     restored: Baseline | None = None
-    """The offsets of the checkpoint it comes back to; None without state."""
+    """The offsets of the checkpoint that is restored; None without state."""
     restored_number: int | None = None
-    """The producer number of that checkpoint, where the caller knows it."""
+    """The producer number in that checkpoint, if the caller knows it."""
     principal: str | None = None
-    """Who asks."""
+    """The caller."""
     fence_only: bool = False
-    """It wants epochs, no columns and no undo."""
+    """Whether the call asks for epochs only, without columns and undo."""
     renew: bool = False
-    """What earlier epochs left is undone: it wants a new number, before its epochs are used up."""
+    """Whether earlier epochs are undone already, and a new number with fresh epochs is wanted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Initialised:
-    """What became of it: every earlier epoch is fenced."""
+    """The answer to INIT_PRODUCER: every earlier epoch is fenced."""
 
-    producer: Producer
-    """As it is now, with its baseline."""
+    producer: ProducerRecord
+    """The producer in its new epoch, with its baseline."""
     created: bool
-    """Nothing was ever written by it."""
+    """Whether the producer is new, so that it has written nothing."""
     undo_needed: bool
-    """Replaying what earlier epochs wrote would not give the same."""
+    """Whether replaying the writes of earlier epochs could change the result."""
 
 
 @dataclass(frozen=True, slots=True)
-class ProducerInfo:
+class ProducerStatus:
     """A producer in a list."""
 
-    producer: Producer
+    producer: ProducerRecord
     """The producer."""
     idle_ms: int
-    """Since its last sign of life."""
+    """Time since its last sign of life."""
 
 
 class ProducerCounts(NamedTuple):
     """All producers in numbers."""
 
     producers: int
-    """How many there are, the lost ones included."""
+    """Number of producers, the lost ones included."""
     lost: int
-    """Those that lost their columns and cannot come back."""
+    """Producers that lost their columns and cannot come back."""
 
 
 @dataclass(frozen=True, slots=True)
 class Buckets:
-    """The buckets of a table, to check offsets by in another thread."""
+    """The buckets of a table; checks offsets, also in another thread."""
 
     table: str
-    """Its path, for messages."""
+    """The path of the table, for messages."""
     bucket_count: int
     """Buckets of the table, or of each partition."""
     partitions: frozenset[int] | None
-    """The partitions there are; None of a table without."""
+    """The ids of its partitions; None for a table without partitions."""
     foreign: frozenset[int] = field(default_factory=frozenset)
-    """Of the partitions that are named, those of other tables."""
+    """Partitions in the offsets that belong to other tables."""
 
     @classmethod
     def of(cls, image: ClusterImage, info: TableInfo, named: Iterable[int | None]) -> Buckets:
-        """The buckets of a table now; `named` are the partitions that offsets have."""
+        """The present buckets of a table; `named` are the partitions in the offsets."""
         if not info.is_partitioned:
             return cls(str(info.path), info.bucket_count, None)
         there = frozenset(p.partition_id for p in image.partitions(info.table_id).values())
@@ -158,7 +170,7 @@ class Buckets:
         return cls(str(info.path), info.bucket_count, there, foreign)
 
     def checked(self, offsets: Baseline, *, complete: bool) -> dict[tuple[int | None, int], int]:
-        """The offsets of buckets that there are; `ProducerStateError` if they are not of here."""
+        """The offsets without dropped partitions; `ProducerStateError` if they do not fit."""
         buckets: dict[int | None, int] = {} if self.partitions is not None else {None: 0}
         for (partition_id, bucket_id), offset in offsets.items():
             self._check(partition_id, bucket_id, offset)
@@ -194,7 +206,7 @@ def _named(partition_id: int | None) -> str:
 
 
 def merged(before: Baseline | None, reported: Baseline, buckets: Buckets) -> Baseline:
-    """A baseline after a checkpoint was reported: it never goes back."""
+    """The baseline after a reported checkpoint; no offset in it goes back."""
     checked = buckets.checked(reported, complete=False)
     there = buckets.partitions
     kept = {k: v for k, v in (before or {}).items() if there is None or k[0] in there}
@@ -206,7 +218,7 @@ def merged(before: Baseline | None, reported: Baseline, buckets: Buckets) -> Bas
 
 
 def check_table(info: TableInfo) -> None:
-    """Refuse tables whose puts cannot be undone."""
+    """`InvalidTableError` for a table whose puts cannot be undone."""
     if info.property(t.TABLE_CHANGELOG_IMAGE) != "FULL":
         raise InvalidTableError(
             f"table '{info.path}' has {t.TABLE_CHANGELOG_IMAGE.key} = "
@@ -216,7 +228,7 @@ def check_table(info: TableInfo) -> None:
 
 
 def columns_of(info: TableInfo, column_ids: Collection[int]) -> dict[int, Column]:
-    """The columns of ids, outside the key; all of them for no ids."""
+    """The columns outside the key with these ids; all of them without ids."""
     key = info.schema.primary_key
     there = {column.id: column for column in info.schema.columns}
     writable = {i: column for i, column in there.items() if column.name not in key}
@@ -236,7 +248,7 @@ def columns_of(info: TableInfo, column_ids: Collection[int]) -> dict[int, Column
 
 
 def check_shared(info: TableInfo, columns: Iterable[Column]) -> None:
-    """Refuse shared columns where one producer's part cannot be told from the others'."""
+    """`InvalidTargetColumnError` for columns that cannot be undone for one producer alone."""
     for column in columns:
         function = column.agg_function
         if function is None or FUNCTIONS[function.type].idempotent:
@@ -261,7 +273,7 @@ def deletes_happen(info: TableInfo) -> bool:
 
 
 def undo_needed(info: TableInfo, columns: Iterable[Column]) -> bool:
-    """Whether replaying rows could give something else than before."""
+    """Whether replaying rows could give another result."""
     functions = (column.agg_function for column in columns)
     same = all(f is None or FUNCTIONS[f.type].idempotent for f in functions)
     return deletes_happen(info) or not same
@@ -289,25 +301,7 @@ def check_count(count: int, most: int, info: TableInfo) -> None:
         )
 
 
-def check_owner(producer: Producer, principal: str | None, is_super: bool) -> None:
-    """`AuthorizationError` unless a principal may act for a producer."""
-    if not is_super and producer.owner != principal:
-        raise AuthorizationError(
-            f"producer {producer.producer_id!r} belongs to {producer.owner or 'an unknown user'}, "
-            f"not to {principal or 'an unknown user'}; take an id of your own"
-        )
-
-
-def check_epoch(producer: Producer, epoch: int | None) -> None:
-    """`ProducerFencedError` when a call is of another epoch; None is for any."""
-    if epoch is not None and epoch != producer.epoch:
-        raise ProducerFencedError(
-            f"producer {producer.producer_id!r} has begun epoch {producer.epoch}, the call is of "
-            f"epoch {epoch}: another writer runs under this id; this one must end"
-        )
-
-
-def check_not_lost(producer: Producer) -> None:
+def check_not_lost(producer: ProducerRecord) -> None:
     """`ProducerFencedError` for a producer whose columns others have taken."""
     if producer.lost:
         raise ProducerFencedError(
@@ -317,8 +311,8 @@ def check_not_lost(producer: Producer) -> None:
         )
 
 
-def check_same_use(before: Producer, call: InitCall) -> None:
-    """`ProducerStateError` when an id is that of a fence for one, and of a producer for another."""
+def check_same_use(before: ProducerRecord, call: InitCall) -> None:
+    """`ProducerStateError` when an id is used both for a fence and for a producer."""
     if before.fence_only != call.fence_only:
         uses = "plain upserts, which nothing is undone of", "writes that can be undone"
         was, wanted = uses if before.fence_only else reversed(uses)
@@ -328,8 +322,8 @@ def check_same_use(before: Producer, call: InitCall) -> None:
         )
 
 
-def check_state(before: Producer, call: InitCall) -> None:
-    """Refuse to go on from a state that would double changes, or lose some."""
+def check_state(before: ProducerRecord, call: InitCall) -> None:
+    """`ProducerStateError` for a state from which changes would be doubled or lost."""
     if before.epoch >= EPOCH_MAX:
         raise ProducerStateError(
             f"producer {before.producer_id!r} has had all of its {EPOCH_MAX} epochs; begin anew "
@@ -351,7 +345,7 @@ def check_state(before: Producer, call: InitCall) -> None:
         )
 
 
-def check_checkpoint_id(before: Producer, checkpoint_id: int | None) -> None:
+def check_checkpoint_id(before: ProducerRecord, checkpoint_id: int | None) -> None:
     """`ProducerStateError` for a checkpoint that is older than one that was reported."""
     last = before.checkpoint_id
     if checkpoint_id is not None and last is not None and checkpoint_id < last:
@@ -362,14 +356,14 @@ def check_checkpoint_id(before: Producer, checkpoint_id: int | None) -> None:
 
 
 def not_found(producer_id: str, table: object) -> ProducerNotFoundError:
-    """The error for a producer that there is not, or not any more."""
+    """The error for a producer that does not exist, or has ended."""
     return ProducerNotFoundError(
         f"table {table} has no producer {producer_id!r}, or not any more: it was released or "
         "dropped, and what it wrote cannot be undone; begin without state"
     )
 
 
-def next_columns(before: Producer, call: InitCall, entry: TableEntry) -> frozenset[int]:
+def next_columns(before: ProducerRecord, call: InitCall, entry: TableEntry) -> frozenset[int]:
     """The columns of the next epoch; `ProducerStateError` if it asks for others."""
     info = entry.info
     asked = frozenset(columns_of(info, call.column_ids))
@@ -386,8 +380,8 @@ def next_columns(before: Producer, call: InitCall, entry: TableEntry) -> frozens
     return kept
 
 
-def rivals(producer: Producer, others: Iterable[Producer]) -> list[Producer]:
-    """The producers that have columns which this one wants, where they cannot be shared."""
+def rivals(producer: ProducerRecord, others: Iterable[ProducerRecord]) -> list[ProducerRecord]:
+    """The other producers that own columns of this one exclusively."""
     return [
         other
         for other in others
@@ -399,15 +393,15 @@ def rivals(producer: Producer, others: Iterable[Producer]) -> list[Producer]:
     ]
 
 
-def _owns_all(producer: Producer) -> bool:
-    """Whether it owns columns, too, that the table got after it began."""
+def _owns_all(producer: ProducerRecord) -> bool:
+    """Whether a producer owns all columns, including those that the table gets later."""
     return producer.exclusive and producer.all_columns
 
 
 def column_locked(
-    wanted: Producer, rival: Producer, remaining_ms: int, info: TableInfo
+    wanted: ProducerRecord, rival: ProducerRecord, remaining_ms: int, info: TableInfo
 ) -> ColumnLockedError:
-    """The error for columns of a producer that lives."""
+    """The error for columns of a producer that was not silent for its TTL."""
     names = {column.id: column.name for column in info.schema.columns}
     common = wanted.column_ids & rival.column_ids or wanted.column_ids
     return ColumnLockedError(

@@ -1,9 +1,9 @@
-"""Handlers of producers; what they do stands in `producers/producers.py`.
+"""Handlers of producers; `producers/calls.py` says what each call does.
 
 | API | answer |
 |---|---|
-| INIT_PRODUCER (30040) | the epoch that may write now, and from where on to undo |
-| CHECKPOINT_PRODUCER (30041) | how long others leave its columns alone |
+| INIT_PRODUCER (30040) | the epoch that may write now, and the offsets from which to undo |
+| CHECKPOINT_PRODUCER (30041) | how long other producers cannot take its columns |
 | RELEASE_PRODUCER (30042) | nothing |
 | LIST_PRODUCERS (30043) | all producers; those of one table with their offsets |
 """
@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Final
 
 from zufluss.cluster.image import ClusterImage
 from zufluss.cluster.producers import Baseline
-from zufluss.coordinator.producers.producers import Producers
-from zufluss.coordinator.producers.rules import InitCall, ProducerInfo
+from zufluss.coordinator.producers.calls import ProducerCalls
+from zufluss.coordinator.producers.rules import InitCall, ProducerStatus
 from zufluss.errors import ProducerStateError
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
@@ -33,7 +33,7 @@ OFFSETS_AT_ONCE: Final = 4096
 class ProducerService:
     """Handlers of the APIs of producers."""
 
-    def __init__(self, producers: Producers, image: ClusterImage) -> None:
+    def __init__(self, producers: ProducerCalls, image: ClusterImage) -> None:
         self._producers = producers
         self._image = image
 
@@ -77,7 +77,7 @@ class ProducerService:
     async def checkpoint_producer(
         self, request: m.CheckpointProducerRequest, ctx: RequestContext
     ) -> m.CheckpointProducerResponse:
-        """CHECKPOINT_PRODUCER (30041): without offsets and id it renews."""
+        """CHECKPOINT_PRODUCER (30041): a call without offsets and id renews the producer."""
         remaining_ms = await self._producers.checkpoint(
             request.table_id,
             request.producer_id,
@@ -101,7 +101,7 @@ class ProducerService:
     async def list_producers(
         self, request: m.ListProducersRequest, ctx: RequestContext
     ) -> m.ListProducersResponse:
-        """LIST_PRODUCERS (30043): none for a table that there is not."""
+        """LIST_PRODUCERS (30043): an empty list for an unknown table."""
         table_id = request.table_id if request.HasField("table_id") else None
         response = m.ListProducersResponse()
         for info in await self._producers.producers(table_id):
@@ -109,7 +109,7 @@ class ProducerService:
             response.producers.append(await self._producer(info, baseline))
         return response
 
-    async def _producer(self, info: ProducerInfo, baseline: Baseline | None) -> m.PbProducer:
+    async def _producer(self, info: ProducerStatus, baseline: Baseline | None) -> m.PbProducer:
         producer = info.producer
         entry = self._image.table_by_id(producer.table_id)
         columns = () if entry is None else entry.info.schema.columns

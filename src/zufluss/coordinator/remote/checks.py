@@ -1,4 +1,4 @@
-"""What must hold of every file that a tablet server reports, because we delete by these names."""
+"""Checks of files that tablet servers report: the coordinator later deletes by these names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from zufluss.remote.storage import RemoteStorage
 
 
 def check_name(image: ClusterImage, kind: str, bucket: TableBucket, path: str) -> RemoteName:
-    """What a file's path means; `ConfigError` unless it lies in the directory of this bucket."""
+    """Parse the path of a file; `ConfigError` unless it lies in the directory of its bucket."""
     directory = bucket_directory(image, kind, bucket)
     name = layout.parse(path)
     if name is None or not path.startswith(f"{directory}/"):
@@ -24,7 +24,7 @@ def check_name(image: ClusterImage, kind: str, bucket: TableBucket, path: str) -
 
 
 def bucket_directory(image: ClusterImage, kind: str, bucket: TableBucket) -> str:
-    """Where the files of a bucket lie in each location."""
+    """The directory of a bucket in each location."""
     table = image.table_by_id(bucket.table_id)
     partition_id = bucket.partition_id
     partition = None if partition_id is None else image.partition_by_id(partition_id)
@@ -35,7 +35,7 @@ def bucket_directory(image: ClusterImage, kind: str, bucket: TableBucket) -> str
 
 
 def check_locations(storage: RemoteStorage, location_ids: Iterable[int]) -> None:
-    """Refuse files in locations that there are not, or that were retired meanwhile."""
+    """Raise for locations that do not exist, or that were retired."""
     for location_id in set(location_ids):
         location = storage.locations.get(location_id)
         if location.state is AdminState.RETIRED:
@@ -46,7 +46,7 @@ def check_locations(storage: RemoteStorage, location_ids: Iterable[int]) -> None
 
 
 def check_epoch(given: int, current: int) -> None:
-    """Refuse the report of a server that speaks with another coordinator than it thinks."""
+    """Raise for a report that was meant for another coordinator."""
     if given != current:
         raise error(
             ErrorCode.INVALID_COORDINATOR_EXCEPTION,

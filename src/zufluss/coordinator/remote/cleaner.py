@@ -1,20 +1,19 @@
-"""Remote files of dropped tables and partitions, deleted in every location.
+"""The cleaner deletes the remote files of dropped tables and partitions in every location.
 
-A drop leaves a note in the same transaction (`records.py`), so no drop is forgotten, whether it was
-a table's, a partition's, an expired partition's or that of a whole database. The cleaner lists what
-the dropped one has in each location that is not retired, and deletes it. The note goes when all
-locations did; until then it is tried again, ever more rarely. Nothing outside the directories of
-the dropped one is touched, and nothing is deleted after a listing that failed. Each listing counts
-only if the location carries the cluster's marker after it (`remote/marker.py`): one that is not
-mounted has nothing to list.
+Every drop leaves a note in its own transaction (`records.py`), so no drop is forgotten. The cleaner
+lists the directories of the dropped table or partition in each location that is not retired, and
+deletes the files. It deletes the note when all locations are done; until then it tries again, ever
+more rarely. It touches nothing outside these directories, and deletes nothing after a listing that
+failed. A listing is valid only if the location carries the marker of the cluster after it
+(`remote/marker.py`): a directory that is not mounted looks empty.
 
-While leases hold snapshots of a dropped one, all its files stay (`leases/holds.py`): it waits until
-they let go, or the time for that is over and they are revoked, durable before the first deletion.
-Meanwhile its files count as live, so that no location is retired with them; before they were
-counted no location at all is.
+While leases hold snapshots of a dropped table, all its files stay (`leases/holds.py`). The cleaner
+waits until the leases end, or until the time for that is over; then it revokes them, durably before
+the first deletion. Meanwhile the files count as live, so that no location with such files is
+retired; before the files are counted, no location at all is (`remote/held_drops.py`).
 
-It begins when the drop is over, so tablet servers have given the buckets up. What one of them still
-uploads after that belongs to nothing, and is the sweep's (`remote/sweep.py`).
+The cleaner begins when the drop is over, so tablet servers have given the buckets up. Files that a
+server still uploads after that are garbage for the sweep (`remote/sweep.py`).
 """
 
 from __future__ import annotations
@@ -42,15 +41,15 @@ from zufluss.remote.storage import RemoteStorage
 log = structlog.get_logger(__name__)
 
 WORKERS = 4
-"""Dropped tables and partitions that are cleaned at once."""
+"""Dropped tables and partitions that are cleaned at the same time."""
 WAIT_SECONDS_MAX = 3600.0
-"""How long a drop waits for leases before it looks again, if they do not let go before."""
+"""Longest time after which a drop that waits for leases is looked at again."""
 LISTED_AT_ONCE = 100_000
-"""Files that are listed before they are deleted; more are deleted in several rounds."""
+"""Files that are listed before they are deleted; more files need several rounds."""
 
 
 class Cleaner:
-    """Deletes what dropped tables and partitions left in remote storage."""
+    """Deletes the remote files of dropped tables and partitions."""
 
     def __init__(
         self,
@@ -68,7 +67,7 @@ class Cleaner:
         self.deleted_files = 0
         """Files deleted since the start."""
         self.drops = WorkList("remote_cleaning", self._clean, workers=WORKERS)
-        """The notes, by path, of what is to be cleaned."""
+        """The paths of the notes to work on."""
         self._store = store
         self._ledger = ledger
         self._storage = storage
@@ -82,23 +81,23 @@ class Cleaner:
 
     @property
     def pending(self) -> int:
-        """Drops that are not done yet, those that wait for leases among them."""
+        """Number of drops that are not done yet, including those that wait for leases."""
         return len(self.drops.keys | self._timers.keys())
 
     async def start(self) -> None:
-        """Begin, with the drops that were noted before."""
+        """Begin with the drops that the store has."""
         for name in await self._store.children(records.DROPS_PATH):
             self.drops.add(f"{records.DROPS_PATH}/{name}")
         self.drops.start()
 
     async def stop(self) -> None:
-        """Stop; what is not done is done after the next start."""
+        """Stop; the next start goes on."""
         await self.drops.stop()
         for path in tuple(self._timers):
             self._stop_waiting(path)
 
     def changed(self, changes: Sequence[ImageChange]) -> None:
-        """The catalog changed."""
+        """Clean the tables and partitions that were dropped."""
         for change in changes:
             if isinstance(change, TableGone):
                 self.drops.add(records.table_drop(change.table_id))
@@ -106,21 +105,21 @@ class Cleaner:
                 self.drops.add(records.partition_drop(change.partition_id))
 
     def freed(self, buckets: Iterable[TableBucket]) -> None:
-        """Leases let go of buckets: go on with the drops that nothing holds any more."""
+        """Go on with the drops that no lease holds any more."""
         for path, drop in self._held.drops():
             if not self._holds.seconds_left(drop.owner_id):
                 self.drops.add(path)
 
     async def dropped(self, bucket: TableBucket) -> Drop | None:
-        """What the owner of a bucket was called; None if it was not dropped, or is cleaned."""
+        """The drop of a bucket's table or partition; None if not dropped, or cleaned already."""
         if bucket.partition_id is not None:
             note = records.partition_drop(bucket.partition_id)
-            if (found := await self._store.read(note)) is not None:
-                return records.load_drop(note, found.value)
+            if (stored := await self._store.read(note)) is not None:
+                return records.load_drop(note, stored.value)
         note = records.table_drop(bucket.table_id)
-        if (found := await self._store.read(note)) is None:
+        if (stored := await self._store.read(note)) is None:
             return None
-        drop = records.load_drop(note, found.value)
+        drop = records.load_drop(note, stored.value)
         if bucket.partition_id is None:
             return drop
         name = (await self._names(bucket.table_id)).get(bucket.partition_id)
@@ -180,7 +179,7 @@ class Cleaner:
         self._holds.forget(owner)
 
     async def _delete(self, drop: Drop) -> None:
-        """Delete the files of a drop wherever it has some; a location that fails stops none."""
+        """Delete the files of a drop in all locations; raises after all if one failed."""
         deleted = self.deleted_files
         failure: ZuflussError | None = None
         for location in self._storage.locations.live:
@@ -195,35 +194,30 @@ class Cleaner:
         log.info("drop_cleaned", dropped=str(drop.owner), files=self.deleted_files - deleted)
 
     async def _delete_below(self, location_id: int, directory: str) -> None:
-        """Delete everything in a directory, each round after a listing without a failure."""
+        """Delete all files in a directory, in rounds of listing and deleting."""
         more = True
         while more:
-            found: list[RemoteFile] = []
+            files: list[RemoteFile] = []
             more = False
             async for page in self._storage.objects(location_id).list(directory):
-                found += [RemoteFile(location_id, each.path, each.size, 0) for each in page]
-                if len(found) >= LISTED_AT_ONCE:
+                files += [RemoteFile(location_id, each.path, each.size, 0) for each in page]
+                if len(files) >= LISTED_AT_ONCE:
                     more = True
                     break
             await self._storage.check(location_id)
             self._reach("clean-delete")
-            await self._storage.delete(found)
-            self.deleted_files += len(found)
+            await self._storage.delete(files)
+            self.deleted_files += len(files)
 
     def __repr__(self) -> str:
         return f"Cleaner({self.drops!r})"
 
 
 def directories(drop: Drop) -> list[str]:
-    """Where the files of a dropped table or partition lie; all that may be deleted."""
-    kinds = (
-        (layout.LOG, layout.KV, layout.LAKE)
-        if drop.partition_id is None
-        else (
-            layout.LOG,
-            layout.KV,
-        )
-    )
+    """The directories of a dropped table or partition: only their files may be deleted."""
+    kinds = [layout.LOG, layout.KV]
+    if drop.partition_id is None:
+        kinds.append(layout.LAKE)
     return [
         layout.owner_directory(kind, drop.owner, drop.table_id, drop.partition_id) for kind in kinds
     ]

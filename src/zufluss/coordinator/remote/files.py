@@ -1,14 +1,12 @@
-"""Everything the coordinator has to do with remote files, put together.
+"""The remote files of the cluster: the parts of the coordinator that handle them.
 
 | part | what |
 |---|---|
-| `bucket_remotes.py` | which documents of a bucket count, durable |
+| `bucket_remotes.py` | which documents of a bucket are valid, durable |
 | `remote/log.py` | commits of manifests |
 | `remote/kv_snapshots.py` | commits of key-value snapshots, retention |
-| `leases/leases.py` | who reads which snapshots, so that they are kept |
-| `leases/holds.py` | how long that holds back the end of what was dropped |
-| `remote/cleaner.py` | files of dropped tables and partitions |
-| `remote/sweep.py` | files that nothing refers to |
+| `remote/cleaner.py` | deletes the files of dropped tables and partitions |
+| `remote/sweep.py` | deletes files that no document refers to |
 | `remote/service.py`, `leases/service.py` | the handlers |
 
 In one process with both roles this is the tablet server's `RemoteGateway`.
@@ -25,8 +23,8 @@ from zufluss.config import options
 from zufluss.config.load import Configuration
 from zufluss.coordinator.bucket_remotes import BucketRemotes
 from zufluss.coordinator.feed import Feed
+from zufluss.coordinator.leases.book import LeaseBook
 from zufluss.coordinator.leases.holds import LeaseHolds
-from zufluss.coordinator.leases.leases import Leases
 from zufluss.coordinator.remote.cleaner import Cleaner
 from zufluss.coordinator.remote.held_drops import HeldDrops
 from zufluss.coordinator.remote.kv_snapshots import KvSnapshots
@@ -43,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class RemoteFiles:
-    """Remote logs and snapshots of all buckets, and the end of what is no longer needed."""
+    """Remote logs and snapshots of all buckets, and the deletion of unneeded files."""
 
     def __init__(
         self,
@@ -54,7 +52,7 @@ class RemoteFiles:
         tablets: Tablets,
         remotes: BucketRemotes,
         storage: RemoteStorage,
-        leases: Leases,
+        leases: LeaseBook,
         holds: LeaseHolds,
         held: HeldDrops,
         *,
@@ -65,7 +63,6 @@ class RemoteFiles:
     ) -> None:
         """`drops_over` waits for drops of the catalog; `lake_offset` is `LakeTables.offset`."""
         self.remotes = remotes
-        self.leases = leases
         self.logs = RemoteLogs(remotes, storage)
         self.snapshots = KvSnapshots(
             remotes,
@@ -73,7 +70,7 @@ class RemoteFiles:
             tablets,
             freed,
             conf.get(options.KV_SNAPSHOT_NUM_RETAINED),
-            leases.pinned,
+            leases.pins.pinned,
             reach,
         )
         self.cleaner = Cleaner(
@@ -84,18 +81,18 @@ class RemoteFiles:
             remotes,
             self.snapshots,
             storage,
-            leases.holds,
+            leases.pins.holds,
             clock_ms,
             reach,
             interval_ms=conf.get(options.ZUFLUSS_REMOTE_SWEEP_INTERVAL),
             grace_ms=conf.get(options.ZUFLUSS_REMOTE_SWEEP_GRACE),
         )
+        self._leases = leases
         self._storage = storage
         self._lake_offset = lake_offset
 
     async def start(self) -> None:
-        """Go on with what was begun before, and sweep from now on."""
-        self.leases.start()
+        """Go on with deletions of before, and sweep from now on."""
         self.snapshots.start()
         await self.cleaner.start()
         self.sweep.start()
@@ -104,14 +101,13 @@ class RemoteFiles:
         """Stop deleting; the next start goes on."""
         await self.sweep.stop()
         await self.cleaner.stop()
-        await self.leases.stop()
         await self.snapshots.stop()
         await self.remotes.tasks.settle()
 
     def register(self, services: Services) -> None:
         """Attach every handler."""
         RemoteService(
-            self.remotes, self.logs, self.snapshots, self.leases, self.cleaner, self._storage
+            self.remotes, self.logs, self.snapshots, self._leases, self.cleaner, self._storage
         ).register(services)
 
     # RemoteGateway
@@ -119,17 +115,17 @@ class RemoteFiles:
     async def bucket_remotes(
         self, buckets: Sequence[TableBucket]
     ) -> dict[TableBucket, BucketRemote]:
-        """What these buckets have; those that have nothing, and never had, are not in it."""
+        """The remote side of buckets, without those that never had any remote files."""
         return await self.remotes.bucket_remotes(buckets)
 
     async def commit_manifest(self, commit: ManifestCommit) -> bool:
-        """Make a manifest count; False when its leader or its base is past: nothing changed."""
+        """Commit a manifest; False, without a change, for a former leader or an old base."""
         return await self.logs.commit(commit)
 
     async def commit_snapshot(self, metadata: bytes, leader_epoch: int) -> None:
-        """Make a snapshot count, given as the bytes of its `_METADATA`."""
+        """Commit a snapshot, given as the bytes of its `_METADATA`."""
         await self.snapshots.commit(metadata, leader_epoch)
 
     async def lake_offset(self, path: TablePath, bucket: TableBucket) -> int:
-        """Below it the lake has everything of a bucket; 0 where it has nothing."""
+        """The offset up to which the lake has all rows of a bucket; 0 where it has none."""
         return await self._lake_offset(path, bucket)

@@ -1,26 +1,27 @@
-"""Key-value snapshots of buckets: which ones count, which are kept, and the end of the others.
+"""Key-value snapshots of buckets: their commits, their retention, and their deletion.
 
-A tablet server uploads a snapshot, `_METADATA` last, and has it committed here. Its number must be
-new, its leader present, and it may not reach less far than the one before. The commit says in the
-same transaction which snapshots are kept from now on: the newest `kv.snapshot.num-retained`, and
-those that `pinned` says somebody reads (`leases/leases.py`). The others are dropped:
+A tablet server uploads a snapshot, `_METADATA` last, and commits it here. Its id must be new, its
+leader the present one, and its offset not below that of the snapshot before. The same transaction
+says which snapshots are kept: the newest `kv.snapshot.num-retained`, and those that leases pin
+(`leases/pins.py`). The others are dropped:
 
 | step | durable afterwards |
 |---|---|
-| commit | the snapshot is kept; others are `dropped`, their files still there |
-| delete | of each dropped one the files that no kept one has, its `_METADATA` last |
-| forget | the dropped ones are out of the bucket's value |
+| commit | the snapshot is kept; others are `dropped`, their files are still there |
+| delete | the files of each dropped snapshot that no kept one has, `_METADATA` last |
+| forget | the dropped snapshots are removed from the record of the bucket |
 
-A crash in between repeats the rest. What a snapshot is made of stands in its `_METADATA` only;
-while that of a kept one cannot be read nothing of the bucket is deleted. A dropped one whose
-`_METADATA` is gone was deleted before; one with a damaged one is left to the sweep
+After a crash the remaining steps are repeated. Only its `_METADATA` lists the files of a snapshot:
+if that of a kept snapshot cannot be read, no file of the bucket is deleted. A dropped snapshot
+whose `_METADATA` is missing was deleted before; one with a damaged `_METADATA` is left to the sweep
 (`remote/sweep.py`).
 
-A snapshot that is no longer pinned goes at once, without waiting for the next commit: `free` takes
-all buckets whose pins ended and goes through them many at a time.
+A snapshot whose last pin ended is dropped at once, without waiting for the next commit: `free`
+takes the buckets, and drops their snapshots many at a time.
 
-After a commit the bucket's holders learn the offset of the oldest kept snapshot: the changelog from
-there on is needed to restore the bucket. A server that joins learns all of its buckets' offsets.
+After a commit the servers that hold the bucket learn the offset of the oldest kept snapshot,
+because the changelog from there on is needed to restore the bucket. A server that joins learns the
+offsets of all its buckets.
 """
 
 from __future__ import annotations
@@ -62,18 +63,18 @@ from zufluss.remote.storage import RemoteStorage
 log = structlog.get_logger(__name__)
 
 WORKERS = 4
-"""Buckets whose dropped snapshots are deleted at once."""
+"""Buckets whose dropped snapshots are deleted at the same time."""
 FILES_KNOWN_MAX = 50_000
-"""Files of snapshots whose names are kept in memory; others are read again when needed."""
+"""Files of snapshots that are remembered; the `_METADATA` of others is read again."""
 DROPPED_MAX = 1_000
-"""Dropped snapshots of a bucket that wait for their deletion; older ones are left to the sweep."""
+"""Dropped snapshots of a bucket that may wait for deletion; older ones are left to the sweep."""
 RETAINED_AT_ONCE = 500
 """Buckets whose snapshots are dropped in one transaction."""
 PARSED_AT_ONCE = 256 * 1024
 """A larger `_METADATA` is parsed in a thread."""
 
 Pinned = Callable[[TableBucket, int], bool]
-"""Whether somebody reads a snapshot, so that it is kept."""
+"""Whether a lease pins a snapshot, so that it is kept."""
 
 
 class KvSnapshots:
@@ -92,7 +93,7 @@ class KvSnapshots:
         self.deletions = WorkList("kv_snapshot_deletion", self._delete_dropped, workers=WORKERS)
         """Buckets whose dropped snapshots are being deleted."""
         self.retentions = WorkList("kv_snapshot_retention", self._retain_freed, workers=1)
-        """Tables with buckets whose pins ended."""
+        """Tables with buckets that leases freed."""
         self._freed: dict[int, set[TableBucket]] = {}
         self._remotes = remotes
         self._image: ClusterImage = remotes.image
@@ -107,7 +108,7 @@ class KvSnapshots:
         freed.subscribe(self.free)
 
     def start(self) -> None:
-        """Go on deleting what was dropped before, and drop what nobody pins any more."""
+        """Go on with deletions, and drop the snapshots that nobody pins any more."""
         for bucket, record in self._remotes.items():
             if record.dropped:
                 self.deletions.add(bucket)
@@ -117,7 +118,7 @@ class KvSnapshots:
         self.retentions.start()
 
     async def stop(self) -> None:
-        """Stop deleting; tablet servers are told what is under way."""
+        """Stop deleting, and finish the calls to tablet servers under way."""
         await self.retentions.stop()
         await self.deletions.stop()
         await self._tasks.settle()
@@ -125,7 +126,7 @@ class KvSnapshots:
     # Commits
 
     async def commit(self, metadata: bytes, leader_epoch: int) -> None:
-        """Make a snapshot count, given as the bytes of its `_METADATA`; the same twice is fine."""
+        """Commit a snapshot, given as the bytes of its `_METADATA`; it may be committed again."""
         snapshot = await _parsed(metadata)
         handle = self._checked(snapshot)
         await self._remotes.tasks.undisturbed(self._commit(snapshot, handle, leader_epoch))
@@ -144,10 +145,10 @@ class KvSnapshots:
                 )
                 self._remember(snapshot)
         log.info("kv_snapshot_committed", bucket=str(bucket), snapshot_id=snapshot.snapshot_id)
-        self._after_change([bucket])  # also for one that is known: it may have been in doubt
+        self._after_change([bucket])  # a known snapshot may have been in doubt until now
 
     def free(self, buckets: Iterable[TableBucket]) -> None:
-        """Drop soon what is no longer kept, because snapshots are no longer pinned."""
+        """Drop soon the snapshots of buckets that are no longer pinned."""
         for bucket in buckets:
             self._freed.setdefault(bucket.table_id, set()).add(bucket)
         for table_id in tuple(self._freed):
@@ -156,7 +157,7 @@ class KvSnapshots:
     async def _retain_freed(self, table_id: int) -> None:
         while waiting := self._freed.get(table_id):
             some = set(islice(waiting, RETAINED_AT_ONCE))
-            waiting -= some  # before: who is freed meanwhile is looked at once more
+            waiting -= some  # before the work: a bucket that is freed meanwhile comes up again
             try:
                 await self.retain(some)
             except BaseException:
@@ -165,14 +166,14 @@ class KvSnapshots:
         self._freed.pop(table_id, None)
 
     async def retain(self, buckets: Iterable[TableBucket]) -> None:
-        """Drop what is no longer kept, because snapshots are no longer pinned."""
+        """Drop the snapshots of buckets that are neither newest nor pinned."""
         await self._remotes.tasks.undisturbed(self._retain(list(buckets)))
 
     async def _retain(self, buckets: Sequence[TableBucket]) -> None:
         async with self._remotes.turn:
             there = [b for b in buckets if self._image.leader(b) is not None]
             changed = set(await self._remotes.change_all(there, self._retained_of))
-        # What is dropped already may have been in doubt until now.
+        # Snapshots that were dropped before may have been in doubt until now.
         todo = [b for b in there if b in changed or self._remotes.get(b).dropped]
         if todo:
             self._after_change(todo)
@@ -183,7 +184,7 @@ class KvSnapshots:
         self._tasks.later(self._tablets.notify_kv_snapshot_offset(self._offsets(buckets)))
 
     def _checked(self, snapshot: KvSnapshot) -> SnapshotHandle:
-        """Where its `_METADATA` lies; `ConfigError` unless it can be one of this bucket."""
+        """The handle of a snapshot; `ConfigError` unless its files belong to its bucket."""
         bucket = snapshot.bucket
         table = self._image.table_by_id(bucket.table_id)
         if table is None:
@@ -254,7 +255,7 @@ class KvSnapshots:
     # Deleting
 
     async def _delete_dropped(self, bucket: TableBucket) -> None:
-        """Delete the files of dropped snapshots, and count what the kept ones have."""
+        """Delete the files of dropped snapshots, and count the files of the kept ones."""
         await self._remotes.certain(bucket)
         record = self._remotes.get(bucket)
         kept = [await self.read(bucket, handle) for handle in record.snapshots]
@@ -307,14 +308,14 @@ class KvSnapshots:
         await self._delete_files([RemoteFile(handle.metadata_location, handle.metadata_path, 0, 0)])
 
     async def _delete_files(self, files: Iterable[RemoteFile]) -> None:
-        """Delete files, but for those in retired locations, which nobody reads or cleans."""
+        """Delete files, except those in retired locations, which nobody reads or cleans."""
         there = {x.location_id for x in self._storage.locations.live}
         await self._storage.delete(file for file in files if file.location_id in there)
 
     # Reading
 
     async def snapshot(self, bucket: TableBucket, snapshot_id: int) -> KvSnapshot:
-        """What a snapshot is made of; `KvSnapshotNotExistError` when it is not kept."""
+        """The files of a snapshot; `KvSnapshotNotExistError` if it is not kept."""
         for handle in self._remotes.get(bucket).snapshots:
             if handle.snapshot_id == snapshot_id:
                 return await self.read(bucket, handle)
@@ -326,18 +327,18 @@ class KvSnapshots:
         self, table_id: int, partition_id: int | None
     ) -> dict[int, tuple[SnapshotHandle, ...]]:
         """The kept snapshots of a table's or partition's buckets, oldest first."""
-        found = self._remotes.of_owner(table_id, partition_id)
-        return {bucket.bucket_id: record.snapshots for bucket, record in found if record.snapshots}
+        buckets = self._remotes.of_owner(table_id, partition_id)
+        return {b.bucket_id: record.snapshots for b, record in buckets if record.snapshots}
 
     async def files(self, bucket: TableBucket, record: BucketRecord) -> set[tuple[int, str]]:
-        """Location and path of everything that the kept snapshots of a record have."""
-        found = {(h.metadata_location, h.metadata_path) for h in record.snapshots}
+        """Location and path of every file of the kept snapshots of a record."""
+        files = {(h.metadata_location, h.metadata_path) for h in record.snapshots}
         for handle in record.snapshots:
-            found |= {(f.location_id, f.path) for f in (await self.read(bucket, handle)).objects}
-        return found
+            files |= {(f.location_id, f.path) for f in (await self.read(bucket, handle)).objects}
+        return files
 
     async def read(self, bucket: TableBucket, handle: SnapshotHandle) -> KvSnapshot:
-        """What a snapshot is made of, by where its `_METADATA` lies."""
+        """The files of a snapshot, remembered or read from its `_METADATA`."""
         known = self._known.get((bucket, handle.snapshot_id))
         if known is not None:
             self._known.move_to_end((bucket, handle.snapshot_id))
@@ -373,7 +374,7 @@ class KvSnapshots:
     # Telling tablet servers
 
     def server_joined(self, server_id: int) -> None:
-        """Tell a tablet server from where on the changelogs of its buckets are needed."""
+        """Send a tablet server the offsets from which the changelogs of its buckets are needed."""
         buckets = [bucket for bucket, record in self._remotes.items() if record.snapshots]
         told = [
             replace(offset, replicas=(server_id,))

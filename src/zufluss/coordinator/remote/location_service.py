@@ -56,7 +56,7 @@ class LocationService:
     async def list_locations(
         self, request: m.ListLocationsRequest, ctx: RequestContext
     ) -> m.ListLocationsResponse:
-        """LIST_LOCATIONS (30010): what is wanted, what is there, and what each server saw."""
+        """LIST_LOCATIONS (30010): the registry, the files in use, and what each server saw."""
         found = self._registry.locations
         live = self._registry.live()
         response = m.ListLocationsResponse(version=found.version)
@@ -76,7 +76,7 @@ class LocationService:
     async def alter_location(
         self, request: m.AlterLocationRequest, ctx: RequestContext
     ) -> m.AlterLocationResponse:
-        """ALTER_LOCATION (30011): answered when the servers that are there were told."""
+        """ALTER_LOCATION (30011): answered when all present servers know the change."""
         if request.op not in list(AlterOp):
             allowed = ", ".join(f"{op.value} {op.name}" for op in AlterOp)
             raise ConfigError(
@@ -99,7 +99,7 @@ class LocationService:
     async def probe_location(
         self, request: m.ProbeLocationRequest, ctx: RequestContext
     ) -> m.ProbeLocationResponse:
-        """PROBE_LOCATION (30012): by this coordinator, all at once."""
+        """PROBE_LOCATION (30012): the coordinator probes one location, or all at once."""
         known = self._registry.locations
         if request.HasField("location_id"):
             ids = [known.get(request.location_id).location_id]
@@ -132,7 +132,7 @@ class LocationService:
     async def describe_cluster_configs(
         self, request: m.DescribeClusterConfigsRequest, ctx: RequestContext
     ) -> m.DescribeClusterConfigsResponse:
-        """DESCRIBE_CLUSTER_CONFIGS (1045): what was configured and changed, secrets hidden."""
+        """DESCRIBE_CLUSTER_CONFIGS (1045): options that are set, with secrets hidden."""
         rows = [
             m.PbDescribeConfig(
                 config_key=row.key,

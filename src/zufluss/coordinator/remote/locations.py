@@ -8,13 +8,14 @@ The only code that knows these paths:
 | `/remote/placement` | the position of the round-robin that chooses the location of new tables and partitions |
 | `/configs/cluster` | JSON, key to text: options that were changed while the cluster ran, over the servers' own |
 
-A change is one transaction: the options and the registry that they ask for become durable together,
-or nothing does and what was in force stays so. Then this process and every tablet server learn it.
-Changes are made between two changes of the catalog (`Catalog.exclusive`), so a table that is being
-created gets its location from the registry before or after, never from neither.
+A change is one transaction: the options and the registry that follows from them become durable
+together. Then this process and every tablet server use them. Changes are made between two changes
+of the catalog (`Catalog.exclusive`), so a table that is being created gets its location either from
+the old registry or from the new one.
 
-A location gets the cluster's marker (`remote/marker.py`) before the registry has it. One that does
-not answer at that time is marked by a probe that finds it well; no file goes there before.
+A location gets the marker of the cluster (`remote/marker.py`) before it is in the registry. A
+location that does not answer is marked later, by the first successful probe; until then it gets no
+files.
 """  # noqa: E501 - a table row does not wrap
 
 from __future__ import annotations
@@ -64,13 +65,13 @@ PLACEMENT_PATH: Final = "/remote/placement"
 CONFIGS_PATH: Final = "/configs/cluster"
 
 DYNAMIC_ORIGIN: Final = "changed in the running cluster"
-"""The origin of an option that ALTER_CLUSTER_CONFIGS set."""
+"""The origin of options that ALTER_CLUSTER_CONFIGS set."""
 
 NO_LOCATIONS: Final = Locations(0, (), explicit=False)
-"""Before the first start."""
+"""The registry before the first start."""
 
 SETTLE_SECONDS: Final = 5.0
-"""How long a start or a change waits for a location to say whose it is."""
+"""How long a start or a change waits for the marker of a location."""
 
 LiveUsage = Callable[[int | None], Mapping[int, Usage]]
 """Files and bytes that something refers to, by location. The argument is the location of files that
@@ -206,11 +207,11 @@ class LocationRegistry:
         return self._stored.resolved(self.conf)
 
     def live(self) -> dict[int, Usage]:
-        """Files and bytes that something refers to, by location; one file where nobody knows."""
+        """Files and bytes in use by location; one file for each if some were not counted."""
         return _live(self._stored, self._live_usage, self._has_uncounted)
 
     def live_files(self) -> dict[int, int]:
-        """Files that something refers to, by location."""
+        """Number of files in use by location."""
         return _files(self.live())
 
     # Reports of servers
@@ -245,9 +246,9 @@ class LocationRegistry:
     def check_placement(
         self, descriptor: TableDescriptor, before: TableDescriptor | None = None
     ) -> None:
-        """Raise `ConfigError` for a new placement that does not fit the locations there are.
+        """`ConfigError` for a new placement that does not fit the present locations.
 
-        One that a table had before may name locations that were retired since.
+        A placement that the table had before may name locations that were retired since.
         """
         key = TABLE_ZUFLUSS_REMOTE_PLACEMENT.key
         text = descriptor.properties.get(key)
@@ -255,7 +256,7 @@ class LocationRegistry:
             parse_policy(text).check(self._stored)
 
     def choose(self, info: TableInfo) -> Home:
-        """The location of a new table or partition, by the same round-robin after a restart."""
+        """Choose the location of a new table or partition, by a round-robin that is durable."""
         policy = parse_policy(info.property(TABLE_ZUFLUSS_REMOTE_PLACEMENT))
         after = SmoothRoundRobin.from_json(self._placement.to_json())
         location_id = after.pick(self._weights(policy))
@@ -266,7 +267,7 @@ class LocationRegistry:
         return Home(location_id, (Put(PLACEMENT_PATH, after.to_json()),), take)
 
     def _weights(self, policy: Policy) -> dict[int, int]:
-        """The candidates for a new home: those that take files, as far as there are any."""
+        """The weights of the locations to choose from: those that take files, if any."""
         chosen = [x for x in self._stored.live if policy.allows(x.location_id)]
         taking = [x for x in chosen if x.takes_files]
         down = {r.location_id for r in self.storage.reports() if r.health is Health.DOWN}
@@ -279,12 +280,12 @@ class LocationRegistry:
 
     async def alter_configs(self, changes: Iterable[ConfigChange]) -> None:
         """Change options while the cluster runs; all of them or none."""
-        wanted = tuple(changes)
-        conf = _overlaid(self._static, changed_configs(self.dynamic, wanted, self._static))
+        requested = tuple(changes)
+        conf = _overlaid(self._static, changed_configs(self.dynamic, requested, self._static))
         marks = await self._marks(reconcile(self._stored, conf, self.live_files()))
         async with self.turn:
             before = self._stored
-            dynamic = changed_configs(self.dynamic, wanted, self._static)
+            dynamic = changed_configs(self.dynamic, requested, self._static)
             conf = _overlaid(self._static, dynamic)
             after = reconcile(before, conf, self.live_files()).with_marks(marks, conf)
             await self._commit(
@@ -304,7 +305,7 @@ class LocationRegistry:
         weight: int | None = None,
         expected_version: int | None = None,
     ) -> Location:
-        """Do what an operator wants with a location; the location as it is then."""
+        """Add, change or retire a location; returns the location after that."""
 
         def change() -> Locations:
             return altered(
@@ -327,13 +328,12 @@ class LocationRegistry:
                 self._take_over(after)
         await self._tell(before)
         changed = [x for x in after.locations if x not in before.locations]
-        found = changed[-1].location_id if location_id is None else location_id
-        return self.locations.get(found)
+        return self.locations.get(changed[-1].location_id if location_id is None else location_id)
 
     # Markers
 
     async def claim(self, location_id: int) -> None:
-        """See whose a location is; mark it if that was not possible before."""
+        """Check the marker of a location; mark it if that was not possible before."""
         location = self.locations.get(location_id)
         await self.storage.settle(location)
         if not location.marked:
@@ -347,9 +347,10 @@ class LocationRegistry:
                 self._stored = after
 
     async def _marks(self, after: Locations) -> set[str]:
-        """The addresses that a change brings and that carry our marker, if we may have them.
+        """The new addresses of a change that carry the marker of this cluster.
 
-        One that is not reached is settled later, but not if files were to be there already.
+        `ConfigError` for a location of another cluster, and for one with files that does not
+        answer. Other locations that do not answer are marked later.
         """
         known = {(x.location_id, x.uri) for x in self.locations.live}
         new = [x for x in after.resolved(self.conf).live if (x.location_id, x.uri) not in known]
@@ -360,7 +361,7 @@ class LocationRegistry:
         return {x.uri for x, problem in zip(new, problems, strict=True) if problem is None}
 
     async def _settled(self, at_start: Locations) -> set[str]:
-        """The addresses that carry our marker; the others count as failed."""
+        """The addresses that carry the marker of this cluster; the others are noted as failed."""
         there = at_start.resolved(self.conf).live
         problems = await asyncio.gather(*map(self._problem, there))
         for location, problem in zip(there, problems, strict=True):
@@ -369,7 +370,7 @@ class LocationRegistry:
         return {x.uri for x, problem in zip(there, problems, strict=True) if problem is None}
 
     async def _problem(self, location: Location) -> LocationUnavailableError | None:
-        """Why a location is not marked as ours, None if it is by now."""
+        """Mark a location; returns why that failed, or None."""
         try:
             await asyncio.wait_for(self.storage.settle(location), SETTLE_SECONDS)
         except TimeoutError:
@@ -381,7 +382,7 @@ class LocationRegistry:
         return None
 
     def _registry_ops(self, after: Locations) -> list[Op]:
-        """What makes a registry durable, if it is not that already."""
+        """The operations that store a registry; none if it is stored already."""
         same = after is self._stored
         return [] if same else [self._put(LOCATIONS_PATH, after.to_json())]
 
@@ -390,7 +391,7 @@ class LocationRegistry:
         self.storage.update(self.locations)
 
     async def _tell(self, before: Locations) -> None:
-        """Tell the tablet servers of a registry that is not as before."""
+        """Send the registry to tablet servers if it has changed."""
         if self._stored is before:
             return
         log.info("locations_changed", version=self._stored.version, locations=_shown(self._stored))
@@ -461,7 +462,7 @@ def _older_files(conf: Configuration) -> Locations:
 def changed_configs(
     dynamic: Mapping[str, str], changes: Iterable[ConfigChange], static: Configuration
 ) -> dict[str, str]:
-    """The options after some changes; `ConfigError` when one is not allowed."""
+    """The options after some changes; `ConfigError` if one is not allowed."""
     after = dict(dynamic)
     for change in changes:
         option = _dynamic_option(change.key)
@@ -482,17 +483,17 @@ def changed_configs(
 def _listed(
     option: Option[Any], known: str | None, change: ConfigChange, static: Configuration
 ) -> str:
-    """The text of a list with an item more, or without it."""
+    """The text of a list option after APPEND or SUBTRACT."""
     if option.kind is not Kind.LIST or change.op not in (ConfigOp.APPEND, ConfigOp.SUBTRACT):
         raise ConfigError(
             f"operation {change.op} on {option.key} is not possible; allowed: SET (0), DELETE (1), "
             f"and for lists APPEND (2) and SUBTRACT (3)"
         )
     items = option.parse(known) if known is not None else static.get(option)
-    given = option.parse(change.value or "")
+    operands = option.parse(change.value or "")
     if change.op == ConfigOp.APPEND:
-        return option.format((*items, *given))
-    return option.format(tuple(item for item in items if item not in given))
+        return option.format((*items, *operands))
+    return option.format(tuple(item for item in items if item not in operands))
 
 
 def _dynamic_option(key: str) -> Option[Any]:

@@ -1,11 +1,12 @@
-"""Which manifest of a bucket's remote log counts.
+"""Commits of the manifests of remote logs: each bucket has one valid manifest.
 
-A tablet server writes a manifest and has it committed here. Two things fence a server that lives in
-the past: the leader epoch of the bucket, and the manifest it made the new one from. The commit is
-one transaction, so a manifest counts or it does not; the same commit sent again says yes again.
+A tablet server writes a manifest and commits it here. Two things fence a former leader: the leader
+epoch of the bucket, and the manifest that the new one is based on. A commit is one transaction; the
+same commit sent again succeeds again.
 
-A refused commit changes nothing, and the server asks what counts (`bucket_remotes`). Whoever wrote
-the files deletes them; what it leaves behind is the sweep's (`remote/sweep.py`).
+A refused commit changes nothing; the server then asks for the valid manifest (`bucket_remotes`).
+The server that wrote files deletes them; files that it leaves are garbage for the sweep
+(`remote/sweep.py`).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class RemoteLogs:
         self._storage = storage
 
     async def commit(self, commit: ManifestCommit) -> bool:
-        """Make a manifest count; False when its leader or its base is past: nothing changed."""
+        """Commit a manifest; False, without a change, for a former leader or an old base."""
         self._check(commit)
         return await self._remotes.tasks.undisturbed(self._commit(commit))
 
@@ -68,11 +69,11 @@ class RemoteLogs:
         self, table_id: int, partition_id: int | None
     ) -> list[tuple[TableBucket, ManifestRecord]]:
         """The manifests of a table or partition, by bucket."""
-        found = self._remotes.of_owner(table_id, partition_id)
-        return [(b, record.manifest) for b, record in found if record.manifest is not None]
+        buckets = self._remotes.of_owner(table_id, partition_id)
+        return [(b, record.manifest) for b, record in buckets if record.manifest is not None]
 
     def _check(self, commit: ManifestCommit) -> None:
-        """Whether it can be a manifest of this bucket at all."""
+        """`ConfigError` unless the commit names a manifest file of its bucket."""
         name = check_name(self._remotes.image, layout.LOG, commit.bucket, commit.manifest_path)
         if name.segment_id is not None:
             raise ConfigError(f"{commit.manifest_path!r:.300} is no manifest but a segment's file")

@@ -1,8 +1,8 @@
-"""Handlers of remote files: tablet servers report and ask, clients ask for snapshots.
+"""Handlers of remote files: commits of tablet servers, and questions of servers and clients.
 
-Thin: what counts stands in `remote/log.py` and `remote/kv_snapshots.py`. Clients get full
-addresses, made with the registry as it is now, so a location may be moved. A snapshot that a lease
-holds can be asked for after its table or partition was dropped, until it is released or revoked.
+The rules stand in `remote/log.py` and `remote/kv_snapshots.py`. Clients get full addresses from the
+present registry, so that a location can be moved. A leased snapshot can be read after its table or
+partition was dropped, until it is released or revoked.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from zufluss.cluster.image import ClusterImage
 from zufluss.cluster.remote import SnapshotHandle, commit_from_proto, remote_to_proto
 from zufluss.coordinator.bucket_remotes import BucketRemotes
-from zufluss.coordinator.leases.leases import Leases
+from zufluss.coordinator.leases.book import LeaseBook
 from zufluss.coordinator.remote.checks import check_epoch
 from zufluss.coordinator.remote.cleaner import Cleaner
 from zufluss.coordinator.remote.kv_snapshots import KvSnapshots
@@ -46,7 +46,7 @@ class RemoteService:
         remotes: BucketRemotes,
         logs: RemoteLogs,
         snapshots: KvSnapshots,
-        leases: Leases,
+        leases: LeaseBook,
         cleaner: Cleaner,
         storage: RemoteStorage,
     ) -> None:
@@ -73,7 +73,7 @@ class RemoteService:
     async def get_bucket_remotes(
         self, request: m.GetBucketRemotesRequest, ctx: RequestContext
     ) -> m.GetBucketRemotesResponse:
-        """GET_BUCKET_REMOTES (30005): what counts, for buckets that have something."""
+        """GET_BUCKET_REMOTES (30005): the remote side of the buckets that have one."""
         buckets = list(map(bucket_from_proto, request.buckets))
         found = await self._remotes.bucket_remotes(buckets)
         return m.GetBucketRemotesResponse(remotes=map(remote_to_proto, found.values()))
@@ -99,7 +99,7 @@ class RemoteService:
     async def list_remote_log_manifests(
         self, request: m.ListRemoteLogManifestsRequest, ctx: RequestContext
     ) -> m.ListRemoteLogManifestsResponse:
-        """LIST_REMOTE_LOG_MANIFESTS (1063): of the buckets that have one."""
+        """LIST_REMOTE_LOG_MANIFESTS (1063): the manifests of the buckets that have one."""
         partition_id = partition_id_of(request)
         self._check_owner(request.table_id, partition_id)
         response = m.ListRemoteLogManifestsResponse()
@@ -115,7 +115,7 @@ class RemoteService:
     async def get_latest_kv_snapshots(
         self, request: m.GetLatestKvSnapshotsRequest, ctx: RequestContext
     ) -> m.GetLatestKvSnapshotsResponse:
-        """GET_LATEST_KV_SNAPSHOTS (1023): of every bucket, without ids where there is none."""
+        """GET_LATEST_KV_SNAPSHOTS (1023): every bucket, without an id if it has no snapshot."""
         name = request.partition_name if request.HasField("partition_name") else None
         entry = self._image.table(path_from_proto(request.table_path))
         table_id, partition_id = entry.info.table_id, None
@@ -136,7 +136,7 @@ class RemoteService:
     async def list_kv_snapshots(
         self, request: m.ListKvSnapshotsRequest, ctx: RequestContext
     ) -> m.ListKvSnapshotsResponse:
-        """LIST_KV_SNAPSHOTS (1064): all that are kept, bucket by bucket, oldest first."""
+        """LIST_KV_SNAPSHOTS (1064): all kept snapshots, bucket by bucket, oldest first."""
         partition_id = partition_id_of(request)
         _check_keyed(self._check_owner(request.table_id, partition_id))
         found = self._snapshots.snapshots(request.table_id, partition_id)
@@ -176,14 +176,14 @@ class RemoteService:
         )
 
     async def _dropped_snapshot(self, bucket: TableBucket, snapshot_id: int) -> KvSnapshot:
-        """A leased snapshot of a bucket that is not in the catalog any more."""
+        """The files of a leased snapshot whose bucket was dropped."""
         what = self._leases.revocation(bucket)
         if what is not None:
             raise KvSnapshotRevokedError(
                 f"snapshot {snapshot_id} of {bucket} was taken away from its leases, because "
                 f"{what} was dropped; what was read of it before is whole, the rest is gone"
             )
-        location_id = self._leases.location(bucket, snapshot_id)
+        location_id = self._leases.pins.location(bucket, snapshot_id)
         drop = None if location_id is None else await self._cleaner.dropped(bucket)
         if location_id is None or drop is None:
             return await self._snapshots.snapshot(bucket, snapshot_id)
@@ -194,7 +194,7 @@ class RemoteService:
         )
 
     def _check_owner(self, table_id: int, partition_id: int | None) -> TableInfo:
-        """The table of ids that a client gave, when its buckets are where they say."""
+        """The table with an id; raises unless the partition id fits the table."""
         table = self._image.table_by_id(table_id)
         if table is None:
             raise TableNotExistError(f"table with id {table_id} does not exist")

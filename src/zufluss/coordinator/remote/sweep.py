@@ -1,23 +1,22 @@
-"""The sweep: files in remote storage that nothing refers to, found by looking at everything.
+"""The sweep finds and deletes garbage: files in remote storage that no document refers to.
 
-A crash between an upload and its commit, a request whose answer was lost, an upload that failed
-over: each leaves files that no record knows. Every `zufluss.remote.sweep.interval` all of `log/` and
-`kv/` in every location that is not retired is listed, and a file goes if all of this holds:
+Garbage comes from a crash between an upload and its commit, from a lost answer, or from an upload
+that failed over to another location. Every `zufluss.remote.sweep.interval` the sweep lists `log/`
+and `kv/` in every location that is not retired, and deletes a file if all of this holds:
 
 | condition | why |
 |---|---|
-| its name is one of ours (`layout.parse`) | what we do not understand belongs to somebody else |
+| its name is one of ours (`layout.parse`) | other files belong to somebody else |
 | it is older than `zufluss.remote.sweep.grace`, counted from the beginning of the sweep | an upload may be under way |
 | its table's and partition's ids were given by this cluster before the sweep | a store restored from a backup, or another cluster, may own it |
 | its table, partition or bucket is gone, and no lease holds it; or | dropped |
 | the current manifest does not have it, and is not it; or | of `log/` |
 | no kept snapshot has it | of `kv/` |
 
-The documents are read after the listing, so what they refer to is newer than what was listed. Where
-a document cannot be read nothing of its bucket is deleted, and after a listing that failed nothing
-of that location, nor where the cluster's marker is not read (`remote/marker.py`); the next sweep
-tries again. Just before the deletion it is looked up once more
-whether other documents count by now.
+The documents are read after the listing, so they know every file in it. If a document cannot be
+read, no file of its bucket is deleted. If a listing fails, or the marker of the cluster cannot be
+read (`remote/marker.py`), no file of the location is deleted. The next sweep tries again. Just
+before the deletion the sweep checks once more which documents are valid.
 """  # noqa: E501 - a table row does not wrap
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ Key = tuple[int, str]
 
 @dataclass(slots=True)
 class SweepCounts:
-    """What sweeps did since the start of the process."""
+    """Counts of all sweeps since the start of the process."""
 
     sweeps: int = 0
     """Sweeps that were finished."""
@@ -73,7 +72,7 @@ class SweepCounts:
 
 @dataclass(frozen=True, slots=True)
 class _Limits:
-    """What a sweep may touch: decided when it begins."""
+    """Which files a sweep may delete: fixed when it begins."""
 
     modified_ms: int
     table_id: int
@@ -87,7 +86,7 @@ class _Garbage:
 
 
 class Sweep:
-    """Looks for garbage now and then."""
+    """Sweeps at an interval."""
 
     def __init__(
         self,
@@ -124,14 +123,14 @@ class Sweep:
             self._task = asyncio.create_task(self._loop(), name="remote-sweep")
 
     async def stop(self) -> None:
-        """Stop, in the middle of a sweep if need be."""
+        """Stop, also in the middle of a sweep."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
             self._task = None
 
     async def sweep(self) -> None:
-        """Look at everything once."""
+        """Sweep all locations once."""
         limits = _Limits(
             self._clock_ms() - self._grace_ms,
             await self._next_id(records.TABLE_COUNTER),
@@ -150,11 +149,11 @@ class Sweep:
     async def _sweep(self, location_id: int, kind: str, limits: _Limits) -> None:
         garbage: list[_Garbage] = []
         async for page in self._storage.objects(location_id).list(kind):
-            old = [found for found in page if found.modified_ms <= limits.modified_ms]
-            for found in old:
-                name = layout.parse(found.path)
-                if name is not None and _is_ours(name, limits):
-                    garbage += await self._if_unused(location_id, name, found)
+            for listed in page:
+                name = layout.parse(listed.path)
+                is_old = listed.modified_ms <= limits.modified_ms
+                if is_old and name is not None and _is_ours(name, limits):
+                    garbage += await self._if_unused(location_id, name, listed)
             if len(garbage) >= GARBAGE_AT_ONCE:
                 break
         still = [each.file for each in garbage if not await self._is_used(each.name, each.file)]
@@ -167,13 +166,13 @@ class Sweep:
             log.info("garbage_deleted", location=location_id, kind=kind, files=len(still))
 
     async def _if_unused(
-        self, location_id: int, name: RemoteName, found: ObjectInfo
+        self, location_id: int, name: RemoteName, listed: ObjectInfo
     ) -> list[_Garbage]:
-        file = RemoteFile(location_id, found.path, found.size, 0)
+        file = RemoteFile(location_id, listed.path, listed.size, 0)
         return [] if await self._is_used(name, file) else [_Garbage(name, file)]
 
     async def _is_used(self, name: RemoteName, file: RemoteFile) -> bool:
-        """Whether something refers to a file, or may: its documents cannot be read."""
+        """Whether a document refers to a file, or cannot be read, so that it may."""
         try:
             directory = bucket_directory(self._image, name.kind, name.bucket)
         except UnknownTableOrBucketError:
@@ -187,7 +186,7 @@ class Sweep:
             return True
 
     async def _files(self, kind: str, bucket: TableBucket) -> set[Key]:
-        """What the documents of a bucket refer to that count now, these included."""
+        """The valid documents of a bucket, and the files that they refer to."""
         await self._remotes.certain(bucket)
         record = self._remotes.get(bucket)
         known = self._known.get((kind, bucket))
@@ -209,8 +208,8 @@ class Sweep:
         return {(at.location_id, at.path), *((f.location_id, f.path) for f in manifest.files)}
 
     async def _next_id(self, counter: str) -> int:
-        found = await self._store.read(counter)
-        return 0 if found is None else int(found.value)
+        stored = await self._store.read(counter)
+        return 0 if stored is None else int(stored.value)
 
     def _failed(self, where: str, problem: ZuflussError) -> None:
         self.counts.failures += 1
@@ -229,7 +228,7 @@ class Sweep:
 
 
 def _is_ours(name: RemoteName, limits: _Limits) -> bool:
-    """Whether its ids were given by this cluster before the sweep began."""
+    """Whether the ids in a name were given by this cluster before the sweep began."""
     partition_id = name.bucket.partition_id
     known = partition_id is None or partition_id < limits.partition_id
     return known and name.bucket.table_id < limits.table_id

@@ -1,30 +1,32 @@
-"""Producers: who writes which columns exactly once, and which epoch of them is the present one.
+"""What each call does to a producer: its epochs, its columns, its checkpoints, its end.
 
-INIT_PRODUCER goes through these steps, in turn with every other call about the table:
+A producer writes columns of a table exactly once. INIT_PRODUCER begins its next epoch, in turn with
+every other call about the table:
 
-| step | durable | if it fails, or the coordinator dies after it |
+| step | durable | if the step fails, or the coordinator dies after it |
 |---|---|---|
 | check the call, the state, and who has the columns | | nothing changed |
-| the next epoch; rivals that are over are lost | one transaction | the epoch stays; call again |
-| every leader of the table knows it, and fences | | the epoch stays; call again |
-| the baseline of a new producer: where logs end now | one transaction | no baseline; call again |
+| begin the next epoch; rivals whose TTL is over are lost | one transaction | the epoch stays; call again |
+| every leader of the table knows the epoch, and fences the earlier ones | | the epoch stays; call again |
+| set the baseline of a new producer to the present ends of the logs | one transaction | no baseline; call again |
 | answer | | the caller calls again, and gets another epoch |
 
-So when an epoch is answered, all before it are fenced everywhere, and nobody ever wrote under the
-number of a producer that has no baseline yet. Epochs grow, and numbers come from a counter: neither
+So when an epoch is answered, all earlier ones are fenced everywhere, and nobody ever wrote under
+the number of a producer without a baseline. Epochs grow, and numbers come from a counter: neither
 is given twice (`producers/records.py`).
 
-Silence costs a producer nothing by itself. After its TTL others may take its columns: it is lost
-then. It is remembered until it is released or dropped, or its table is: so a writer that comes back
-without state, however late, is undone, or refused.
+Silence alone costs a producer nothing. After its TTL other producers may take its columns; then it
+is lost. It is remembered until it is released or dropped, or its table is dropped. So the writes of
+a writer that comes back without state, however late, are undone, or the writer is refused.
 
-On a log table a producer is no more than its number: it has no columns, one epoch, and nothing is
-undone. Without an id there is not even a record of it. On a primary-key table `fence_only` asks for
-little more, a number whose epochs fence each other. Neither owns anything or has anything undone,
-so both are forgotten after `zufluss.producer.hold-max` of silence.
+On a log table a producer is only a number: it has no columns, one epoch, and nothing to undo.
+Without an id it is not even stored. On a primary-key table `fence_only` asks for a number whose
+epochs fence each other. Both own nothing and have nothing to undo, so they are forgotten after
+`zufluss.producer.hold-max` of silence.
 
-What is allowed stands in `producers/rules.py`; who is told, and who lives, in `producers/book.py`.
-"""
+`producers/rules.py` says which calls are allowed; `producers/book.py` keeps store, memory and
+leaders equal.
+"""  # noqa: E501 - a table row does not wrap
 
 from __future__ import annotations
 
@@ -42,15 +44,16 @@ from zufluss.config import options
 from zufluss.config.load import Configuration
 from zufluss.coordinator.feed import Feed
 from zufluss.coordinator.ledger import Ledger
+from zufluss.coordinator.ownership import IsSuper, Ownership
 from zufluss.coordinator.producers import records, rules
 from zufluss.coordinator.producers.book import ProducerBook, TableBook
 from zufluss.coordinator.producers.rules import (
     Buckets,
     InitCall,
     Initialised,
-    Producer,
     ProducerCounts,
-    ProducerInfo,
+    ProducerRecord,
+    ProducerStatus,
 )
 from zufluss.coordinator.tablets import Tablets
 from zufluss.errors import ConfigError, UnknownTableOrBucketError
@@ -62,16 +65,15 @@ from zufluss.model.table import TableBucket
 log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
-IsSuper = Callable[[str | None], bool]
 
 OFFSETS_AT_ONCE: Final = 4096
 """Offsets that are handled on the event loop; more are handled in a thread."""
 ASK_SECONDS_MAX: Final = 2.0
-"""How long a list of producers waits for leaders to say who wrote."""
+"""How long LIST_PRODUCERS waits for leaders to say when each producer wrote."""
 
 
-class Producers:
-    """All producers, durable. Open it with `Producers.open`."""
+class ProducerCalls:
+    """Init, checkpoint, release and list. Open it with `ProducerCalls.open`."""
 
     def __init__(
         self,
@@ -86,10 +88,10 @@ class Producers:
     ) -> None:
         hold_ms = conf.get(options.ZUFLUSS_PRODUCER_HOLD_MAX)
         self.book = ProducerBook(store, ledger, image, changes, tablets, clock, hold_ms / 1000)
-        """What there is."""
+        """All producers."""
         self._image = image
         self._tablets = tablets
-        self._is_super = is_super
+        self._ownership = Ownership(is_super)
         self._ttl_max_ms = conf.get(options.ZUFLUSS_PRODUCER_TTL_MAX)
         self._count_max = conf.get(options.ZUFLUSS_PRODUCER_COUNT_MAX)
 
@@ -105,8 +107,8 @@ class Producers:
         *,
         is_super: IsSuper,
         clock: Callable[[], float],
-    ) -> Producers:
-        """Take over what the store knows; `clock` gives seconds that never jump."""
+    ) -> ProducerCalls:
+        """Load all producers; `clock` gives seconds that never jump."""
         self = cls(store, ledger, image, changes, tablets, conf, is_super, clock)
         await self.book.load()
         return self
@@ -114,7 +116,7 @@ class Producers:
     # Calls
 
     async def init(self, call: InitCall) -> Initialised:
-        """Begin an epoch: when this returns, nobody can write as an earlier one."""
+        """Begin an epoch; when this returns, every earlier one is fenced at all leaders."""
         entry = self._table_entry(call.table_id)
         if entry.info.has_primary_key or call.producer_id:
             check_producer_id(call.producer_id)
@@ -134,9 +136,10 @@ class Producers:
         checkpoint_id: int | None = None,
         principal: str | None,
     ) -> int:
-        """What is before these offsets will not be undone; how long it lasts now, ms.
+        """Move the baseline: changes before these offsets will not be undone.
 
-        Without offsets and id it is renewed, no more.
+        Returns the milliseconds until others may take the columns. A call without offsets and id
+        only renews the producer.
         """
         self._touch(table_id, producer_id, epoch, principal)
         work = self._checkpoint(table_id, producer_id, epoch, offsets, checkpoint_id, principal)
@@ -145,18 +148,18 @@ class Producers:
     async def release(
         self, table_id: int, producer_id: str, epoch: int | None, *, principal: str | None
     ) -> None:
-        """End a producer; one that ended before is fine for who knows its epoch."""
+        """End a producer; for a caller with an epoch it may have ended before."""
         check_producer_id(producer_id)
         await self.book.tasks.undisturbed(self._release(table_id, producer_id, epoch, principal))
 
-    async def producers(self, table_id: int | None = None) -> list[ProducerInfo]:
-        """The producers of a table, or all, and how long they were silent."""
+    async def producers(self, table_id: int | None = None) -> list[ProducerStatus]:
+        """The producers of a table, or of all tables, and how long they were silent."""
         tables = [t for i, t in self.book.tables.items() if table_id in (None, i) and t.producers]
         with suppress(TimeoutError):
             async with asyncio.timeout(ASK_SECONDS_MAX):
                 await asyncio.gather(*map(self.book.try_ask, tables))
         return [
-            ProducerInfo(producer, self.book.idle_ms(producer))
+            ProducerStatus(producer, self.book.idle_ms(producer))
             for table in tables
             for producer in table.producers.values()
         ]
@@ -197,14 +200,14 @@ class Producers:
         return entry
 
     async def _next(
-        self, table: TableBook, entry: TableEntry, call: InitCall, before: Producer | None
-    ) -> Producer:
-        """The producer of a call in its next epoch; a new or renewed one has no number yet."""
+        self, table: TableBook, entry: TableEntry, call: InitCall, before: ProducerRecord | None
+    ) -> ProducerRecord:
+        """The producer of a call in its next epoch; number 0 if it needs a new number."""
         if before is None:
             if call.restored is not None:
                 raise rules.not_found(call.producer_id, f"'{entry.info.path}'")
             return self._new(table, entry, call)
-        rules.check_owner(before, call.principal, self._is_super(call.principal))
+        self._ownership.check_owner(before, call.principal)
         rules.check_same_use(before, call)
         rules.check_not_lost(before)
         rules.check_state(before, call)
@@ -222,16 +225,16 @@ class Producers:
         )
 
     async def _restored(self, entry: TableEntry, call: InitCall) -> Baseline | None:
-        """The offsets that a call comes back to, of the partitions that there still are."""
+        """The offsets of the state that a call restores, without dropped partitions."""
         offsets = call.restored
         if offsets is None:
             return None
         buckets = self._buckets(entry, offsets)
         return await _aside(lambda: buckets.checked(offsets, complete=True), offsets)
 
-    def _new(self, table: TableBook, entry: TableEntry, call: InitCall) -> Producer:
+    def _new(self, table: TableBook, entry: TableEntry, call: InitCall) -> ProducerRecord:
         rules.check_count(len(table.producers), self._count_max, entry.info)
-        return Producer(
+        return ProducerRecord(
             producer_id=call.producer_id,
             table_id=call.table_id,
             number=0,
@@ -244,9 +247,9 @@ class Producers:
         )
 
     async def _silent_rivals(
-        self, table: TableBook, entry: TableEntry, producer: Producer
-    ) -> list[Producer]:
-        """Who has the columns and was silent for its TTL; `ColumnLockedError` if one was not."""
+        self, table: TableBook, entry: TableEntry, producer: ProducerRecord
+    ) -> list[ProducerRecord]:
+        """The producers that own the columns; `ColumnLockedError` unless all are silent."""
         rivals = rules.rivals(producer, table.producers.values())
         self._check_silent(producer, rivals, entry)
         if rivals:
@@ -255,24 +258,24 @@ class Producers:
         return rivals
 
     def _check_silent(
-        self, producer: Producer, rivals: Iterable[Producer], entry: TableEntry
+        self, producer: ProducerRecord, rivals: Iterable[ProducerRecord], entry: TableEntry
     ) -> None:
         for rival in rivals:
             remaining_ms = self._remaining_ms(rival)
             if remaining_ms > 0:
                 raise rules.column_locked(producer, rival, remaining_ms, entry.info)
 
-    def _remaining_ms(self, producer: Producer) -> int:
+    def _remaining_ms(self, producer: ProducerRecord) -> int:
         return max(0, producer.ttl_ms - self.book.idle_ms(producer))
 
     async def _begin(
         self,
         table: TableBook,
-        producer: Producer,
-        before: Producer | None,
-        rivals: Sequence[Producer],
-    ) -> Producer:
-        """Make an epoch durable, and with it that rivals are lost."""
+        producer: ProducerRecord,
+        before: ProducerRecord | None,
+        rivals: Sequence[ProducerRecord],
+    ) -> ProducerRecord:
+        """Store an epoch, and in the same transaction that the rivals are lost."""
         if producer.number == 0:
             producer = replace(producer, number=await self._next_number())
         lost = [replace(rival, lost=True) for rival in rivals]
@@ -305,14 +308,14 @@ class Producers:
             )
         return number
 
-    async def _end_offsets(self, table: TableBook, producer: Producer) -> Producer:
-        """Let a new producer begin where the logs end now."""
+    async def _end_offsets(self, table: TableBook, producer: ProducerRecord) -> ProducerRecord:
+        """Set the baseline of a new producer to the present ends of the logs."""
         states = self.book.states(table.table_id)
         size = sum(len(each) for _, each in states)
         leaders = await _aside(lambda: _by_leader(table.table_id, states), range(size))
         ends = await self._tablets.end_offsets(leaders)
 
-        def change() -> tuple[Producer, list[Op]]:
+        def change() -> tuple[ProducerRecord, list[Op]]:
             baseline = {(b.partition_id, b.bucket_id): end for b, end in ends.items()}
             after = replace(producer, baseline=baseline)
             return after, records.change(producer, after)
@@ -324,14 +327,14 @@ class Producers:
     # Producers that own nothing
 
     async def _fence(self, call: InitCall) -> Initialised:
-        """The next epoch of a producer that only fences; after the last one, a new number."""
+        """Begin the next epoch of a producer that only fences; after the last, a new number."""
         async with self.book.turn(call.table_id) as table:
             entry = self._table_entry(call.table_id)
             before = table.producers.get(call.producer_id)
             if before is None:
                 rules.check_count(len(table.producers), self._count_max, entry.info)
             else:
-                rules.check_owner(before, call.principal, self._is_super(call.principal))
+                self._ownership.check_owner(before, call.principal)
                 rules.check_same_use(before, call)
             if before is not None and before.epoch < EPOCH_MAX:
                 producer = replace(before, epoch=before.epoch + 1, ttl_ms=call.ttl_ms)
@@ -351,7 +354,7 @@ class Producers:
             entry = self._table_entry(call.table_id)
             before = table.producers.get(call.producer_id)
             if before is not None:
-                rules.check_owner(before, call.principal, self._is_super(call.principal))
+                self._ownership.check_owner(before, call.principal)
                 self.book.seen(before)
                 return Initialised(before, False, False)
             rules.check_count(len(table.producers), self._count_max, entry.info)
@@ -363,12 +366,12 @@ class Producers:
     # Checkpoints and ends
 
     def _touch(self, table_id: int, producer_id: str, epoch: int, principal: str | None) -> None:
-        """A sign of life, at once: it may have to wait for its turn."""
+        """Note a sign of life before the call has waited for its turn."""
         table = self.book.tables.get(table_id)
         producer = None if table is None else table.producers.get(producer_id)
         if producer is None or producer.lost or producer.epoch != epoch:
             return
-        if producer.owner == principal or self._is_super(principal):
+        if self._ownership.is_owner(producer, principal):
             self.book.seen(producer)
 
     async def _checkpoint(
@@ -387,7 +390,7 @@ class Producers:
             before = table.producers.get(producer_id)
             if before is None:
                 raise rules.not_found(producer_id, f"'{entry.info.path}'")
-            self._check_mine(before, epoch, principal)
+            self._ownership.check(before, principal, epoch)
             rules.check_not_lost(before)
             rules.check_checkpoint_id(before, checkpoint_id)
             if offsets or checkpoint_id is not None:
@@ -398,13 +401,13 @@ class Producers:
         self,
         table: TableBook,
         entry: TableEntry,
-        before: Producer,
+        before: ProducerRecord,
         offsets: Baseline,
         checkpoint_id: int | None,
     ) -> None:
         buckets = self._buckets(entry, offsets)
 
-        def change() -> tuple[Producer, list[Op]]:
+        def change() -> tuple[ProducerRecord, list[Op]]:
             after = replace(
                 before,
                 baseline=rules.merged(before.baseline, offsets, buckets),
@@ -422,10 +425,6 @@ class Producers:
     def _buckets(self, entry: TableEntry, offsets: Baseline) -> Buckets:
         return Buckets.of(self._image, entry.info, {partition_id for partition_id, _ in offsets})
 
-    def _check_mine(self, producer: Producer, epoch: int | None, principal: str | None) -> None:
-        rules.check_owner(producer, principal, self._is_super(principal))
-        rules.check_epoch(producer, epoch)
-
     async def _release(
         self, table_id: int, producer_id: str, epoch: int | None, principal: str | None
     ) -> None:
@@ -434,7 +433,7 @@ class Producers:
             async with self.book.turn(table_id) as table:
                 producer = table.producers.get(producer_id)
                 if producer is not None:
-                    self._check_mine(producer, epoch, principal)
+                    self._ownership.check(producer, principal, epoch)
                     await self.book.end(table, [producer])
                     await self.book.try_tell(table)
                     return
@@ -445,11 +444,11 @@ class Producers:
 
     def __repr__(self) -> str:
         counts = self.counts
-        return f"Producers(producers={counts.producers}, lost={counts.lost})"
+        return f"ProducerCalls(producers={counts.producers}, lost={counts.lost})"
 
 
-def _bare(call: InitCall, number: int) -> Producer:
-    return Producer(
+def _bare(call: InitCall, number: int) -> ProducerRecord:
+    return ProducerRecord(
         producer_id=call.producer_id,
         table_id=call.table_id,
         number=number,
@@ -467,16 +466,16 @@ def _by_leader(
     table_id: int, states: Iterable[tuple[int | None, Sequence[BucketState]]]
 ) -> dict[int, list[TableBucket]]:
     """The buckets of a table by their leader."""
-    found: dict[int, list[TableBucket]] = {}
+    leaders: dict[int, list[TableBucket]] = {}
     for partition_id, of_partition in states:
         for bucket_id, state in enumerate(of_partition):
             bucket = TableBucket(table_id, partition_id, bucket_id)
-            found.setdefault(state.leader, []).append(bucket)
-    return found
+            leaders.setdefault(state.leader, []).append(bucket)
+    return leaders
 
 
 async def _aside(work: Callable[[], T], *sizes: Sized | None) -> T:
-    """Do something, in a thread if it is about many offsets."""
+    """Do the work, in a thread if it handles many offsets."""
     if sum(len(each) for each in sizes if each is not None) > OFFSETS_AT_ONCE:
         return await asyncio.to_thread(work)
     return work()
