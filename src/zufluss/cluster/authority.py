@@ -1,14 +1,14 @@
-"""Who may do what not everybody may, as the configuration names them.
+"""Users with special permissions, as the configuration names them.
 
-| option                    | its users may                                                    |
-|---------------------------|------------------------------------------------------------------|
-| `super.users`             | do everything                                                    |
-| `zufluss.overwrite.users` | put rows past the merge engine of a table                        |
+| option                    | its users may                             |
+|---------------------------|-------------------------------------------|
+| `super.users`             | do everything                             |
+| `zufluss.overwrite.users` | put rows past the merge engine of a table |
 
-The form is Fluss's: principals with semicolons between, each a type and a name, such as
-`User:admin;User:root`. The only type is `User`: somebody who came in with a password. Who came in
-without one has no name, and is never among them. Where no listener asks for a password nobody has
-a name, and everybody may overwrite.
+The form is Fluss's: principals separated by semicolons, each a type and a name, such as
+`User:admin;User:root`. The only type is `User`: somebody who logged in with a password. A user who
+logged in without a password has no name, and is never among them. If no listener asks for a
+password, nobody has a name, and everybody may overwrite.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _USER: Final = "User"
 
 
 class Authority:
-    """Answers who may do what nobody else may."""
+    """Says which principals have special permissions."""
 
     def __init__(self, conf: Configuration) -> None:
         self._super_users = users(conf, options.SUPER_USERS)
@@ -32,7 +32,7 @@ class Authority:
         self._named = "sasl" in conf.get(options.SECURITY_PROTOCOL_MAP).values()
 
     def is_super(self, principal: str | None) -> bool:
-        """Whether a principal may do everything; None is who came in without authentication."""
+        """Whether a principal may do everything; None is a user without authentication."""
         return principal is not None and principal in self._super_users
 
     def may_overwrite(self, principal: str | None) -> bool:
@@ -47,7 +47,7 @@ class Authority:
 
 
 def users(conf: Configuration, option: Option[str | None]) -> frozenset[str]:
-    """The names in a list of principals; `ConfigError` for one that is no `User:NAME`."""
+    """The names in a list of principals; `ConfigError` for one that is not `User:NAME`."""
     parts = (part.strip() for part in (conf.get(option) or "").split(";"))
     return frozenset(_name(part, option) for part in parts if part)
 

@@ -1,7 +1,4 @@
-"""Answers about the cluster as a whole, in either role: its health.
-
-Like `metadata_service.py`, from memory and without waiting.
-"""
+"""The health of the cluster, answered from the image by either role."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ if TYPE_CHECKING:
     from zufluss.net.services import RequestContext, Services
 
 
-class Health(IntEnum):
+class ClusterHealth(IntEnum):
     """The state of the cluster, numbered as on the wire."""
 
     GREEN = 0
@@ -25,13 +22,13 @@ class Health(IntEnum):
 
 
 class ClusterService:
-    """Handlers of the cluster-wide read-only APIs."""
+    """The handler of GET_CLUSTER_HEALTH."""
 
     def __init__(self, image: ClusterImage) -> None:
         self._image = image
 
     def register(self, services: Services) -> None:
-        """Attach every handler to its API key."""
+        """Attach the handler to its API key."""
         services.register(ApiKey.GET_CLUSTER_HEALTH, self.get_cluster_health)
 
     async def get_cluster_health(
@@ -43,9 +40,9 @@ class ClusterService:
         in_sync = sum(len(state.isr) for state in states)
         active = sum(state.leader in self._image.tablets for state in states)
         if active < len(states):
-            status = Health.RED
+            status = ClusterHealth.RED
         else:
-            status = Health.YELLOW if in_sync < replicas else Health.GREEN
+            status = ClusterHealth.YELLOW if in_sync < replicas else ClusterHealth.GREEN
         return m.GetClusterHealthResponse(
             num_replicas=replicas,
             in_sync_replicas=in_sync,

@@ -1,8 +1,8 @@
-"""The picture of the cluster as protobuf, both ways.
+"""The cluster image as protobuf, both ways.
 
-Clients get tables, partitions and servers in GET_METADATA; tablet servers get the same messages
-in UPDATE_METADATA with our extension fields (numbers from 1000), so that they know databases,
-old schemas and what was dropped. Pure functions; who sends what stands in `coordinator/tablets.py`.
+Clients get tables, partitions and servers in GET_METADATA. Tablet servers get the same messages in
+UPDATE_METADATA, with extension fields (numbers from 1000) for databases, old schemas and drops.
+Pure functions; `coordinator/tablets.py` sends the messages.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def _remote_location(message: m.PbTableMetadata | m.PbPartitionMetadata) -> int 
 def update_request(
     changes: Sequence[ImageChange], coordinator_epoch: int, server_epoch: int
 ) -> m.UpdateMetadataRequest:
-    """Changes of the picture as UPDATE_METADATA; `Cleared` may only stand first."""
+    """Encode changes of the image as UPDATE_METADATA; `Cleared` may only stand first."""
     request = m.UpdateMetadataRequest(
         coordinator_epoch=coordinator_epoch, server_epoch=server_epoch
     )
@@ -171,7 +171,7 @@ def update_request(
 
 
 def changes_of(request: m.UpdateMetadataRequest) -> list[ImageChange]:
-    """The changes in an UPDATE_METADATA: drops first, so that a name can be used again."""
+    """Decode the changes of an UPDATE_METADATA: drops first, so that names can be used again."""
     changes: list[ImageChange] = [Cleared()] if request.full else []
     if request.nodes:
         coordinator = request.coordinator_server if request.HasField("coordinator_server") else None

@@ -5,11 +5,11 @@ each commit; a tablet server's is built from what the coordinator sends. Request
 answered from it without I/O.
 
 The entries are immutable and replaced as a whole. The image changes in one way only, by
-`apply(changes)`, on the event-loop thread: the same list of changes that the coordinator applies
-to its own image travels to the tablet servers. Applying a change twice does nothing the second
-time, so a server that shares the coordinator's image (one process, both roles) may apply what it
-is told. An entry that was taken from the image stays valid as the past; look it up again after an
-`await` if the present matters.
+`apply(changes)`, on the event-loop thread. The coordinator sends the changes that it applies to its
+own image to the tablet servers. Applying a change twice does nothing the second time, so a tablet
+server that shares the image of the coordinator (one process, both roles) may apply the changes as
+well. An entry that was taken from the image never changes; look it up again after an `await` if the
+present matters.
 """
 
 from __future__ import annotations
@@ -92,9 +92,9 @@ class TableEntry:
     buckets: tuple[BucketState, ...] = ()
     """Its buckets by number; empty for a partitioned table."""
     remote_location: int | None = None
-    """The id of the remote location for its metadata files; None if it is older than these."""
+    """The id of the remote location of its metadata files; None in tables older than locations."""
     table_json: bytes = field(init=False, repr=False, compare=False)
-    """The descriptor as it travels, made once."""
+    """The descriptor as JSON, encoded once."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "table_json", self.info.descriptor.to_json())
@@ -122,7 +122,7 @@ class PartitionEntry:
     buckets: tuple[BucketState, ...] = ()
     """Its buckets by number."""
     remote_location: int | None = None
-    """The id of its remote location; None if it is older than these."""
+    """The id of its remote location; None in partitions older than locations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +185,7 @@ class NodesPut:
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """Forget everything: what follows is the whole picture."""
+    """Forget everything: the changes that follow are the whole image."""
 
 
 ImageChange = (
@@ -280,10 +280,10 @@ class ClusterImage:
 
     def partition(self, path: TablePath, name: str) -> PartitionEntry:
         """A partition by name; PartitionNotExistError also when the table has no partitions."""
-        found = self.partitions(self.table(path).info.table_id).get(name)
-        if found is None:
+        entry = self.partitions(self.table(path).info.table_id).get(name)
+        if entry is None:
             raise PartitionNotExistError(f"partition {name!r} of table '{path}' does not exist")
-        return found
+        return entry
 
     def partition_by_id(self, partition_id: int) -> PartitionEntry | None:
         """The partition of an id, or None."""
@@ -301,7 +301,7 @@ class ClusterImage:
         return holder.buckets[bucket.bucket_id] if holder is not None and known else None
 
     def holder(self, bucket: TableBucket) -> TableEntry | PartitionEntry | None:
-        """The table or partition that a bucket is one of, None when there is none."""
+        """The table or partition of a bucket, None when there is none."""
         if bucket.partition_id is None:
             return self._tables.get(bucket.table_id)
         return self._partitions.get(bucket.partition_id)
@@ -318,12 +318,12 @@ class ClusterImage:
     # Changing
 
     def apply(self, changes: Iterable[ImageChange]) -> None:
-        """Change the picture, one change after the other."""
+        """Apply changes, one after the other."""
         for change in changes:
             self._apply(change)
 
     def snapshot(self) -> list[ImageChange]:
-        """The changes that make an image equal to this one, whatever it held."""
+        """The changes that make any other image equal to this one."""
         changes: list[ImageChange] = [
             Cleared(),
             NodesPut(self.coordinator, tuple(self.tablets.values())),
@@ -382,7 +382,8 @@ class ClusterImage:
         if entry is None:
             return
         names = self._table_partitions.get(entry.table_id, {})
-        if (found := names.get(entry.name)) is not None and found.partition_id == partition_id:
+        named = names.get(entry.name)
+        if named is not None and named.partition_id == partition_id:
             del names[entry.name]
 
 

@@ -1,13 +1,12 @@
-"""Answers about the catalog, from the image, in either role.
+"""Questions about the catalog, answered from the image by either role.
 
-Nothing here waits or changes anything. A coordinator answers from its own image, a tablet server
-from the copy the coordinator keeps fresh; the code is the same. Errors that Fluss gives for the
-same question keep their code, except where `docs/compatibility.md` says why not.
+The handlers do no I/O and change nothing. The coordinator answers from its own image, a tablet
+server from its copy. Error codes are Fluss's, except where `docs/compatibility.md` says why not.
 
-Tables with a lake format are shown with the cluster's own `datalake.<format>.*` among their
-properties, without secrets (`config/lake.py`). These are not in the catalog: whoever changes the
-configuration changes them for all tables at once. The same holds for `remote_data_dir`: what is
-stored is the id of a location, what clients see is the address it has now.
+The properties of tables with a lake format include the cluster's own `datalake.<format>.*`, without
+secrets (`config/lake.py`). These are not in the catalog: a change of the configuration changes them
+for all tables at once. `remote_data_dir` is not stored either: the catalog has the id of a
+location, and clients get its present address.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
     from zufluss.net.services import RequestContext, Services
 
 MISSING_PARTITION_HOLD_SECONDS = 0.5
-"""How long the answer about a missing partition is held: pyfluss asks again at once, for ever."""
+"""Delay of the answer about a missing partition: pyfluss asks again at once, for ever."""
 
 
 class MetadataService:
@@ -133,10 +132,10 @@ class MetadataService:
         self, request: m.GetTableSchemaRequest, ctx: RequestContext
     ) -> m.GetTableSchemaResponse:
         """GET_TABLE_SCHEMA (1011): one by id, or the current one."""
-        wanted = request.schema_id if request.HasField("schema_id") else None
-        check_refusal(wanted, self._remote_uri)
+        requested = request.schema_id if request.HasField("schema_id") else None
+        check_refusal(requested, self._remote_uri)
         path = path_from_proto(request.table_path)
-        schema_id, schema = self._image.schema(path, wanted)
+        schema_id, schema = self._image.schema(path, requested)
         return m.GetTableSchemaResponse(schema_id=schema_id, schema_json=schema.to_json_bytes())
 
     async def list_partition_infos(
@@ -147,7 +146,7 @@ class MetadataService:
         info = self._image.partitioned_table(path).info
         partial = spec_from_proto(request.partial_partition_spec)
         check_partial_spec(info, partial)
-        found = [
+        infos = [
             m.PbPartitionInfo(
                 partition_id=entry.partition_id,
                 partition_spec=spec_to_proto(entry.spec),
@@ -156,7 +155,7 @@ class MetadataService:
             for name, entry in sorted(self._image.partitions(info.table_id).items())
             if partial.items() <= entry.spec.items()
         ]
-        return m.ListPartitionInfosResponse(partitions_info=found)
+        return m.ListPartitionInfosResponse(partitions_info=infos)
 
     async def get_metadata(
         self, request: m.MetadataRequest, ctx: RequestContext
@@ -186,7 +185,7 @@ class MetadataService:
         return message
 
     def _table_json(self, entry: TableEntry) -> bytes:
-        """The descriptor as clients see it: with what they need to reach the lake."""
+        """The descriptor as clients see it, with the properties of the lake."""
         format = entry.info.property(TABLE_DATALAKE_FORMAT)
         lake = None if format is None else self._lakes[format]
         if not lake:
@@ -195,18 +194,18 @@ class MetadataService:
         return replace(descriptor, properties={**descriptor.properties, **lake}).to_json()
 
     def _partitions(self, request: m.MetadataRequest) -> Iterable[PartitionEntry]:
-        """The partitions a request names, each once."""
-        found: dict[int, PartitionEntry] = {}
+        """The partitions that a request names, each once."""
+        partitions: dict[int, PartitionEntry] = {}
         for each in request.partitions_path:
             path = physical_path_from_proto(each)
             entry = self._image.partition(path.path, path.partition or "")
-            found[entry.partition_id] = entry
+            partitions[entry.partition_id] = entry
         for partition_id in request.partitions_id:
             by_id = self._image.partition_by_id(partition_id)
             if by_id is None:
                 raise PartitionNotExistError(f"partition with id {partition_id} does not exist")
-            found[partition_id] = by_id
-        return found.values()
+            partitions[partition_id] = by_id
+        return partitions.values()
 
 
 def _visible(nodes: Iterable[ServerNode], listener: str) -> list[m.PbServerNode]:

@@ -1,9 +1,8 @@
-"""The producers of a table as leaders must know them, and their form on the wire.
+"""The producers of a table as leaders know them, and their form on the wire.
 
-The coordinator keeps them (`coordinator/producers/calls.py`) and tells them to every leader of
-the table: all of the table at once, with a version that grows, so that news that come late change
-nothing. A leader needs no more of a producer than what its puts are checked by, and from where on
-the changelog must be kept for an undo of it.
+The coordinator (`coordinator/producers/book.py`) sends all producers of a table to every leader at
+once, with a version that grows, so that late messages change nothing. A leader knows of a producer
+what it needs to check puts, and the offsets from which the changelog is kept for an undo.
 """
 
 from __future__ import annotations
@@ -23,21 +22,21 @@ class ProducerEntry:
     """One producer of a table."""
 
     producer_id: str
-    """Its id, the same after every restart of it."""
+    """Its id, the same after every restart of the producer."""
     number: int
-    """What its writer ids are made of; no other producer ever has it."""
+    """The number that its writer ids are made of; no other producer ever has it."""
     epoch: int
-    """Its present epoch; writers of others are fenced."""
+    """Its present epoch; writers of other epochs are fenced."""
     column_ids: frozenset[int]
-    """The columns it writes, none of the key; empty: all there are, also those added later."""
+    """The columns it writes, none of the key; empty for all columns, also those added later."""
     exclusive: bool
-    """Nobody else may write them."""
+    """Whether nobody else may write its columns."""
     lost: bool
-    """Others have taken columns of it: every epoch of it is fenced, and it locks nothing."""
+    """Whether others have taken columns of it: all its epochs are fenced, and it locks nothing."""
     baseline: Baseline = field(default_factory=dict)
     """Its changes from these offsets on may have to be undone."""
     holds: bool = True
-    """The changelog from `baseline` on must be kept; a bucket that is not in it from 0 on."""
+    """Whether the changelog must be kept from `baseline` on; from 0 for buckets not in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +44,15 @@ class TableProducers:
     """Every producer of a table."""
 
     table_id: int
-    """The table."""
+    """The id of the table."""
     version: int
     """Grows with each change, also over restarts of the coordinator."""
     producers: tuple[ProducerEntry, ...] = ()
-    """All there are; none: the table is free."""
+    """All producers of the table."""
 
 
 def producers_to_proto(table: TableProducers) -> m.PbTableProducers:
-    """The producers of a table as they travel to a leader."""
+    """Encode the producers of a table for a leader."""
     return m.PbTableProducers(
         table_id=table.table_id,
         version=table.version,
@@ -62,14 +61,14 @@ def producers_to_proto(table: TableProducers) -> m.PbTableProducers:
 
 
 def producers_from_proto(message: m.PbTableProducers) -> TableProducers:
-    """The producers of a table as they arrived."""
+    """Decode the producers of a table."""
     return TableProducers(
         message.table_id, message.version, tuple(map(_entry_from_proto, message.producers))
     )
 
 
 def _entry_to_proto(table_id: int, entry: ProducerEntry) -> m.PbProducer:
-    """What leaders need not know stays behind."""
+    """Encode one producer; fields that leaders do not need are 0."""
     return m.PbProducer(
         producer_id=entry.producer_id,
         table_id=table_id,

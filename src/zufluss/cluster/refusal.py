@@ -1,16 +1,16 @@
-"""Telling an old client that it cannot read a remote location, so that its scan ends.
+"""The refusal that ends the scan of an old client which cannot read a remote location.
 
-Clients that know one token for all remote files can read the first location, and those with the
-same credentials. For the others they need an error, but the batch scanners of pyfluss swallow every
-error code of a bucket and fetch again at once, for ever. What does end every kind of scan, with the
-server's own words, is a batch written under a schema the client cannot get: it asks for the schema
-and raises what it is told. So such a bucket is answered with an empty batch whose schema id says
-which location is meant, and GET_TABLE_SCHEMA of that id is answered with the reason.
+Clients that use one token for all remote files can read the first location, and locations with the
+same credentials. For other locations they need an error, but the batch scanners of pyfluss ignore
+every error code of a bucket and fetch again at once, for ever. Every kind of scan ends at a batch
+whose schema the client cannot get: the client asks for the schema, and raises the error that it
+gets. So such a bucket is answered with an empty batch whose schema id stands for the location, and
+GET_TABLE_SCHEMA of that id is answered with the error.
 
 | schema id | meaning |
 |---|---|
 | from 1 on | a schema of the table |
-| −1000 − n | what is wanted lies in location n |
+| −1000 − n | the rows lie in location n |
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LAST: Final = -(1 << 15)
 
 
 class RefusedLocationError(AuthorizationError):
-    """A client that has the credentials of the first location wants something of another one."""
+    """A client with the credentials of the first location reads from another location."""
 
     def __init__(self, location_id: int, uri: str) -> None:
         super().__init__(
@@ -39,14 +39,14 @@ class RefusedLocationError(AuthorizationError):
 
 
 def refusal_batch(location_id: int, offset: int) -> bytes:
-    """A batch at `offset` that an old client fails at, because of location `location_id`."""
+    """A batch at `offset` at which an old client fails, because of location `location_id`."""
     batch = build_batch(max(_FIRST - location_id, _LAST), b"", 1)
     stamp(batch, 0, 0, offset, 0, -1)
     return bytes(batch)
 
 
 def check_refusal(schema_id: int | None, uri_of: Callable[[int], str]) -> None:
-    """Raise what a schema id stands for, unless it stands for a schema."""
+    """`RefusedLocationError` if a schema id stands for a location."""
     if schema_id is not None and _LAST <= schema_id <= _FIRST:
         location_id = _FIRST - schema_id
         raise RefusedLocationError(location_id, uri_of(location_id))

@@ -1,8 +1,8 @@
-"""What tablet servers and the coordinator tell each other about a bucket's remote files.
+"""The calls of tablet servers to the coordinator about remote files, and their form on the wire.
 
-Tablet servers write the files, the coordinator knows which ones count. `RemoteGateway` is the
-coordinator as a tablet server sees it for that: in one process the coordinator's own object, apart
-`tablet/link.py`, which puts the same calls on the wire.
+Tablet servers write the files; the coordinator knows which documents are valid. `RemoteGateway` is
+the coordinator as a tablet server sees it: in one process the coordinator's own object
+(`coordinator/remote/keeper.py`), otherwise `tablet/link.py`, which sends the same calls.
 
 | call | on the wire | when |
 |---|---|---|
@@ -29,14 +29,14 @@ from zufluss.wire.tables import bucket_from_proto, bucket_to_proto
 
 @dataclass(frozen=True, slots=True)
 class ManifestCommit:
-    """A manifest that is written and shall count from now on."""
+    """A written manifest that is to become the valid one of its bucket."""
 
     bucket: TableBucket
-    """Whose log it describes."""
+    """The bucket whose log it describes."""
     leader_epoch: int
-    """Of the leader that wrote it; refused when there is a later one."""
+    """The epoch of the leader that wrote it; refused when there is a later one."""
     manifest_location: int
-    """Where the manifest lies."""
+    """The location of the manifest."""
     manifest_path: str
     """Its path below the root of that location."""
     start_offset: int
@@ -44,9 +44,9 @@ class ManifestCommit:
     end_offset: int
     """The offset after the last one."""
     usage: Mapping[int, Usage] = field(default_factory=dict)
-    """Files and bytes that the manifest refers to, by location; itself not among them."""
+    """Files and bytes that the manifest refers to, by location; the manifest itself excluded."""
     base_manifest_path: str | None = None
-    """The manifest it was made from, None where there was none; refused when that is past."""
+    """The manifest it is based on, None for the first; refused if that is not the valid one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +56,9 @@ class SnapshotHandle:
     snapshot_id: int
     """Its number, per bucket."""
     log_offset: int
-    """It has everything below this offset of the changelog."""
+    """It contains all changes below this offset of the changelog."""
     metadata_location: int
-    """Where its `_METADATA` lies."""
+    """The location of its `_METADATA`."""
     metadata_path: str
     """Its path below the root of that location."""
     size: int = field(default=0, compare=False)
@@ -67,14 +67,14 @@ class SnapshotHandle:
 
 @dataclass(frozen=True, slots=True)
 class BucketRemote:
-    """What a bucket has in remote storage, as the coordinator knows it."""
+    """The remote side of a bucket, as the coordinator knows it."""
 
     bucket: TableBucket
     """The bucket."""
     manifest_location: int | None = None
-    """Where the manifest of its log lies; None where there is none."""
+    """The location of the manifest of its log; None without a manifest."""
     manifest_path: str | None = None
-    """Its path below the root of that location; None where there is none."""
+    """The path of the manifest below the root of that location; None without a manifest."""
     remote_start_offset: int | None = None
     """The first offset of its log in remote storage; None without a manifest."""
     remote_end_offset: int | None = None
@@ -82,28 +82,28 @@ class BucketRemote:
     next_snapshot_id: int = 0
     """The number of its next key-value snapshot."""
     snapshots: tuple[SnapshotHandle, ...] = ()
-    """Those that are retained, oldest first."""
+    """The retained snapshots, oldest first."""
 
 
 class RemoteGateway(Protocol):
-    """The coordinator, told by a tablet server what it has in remote storage."""
+    """The coordinator as a tablet server calls it about remote files."""
 
     async def bucket_remotes(
         self, buckets: Sequence[TableBucket]
     ) -> dict[TableBucket, BucketRemote]:
-        """What these buckets have; those that have nothing, and never had, are not in it."""
+        """The remote side of buckets, without those that never had any remote files."""
         ...
 
     async def commit_manifest(self, commit: ManifestCommit) -> bool:
-        """Make a manifest count; False when its leader or its base is past: nothing changed."""
+        """Commit a manifest; False, without a change, for a former leader or an old base."""
         ...
 
     async def commit_snapshot(self, metadata: bytes, leader_epoch: int) -> None:
-        """Make a snapshot count, given as the bytes of its `_METADATA` (see `metadata_file`)."""
+        """Commit a snapshot, given as the bytes of its `_METADATA` (see `metadata_file`)."""
         ...
 
     async def lake_offset(self, path: TablePath, bucket: TableBucket) -> int:
-        """Below it the lake has everything of a bucket; 0 where it has nothing."""
+        """The offset up to which the lake has all rows of a bucket; 0 where it has none."""
         ...
 
 
@@ -112,8 +112,8 @@ def home(locations: Locations, location_id: int | None) -> Location:
 
     The first one if the table is older than locations, or if its own was retired.
     """
-    found = locations.first if location_id is None else locations.get(location_id)
-    return locations.first if found.state is AdminState.RETIRED else found
+    location = locations.first if location_id is None else locations.get(location_id)
+    return locations.first if location.state is AdminState.RETIRED else location
 
 
 def metadata_file(snapshot: KvSnapshot) -> tuple[int, str]:
@@ -128,7 +128,7 @@ def metadata_file(snapshot: KvSnapshot) -> tuple[int, str]:
 def commit_to_proto(
     commit: ManifestCommit, coordinator_epoch: int
 ) -> m.CommitRemoteLogManifestRequest:
-    """A manifest's commit as it travels."""
+    """Encode the commit of a manifest."""
     bucket = commit.bucket
     return m.CommitRemoteLogManifestRequest(
         table_id=bucket.table_id,
@@ -149,7 +149,7 @@ def commit_to_proto(
 
 
 def commit_from_proto(message: m.CommitRemoteLogManifestRequest) -> ManifestCommit:
-    """A manifest's commit as it arrived."""
+    """Decode the commit of a manifest."""
     base = message.base_manifest_path if message.HasField("base_manifest_path") else None
     return ManifestCommit(
         bucket_from_proto(message),
@@ -164,7 +164,7 @@ def commit_from_proto(message: m.CommitRemoteLogManifestRequest) -> ManifestComm
 
 
 def remote_to_proto(remote: BucketRemote) -> m.PbBucketRemote:
-    """What a bucket has, as it travels."""
+    """Encode the remote side of a bucket."""
     return m.PbBucketRemote(
         bucket=bucket_to_proto(remote.bucket),
         manifest_location=remote.manifest_location,
@@ -177,21 +177,21 @@ def remote_to_proto(remote: BucketRemote) -> m.PbBucketRemote:
 
 
 def remote_from_proto(message: m.PbBucketRemote) -> BucketRemote:
-    """What a bucket has, as it arrived."""
-    there = message.HasField("manifest_path")
+    """Decode the remote side of a bucket."""
+    has_manifest = message.HasField("manifest_path")
     return BucketRemote(
         bucket_from_proto(message.bucket),
-        message.manifest_location if there else None,
-        message.manifest_path if there else None,
-        message.remote_start_offset if there else None,
-        message.remote_end_offset if there else None,
+        message.manifest_location if has_manifest else None,
+        message.manifest_path if has_manifest else None,
+        message.remote_start_offset if has_manifest else None,
+        message.remote_end_offset if has_manifest else None,
         message.next_snapshot_id,
         tuple(map(snapshot_from_proto, message.snapshots)),
     )
 
 
 def snapshot_to_proto(handle: SnapshotHandle) -> m.PbSnapshotHandle:
-    """A retained snapshot as it travels."""
+    """Encode a retained snapshot."""
     return m.PbSnapshotHandle(
         snapshot_id=handle.snapshot_id,
         log_offset=handle.log_offset,
@@ -202,7 +202,7 @@ def snapshot_to_proto(handle: SnapshotHandle) -> m.PbSnapshotHandle:
 
 
 def snapshot_from_proto(message: m.PbSnapshotHandle) -> SnapshotHandle:
-    """A retained snapshot as it arrived."""
+    """Decode a retained snapshot."""
     return SnapshotHandle(
         message.snapshot_id,
         message.log_offset,

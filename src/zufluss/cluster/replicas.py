@@ -1,6 +1,6 @@
-"""Orders to a tablet server: which buckets to hold, which to give up, and their form on the wire.
+"""The calls of the coordinator to a tablet server, and their form on the wire.
 
-`TabletGateway` is a tablet server as the coordinator sees it, `coordinator/tablets.py` sends to it.
+`TabletGateway` is a tablet server as the coordinator sees it; `coordinator/tablets.py` calls it.
 """
 
 from __future__ import annotations
@@ -56,83 +56,83 @@ class ReplicaStop:
     leader_epoch: int
     """The epoch of its last leader."""
     delete: bool
-    """Its files go as well."""
+    """Whether its files are deleted as well."""
     replicas: tuple[int, ...] = ()
-    """Ids of the tablet servers that hold it; does not travel."""
+    """Ids of the tablet servers that hold it; not sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class LakeOffsets:
-    """How far a bucket got in the lake; its log below that may go."""
+    """The offset of a bucket in the lake; its log below that may be deleted."""
 
     table_bucket: TableBucket
     """The bucket."""
     snapshot_id: int
-    """The lake snapshot that has it."""
+    """The id of the lake snapshot."""
     log_end_offset: int
-    """Everything below this offset is in the snapshot."""
+    """All rows below this offset are in the snapshot."""
     replicas: tuple[int, ...] = ()
-    """Ids of the tablet servers that hold the bucket; does not travel."""
+    """Ids of the tablet servers that hold the bucket; not sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class KvSnapshotOffset:
-    """From where on the changelog of a bucket is needed: its oldest retained snapshot's offset."""
+    """The offset of the oldest retained snapshot: the changelog is needed from there on."""
 
     table_bucket: TableBucket
     """The bucket."""
     min_retain_offset: int
-    """Its log below this offset may go."""
+    """Its log below this offset may be deleted."""
     replicas: tuple[int, ...] = ()
-    """Ids of the tablet servers that hold the bucket; does not travel."""
+    """Ids of the tablet servers that hold the bucket; not sent."""
 
 
 class TabletGateway(Protocol):
-    """One tablet server, told what to do by the coordinator."""
+    """One tablet server as the coordinator calls it."""
 
     async def update_metadata(self, changes: Sequence[ImageChange]) -> None:
-        """Apply these changes to its picture of the cluster."""
+        """Apply changes to the image of the server."""
         ...
 
     async def start_replicas(self, replicas: Sequence[ReplicaAssignment]) -> None:
-        """Hold these buckets; return when each of them serves, raise when one cannot."""
+        """Hold these buckets; returns when all of them serve, raises when one cannot."""
         ...
 
     async def stop_replicas(self, replicas: Sequence[ReplicaStop]) -> None:
-        """Give these buckets up, and free their disk where it says delete."""
+        """Give these buckets up, and delete the files of those with `delete`."""
         ...
 
     async def notify_lake_offsets(self, offsets: Sequence[LakeOffsets]) -> None:
-        """Know how far these buckets got in the lake; buckets it does not hold are passed over."""
+        """Note the lake offsets of buckets; buckets that the server does not hold are ignored."""
         ...
 
     async def notify_kv_snapshot_offset(self, offsets: Sequence[KvSnapshotOffset]) -> None:
-        """Know from where on changelogs are needed; buckets it does not hold are passed over."""
+        """Note where changelogs are needed; buckets that the server does not hold are ignored."""
         ...
 
     async def update_locations(self, locations: Locations) -> None:
-        """Know where remote files may lie; a version it has already, or a newer one, stays."""
+        """Use these remote locations, unless the server has this version or a newer one."""
         ...
 
     async def update_producers(self, tables: Sequence[TableProducers]) -> None:
-        """Know the producers of tables; a version it has already, or a newer one, stays.
+        """Use these producers, unless the server has this version or a newer one of a table.
 
-        When this returns, no put that these do not allow is applied any more, not even one that
-        arrived before. Tables it does not hold are remembered, too: their buckets may come.
+        When this returns, no put that they do not allow is applied any more, not even one that
+        arrived before. Tables that the server does not hold are remembered for later buckets.
         """
         ...
 
     async def producer_idle_ms(self, table_id: int, numbers: Sequence[int]) -> list[int]:
-        """How long ago producers wrote to a table here, in the order asked; -1 for never."""
+        """Milliseconds since each producer wrote to a table at this server; -1 for never."""
         ...
 
     async def end_offsets(self, buckets: Sequence[TableBucket]) -> dict[TableBucket, int]:
-        """The ends of the logs of buckets that it leads; raise when it does not lead one."""
+        """The end offsets of the logs of buckets; raises unless the server leads all of them."""
         ...
 
 
 class LocalTablet(TabletGateway, Protocol):
-    """A tablet server in the coordinator's process: it is told everything at once at start."""
+    """A tablet server in the process of the coordinator; it gets everything at its start."""
 
     async def assign(
         self,
@@ -140,18 +140,18 @@ class LocalTablet(TabletGateway, Protocol):
         replicas: Sequence[ReplicaAssignment],
         producers: Sequence[TableProducers] = (),
     ) -> None:
-        """Take over this picture, hold exactly these buckets, delete every other on the disk.
+        """Use this image, hold exactly these buckets, and delete every other one on the disk.
 
-        `producers` are all there are: a table that is not among them has none.
+        `producers` has every table with producers.
         """
         ...
 
 
 class RpcCaller(Protocol):
-    """What speaking to another server needs of a connection."""
+    """A connection to another server."""
 
     async def call(self, api_key: ApiKey, request: Any, *, timeout_ms: int) -> Any:
-        """The answer to a request; raises the error it carries."""
+        """Send a request, and return the answer; raises the error in the answer."""
         ...
 
 
@@ -165,7 +165,7 @@ def assignments(image: ClusterImage, server_id: int) -> list[ReplicaAssignment]:
 
 
 def replica_to_proto(replica: ReplicaAssignment) -> m.PbNotifyLeaderAndIsrReqForBucket:
-    """An assignment as it travels."""
+    """Encode an assignment."""
     state = replica.state
     return m.PbNotifyLeaderAndIsrReqForBucket(
         physical_table_path=physical_path_to_proto(replica.physical_path),
@@ -179,7 +179,7 @@ def replica_to_proto(replica: ReplicaAssignment) -> m.PbNotifyLeaderAndIsrReqFor
 
 
 def replica_from_proto(message: m.PbNotifyLeaderAndIsrReqForBucket) -> ReplicaAssignment:
-    """An assignment as it arrived."""
+    """Decode an assignment."""
     state = BucketState(
         replicas=tuple(message.replicas),
         leader=message.leader,
@@ -195,7 +195,7 @@ def replica_from_proto(message: m.PbNotifyLeaderAndIsrReqForBucket) -> ReplicaAs
 
 
 def stop_to_proto(stop: ReplicaStop) -> m.PbStopReplicaReqForBucket:
-    """A stop as it travels; who held the bucket stays behind."""
+    """Encode a stop, without `replicas`."""
     return m.PbStopReplicaReqForBucket(
         table_bucket=bucket_to_proto(stop.table_bucket),
         leader_epoch=stop.leader_epoch,
@@ -204,13 +204,13 @@ def stop_to_proto(stop: ReplicaStop) -> m.PbStopReplicaReqForBucket:
 
 
 def stop_from_proto(message: m.PbStopReplicaReqForBucket) -> ReplicaStop:
-    """A stop as it arrived, at a server that held the bucket."""
+    """Decode a stop."""
     bucket = bucket_from_proto(message.table_bucket)
     return ReplicaStop(bucket, message.leader_epoch, message.delete)
 
 
 def lake_offsets_to_proto(offsets: LakeOffsets) -> m.PbNotifyLakeTableOffsetReqForBucket:
-    """A bucket's lake offset as it travels; who holds the bucket stays behind."""
+    """Encode a lake offset, without `replicas`."""
     bucket = offsets.table_bucket
     return m.PbNotifyLakeTableOffsetReqForBucket(
         table_id=bucket.table_id,
@@ -222,7 +222,7 @@ def lake_offsets_to_proto(offsets: LakeOffsets) -> m.PbNotifyLakeTableOffsetReqF
 
 
 def lake_offsets_from_proto(message: m.PbNotifyLakeTableOffsetReqForBucket) -> LakeOffsets:
-    """A bucket's lake offset as it arrived; 0, nothing, where none is said."""
+    """Decode a lake offset; 0 if the message has none."""
     bucket = bucket_from_proto(message)
     return LakeOffsets(bucket, message.snapshot_id, message.log_end_offset)
 
@@ -230,7 +230,7 @@ def lake_offsets_from_proto(message: m.PbNotifyLakeTableOffsetReqForBucket) -> L
 def kv_snapshot_offset_to_proto(
     offset: KvSnapshotOffset, coordinator_epoch: int
 ) -> m.NotifyKvSnapshotOffsetRequest:
-    """From where on a changelog is needed, as it travels; who holds the bucket stays behind."""
+    """Encode the offset from which a changelog is needed, without `replicas`."""
     bucket = offset.table_bucket
     return m.NotifyKvSnapshotOffsetRequest(
         table_id=bucket.table_id,
@@ -242,6 +242,6 @@ def kv_snapshot_offset_to_proto(
 
 
 def kv_snapshot_offset_from_proto(message: m.NotifyKvSnapshotOffsetRequest) -> KvSnapshotOffset:
-    """From where on a changelog is needed, as it arrived."""
+    """Decode the offset from which a changelog is needed."""
     bucket = bucket_from_proto(message)
     return KvSnapshotOffset(bucket, message.min_retain_offset)

@@ -1,21 +1,21 @@
-"""GET_FILESYSTEM_SECURITY_TOKEN: what a client reads remote files with, in either role.
+"""GET_FILESYSTEM_SECURITY_TOKEN: tokens with which clients read remote files, from either role.
 
-Clients of Fluss ask for nothing in particular and get one token, that of the first location. Ours
-name tables and get a list, one entry for each file system, or for each prefix where tokens can be
+Clients of Fluss name no tables and get one token, that of the first location. Clients of zufluss
+name tables and get a list with one token for each file system, or for each prefix if tokens can be
 limited to prefixes (`remote/tokens.py`).
 
 | file system | tables named | none named |
 |---|---|---|
-| limits tokens | the directories of these tables | whole locations to who may read all tables, else the directories of what they may read |
-| does not | one for the file system, only to who may read all tables | the same |
+| limits tokens | the directories of these tables | whole locations for users who may read all tables, otherwise the directories of the tables they may read |
+| does not | one token for the file system, only for users who may read all tables | the same |
 | needs none | an empty token for everybody | the same |
 
-So nobody gets a token that opens a table they may not read. A file system whose token service does
-not answer is left out of the list, since the others can be read without it; only who asks for no
-table, an old client, needs the first one and gets the error.
+So nobody gets a token for a table that they may not read. A file system whose token service does
+not answer is left out of the list, since the others can be read without it. Only clients of Fluss,
+which need the first file system, get the error.
 
-A table that was dropped while leases hold its snapshots can be named as before, and opens its old
-directories, also when another table has its name by now. The coordinator alone knows of these.
+A dropped table whose snapshots leases still hold can be named as before: the token opens its old
+directories, even when another table has its name by now. Only the coordinator knows such tables.
 """  # noqa: E501 - a table row does not wrap
 
 from __future__ import annotations
@@ -43,20 +43,18 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 MayRead = Callable[[str | None, TablePath], bool]
-"""Whether a principal may read a table; None is who came in without authentication."""
-
-
+"""Whether a principal may read a table; None is a user without authentication."""
 DroppedTables = Callable[[TablePath], Sequence[int]]
 """The ids of dropped tables of a name whose snapshots leases still hold."""
 
 
 def everybody(principal: str | None, path: TablePath) -> bool:
-    """Who got in may read everything."""
+    """Every user may read every table."""
     return True
 
 
 def no_dropped(path: TablePath) -> Sequence[int]:
-    """A server that knows of no leases."""
+    """No dropped tables: tablet servers do not know leases."""
     return ()
 
 
@@ -71,7 +69,7 @@ class TokenService:
         may_read: MayRead = everybody,
         dropped: DroppedTables = no_dropped,
     ) -> None:
-        """`locations` is the registry as it is now, addresses resolved."""
+        """`locations` returns the present registry, with full addresses."""
         self._image = image
         self._locations = locations
         self._tokens = tokens
@@ -93,18 +91,18 @@ class TokenService:
         for location in self._locations().live:
             root = parse_location(location.uri, str(location))
             systems.setdefault(root.fs_key, []).append(root)
-        found: list[FileSystemToken] = []
+        tokens: list[FileSystemToken] = []
         failures: dict[str, ZuflussError] = {}
         for key, roots in systems.items():
             try:
-                found += await self._of_file_system(roots, list(named), ctx.principal)
+                tokens += await self._of_file_system(roots, list(named), ctx.principal)
             except (SecurityTokenError, AuthorizationError) as e:
                 log.warning("no_token", file_system=key, error=str(e))
                 failures[key] = e
         first = next(iter(systems))
-        if first in failures and not (named and found):
+        if first in failures and not (named and tokens):
             raise failures[first]
-        return _response(first, found)
+        return _response(first, tokens)
 
     def _check(self, principal: str | None, path: TablePath) -> None:
         if not self._dropped(path):
@@ -138,7 +136,7 @@ class TokenService:
         return all(self._may_read(principal, entry.info.path) for entry in self._image.tables())
 
     def _directories(self, roots: Iterable[LocationUri], tables: Sequence[TablePath]) -> list[str]:
-        """Everything of some tables in some locations."""
+        """The directories of tables in locations."""
         return [
             f"{root.text}/{table_directory(kind, path, table_id)}"
             for root in roots
@@ -148,15 +146,17 @@ class TokenService:
         ]
 
     def _ids(self, path: TablePath) -> list[int]:
-        """The table of a name, and those that had it before and are still read."""
-        found = self._image.find_table(path)
-        now = [] if found is None else [found.info.table_id]
+        """The ids of the table of a name, and of dropped ones of that name with leases."""
+        entry = self._image.find_table(path)
+        now = [] if entry is None else [entry.info.table_id]
         return [*now, *(each for each in self._dropped(path) if each not in now)]
 
 
-def _response(first: str, found: Sequence[FileSystemToken]) -> m.GetFileSystemSecurityTokenResponse:
-    """The list, and for those who read one token only the one of the first file system."""
-    classic = next((x for x in found if f"{x.prefix}/".startswith(f"{first}/")), None)
+def _response(
+    first: str, tokens: Sequence[FileSystemToken]
+) -> m.GetFileSystemSecurityTokenResponse:
+    """The list of tokens, and for clients of Fluss the token of the first file system."""
+    classic = next((x for x in tokens if f"{x.prefix}/".startswith(f"{first}/")), None)
     if classic is None:
         classic = FileSystemToken(first, first.partition(":")[0])
     return m.GetFileSystemSecurityTokenResponse(
@@ -173,7 +173,7 @@ def _response(first: str, found: Sequence[FileSystemToken]) -> m.GetFileSystemSe
                 addition_info=_pairs(token),
                 path_scoped=token.path_scoped,
             )
-            for token in found
+            for token in tokens
         ],
     )
 

@@ -1,10 +1,10 @@
 """Writer ids, handed out one by one from durable ranges.
 
 An idempotent writer asks for an id before its first write (INIT_WRITER). Two writers with one id
-would destroy each other's sequence numbers, so an id must never be given twice, not even after a
-crash. Taking a range from the store once per `RANGE` writers makes that cheap: what is left of a
-range when the process dies is lost, and that is all. Where ranges come from is the caller's
-choice: the catalog when both roles are one process, ALLOCATE_WRITER_IDS when they are apart.
+would destroy each other's sequence numbers, so an id is never given twice, not even after a crash.
+One range from the store serves `RANGE` writers; the rest of a range is lost when the process dies.
+The caller says where ranges come from: from the catalog in a process with both roles, from
+ALLOCATE_WRITER_IDS otherwise.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class WriterIds:
 
     async def next(self) -> int:
         """An id that no writer has or had."""
-        found = next(self._ids, None)
-        while found is None:
+        writer_id = next(self._ids, None)
+        while writer_id is None:
             async with self._lock:
-                found = next(self._ids, None)
-                if found is None:
+                writer_id = next(self._ids, None)
+                if writer_id is None:
                     self._ids = iter(await self._allocate(RANGE))
-                    found = next(self._ids, None)
-        return found
+                    writer_id = next(self._ids, None)
+        return writer_id
 
     def register(self, services: Services) -> None:
         """Answer INIT_WRITER."""

@@ -1,13 +1,13 @@
-"""The catalog in the metadata store: every path, and what lies there.
+"""The layout of the catalog in the metadata store: every path, and its value.
 
-The only code that knows the layout. Values are UTF-8 JSON objects unless the table says number
-(decimal text). Everything about a table lies below its id, so that a name can be used again while
-the old table is being deleted, and dropping a table is deleting one subtree.
+No other code knows this layout. Values are UTF-8 JSON objects unless the table says number (decimal
+text). All paths of a table lie below its id, so that a name can be used again while the old table
+is being deleted, and a drop deletes one subtree.
 
 | path | value |
 |---|---|
 | `/catalog/format` | number: version of this layout, 1 |
-| `/catalog/cluster` | text: the cluster's id, 32 hex digits, made once |
+| `/catalog/cluster` | text: the cluster's id, 32 hex digits, created once |
 | `/coordinator/epoch` | number: grows with each start of a coordinator; every change checks it |
 | `/counters/table` `/counters/partition` `/counters/writer` `/counters/server-epoch` `/counters/lease-epoch` | number: the next id, never given twice |
 | `/databases/NAME` | `descriptor` (as on the wire), `created_time`, `modified_time` |
@@ -19,7 +19,7 @@ the old table is being deleted, and dropping a table is deleting one subtree.
 | `/tables/ID/buckets` | `buckets`: a list by bucket number of `[replicas, leader, leader_epoch, isr, bucket_epoch]`; absent for a partitioned table |
 | `/tables/ID/partitions/PARTITION_ID` | `name`, `created_time`, `remote_location` (as of a table) |
 | `/tables/ID/partitions/PARTITION_ID/buckets` | as `/tables/ID/buckets` |
-| `/tables/ID/remote/BUCKET` | what the bucket has in remote storage, see `bucket_remotes.py`; made and deleted with the table |
+| `/tables/ID/remote/BUCKET` | the remote side of the bucket, see `bucket_remotes.py`; created and deleted with the table |
 | `/tables/ID/partitions/PARTITION_ID/remote/BUCKET` | the same, with the partition |
 | `/remote/drops/table-ID` | `database`, `table`, `table_id`: a dropped table whose remote files are to be deleted; made in the transaction of the drop |
 | `/remote/drops/table-ID/partitions/N` | `partitions`: the names by id of up to 1,000 partitions that went with a primary-key table, since its leased snapshots lie below them |
@@ -99,7 +99,7 @@ class SnapshotRecord:
     offsets_file: OffsetsFile
     """The offsets file: how far each bucket got."""
     readable_file: OffsetsFile | None = None
-    """The offsets file of what readers may rely on; None where that is not known."""
+    """The offsets file with the offsets that readers may rely on; None if it is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class LakeRecord:
     """The lake side of a table."""
 
     tiered_time: int | None = None
-    """When a snapshot was last committed, epoch milliseconds."""
+    """When a snapshot was last committed, epoch milliseconds; None before the first."""
     snapshots: tuple[SnapshotRecord, ...] = ()
     """The snapshots that are kept, the newest last."""
 
@@ -117,7 +117,7 @@ class Drop:
     """A dropped table or partition whose remote files are to be deleted."""
 
     owner: PhysicalTablePath
-    """What it was called."""
+    """The name of the table, and of the partition."""
     table_id: int
     """The table's id."""
     partition_id: int | None = None
@@ -130,13 +130,13 @@ class Drop:
 
 
 class CatalogDamagedError(ZuflussError):
-    """The metadata store holds something that is no catalog."""
+    """A value in the metadata store cannot be read."""
 
     code = ErrorCode.STORAGE_EXCEPTION
 
 
 def number(value: int) -> bytes:
-    """A number as it is stored."""
+    """Encode a number as it is stored."""
     return b"%d" % value
 
 
@@ -144,7 +144,7 @@ def number(value: int) -> bytes:
 
 
 def put_database(entry: DatabaseEntry, *, new: bool) -> Op:
-    """Create a database, or replace it."""
+    """The operation that creates or replaces a database."""
     value = dump_object(
         {
             "descriptor": json.loads(entry.descriptor.to_json()),
@@ -157,12 +157,12 @@ def put_database(entry: DatabaseEntry, *, new: bool) -> Op:
 
 
 def drop_database(name: str) -> Op:
-    """Delete a database."""
+    """The operation that deletes a database."""
     return Delete(f"/databases/{name}")
 
 
 def create_table(entry: TableEntry) -> list[Op]:
-    """Create a table with its schemas and buckets."""
+    """Operations that create a table with its schemas and buckets."""
     base = _table_path(entry.info.table_id)
     ops: list[Op] = [Create(base, _table_value(entry))]
     ops += [_create_schema(base, i, schema) for i, schema in entry.schemas.items()]
@@ -175,7 +175,7 @@ def create_table(entry: TableEntry) -> list[Op]:
 
 
 def alter_table(before: TableEntry, after: TableEntry) -> list[Op]:
-    """Replace a table, adding the schemas it did not have."""
+    """Operations that replace a table, and add its new schemas."""
     base = _table_path(after.info.table_id)
     ops: list[Op] = [Put(base, _table_value(after))]
     ops += [
@@ -187,7 +187,7 @@ def alter_table(before: TableEntry, after: TableEntry) -> list[Op]:
 
 
 def drop_table(entry: TableEntry, partitions: Iterable[PartitionEntry]) -> list[Op]:
-    """Delete a table with everything below it."""
+    """Operations that delete a table with everything below it, and note its remote files."""
     base = _table_path(entry.info.table_id)
     ops: list[Op] = [Delete(base)]
     ops += [Delete(f"{base}/schemas/{i}") for i in entry.schemas]
@@ -204,7 +204,7 @@ def drop_table(entry: TableEntry, partitions: Iterable[PartitionEntry]) -> list[
 
 
 def create_partition(entry: PartitionEntry) -> list[Op]:
-    """Create a partition with its buckets."""
+    """Operations that create a partition with its buckets."""
     path = _partition_path(entry)
     value: dict[str, Any] = {"name": entry.name, "created_time": entry.created_time}
     ops: list[Op] = [
@@ -215,7 +215,7 @@ def create_partition(entry: PartitionEntry) -> list[Op]:
 
 
 def drop_partition(table: TablePath, entry: PartitionEntry) -> list[Op]:
-    """Delete a partition with its buckets, and have its remote files deleted."""
+    """Operations that delete a partition with its buckets, and note its remote files."""
     owner = PhysicalTablePath(*table, entry.name)
     drop = _create_drop(Drop(owner, entry.table_id, entry.partition_id))
     return [*_delete_partition(entry), drop]
@@ -228,7 +228,7 @@ def _delete_partition(entry: PartitionEntry) -> list[Op]:
 
 
 def bucket_remote(bucket: TableBucket) -> str:
-    """The path of what a bucket has in remote storage."""
+    """The path of the remote side of a bucket."""
     base = _table_path(bucket.table_id)
     if bucket.partition_id is not None:
         base += f"/partitions/{bucket.partition_id}"
@@ -236,7 +236,7 @@ def bucket_remote(bucket: TableBucket) -> str:
 
 
 def create_bucket_remote(bucket: TableBucket) -> Op:
-    """A bucket that has nothing in remote storage."""
+    """The operation that creates an empty remote side of a bucket."""
     return Create(bucket_remote(bucket), b"{}")
 
 
@@ -260,7 +260,7 @@ def _create_drop(drop: Drop) -> Op:
 
 
 def _create_names(partitions: Sequence[PartitionEntry]) -> list[Op]:
-    """What the partitions of a dropped table were called."""
+    """Operations that note the names of the partitions of a dropped table."""
     return [
         Create(
             f"{dropped_names(some[0].table_id)}/{at // NAMES_AT_ONCE}",
@@ -282,7 +282,7 @@ def partition_drop(partition_id: int) -> str:
 
 
 def dropped_names(table_id: int) -> str:
-    """Below it are the names of the partitions that went with a dropped table."""
+    """The path above the partition names of a dropped table."""
     return f"{table_drop(table_id)}/partitions"
 
 
@@ -292,7 +292,7 @@ def id_counter(table_id: int, column_id: int) -> str:
 
 
 def create_lake(table_id: int) -> list[Op]:
-    """What is kept of a table's lake side, before its first hand-out and snapshot."""
+    """Operations that create the lake side of a table, without hand-out and snapshot."""
     return [
         Create(tiering_epoch(table_id), number(0)),
         Create(_snapshots(table_id), dump_object({"snapshots": []})),
@@ -300,7 +300,7 @@ def create_lake(table_id: int) -> list[Op]:
 
 
 def put_lake(table_id: int, lake: LakeRecord) -> Op:
-    """Replace the lake snapshots of a table."""
+    """The operation that replaces the lake snapshots of a table."""
     rows = [
         {"id": s.snapshot_id}
         | _file_value(s.offsets_file, "offsets", "location")
@@ -320,7 +320,7 @@ def _file_value(file: OffsetsFile | None, path: str, location: str) -> dict[str,
 
 
 def tiering_epoch(table_id: int) -> str:
-    """The path of the counter of a table's hand-outs."""
+    """The path of the tiering epoch of a table."""
     return f"{_table_path(table_id)}/lake/epoch"
 
 
@@ -374,7 +374,7 @@ def _buckets_value(states: Sequence[BucketState]) -> bytes:
 
 
 def load(entries: Iterable[Entry]) -> Iterator[ImageChange]:
-    """The catalog in the values of a store, tables before their partitions."""
+    """Decode the catalog, tables before their partitions; `CatalogDamagedError` if it fails."""
     tree = _Tree({entry.path: entry.value for entry in entries})
     databases = tree.names("/databases")
     for name in databases:
@@ -393,33 +393,33 @@ def load(entries: Iterable[Entry]) -> Iterator[ImageChange]:
 
 
 def load_lake(entries: Iterable[Entry], table_ids: Iterable[int]) -> dict[int, LakeRecord | None]:
-    """What is known of the lake side of tables; None where the store was made without one."""
+    """Decode the lake side of tables; None for a table that was created without one."""
     tree = _Tree({entry.path: entry.value for entry in entries})
     return {i: _guarded(_snapshots(i), partial(_lake, tree, i)) for i in table_ids}
 
 
 def load_drop(path: str, value: bytes) -> Drop:
-    """A drop whose remote files are to be deleted."""
+    """Decode the note of a drop."""
     return guarded(path, _drop, value)
 
 
 def _drop(value: bytes) -> Drop:
-    found = json.loads(value)
-    owner = PhysicalTablePath(found["database"], found["table"], found.get("partition"))
-    return Drop(owner, found["table_id"], found.get("partition_id"))
+    note = json.loads(value)
+    owner = PhysicalTablePath(note["database"], note["table"], note.get("partition"))
+    return Drop(owner, note["table_id"], note.get("partition_id"))
 
 
 def load_names(path: str, value: bytes) -> dict[int, str]:
-    """Some of the names of a dropped table's partitions, by id."""
+    """Decode partition names of a dropped table, by id."""
     return guarded(path, _names, value)
 
 
 def _names(value: bytes) -> dict[int, str]:
-    return {int(found): name for found, name in json.loads(value)["partitions"].items()}
+    return {int(i): name for i, name in json.loads(value)["partitions"].items()}
 
 
 class _Tree:
-    """The values of a store, with the names below a path found without a search."""
+    """The values of a store, with an index of the names below each path."""
 
     def __init__(self, values: Mapping[str, bytes]) -> None:
         self.values = values
@@ -438,7 +438,7 @@ class _Tree:
 
 
 def guarded(path: str, read: Callable[[S], T], source: S) -> T:
-    """What `read` makes of a value; `CatalogDamagedError` when it cannot."""
+    """Return `read(source)`; `CatalogDamagedError` with the path if it raises."""
     return _guarded(path, partial(read, source))
 
 

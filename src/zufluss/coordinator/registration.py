@@ -49,7 +49,7 @@ Connect = Callable[[ServerNode], Awaitable[RpcCaller]]
 
 
 @dataclass(slots=True)
-class Session:
+class TabletSession:
     """A registered tablet server."""
 
     tablet: RemoteTablet
@@ -80,7 +80,7 @@ class Registrations:
         self._connect = connect
         self._clock_ms = clock_ms
         self._on_join = on_join
-        self._sessions: dict[int, Session] = {}
+        self._sessions: dict[int, TabletSession] = {}
         self._task: asyncio.Task[None] | None = None
 
     def register(self, services: Services) -> None:
@@ -166,7 +166,7 @@ class Registrations:
         tablet = RemoteTablet(node.node_id, epoch, server_epoch, connect, TABLET_TIMEOUT_MS)
         self._tablets.detach(node.node_id)
         await self._announce(node.node_id, (node,))
-        self._sessions[node.node_id] = Session(tablet, self._clock_ms())
+        self._sessions[node.node_id] = TabletSession(tablet, self._clock_ms())
         self._tablets.attach(node.node_id, tablet)
         producers = self._producers.of_server(node.node_id)
         return m.RegisterTabletServerResponse(
@@ -197,7 +197,7 @@ class Registrations:
         self._image.apply([nodes])
         await self._tablets.update_metadata([nodes])
 
-    def _silent(self, session: Session) -> bool:
+    def _silent(self, session: TabletSession) -> bool:
         return self._clock_ms() - session.seen_ms > SESSION_MS
 
     async def _loop(self) -> None:

@@ -57,8 +57,8 @@ from zufluss.coordinator.producers.calls import ProducerCalls
 from zufluss.coordinator.producers.offsets import ProducerOffsets
 from zufluss.coordinator.producers.service import ProducerService
 from zufluss.coordinator.registration import Connect, Registrations
-from zufluss.coordinator.remote.files import RemoteFiles
 from zufluss.coordinator.remote.held_drops import HeldDrops
+from zufluss.coordinator.remote.keeper import RemoteKeeper
 from zufluss.coordinator.remote.location_service import LocationService
 from zufluss.coordinator.remote.locations import LocationRegistry
 from zufluss.coordinator.tablets import Tablets
@@ -152,7 +152,7 @@ class Coordinator:
         interval_ms = conf.get(options.KV_SNAPSHOT_LEASE_EXPIRATION_CHECK_INTERVAL)
         self.lease_timer = LeaseTimer(state.lease_book, base.clock, interval_ms / 1000)
         holds = LeaseHolds(conf, self.leases, base.clock)
-        self.remote = RemoteFiles(
+        self.remote = RemoteKeeper(
             conf,
             base.store,
             base.changes,

@@ -1,9 +1,9 @@
 """The protocol of a metadata store, small enough for SQLite and for ZooKeeper.
 
 The catalog, the epochs and the id counters of a cluster live in a metadata store: versioned byte
-values under slash paths. Everything the coordinator does durably is one `transact`, so this file
-is the whole list of what a backend must promise. `zufluss.testing.metastore` turns the list into
-tests that a backend runs by subclassing.
+values under slash paths. Every durable change of the coordinator is one `transact`. The table lists
+all promises of a backend; `zufluss.testing.metastore` has tests of them, which a backend runs by
+subclassing.
 
 | promise | meaning |
 |---|---|
@@ -15,12 +15,11 @@ tests that a backend runs by subclassing.
 | watch | no change committed after `watch` returned goes unnoticed |
 
 A watch reports *that* a path changed, in commit order; several changes of one path may arrive as
-one event that carries the last of them. So a watcher always reads the path again and never
-replays events as a history. ZooKeeper's one-shot watches can fulfil that; a log of all changes
-they could not.
+one event with the last of them. So a watcher reads the path again, and never replays events as a
+history. ZooKeeper's one-shot watches can keep this promise; a log of all changes they could not.
 
-What a store does not promise: reads over several paths as one snapshot (`tree` included), values
-above `VALUE_BYTES_MAX`, or a known outcome when the caller of `transact` is cancelled.
+A store does not promise: reads of several paths as one snapshot (`tree` included), values above
+`VALUE_BYTES_MAX`, or a known outcome when the caller of `transact` is cancelled.
 """
 
 from __future__ import annotations
@@ -142,10 +141,10 @@ class StoreOwnedError(MetaStoreError):
 
 
 class ConflictError(MetaStoreError):
-    """A transaction was refused, because the path of one operation is not as that one expects.
+    """A transaction was refused, because a path does not have the version that it expects.
 
-    `index` and `op` say which operation of the transaction, `actual` which version its path has
-    (None: no value).
+    `index` and `op` name the operation of the transaction; `actual` is the version of its path,
+    None without a value.
     """
 
     code = ErrorCode.INVALID_UPDATE_VERSION_EXCEPTION
@@ -196,7 +195,7 @@ class Watch(Protocol):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Close it."""
+        """Close the watch."""
         ...
 
 
@@ -216,7 +215,7 @@ class MetaStore(Protocol):
         ...
 
     async def transact(self, ops: Sequence[Op]) -> None:
-        """Apply all operations or none; ConflictError names the first that does not fit.
+        """Apply all operations or none; ConflictError names the first that conflicts.
 
         A path may occur once in a transaction.
         """
@@ -231,12 +230,12 @@ class MetaStore(Protocol):
         ...
 
     async def close(self) -> None:
-        """Finish what was asked for, end the watches, release the store."""
+        """Finish the calls under way, end the watches, and release the store."""
         ...
 
 
 def check_path(path: str, *, root: bool = False) -> str:
-    """The path itself; ValueError when it is not absolute, clean and short enough."""
+    """Return the path; ValueError unless it is absolute, clean and short enough."""
     if root and path == "/":
         return path
     parts = path.split("/")

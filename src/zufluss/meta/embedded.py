@@ -4,8 +4,8 @@ For `zufluss dev` and for a coordinator that stands alone. SQLite runs in WAL mo
 `synchronous=FULL`, so a transaction is on stable storage when it is acknowledged, and a crash
 leaves whole transactions only. The connection lives on one thread of its own: the event loop never
 waits for a disk, and transactions are serial without a lock. A transaction is a few statements,
-however many operations it has: Python lets go of its lock for each, and beside a busy event loop
-gets it back only after milliseconds.
+however many operations it has: Python releases its interpreter lock for each statement, and beside
+a busy event loop gets it back only after milliseconds.
 
 A directory belongs to one process. `LOCK` is held (flock) as long as the store is open; a second
 opener gets `StoreOwnedError` that names the owner. Every row carries a checksum and the file is
@@ -70,30 +70,37 @@ T = TypeVar("T")
 class EmbeddedStore:
     """A `MetaStore` in a directory, for one process. Open it with `EmbeddedStore.open`."""
 
-    def __init__(self, directory: Path, lock: int, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        lock: int,
+        loop: asyncio.AbstractEventLoop,
+        thread: ThreadPoolExecutor,
+        database: _Database,
+    ) -> None:
         self._directory = directory
         self._lock = lock
         self._loop = loop
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="zufluss-meta")
+        self._thread = thread
+        self._db = database
         self._watches: set[EmbeddedWatch] = set()
         self._closing: asyncio.Future[None] | None = None
-        self._db: _Database
 
     @classmethod
     async def open(cls, directory: Path) -> EmbeddedStore:
-        """Open the store of a directory, making it when it is not there.
+        """Open the store of a directory, or create it.
 
         StoreOwnedError when another process has it open, MetaStoreError when it is damaged.
         """
-        lock = _own(directory)
-        store = cls(directory, lock, asyncio.get_running_loop())
+        lock, loop = _own(directory), asyncio.get_running_loop()
+        thread = ThreadPoolExecutor(1, thread_name_prefix="zufluss-meta")
         try:
-            store._db = await store._run(lambda: _Database.open(directory))
+            database = await loop.run_in_executor(thread, _Database.open, directory)
         except BaseException:
-            store._thread.shutdown()
+            thread.shutdown()
             os.close(lock)
             raise
-        return store
+        return cls(directory, lock, loop, thread, database)
 
     async def read(self, path: str) -> Versioned | None:
         """The value of a path, or None."""
@@ -127,7 +134,7 @@ class EmbeddedStore:
         return watch
 
     async def close(self) -> None:
-        """Finish what was asked for, end the watches, give the directory free."""
+        """Finish the calls under way, end the watches, and release the directory."""
         if self._closing is None:
             self._closing = asyncio.ensure_future(self._close())
         await asyncio.shield(self._closing)
@@ -146,7 +153,7 @@ class EmbeddedStore:
 
         def work() -> int:
             revision, changes = self._db.transact(ops)
-            # From the worker, not from the caller: a cancelled caller must not swallow a change.
+            # From the worker, so that watches see the change even if the caller is cancelled.
             self._loop.call_soon_threadsafe(self._publish, changes)
             return revision
 
@@ -179,7 +186,7 @@ class EmbeddedWatch:
         self._on_close = on_close
 
     def offer(self, changes: list[Change]) -> None:
-        """Take over the changes of one transaction that concern this watch."""
+        """Take the changes of one transaction at or below the prefix."""
         for change in changes:
             if covers(self.prefix, change.path):
                 self._pending.pop(change.path, None)
@@ -187,7 +194,7 @@ class EmbeddedWatch:
                 self._wake.set()
 
     def close(self) -> None:
-        """Stop watching; what is pending is still handed out."""
+        """Stop watching; pending changes are still returned."""
         self._closed = True
         self._on_close(self)
         self._wake.set()
@@ -306,11 +313,11 @@ class _Database:
 
     def _versions(self, paths: Sequence[str]) -> dict[str, int]:
         """The versions of the paths that have a value, in one row."""
-        found = self._connection.execute(
+        row = self._connection.execute(
             f"SELECT json_group_object(path, version) FROM entry WHERE path IN ({_places(paths)})",
             paths,
         ).fetchone()
-        versions: dict[str, int] = json.loads(found[0])
+        versions: dict[str, int] = json.loads(row[0])
         return versions
 
     def _put(self, ops: Sequence[Create | Put], revision: int) -> None:
@@ -360,7 +367,7 @@ def _change(op: Op, before: Mapping[str, int], revision: int) -> Change | None:
 
 
 def _in_pieces(items: Sequence[T]) -> Iterator[Sequence[T]]:
-    """The same items, so many at once as one statement takes."""
+    """The items in pieces of the size that one statement takes."""
     for at in range(0, len(items), ROWS_AT_ONCE):
         yield items[at : at + ROWS_AT_ONCE]
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from zufluss.coordinator.lake.queue import TieringStatus
     from zufluss.coordinator.leases.book import LeaseBook
     from zufluss.coordinator.producers.calls import ProducerCalls
-    from zufluss.coordinator.remote.files import RemoteFiles
+    from zufluss.coordinator.remote.keeper import RemoteKeeper
     from zufluss.coordinator.remote.locations import LocationRegistry
     from zufluss.net.server import NetServer
     from zufluss.remote.storage import RemoteStorage
@@ -139,7 +139,7 @@ def tiering_samples(status: Callable[[], Sequence[TieringStatus]]) -> ReadSample
     return read
 
 
-def remote_files_samples(remote: RemoteFiles) -> ReadSamples:
+def remote_files_samples(remote: RemoteKeeper) -> ReadSamples:
     """What is deleted in remote storage."""
 
     def read() -> Iterable[Sample]:

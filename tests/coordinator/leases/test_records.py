@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from zufluss.coordinator.leases import records as lease_records
 from zufluss.coordinator.leases.records import Expiry, Head
-from zufluss.coordinator.leases.rules import Lease, Pin, TableLease
+from zufluss.coordinator.leases.rules import Lease, LeasedTable, SnapshotPin
 from zufluss.errors import ConfigError, CorruptRecordError
 from zufluss.meta.api import VALUE_BYTES_MAX, Create, Put
 from zufluss.model.table import TableBucket
@@ -24,7 +24,7 @@ BUCKETS = st.builds(
 )
 PINS = st.dictionaries(
     BUCKETS,
-    st.tuples(st.integers(0, 2**62), st.integers(0, 2**31)).map(lambda at: Pin(*at)),
+    st.tuples(st.integers(0, 2**62), st.integers(0, 2**31)).map(lambda at: SnapshotPin(*at)),
     max_size=40,
 )
 REVOKED = st.dictionaries(PARTITIONS, st.text(max_size=20), max_size=4)
@@ -33,9 +33,9 @@ REVOKED = st.dictionaries(PARTITIONS, st.text(max_size=20), max_size=4)
 @settings(max_examples=100, deadline=None)
 @given(PINS, REVOKED)
 def test_what_a_lease_has_of_a_table_is_read_as_it_was_written(
-    pins: dict[TableBucket, Pin], revoked: dict[int | None, str]
+    pins: dict[TableBucket, SnapshotPin], revoked: dict[int | None, str]
 ) -> None:
-    table = TableLease(pins, revoked)
+    table = LeasedTable(pins, revoked)
     assert lease_records.decode_table(TABLE, lease_records.encode_table(table)) == table
 
 
@@ -53,9 +53,9 @@ def test_heads_and_times_are_read_as_they_were_written(
 @settings(max_examples=100, deadline=None)
 @given(PINS, st.data())
 def test_every_flipped_bit_and_every_missing_byte_is_noticed(
-    pins: dict[TableBucket, Pin], data: st.DataObject
+    pins: dict[TableBucket, SnapshotPin], data: st.DataObject
 ) -> None:
-    value = bytearray(lease_records.encode_table(TableLease(pins, {None: "gone"})))
+    value = bytearray(lease_records.encode_table(LeasedTable(pins, {None: "gone"})))
     at = data.draw(st.integers(0, len(value) - 1))
     with pytest.raises(CorruptRecordError):
         lease_records.decode_table(TABLE, bytes(value[:at]))
@@ -89,19 +89,21 @@ def test_a_hundred_thousand_buckets_fit_a_value() -> None:
     """As many snapshots as a cluster takes: numbers that differ, in one partition or in many."""
     chance = random.Random(7)
     ids = [chance.randrange(1_000, 50_000) for _ in range(100_000)]
-    flat = {TableBucket(TABLE, None, i): Pin(at, 1 + i % 3) for i, at in enumerate(ids)}
-    by_day = {TableBucket(TABLE, i // 4, i % 4): Pin(at, 1) for i, at in enumerate(ids)}
+    flat = {TableBucket(TABLE, None, i): SnapshotPin(at, 1 + i % 3) for i, at in enumerate(ids)}
+    by_day = {TableBucket(TABLE, i // 4, i % 4): SnapshotPin(at, 1) for i, at in enumerate(ids)}
     for pins in (flat, by_day):
-        value = lease_records.encode_table(TableLease(pins))
+        value = lease_records.encode_table(LeasedTable(pins))
         assert len(value) < 400_000 < VALUE_BYTES_MAX
         assert lease_records.decode_table(TABLE, value).pins == pins
 
 
 def test_more_than_fits_a_value_is_refused_with_the_way_out() -> None:
     chance = random.Random(7)
-    pins = {TableBucket(TABLE, None, i): Pin(chance.getrandbits(62), 1) for i in range(130_000)}
+    pins = {
+        TableBucket(TABLE, None, i): SnapshotPin(chance.getrandbits(62), 1) for i in range(130_000)
+    }
     with pytest.raises(ConfigError, match=r"130000 snapshots .* use several leases"):
-        lease_records.encode_table(TableLease(pins))
+        lease_records.encode_table(LeasedTable(pins))
 
 
 def test_a_renewal_writes_the_same_few_bytes_however_much_a_lease_has() -> None:
@@ -122,8 +124,8 @@ def _is_value(op: object) -> bool:
 
 def lease_of_two_tables() -> Lease:
     tables = {
-        7: TableLease({TableBucket(7, None, 1): Pin(3, 1)}),
-        9: TableLease({TableBucket(9, 4, 0): Pin(2, 1)}, {5: "d5"}),
+        7: LeasedTable({TableBucket(7, None, 1): SnapshotPin(3, 1)}),
+        9: LeasedTable({TableBucket(9, 4, 0): SnapshotPin(2, 1)}, {5: "d5"}),
     }
     return Lease("l", "ann", 2, 1000, 60_000, 0.0, tables)
 
@@ -163,7 +165,7 @@ def test_of_a_lease_without_head_and_tables_everything_is_possible() -> None:
 
 def test_a_table_that_the_head_does_not_name_is_damage_and_held() -> None:
     values = stored(lease_of_two_tables())
-    other = lease_records.encode_table(TableLease({TableBucket(8, None, 0): Pin(1, 1)}))
+    other = lease_records.encode_table(LeasedTable({TableBucket(8, None, 0): SnapshotPin(1, 1)}))
     lease = lease_records.load_lease("l", values | {"/leases/kv-snapshot/l/tables/8": other}).lease
     assert lease.damage is not None
     assert set(lease.tables) == {7, 8, 9}

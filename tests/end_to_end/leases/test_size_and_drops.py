@@ -18,7 +18,7 @@ from tests.end_to_end.leases.inside import Inside, inside
 from tests.end_to_end.leases.stage import HOUR_MS, KEYED, Stage, exist, rows, stage, unique
 from tests.waiting import eventually
 from zufluss.coordinator.leases.records import decode_table, encode_table, expiry_path, head_path
-from zufluss.coordinator.leases.rules import Pin, TableLease
+from zufluss.coordinator.leases.rules import LeasedTable, SnapshotPin
 from zufluss.errors import KvSnapshotNotExistError, KvSnapshotRevokedError
 from zufluss.meta.api import Op
 from zufluss.model.schema import Schema
@@ -43,11 +43,11 @@ def test_the_record_of_a_hundred_thousand_buckets_is_small(partitions: int) -> N
     each = BUCKETS // partitions
     owners = [None] if partitions == 1 else [1_000_000 + 7 * i for i in range(partitions)]
     pins = {
-        TableBucket(9, owner, bucket_id): Pin(rng.randrange(100_000), rng.randrange(1, 4))
+        TableBucket(9, owner, bucket_id): SnapshotPin(rng.randrange(100_000), rng.randrange(1, 4))
         for owner in owners
         for bucket_id in range(each)
     }
-    value = encode_table(TableLease(pins))
+    value = encode_table(LeasedTable(pins))
     assert len(pins) == BUCKETS
     assert len(value) < RECORD_BYTES_MAX
     assert decode_table(9, value).pins == pins

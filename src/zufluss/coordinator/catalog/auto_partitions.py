@@ -1,17 +1,17 @@
-"""Auto partitions: create the next ones ahead, drop those that are too old.
+"""Auto partitions: the next ones are created ahead, and the expired ones dropped.
 
-`plan` decides, from the image and a time, which partitions the tables with
-`table.auto-partition.enabled` lack and which have expired; it is a pure function. `AutoPartitions`
-carries a plan out through the catalog, again and again every `auto-partition.check.interval`, and
-at once for a table that was just created or altered.
+`plan` is a pure function: it decides, from the image and a time, which partitions tables with
+`table.auto-partition.enabled` lack, and which have expired. `AutoPartitions` carries plans out
+through the catalog, every `auto-partition.check.interval`, and at once for a table that was just
+created or altered.
 
 A partition that cannot be created or dropped is logged and tried again with the next check; it
 never stops the others. A table that was dropped between plan and action is left alone, even when
-another one has taken its name.
+another table has its name by now.
 
-An expired partition of which leases hold snapshots stays, readable and writable, as long as
-`leases/holds.py` says. It is dropped as soon as they let go, or when the time for that is over;
-then the leases are revoked, by who cleans up after the drop.
+An expired partition with leased snapshots stays, readable and writable, as long as
+`leases/holds.py` says. It is dropped as soon as the leases end, or when the time for that is over;
+then the cleaner (`remote/cleaner.py`) revokes the leases.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class PartitionStep:
     """One partition to create or to drop."""
 
     table: TableInfo
-    """The table it belongs to."""
+    """The table of the partition."""
     partition: str
-    """The partition's name."""
+    """The name of the partition."""
 
     @property
     def spec(self) -> dict[str, str]:
@@ -53,32 +53,34 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What is to be done now."""
+class PartitionPlan:
+    """The partitions to create and to drop now."""
 
-    creates: tuple[Step, ...]
-    """Partitions that should be there and are not."""
-    drops: tuple[Step, ...]
-    """Partitions that are older than their table keeps."""
+    creates: tuple[PartitionStep, ...]
+    """Partitions that should exist and do not."""
+    drops: tuple[PartitionStep, ...]
+    """Partitions that are older than their table keeps them."""
 
 
-def plan(image: ClusterImage, now_ms: int, tables: Iterable[TableEntry] | None = None) -> Plan:
+def plan(
+    image: ClusterImage, now_ms: int, tables: Iterable[TableEntry] | None = None
+) -> PartitionPlan:
     """The partitions to create and to drop at a time, of some tables or of all."""
-    creates: list[Step] = []
-    drops: list[Step] = []
+    creates: list[PartitionStep] = []
+    drops: list[PartitionStep] = []
     for table in image.tables() if tables is None else tables:
         info = table.info
         if not info.is_partitioned:
             continue
         existing = image.partitions(info.table_id)
-        wanted = auto_partitions(info, now_ms)
-        creates += [Step(info, name) for name in wanted if name not in existing]
-        drops += [Step(info, name) for name in expired_partitions(info, existing, now_ms)]
-    return Plan(tuple(creates), tuple(drops))
+        due = auto_partitions(info, now_ms)
+        creates += [PartitionStep(info, name) for name in due if name not in existing]
+        drops += [PartitionStep(info, name) for name in expired_partitions(info, existing, now_ms)]
+    return PartitionPlan(tuple(creates), tuple(drops))
 
 
 class AutoPartitions:
-    """Carries plans out, now and then."""
+    """Carries plans out at an interval."""
 
     def __init__(
         self,
@@ -92,26 +94,26 @@ class AutoPartitions:
         self._catalog = catalog
         self._holds = holds
         self._clock_ms = clock_ms
-        self._held: dict[int, Step] = {}
+        self._held: dict[int, PartitionStep] = {}
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         freed.subscribe(self.freed)
 
     def start(self) -> None:
-        """Check now and every interval from now on; nothing when it was started before."""
+        """Check now and at every interval; does nothing if it was started before."""
         if self._task is not None:
             return
         self._task = asyncio.create_task(self._loop(), name="auto-partitions")
 
     async def stop(self) -> None:
-        """Stop checking; a change under way is finished."""
+        """Check no more; a change under way is finished."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
             self._task = None
 
     async def check(self, tables: Iterable[TableEntry] | None = None) -> None:
-        """Create and drop what is due now, for some tables or for all."""
+        """Create and drop the partitions that are due now, of some tables or of all."""
         chosen = None if tables is None else tuple(tables)
         todo = plan(self._catalog.image, self._clock_ms(), chosen)
         self._forget_held(todo, chosen)
@@ -123,12 +125,12 @@ class AutoPartitions:
             await self._attempt(step, "create", self._create)
 
     def freed(self, buckets: Iterable[TableBucket]) -> None:
-        """Leases let go of buckets: drop expired partitions that nothing holds any more."""
+        """Check at once if leases no longer hold an expired partition."""
         if not self._seconds():
             self._wake.set()
 
-    def _is_held(self, step: Step) -> bool:
-        """Whether leases keep an expired partition; remembered, to look again in time."""
+    def _is_held(self, step: PartitionStep) -> bool:
+        """Whether leases hold an expired partition; remembers it for the next check."""
         entry = self._catalog.image.partitions(step.table.table_id).get(step.partition)
         if entry is None:
             return False
@@ -144,8 +146,8 @@ class AutoPartitions:
         self._held[entry.partition_id] = step
         return True
 
-    def _forget_held(self, todo: Plan, tables: tuple[TableEntry, ...] | None) -> None:
-        """Forget partitions that waited and are not expired any more, or are gone."""
+    def _forget_held(self, todo: PartitionPlan, tables: tuple[TableEntry, ...] | None) -> None:
+        """Forget held partitions that are no longer expired, or were dropped."""
         checked = None if tables is None else {table.info.table_id for table in tables}
         still = {(step.table.table_id, step.partition) for step in todo.drops}
         for partition_id, step in tuple(self._held.items()):
@@ -155,18 +157,18 @@ class AutoPartitions:
                 if self._catalog.image.partition_by_id(partition_id) is not None:
                     self._holds.forget((table_id, partition_id))
 
-    async def _create(self, step: Step) -> None:
+    async def _create(self, step: PartitionStep) -> None:
         await self._catalog.create_partition(
             step.table.path, step.spec, ignore_if_exists=True, table_id=step.table.table_id
         )
 
-    async def _drop(self, step: Step) -> None:
+    async def _drop(self, step: PartitionStep) -> None:
         await self._catalog.drop_partition(
             step.table.path, step.spec, ignore_if_not_exists=True, table_id=step.table.table_id
         )
 
     async def _attempt(
-        self, step: Step, what: str, action: Callable[[Step], Awaitable[None]]
+        self, step: PartitionStep, what: str, action: Callable[[PartitionStep], Awaitable[None]]
     ) -> None:
         try:
             await action(step)
@@ -193,7 +195,7 @@ class AutoPartitions:
                     await self._wake.wait()
 
     def _seconds(self) -> float:
-        """Until the next check, sooner if a partition may not wait any longer before that."""
+        """Seconds until the next check, or until leases may no longer hold a partition."""
         owners = ((step.table.table_id, i) for i, step in self._held.items())
         left = (self._holds.seconds_left(owner) for owner in owners)
         return min([self._interval_s, *left])

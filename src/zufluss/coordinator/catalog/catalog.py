@@ -1,20 +1,19 @@
 """The catalog: the only writer of databases, tables, schemas, partitions and ids.
 
-A change goes one way. Under one lock: check against the image, commit one transaction to the
-metadata store, apply the change to the image, tell the tablet servers, answer. So a caller that
-got an answer finds the change durable, in the image, and carried out: a created table has leaders
-that serve, a dropped one has given its disk back. Where things lie in the store is the business
-of `records.py`.
+Every change has the same steps, under one lock: check against the image, commit one transaction to
+the metadata store, apply the change to the image, tell the tablet servers, answer. So when a caller
+has its answer, the change is durable, in the image, and carried out: a created table has leaders
+that serve, and a dropped table has freed its disk. `records.py` has the layout of the store.
 
 What happens when a step fails:
 
-| step | then |
+| step that fails | consequence |
 |---|---|
-| check, commit | nothing changed, the caller gets the error |
-| a leader of a new table or partition does not come up | it is dropped again, the caller gets the error |
+| check, commit | nothing changed; the caller gets the error |
+| a leader of a new table or partition does not start | it is dropped again; the caller gets the error |
 | a tablet server cannot be told of a drop | logged; it deletes the data when it registers again |
 | the process dies after the commit | the next start loads the image and assigns from it |
-| the caller goes away | the change is finished regardless |
+| the caller is cancelled | the change is finished regardless |
 
 Ids come from counters in the same transactions and are never given twice, not after a drop and
 not after a crash. Of two coordinators on one store only the later one can change anything
@@ -85,7 +84,7 @@ log = structlog.get_logger(__name__)
 DEFAULT_DATABASE = "fluss"
 """The database every cluster has."""
 DESCRIPTOR_BYTES_MAX = VALUE_BYTES_MAX - 10_000
-"""Largest descriptor of a table or database: with what frames it, it fits one value."""
+"""Largest descriptor of a table or database: it fits one value together with the other fields."""
 
 T = TypeVar("T")
 
@@ -104,14 +103,14 @@ class Catalog:
         producers: ProducerBook,
         clock_ms: Callable[[], int],
     ) -> None:
-        """`image` has everything that the store has; `changes` gets all that is changed here."""
+        """`image` is loaded from the store already; `changes` gets every change of the catalog."""
         self.image = image
         self.cluster_id = ledger.cluster_id
-        """The id of the cluster, made with its store."""
+        """The id of the cluster, created with its store."""
         self.epoch = ledger.epoch
         """The coordinator epoch of this catalog."""
         self.ledger = ledger
-        """The store in the hands of this coordinator, for what lies beside the catalog."""
+        """The metadata store, fenced by the epoch of this coordinator."""
         self._conf = conf
         self._changes = changes
         self._tablets = tablets
@@ -220,7 +219,7 @@ class Catalog:
     async def create_table(
         self, path: TablePath, table_json: bytes, *, ignore_if_exists: bool = False
     ) -> TableEntry:
-        """Create a table from a descriptor; it has leaders when this returns."""
+        """Create a table from a descriptor; its leaders serve when this returns."""
         validation.check_table_path(path)
         descriptor = validation.complete(TableDescriptor.from_json(table_json), self._conf)
         validation.check_table(descriptor, self._conf, len(self.image.tablets))
@@ -280,9 +279,9 @@ class Catalog:
         *,
         ignore_if_not_exists: bool = False,
     ) -> TableEntry | None:
-        """Replace a table's descriptor by what `alter` makes of it.
+        """Replace the descriptor of a table by what `alter` returns.
 
-        A new schema gets the next schema id. None when there is no such table and that is ignored.
+        A new schema gets the next schema id. Returns None for a missing table that is ignored.
         """
 
         async def change() -> TableEntry | None:
@@ -325,9 +324,9 @@ class Catalog:
         ignore_if_exists: bool = False,
         table_id: int | None = None,
     ) -> PartitionEntry:
-        """Create a partition; it has leaders when this returns.
+        """Create a partition; its leaders serve when this returns.
 
-        With `table_id` only if the path still is that table.
+        `TableNotExistError` if `table_id` is given and the path belongs to another table by now.
         """
 
         async def change() -> PartitionEntry:
@@ -383,7 +382,7 @@ class Catalog:
     ) -> None:
         """Drop a partition; the disk is free when this returns.
 
-        With `table_id` only if the path still is that table.
+        `TableNotExistError` if `table_id` is given and the path belongs to another table by now.
         """
 
         async def change() -> None:
@@ -406,14 +405,13 @@ class Catalog:
     # Ids
 
     async def allocate_writer_ids(self, count: int) -> range:
-        """Writer ids that nobody got before and nobody will get again."""
+        """Take writer ids that were never given before."""
         return await self.ledger.take(records.WRITER_COUNTER, count)
 
     async def allocate_ids(self, table_id: int, column_id: int, count: int) -> tuple[int, int]:
-        """Ids for an auto-increment column, from the first up to the one after the last.
+        """Take ids of an auto-increment column; returns the first id and the one after the last.
 
-        Durable when this returns, and never given again. The first id is 1. There are fewer than
-        `count` where the type of the column ends.
+        Ids are never given twice, and begin with 1. Fewer than `count` near the end of the type.
         """
         ids = await auto_increment.allocate_ids(self.ledger, self.image, table_id, column_id, count)
         return ids.start, ids.stop
@@ -421,11 +419,11 @@ class Catalog:
     async def next_server_epoch(self) -> int:
         """An epoch for the registration of a tablet server, larger than every one before.
 
-        The first is 1: an order without an epoch reads as 0 and belongs to none.
+        The first is 1: a request without an epoch reads as 0, and belongs to no registration.
         """
         return (await self.ledger.take(records.SERVER_EPOCH_COUNTER, 1))[0] + 1
 
-    # How a change is made
+    # Steps of a change
 
     async def exclusive(self, work: Callable[[], Awaitable[T]]) -> T:
         """Run work that must not overlap with a change of the catalog, such as a registration.

@@ -1,7 +1,7 @@
-"""Handlers of the coordinator: a request in, the catalog asked, an answer out.
+"""Handlers of the APIs that change the catalog.
 
-Thin on purpose. What may be changed and in which order it is checked stands in `catalog/catalog.py`
-and in `zufluss.model`; here messages become arguments. Read-only questions are answered by
+The handlers turn messages into arguments. `catalog/catalog.py` and `zufluss.model` say what may be
+changed, and in which order it is checked. Questions about the catalog are answered by
 `cluster/metadata_service.py` and `cluster/cluster_service.py`, which tablet servers share.
 """
 

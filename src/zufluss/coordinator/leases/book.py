@@ -36,13 +36,13 @@ from zufluss.coordinator.feed import Feed
 from zufluss.coordinator.leases import records as lease_records
 from zufluss.coordinator.leases.deadlines import Deadlines
 from zufluss.coordinator.leases.epochs import Epochs
-from zufluss.coordinator.leases.pins import Owner, Pins
+from zufluss.coordinator.leases.pins import Owner, SnapshotPins
 from zufluss.coordinator.leases.rules import (
     Lease,
     LeaseCounts,
+    LeasedTable,
     LeaseInfo,
-    Pin,
-    TableLease,
+    SnapshotPin,
     TableShare,
 )
 from zufluss.coordinator.leases.writer import LeaseWriter
@@ -84,7 +84,7 @@ class LeaseBook:
         """How many leases each principal has, or is about to have."""
         self.epochs = epochs
         """The epochs of new leases and takeovers."""
-        self.pins = Pins()
+        self.pins = SnapshotPins()
         """The snapshots that all leases hold together."""
         self.writer = LeaseWriter(remotes.ledger)
         """Makes changes durable."""
@@ -97,7 +97,7 @@ class LeaseBook:
         self._freed = freed
         self._clock = clock
         self._clock_ms = clock_ms
-        self._unsettled: dict[str, Mapping[TableBucket, Pin]] = {}
+        self._unsettled: dict[str, Mapping[TableBucket, SnapshotPin]] = {}
         """New pins of leases in doubt."""
 
     @classmethod
@@ -144,7 +144,7 @@ class LeaseBook:
         self,
         lease_id: str,
         ops: Sequence[Op],
-        new: Mapping[TableBucket, Pin],
+        new: Mapping[TableBucket, SnapshotPin],
         *,
         renewal: bool = False,
     ) -> None:
@@ -191,7 +191,7 @@ class LeaseBook:
             if not renewed.done():
                 renewed.set_exception(problem)
 
-    async def _clear_up(self, lease_id: str, new: Mapping[TableBucket, Pin]) -> None:
+    async def _clear_up(self, lease_id: str, new: Mapping[TableBucket, SnapshotPin]) -> None:
         """Read a lease in doubt again; if that fails, the next turn or the timer does it."""
         self._unsettled[lease_id] = new
         try:
@@ -222,13 +222,13 @@ class LeaseBook:
         """Pin the snapshots of a lease that was read, with the sizes and offsets they have."""
         self.pins.block(lease.unreadable, lease.holds_all)
         for table_id, table in tuple(lease.tables.items()):
-            pins: dict[TableBucket, Pin] = {}
+            pins: dict[TableBucket, SnapshotPin] = {}
             for at, (bucket, pin) in enumerate(table.pins.items(), 1):
                 pins[bucket] = self._known(bucket, pin)
                 self.pins.add(bucket, pins[bucket])
                 if at % BUCKETS_AT_ONCE == 0:
                     await asyncio.sleep(0)
-            lease.tables[table_id] = TableLease.of(pins, table.revoked)
+            lease.tables[table_id] = LeasedTable.of(pins, table.revoked)
         if lease.damage is not None:
             log.error(
                 "lease_damaged",
@@ -237,9 +237,9 @@ class LeaseBook:
                 held_tables="all" if lease.holds_all else sorted(lease.unreadable),
             )
 
-    def _known(self, bucket: TableBucket, pin: Pin) -> Pin:
+    def _known(self, bucket: TableBucket, pin: SnapshotPin) -> SnapshotPin:
         handles = self._remotes.get(bucket).snapshots
-        return next((Pin.of(h) for h in handles if h.snapshot_id == pin.snapshot_id), pin)
+        return next((SnapshotPin.of(h) for h in handles if h.snapshot_id == pin.snapshot_id), pin)
 
     def add(self, lease: Lease) -> None:
         """Add a durable lease whose snapshots are pinned already."""
@@ -278,7 +278,7 @@ class LeaseBook:
             held = [b for b in all_buckets if lease.holds_all or b.table_id in lease.unreadable]
             self._freed.publish(held)  # even none: files of a dropped table may wait for the end
 
-    async def unpin(self, pins: Iterable[tuple[TableBucket, Pin]]) -> None:
+    async def unpin(self, pins: Iterable[tuple[TableBucket, SnapshotPin]]) -> None:
         """Remove pins, and publish the buckets whose last pin of a snapshot that was."""
         todo = list(pins)
         for at in range(0, len(todo), BUCKETS_AT_ONCE):
@@ -384,6 +384,6 @@ class LeaseBook:
         return f"LeaseBook(leases={len(self.leases)}, damaged={damaged}, {self.pins!r})"
 
 
-def all_pins(lease: Lease) -> list[tuple[TableBucket, Pin]]:
+def all_pins(lease: Lease) -> list[tuple[TableBucket, SnapshotPin]]:
     """Every snapshot that a lease holds."""
     return [pair for table in lease.tables.values() for pair in table.pins.items()]

@@ -38,8 +38,8 @@ from zufluss.coordinator.leases.book import BUCKETS_AT_ONCE, LeaseBook, all_pins
 from zufluss.coordinator.leases.rules import (
     Acquired,
     Lease,
-    Pin,
     Renewed,
+    SnapshotPin,
     check_count,
     check_duration,
     check_lease_id,
@@ -307,7 +307,9 @@ class LeaseCalls:
             if released:
                 await self._remove_pins(lease, released)
 
-    async def _remove_pins(self, lease: Lease, released: Sequence[tuple[TableBucket, Pin]]) -> None:
+    async def _remove_pins(
+        self, lease: Lease, released: Sequence[tuple[TableBucket, SnapshotPin]]
+    ) -> None:
         """Take pins out of a lease; it ends when nothing is left in it."""
         tables = dict(lease.tables)
         touched = {bucket.table_id for bucket, _ in released}

@@ -9,21 +9,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from zufluss.coordinator.leases.rules import Pin
+from zufluss.coordinator.leases.rules import SnapshotPin
 from zufluss.model.table import TableBucket
 
 Owner = tuple[int, int | None]
 """A table, or a partition of it, by id."""
 
 
-class Pins:
+class SnapshotPins:
     """The leased snapshots of all buckets, each with the number of leases that hold it.
 
     Most are held by one lease. Further holders are counted apart, which saves memory.
     """
 
     def __init__(self) -> None:
-        self._pins: dict[tuple[TableBucket, int], Pin] = {}
+        self._pins: dict[tuple[TableBucket, int], SnapshotPin] = {}
         self._again: Counter[tuple[TableBucket, int]] = Counter()
         self._owners: Counter[tuple[int, int | None]] = Counter()
         self._bytes: Counter[int] = Counter()
@@ -32,7 +32,7 @@ class Pins:
 
     # Changing
 
-    def add(self, bucket: TableBucket, pin: Pin) -> None:
+    def add(self, bucket: TableBucket, pin: SnapshotPin) -> None:
         """Count one more lease that holds a snapshot."""
         key = bucket, pin.snapshot_id
         if key in self._pins:
@@ -41,7 +41,7 @@ class Pins:
         self._pins[key] = pin
         self._count(bucket, pin.size, 1)
 
-    def remove(self, bucket: TableBucket, pin: Pin) -> bool:
+    def remove(self, bucket: TableBucket, pin: SnapshotPin) -> bool:
         """Count one lease less that holds a snapshot; returns whether it was the last one."""
         key = bucket, pin.snapshot_id
         if key in self._again:
@@ -92,7 +92,7 @@ class Pins:
         """Whether a snapshot must be kept."""
         return (bucket, snapshot_id) in self._pins or self._is_blocked(bucket.table_id)
 
-    def only_once(self, bucket: TableBucket, pin: Pin) -> bool:
+    def only_once(self, bucket: TableBucket, pin: SnapshotPin) -> bool:
         """Whether a snapshot is held by one lease only."""
         return (bucket, pin.snapshot_id) not in self._again
 
@@ -119,4 +119,4 @@ class Pins:
         return self.is_all_blocked or table_id in self._blocked
 
     def __repr__(self) -> str:
-        return f"Pins(snapshots={len(self)}, blocked={len(self._blocked)})"
+        return f"SnapshotPins(snapshots={len(self)}, blocked={len(self._blocked)})"

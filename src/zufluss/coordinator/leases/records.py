@@ -40,7 +40,7 @@ from typing import NamedTuple, TypeVar
 
 from crc32c import crc32c
 
-from zufluss.coordinator.leases.rules import Lease, Pin, TableLease
+from zufluss.coordinator.leases.rules import Lease, LeasedTable, SnapshotPin
 from zufluss.coordinator.records import LEASES_PATH
 from zufluss.errors import ConfigError, CorruptRecordError
 from zufluss.meta.api import VALUE_BYTES_MAX, Create, Delete, Entry, Op, Put
@@ -187,7 +187,7 @@ def decode_expiry(value: bytes) -> Expiry:
     return Expiry(remaining_ms, duration_ms)
 
 
-def encode_table(table: TableLease) -> bytes:
+def encode_table(table: LeasedTable) -> bytes:
     """Encode the part of a lease in one table; `ConfigError` if it is too large."""
     pins = sorted((_owner(b.partition_id), b.bucket_id, pin) for b, pin in table.pins.items())
     owners = [(owner, [p[1] for p in group]) for owner, group in groupby(pins, lambda p: p[0])]
@@ -211,7 +211,7 @@ def encode_table(table: TableLease) -> bytes:
     return value
 
 
-def decode_table(table_id: int, value: bytes) -> TableLease:
+def decode_table(table_id: int, value: bytes) -> LeasedTable:
     """Decode the part of a lease in one table; `CorruptRecordError` if it is malformed."""
     fields = _Fields(_inflated(_unsealed(value)))
     owners = list(_sums(fields.numbers(fields.number())))
@@ -224,13 +224,13 @@ def decode_table(table_id: int, value: bytes) -> TableLease:
     zigzag = fields.numbers(len(buckets))
     snapshots = _sums((by >> 1) ^ -(by & 1) for by in zigzag)
     locations = fields.numbers(len(buckets))
-    pins = {b: Pin(i, at) for b, i, at in zip(buckets, snapshots, locations, strict=True)}
+    pins = {b: SnapshotPin(i, at) for b, i, at in zip(buckets, snapshots, locations, strict=True)}
     revoked: dict[int | None, str] = {}
     for _ in range(fields.number()):
         owner, size = fields.numbers(2)
         revoked[owner - 1 if owner else None] = fields.text(size)
     fields.finish()
-    return TableLease(pins, revoked)
+    return LeasedTable(pins, revoked)
 
 
 def _owner(partition_id: int | None) -> int:
@@ -345,7 +345,7 @@ def load_lease(lease_id: str, values: Mapping[str, bytes]) -> Stored:
     prefix = table_path(lease_id, 0)[:-1]
     named = {int(p[len(prefix) :]) for p in values if p[len(prefix) :].isdecimal()}
     listed = named if head is None else named | set(head.table_ids)
-    tables: dict[int, TableLease] = {}
+    tables: dict[int, LeasedTable] = {}
     for table_id in sorted(listed):
         path = table_path(lease_id, table_id)
         table = _part(values, path, partial(decode_table, table_id), damage)

@@ -36,7 +36,7 @@ LEASE_ID_CHARS_MAX = 128
 _LEASE_ID = re.compile(rf"[A-Za-z0-9._:-]{{1,{LEASE_ID_CHARS_MAX}}}")
 
 
-class Pin(NamedTuple):
+class SnapshotPin(NamedTuple):
     """A snapshot that a lease holds."""
 
     snapshot_id: int
@@ -49,7 +49,7 @@ class Pin(NamedTuple):
     """Bytes of its files; 0 where that is not known."""
 
     @classmethod
-    def of(cls, handle: SnapshotHandle) -> Pin:
+    def of(cls, handle: SnapshotHandle) -> SnapshotPin:
         """The pin of a kept snapshot."""
         return cls(handle.snapshot_id, handle.metadata_location, handle.log_offset, handle.size)
 
@@ -60,10 +60,10 @@ class Pin(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class TableLease:
+class LeasedTable:
     """The part of a lease that belongs to one table. Immutable."""
 
-    pins: Mapping[TableBucket, Pin] = field(default_factory=dict)
+    pins: Mapping[TableBucket, SnapshotPin] = field(default_factory=dict)
     """One snapshot per bucket."""
     revoked: Mapping[int | None, str] = field(default_factory=dict)
     """Names of the revoked partitions by id; the key None stands for the whole table."""
@@ -71,7 +71,9 @@ class TableLease:
     """Bytes of the snapshots."""
 
     @classmethod
-    def of(cls, pins: Mapping[TableBucket, Pin], revoked: Mapping[int | None, str]) -> TableLease:
+    def of(
+        cls, pins: Mapping[TableBucket, SnapshotPin], revoked: Mapping[int | None, str]
+    ) -> LeasedTable:
         """Compute the size from the pins."""
         return cls(pins, revoked, sum(pin.size for pin in pins.values()))
 
@@ -97,7 +99,7 @@ class Lease:
     """The duration that the last acquire or renewal asked for."""
     deadline: float
     """When it ends, in seconds of the monotonic clock."""
-    tables: dict[int, TableLease] = field(default_factory=dict)
+    tables: dict[int, LeasedTable] = field(default_factory=dict)
     """Its pins and revocations by table id."""
     stored_at: float = float("-inf")
     """When the store last got the time it has left, on the monotonic clock."""

@@ -16,7 +16,7 @@ from zufluss.cluster.image import PartitionEntry
 from zufluss.coordinator.bucket_remotes import BucketRemotes
 from zufluss.coordinator.leases.book import BUCKETS_AT_ONCE, LeaseBook
 from zufluss.coordinator.leases.records import encode_table
-from zufluss.coordinator.leases.rules import Pin, TableLease, check_size
+from zufluss.coordinator.leases.rules import LeasedTable, SnapshotPin, check_size
 from zufluss.model.lease import LeasedSnapshot, Unavailable
 from zufluss.model.table import TableBucket
 
@@ -28,18 +28,18 @@ ENCODED_AT_ONCE = 5_000
 class Selection:
     """The snapshots that an acquire got, pinned."""
 
-    new: dict[TableBucket, Pin] = field(default_factory=dict)
+    new: dict[TableBucket, SnapshotPin] = field(default_factory=dict)
     """Pins that the lease did not have before."""
     leased: dict[TableBucket, LeasedSnapshot] = field(default_factory=dict)
     """The answer: snapshots by bucket, those included that the lease had before."""
     unavailable: dict[TableBucket, Unavailable] = field(default_factory=dict)
     """Buckets without the snapshot that was asked for."""
-    tables: dict[int, TableLease] = field(default_factory=dict)
+    tables: dict[int, LeasedTable] = field(default_factory=dict)
     """The tables of the lease that the new pins change, by id."""
     values: dict[int, bytes] = field(default_factory=dict)
     """The same tables as they are stored."""
 
-    async def answer_all(self, pins: Iterable[tuple[TableBucket, Pin]]) -> None:
+    async def answer_all(self, pins: Iterable[tuple[TableBucket, SnapshotPin]]) -> None:
         """Put pins that the lease had before into the answer."""
         for at, (bucket, pin) in enumerate(pins, 1):
             self.leased[bucket] = pin.leased
@@ -57,7 +57,7 @@ class Selector:
         self._bytes_max = bytes_max
 
     async def select(
-        self, held: Mapping[int, TableLease], wanted: Mapping[TableBucket, int | None]
+        self, held: Mapping[int, LeasedTable], wanted: Mapping[TableBucket, int | None]
     ) -> Selection:
         """Pin a snapshot of each bucket: by its id, or the newest for None.
 
@@ -68,7 +68,7 @@ class Selector:
             await self._pin(held, wanted, selection)
             self._check_sizes(held, selection.new)
             for table_id, pins in (await _by_table(selection.new)).items():
-                before = held.get(table_id, TableLease())
+                before = held.get(table_id, LeasedTable())
                 merged = await encoded({**before.pins, **pins}, before.revoked)
                 selection.tables[table_id], selection.values[table_id] = merged
         except Exception:
@@ -78,7 +78,7 @@ class Selector:
 
     async def _pin(
         self,
-        held: Mapping[int, TableLease],
+        held: Mapping[int, LeasedTable],
         wanted: Mapping[TableBucket, int | None],
         selection: Selection,
     ) -> None:
@@ -98,7 +98,7 @@ class Selector:
                 self._book.pins.add(bucket, pin)
                 selection.new[bucket] = pin
 
-    def _resolve(self, bucket: TableBucket, snapshot_id: int | None) -> Pin | Unavailable:
+    def _resolve(self, bucket: TableBucket, snapshot_id: int | None) -> SnapshotPin | Unavailable:
         image = self._remotes.image
         holder = image.holder(bucket)
         foreign = isinstance(holder, PartitionEntry) and holder.table_id != bucket.table_id
@@ -109,10 +109,12 @@ class Selector:
             return Unavailable.NO_SNAPSHOT
         for handle in reversed(record.snapshots):
             if snapshot_id in (None, handle.snapshot_id):
-                return Pin.of(handle)
+                return SnapshotPin.of(handle)
         return Unavailable.GONE
 
-    def _check_sizes(self, held: Mapping[int, TableLease], new: Mapping[TableBucket, Pin]) -> None:
+    def _check_sizes(
+        self, held: Mapping[int, LeasedTable], new: Mapping[TableBucket, SnapshotPin]
+    ) -> None:
         """`ConfigError` if the new pins make the leased snapshots of a table too large."""
         if self._bytes_max is None:
             return
@@ -132,8 +134,10 @@ class Selector:
         return f"Selector(bytes_max={self._bytes_max})"
 
 
-async def _by_table(pins: Mapping[TableBucket, Pin]) -> dict[int, dict[TableBucket, Pin]]:
-    tables: dict[int, dict[TableBucket, Pin]] = {}
+async def _by_table(
+    pins: Mapping[TableBucket, SnapshotPin],
+) -> dict[int, dict[TableBucket, SnapshotPin]]:
+    tables: dict[int, dict[TableBucket, SnapshotPin]] = {}
     for at, (bucket, pin) in enumerate(pins.items(), 1):
         tables.setdefault(bucket.table_id, {})[bucket] = pin
         if at % BUCKETS_AT_ONCE == 0:
@@ -142,23 +146,23 @@ async def _by_table(pins: Mapping[TableBucket, Pin]) -> dict[int, dict[TableBuck
 
 
 async def encoded(
-    pins: Mapping[TableBucket, Pin], revoked: Mapping[int | None, str]
-) -> tuple[TableLease, bytes]:
+    pins: Mapping[TableBucket, SnapshotPin], revoked: Mapping[int | None, str]
+) -> tuple[LeasedTable, bytes]:
     """The pins and revocations of a lease in one table, also as they are stored."""
 
-    def encode() -> tuple[TableLease, bytes]:
-        table = TableLease.of(pins, revoked)
+    def encode() -> tuple[LeasedTable, bytes]:
+        table = LeasedTable.of(pins, revoked)
         return table, encode_table(table)
 
     return await asyncio.to_thread(encode) if len(pins) > ENCODED_AT_ONCE else encode()
 
 
 async def pins_of(
-    tables: Mapping[int, TableLease], buckets: Iterable[TableBucket]
-) -> list[tuple[TableBucket, Pin]]:
+    tables: Mapping[int, LeasedTable], buckets: Iterable[TableBucket]
+) -> list[tuple[TableBucket, SnapshotPin]]:
     """The pins that a lease has of some buckets; other tasks run meanwhile."""
     todo = list(buckets)
-    pins: list[tuple[TableBucket, Pin]] = []
+    pins: list[tuple[TableBucket, SnapshotPin]] = []
     for at in range(0, len(todo), BUCKETS_AT_ONCE):
         if at:
             await asyncio.sleep(0)
@@ -167,8 +171,8 @@ async def pins_of(
 
 
 def _pins_of(
-    tables: Mapping[int, TableLease], buckets: Iterable[TableBucket]
-) -> list[tuple[TableBucket, Pin]]:
+    tables: Mapping[int, LeasedTable], buckets: Iterable[TableBucket]
+) -> list[tuple[TableBucket, SnapshotPin]]:
     return [
         (bucket, pin)
         for bucket in buckets

@@ -98,7 +98,7 @@ class ConfigChange(NamedTuple):
     op: int
 
 
-class _Stored(NamedTuple):
+class _StoredRegistry(NamedTuple):
     """The state of the registry as the metadata store has it."""
 
     dynamic: dict[str, str]
@@ -119,7 +119,7 @@ class LocationRegistry:
         store: MetaStore,
         ledger: Ledger,
         conf: Configuration,
-        stored: _Stored,
+        stored: _StoredRegistry,
         configured: Locations,
         *,
         live_usage: LiveUsage,
@@ -425,7 +425,7 @@ def _files(usage: Mapping[int, Usage]) -> dict[int, int]:
     return {location_id: used.files for location_id, used in usage.items()}
 
 
-async def _load(store: MetaStore, conf: Configuration) -> _Stored:
+async def _load(store: MetaStore, conf: Configuration) -> _StoredRegistry:
     """Read the state of the registry; `CatalogDamagedError` if it cannot be read."""
     paths = CONFIGS_PATH, PLACEMENT_PATH, LOCATIONS_PATH
     values: dict[str, bytes] = {}
@@ -435,7 +435,7 @@ async def _load(store: MetaStore, conf: Configuration) -> _Stored:
             values[path], versions[path] = stored.value, stored.version
     placement, locations = values.get(PLACEMENT_PATH), values.get(LOCATIONS_PATH)
     try:
-        return _Stored(
+        return _StoredRegistry(
             {str(k): str(v) for k, v in json.loads(values.get(CONFIGS_PATH, b"{}")).items()},
             SmoothRoundRobin.from_json(placement) if placement else SmoothRoundRobin({}),
             Locations.from_json(locations) if locations else _older_files(conf),

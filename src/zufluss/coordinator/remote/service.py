@@ -1,8 +1,8 @@
 """Handlers of remote files: commits of tablet servers, and questions of servers and clients.
 
-The rules stand in `remote/log.py` and `remote/kv_snapshots.py`. Clients get full addresses from the
-present registry, so that a location can be moved. A leased snapshot can be read after its table or
-partition was dropped, until it is released or revoked.
+The rules stand in `remote/manifests.py` and `remote/kv_snapshots.py`. Clients get full addresses
+from the present registry, so that a location can be moved. A leased snapshot can be read after its
+table or partition was dropped, until it is released or revoked.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from zufluss.coordinator.leases.book import LeaseBook
 from zufluss.coordinator.remote.checks import check_epoch
 from zufluss.coordinator.remote.cleaner import Cleaner
 from zufluss.coordinator.remote.kv_snapshots import KvSnapshots
-from zufluss.coordinator.remote.log import RemoteLogs
+from zufluss.coordinator.remote.manifests import LogManifests
 from zufluss.errors import (
     KvSnapshotRevokedError,
     NonPrimaryKeyTableError,
@@ -44,7 +44,7 @@ class RemoteService:
     def __init__(
         self,
         remotes: BucketRemotes,
-        logs: RemoteLogs,
+        logs: LogManifests,
         snapshots: KvSnapshots,
         leases: LeaseBook,
         cleaner: Cleaner,

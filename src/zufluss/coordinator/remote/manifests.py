@@ -26,7 +26,7 @@ from zufluss.remote.storage import RemoteStorage
 log = structlog.get_logger(__name__)
 
 
-class RemoteLogs:
+class LogManifests:
     """The remote logs of all buckets."""
 
     def __init__(self, remotes: BucketRemotes, storage: RemoteStorage) -> None:

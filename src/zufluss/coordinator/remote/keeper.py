@@ -3,7 +3,7 @@
 | part | what |
 |---|---|
 | `bucket_remotes.py` | which documents of a bucket are valid, durable |
-| `remote/log.py` | commits of manifests |
+| `remote/manifests.py` | commits of manifests |
 | `remote/kv_snapshots.py` | commits of key-value snapshots, retention |
 | `remote/cleaner.py` | deletes the files of dropped tables and partitions |
 | `remote/sweep.py` | deletes files that no document refers to |
@@ -28,7 +28,7 @@ from zufluss.coordinator.leases.holds import LeaseHolds
 from zufluss.coordinator.remote.cleaner import Cleaner
 from zufluss.coordinator.remote.held_drops import HeldDrops
 from zufluss.coordinator.remote.kv_snapshots import KvSnapshots
-from zufluss.coordinator.remote.log import RemoteLogs
+from zufluss.coordinator.remote.manifests import LogManifests
 from zufluss.coordinator.remote.service import RemoteService
 from zufluss.coordinator.remote.sweep import Sweep
 from zufluss.coordinator.tablets import Tablets
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from zufluss.net.services import Services
 
 
-class RemoteFiles:
+class RemoteKeeper:
     """Remote logs and snapshots of all buckets, and the deletion of unneeded files."""
 
     def __init__(
@@ -63,7 +63,7 @@ class RemoteFiles:
     ) -> None:
         """`drops_over` waits for drops of the catalog; `lake_offset` is `LakeTables.offset`."""
         self.remotes = remotes
-        self.logs = RemoteLogs(remotes, storage)
+        self.logs = LogManifests(remotes, storage)
         self.snapshots = KvSnapshots(
             remotes,
             storage,
