@@ -41,8 +41,9 @@ from bench.work import UNCOMPRESSED, alternate, new_table, ten_columns
 from zufluss.client.read.remote import AHEAD, RANGE_BYTES
 from zufluss.config import Configuration
 from zufluss.model.table import TableBucket, TableInfo
-from zufluss.remote.locations import Locations, reconciled
+from zufluss.remote.locations import Locations
 from zufluss.remote.placement import parse_policy
+from zufluss.remote.registry import reconcile
 from zufluss.remote.storage import RemoteStorage, Upload
 from zufluss.remote.stores import open_store
 from zufluss.remote.uri import LocationUri, parse_location
@@ -145,7 +146,7 @@ def _storage(conf: Configuration) -> RemoteStorage:
 
 
 def _locations(conf: Configuration) -> Locations:
-    return reconciled(None, conf, {})
+    return reconcile(None, conf, {})
 
 
 def _name(file: Path) -> str:

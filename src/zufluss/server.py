@@ -58,7 +58,8 @@ from zufluss.obs.server import (
     tiering_samples,
 )
 from zufluss.record.kernels.compiler_memory import release_compiler
-from zufluss.remote.storage import STATE_FILE, RemoteStorage
+from zufluss.remote.placement import STATE_FILE
+from zufluss.remote.storage import RemoteStorage
 from zufluss.remote.tokens import Tokens
 from zufluss.tablet.coordinator_client import CoordinatorClient
 from zufluss.tablet.link import CoordinatorLink

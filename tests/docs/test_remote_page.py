@@ -26,7 +26,7 @@ from tests.docs.test_readme import ROOT, blocks, run_python
 from tests.servers import WarmServer
 from zufluss.config.load import Configuration
 from zufluss.obs.metrics import render
-from zufluss.remote.locations import wanted
+from zufluss.remote.registry import configured_locations
 from zufluss.remote.stores import store_properties
 from zufluss.remote.uri import parse_location
 from zufluss.testing.s3 import ACCESS_KEY, REGION, SECRET_KEY, S3Server
@@ -135,8 +135,8 @@ def check_everything_is_there(server: DevServer) -> None:
 
 def test_the_configurations_of_the_page_are_understood() -> None:
     one, many = (Configuration.of(settings) for settings in configurations())
-    assert [tuple(x) for x in wanted(one)] == [("s3://my-bucket/zufluss", 1)]
-    assert [tuple(x) for x in wanted(many)] == [
+    assert [tuple(x) for x in configured_locations(one)] == [("s3://my-bucket/zufluss", 1)]
+    assert [tuple(x) for x in configured_locations(many)] == [
         ("s3://fast/zufluss", 1),
         ("s3://large/zufluss", 3),
     ]

@@ -144,7 +144,7 @@ async def test_a_location_that_nobody_wrote_to_is_empty_and_not_made_by_readers(
     objects = at(tmp_path / "none")
     assert await paths(objects) == []
     await objects.delete(["a"])
-    with pytest.raises(LocationUnavailableError, match="is not there; is its file system mounted"):
+    with pytest.raises(LocationUnavailableError, match="does not exist; is its file system"):
         await objects.get("a", limit=1)
     assert not (tmp_path / "none").exists()
 

@@ -20,9 +20,8 @@ from zufluss.remote.locations import (
     Location,
     Locations,
     UnknownLocationError,
-    altered,
-    reconciled,
 )
+from zufluss.remote.registry import alter, reconcile
 
 DIRS = "remote.data.dirs"
 WEIGHTS = "remote.data.dirs.weights"
@@ -45,13 +44,13 @@ ABC = listed("s3://a/x,s3://b/x,/c", "5,1,1")
 
 
 def registry(conf: Configuration = ABC) -> Locations:
-    return reconciled(None, conf, {})
+    return reconcile(None, conf, {})
 
 
-def alter(
+def operate(
     before: Locations, op: AlterOp, live: dict[int, int] | None = None, **more: Any
 ) -> Locations:
-    return altered(before, op, conf=ABC, live=live or {}, **more)
+    return alter(before, op, conf=ABC, live=live or {}, **more)
 
 
 def test_each_configured_address_gets_an_id_and_its_weight() -> None:
@@ -116,9 +115,9 @@ def test_what_cannot_be_is_refused_and_changes_nothing(conf: Configuration, mess
     before = registry()
     kept = replace(before)
     with pytest.raises(ConfigError, match=message):
-        reconciled(before, conf, {})
+        reconcile(before, conf, {})
     with pytest.raises(ConfigError, match=message):
-        reconciled(None, conf, {})
+        reconcile(None, conf, {})
     assert before == kept
 
 
@@ -130,35 +129,35 @@ def test_weights_without_the_weighted_strategy_are_not_looked_at() -> None:
 
 def test_the_same_configuration_changes_nothing() -> None:
     before = registry()
-    assert reconciled(before, ABC, {1: 7}) is before
+    assert reconcile(before, ABC, {1: 7}) is before
 
 
 def test_another_weight_keeps_the_id_and_raises_the_version() -> None:
-    after = reconciled(registry(), listed("s3://a/x,s3://b/x,/c", "0,1,9"), {1: 7})
+    after = reconcile(registry(), listed("s3://a/x,s3://b/x,/c", "0,1,9"), {1: 7})
     assert [(x.location_id, x.weight) for x in after.locations] == [(1, 0), (2, 1), (3, 9)]
     assert after.version == 2
 
 
 def test_a_new_address_gets_a_new_id_wherever_it_stands_in_the_list() -> None:
-    after = reconciled(registry(), listed("/new,s3://a/x,s3://b/x,/c"), {})
+    after = reconcile(registry(), listed("/new,s3://a/x,s3://b/x,/c"), {})
     assert [x.uri for x in after.locations] == ["s3://a/x", "s3://b/x", "file:///c", "file:///new"]
 
 
 def test_an_address_with_files_cannot_be_left_out() -> None:
     with pytest.raises(ConfigError, match=r"location 2 .* still has 17 files"):
-        reconciled(registry(), listed("s3://a/x,/c"), {2: 17})
+        reconcile(registry(), listed("s3://a/x,/c"), {2: 17})
 
 
 def test_an_address_without_files_is_retired_and_its_id_stays_taken() -> None:
-    after = reconciled(registry(), listed("s3://a/x,s3://b/x"), {1: 17})
+    after = reconcile(registry(), listed("s3://a/x,s3://b/x"), {1: 17})
     assert after.get(3).state is AdminState.RETIRED
-    later = reconciled(after, listed("s3://a/x,s3://b/x,/d"), {})
+    later = reconcile(after, listed("s3://a/x,s3://b/x,/d"), {})
     assert later.get(4).uri == "file:///d"
 
 
 def test_an_address_that_comes_back_gets_its_old_id() -> None:
-    after = reconciled(registry(), listed("s3://a/x,s3://b/x"), {})
-    again = reconciled(after, ABC, {})
+    after = reconcile(registry(), listed("s3://a/x,s3://b/x"), {})
+    again = reconcile(after, ABC, {})
     assert again.get(3).state is AdminState.ACTIVE
     assert len(again.locations) == 3
 
@@ -173,35 +172,35 @@ def test_without_any_address_there_is_one_beside_the_data() -> None:
 def test_the_location_beside_the_data_moves_with_it() -> None:
     stored = Locations.from_json(registry(conf_of()).to_json())
     moved = Configuration.of({"data.dir": "/elsewhere"})
-    assert reconciled(stored, moved, {1: 9}) is stored
+    assert reconcile(stored, moved, {1: 9}) is stored
     assert stored.resolved(moved).get(1).uri == "file:///elsewhere/remote"
 
 
 def test_the_location_beside_the_data_drains_once_there_is_another() -> None:
-    after = reconciled(registry(conf_of()), ABC, {1: 9})
+    after = reconcile(registry(conf_of()), ABC, {1: 9})
     assert after.explicit
     assert after.get(1).state is AdminState.DRAINING
     assert after.get(2).uri == "s3://a/x"
-    assert reconciled(after, ABC, {1: 9}) is after
-    assert reconciled(after, ABC, {}).get(1).state is AdminState.RETIRED
+    assert reconcile(after, ABC, {1: 9}) is after
+    assert reconcile(after, ABC, {}).get(1).state is AdminState.RETIRED
 
 
 def test_the_location_beside_the_data_comes_back_with_the_old_configuration() -> None:
-    drained = reconciled(registry(conf_of()), conf_of(remote_data_dir="/a"), {1: 9})
-    back = reconciled(drained, conf_of(), {1: 9})
+    drained = reconcile(registry(conf_of()), conf_of(remote_data_dir="/a"), {1: 9})
+    back = reconcile(drained, conf_of(), {1: 9})
     assert back.get(1).state is AdminState.ACTIVE
     assert back.get(2).state is AdminState.RETIRED
     assert not back.explicit
 
 
 def test_naming_the_directory_beside_the_data_makes_no_second_location() -> None:
-    after = reconciled(registry(conf_of()), conf_of(remote_data_dir="/data/remote"), {1: 9})
+    after = reconcile(registry(conf_of()), conf_of(remote_data_dir="/data/remote"), {1: 9})
     assert [(x.location_id, x.uri) for x in after.locations] == [(1, "file:///data/remote")]
     assert after.explicit
 
 
 def test_adaptive_weights_follow_the_configuration() -> None:
-    after = reconciled(
+    after = reconcile(
         registry(),
         listed("s3://a/x,s3://b/x,/c", "5,1,1", **{"zufluss.remote.adaptive-weights": "true"}),
         {},
@@ -211,40 +210,40 @@ def test_adaptive_weights_follow_the_configuration() -> None:
 
 
 def test_what_an_operator_did_outlives_a_restart_with_the_same_configuration() -> None:
-    before = alter(registry(), AlterOp.ADD, uri="/d", weight=4)
-    before = alter(before, AlterOp.DRAIN, location_id=1)
-    before = alter(before, AlterOp.SET_WEIGHT, location_id=2, weight=9)
-    before = alter(before, AlterOp.DRAIN, location_id=3)
-    before = alter(before, AlterOp.MOVE, location_id=3, uri="/c2")
-    assert reconciled(before, ABC, dict.fromkeys(range(1, 5), 1)) is before
+    before = operate(registry(), AlterOp.ADD, uri="/d", weight=4)
+    before = operate(before, AlterOp.DRAIN, location_id=1)
+    before = operate(before, AlterOp.SET_WEIGHT, location_id=2, weight=9)
+    before = operate(before, AlterOp.DRAIN, location_id=3)
+    before = operate(before, AlterOp.MOVE, location_id=3, uri="/c2")
+    assert reconcile(before, ABC, dict.fromkeys(range(1, 5), 1)) is before
 
 
 def test_a_moved_location_stays_itself_when_the_configuration_follows() -> None:
     """Acceptance 31: the files keep their location's id."""
-    drained = alter(registry(), AlterOp.DRAIN, location_id=2)
-    moved = alter(drained, AlterOp.MOVE, location_id=2, uri="s3://copy/x")
+    drained = operate(registry(), AlterOp.DRAIN, location_id=2)
+    moved = operate(drained, AlterOp.MOVE, location_id=2, uri="s3://copy/x")
     assert moved.get(2).uri == "s3://copy/x"
-    after = reconciled(moved, listed("s3://a/x,s3://copy/x,/c", "5,1,1"), {2: 17})
+    after = reconcile(moved, listed("s3://a/x,s3://copy/x,/c", "5,1,1"), {2: 17})
     assert [x.uri for x in after.locations] == ["s3://a/x", "s3://copy/x", "file:///c"]
 
 
 def test_the_old_and_the_new_address_of_a_moved_location_cannot_both_be_configured() -> None:
-    drained = alter(registry(), AlterOp.DRAIN, location_id=2)
-    moved = alter(drained, AlterOp.MOVE, location_id=2, uri="s3://copy/x")
+    drained = operate(registry(), AlterOp.DRAIN, location_id=2)
+    moved = operate(drained, AlterOp.MOVE, location_id=2, uri="s3://copy/x")
     for dirs in ("s3://b/x,s3://copy/x", "s3://copy/x,s3://b/x"):
         with pytest.raises(ConfigError, match="s3://copy/x twice"):
-            reconciled(moved, listed(dirs), {})
+            reconcile(moved, listed(dirs), {})
 
 
 def test_a_location_cannot_be_moved_onto_another() -> None:
-    drained = alter(registry(), AlterOp.DRAIN, location_id=1)
+    drained = operate(registry(), AlterOp.DRAIN, location_id=1)
     with pytest.raises(ConfigError, match="s3://b/x twice"):
-        alter(drained, AlterOp.MOVE, location_id=1, uri="s3a://b//x/")
+        operate(drained, AlterOp.MOVE, location_id=1, uri="s3a://b//x/")
 
 
 def test_the_only_location_that_takes_files_can_be_moved() -> None:
     only = registry(listed("/a"))
-    assert alter(only, AlterOp.MOVE, location_id=1, uri="/b").get(1).uri == "file:///b"
+    assert operate(only, AlterOp.MOVE, location_id=1, uri="/b").get(1).uri == "file:///b"
 
 
 def test_one_directory_under_two_names_is_refused(tmp_path: Path) -> None:
@@ -254,92 +253,92 @@ def test_one_directory_under_two_names_is_refused(tmp_path: Path) -> None:
     before = registry(listed(f"{tmp_path}/a,{tmp_path}/b"))
     for address in (tmp_path / "link", tmp_path / "link" / "below"):
         with pytest.raises(ConfigError, match=r"symbolic links followed.*/a"):
-            alter(before, AlterOp.ADD, uri=str(address))
+            operate(before, AlterOp.ADD, uri=str(address))
         with pytest.raises(ConfigError, match="symbolic links followed"):
             registry(listed(f"{tmp_path}/a,{address}"))
 
 
 def test_an_address_of_a_retired_location_that_another_has_is_that_others() -> None:
-    before = reconciled(registry(), listed("s3://b/x,/c"), {})
-    before = alter(before, AlterOp.DRAIN, location_id=2)
-    before = alter(before, AlterOp.MOVE, location_id=2, uri="s3://a/x")
-    after = reconciled(before, listed("s3://a/x,/c"), {2: 7})
+    before = reconcile(registry(), listed("s3://b/x,/c"), {})
+    before = operate(before, AlterOp.DRAIN, location_id=2)
+    before = operate(before, AlterOp.MOVE, location_id=2, uri="s3://a/x")
+    after = reconcile(before, listed("s3://a/x,/c"), {2: 7})
     assert after.get(1).state is AdminState.RETIRED
     assert (after.get(2).uri, after.get(2).state) == ("s3://a/x", AdminState.ACTIVE)
 
 
 def test_the_location_beside_the_data_is_not_used_again_beside_others() -> None:
-    before = alter(registry(conf_of()), AlterOp.ADD, live={1: 3}, uri="/d")
+    before = operate(registry(conf_of()), AlterOp.ADD, live={1: 3}, uri="/d")
     with pytest.raises(ConfigError, match="other machines cannot read"):
-        alter(before, AlterOp.ACTIVATE, location_id=1)
+        operate(before, AlterOp.ACTIVATE, location_id=1)
 
 
 def test_an_added_location_takes_files() -> None:
-    after = alter(registry(), AlterOp.ADD, uri="/d", weight=4)
+    after = operate(registry(), AlterOp.ADD, uri="/d", weight=4)
     assert after.get(4) == Location(4, "file:///d", 4)
     assert after.version == 2
 
 
 def test_a_configured_address_that_an_operator_added_before_is_the_same_location() -> None:
-    added = alter(registry(), AlterOp.ADD, uri="/d")
-    after = reconciled(added, listed("s3://a/x,s3://b/x,/c,/d"), {4: 1})
+    added = operate(registry(), AlterOp.ADD, uri="/d")
+    after = reconcile(added, listed("s3://a/x,s3://b/x,/c,/d"), {4: 1})
     assert len(after.locations) == 4
 
 
 @pytest.mark.parametrize("uri", ["/c", "/c/d", "s3://a", "", "ftp://x/y", "/x/../y"])
 def test_an_address_that_overlaps_or_cannot_be_is_not_added(uri: str) -> None:
     with pytest.raises(ConfigError):
-        alter(registry(), AlterOp.ADD, uri=uri)
+        operate(registry(), AlterOp.ADD, uri=uri)
 
 
 def test_nothing_is_added_inside_the_location_beside_the_data() -> None:
     with pytest.raises(ConfigError, match="one inside the other"):
-        altered(registry(conf_of()), AlterOp.ADD, conf=conf_of(), uri="/data/remote/x", live={1: 1})
+        alter(registry(conf_of()), AlterOp.ADD, conf=conf_of(), uri="/data/remote/x", live={1: 1})
 
 
 def test_adding_a_location_drains_the_one_beside_the_data() -> None:
-    after = altered(registry(conf_of()), AlterOp.ADD, conf=conf_of(), uri="/d", live={1: 3})
+    after = alter(registry(conf_of()), AlterOp.ADD, conf=conf_of(), uri="/d", live={1: 3})
     assert after.explicit
     assert after.get(1).state is AdminState.DRAINING
-    assert reconciled(after, conf_of(), {1: 3}) is after
+    assert reconcile(after, conf_of(), {1: 3}) is after
 
 
 def test_a_location_is_drained_and_retired_when_nothing_is_left() -> None:
-    drained = alter(registry(), AlterOp.DRAIN, location_id=1)
+    drained = operate(registry(), AlterOp.DRAIN, location_id=1)
     assert drained.get(1).state is AdminState.DRAINING
     with pytest.raises(ConfigError, match=r"location 1 .* still has 4 files"):
-        alter(drained, AlterOp.RETIRE, {1: 4}, location_id=1)
-    retired = alter(drained, AlterOp.RETIRE, location_id=1)
+        operate(drained, AlterOp.RETIRE, {1: 4}, location_id=1)
+    retired = operate(drained, AlterOp.RETIRE, location_id=1)
     assert retired.get(1).state is AdminState.RETIRED
     assert retired.first.location_id == 2
 
 
 def test_a_location_that_takes_files_is_not_retired() -> None:
     with pytest.raises(ConfigError, match="drain it first"):
-        alter(registry(), AlterOp.RETIRE, location_id=1)
+        operate(registry(), AlterOp.RETIRE, location_id=1)
 
 
 def test_a_drained_location_can_be_activated() -> None:
-    drained = alter(registry(), AlterOp.DRAIN, location_id=1)
-    assert alter(drained, AlterOp.ACTIVATE, location_id=1).get(1).takes_files
+    drained = operate(registry(), AlterOp.DRAIN, location_id=1)
+    assert operate(drained, AlterOp.ACTIVATE, location_id=1).get(1).takes_files
 
 
 def test_what_is_so_already_changes_no_version() -> None:
     before = registry()
-    assert alter(before, AlterOp.ACTIVATE, location_id=1) is before
+    assert operate(before, AlterOp.ACTIVATE, location_id=1) is before
 
 
 def test_the_last_location_that_takes_files_stays() -> None:
     one = registry(conf_of(remote_data_dir="/a"))
     for op, more in ((AlterOp.DRAIN, {}), (AlterOp.SET_WEIGHT, {"weight": 0})):
         with pytest.raises(ConfigError, match="no location would take new files"):
-            alter(one, op, location_id=1, **more)
+            operate(one, op, location_id=1, **more)
 
 
 def test_a_configuration_cannot_leave_drained_locations_alone() -> None:
-    drained = alter(registry(), AlterOp.DRAIN, location_id=1)
+    drained = operate(registry(), AlterOp.DRAIN, location_id=1)
     with pytest.raises(ConfigError, match="no location would take new files"):
-        reconciled(drained, listed("s3://a/x,s3://b/x,/c", "5,0,0"), {})
+        reconcile(drained, listed("s3://a/x,s3://b/x,/c", "5,0,0"), {})
 
 
 @pytest.mark.parametrize(
@@ -358,22 +357,22 @@ def test_a_configuration_cannot_leave_drained_locations_alone() -> None:
 )
 def test_an_alteration_says_what_it_lacks(op: AlterOp, more: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        alter(registry(), op, **more)
+        operate(registry(), op, **more)
 
 
 def test_a_retired_location_is_only_activated() -> None:
-    retired = reconciled(registry(), listed("s3://a/x,s3://b/x"), {})
+    retired = reconcile(registry(), listed("s3://a/x,s3://b/x"), {})
     with pytest.raises(ConfigError, match="activate it first"):
-        alter(retired, AlterOp.MOVE, location_id=3, uri="/d")
-    assert alter(retired, AlterOp.ACTIVATE, location_id=3).get(3).takes_files
+        operate(retired, AlterOp.MOVE, location_id=3, uri="/d")
+    assert operate(retired, AlterOp.ACTIVATE, location_id=3).get(3).takes_files
 
 
 def test_a_change_of_another_version_is_a_conflict() -> None:
     """Acceptance 32, as far as the registry itself goes."""
     with pytest.raises(ZuflussError) as e:
-        alter(registry(), AlterOp.DRAIN, location_id=1, expected_version=2)
+        operate(registry(), AlterOp.DRAIN, location_id=1, expected_version=2)
     assert e.value.code is ErrorCode.INVALID_UPDATE_VERSION_EXCEPTION
-    assert alter(registry(), AlterOp.DRAIN, location_id=1, expected_version=1).version == 2
+    assert operate(registry(), AlterOp.DRAIN, location_id=1, expected_version=1).version == 2
 
 
 def test_an_unknown_id_is_retriable_because_a_newer_registry_may_have_it() -> None:
@@ -388,7 +387,7 @@ def test_an_empty_registry_has_no_first_location() -> None:
 
 
 def test_an_address_travels_only_in_full() -> None:
-    with pytest.raises(ValueError, match="travels without an address"):
+    with pytest.raises(ValueError, match="has no address for a message"):
         registry(conf_of()).to_proto()
 
 
@@ -458,16 +457,16 @@ def test_no_change_reuses_an_id_loses_files_or_leaves_nowhere_to_write(
 ) -> None:
     """Whatever is asked for, in any order."""
     conf = conf_of()
-    found = reconciled(None, conf, live)
+    found = reconcile(None, conf, live)
     for step in steps:
         before = found
         try:
             if step[0] == "conf":
-                found = reconciled(before, listed(",".join(step[1])), live)
+                found = reconcile(before, listed(",".join(step[1])), live)
                 conf = listed(",".join(step[1]))
             else:
                 op, location_id, uri, weight = step
-                found = altered(
+                found = alter(
                     before,
                     op,
                     conf=conf,

@@ -38,10 +38,9 @@ from zufluss.remote.locations import (
     Location,
     Locations,
     UnknownLocationError,
-    altered,
-    reconciled,
 )
 from zufluss.remote.placement import CLUSTER, PARTITION, parse_policy
+from zufluss.remote.registry import alter, reconcile
 from zufluss.remote.storage import NoLocationError, RemoteStorage, Upload
 
 DOCUMENT = b"a document"
@@ -73,7 +72,7 @@ class Cluster:
             pairs["remote.data.dirs.weights"] = weights
             pairs["remote.data.dirs.strategy"] = "WEIGHTED_ROUND_ROBIN"
         self.conf = Configuration.of(pairs | more)
-        self.locations = reconciled(None, self.conf, {})
+        self.locations = reconcile(None, self.conf, {})
         self.storage = self.started()
         self.uploads = 0
 
@@ -84,7 +83,7 @@ class Cluster:
 
     def alter(self, op: AlterOp, **more: Any) -> None:
         """Change the registry as an operator does, and tell the server."""
-        self.locations = altered(self.locations, op, conf=self.conf, live={}, **more)
+        self.locations = alter(self.locations, op, conf=self.conf, live={}, **more)
         self.storage.update(self.locations)
 
     async def upload(self, policy: str = "cluster", home: int | None = None) -> int:
@@ -162,7 +161,7 @@ async def test_a_location_of_weight_zero_is_read_and_gets_nothing(cluster: Clust
     (file,) = await cluster.storage.upload([Upload("log/old", DOCUMENT)], CLUSTER)
     assert file.location_id == 1
     cluster.storage.update(
-        altered(
+        alter(
             cluster.locations,
             AlterOp.SET_WEIGHT,
             conf=cluster.conf,
@@ -178,7 +177,7 @@ async def test_a_location_of_weight_zero_is_read_and_gets_nothing(cluster: Clust
 async def test_a_draining_location_is_read_and_gets_nothing(cluster: Cluster) -> None:
     (file,) = await cluster.storage.upload([Upload("log/old", DOCUMENT)], CLUSTER)
     cluster.storage.update(
-        altered(cluster.locations, AlterOp.DRAIN, conf=cluster.conf, live={}, location_id=1)
+        alter(cluster.locations, AlterOp.DRAIN, conf=cluster.conf, live={}, location_id=1)
     )
     assert await cluster.uploaded(60) == {2: 30, 3: 30}
     assert await cluster.storage.read(file, limit=100) == DOCUMENT
@@ -411,7 +410,7 @@ async def test_a_pinned_table_stays_within_its_locations(cluster: Cluster) -> No
 
 async def test_a_pinned_table_says_when_its_location_takes_nothing(cluster: Cluster) -> None:
     cluster.storage.update(
-        altered(cluster.locations, AlterOp.DRAIN, conf=cluster.conf, live={}, location_id=3)
+        alter(cluster.locations, AlterOp.DRAIN, conf=cluster.conf, live={}, location_id=3)
     )
     with pytest.raises(NoLocationError, match="3 is DRAINING"):
         await cluster.upload("pinned:3")
@@ -512,7 +511,7 @@ async def test_a_new_location_gets_its_share_at_once(cluster: Cluster) -> None:
     """Acceptance 9, as far as placement goes."""
     await cluster.uploaded(7)
     cluster.storage.update(
-        altered(
+        alter(
             cluster.locations,
             AlterOp.ADD,
             conf=cluster.conf,
@@ -548,7 +547,7 @@ async def test_a_server_that_knows_no_location_yet_uploads_nothing(cluster: Clus
 
 async def test_the_location_beside_the_data_needs_no_configuration(tmp_path: Path) -> None:
     conf = Configuration.of({"data.dir": str(tmp_path)})
-    storage = RemoteStorage(conf, reconciled(None, conf, {}), state_file=None)
+    storage = RemoteStorage(conf, reconcile(None, conf, {}), state_file=None)
     await storage.upload([Upload("kv/x", DOCUMENT)], CLUSTER)
     assert (tmp_path / "remote" / "kv" / "x").read_bytes() == DOCUMENT
 
@@ -726,7 +725,7 @@ async def test_a_place_that_gets_no_files_is_no_measure_for_others(tmp_path: Pat
     cluster = Cluster(tmp_path, **{"zufluss.remote.adaptive-weights": "true"})
     for location_id, latency_ms in ((1, 0.1), (2, 100.0), (3, 1000.0)):
         for _ in range(10):
-            cluster.storage._health_of(location_id).succeeded(latency_ms)
+            cluster.storage._healths.of(location_id).succeeded(latency_ms)
     cluster.alter(AlterOp.DRAIN, location_id=1)
     found = await cluster.uploaded(40)
     assert found[2] > 4 * found[3] > 0

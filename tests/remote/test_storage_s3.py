@@ -11,9 +11,10 @@ import pytest
 
 from zufluss.config import Configuration
 from zufluss.remote.errors import LocationUnavailableError, ObjectCorruptError, ObjectForbiddenError
-from zufluss.remote.locations import Health, reconciled
+from zufluss.remote.locations import Health
 from zufluss.remote.objects import Objects
 from zufluss.remote.placement import CLUSTER
+from zufluss.remote.registry import reconcile
 from zufluss.remote.storage import RemoteStorage, Upload
 from zufluss.remote.uri import parse_location
 from zufluss.testing.proxy import Fault, FaultProxy, Kind
@@ -51,7 +52,7 @@ def storage(proxy: FaultProxy, bucket: Objects, tmp_path: Path) -> RemoteStorage
             **properties(proxy.endpoint),
         }
     )
-    return RemoteStorage(conf, reconciled(None, conf, {}), state_file=None)
+    return RemoteStorage(conf, reconcile(None, conf, {}), state_file=None)
 
 
 async def test_a_bucket_and_a_directory_are_used_alike(

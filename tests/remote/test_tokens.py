@@ -269,4 +269,4 @@ async def test_a_failure_is_not_remembered(s3: S3Server, server_keys: dict[str, 
     for _ in range(2):
         with pytest.raises(SecurityTokenError):
             await made.token(ROOT, [])
-    assert len(made._kept) <= KEPT_MAX
+    assert len(made._cached) <= KEPT_MAX

@@ -21,7 +21,7 @@ from zufluss.log.files import Files
 from zufluss.model.schema import Schema
 from zufluss.model.table import TableBucket, TableDescriptor, TableInfo, TablePath
 from zufluss.record.header import build_batch
-from zufluss.remote.locations import reconciled
+from zufluss.remote.registry import reconcile
 from zufluss.remote.storage import RemoteStorage
 from zufluss.tablet.put import AllocateIds
 from zufluss.tablet.server import TabletServer
@@ -74,7 +74,7 @@ class Tablet:
             parsed,
             files or SilentFiles(),
             lambda: self.now_ms,
-            RemoteStorage(parsed, reconciled(None, parsed, {}), state_file=None),
+            RemoteStorage(parsed, reconcile(None, parsed, {}), state_file=None),
             self.gateway,
             allocate_ids,
             may_read=may_read,

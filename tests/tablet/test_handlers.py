@@ -19,7 +19,7 @@ from zufluss.errors import (
     NonPrimaryKeyTableError,
     UnknownTableOrBucketError,
 )
-from zufluss.remote.locations import reconciled
+from zufluss.remote.registry import reconcile
 from zufluss.remote.storage import RemoteStorage
 from zufluss.tablet.fetch import FetchHandler
 from zufluss.tablet.remote.context import RemoteContext
@@ -35,7 +35,7 @@ def produce_request(rows: int) -> m.ProduceLogRequest:
 
 def fetch_handler(log_table: Parts) -> FetchHandler:
     conf, buckets = log_table.conf, log_table.buckets
-    storage = RemoteStorage(conf, reconciled(None, conf, {}), state_file=None)
+    storage = RemoteStorage(conf, reconcile(None, conf, {}), state_file=None)
     context = RemoteContext(buckets, storage, Gateway(), log_table.files)
     logs = log_table.durability.logs
     remote_logs = RemoteLogs(conf, context, logs, log_table.tasks, lambda: NOW_MS)

@@ -1,6 +1,7 @@
-"""Remote storage: objects in one or many locations, and what lies where.
+"""Remote storage: files of buckets as objects in one or many locations.
 
-`layout` names things, `manifest` and `snapshot` are the two documents that say what belongs to a
-bucket, `objects` speaks with one location, `locations` and `health` know all of them, `placement`
-chooses one for each new file, and `storage` puts that together for a server.
+`layout` defines paths, `manifest` and `snapshot` are the two documents that list the files of a
+bucket. `objects` sends requests to one location (`local`, `cloud`). `locations` is the registry of
+all locations and `registry` its changes; `health` tracks which of them work, `placement` chooses
+one for new files. `storage` combines these for a server; `tokens` are credentials for clients.
 """

@@ -1,14 +1,13 @@
 """A location in an object store, by obstore: S3, Google Cloud Storage, Azure, memory.
 
-A request that met a network error, 429 or 5xx is tried at most three times within its timeout; a
-transfer ends when it stands still for so long. Single requests are repeated here and not by
-obstore, because what the first try did may be unknown: a put that must create an object and meets
-one on its second try has succeeded when that object has its bytes. A download that is cut off goes
-on where it was. Only the requests of an upload in parts are repeated by obstore, one by one; it is
-fed from the file with its checksum, a few parts at a time, so that memory does not grow with the
-file.
+A request that fails with a network error, 429 or 5xx is sent at most three times within its
+timeout; a transfer fails when it makes no progress for as long. Single requests are repeated here
+and not by obstore, because the outcome of the first try may be unknown: a put that must create an
+object and finds one on its second try has succeeded if that object has its bytes. A download that
+breaks off continues where it was. Only the requests of a multipart upload are repeated by obstore;
+it gets a few parts of the file at a time, so memory does not grow with the file.
 
-obstore tells most failures apart only in the text of one exception; `typed` reads it, in one place.
+obstore distinguishes most failures only by the text of one exception; `typed` parses that text.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ T = TypeVar("T")
 PART_BYTES: Final = 8 << 20
 PARTS_AT_ONCE: Final = 4
 PARTS_MAX: Final = 9000
-"""S3 allows 10,000; a file that needs more gets larger parts."""
+"""Parts of an upload at most; larger files get larger parts. S3 allows 10,000."""
 STREAM_BYTES: Final = 4 << 20
 PAGE_OBJECTS: Final = 1000
 BACKOFF_SECONDS: Final = 0.1
@@ -84,7 +83,7 @@ class CloudDirectory:
         self._parts: Any = open_store(uri, properties, timeout_ms, retries=TRIES - 1)
 
     async def put(self, path: str, data: bytes | memoryview, if_absent: bool) -> None:
-        """Make an object of these bytes."""
+        """Create an object from bytes."""
         mode: Literal["create", "overwrite"] = "create" if if_absent else "overwrite"
         tries = 0
 
@@ -103,7 +102,7 @@ class CloudDirectory:
                 raise
 
     async def put_file(self, path: str, source: Path) -> tuple[int, int]:
-        """Make an object of a file; its size and checksum."""
+        """Create an object from a file; return its size and checksum."""
         file = await asyncio.to_thread(Source, source, self.uri.text, path)
         try:
             if file.length <= PART_BYTES:
@@ -131,39 +130,39 @@ class CloudDirectory:
                 max_concurrency=PARTS_AT_ONCE,
             )
         except FileNotFoundError as problem:
-            # The answer to "complete" may be lost; repeated, the upload is not known any more.
+            # The answer to "complete" was lost: the repeated request does not find the upload.
             if file.size != file.length or not await self._is(path, *file.result):
                 raise self.typed(path, problem) from problem
         except (BaseError, OSError) as problem:
             raise self.typed(path, problem) from problem
 
     async def get(self, path: str, limit: int) -> bytes:
-        """All bytes of an object that has at most `limit`."""
+        """Return all bytes of an object of at most `limit` bytes."""
 
         async def request() -> bytes:
-            found = await obstore.get_async(self._store, self._key(path))
-            check_limit(self.uri.text, path, found.meta["size"], limit)
-            return bytes(await found.bytes_async())
+            answer = await obstore.get_async(self._store, self._key(path))
+            check_limit(self.uri.text, path, answer.meta["size"], limit)
+            return bytes(await answer.bytes_async())
 
         return await self._tried(path, request)
 
     async def get_range(self, path: str, start: int, end: int) -> memoryview:
-        """The bytes of a range, fewer where the object ends."""
+        """Return the bytes of a range, fewer at the end of the object."""
 
         async def request() -> memoryview:
             key = self._key(path)
             try:
-                found = await obstore.get_range_async(self._store, key, start=start, end=end)
+                data = await obstore.get_range_async(self._store, key, start=start, end=end)
             except BaseError as problem:
                 if _RANGE_BEHIND_END.search(str(problem)):
                     return memoryview(b"")
                 raise
-            return memoryview(found)
+            return memoryview(data)
 
         return await self._tried(path, request)
 
     async def get_file(self, path: str, target: Path) -> tuple[int, int]:
-        """Copy an object to a local file; its size and checksum."""
+        """Copy an object to a local file; return its size and checksum."""
         file = await asyncio.to_thread(Target, target, self.uri.text, path)
         try:
             await self._receive(path, file)
@@ -175,7 +174,7 @@ class CloudDirectory:
         return file.result
 
     async def _receive(self, path: str, file: Target) -> None:
-        """Write each piece while the next one is on its way."""
+        """Receive an object; each piece is written while the next one arrives."""
         writing: asyncio.Future[None] | None = None
         async for piece in self.stream(path, 0):
             if writing is not None:
@@ -186,18 +185,18 @@ class CloudDirectory:
             await writing
 
     async def stream(self, path: str, start: int) -> AsyncIterator[memoryview]:
-        """The bytes from `start` on, in pieces; begun again where it was cut off."""
+        """Yield the bytes from `start` on, in pieces; reconnects where the answer broke off."""
         etag: str | None = None
         tries = 0
         while True:
             tries += 1
             try:
                 async with asyncio.timeout(self._seconds):
-                    found = await self._opened(path, start, etag)
-                if found is None:
+                    answer = await self._request_from(path, start, etag)
+                if answer is None:
                     return
-                etag = found.meta["e_tag"]
-                async for piece in found.stream(min_chunk_size=STREAM_BYTES):
+                etag = answer.meta["e_tag"]
+                async for piece in answer.stream(min_chunk_size=STREAM_BYTES):
                     start += len(piece)
                     tries = 0
                     yield memoryview(piece)
@@ -205,8 +204,8 @@ class CloudDirectory:
             except (BaseError, OSError) as problem:
                 await self._again(path, problem, tries)
 
-    async def _opened(self, path: str, start: int, etag: str | None) -> Any:
-        """An answer from `start` on, None when the object ends there."""
+    async def _request_from(self, path: str, start: int, etag: str | None) -> Any:
+        """Request the bytes from `start` on; None if the object ends there."""
         options: Any = {"range": {"offset": start}} if start else {}
         if etag is not None:
             options["if_match"] = etag
@@ -218,24 +217,24 @@ class CloudDirectory:
             raise
 
     async def _again(self, path: str, problem: Exception, tries: int) -> None:
-        """Wait for the next try, or raise when there is none."""
+        """Wait before the next try; raises the error if there is no next try."""
         error = self.typed(path, problem)
         if not error.retriable or tries >= TRIES:
             raise error from problem
         await asyncio.sleep(backoff(tries))
 
     async def head(self, path: str) -> tuple[int, int]:
-        """Size and time of change (ms) of an object."""
-        found = await self._tried(path, lambda: obstore.head_async(self._store, self._key(path)))
-        return found["size"], _milliseconds(found)
+        """Return size and time of change (ms) of an object."""
+        entry = await self._tried(path, lambda: obstore.head_async(self._store, self._key(path)))
+        return entry["size"], _modified_ms(entry)
 
     async def delete(self, paths: Sequence[str]) -> None:
-        """Remove objects."""
+        """Delete objects."""
         for start in range(0, len(paths), PAGE_OBJECTS):
             page = paths[start : start + PAGE_OBJECTS]
             try:
                 await self._delete(page)
-            except ObjectMissingError:  # of stores that remove one by one and tell
+            except ObjectMissingError:  # some stores report missing objects
                 for path in page:
                     await self._delete_one(path)
 
@@ -250,7 +249,7 @@ class CloudDirectory:
             return
 
     async def list(self, prefix: str) -> AsyncIterator[list[tuple[str, int, int]]]:
-        """Path, size and time of change of the objects below a directory, in pages."""
+        """Yield path, size and time of change of the objects below a directory, in pages."""
         key = self._key(prefix).strip("/")
         skipped = len(self._prefix) + 1 if self._prefix else 0
         last: str | None = None
@@ -258,10 +257,10 @@ class CloudDirectory:
         while True:
             tries += 1
             try:
-                found = obstore.list(self._store, key or None, offset=last, chunk_size=PAGE_OBJECTS)
-                async for page in found:
+                pages = obstore.list(self._store, key or None, offset=last, chunk_size=PAGE_OBJECTS)
+                async for page in pages:
                     tries, last = 0, page[-1]["path"]
-                    yield [(e["path"][skipped:], e["size"], _milliseconds(e)) for e in page]
+                    yield [(e["path"][skipped:], e["size"], _modified_ms(e)) for e in page]
                 return
             except (BaseError, OSError) as problem:
                 await self._again(prefix, problem, tries)
@@ -270,19 +269,19 @@ class CloudDirectory:
         return f"{self._prefix}/{path}" if self._prefix else path
 
     async def _is(self, path: str, size: int, crc: int) -> bool:
-        """Whether the object has exactly the bytes with this size and checksum."""
+        """Whether the object has this size and checksum."""
         try:
             if (await self.head(path))[0] != size:
                 return False
-            found = 0
+            actual = 0
             async for piece in self.stream(path, 0):
-                found = await asyncio.to_thread(crc32c, piece, found)
+                actual = await asyncio.to_thread(crc32c, piece, actual)
         except ObjectMissingError:
             return False
-        return found == crc
+        return actual == crc
 
     async def _tried(self, path: str, request: Callable[[], Awaitable[T]]) -> T:
-        """The answer to a request, tried again while that can help and there is time."""
+        """Send a request, again while that can help and time is left; return the answer."""
         end = time.monotonic() + self._seconds
         for count in range(1, TRIES + 1):
             try:
@@ -298,7 +297,7 @@ class CloudDirectory:
         raise AssertionError("the last try returns or raises")
 
     def typed(self, path: str, problem: Exception) -> RemoteStorageError:
-        """The error of ours for one of obstore's."""
+        """Return our error for one of obstore's."""
         if isinstance(problem, RemoteStorageError):
             return problem
         uri, reason = self.uri.text, _reason(problem)
@@ -307,16 +306,16 @@ class CloudDirectory:
         if isinstance(problem, (PermissionDeniedError, UnauthenticatedError)):
             return ObjectForbiddenError(uri, path, reason)
         if isinstance(problem, AlreadyExistsError):
-            return ObjectExistsError(uri, path, "there is an object already")
+            return ObjectExistsError(uri, path, "the object exists already")
         if isinstance(problem, PreconditionError):
-            return ObjectCorruptError(uri, path, "it was replaced while it was read")
+            return ObjectCorruptError(uri, path, "the object was replaced while it was read")
         if isinstance(problem, TimeoutError):
             return LocationUnavailableError(uri, path, f"no answer within {self._seconds:g} s")
         return _by_status(uri, path, reason)
 
 
 def _by_status(uri: str, path: str, reason: str) -> RemoteStorageError:
-    """The error for a message with an HTTP status, or with a code of S3 for one of many keys."""
+    """Return the error for a message with an HTTP status, or an S3 code for one of many keys."""
     match, code = _STATUS.search(reason), _KEY_CODE.search(reason)
     status = int(match[1]) if match else _STATUS_OF_CODE.get(code[1], 0) if code else 0
     if status in _FORBIDDEN:
@@ -330,7 +329,7 @@ def _by_status(uri: str, path: str, reason: str) -> RemoteStorageError:
 
 
 def _reason(problem: Exception) -> str:
-    """The message on one line, without what addresses have behind `?`: signatures."""
+    """Return a message on one line; queries of addresses are removed, they have signatures."""
     text = str(problem)
     first = _QUERY.sub(r"\1", text.partition("\n")[0].partition("<")[0]).strip()
     code = _CODE.search(text)
@@ -338,7 +337,7 @@ def _reason(problem: Exception) -> str:
 
 
 async def _finished(call: Callable[[], None]) -> None:
-    """Call in a thread; if who waits for it is cancelled, that takes effect when it has ended."""
+    """Call in a thread; a cancellation of the waiting task takes effect after the call."""
     running = asyncio.ensure_future(asyncio.to_thread(call))
     try:
         await asyncio.shield(running)
@@ -347,10 +346,10 @@ async def _finished(call: Callable[[], None]) -> None:
         raise
 
 
-def _milliseconds(found: Any) -> int:
-    return int(found["last_modified"].timestamp() * 1000)
+def _modified_ms(entry: Any) -> int:
+    return int(entry["last_modified"].timestamp() * 1000)
 
 
 def backoff(tries: int) -> float:
-    """Seconds before the next try: doubling, and jittered so that clients do not march in step."""
+    """Return seconds before the next try: doubled each time, random so that clients spread out."""
     return BACKOFF_SECONDS * 2.0 ** (tries - 1) * random.uniform(0.5, 1.5)

@@ -1,6 +1,6 @@
-"""What can go wrong with an object, in kinds that a caller treats differently.
+"""Failures of requests to remote storage, by how a caller reacts.
 
-Only `LocationUnavailableError` says something about the location: it counts for its health, and an
+Only `LocationUnavailableError` is a failure of the location: it counts for its health, and an
 upload goes elsewhere. A missing or forbidden object is an answer of a location that works.
 """
 
@@ -10,7 +10,7 @@ from zufluss.errors import ErrorCode, ZuflussError
 
 
 class RemoteStorageError(ZuflussError):
-    """A request to remote storage failed; trying again does not help unless a subclass says so."""
+    """A request to remote storage failed. A retry does not help unless a subclass says so."""
 
     code = ErrorCode.STORAGE_EXCEPTION
 
@@ -31,7 +31,7 @@ class LocationUnavailableError(RemoteStorageError):
     def __init__(self, uri: str, path: str, reason: str, *, throttled: bool = False) -> None:
         super().__init__(uri, path, reason)
         self.throttled = throttled
-        """It asked for fewer requests (429, 503)."""
+        """The location asked for fewer requests (429, 503)."""
 
     @property
     def retriable(self) -> bool:
@@ -40,7 +40,7 @@ class LocationUnavailableError(RemoteStorageError):
 
 
 class NotOursError(LocationUnavailableError):
-    """The location has no marker of this cluster that can be read: nobody writes or deletes there.
+    """The location has no readable marker of this cluster, so nothing is written or deleted there.
 
     It is down until it has one.
     """
@@ -55,18 +55,20 @@ class ObjectMissingError(RemoteStorageError, LookupError):
 
 
 class ObjectForbiddenError(RemoteStorageError):
-    """The location refused the credentials, or they do not reach this object."""
+    """The location refused the credentials, or they do not cover this object."""
 
 
 class ObjectExistsError(RemoteStorageError):
-    """An object was to be created, and another one has its name."""
+    """An object was to be created, and another one has its path."""
 
 
 class ObjectCorruptError(RemoteStorageError, ValueError):
-    """The object has not the bytes that were written: its size or checksum differ."""
+    """The object does not have the bytes that were written: size or checksum differ."""
 
 
 def check_limit(uri: str, path: str, size: int, limit: int) -> None:
     """Refuse an object that is larger than its reader allows."""
     if size > limit:
-        raise RemoteStorageError(uri, path, f"it has {size} bytes; at most {limit} are read")
+        raise RemoteStorageError(
+            uri, path, f"the object has {size} bytes; at most {limit} are read"
+        )

@@ -1,7 +1,8 @@
-"""A file in remote storage, as manifests refer to it: never by its full address.
+"""A file in remote storage, as manifests and snapshots refer to it, and sums over such files.
 
-The location is an id of the registry, so moving a location rewrites no manifest, and the checksum
-is ours, so a store that hands back other bytes is noticed (A7).
+A file is named by the id of its location and the path below its root, so moving a location rewrites
+no manifest. The checksum is computed by the writer, so readers notice a store that returns other
+bytes (A7).
 """
 
 from __future__ import annotations
@@ -11,26 +12,26 @@ from typing import Any, NamedTuple
 
 
 class RemoteFile(NamedTuple):
-    """One immutable file."""
+    """One immutable file in remote storage."""
 
     location_id: int
-    """Where it lies."""
+    """Id of the location."""
     path: str
-    """Its path below the root of the location."""
+    """Path below the root of the location."""
     size: int
-    """Its length in bytes."""
+    """Length in bytes."""
     crc32c: int
-    """The CRC-32C of its bytes."""
+    """CRC-32C of the bytes."""
 
 
 class Usage(NamedTuple):
-    """What a manifest or snapshot has in one location."""
+    """Number and bytes of files in one location."""
 
     files: int
     bytes: int
 
     def plus(self, other: Usage) -> Usage:
-        """Both together."""
+        """Return the sum of both."""
         return Usage(self.files + other.files, self.bytes + other.bytes)
 
 
@@ -38,16 +39,16 @@ NOTHING = Usage(0, 0)
 
 
 def usage(files: Iterable[RemoteFile]) -> dict[int, Usage]:
-    """Files and bytes by location."""
-    found: dict[int, Usage] = {}
+    """Return files and bytes by location."""
+    total: dict[int, Usage] = {}
     for file in files:
-        before = found.get(file.location_id, NOTHING)
-        found[file.location_id] = before.plus(Usage(1, file.size))
-    return found
+        before = total.get(file.location_id, NOTHING)
+        total[file.location_id] = before.plus(Usage(1, file.size))
+    return total
 
 
 def summed(parts: Iterable[Mapping[int, Usage]]) -> dict[int, Usage]:
-    """Several usages by location together."""
+    """Return the sum of several usages by location."""
     total: dict[int, Usage] = {}
     for part in parts:
         for location_id, used in part.items():
@@ -56,21 +57,21 @@ def summed(parts: Iterable[Mapping[int, Usage]]) -> dict[int, Usage]:
 
 
 def number(value: Any) -> int:
-    """A whole number of a document, not negative, of 64 bits; ValueError for anything else."""
+    """Return a field of a document that is a whole number from 0 to 2^63 − 1, else ValueError."""
     if type(value) is not int or not 0 <= value < 2**63:
         raise ValueError(f"{value!r:.100} is not a whole number from 0 on")
     return value
 
 
 def text(value: Any) -> str:
-    """A text of a document; ValueError for anything else."""
+    """Return a field of a document that is a text, else raise ValueError."""
     if type(value) is not str:
         raise ValueError(f"{value!r:.100} is not a text")
     return value
 
 
 def file_of(source: Mapping[str, Any], location_id: int | None = None) -> RemoteFile:
-    """The file in a document; its location there unless it is given."""
+    """Return the file that a document describes; `location_id` replaces that of the document."""
     path = text(source["path"])
     if path.startswith("/") or ".." in path.split("/"):
         raise ValueError(f"path {path!r:.200} does not lie below a location")

@@ -1,86 +1,93 @@
-"""Whether a location works, as one server sees it: pure, its clock is handed in.
+"""The health of locations, as one server sees it.
 
 | state | left for | when |
 |---|---|---|
 | ACTIVE | SUSPECT | a request fails |
 | SUSPECT | DOWN | `down_after` requests failed in a row |
-| ACTIVE, SUSPECT | DOWN | it does not carry the marker of this cluster (`marker.py`) |
-| SUSPECT, DOWN | ACTIVE | three probes in a row were good, and the hold is over |
+| ACTIVE, SUSPECT | DOWN | the location lacks the marker of this cluster (`marker.py`) |
+| SUSPECT, DOWN | ACTIVE | three probes in a row succeeded, and the hold is over |
 
-The hold begins when a location stops being ACTIVE. It doubles each time that happens soon after it
-came back, up to five minutes: a location that works every other second is left alone instead of
-moving files to and fro. Probes are an interval apart, and while they fail twice as far each time,
-up to a minute.
+The hold begins when a location stops being ACTIVE. It doubles each time this happens soon after a
+return, up to five minutes: a location that works every other second is not used, instead of moving
+files to and fro. Probes are one interval apart; after each failed probe the distance doubles, up to
+a minute.
 
-Only the location's own failures count: no answer, a server's error, a demand for fewer requests.
-That an object is missing or forbidden is an answer of a location that works. Reads count when they
-fail, not when they succeed: a location that can be read and not written must not look well.
+Only failures of the location count: no answer, a server error, a demand for fewer requests. A
+missing or forbidden object is an answer of a location that works. Reads count when they fail, not
+when they succeed: a location that can be read but not written must not look healthy.
 
-For adaptive weights each location has averages of its failures and of the time a file takes, with
-the size taken into account; `factor` turns them into a share of the configured weight.
+For adaptive weights each location has averages of its failures and of the time per file, adjusted
+for size; `factor` turns them into a share of the configured weight.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from zufluss.remote.errors import NotOursError, RemoteStorageError
+import structlog
+
+from zufluss.config import Configuration
+from zufluss.config import options as o
+from zufluss.remote.errors import LocationUnavailableError, NotOursError, RemoteStorageError
 from zufluss.remote.locations import Health
 from zufluss.wire import messages as m
 
+log = structlog.get_logger("zufluss.remote")
+
 GOOD_PROBES: Final = 3
-"""Good probes in a row before a location is used again."""
+"""Probes that must succeed in a row before a location is used again."""
 
 PROBE_INTERVAL_MAX_MS: Final = 60_000
-"""Probes of a location that stays away are at most this far apart."""
+"""The longest time between two probes."""
 
 HOLD_MAX_MS: Final = 300_000
-"""The longest hold of a location that comes and goes."""
+"""The longest hold of a location that fails again and again."""
 
 FORGIVEN: Final = 10
-"""A location that worked for so many of its holds starts anew with the shortest one."""
+"""A location that worked for this many times its hold starts again with the shortest one."""
 
 ALPHA: Final = 0.2
 """The weight of the newest request in the averages."""
 
 FACTOR_MIN: Final = 0.05
-"""What is left of the weight of the worst location: enough to notice that it got better."""
+"""The smallest factor of a weight: large enough to notice that a location got better."""
 
 SLOWER: Final = 1.5
-"""A location may be so many times slower than the best one before its weight falls."""
+"""How many times slower than the best location one may be before its weight falls."""
 
 SAMPLES_MIN: Final = 5
-"""Files before the time they took says something."""
+"""Files that must be measured before their time counts."""
 
 PACE_BYTES: Final = 1024 * 1024
-"""Beside a fixed time per file, each so many bytes count as much again."""
+"""Bytes that count as much time as a file without content."""
 
 
 @dataclass(frozen=True, slots=True)
 class LocationReport:
-    """What one server saw of a location since it started."""
+    """What one server saw of a location since the server started."""
 
     location_id: int
-    """The location."""
+    """Id of the location."""
     health: Health
-    """Whether it works."""
+    """State of the location."""
     placed_files: int
-    """Files put there."""
+    """Files uploaded."""
     placed_bytes: int
-    """Their bytes."""
+    """Bytes uploaded."""
     errors: int
-    """Requests that it failed."""
+    """Failed requests."""
     latency_ms: float
-    """Moving average of what putting a file took, 0 before the first."""
+    """Moving average of the time of an upload, 0 before the first."""
     effective_weight: float
-    """Its share of new files at present."""
+    """Present weight for new files."""
     last_error: str | None = None
-    """The newest failure."""
+    """Message of the newest failure."""
 
     def to_proto(self) -> m.PbLocationReport:
-        """As it travels in a heartbeat."""
+        """Return the message for a heartbeat."""
         return m.PbLocationReport(
             location_id=self.location_id,
             health=self.health,
@@ -94,7 +101,7 @@ class LocationReport:
 
     @classmethod
     def from_proto(cls, message: m.PbLocationReport) -> LocationReport:
-        """As it came."""
+        """Return the report of a message."""
         return cls(
             message.location_id,
             Health(message.health),
@@ -108,7 +115,7 @@ class LocationReport:
 
 
 class LocationHealth:
-    """The state of one location; times are in milliseconds of any clock that goes forward."""
+    """The state of one location; times are in milliseconds of a monotonic clock."""
 
     def __init__(self, *, down_after: int, probe_interval_ms: float) -> None:
         self.state = Health.ACTIVE
@@ -118,11 +125,11 @@ class LocationHealth:
         self._down_after = down_after
         self._interval = probe_interval_ms
         self._failures = 0
-        """Requests that failed in a row."""
+        """Failed requests in a row."""
         self._good = 0
-        """Probes that were good in a row."""
+        """Successful probes in a row."""
         self._returns = 0
-        """How often it came back only to fail again soon."""
+        """How often the location failed again soon after its return."""
         self._back_at: float | None = None
         self._held_until = 0.0
         self._next_probe = 0.0
@@ -132,7 +139,7 @@ class LocationHealth:
         self._samples = 0
 
     def succeeded(self, latency_ms: float, size: int = 0) -> None:
-        """A file of `size` bytes was put there."""
+        """Count an upload of `size` bytes."""
         self._failures = 0
         self._error_rate *= 1 - ALPHA
         pace = latency_ms / (1 + size / PACE_BYTES)
@@ -142,7 +149,7 @@ class LocationHealth:
         self._samples += 1
 
     def failed(self, error: RemoteStorageError, now: float) -> None:
-        """The location failed a request; not to be called for missing or forbidden objects."""
+        """Count a failed request; not for missing or forbidden objects."""
         self.errors += 1
         self.last_error = error.message
         self._failures += 1
@@ -154,11 +161,11 @@ class LocationHealth:
             self.state = Health.DOWN
 
     def probe_due(self, now: float) -> bool:
-        """Whether it is time to see if the location works again."""
+        """Whether it is time for a probe."""
         return self.state is not Health.ACTIVE and now >= self._next_probe
 
     def probed(self, ok: bool, now: float) -> None:
-        """A small object was written, read and deleted there, or that did not work."""
+        """Count a probe, which wrote, read and deleted a small object, or failed."""
         if self.state is Health.ACTIVE:
             return
         longest = max(PROBE_INTERVAL_MAX_MS, self._interval)
@@ -174,11 +181,11 @@ class LocationHealth:
 
     @property
     def pace(self) -> float | None:
-        """Milliseconds for a file, its size taken into account; None before it says something."""
+        """Milliseconds per file, adjusted for size; None before enough files were measured."""
         return self._pace if self._samples >= SAMPLES_MIN else None
 
     def factor(self, best_pace: float | None) -> float:
-        """What is left of the configured weight beside a location with the best pace, 0.05 to 1."""
+        """Return the factor of the configured weight, 0.05 to 1, beside the best pace."""
         pace = self.pace
         slow = 1.0
         if pace and best_pace is not None:
@@ -186,7 +193,7 @@ class LocationHealth:
         return max(FACTOR_MIN, slow * (1 - self._error_rate) ** 2)
 
     def _leave(self, now: float) -> None:
-        """No longer ACTIVE: hold it back, the longer the sooner that is after its return."""
+        """Become SUSPECT and begin a hold, which is longer soon after a return."""
         hold = self._hold()
         soon = self._back_at is not None and now - self._back_at < FORGIVEN * hold
         self._returns = self._returns + 1 if soon else 0
@@ -200,6 +207,65 @@ class LocationHealth:
         return min(longest, self._interval * 2.0 ** min(self._returns, 64))
 
 
+class LocationHealths:
+    """The health of all locations, by id; a location without failures is ACTIVE."""
+
+    def __init__(self, conf: Configuration, clock: Callable[[], float]) -> None:
+        """`clock` returns monotonic seconds."""
+        self._conf = conf
+        self._clock = clock
+        self._healths: dict[int, LocationHealth] = {}
+
+    def of(self, location_id: int) -> LocationHealth:
+        """Return the health of a location."""
+        health = self._healths.get(location_id)
+        if health is None:
+            health = self._healths[location_id] = LocationHealth(
+                down_after=self._conf[o.ZUFLUSS_REMOTE_DOWN_AFTER],
+                probe_interval_ms=self._conf[o.ZUFLUSS_REMOTE_PROBE_INTERVAL],
+            )
+        return health
+
+    def forget(self, location_id: int) -> None:
+        """Start again as ACTIVE: the location has another address."""
+        self._healths.pop(location_id, None)
+
+    def failed(self, location_id: int, error: LocationUnavailableError) -> None:
+        """Count a failure of a location."""
+        health = self.of(location_id)
+        before = health.state
+        health.failed(error, self._now_ms())
+        _log_change(location_id, before, health.state, error.message)
+
+    def probed(self, location_id: int, ok: bool) -> None:
+        """Count a probe of a location."""
+        health = self.of(location_id)
+        before = health.state
+        health.probed(ok, self._now_ms())
+        _log_change(location_id, before, health.state, None)
+
+    def probe_due(self, location_id: int) -> bool:
+        """Whether it is time for a probe of a location."""
+        return self.of(location_id).probe_due(self._now_ms())
+
+    @contextmanager
+    def observed(self, location_id: int) -> Iterator[None]:
+        """Count a failure of the location within the block, and raise it again."""
+        try:
+            yield
+        except LocationUnavailableError as error:
+            self.failed(location_id, error)
+            raise
+
+    def _now_ms(self) -> float:
+        return 1000 * self._clock()
+
+
+def _log_change(location_id: int, before: Health, after: Health, reason: str | None) -> None:
+    if after is not before:
+        log.warning("location_health", location=location_id, state=after.name, error=reason)
+
+
 def best_pace(healths: Iterable[LocationHealth]) -> float | None:
-    """The smallest pace of all that have one."""
+    """Return the smallest pace, None if no location has one."""
     return min((x.pace for x in healths if x.pace is not None), default=None)

@@ -1,21 +1,20 @@
-"""Names of remote files, below the root of a location; Fluss's, so that its clients find them.
+"""Paths of remote files below the root of a location: those of Fluss, so that its clients find them.
 
 | path | content |
 |---|---|
 | `log/DATABASE/TABLE-ID[/PARTITION-pID]/BUCKET/` | a bucket's log |
 | … `SEGMENT/START.log` `.index` `.timeindex` | a closed segment and its indexes; SEGMENT is a UUID, START 20 digits |
 | … `SEGMENT/END.writer_snapshot` | the idempotent writers at its end |
-| … `metadata/UUID.manifest` | which segments there are (`manifest.py`) |
+| … `metadata/UUID.manifest` | the list of segments (`manifest.py`) |
 | `kv/DATABASE/TABLE-ID[/PARTITION-pID]/BUCKET/` | a bucket's key-value snapshots |
 | … `shared/UUID` | a RocksDB table file, shared by snapshots |
 | … `snap-N/UUID` | the other files of snapshot N |
-| … `snap-N/_METADATA` | what the snapshot is made of (`snapshot.py`) |
-| `lake/DATABASE/TABLE-ID/metadata/UUID.offsets` | how far a table got in a lake snapshot |
-| `.zufluss-cluster` | whose location it is (`marker.py`) |
-| `.zufluss-probe/UUID` | written and deleted to see whether the location works |
+| … `snap-N/_METADATA` | the list of the snapshot's files (`snapshot.py`) |
+| `lake/DATABASE/TABLE-ID/metadata/UUID.offsets` | log offsets of a table in a lake snapshot |
+| `.zufluss-cluster` | the cluster that owns the location (`marker.py`) |
+| `.zufluss-probe/UUID` | written and deleted by a health probe |
 
-Everything that the sweep may delete has a name that `parse` understands; what it does not
-understand is not ours.
+The sweep deletes only files whose path `parse` understands; others do not belong to zufluss.
 """  # noqa: E501 - a table row does not wrap
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ _IN_LOCATION = re.compile(
 
 
 class RemoteName(NamedTuple):
-    """What the path of a remote file says."""
+    """The parts of a remote file's path."""
 
     kind: str
     """`log` or `kv`."""
@@ -61,77 +60,80 @@ class RemoteName(NamedTuple):
     table: str
     partition: str | None
     bucket: TableBucket
-    """Whose file it is."""
+    """The bucket that the file belongs to."""
     segment_id: str | None = None
-    """Of the files of a log segment."""
+    """The log segment; None for other files."""
     snapshot_id: int | None = None
-    """Of the files that one key-value snapshot has for itself."""
+    """The key-value snapshot of a private file; None for other files."""
 
 
 def table_directory(kind: str, path: TablePath, table_id: int) -> str:
-    """Everything of a table."""
+    """Return the directory of a table."""
     return f"{kind}/{path.database}/{path.table}-{table_id}"
 
 
 def owner_directory(
     kind: str, path: PhysicalTablePath, table_id: int, partition_id: int | None
 ) -> str:
-    """Everything of a table or of one of its partitions."""
+    """Return the directory of a table or of one of its partitions."""
     base = f"{kind}/{path.database}/{path.table}-{table_id}"
     return base if partition_id is None else f"{base}/{path.partition}-p{partition_id}"
 
 
 def bucket_directory(kind: str, path: PhysicalTablePath, bucket: TableBucket) -> str:
-    """Everything of a bucket."""
+    """Return the directory of a bucket."""
     owner = owner_directory(kind, path, bucket.table_id, bucket.partition_id)
     return f"{owner}/{bucket.bucket_id}"
 
 
 def segment_file(directory: str, segment_id: str, offset: int, suffix: str) -> str:
-    """A file of a log segment; `suffix` with its dot, and `offset` the start (end of writers)."""
+    """Return the path of a segment's file; `suffix` has a dot.
+
+    `offset` is the start of the segment, or the end for the writer snapshot.
+    """
     return f"{directory}/{segment_id}/{offset:020d}{suffix}"
 
 
 def new_manifest(directory: str) -> str:
-    """A name for a manifest to be written."""
+    """Return a path for a new manifest."""
     return f"{directory}/metadata/{uuid.uuid4()}.manifest"
 
 
 def new_shared_file(directory: str) -> str:
-    """A name for a table file to be uploaded."""
+    """Return a path for a new table file."""
     return f"{directory}/shared/{uuid.uuid4()}"
 
 
 def snapshot_directory(directory: str, snapshot_id: int) -> str:
-    """What snapshot `snapshot_id` has for itself."""
+    """Return the directory of the private files of a snapshot."""
     return f"{directory}/snap-{snapshot_id}"
 
 
 def root_of(path: str) -> str | None:
-    """Where the location begins in a full path of something of a table; None if it is no such."""
+    """Return the location's root in the full path of a table's file, None for other paths."""
     match = _IN_LOCATION.fullmatch(path)
     return None if match is None else match["root"]
 
 
 def parse(path: str) -> RemoteName | None:
-    """What a path below a location's root means; None if it is none of `log/` or `kv/`."""
+    """Return the parts of a path below a root, None if it is no file of `log/` or `kv/`."""
     match = _LOG_FILE.fullmatch(path) or _KV_FILE.fullmatch(path)
     if match is None:
         return None
-    found = match.groupdict()
-    partition_id = found["partition_id"]
+    parts = match.groupdict()
+    partition_id = parts["partition_id"]
     bucket = TableBucket(
-        int(found["table_id"]),
+        int(parts["table_id"]),
         None if partition_id is None else int(partition_id),
-        int(found["bucket"]),
+        int(parts["bucket"]),
     )
-    snapshot_id = found.get("snapshot")
+    snapshot_id = parts.get("snapshot")
     return RemoteName(
         path.partition("/")[0],
-        found["database"],
-        found["table"],
-        found["partition"],
+        parts["database"],
+        parts["table"],
+        parts["partition"],
         bucket,
-        found.get("segment"),
+        parts.get("segment"),
         None if snapshot_id is None else int(snapshot_id),
     )

@@ -1,19 +1,19 @@
-"""A location that is a directory: durable and atomic, and a hung disk does not hang the server.
+"""A location that is a directory: durable, atomic, and guarded against disks that hang.
 
 | path below the root | content |
 |---|---|
 | `PATH` | the object of that path |
 | `.zufluss-tmp/UUID` | an object that is being written |
 
-A put writes a temporary file, syncs it, renames it and syncs the directories that got a name:
-after an answer a power failure takes nothing away, and before it there is no object. Temporary
-files that a crash left are removed by the first put of a process when they are a day old.
+A put writes a temporary file, syncs it, renames it and syncs the directories that changed: an
+acknowledged object survives a power failure, and an unacknowledged one is not visible. The first
+put of a process removes temporary files that are older than a day, which a crash left.
 
-A root that was there and is not any more is unavailable, and neither empty nor made again: its file
-system was unmounted. A directory that may not be written is unavailable, too.
+A root that existed and is missing now is unavailable, not empty, and is not created again: its file
+system was unmounted. A directory that may not be written is unavailable too.
 
-The work is done in threads of the location's own and is given up when it makes no progress within
-the timeout: a network file system that hangs must not take the threads of everyone.
+Each location has threads of its own, and abandons work that makes no progress within the timeout: a
+network file system that hangs must not block the threads of others.
 """
 
 from __future__ import annotations
@@ -57,29 +57,29 @@ RENAME_TRIES: Final = 10
 
 _FORBIDDEN: Final = (errno.EACCES, errno.EPERM)
 _OF_THE_NAME: Final = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG)
-"""What says nothing about the location, if its root is there."""
+"""Errors of a path that are no failure of the location, if its root exists."""
 
 
 class Progress:
-    """How far a piece of work is, written by its thread and read by who waits for it."""
+    """The progress of a task, written by its thread and read by the waiting event loop."""
 
-    __slots__ = ("_all", "abandoned", "started", "steps")
+    __slots__ = ("_location", "abandoned", "started", "steps")
 
-    def __init__(self, whole: Progress | None = None) -> None:
-        self._all = whole
-        """That of all work of the location, for those who wait for a thread."""
+    def __init__(self, location: Progress | None = None) -> None:
+        self._location = location
+        """Progress of all tasks of the location, for tasks that wait for a thread."""
         self.started = False
         self.steps = 0
         self.abandoned = False
-        """Nobody waits any more: the thread must not make an object."""
+        """Nobody waits any more: the thread must not create an object."""
 
     def step(self) -> None:
-        """Tell of progress; stops the thread when nobody waits."""
+        """Count a step; raises TimeoutError if the task was abandoned."""
         self.steps += 1
-        if self._all is not None:
-            self._all.steps += 1
+        if self._location is not None:
+            self._location.steps += 1
         if self.abandoned:
-            raise TimeoutError("given up")
+            raise TimeoutError("abandoned")
 
 
 class LocalDirectory:
@@ -92,13 +92,13 @@ class LocalDirectory:
         self._threads = Threads(THREADS)
         self._progress = Progress()
         self._seen = False
-        """There was a root."""
+        """The root existed once."""
         self._known: set[Path] = set()
         self._lock = threading.Lock()
         self._tidied = False
 
     async def put(self, path: str, data: bytes | memoryview, if_absent: bool) -> None:
-        """Make an object of these bytes."""
+        """Create an object from bytes."""
 
         def write(fd: int, progress: Progress) -> None:
             view = memoryview(data).cast("B")
@@ -111,7 +111,7 @@ class LocalDirectory:
         )
 
     async def put_file(self, path: str, source: Path) -> tuple[int, int]:
-        """Make an object of a file; its size and checksum."""
+        """Create an object from a file; return its size and checksum."""
 
         def work(progress: Progress) -> tuple[int, int]:
             with closing(Source(source, self.uri.text, path)) as origin:
@@ -129,7 +129,7 @@ class LocalDirectory:
         return await self._run(path, work, writes=True)
 
     async def get(self, path: str, limit: int) -> bytes:
-        """All bytes of an object that has at most `limit`."""
+        """Return all bytes of an object of at most `limit` bytes."""
 
         def work(progress: Progress) -> bytes:
             with self._open(path) as file:
@@ -140,7 +140,7 @@ class LocalDirectory:
         return await self._run(path, work)
 
     async def get_range(self, path: str, start: int, end: int) -> memoryview:
-        """The bytes of a range, fewer where the object ends."""
+        """Return the bytes of a range, fewer at the end of the object."""
 
         def work(progress: Progress) -> memoryview:
             with self._open(path) as file:
@@ -149,7 +149,7 @@ class LocalDirectory:
         return await self._run(path, work)
 
     async def get_file(self, path: str, target: Path) -> tuple[int, int]:
-        """Copy an object to a local file; its size and checksum."""
+        """Copy an object to a local file; return its size and checksum."""
 
         def work(progress: Progress) -> tuple[int, int]:
             buffer = memoryview(bytearray(COPY_BYTES))
@@ -170,23 +170,23 @@ class LocalDirectory:
         return await self._run(path, work)
 
     async def stream(self, path: str, start: int) -> AsyncIterator[memoryview]:
-        """The bytes from `start` on, in pieces."""
+        """Yield the bytes from `start` on, in pieces."""
         while piece := await self.get_range(path, start, start + STREAM_BYTES):
             yield piece
             start += len(piece)
 
     async def head(self, path: str) -> tuple[int, int]:
-        """Size and time of change (ms) of an object."""
+        """Return size and time of change (ms) of an object."""
 
         def work(_: Progress) -> tuple[int, int]:
             with self._open(path) as file:
-                found = os.fstat(file.fileno())
-                return found.st_size, found.st_mtime_ns // 1_000_000
+                stat = os.fstat(file.fileno())
+                return stat.st_size, stat.st_mtime_ns // 1_000_000
 
         return await self._run(path, work)
 
     async def delete(self, paths: Sequence[str]) -> None:
-        """Remove objects, and directories that are empty then."""
+        """Delete objects, and directories that become empty."""
 
         def work(progress: Progress) -> None:
             self._is_there()
@@ -200,17 +200,17 @@ class LocalDirectory:
         await self._run(paths[0], work, writes=True)
 
     async def list(self, prefix: str) -> AsyncIterator[list[tuple[str, int, int]]]:
-        """Path, size and time of change of the objects below a directory, in pages."""
-        found = self._walk(prefix)
+        """Yield path, size and time of change of the objects below a directory, in pages."""
+        entries = self._walk(prefix)
 
         def page(progress: Progress) -> list[tuple[str, int, int]]:
             objects: list[tuple[str, int, int]] = []
-            for entry in found:
+            for entry in entries:
                 objects.append(entry)
                 progress.step()
                 if len(objects) == PAGE_OBJECTS:
                     break
-            self._is_there()  # what vanished during the walk looked like the end of it
+            self._is_there()  # a root that vanishes during the walk looks like its end
             return objects
 
         while objects := await self._run(prefix, page):
@@ -219,7 +219,7 @@ class LocalDirectory:
     async def _run(self, path: str, work: Callable[[Progress], T], *, writes: bool = False) -> T:
         progress = Progress(self._progress)
 
-        def begun() -> T:
+        def run() -> T:
             progress.started = True
             try:
                 progress.step()
@@ -229,19 +229,19 @@ class LocalDirectory:
             finally:
                 self._progress.step()
 
-        future = asyncio.get_running_loop().run_in_executor(self._threads, begun)
+        future = asyncio.get_running_loop().run_in_executor(self._threads, run)
         future.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
             await self._wait(future, progress)
             return future.result()
         except TimeoutError:
-            reason = f"no progress within {self._timeout_ms} ms; is its file system there?"
+            reason = f"no progress within {self._timeout_ms} ms; is its file system available?"
             raise LocationUnavailableError(self.uri.text, path, reason) from None
         finally:
             progress.abandoned = True
 
     async def _wait(self, future: asyncio.Future[T], progress: Progress) -> None:
-        """Return when it is done; TimeoutError when it, or the queue it is in, stands still."""
+        """Wait for a task; TimeoutError when the task, or its queue, makes no progress."""
         while True:
             before = self._state(progress)
             done, _ = await asyncio.wait([future], timeout=self._timeout_ms / 1000)
@@ -267,17 +267,17 @@ class LocalDirectory:
         return LocationUnavailableError(uri, path, reason)
 
     def _unmounted(self, path: str) -> LocationUnavailableError:
-        reason = f"the directory {self.root} is not there; is its file system mounted?"
+        reason = f"the directory {self.root} does not exist; is its file system mounted?"
         return LocationUnavailableError(self.uri.text, path, reason)
 
     def _is_there(self) -> bool:
-        """Whether there is a root; LocationUnavailableError if there was one and it is gone."""
+        """Whether the root exists; LocationUnavailableError if it existed before and is missing."""
         seen = self._seen
-        found = self.root.is_dir()
-        if seen and not found:
+        exists = self.root.is_dir()
+        if seen and not exists:
             raise self._unmounted("")
-        self._seen = seen or found
-        return found
+        self._seen = seen or exists
+        return exists
 
     def _open(self, path: str) -> FileIO:
         return FileIO(self.root / path)
@@ -289,7 +289,7 @@ class LocalDirectory:
         write: Callable[[int, Progress], None],
         if_absent: bool,
     ) -> None:
-        """Write a temporary file, make it durable, and give it its name."""
+        """Write a temporary file, make it durable, and give it its final name."""
         temporary = self._new_temporary()
         try:
             fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
@@ -315,7 +315,7 @@ class LocalDirectory:
         return directory / str(uuid.uuid4())
 
     def _name(self, temporary: Path, target: Path, path: str, if_absent: bool) -> None:
-        """Rename or link, durably; directories may vanish meanwhile, since deletes remove them."""
+        """Rename or link a file durably; repeated, since deletes remove empty directories."""
         for tries_left in reversed(range(RENAME_TRIES)):
             try:
                 self._make_directories(target.parent)
@@ -325,15 +325,15 @@ class LocalDirectory:
                     temporary.replace(target)
                 break
             except FileExistsError:
-                raise ObjectExistsError(self.uri.text, path, "there is an object already") from None
+                raise ObjectExistsError(self.uri.text, path, "the object exists already") from None
             except FileNotFoundError:
                 if not tries_left:
                     raise
-        with suppress(FileNotFoundError):  # somebody has deleted the object already
+        with suppress(FileNotFoundError):  # the object was deleted already
             sync_directory(target.parent)
 
     def _make_directories(self, directory: Path) -> None:
-        """Make a directory below the root with its parents, all with durable names."""
+        """Create a directory below the root and its parents, durably."""
         below = directory.relative_to(self.root).parts
         for count in range(1, len(below) + 1):
             each = self.root.joinpath(*below[:count])
@@ -355,17 +355,17 @@ class LocalDirectory:
         while directory != self.root:
             try:
                 directory.rmdir()
-            except OSError:  # not empty, or gone: both end the way up
+            except OSError:  # not empty, or removed by another thread
                 return
             with self._lock:
                 self._known.discard(directory)
             directory = directory.parent
 
     def _walk(self, prefix: str) -> Iterator[tuple[str, int, int]]:
-        """The objects below a directory, in the order of their names."""
+        """Yield the objects below a directory, in the order of their names."""
         try:
-            with os.scandir(self.root / prefix) as found:
-                entries = sorted(found, key=lambda entry: entry.name)
+            with os.scandir(self.root / prefix) as listing:
+                entries = sorted(listing, key=lambda entry: entry.name)
         except FileNotFoundError:
             return
         for entry in entries:
@@ -382,7 +382,7 @@ class LocalDirectory:
 
 
 def pieces(fd: int, start: int, end: int, progress: Progress) -> Iterator[bytes]:
-    """The bytes of a range in pieces, until the range or the file ends."""
+    """Yield the bytes of a range in pieces, until the range or the file ends."""
     while start < end and (piece := os.pread(fd, min(COPY_BYTES, end - start), start)):
         yield piece
         start += len(piece)
@@ -390,13 +390,13 @@ def pieces(fd: int, start: int, end: int, progress: Progress) -> Iterator[bytes]
 
 
 def make_directories(path: Path) -> None:
-    """Make a directory with its parents, all with durable names.
+    """Create a directory and its parents, durably.
 
-    One that is there may be one that a crash, or another thread, did not get around to sync.
+    The parent of an existing directory is synced too: a crash may have prevented that before.
     """
     for each in reversed([p for p in (path, *path.parents) if not p.exists()] or [path]):
         each.mkdir(exist_ok=True)
-        with suppress(PermissionError):  # of a parent that is not ours; then it is not new
+        with suppress(PermissionError):  # a parent that we cannot open is not new
             sync_directory(each.parent)
 
 
@@ -410,7 +410,7 @@ def sync_directory(directory: Path) -> None:
 
 
 def remove_older(directory: Path, limit_seconds: float) -> None:
-    """Remove the files of a directory that were changed before a time; others may do so too."""
+    """Remove the files of a directory that were changed before a time."""
     for path in directory.iterdir():
         with suppress(FileNotFoundError):
             if path.stat().st_mtime < limit_seconds:

@@ -1,15 +1,15 @@
-"""The manifest of a bucket's remote log: which segments are there, and where.
+"""The manifest of a bucket's remote log: the list of its segments and their files.
 
-JSON in Fluss's form, with what we need beside it. A manifest is written once and never changed;
-the coordinator knows which one counts.
+JSON in Fluss's form, with fields of our own beside it. A manifest is written once and never
+changed; the coordinator knows the current one of each bucket.
 
 | field | value |
 |---|---|
 | `version` | 1 |
-| `database`, `table`, `partition_name`, `table_id`, `partition_id`, `bucket_id` | the bucket; the partition's only where there is one |
+| `database`, `table`, `partition_name`, `table_id`, `partition_id`, `bucket_id` | the bucket; the fields of the partition only if there is one |
 | `remote_log_segments` | a list by offset, without holes, of |
 | … `segment_id`, `start_offset`, `end_offset`, `max_timestamp`, `size_in_bytes` | the segment; the end is exclusive |
-| … `location_id` | ours: where its files lie |
+| … `location_id` | ours: the location of its files |
 | … `files` | ours: of `log`, `index`, `timeindex`, `writer_snapshot` each `path`, `size`, `crc32c` |
 | `zufluss_crc32c` | ours: the checksum of the rest (`seal.py`) |
 """  # noqa: E501 - a table row does not wrap
@@ -29,7 +29,7 @@ from zufluss.remote.seal import check_seal, sealed
 
 VERSION = 1
 MANIFEST_BYTES_MAX = 64 * 1024 * 1024
-"""Largest manifest that is read."""
+"""Size of the largest manifest that is read."""
 
 FILES = ("log", "index", "timeindex", "writer_snapshot")
 
@@ -39,12 +39,12 @@ class RemoteSegment:
     """A closed segment in remote storage; all of its files lie in one location."""
 
     segment_id: str
-    """A UUID, made for each upload."""
+    """A UUID, new for each upload."""
     start_offset: int
     end_offset: int
-    """The offset after its last record."""
+    """The offset after the last record."""
     max_timestamp: int
-    """The newest commit timestamp in it."""
+    """The newest commit timestamp of its records."""
     log: RemoteFile
     index: RemoteFile
     timeindex: RemoteFile
@@ -52,53 +52,53 @@ class RemoteSegment:
 
     @property
     def location_id(self) -> int:
-        """Where it lies."""
+        """Id of the location."""
         return self.log.location_id
 
     @property
     def files(self) -> tuple[RemoteFile, ...]:
-        """All of its files."""
+        """All files of the segment."""
         return (self.log, self.index, self.timeindex, self.writer_snapshot)
 
 
 @dataclass(frozen=True, slots=True)
 class LogManifest:
-    """What a bucket has in remote storage of its log."""
+    """The segments of a bucket's log in remote storage."""
 
     path: PhysicalTablePath
     """The table or partition."""
     bucket: TableBucket
     segments: tuple[RemoteSegment, ...] = ()
-    """By offset; each begins where the one before ends."""
+    """In the order of offsets; each begins where the one before ends."""
 
     @property
     def start_offset(self) -> int | None:
-        """The first offset, None if there is nothing."""
+        """The first offset, None without segments."""
         return self.segments[0].start_offset if self.segments else None
 
     @property
     def end_offset(self) -> int | None:
-        """The offset after the last one, None if there is nothing."""
+        """The offset after the last record, None without segments."""
         return self.segments[-1].end_offset if self.segments else None
 
     @property
     def files(self) -> list[RemoteFile]:
-        """Every file it refers to."""
+        """All files of all segments."""
         return [file for segment in self.segments for file in segment.files]
 
     def appended(self, segment: RemoteSegment) -> LogManifest:
-        """With one more segment at the end."""
+        """Return the manifest with one more segment at the end."""
         end = self.end_offset
         if end is not None and segment.start_offset != end:
             raise ValueError(f"segment at {segment.start_offset} does not continue {end}")
         return replace(self, segments=(*self.segments, segment))
 
     def without(self, count: int) -> LogManifest:
-        """Without the oldest `count` segments."""
+        """Return the manifest without the oldest `count` segments."""
         return replace(self, segments=self.segments[count:])
 
     def to_json(self) -> bytes:
-        """As it is written."""
+        """Return the bytes of the manifest."""
         partition: dict[str, Any] = {}
         if self.bucket.partition_id is not None:
             partition = {
@@ -118,7 +118,7 @@ class LogManifest:
 
     @classmethod
     def from_json(cls, data: bytes) -> LogManifest:
-        """What the bytes of a manifest say; `CorruptRecordError` if they are none."""
+        """Parse the bytes of a manifest; raises `CorruptRecordError` if they are damaged."""
         try:
             check_seal(data)
             return _manifest(json.loads(data))
@@ -154,10 +154,10 @@ def _manifest(source: Mapping[str, Any]) -> LogManifest:
     path = PhysicalTablePath(
         text(source["database"]), text(source["table"]), None if name is None else text(name)
     )
-    found = LogManifest(path, bucket)
+    manifest = LogManifest(path, bucket)
     for segment in source["remote_log_segments"]:
-        found = found.appended(_segment(segment))
-    return found
+        manifest = manifest.appended(_segment(segment))
+    return manifest
 
 
 def _segment(source: Mapping[str, Any]) -> RemoteSegment:
@@ -175,5 +175,5 @@ def _segment(source: Mapping[str, Any]) -> RemoteSegment:
 
 
 def _timestamp(value: Any) -> int:
-    """-1 where there is none."""
+    """Return a timestamp, −1 for none."""
     return -1 if value == -1 else number(value)

@@ -1,17 +1,16 @@
-"""Whose location it is: one object in its root, so that no cluster deletes the files of another.
+"""The marker of a location: one object in its root that names the cluster which owns the location.
 
 To the sweep of one cluster the files of another look like garbage, and a file system that is not
-mounted looks like a directory whose files were all deleted. The object `.zufluss-cluster` tells
-both apart from the truth:
+mounted looks like a directory without files. The object `.zufluss-cluster` excludes both:
 
 | field | value |
 |---|---|
 | `version` | 1 |
 | `cluster_id` | the cluster that writes and deletes here |
 
-The coordinator writes it when the cluster first uses a location, and never again: a marker that is
-missing later means that the files are not there either. Every process reads it before it writes or
-deletes anything.
+The coordinator writes the marker when the cluster first uses a location, and never again: if it is
+missing later, the files are missing too. Every process reads it before it writes or deletes
+anything.
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ BYTES_MAX: Final = 4096
 
 
 def to_json(cluster_id: str) -> bytes:
-    """The bytes of a cluster's marker."""
+    """Return the bytes of a cluster's marker."""
     return dump_object({"version": VERSION, "cluster_id": cluster_id})
 
 
 async def check(objects: Objects, cluster_id: str) -> None:
-    """Raise `NotOursError` unless the location carries the marker of this cluster."""
+    """Raise `NotOursError` unless the location has the marker of this cluster."""
     try:
         owner = _owner(await objects.get(CLUSTER, limit=BYTES_MAX))
     except LocationUnavailableError:
@@ -66,15 +65,15 @@ async def check(objects: Objects, cluster_id: str) -> None:
 
 
 async def claim(objects: Objects, cluster_id: str) -> None:
-    """Mark a location that this cluster never used, unless somebody else has.
+    """Write the marker of a location that this cluster never used, unless another cluster has.
 
-    It is read before and after: not every store heeds that an object must be absent.
+    The marker is read before and after: not every store supports creation of absent objects only.
     """
     try:
         await check(objects, cluster_id)
     except ForeignLocationError:
         raise
-    except LocationUnavailableError:  # a directory is made by the first object in it
+    except LocationUnavailableError:  # the first object creates a missing directory
         await _write(objects, cluster_id)
         await check(objects, cluster_id)
 
@@ -92,7 +91,7 @@ async def _write(objects: Objects, cluster_id: str) -> None:
 
 
 def _owner(data: bytes) -> str:
-    """The cluster that a marker names."""
+    """Return the id of the cluster that a marker names."""
     value: Any = json.loads(data)
     if value["version"] != VERSION or not isinstance(value["cluster_id"], str):
         raise ValueError(f"version {value['version']!r:.50} is not {VERSION}")

@@ -1,12 +1,12 @@
-"""The objects of one location: the one way in which the rest of zufluss touches remote storage.
+"""The objects of one location: the only way in which the rest of zufluss uses remote storage.
 
-An object has a path below the location's root, is written once and whole, and is never changed.
-Whoever writes one learns its CRC-32C; whoever reads one by a manifest compares it. Failures are
-typed (`errors.py`) and name the location and the path. Requests that can help themselves by being
-repeated are, a bounded number of times; everything else is the caller's decision.
+An object has a path below the location's root, is written once and whole, and is never changed. A
+writer gets the CRC-32C of an object; a reader with a manifest compares it. Failures are typed
+(`errors.py`) and name the location and the path. Requests that failed for the moment are repeated a
+bounded number of times; everything else is the caller's decision.
 
-`Objects` has no loop of its own and may be used from several loops and threads. Files are sent and
-received in pieces, so memory is bounded by a few parts per transfer.
+`Objects` has no event loop of its own and may be used from several loops and threads. Files are
+sent and received in pieces, so memory is bounded by a few parts per transfer.
 """
 
 from __future__ import annotations
@@ -47,26 +47,26 @@ __all__ = [
 
 TIMEOUT_MS: Final = 30_000
 INLINE_CRC_BYTES: Final = 1 << 18
-"""Below it the checksum is computed on the event loop, in some ten microseconds."""
+"""Up to this size the checksum is computed on the event loop, in some ten microseconds."""
 
 
 _UNSPELLABLE: Final = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
-"""Control characters and halves of characters."""
+"""Control characters and lone surrogates, which stores cannot spell."""
 
 
 class ObjectInfo(NamedTuple):
-    """What a location says of an object."""
+    """The description of an object by its location."""
 
     path: str
-    """Below the root."""
+    """Path below the root."""
     size: int
-    """In bytes."""
+    """Length in bytes."""
     modified_ms: int
-    """When it was written, by the location's clock."""
+    """Time of the last change, by the location's clock."""
 
 
 async def checksum(data: bytes | memoryview) -> int:
-    """The CRC-32C of bytes, without holding up the event loop."""
+    """Return the CRC-32C of bytes without blocking the event loop."""
     if len(data) <= INLINE_CRC_BYTES:
         return crc32c(data)
     return await asyncio.to_thread(crc32c, data)
@@ -75,9 +75,9 @@ async def checksum(data: bytes | memoryview) -> int:
 class Objects:
     """The objects of one location.
 
-    `properties` are cluster keys of object stores, all or those of this location
-    (`stores.store_properties`). `timeout_ms` is how long a request with its repetitions may take,
-    and how long a transfer may stand still.
+    `properties` are cluster keys of object stores, of all or of this location
+    (`stores.store_properties`). `timeout_ms` limits a request with its repetitions, and the time
+    that a transfer makes no progress.
     """
 
     def __init__(
@@ -92,30 +92,30 @@ class Objects:
         if uri.scheme == FILE:
             self._directory = LocalDirectory(uri, timeout_ms)
         else:
-            from zufluss.remote.cloud import CloudDirectory  # takes long, most clients need it not
+            from zufluss.remote.cloud import CloudDirectory  # slow, and most clients do not need it
 
-            wanted = store_properties(properties or {}, uri)
-            self._directory = CloudDirectory(uri, wanted, timeout_ms)
+            own = store_properties(properties or {}, uri)
+            self._directory = CloudDirectory(uri, own, timeout_ms)
 
     async def put(self, path: str, data: bytes | memoryview, *, if_absent: bool = False) -> int:
-        """Make an object of these bytes; returns their CRC-32C.
+        """Create an object; returns the CRC-32C of its bytes.
 
-        With `if_absent`, an object of this name raises ObjectExistsError, unless it was made by
-        a try of this very call whose answer was lost.
+        With `if_absent`, raises ObjectExistsError if the object exists, unless an earlier try of
+        this call created it and its answer was lost.
         """
         await self._directory.put(self._checked(path), data, if_absent)
         return await checksum(data)
 
     async def put_file(self, path: str, source: Path) -> tuple[int, int]:
-        """Make an object of a file that nobody changes meanwhile; its size and CRC-32C."""
+        """Create an object from a file that nobody changes; return its size and CRC-32C."""
         return await self._directory.put_file(self._checked(path), source)
 
     async def get(self, path: str, *, limit: int) -> bytes:
-        """All bytes of an object; RemoteStorageError if it has more than `limit`."""
+        """Return all bytes of an object; RemoteStorageError if it has more than `limit`."""
         return await self._directory.get(self._checked(path), limit)
 
     async def get_range(self, path: str, start: int, end: int) -> memoryview:
-        """The bytes from `start` up to `end`; ObjectCorruptError if the object ends before."""
+        """Return the bytes from `start` to before `end`; ObjectCorruptError if some are missing."""
         if end <= start:
             return memoryview(b"")
         data = await self._directory.get_range(self._checked(path), start, end)
@@ -123,42 +123,44 @@ class Objects:
             raise ObjectCorruptError(
                 self.uri.text,
                 path,
-                f"bytes {start} to {end} were asked for, it ends after {start + len(data)}",
+                f"bytes {start} to {end} were requested, the object ends after {start + len(data)}",
             )
         return data
 
     async def get_file(self, path: str, target: Path) -> tuple[int, int]:
-        """Copy an object to a local file, which appears whole or not at all; size and CRC-32C."""
+        """Copy an object to a local file, whole or not at all; return its size and CRC-32C."""
         return await self._directory.get_file(self._checked(path), target)
 
     def stream(self, path: str, start: int = 0) -> AsyncIterator[memoryview]:
-        """The bytes from `start` on, in pieces of a few MiB."""
+        """Yield the bytes from `start` on, in pieces of a few MiB."""
         return self._directory.stream(self._checked(path), start)
 
     async def head(self, path: str) -> ObjectInfo:
-        """Size and age of an object."""
+        """Return size and time of change of an object."""
         return ObjectInfo(path, *await self._directory.head(self._checked(path)))
 
     async def delete(self, paths: Sequence[str]) -> None:
-        """Remove objects; those that are not there are fine."""
+        """Delete objects; missing ones are ignored."""
         if paths:
             await self._directory.delete([self._checked(path) for path in paths])
 
     async def list(self, prefix: str) -> AsyncIterator[list[ObjectInfo]]:
-        """The objects below a directory, in pages; `""` lists all of the location."""
+        """Yield the objects below a directory in pages; `""` lists the whole location."""
         directory = self._checked(prefix.strip("/")) if prefix.strip("/") else ""
         async for page in self._directory.list(directory):
-            yield [ObjectInfo(*found) for found in page]
+            yield [ObjectInfo(*entry) for entry in page]
 
     def full_path(self, path: str) -> str:
-        """The address of an object as clients get it."""
+        """Return the address of an object for clients."""
         return f"{self.uri.text}/{path}"
 
     def _checked(self, path: str) -> str:
-        """Refuse what would leave the location, or that a store cannot spell."""
+        """Return a path; raises RemoteStorageError if it leaves the location or is unspellable."""
         bad = any(segment in ("", ".", "..") for segment in path.split("/"))
         if bad or _UNSPELLABLE.search(path):
-            raise RemoteStorageError(self.uri.text, ascii(path), "this is no path below a location")
+            raise RemoteStorageError(
+                self.uri.text, ascii(path), "this is not a path below a location"
+            )
         return path
 
     def __repr__(self) -> str:

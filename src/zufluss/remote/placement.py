@@ -1,29 +1,38 @@
-"""Where new files go: smooth weighted round-robin, and what a table says about it.
+"""The choice of a location for new files: smooth weighted round-robin, and policies of tables.
 
-Each location has a current weight. A pick adds to each its weight, takes the largest and takes the
-sum of all weights off it: 5, 1, 1 gives A A B A C A A, and after every seven picks the shares are
-exact. The current weights are the whole state; kept over restarts, the next pick goes on where the
-last one was, however often a server starts.
+Each location has a current weight. A pick adds its weight to each location, chooses the largest and
+subtracts the sum of all weights from it: 5, 1, 1 gives A A B A C A A, and after every seven picks
+the shares are exact. The current weights are the whole state. They survive restarts, so the shares
+stay exact however often a server starts.
 
-Locations come and go between picks, so current weights are kept within as many rounds as there are
-locations: one that was 1000 : 1 and now is 1 : 1 gets no thousand files in a row.
+Locations come and go between picks, so current weights are bounded by as many rounds as there are
+locations: a location that was 1000 : 1 and is 1 : 1 now does not get a thousand files in a row.
 """
 
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 from typing import Final
+
+import structlog
 
 from zufluss.config.table_options import TABLE_ZUFLUSS_REMOTE_PLACEMENT
 from zufluss.errors import ConfigError, CorruptRecordError
 from zufluss.model.schema import dump_object
 from zufluss.remote.locations import AdminState, Locations
 
+log = structlog.get_logger("zufluss.remote")
+
+STATE_FILE: Final = Path(".remote") / "placement.json"
+"""Name of the stored round-robin below a server's data directory."""
+
 PINNED_MAX: Final = 64
-"""Locations that a table may be pinned to."""
+"""Locations that a table may be pinned to at most."""
 
 
 class SmoothRoundRobin:
@@ -33,11 +42,11 @@ class SmoothRoundRobin:
         self.current = dict(current or {})
 
     def pick(self, weights: Mapping[int, int]) -> int:
-        """One of the keys of `weights`, of which one at least must be above 0."""
+        """Return one of the keys of `weights`; at least one weight must be above 0."""
         usable = {key: weight for key, weight in sorted(weights.items()) if weight > 0}
         if not usable:
             raise ValueError(f"no weight above 0 in {dict(weights)}")
-        if len(usable) == 1:  # nobody's turn: it must not bring the others' out of step
+        if len(usable) == 1:  # no choice, so the turns of the others stay as they are
             return next(iter(usable))
         total = sum(usable.values())
         bound = total * len(usable)
@@ -49,17 +58,17 @@ class SmoothRoundRobin:
         return best
 
     def keep(self, keys: Iterable[int]) -> None:
-        """Forget all others."""
+        """Drop the state of all other keys."""
         kept = set(keys)
         self.current = {key: value for key, value in self.current.items() if key in kept}
 
     def to_json(self) -> bytes:
-        """As it is stored."""
+        """Return the bytes of the state."""
         return dump_object({"current": {str(k): v for k, v in sorted(self.current.items())}})
 
     @classmethod
     def from_json(cls, data: bytes) -> SmoothRoundRobin:
-        """What was stored; `CorruptRecordError` if that is something else."""
+        """Parse the bytes of a state; raises `CorruptRecordError` if they are damaged."""
         try:
             return cls({int(k): _whole(v) for k, v in json.loads(data)["current"].items()})
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as e:
@@ -68,8 +77,50 @@ class SmoothRoundRobin:
 
 def _whole(value: object) -> int:
     if type(value) is not int:
-        raise ValueError(f"{value!r:.100} is no whole number")
+        raise ValueError(f"{value!r:.100} is not a whole number")
     return value
+
+
+class StoredRoundRobin(SmoothRoundRobin):
+    """A round-robin whose state is in a file, so that restarts do not change the shares.
+
+    The file is not synced: after a power failure a few files go to another location than they
+    would have, which does no harm. Without a file (None) the state is lost with the process.
+    """
+
+    def __init__(self, file: Path | None) -> None:
+        super().__init__(_read_current(file))
+        self._file = file
+        self._saving = threading.Lock()
+        self._state = self.to_json()
+
+    def mark(self) -> None:
+        """Note the present state for `save`; in the thread that picks."""
+        self._state = self.to_json()
+
+    def save(self) -> None:
+        """Write the marked state. Blocks; a failure is logged and costs even shares only."""
+        if self._file is None:
+            return
+        with self._saving:
+            try:
+                self._file.parent.mkdir(parents=True, exist_ok=True)
+                partial = self._file.with_suffix(".partial")
+                partial.write_bytes(self._state)
+                partial.replace(self._file)
+            except OSError as error:
+                log.warning("placement_not_saved", file=str(self._file), error=str(error))
+
+
+def _read_current(file: Path | None) -> dict[int, int]:
+    """Return the stored weights; a damaged file costs even shares, not the start."""
+    if file is None or not file.exists():
+        return {}
+    try:
+        return SmoothRoundRobin.from_json(file.read_bytes()).current
+    except (CorruptRecordError, OSError) as error:
+        log.warning("placement_lost", file=str(file), error=str(error))
+        return {}
 
 
 class Spread(Enum):
@@ -78,26 +129,26 @@ class Spread(Enum):
     CLUSTER = "cluster"
     """Over all locations."""
     PARTITION = "partition"
-    """Those of a partition, or of a table without any, in one."""
+    """All files of a partition, or of a table without partitions, in one location."""
     PINNED = "pinned"
-    """Over some locations."""
+    """Over the locations that the policy names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What `table.zufluss.remote.placement` says."""
+    """The placement policy of a table: `table.zufluss.remote.placement`."""
 
     spread: Spread = Spread.CLUSTER
     """How files are spread."""
     ids: tuple[int, ...] = ()
-    """Of the locations of a pinned table."""
+    """Ids of the locations of a pinned table."""
 
     def allows(self, location_id: int) -> bool:
         """Whether new files of the table may go there."""
         return self.spread is not Spread.PINNED or location_id in self.ids
 
     def check(self, locations: Locations) -> None:
-        """Refuse ids that the registry does not have, when a table is made or altered."""
+        """Raise `ConfigError` for locations that the registry does not have."""
         known = {x.location_id for x in locations.locations if x.state is not AdminState.RETIRED}
         unknown = [location_id for location_id in self.ids if location_id not in known]
         if unknown:
@@ -112,14 +163,14 @@ class Policy:
 
 
 CLUSTER: Final = Policy()
-"""The default."""
+"""The default policy."""
 
 PARTITION: Final = Policy(Spread.PARTITION)
-"""Everything in the location that is named as home, as long as that works."""
+"""All files in the home location, as long as it works."""
 
 
 def parse_policy(text: str) -> Policy:
-    """The policy in a table property."""
+    """Parse the policy in a table property."""
     word, colon, rest = text.strip().partition(":")
     if not colon and word in (Spread.CLUSTER.value, Spread.PARTITION.value):
         return Policy(Spread(word))

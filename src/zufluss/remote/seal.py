@@ -1,11 +1,11 @@
-"""A checksum inside a JSON document, so that a flipped digit is noticed.
+"""A checksum inside a JSON document, so that readers notice a flipped digit.
 
 | last field of the document | value |
 |---|---|
-| `zufluss_crc32c` | of the document without this field, byte by byte |
+| `zufluss_crc32c` | CRC-32C of the bytes of the document without this field |
 
-Documents of others have none and are taken as they are. When the name of the field itself is hit,
-nothing is checked, and nothing else was hit.
+Documents that Fluss wrote have no checksum and are accepted. If the damage is in the name of the
+field itself, nothing is checked, but then the rest is intact.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ _SEAL: Final = re.compile(_FIELD + rb"([0-9]{1,10})}")
 
 
 def sealed(document: bytes) -> bytes:
-    """A JSON object with its checksum."""
+    """Return a JSON object with its checksum added."""
     return document[:-1] + _FIELD + b"%d}" % crc32c(document)
 
 
 def check_seal(data: bytes) -> None:
-    """ValueError if a document has a checksum that is not its own."""
+    """Raise ValueError if the checksum of a document does not match."""
     at = data.rfind(_FIELD)
     if at < 0:
         return
-    found = _SEAL.fullmatch(data, at)
-    if found is None or int(found[1]) != crc32c(b"}", crc32c(memoryview(data)[:at])):
-        raise ValueError("its checksum is another one")
+    seal = _SEAL.fullmatch(data, at)
+    if seal is None or int(seal[1]) != crc32c(b"}", crc32c(memoryview(data)[:at])):
+        raise ValueError("its checksum does not match")

@@ -1,20 +1,20 @@
-"""`_METADATA` of a key-value snapshot: the files of a RocksDB checkpoint, and what it stands for.
+"""`_METADATA` of a key-value snapshot: the files of a RocksDB checkpoint and its log offset.
 
-JSON in Fluss's form, so that its clients read it, with what we need beside it. Full paths are as
-they were when the snapshot was taken; what counts for us is the location's id with the path below
-its root, because a location may have moved since.
+JSON in Fluss's form, so that its clients read it, with fields of our own beside it. Full paths are
+those of the time of the snapshot. We use the location's id and the path below its root instead,
+because a location may have moved since.
 
 | field | value |
 |---|---|
 | `version` | 1 |
-| `table_id`, `partition_id`, `bucket_id`, `snapshot_id` | the bucket and the snapshot; the partition's only where there is one |
+| `table_id`, `partition_id`, `bucket_id`, `snapshot_id` | the bucket and the snapshot; the partition only if there is one |
 | `snapshot_location` | the full path of `snap-N` |
 | `kv_snapshot_handle` | `shared_file_handles` (table files), `private_file_handles` (the rest), `snapshot_incremental_size` (bytes uploaded for it) |
 | … of each file | `kv_file_handle` (`path`, in full, and `size`), `local_path` (its name in RocksDB), and ours: `location_id`, `relative_path`, `crc32c` |
-| `log_offset` | the changelog goes on from here |
-| `row_count` | rows in it; absent where they are not counted |
+| `log_offset` | the changelog continues from this offset |
+| `row_count` | number of rows; absent if they are not counted |
 | `auto_inc_id_range` | a list of `column_id`, `start`, `end`; absent without such a column |
-| `zufluss_writers` | ours: the file with the writers of the changelog at `log_offset`, as a writer snapshot of the log (`log/writer_state.py`): `path` below the root, `size`, `location_id`, `crc32c`; absent where they are not known |
+| `zufluss_writers` | ours: the file with the writers of the changelog at `log_offset`, as a writer snapshot of the log (`log/writer_state.py`): `path` below the root, `size`, `location_id`, `crc32c`; absent if unknown |
 | `zufluss_crc32c` | ours: the checksum of the rest (`seal.py`) |
 """  # noqa: E501 - a table row does not wrap
 
@@ -33,16 +33,16 @@ from zufluss.remote.seal import check_seal, sealed
 
 VERSION = 1
 METADATA_BYTES_MAX = 256 * 1024 * 1024
-"""Largest `_METADATA` that is read."""
+"""Size of the largest `_METADATA` that is read."""
 
 
 class SnapshotFile(NamedTuple):
     """A file of a checkpoint."""
 
     name: str
-    """Its name in RocksDB's directory."""
+    """Name in RocksDB's directory."""
     file: RemoteFile
-    """Where it lies."""
+    """The file in remote storage."""
 
 
 class IdRange(NamedTuple):
@@ -60,37 +60,37 @@ class KvSnapshot:
     bucket: TableBucket
     snapshot_id: int
     log_offset: int
-    """It has everything below this offset of the changelog."""
+    """The snapshot has all changes below this offset of the changelog."""
     shared: tuple[SnapshotFile, ...]
-    """Table files; other snapshots may have them too."""
+    """Table files, which other snapshots may share."""
     private: tuple[SnapshotFile, ...]
     """Files of this snapshot alone."""
     incremental_size: int
-    """Bytes that were uploaded for it."""
+    """Bytes that were uploaded for this snapshot."""
     row_count: int | None = None
-    """Rows in it, None where they are not counted."""
+    """Number of rows, None if they are not counted."""
     id_ranges: tuple[IdRange, ...] = ()
-    """Of auto-increment columns."""
+    """Reserved ids of auto-increment columns."""
     writers: RemoteFile | None = None
-    """The writers at its offset; for who goes on from there, not for readers."""
+    """The writers at the offset, for a leader that is restored; readers do not need it."""
 
     @property
     def files(self) -> tuple[SnapshotFile, ...]:
-        """Everything that is needed to open it."""
+        """All files that RocksDB needs to open the snapshot."""
         return (*self.shared, *self.private)
 
     @property
     def objects(self) -> tuple[RemoteFile, ...]:
-        """Everything it refers to, which is kept and deleted with it."""
+        """All objects that are kept and deleted with the snapshot."""
         files = tuple(each.file for each in self.files)
         return files if self.writers is None else (*files, self.writers)
 
     def to_json(self, directory: str, full_path: Callable[[RemoteFile], str]) -> bytes:
-        """As it is written; `directory` is the full path of `snap-N`."""
-        found: dict[str, Any] = {"version": VERSION, "table_id": self.bucket.table_id}
+        """Return the bytes of `_METADATA`; `directory` is the full path of `snap-N`."""
+        document: dict[str, Any] = {"version": VERSION, "table_id": self.bucket.table_id}
         if self.bucket.partition_id is not None:
-            found["partition_id"] = self.bucket.partition_id
-        found |= {
+            document["partition_id"] = self.bucket.partition_id
+        document |= {
             "bucket_id": self.bucket.bucket_id,
             "snapshot_id": self.snapshot_id,
             "snapshot_location": directory,
@@ -102,16 +102,16 @@ class KvSnapshot:
             "log_offset": self.log_offset,
         }
         if self.row_count is not None:
-            found["row_count"] = self.row_count
+            document["row_count"] = self.row_count
         if self.id_ranges:
-            found["auto_inc_id_range"] = [r._asdict() for r in self.id_ranges]
+            document["auto_inc_id_range"] = [r._asdict() for r in self.id_ranges]
         if self.writers is not None:
-            found["zufluss_writers"] = self.writers._asdict()
-        return sealed(dump_object(found))
+            document["zufluss_writers"] = self.writers._asdict()
+        return sealed(dump_object(document))
 
     @classmethod
     def from_json(cls, data: bytes) -> KvSnapshot:
-        """What the bytes of `_METADATA` say; `CorruptRecordError` if they are none of ours."""
+        """Parse the bytes of `_METADATA`; raises `CorruptRecordError` if they are damaged."""
         try:
             check_seal(data)
             return _snapshot(json.loads(data))
@@ -140,7 +140,7 @@ def _snapshot(source: Mapping[str, Any]) -> KvSnapshot:
     partition_id = source.get("partition_id")
     handle = source["kv_snapshot_handle"]
     row_count, writers = source.get("row_count"), source.get("zufluss_writers")
-    found = KvSnapshot(
+    snapshot = KvSnapshot(
         TableBucket(
             number(source["table_id"]),
             None if partition_id is None else number(partition_id),
@@ -158,16 +158,16 @@ def _snapshot(source: Mapping[str, Any]) -> KvSnapshot:
         ),
         None if writers is None else file_of(writers),
     )
-    names = {file.name for file in found.files}
-    if len(names) != len(found.files):
-        raise ValueError("a file name is there twice")
-    return found
+    names = {file.name for file in snapshot.files}
+    if len(names) != len(snapshot.files):
+        raise ValueError("a file name appears twice")
+    return snapshot
 
 
 def _file(source: Mapping[str, Any]) -> SnapshotFile:
     name = text(source["local_path"])
     if not name or "/" in name or name in (".", ".."):
-        raise ValueError(f"{name!r:.200} is no file name")
+        raise ValueError(f"{name!r:.200} is not a file name")
     file = file_of(
         {
             "path": source["relative_path"],

@@ -1,9 +1,8 @@
-"""The store of a location, made from its address and the properties of its file system.
+"""obstore stores of locations, created from an address and the properties of its file system.
 
-Properties are cluster keys (`config/stores.py`). Those of one bucket win over those of all:
-`s3.bucket.NAME.endpoint` is `s3.endpoint` for bucket NAME, so that two locations may lie in two
-object stores. Without credentials the store's ordinary chain is used: environment, web identity,
-instance.
+Properties are cluster keys (`config/stores.py`). Properties of one bucket override general ones:
+`s3.bucket.NAME.endpoint` is `s3.endpoint` for bucket NAME, so two locations may lie in two object
+stores. Without credentials the store uses its default chain: environment, web identity, instance.
 
 `memory://NAME` is one store for the whole process, for tests.
 """
@@ -24,13 +23,13 @@ if TYPE_CHECKING:
     from obstore.store import MemoryStore
 
 TRIES: Final = 3
-"""How often a request is sent at most."""
+"""How often a request is sent at most, repetitions included."""
 
 REGION: Final = "us-east-1"
-"""The region of a store with an endpoint of its own, which mostly ignores it but signs with it."""
+"""Default region of a store with its own endpoint: most ignore it, but signatures contain it."""
 
 _WHOLE_TRANSFER: Final = timedelta(days=1)
-"""The limit of a whole answer; what guards against a silent server is the time between reads."""
+"""Time limit of a whole answer. The time limit between reads detects a silent server."""
 
 _S3_CONFIG: Final = {
     "s3.endpoint": "endpoint",
@@ -61,9 +60,9 @@ _memory_lock = threading.Lock()
 
 
 def store_properties(source: Configuration | Mapping[str, str], uri: LocationUri) -> dict[str, str]:
-    """The properties that matter for an address, those of its bucket in place of the general ones.
+    """Return the properties for an address; those of its bucket override general ones.
 
-    Their keys are spelled as `config/stores.py` declares them.
+    The keys are spelled as `config/stores.py` declares them.
     """
     settings = source.store_settings() if isinstance(source, Configuration) else source
     special, prefix = bucket_prefix(uri.authority), _key_prefix(uri)
@@ -73,16 +72,16 @@ def store_properties(source: Configuration | Mapping[str, str], uri: LocationUri
         for key, value in settings.items()
         if key.startswith(special)
     }
-    if own.keys() & _S3_KEYS:  # keys go together: no other bucket's token with this one's key
+    if own.keys() & _S3_KEYS:  # key, secret and token belong together: all of the bucket, or none
         general = {key: value for key, value in general.items() if key not in _S3_KEYS}
-    found = general | own if uri.scheme == S3 else general
-    return {key: found[key] for key in STORE_KEYS if key.startswith(prefix) and key in found}
+    merged = general | own if uri.scheme == S3 else general
+    return {key: merged[key] for key in STORE_KEYS if key.startswith(prefix) and key in merged}
 
 
 def open_store(
     uri: LocationUri, properties: Mapping[str, str], timeout_ms: int, *, retries: int
 ) -> Any:
-    """The obstore store of an address's file system; paths in it begin at its root."""
+    """Return the obstore store of an address's file system; paths begin at its root."""
     if uri.scheme == MEMORY:
         from obstore.store import MemoryStore
 
@@ -101,7 +100,7 @@ def open_store(
 def store_arguments(
     uri: LocationUri, properties: Mapping[str, str], timeout_ms: int, retries: int
 ) -> dict[str, Any]:
-    """What the constructor of the store is called with."""
+    """Return the arguments of the store's constructor."""
     timeout = timedelta(milliseconds=timeout_ms)
     container, config = _config(uri, properties)
     endpoint = str(config.get("endpoint", config.get("base_url", "")))
@@ -143,7 +142,7 @@ def _s3_config(properties: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _own_keys(config: Mapping[str, str]) -> dict[str, Any]:
-    """For S3 keys without a token: the store would add the token of the environment's keys."""
+    """Return a provider of S3 keys without token, or the store adds one of the environment."""
     if "secret_access_key" not in config or "session_token" in config:
         return {}
     names = ("access_key_id", "secret_access_key")
@@ -162,5 +161,5 @@ def _factory(uri: LocationUri) -> Callable[..., Any]:
 
 
 def _key_prefix(uri: LocationUri) -> str:
-    """What the keys of a scheme begin with."""
+    """Return the prefix of a scheme's properties."""
     return "azure." if uri.scheme in AZURE else f"{uri.scheme}."

@@ -2,10 +2,10 @@
 
 Two of its actions are used, both as a signed POST of a form:
 
-| action | who calls it | what the credentials open |
+| action | used if | rights of the credentials |
 |---|---|---|
-| `AssumeRole` with a policy | where a role for readers is configured | what the policy says |
-| `GetSessionToken` | where only the server's own keys are | what the server may do |
+| `AssumeRole` with a policy | a role for readers is configured | those of the policy |
+| `GetSessionToken` | only the server's own keys are configured | those of the server |
 
 The signature is AWS's version 4: a chain of HMAC-SHA256 from the secret over date, region and
 service, applied to a digest of the request.
@@ -31,14 +31,14 @@ from zufluss.remote.threads import Threads
 VERSION: Final = "2011-06-15"
 ANSWER_BYTES_MAX: Final = 1 << 20
 CALLS_AT_ONCE: Final = 4
-"""Questions to token services at a time."""
+"""Concurrent requests to token services."""
 _ALGORITHM: Final = "AWS4-HMAC-SHA256"
 _FORM: Final = "application/x-www-form-urlencoded; charset=utf-8"
-_threads = Threads(CALLS_AT_ONCE)  # of our own: a dead service shall not hold those of others
+_threads = Threads(CALLS_AT_ONCE)  # of our own: a dead service must not block other threads
 
 
 class SecurityTokenError(ZuflussError):
-    """No credentials for clients could be made."""
+    """No credentials for clients could be created."""
 
     code = ErrorCode.SECURITY_TOKEN_EXCEPTION
 
@@ -54,17 +54,17 @@ class AwsKeys:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """Credentials that end."""
+    """Credentials that expire."""
 
     keys: AwsKeys
     expires_ms: int
-    """Epoch milliseconds."""
+    """Time of expiry in epoch milliseconds."""
 
 
 async def call(
     endpoint: str, region: str, keys: AwsKeys, form: Mapping[str, str], timeout_ms: int
 ) -> Session:
-    """Ask a token service; `form` is an action with its parameters."""
+    """Request credentials from a token service; `form` is an action with its parameters."""
     loop = asyncio.get_running_loop()
     return await loop.run_in_executor(
         _threads, _call, endpoint, region, keys, form, timeout_ms / 1000
@@ -99,7 +99,7 @@ def _call(
 
 
 def session_of(answer: str) -> Session:
-    """The credentials in an answer; ValueError if it has none."""
+    """Return the credentials in an answer; ValueError if it has none."""
     expires = datetime.fromisoformat(_element(answer, "Expiration").replace("Z", "+00:00"))
     keys = AwsKeys(
         _element(answer, "AccessKeyId"),
@@ -112,14 +112,14 @@ def session_of(answer: str) -> Session:
 
 
 def _element(answer: str, name: str) -> str:
-    found = re.search(rf"<{name}>([^<]*)</{name}>", answer)
-    return unescape(found[1]).strip() if found else ""
+    match = re.search(rf"<{name}>([^<]*)</{name}>", answer)
+    return unescape(match[1]).strip() if match else ""
 
 
 def signed_headers(
     endpoint: str, region: str, keys: AwsKeys, body: bytes, now: datetime
 ) -> dict[str, str]:
-    """The headers of a POST to the root of `endpoint`, signature included."""
+    """Return the headers of a POST to the root of `endpoint`, signature included."""
     parts = urlsplit(endpoint)
     stamp, day = now.strftime("%Y%m%dT%H%M%SZ"), now.strftime("%Y%m%d")
     headers = {"content-type": _FORM, "host": parts.netloc, "x-amz-date": stamp}

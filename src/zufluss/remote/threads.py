@@ -1,8 +1,8 @@
-"""Threads for work that may never end, such as a request to a network file system that hangs.
+"""An executor for calls that may never return, such as reads from a file system that hangs.
 
-The interpreter waits for the threads of an ordinary executor when it ends, so one hung disk would
-keep a server from stopping. These are abandoned then, and end by themselves when nobody has the
-executor any more.
+The interpreter waits for the threads of an ordinary executor when it exits, so one hung disk would
+keep a server from stopping. Threads of this executor are daemons. They end when the executor is
+garbage-collected.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class Threads(Executor):
-    """A number of threads at most, started when there is work."""
+    """An executor of at most `count` threads, which are started when there is work."""
 
     def __init__(self, count: int) -> None:
         self._unused = count
@@ -28,7 +28,7 @@ class Threads(Executor):
         self._end.atexit = False
 
     def submit(self, call: Callable[..., T], /, *arguments: Any, **named: Any) -> Future[T]:
-        """Have a thread do it."""
+        """Call a function in one of the threads."""
         future: Future[T] = Future()
 
         def run() -> None:

@@ -1,15 +1,15 @@
-"""Tokens with which clients read remote files, made by a server for each file system.
+"""Tokens with which clients read remote files; a server creates them for each file system.
 
-| file system | the token opens |
+| file system | rights of the token |
 |---|---|
-| S3 with `s3.assumed.role.arn` | the prefixes it was made for, nothing else: path-scoped |
-| S3 with an access key | what the server's own key opens |
-| any other, or `zufluss.remote.tokens = none` | nothing: the client brings what it needs |
+| S3 with `s3.assumed.role.arn` | to read the requested prefixes, nothing else: path-scoped |
+| S3 with an access key | those of the server's own key |
+| any other, or `zufluss.remote.tokens = none` | none: the client uses its own credentials |
 
 A token is JSON as Fluss's clients read it, `{"access_key_id", "access_key_secret",
-"security_token"}`, and beside it stand Hadoop's keys for the address of the store. Tokens are kept
-and handed out again while at least half of their life is left; several who ask at once share one
-request to the token service.
+"security_token"}`, with Hadoop's keys for the address of the store beside it. Tokens are cached and
+handed out again while at least half of their life is left. Concurrent requests for the same token
+share one request to the token service.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from zufluss.remote.sts import AwsKeys, SecurityTokenError, Session
 from zufluss.remote.uri import S3, LocationUri
 
 LIFE_SECONDS: Final = 3600
-"""How long a token lives; what a role allows by default."""
+"""Life of a token: what a role allows by default."""
 KEPT_MAX: Final = 1024
-"""Tokens that a server remembers."""
+"""Tokens that a server caches at most."""
 POLICY_CHARS_MAX: Final = 2048
-"""AWS takes no longer session policy."""
+"""Length of the longest session policy that AWS accepts."""
 SESSION_NAME: Final = "zufluss-reader"
 
 ENDPOINT: Final = "fs.s3a.endpoint"
@@ -48,26 +48,26 @@ _INFO: Final = {
 
 @dataclass(frozen=True, slots=True)
 class FileSystemToken:
-    """What opens everything below a prefix."""
+    """Credentials for everything below a prefix."""
 
     prefix: str
-    """An address, or the start of one; the longest prefix of a path counts."""
+    """An address; of several tokens a client uses the one with the longest prefix of a path."""
     schema: str
-    """The scheme of the file system."""
+    """Scheme of the file system."""
     token: bytes = field(default=b"", repr=False)
-    """JSON; empty when the client needs none, or brings its own."""
+    """JSON; empty if the client needs no credentials or has its own."""
     expires_ms: int | None = None
-    """Epoch milliseconds; None if it does not end."""
+    """Time of expiry in epoch milliseconds; None if the token does not expire."""
     info: Mapping[str, str] = field(default_factory=dict)
-    """Where the store is, in Hadoop's keys."""
+    """Address of the store, in Hadoop's keys."""
     path_scoped: bool = False
-    """It opens nothing outside the prefix."""
+    """The token covers nothing outside the prefix."""
 
 
 @dataclass(slots=True)
-class _Kept:
-    made: asyncio.Task[Session]
-    asked_ms: int
+class _CachedSession:
+    task: asyncio.Task[Session]
+    requested_ms: int
 
 
 class Tokens:
@@ -76,23 +76,23 @@ class Tokens:
     def __init__(self, conf: Configuration, clock_ms: Callable[[], int]) -> None:
         self._conf = conf
         self._clock_ms = clock_ms
-        self._kept: OrderedDict[tuple[str, tuple[str, ...]], _Kept] = OrderedDict()
+        self._cached: OrderedDict[tuple[str, tuple[str, ...]], _CachedSession] = OrderedDict()
 
     def is_scoped(self, uri: LocationUri) -> bool:
         """Whether tokens of this file system can be limited to prefixes."""
-        return "s3.assumed.role.arn" in self._properties(uri) and self._gives(uri)
+        return "s3.assumed.role.arn" in self._properties(uri) and self._issues(uri)
 
     def is_secret(self, uri: LocationUri) -> bool:
-        """Whether tokens of this file system open anything."""
-        return self._gives(uri)
+        """Whether tokens of this file system contain credentials."""
+        return self._issues(uri)
 
     async def token(self, uri: LocationUri, prefixes: Sequence[str]) -> list[FileSystemToken]:
-        """What opens these prefixes, addresses in the file system of `uri`; one entry for each.
+        """Return a token for each of these prefixes: addresses in the file system of `uri`.
 
-        Where tokens cannot be limited, there is one entry for the file system.
+        If tokens cannot be limited to prefixes, returns one token for the file system.
         """
         info = self._info(uri)
-        if not self._gives(uri):
+        if not self._issues(uri):
             return [FileSystemToken(uri.fs_key, uri.scheme, info=info)]
         scoped = self.is_scoped(uri)
         if scoped and not prefixes:
@@ -108,71 +108,73 @@ class Tokens:
     def _properties(self, uri: LocationUri) -> dict[str, str]:
         return store_properties(self._conf, uri)
 
-    def _gives(self, uri: LocationUri) -> bool:
-        """The store gives out credentials, and we have what it takes to ask for them.
+    def _issues(self, uri: LocationUri) -> bool:
+        """Whether the store issues credentials, and the server can request them.
 
-        Temporary keys are not enough without a role: no session follows from a session.
+        Without a role, temporary keys do not suffice: a session cannot create another one.
         """
         if uri.scheme != S3 or self._conf.get(o.ZUFLUSS_REMOTE_TOKENS) == "none":
             return False
-        found = self._properties(uri)
-        if "s3.access-key" not in found or "s3.secret-key" not in found:
+        properties = self._properties(uri)
+        if "s3.access-key" not in properties or "s3.secret-key" not in properties:
             return False
-        return "s3.assumed.role.arn" in found or "s3.session-token" not in found
+        return "s3.assumed.role.arn" in properties or "s3.session-token" not in properties
 
     def _info(self, uri: LocationUri) -> dict[str, str]:
         if uri.scheme != S3:
             return {}
-        found = self._properties(uri)
-        if "s3.endpoint" in found:
-            found = {"s3.region": REGION, "s3.path-style-access": "true", **found}
-        return {name: found[key] for key, name in _INFO.items() if key in found}
+        properties = self._properties(uri)
+        if "s3.endpoint" in properties:
+            properties = {"s3.region": REGION, "s3.path-style-access": "true", **properties}
+        return {name: properties[key] for key, name in _INFO.items() if key in properties}
 
     async def _session(self, uri: LocationUri, prefixes: tuple[str, ...]) -> Session:
         key = (uri.fs_key, prefixes)
-        kept = self._kept.get(key)
-        if kept is None or self._is_old(kept):
-            kept = _Kept(asyncio.ensure_future(self._ask(uri, prefixes)), self._clock_ms())
-            self._kept[key] = kept
-        self._kept.move_to_end(key)
-        while len(self._kept) > KEPT_MAX:
-            self._kept.popitem(last=False)
-        return await asyncio.shield(kept.made)
+        cached = self._cached.get(key)
+        if cached is None or self._is_old(cached):
+            task = asyncio.ensure_future(self._request(uri, prefixes))
+            cached = self._cached[key] = _CachedSession(task, self._clock_ms())
+        self._cached.move_to_end(key)
+        while len(self._cached) > KEPT_MAX:
+            self._cached.popitem(last=False)
+        return await asyncio.shield(cached.task)
 
-    def _is_old(self, kept: _Kept) -> bool:
-        if not kept.made.done():
+    def _is_old(self, cached: _CachedSession) -> bool:
+        if not cached.task.done():
             return False
-        if kept.made.cancelled() or kept.made.exception() is not None:
+        if cached.task.cancelled() or cached.task.exception() is not None:
             return True
-        left = kept.made.result().expires_ms - self._clock_ms()
-        return 2 * left < kept.made.result().expires_ms - kept.asked_ms
+        left = cached.task.result().expires_ms - self._clock_ms()
+        return 2 * left < cached.task.result().expires_ms - cached.requested_ms
 
-    async def _ask(self, uri: LocationUri, prefixes: tuple[str, ...]) -> Session:
-        found = self._properties(uri)
+    async def _request(self, uri: LocationUri, prefixes: tuple[str, ...]) -> Session:
+        properties = self._properties(uri)
         keys = AwsKeys(
-            found["s3.access-key"], found["s3.secret-key"], found.get("s3.session-token")
+            properties["s3.access-key"],
+            properties["s3.secret-key"],
+            properties.get("s3.session-token"),
         )
         form = {"Action": "GetSessionToken", "DurationSeconds": str(LIFE_SECONDS)}
         if prefixes:
             form |= {
                 "Action": "AssumeRole",
-                "RoleArn": found["s3.assumed.role.arn"],
+                "RoleArn": properties["s3.assumed.role.arn"],
                 "RoleSessionName": SESSION_NAME,
                 "Policy": _policy_text(uri, prefixes),
             }
-        region = found.get("s3.region", REGION)
+        region = properties.get("s3.region", REGION)
         timeout_ms = self._conf.get(o.ZUFLUSS_REMOTE_REQUEST_TIMEOUT)
-        return await sts.call(_endpoint(found, region), region, keys, form, timeout_ms)
+        return await sts.call(_endpoint(properties, region), region, keys, form, timeout_ms)
 
 
-def _endpoint(found: Mapping[str, str], region: str) -> str:
-    """The token service; stores with an address of their own have it there, too."""
-    own = found.get("s3.assumed.role.sts.endpoint") or found.get("s3.endpoint")
+def _endpoint(properties: Mapping[str, str], region: str) -> str:
+    """Return the address of the token service; by default that of the store."""
+    own = properties.get("s3.assumed.role.sts.endpoint") or properties.get("s3.endpoint")
     return own or f"https://sts.{region}.amazonaws.com"
 
 
 def token_json(keys: AwsKeys) -> bytes:
-    """A token as clients read it."""
+    """Return a token in the form that clients read."""
     fields = {"access_key_id": keys.access_key, "access_key_secret": keys.secret_key}
     if keys.session_token:
         fields["security_token"] = keys.session_token
@@ -180,9 +182,9 @@ def token_json(keys: AwsKeys) -> bytes:
 
 
 def session_policy(bucket: str, prefixes: Sequence[str]) -> dict[str, Any]:
-    """What reads objects below these prefixes of a bucket, and nothing else.
+    """Return a policy that allows to read objects below these prefixes of a bucket, no more.
 
-    Listing is part of it, because S3 says "forbidden" of a missing object to who may not list.
+    It allows listing too: without that right S3 answers "forbidden" for a missing object.
     """
     below = [f"{prefix}/*" if prefix else "*" for prefix in prefixes]
     return {

@@ -1,12 +1,12 @@
 """The local end of a transfer: the file that is sent, and the file that is received.
 
-Both count bytes and keep the CRC-32C on the way, so a file is read or written once. What goes wrong
-here is not the location's fault: it is a plain `RemoteStorageError` that names the local file and
-does not count for the health of the location.
+Both count bytes and compute the CRC-32C on the way, so a file is read or written once. A failure of
+a local file is not one of the location: it is a plain `RemoteStorageError` that names the local
+file and does not count for the location's health.
 
-A received file appears under its name when it is whole and its data is on disk; until then it is
-`.NAME.UUID.part` beside it. All calls block and belong into threads; a lock keeps a descriptor open
-while a call that nobody waits for any more still uses it.
+A received file gets its name when it is whole and on disk; until then it is `.NAME.UUID.part`
+beside it. All calls block and belong in threads; a lock keeps a descriptor open while an abandoned
+call still uses it.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from crc32c import crc32c
 from zufluss.remote.errors import RemoteStorageError
 
 WRITEBACK_BYTES: Final = 8 << 20
-"""After so many bytes the kernel is asked to begin writing them: the sync has less to do then."""
+"""Bytes after which the kernel is asked to begin writing, so that the sync has less to do."""
 
 
 class LocalFile:
-    """An open file with the bytes that passed and their checksum."""
+    """An open file with the size and checksum of the bytes that passed."""
 
     def __init__(
         self, path: Path, flags: int, task: str, uri: str, object_path: str, opened: Path
@@ -44,7 +44,7 @@ class LocalFile:
 
     @property
     def result(self) -> tuple[int, int]:
-        """Size and checksum of what passed."""
+        """Size and checksum of the bytes that passed."""
         return self.size, self.crc
 
     def close(self) -> None:
@@ -59,7 +59,7 @@ class LocalFile:
 
     @contextmanager
     def _named(self) -> Iterator[None]:
-        """Have a failure say which file it was."""
+        """Turn an OSError into a `RemoteStorageError` that names the file."""
         try:
             yield
         except OSError as problem:
@@ -68,20 +68,20 @@ class LocalFile:
 
 
 class Source(LocalFile):
-    """A local file on its way to a location, read from its beginning to its end."""
+    """A local file that is sent, read from beginning to end."""
 
     def __init__(self, path: Path, uri: str, object_path: str) -> None:
         super().__init__(path, os.O_RDONLY, "read", uri, object_path, path)
         self.length = os.fstat(self._fd).st_size
 
     def check_unchanged(self) -> None:
-        """Refuse a file that grew or shrank on the way: what was sent is no copy of it."""
+        """Raise if the file grew or shrank on the way: the object is not a copy of it."""
         if self.size != self.length:
             reason = f"{self.size} bytes of {self.path} were read, it had {self.length} before"
             raise RemoteStorageError(*self._for, reason)
 
     def read(self, size: int) -> bytes:
-        """The next bytes, as many as asked for unless the file ends."""
+        """Return the next `size` bytes, fewer at the end of the file."""
         parts: list[bytes] = []
         with self._lock, self._named():
             while size and (part := os.read(self._fd, size)):
@@ -91,7 +91,7 @@ class Source(LocalFile):
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def read_into(self, buffer: memoryview) -> memoryview:
-        """The next bytes in the buffer's beginning; empty at the end."""
+        """Return the next bytes in the beginning of the buffer, none at the end of the file."""
         with self._lock, self._named():
             data = buffer[: os.readv(self._fd, [buffer])]
             self._passed(data)
@@ -113,12 +113,12 @@ class Target(LocalFile):
             self._passed(data)
 
     def sync(self) -> None:
-        """Have everything on disk."""
+        """Write everything to disk."""
         with self._lock, self._named():
             os.fdatasync(self._fd)
 
     def keep(self) -> None:
-        """Give the file, which is synced, its name."""
+        """Give the synced file its name, and close it."""
         try:
             with self._lock, self._named():
                 self._part.replace(self.path)
@@ -126,13 +126,13 @@ class Target(LocalFile):
             self.discard()
 
     def discard(self) -> None:
-        """Leave nothing behind but what was kept."""
+        """Close the file, and remove it unless it was kept."""
         self.close()
         self._part.unlink(missing_ok=True)
 
 
 def write_all(fd: int, data: bytes | memoryview, position: int) -> None:
-    """Append bytes that begin at `position` of the file, and have the kernel write them early."""
+    """Append bytes at `position`, the end of the file, and ask the kernel to write them early."""
     view = memoryview(data)
     while view:
         written = os.write(fd, view)

@@ -1,17 +1,16 @@
 """Addresses of locations: one spelling for each place, checked before anything is written there.
 
-Two locations must never overlap, and a manifest must find its files by the same text every time;
-so an address is normalised once: no trailing slash, no doubled slashes, the spellings of one
-scheme folded into one.
+Two locations must never overlap, and the address of a place must always be the same text. So an
+address is normalised once: no trailing slash, no doubled slashes, one spelling of each scheme.
 
 | spelling | becomes |
 |---|---|
 | `/data/remote`, `file:/data/remote` | `file:///data/remote` |
 | `remote` | `file://` + the working directory + `/remote` |
 | `s3a://bucket/path/` | `s3://bucket/path` |
-| `abfss://container@account.dfs.core.windows.net/path` | as it is |
+| `abfss://container@account.dfs.core.windows.net/path` | unchanged |
 
-Nothing is percent-decoded: what is written is the name of the directory or the key.
+Nothing is percent-decoded: the text is the name of the directory or the key.
 """
 
 from __future__ import annotations
@@ -37,18 +36,18 @@ _AUTHORITY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _AZURE_AUTHORITY = re.compile(r"[A-Za-z0-9$][A-Za-z0-9-]*(@[A-Za-z0-9][A-Za-z0-9.-]*)?")
 
 _SECRET = re.compile(r"(?<=://)[^@?#]*:[^@?#]*@|(?<=[?#]).+", re.DOTALL)
-"""A name with a password, and a signature: they do not belong there, nor into a message."""
+"""A user with password, and a signature: neither belongs in an address or in a message."""
 
 
 class LocationUri(NamedTuple):
-    """The normalised address of a location or of something in it."""
+    """The normalised address of a location, or of a path in one."""
 
     scheme: str
     """One of `SCHEMES`."""
     authority: str
     """Bucket or container; empty for files."""
     path: str
-    """The path below it, with a leading and without a trailing slash; empty for the root."""
+    """Path with a leading and without a trailing slash; empty for the root."""
 
     @property
     def fs_key(self) -> str:
@@ -70,7 +69,10 @@ class LocationUri(NamedTuple):
 
 
 def _same_file_system(one: LocationUri, other: LocationUri) -> bool:
-    """Azure's schemes are one, its hosts have several names, and `az` does not tell the account."""
+    """Whether two addresses may be in one file system.
+
+    Azure has several schemes and host names for one account, and `az` does not name the account.
+    """
     if one.scheme not in AZURE or other.scheme not in AZURE:
         return one.fs_key == other.fs_key
     (container, _, host), (same, _, another) = (
@@ -81,12 +83,12 @@ def _same_file_system(one: LocationUri, other: LocationUri) -> bool:
 
 
 def parse_location(text: str, what: str) -> LocationUri:
-    """The address in a text; `what` names the option or argument for the message of an error."""
+    """Parse an address; `what` names the option or argument in the message of an error."""
     stripped = text.strip()
     if not stripped:
         raise ConfigError(f"{what} is empty; allowed: a path, or a URI of {_schemes()}")
     if re.search(r"[?#\x00-\x1f]", stripped):
-        raise _bad(what, text, "it must have neither `?`, `#` nor control characters")
+        raise _bad(what, text, "`?`, `#` and control characters are not allowed")
     match = _URI.fullmatch(stripped)
     if match is None:
         return _normalised(what, text, FILE, "", str(Path(stripped).absolute()))
@@ -101,7 +103,7 @@ def _normalised(what: str, text: str, scheme: str, authority: str, path: str) ->
         raise _bad(what, text, f"scheme {scheme!r} is not known; allowed: {_schemes()}")
     segments = [segment for segment in path.split("/") if segment not in ("", ".")]
     if ".." in segments:
-        raise _bad(what, text, "`..` is not allowed; write the path it stands for")
+        raise _bad(what, text, "`..` is not allowed; write the resolved path")
     if scheme == FILE:
         if authority:
             raise _bad(what, text, "a file has no host; write file:///path")
@@ -118,8 +120,8 @@ def _check_authority(what: str, text: str, scheme: str, authority: str) -> None:
         raise _bad(
             what,
             text,
-            f"behind {scheme}:// is no name of a bucket or container; write {scheme}://name/path, "
-            "credentials and ports belong into the properties of the store",
+            f"{scheme}:// is not followed by the name of a bucket or container; write "
+            f"{scheme}://name/path, credentials and ports belong in the properties of the store",
         )
 
 

@@ -35,8 +35,7 @@ from tests.waiting import eventually
 from zufluss.client.sync.admin import Admin
 from zufluss.errors import ConfigError
 from zufluss.remote.locations import AdminState
-from zufluss.remote.placement import SmoothRoundRobin
-from zufluss.remote.storage import STATE_FILE
+from zufluss.remote.placement import STATE_FILE, SmoothRoundRobin
 from zufluss.testing.s3 import S3Server
 
 BATCHES = 13

@@ -35,8 +35,8 @@ from tests.servers import RoleServer, WarmServer
 from tests.waiting import eventually
 from zufluss.config import Configuration
 from zufluss.errors import ConfigError
-from zufluss.remote.locations import reconciled
 from zufluss.remote.placement import CLUSTER
+from zufluss.remote.registry import reconcile
 from zufluss.remote.storage import RemoteStorage, Upload
 
 INTERVAL = "remote.log.task-interval-duration"
@@ -240,7 +240,7 @@ async def placements(directory: Path, weights: str, count: int) -> list[int]:
     """The locations that a server's storage chooses for a number of files."""
     places = [f"memory://place-{n}" for n in range(1, 4)]
     conf = Configuration.of(weighted(places, weights) | {"data.dir": str(directory)})
-    storage = RemoteStorage(conf, reconciled(None, conf, {}), state_file=directory / "placement")
+    storage = RemoteStorage(conf, reconcile(None, conf, {}), state_file=directory / "placement")
     found = []
     for n in range(count):
         [file] = await storage.upload([Upload(f"log/db/t-1/0/{n}", b"x")], CLUSTER)

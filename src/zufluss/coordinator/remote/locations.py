@@ -45,18 +45,10 @@ from zufluss.remote.errors import LocationUnavailableError, NotOursError
 from zufluss.remote.files import Usage, summed
 from zufluss.remote.health import LocationReport
 from zufluss.remote.layout import CLUSTER, LAKE
-from zufluss.remote.locations import (
-    IMPLICIT_NAME,
-    AdminState,
-    AlterOp,
-    Health,
-    Location,
-    Locations,
-    altered,
-)
-from zufluss.remote.locations import reconciled as reconcile
-from zufluss.remote.placement import Policy, SmoothRoundRobin, parse_policy
-from zufluss.remote.storage import STATE_FILE, RemoteStorage
+from zufluss.remote.locations import IMPLICIT_NAME, AdminState, AlterOp, Health, Location, Locations
+from zufluss.remote.placement import STATE_FILE, Policy, SmoothRoundRobin, parse_policy
+from zufluss.remote.registry import alter, reconcile
+from zufluss.remote.storage import RemoteStorage
 
 log = structlog.get_logger(__name__)
 
@@ -308,7 +300,7 @@ class LocationRegistry:
         """Add, change or retire a location; returns the location after that."""
 
         def change() -> Locations:
-            return altered(
+            return alter(
                 self._stored,
                 op,
                 conf=self.conf,
