@@ -208,18 +208,18 @@ class AsyncTable:
         names = None if columns is None else tuple(columns)
         parts = None if partitions is None else tuple(partitions)
         numbers = None if buckets is None else tuple(buckets)
-        place = (self._connection, self.info, names, filter)
+        choice = (self._connection, self.info, names, filter, limit, parts, numbers)
         origin = self._source(source)
         if origin == "live" or origin == "snapshot":
             _check_state(self.info, start, stop, with_offsets)
-            return AsyncKvScan(*place, limit, parts, numbers, origin, at, prefetch, resume)
+            return AsyncKvScan(*choice, origin, at, prefetch, resume)
         if at is not None:
             raise ValueError(f"at is for the rows of a primary-key table, not for a {origin}")
         if origin == "log":
-            return AsyncLogScan(*place, start, stop, limit, parts, numbers, with_offsets)
+            return AsyncLogScan(*choice, start, stop, with_offsets)
         lake_only = origin == "lake"
         end = _union_end(start, stop)
-        return AsyncUnionScan(*place, end, limit, parts, numbers, with_offsets, lake_only)
+        return AsyncUnionScan(*choice, end, with_offsets, lake_only)
 
     def _source(self, source: Source | None) -> Source:
         if source is None:
@@ -314,11 +314,11 @@ class AsyncTable:
             self.info,
             None if columns is None else tuple(columns),
             filter,
-            start,
-            stop,
             limit,
             None if partitions is None else tuple(partitions),
             None if buckets is None else tuple(buckets),
+            start,
+            stop,
             changelog=True,
         )
 

@@ -297,7 +297,7 @@ async def test_a_file_name_that_leaves_the_directory_is_refused(
     info = keyed_table(cluster)
     bucket = snapshots.add(info, checkpoint(tmp_path, encoded(info, ids_and_names(1))))
     snapshots.known[info.table_id, 0].snapshot_files[0].local_file_name = "../CURRENT"
-    with pytest.raises(CorruptRecordError, match=r"'\.\./CURRENT', which is no name of a file"):
+    with pytest.raises(CorruptRecordError, match=r"'\.\./CURRENT', which is no plain file name"):
         await read(connection, bucket)
 
 

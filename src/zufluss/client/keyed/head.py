@@ -1,7 +1,7 @@
-"""Some rows of a table, to look at: LIMIT_SCAN on a primary-key table, a short scan of a log.
+"""Some rows of a primary-key table, to look at: LIMIT_SCAN.
 
-Which rows of a primary-key table come is up to the server; there is no order. Buckets are asked a
-few at a time until there are enough rows.
+The server chooses the rows; they have no order. Buckets are asked a few at a time until there are
+enough rows.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
 
 BUCKETS_AT_ONCE: Final = 16
+"""Buckets that are asked concurrently."""
 
 
 async def head_of_keys(connection: ClusterConnection, info: TableInfo, count: int) -> pa.Table:
-    """At most `count` rows of a primary-key table."""
+    """Return at most `count` rows of a primary-key table."""
     names: list[str | None] = [None]
     if info.is_partitioned:
         names = [p.name for p in await list_partitions(connection, info.path)]
@@ -33,12 +34,12 @@ async def head_of_keys(connection: ClusterConnection, info: TableInfo, count: in
     decoder = ValueDecoder(connection, info)
     parts: list[pa.RecordBatch] = []
     for start in range(0, len(places), BUCKETS_AT_ONCE):
-        wanted = count - sum(part.num_rows for part in parts)
-        if wanted <= 0:
+        missing = count - sum(part.num_rows for part in parts)
+        if missing <= 0:
             break
         wave = places[start : start + BUCKETS_AT_ONCE]
         parts += await asyncio.gather(
-            *(_bucket_rows(connection, info, place, wanted, decoder) for place in wave)
+            *(_bucket_rows(connection, info, place, missing, decoder) for place in wave)
         )
     return pa.Table.from_batches(parts, schema=info.schema.arrow).slice(0, count)
 

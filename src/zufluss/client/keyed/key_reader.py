@@ -1,10 +1,9 @@
-"""Keys to the servers that have them, and what those answer: the sending half of lookups.
+"""The sending half of lookups: sends keys to the servers that have them and returns the answers.
 
-Keys of one table are grouped by bucket and the buckets by leading server; each server gets its keys
-in requests of at most `REQUEST_KEYS_MAX`, all at once. What a server answered is delivered at once,
-so that a slow server holds up only its own keys. Reading twice does no harm: whatever may pass is
-asked again, after a pause and with new metadata, until the deadline. A partition that does not
-exist has no rows.
+Keys of a table are grouped by bucket, and buckets by leading server. Each server gets its keys in
+requests of at most `REQUEST_KEYS_MAX`, all at the same time. Each answer is delivered as it
+arrives, so a slow server delays only its own keys. Passing errors are retried, after a pause and
+with new metadata, until the deadline. A partition that does not exist has no rows.
 """
 
 from __future__ import annotations
@@ -49,39 +48,39 @@ T = TypeVar("T")
 
 
 class KeyGroup(NamedTuple):
-    """Keys of one bucket."""
+    """The keys of one bucket."""
 
     partition: str | None
-    """The name of the partition."""
+    """The partition's name; None without partitions."""
     bucket: int
     """The bucket's number."""
     positions: npt.NDArray[np.int64]
-    """Which of the caller's keys they are."""
+    """The positions of these keys among the caller's keys."""
     keys: list[bytes]
-    """As they are stored."""
+    """The encoded keys."""
 
     def pieces(self, size: int) -> Iterator[KeyGroup]:
-        """The group in parts of at most `size` keys."""
+        """Cut the group into parts of at most `size` keys."""
         for start in range(0, len(self.keys), size):
             end = start + size
             yield self._replace(positions=self.positions[start:end], keys=self.keys[start:end])
 
 
 Deliver: TypeAlias = Callable[[list[tuple[KeyGroup, list[T]]]], Awaitable[None]]
-"""Takes the results of some groups, one for each of their keys."""
+"""Receives groups with their results, one result per key."""
 
 
 class ReadCall(NamedTuple, Generic[T]):
-    """LOOKUP or PREFIX_LOOKUP."""
+    """The request of a lookup: LOOKUP or PREFIX_LOOKUP."""
 
     api_key: ApiKey
-    """What is called."""
+    """The API key of the request."""
     request: type[Message]
-    """The request: `table_id`, and `buckets_req` with the `keys` of each bucket."""
+    """The request's type, with `table_id`, and `keys` per bucket in `buckets_req`."""
     results: Callable[[Any], list[T]]
-    """What the answer for a bucket says of each key."""
+    """Returns the result of each key from the answer for a bucket."""
     nothing: T
-    """What is said of a key in a partition that does not exist."""
+    """The result of a key without rows."""
 
 
 LOOKUP: Final[ReadCall[bytes | None]] = ReadCall(
@@ -93,13 +92,13 @@ LOOKUP: Final[ReadCall[bytes | None]] = ReadCall(
 PREFIX_LOOKUP: Final[ReadCall[Sequence[bytes]]] = ReadCall(
     ApiKey.PREFIX_LOOKUP,
     m.PrefixLookupRequest,
-    lambda answer: [found.values for found in answer.value_lists],
+    lambda answer: [message.values for message in answer.value_lists],
     (),
 )
 
 
 class KeyReader(Generic[T]):
-    """Reads by key from one table."""
+    """Reads rows of one table by key."""
 
     def __init__(
         self, connection: ClusterConnection, info: TableInfo, call: ReadCall[T], encoder: KeyEncoder
@@ -115,7 +114,7 @@ class KeyReader(Generic[T]):
         self._bucket_encoder = KeyEncoder.of_bucket_key(info)
 
     def groups(self, keys: pa.RecordBatch) -> list[KeyGroup]:
-        """The keys by partition and bucket; `keys` has the key columns."""
+        """Group keys by partition and bucket; `keys` has the key columns."""
         groups = []
         for partition, rows, positions in self._partitions(keys):
             data, offsets = self._encoder.encode(rows)
@@ -129,7 +128,7 @@ class KeyReader(Generic[T]):
     def _partitions(
         self, keys: pa.RecordBatch
     ) -> Iterator[tuple[str | None, pa.RecordBatch, npt.NDArray[np.int64]]]:
-        """The keys of each partition, and which ones they are."""
+        """Yield each partition with its keys and their positions."""
         numbers = np.arange(keys.num_rows)
         if not self._info.is_partitioned:
             yield None, keys, numbers
@@ -141,7 +140,7 @@ class KeyReader(Generic[T]):
     def _buckets(
         self, rows: pa.RecordBatch, data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]
     ) -> npt.NDArray[np.int32]:
-        """The bucket of each key; most keys are encoded as their bucket key is."""
+        """The bucket of each key; encodes the bucket key only if it differs from the key."""
         if self._encoder != self._bucket_encoder:
             data, offsets = self._bucket_encoder.encode(rows)
         count, kind = self._info.bucket_count, self._connection.options.bucket_hash
@@ -152,7 +151,7 @@ class KeyReader(Generic[T]):
         groups: Sequence[KeyGroup],
         deliver: Deliver[T],
     ) -> None:
-        """Read every group and hand the results to `deliver`, as they arrive."""
+        """Read all groups and pass the results to `deliver` as they arrive."""
         backoff = Backoff(self._connection.options.delivery_timeout_ms)
         while True:
             places, absent = await self._places(groups)
@@ -174,7 +173,7 @@ class KeyReader(Generic[T]):
     async def _places(
         self, groups: Sequence[KeyGroup]
     ) -> tuple[dict[ServerNode | None, list[tuple[TableBucket, KeyGroup]]], list[KeyGroup]]:
-        """The groups by leader (None while nobody leads), and those of unknown partitions."""
+        """Group by leader (None without a leader); returns groups without a partition apart."""
         places: dict[ServerNode | None, list[tuple[TableBucket, KeyGroup]]] = {}
         absent = []
         partitions = await self._partition_ids({group.partition for group in groups})
@@ -189,8 +188,8 @@ class KeyReader(Generic[T]):
         return places, absent
 
     async def _partition_ids(self, names: set[str | None]) -> dict[str | None, int | None]:
-        """The ids of the partitions that exist; those not known yet are asked for together."""
-        found: dict[str | None, int | None] = {None: None}
+        """The ids of existing partitions; several unknown ones are asked for together."""
+        ids: dict[str | None, int | None] = {None: None}
         known = self._connection.metadata.partitions
         new = [n for n in names if n is not None and (self._info.table_id, n) not in known]
         if len(new) > 1:
@@ -201,41 +200,41 @@ class KeyReader(Generic[T]):
                 partition = await self._connection.partition(self._info, name)
             except PartitionNotExistError:
                 continue
-            found[name] = partition.partition_id
-        return found
+            ids[name] = partition.partition_id
+        return ids
 
     async def _ask(
         self,
         server: ServerNode | None,
-        asked: list[tuple[TableBucket, KeyGroup]],
+        groups: list[tuple[TableBucket, KeyGroup]],
         deliver: Deliver[T],
     ) -> tuple[list[KeyGroup], ZuflussError | None]:
-        """Ask a server once; what has to be asked again, and why."""
+        """Ask a server once; returns the groups to retry, with the last error."""
         if server is None:
-            reason = LeaderNotAvailableError(f"{asked[0][0]} has no leader at the moment")
-            return [group for _, group in asked], reason
+            reason = LeaderNotAvailableError(f"{groups[0][0]} has no leader at the moment")
+            return [group for _, group in groups], reason
         try:
-            response = await self._send(server, asked)
+            response = await self._send(server, groups)
         except ZuflussError as e:
             if e.code not in PASSING:
                 raise
-            for bucket, _ in asked:
+            for bucket, _ in groups:
                 self._connection.metadata.forget_leader(bucket)
-            return [group for _, group in asked], e
-        done, failed, last = self._sorted_out(asked, response)
+            return [group for _, group in groups], e
+        done, failed, last = self._split_answer(groups, response)
         if done:
             await deliver(done)
         return failed, last
 
-    def _sorted_out(
-        self, asked: list[tuple[TableBucket, KeyGroup]], response: Any
+    def _split_answer(
+        self, groups: list[tuple[TableBucket, KeyGroup]], response: Any
     ) -> tuple[list[tuple[KeyGroup, list[T]]], list[KeyGroup], ZuflussError | None]:
-        """What was answered, what has to be asked again, and why."""
+        """Split into answered groups and groups to retry, with the last error."""
         answers = {bucket_key(answer): answer for answer in response.buckets_resp}
         done: list[tuple[KeyGroup, list[T]]] = []
         failed: list[KeyGroup] = []
         last: ZuflussError | None = None
-        for bucket, group in asked:
+        for bucket, group in groups:
             try:
                 done.append((group, self._results(bucket, group, answers.get(bucket[1:]))))
             except ZuflussError as e:
@@ -246,9 +245,9 @@ class KeyReader(Generic[T]):
                 self._connection.metadata.forget_leader(bucket)
         return done, failed, last
 
-    async def _send(self, server: ServerNode, asked: list[tuple[TableBucket, KeyGroup]]) -> Any:
+    async def _send(self, server: ServerNode, groups: list[tuple[TableBucket, KeyGroup]]) -> Any:
         request: Any = self._call.request(table_id=self._info.table_id)
-        for bucket, group in asked:
+        for bucket, group in groups:
             request.buckets_req.add(
                 partition_id=bucket.partition_id, bucket_id=bucket.bucket_id, keys=group.keys
             )
@@ -270,7 +269,7 @@ class KeyReader(Generic[T]):
         return results
 
     async def _refresh(self, names: Iterable[str]) -> None:
-        """Ask for the leaders of partitions; one that does not exist is noticed when it is used."""
+        """Refresh the leaders of partitions; missing partitions are found when they are used."""
         try:
             await self._connection.refresh_leaders(self._info, names)
         except PartitionNotExistError:
@@ -281,12 +280,12 @@ class KeyReader(Generic[T]):
 
 
 def _requests(
-    asked: list[tuple[TableBucket, KeyGroup]],
+    groups: list[tuple[TableBucket, KeyGroup]],
 ) -> Iterator[list[tuple[TableBucket, KeyGroup]]]:
-    """Cut what one server is asked into requests of at most `REQUEST_KEYS_MAX` keys."""
+    """Cut the groups for one server into requests of at most `REQUEST_KEYS_MAX` keys."""
     request: list[tuple[TableBucket, KeyGroup]] = []
     size = 0
-    for bucket, group in asked:
+    for bucket, group in groups:
         for piece in group.pieces(REQUEST_KEYS_MAX):
             if request and size + len(piece.keys) > REQUEST_KEYS_MAX:
                 yield request

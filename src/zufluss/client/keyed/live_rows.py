@@ -1,4 +1,4 @@
-"""The rows of primary-key buckets as they are now: state pinned on servers (`keyed/pins.py`)."""
+"""The present rows of primary-key buckets, read from states pinned on servers (`keyed/pins.py`)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from zufluss.wire import messages as m
 
 
 class LiveRows(RowSource):
-    """The state of buckets, pinned on their servers."""
+    """Rows from states that are pinned on servers."""
 
     def __init__(
         self, connection: ClusterConnection, info: TableInfo, shape: KvScanShape, *, resume: bool
@@ -32,17 +32,17 @@ class LiveRows(RowSource):
     async def open(
         self, places: Sequence[BucketPlace], at: Offsets | None
     ) -> dict[TableBucket, int]:
-        """Pin the buckets, all of them or none; where the changelog goes on."""
+        """Pin all buckets or none; returns where the changelog of each continues."""
         offsets = {} if at is None else offsets_at(self._info, places, at)
-        wanted = [place for place in places if at is None or place.bucket in offsets]
-        return await self._pins.open(wanted, offsets)
+        pinned = [place for place in places if at is None or place.bucket in offsets]
+        return await self._pins.open(pinned, offsets)
 
     def bucket(self, bucket: TableBucket) -> PinRows:
-        """The rows of a bucket that was opened."""
+        """The rows of an opened bucket."""
         return PinRows(self._connection, self._info, self._shape, self._pins, self._pins[bucket])
 
     async def close(self) -> None:
-        """Let go of the pins."""
+        """Close the pins."""
         await self._pins.close()
 
 
@@ -64,7 +64,7 @@ class PinRows(BucketRows):
         self._pin = pin
 
     async def next_page(self, limit: int | None) -> RowPage:
-        """Ask until there are rows, or nothing is left to look at."""
+        """Read pages until one has rows or is the last one."""
         while True:
             answer = await self._pins.scan(self._pin, self._request(limit))
             if answer.rows:
@@ -75,7 +75,7 @@ class PinRows(BucketRows):
                 return RowPage(pa.RecordBatch.from_pylist([], schema=self._shape.schema), True)
 
     async def close(self) -> None:
-        """Nothing belongs to a bucket alone; servers are told of all pins at once."""
+        """Do nothing: `LiveRows.close` closes all pins together."""
 
     def _request(self, limit: int | None) -> m.ScanKvSnapshotRequest:
         bucket, options = self._pin.place.bucket, self._connection.options

@@ -1,18 +1,17 @@
-"""Rows of a primary-key table by key: one, many, or all that share a prefix.
+"""Lookups in a primary-key table: one key, many keys, or all keys with a prefix.
 
-Whoever asks for one key hands it to a list that is worked off once per turn of the event loop: all
-keys that were asked for in the same turn are encoded, hashed, sent and decoded together. There is
-no waiting for more keys; a lookup that is alone goes out alone. So the tasks of a group that each
-look up one row are answered nearly as fast as one task that asks for all of them at once.
+Single keys that are looked up in the same turn of the event loop are encoded, hashed, sent and
+decoded together. Nothing waits for more keys: a lone lookup is sent alone. So many tasks that look
+up one row each are nearly as fast as one task that looks up all of them.
 
-| `lookup` of | gives |
+| `lookup` of | returns |
 |---|---|
-| a value, a tuple of values, a dict that is one key | the row as a dict, None if there is none |
+| a value, a tuple of values, a dict that is one key | the row as a dict; None without a row |
 | a list of those, a dict of columns, Arrow, pandas, polars | an Arrow table |
 
-The table has the rows in the order of the keys. With `missing="null"` it has exactly one row for
-every key, and the row of a key that is not there is null in every column; the columns of the
-primary key are never null otherwise, so they tell. With `missing="drop"` such rows are left out.
+The table has the rows in the order of the keys. With `missing="null"` it has exactly one row per
+key; a key without a row gives nulls in every column, and key columns are null only then. With
+`missing="drop"` such rows are left out.
 """
 
 from __future__ import annotations
@@ -39,19 +38,19 @@ from zufluss.errors import ZuflussError
 from zufluss.model.table import TableInfo
 
 Missing = Literal["null", "drop"]
-"""What becomes of the keys that are not there."""
+"""Whether a key without a row gives a row of nulls or no row."""
 Row: TypeAlias = dict[str, Any]
 """One row, by column."""
 KeyValue: TypeAlias = (
     bool | int | float | str | bytes | Decimal | dt.date | dt.time | dt.datetime | np.generic
 )
-"""A value a key column may have."""
+"""A value of a key column."""
 SingleKey: TypeAlias = KeyValue | tuple[KeyValue, ...] | Mapping[str, KeyValue]
-"""What `lookup` takes for one key."""
+"""One key, as `lookup` takes it."""
 
 _ARROW_INTERFACE: Final = ("__arrow_c_stream__", "__arrow_c_array__")
 PIECE_KEYS: Final = 65_536
-"""So many keys of a large input are asked for at a time."""
+"""Keys of a large input that are looked up at a time."""
 
 
 class AsyncLookup:
@@ -88,11 +87,11 @@ class AsyncLookup:
         task.add_done_callback(self._tasks.discard)
 
     async def _find(self, waiting: list[tuple[Row, asyncio.Future[Row | None]]]) -> None:
-        """Answer everybody who waits, with a row or with what went wrong."""
+        """Resolve all waiting lookups, with a row or an error."""
         try:
             await self._find_rows(waiting)
         except ColumnMismatchError as e:
-            if len(waiting) > 1:  # one key among them does not fit; it must not hurt the others
+            if len(waiting) > 1:  # one key does not fit; the others must not fail with it
                 await asyncio.gather(*(self._find([single]) for single in waiting))
             else:
                 _refuse(waiting, e)
@@ -104,9 +103,9 @@ class AsyncLookup:
             _refuse(waiting, failure)
 
     async def _find_rows(self, waiting: list[tuple[Row, asyncio.Future[Row | None]]]) -> None:
-        async def deliver(found: list[tuple[KeyGroup, list[bytes | None]]]) -> None:
-            positions = np.concatenate([group.positions for group, _ in found]).tolist()
-            values = [value for _, results in found for value in results]
+        async def deliver(answers: list[tuple[KeyGroup, list[bytes | None]]]) -> None:
+            positions = np.concatenate([group.positions for group, _ in answers]).tolist()
+            values = [value for _, results in answers for value in results]
             rows = iter(await self._rows(values))
             for position, value in zip(positions, values, strict=True):
                 row = None if value is None else next(rows)
@@ -128,7 +127,7 @@ class AsyncLookup:
     # -- many keys -----------------------------------------------------------------------------
 
     async def many(self, keys: Iterable[pa.RecordBatch], missing: Missing) -> pa.Table:
-        """The rows of keys in batches of the key columns; see the module for what is missing."""
+        """Find the rows of batches of key columns; the module describes `missing`."""
         if missing not in ("null", "drop"):
             raise ValueError(f"missing {missing!r} is neither 'null' nor 'drop'")
         schema = self._nullable if missing == "null" else self._info.schema.arrow
@@ -138,8 +137,8 @@ class AsyncLookup:
     async def _piece(self, keys: pa.RecordBatch, missing: Missing) -> pa.RecordBatch:
         values: list[bytes | None] = [None] * keys.num_rows
 
-        async def deliver(found: list[tuple[KeyGroup, list[bytes | None]]]) -> None:
-            for group, results in found:
+        async def deliver(answers: list[tuple[KeyGroup, list[bytes | None]]]) -> None:
+            for group, results in answers:
                 for position, value in zip(group.positions.tolist(), results, strict=True):
                     values[position] = value
 
@@ -157,7 +156,7 @@ class AsyncLookup:
     # -- prefixes ------------------------------------------------------------------------------
 
     async def prefix(self, prefixes: Iterable[pa.RecordBatch]) -> pa.Table:
-        """The rows whose keys begin so: in the order of the prefixes, then of their keys."""
+        """Find the rows with these prefixes, by prefix and then by key."""
         info = self._info
         reader = KeyReader(self._connection, info, PREFIX_LOOKUP, prefix_encoder(info))
         parts = []
@@ -165,10 +164,10 @@ class AsyncLookup:
             lists: list[Sequence[bytes]] = [()] * batch.num_rows
 
             async def deliver(
-                found: list[tuple[KeyGroup, list[Sequence[bytes]]]],
+                answers: list[tuple[KeyGroup, list[Sequence[bytes]]]],
                 lists: list[Sequence[bytes]] = lists,
             ) -> None:
-                for group, results in found:
+                for group, results in answers:
                     for position, values in zip(group.positions.tolist(), results, strict=True):
                         lists[position] = values
 
@@ -178,27 +177,27 @@ class AsyncLookup:
 
 
 class KeyForm:
-    """What users may give as keys, and what becomes of it."""
+    """Converts keys in the forms that users write to key columns."""
 
     def __init__(self, info: TableInfo, columns: Sequence[str]) -> None:
         self._info = info
         self.columns = tuple(columns)
-        """The columns a key has."""
+        """The columns of a key."""
 
     @classmethod
     def whole(cls, info: TableInfo) -> KeyForm:
-        """The keys of `lookup`."""
+        """The form of the keys of `lookup`."""
         check_primary_key(info, "lookup", "table.scan()")
         return cls(info, info.schema.primary_key)
 
     @classmethod
     def prefix(cls, info: TableInfo) -> KeyForm:
-        """The keys of `prefix_lookup`."""
+        """The form of the keys of `prefix_lookup`."""
         check_primary_key(info, "lookup", "table.scan()")
         return cls(info, prefix_columns(info))
 
     def single(self, keys: Any) -> Row | None:
-        """The one key that `keys` is, by column; None if it is several."""
+        """The single key in `keys`, by column; None if `keys` are several keys."""
         if isinstance(keys, Mapping):
             return self._by_column(keys) if is_row(keys, self._info.schema.arrow) else None
         several = isinstance(keys, list) or bool(getattr(keys, "ndim", 0))
@@ -207,7 +206,7 @@ class KeyForm:
         return self._by_column(keys)
 
     def batches(self, keys: Any) -> Iterator[pa.RecordBatch]:
-        """Yield several keys as record batches of the key columns."""
+        """Convert several keys to record batches of the key columns."""
         if isinstance(keys, list):
             keys = [self._by_column(key) for key in keys]
         elif len(self.columns) == 1 and _is_array(keys):
@@ -233,7 +232,7 @@ class KeyForm:
 
 
 def _is_array(keys: Any) -> bool:
-    """Whether keys are values of one column: an Arrow or numpy array, a series."""
+    """Whether `keys` is one column: an Arrow array, a numpy array, a series."""
     if isinstance(keys, pa.Array | pa.ChunkedArray):
         return True
     return getattr(keys, "ndim", None) == 1 or type(keys).__name__ == "Series"

@@ -1,23 +1,23 @@
-"""Pinned state of primary-key buckets, as a client holds it: open, read, open again, let go.
+"""Pinned states of primary-key buckets: opened, read page by page, reopened, closed.
 
 A pin is the state of a bucket at one offset of its changelog. It lives on the server that leads the
-bucket and is read page by page, each behind the last key of the one before: the same question gets
-the same rows, so that a call whose answer was lost is simply made again.
+bucket. Each page begins behind the last key of the page before; the same request returns the same
+rows, so a request whose answer was lost is simply repeated.
 
-| what happens | what is done |
+| event | reaction |
 |---|---|
-| connection lost, leader moved, storage error | the same question again, to who leads it now |
-| too many scans, or a state is still being rebuilt | the same question after a pause |
-| the pin is unknown or has expired | opened again at the same offset, which the server rebuilds |
-| the state at that offset cannot be had any more | `KvPinGoneError` |
+| connection lost, leader moved, storage error | the request is repeated, to the present leader |
+| too many scans, or a state is still being rebuilt | the request is repeated after a pause |
+| the pin is unknown or has expired | it is opened again at the same offset |
+| the state at that offset cannot be rebuilt | `KvPinGoneError` |
 
-Pauses grow, and all of it ends at the delivery timeout, counted from the last page. Pins that
-nobody read from for a third of their idle time are read from in the background, so that buckets
-that wait for their turn, and slow consumers, keep theirs. A run that was forgotten and not closed
-does not, nor one that opens pins for others (`keep=False`); and the server bounds the age of pins
-all the same.
+Pauses grow and end at the delivery timeout, counted from the last page. Pins that were idle for a
+third of their idle limit are read in the background, so that buckets that wait for their turn, and
+slow consumers, keep their pins. A run that was garbage-collected without `close` stops doing so; so
+does a run that opens pins for other processes (`keep=False`). The server limits the age of pins in
+any case.
 
-All pins of a scan are opened before its first row is read, with one call per server: all or none.
+All pins of a scan are opened before its first row is read, by one request per server: all or none.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ from zufluss.wire.api import ApiKey
 log = logging.getLogger(__name__)
 
 REOPENED_MAX: Final = 8
-"""How often a pin is opened again without a page in between."""
+"""Times a pin is opened again before the next page arrives."""
 KEPT_PARTS: Final = 3
-"""A pin is read from in the background when it was idle for this part of its idle time."""
+"""A pin is read in the background after its idle limit divided by this number."""
 
 AGAIN: Final = PASSING | {ErrorCode.KV_SCAN_BUSY}
-"""The same call may succeed later."""
+"""Errors after which the same request may succeed later."""
 
 _NOT_OPENED: Final = b"\0" * 16
 """An id that no pin has."""
@@ -67,23 +67,23 @@ class BucketPin:
     place: BucketPlace
     """The bucket."""
     pin_id: bytes
-    """Its name on the server."""
+    """The pin's id on the server."""
     log_offset: int
-    """The changelog goes on from here."""
+    """The changelog continues from this offset."""
     server: ServerNode | None
-    """Who holds it; None where nobody does yet."""
+    """The server that holds the pin; None before it was opened."""
     idle_ms: int
-    """It ends when nobody used it for so long."""
+    """The pin expires after this time without a request."""
     used: float
-    """When it was used last, by the clock of the loop."""
+    """Loop time of the last request."""
     cursor: bytes | None = None
-    """The key it was read up to."""
+    """The last key that was read; None before the first page."""
     spent: bool = False
-    """There is nothing more to read."""
+    """True when the last page was read."""
 
     @classmethod
     def not_opened(cls, place: BucketPlace, log_offset: int) -> BucketPin:
-        """One that no server has: who reads from it has the state made at this offset then."""
+        """A pin that no server holds yet; the first read opens the state at this offset."""
         return cls(place, _NOT_OPENED, log_offset, None, 0, 0.0)
 
 
@@ -108,14 +108,17 @@ class BucketPins:
         return self._pins[bucket]
 
     def offset(self, bucket: TableBucket) -> int | None:
-        """Where a bucket is pinned; None if it is not."""
+        """The offset at which a bucket is pinned; None if it is not pinned."""
         pin = self._pins.get(bucket)
         return None if pin is None else pin.log_offset
 
     async def open(
         self, places: Sequence[BucketPlace], at: Mapping[TableBucket, int]
     ) -> dict[TableBucket, int]:
-        """Pin these buckets, at these offsets where there are any: all of them or none."""
+        """Pin all buckets or none, each at its offset in `at` or at its present state.
+
+        Returns the offset of each pin.
+        """
         options = self._connection.options
         timeout_ms = options.delivery_timeout_ms if at else options.request_timeout_ms
         pins = await self._open(places, at, timeout_ms)
@@ -126,10 +129,10 @@ class BucketPins:
         return {bucket: pin.log_offset for bucket, pin in self._pins.items()}
 
     def adopt(self, pin: BucketPin) -> BucketPin:
-        """Read from a pin that another process opened, and let go of it at the end."""
-        found = replace(pin, used=self._loop.time())
-        self._pins[found.place.bucket] = found
-        return found
+        """Take over a pin that another process opened; `close` closes it."""
+        adopted = replace(pin, used=self._loop.time())
+        self._pins[adopted.place.bucket] = adopted
+        return adopted
 
     async def _open(
         self, places: Sequence[BucketPlace], at: Mapping[TableBucket, int], timeout_ms: int
@@ -137,32 +140,34 @@ class BucketPins:
         backoff = Backoff(timeout_ms)
         while True:
             try:
-                return await self._unless_given_up(self._open_once(places, at))
+                return await self._unless_cancelled(self._open_once(places, at))
             except ZuflussError as failure:
                 if failure.code not in AGAIN:
                     raise
                 await backoff.pause(failure)
             await self._find_leaders(places)
 
-    async def _unless_given_up(self, work: Coroutine[Any, Any, list[BucketPin]]) -> list[BucketPin]:
-        """Open pins; who does not wait for them gets none, but servers make them all the same."""
+    async def _unless_cancelled(
+        self, work: Coroutine[Any, Any, list[BucketPin]]
+    ) -> list[BucketPin]:
+        """Open pins; if the caller is cancelled, close the pins that are opened anyway."""
         opening = self._loop.create_task(work)
         try:
             return await asyncio.shield(opening)
         except asyncio.CancelledError:
-            opening.add_done_callback(self._nobody_came)
+            opening.add_done_callback(self._close_unclaimed)
             raise
 
-    def _nobody_came(self, opening: asyncio.Task[list[BucketPin]]) -> None:
+    def _close_unclaimed(self, opening: asyncio.Task[list[BucketPin]]) -> None:
         if not opening.cancelled() and opening.exception() is None:
-            ending = self._loop.create_task(self._let_go(opening.result()))
+            ending = self._loop.create_task(self._close_pins(opening.result()))
             self._ending.add(ending)
             ending.add_done_callback(self._ending.discard)
 
     async def _open_once(
         self, places: Sequence[BucketPlace], at: Mapping[TableBucket, int]
     ) -> list[BucketPin]:
-        """Ask every leader; what was opened is let go if that is not everything."""
+        """Ask every leader once; closes the opened pins if one leader failed."""
         groups: dict[ServerNode, list[BucketPlace]] = {}
         for place in places:
             leader = self._connection.metadata.leader(place.bucket)
@@ -173,7 +178,7 @@ class BucketPins:
         pins = [pin for opened, _ in outcomes for pin in opened]
         failures = [failure for _, failure in outcomes if failure is not None]
         if failures:
-            await self._let_go(pins)
+            await self._close_pins(pins)
             final = [failure for failure in failures if failure.code not in AGAIN]
             raise [*final, *failures][0]
         return pins
@@ -201,12 +206,12 @@ class BucketPins:
         answer = await self._call(server, ApiKey.OPEN_KV_SNAPSHOT, request)
         now = self._loop.time()
         pins = [
-            BucketPin(place, found.pin_id, found.log_offset, server, found.idle_ms, now)
-            for place, found in zip(places, answer.pins, strict=False)
+            BucketPin(place, message.pin_id, message.log_offset, server, message.idle_ms, now)
+            for place, message in zip(places, answer.pins, strict=False)
         ]
         wrong = [p for p in pins if p.log_offset != at.get(p.place.bucket, p.log_offset)]
         if len(pins) < len(places) or wrong:
-            await self._let_go(pins)
+            await self._close_pins(pins)
             raise CorruptMessageError(
                 f"{server} was to pin {len(places)} buckets of {self._info.path} and answered "
                 f"{len(answer.pins)} pins, {len(wrong)} of them at another offset than asked for"
@@ -224,9 +229,9 @@ class BucketPins:
             )
         except UnsupportedVersionError:
             raise UnsupportedVersionError(
-                f"{server} offers no scans of primary-key tables; table.head(n) gives some rows of "
-                f'{self._info.path}, table.lookup(keys) rows by key, table.scan(source="union") '
-                "all rows of a table that is tiered"
+                f"{server} offers no scans of primary-key tables; for {self._info.path} use "
+                "table.head(n) for some rows, table.lookup(keys) for rows by key, or "
+                'table.scan(source="union") for all rows of a tiered table'
             ) from None
         return answer
 
@@ -235,7 +240,7 @@ class BucketPins:
     async def scan(
         self, pin: BucketPin, request: m.ScanKvSnapshotRequest
     ) -> m.ScanKvSnapshotResponse:
-        """The answer to a question about a pin, whatever happens to its server meanwhile."""
+        """Read a page of a pin, retrying passing errors and reopening an expired pin."""
         backoff: Backoff | None = None
         reopened = 0
         while True:
@@ -257,7 +262,7 @@ class BucketPins:
                 raise failure
 
     def _moved(self, pin: BucketPin, answer: m.ScanKvSnapshotResponse) -> m.ScanKvSnapshotResponse:
-        """Go on behind an answer; rows without a way on would come for ever."""
+        """Move the cursor behind an answer; raises if a page with rows did not move it."""
         before, pin.cursor = pin.cursor, answer.last_key or pin.cursor
         pin.spent = answer.done
         if answer.rows and not answer.done and pin.cursor == before:
@@ -278,15 +283,15 @@ class BucketPins:
         return answer
 
     async def _reopen(self, pin: BucketPin, cause: ZuflussError) -> None:
-        """Have the same state again, under another id."""
+        """Open the state at the pin's offset again, under a new id."""
         bucket, offset = pin.place.bucket, pin.log_offset
         log.info("scan.pin_reopened bucket=%r log_offset=%d cause=%s", bucket, offset, cause)
         timeout_ms = self._connection.options.delivery_timeout_ms
-        [found] = await self._open([pin.place], {bucket: offset}, timeout_ms)
-        pin.pin_id, pin.server, pin.used = found.pin_id, found.server, found.used
+        [opened] = await self._open([pin.place], {bucket: offset}, timeout_ms)
+        pin.pin_id, pin.server, pin.used = opened.pin_id, opened.server, opened.used
 
     async def _find_leaders(self, places: Sequence[BucketPlace]) -> None:
-        """Ask who leads the buckets now; what is gone for good is raised."""
+        """Refresh the leaders of buckets; raises if the table or a partition is gone."""
         names = {place.partition for place in places if place.partition is not None}
         try:
             await self._connection.refresh_leaders(self._info, names)
@@ -303,10 +308,10 @@ class BucketPins:
                     "created again"
                 )
 
-    # -- keeping and letting go ----------------------------------------------------------------
+    # -- keeping and closing -------------------------------------------------------------------
 
     async def keep(self, idle_seconds: float) -> None:
-        """Read from pins that were idle for so long; one that is gone is opened when needed."""
+        """Read from pins that were idle for `idle_seconds`; errors are left to the next read."""
         for pin in self._pins.values():
             if pin.spent or self._loop.time() - pin.used < idle_seconds:
                 continue
@@ -316,7 +321,7 @@ class BucketPins:
                 log.debug("scan.pin_not_kept bucket=%r error=%s", pin.place.bucket, e)
 
     def _touch(self, pin: BucketPin) -> m.ScanKvSnapshotRequest:
-        """The smallest question there is."""
+        """The smallest request that keeps a pin alive."""
         bucket = pin.place.bucket
         return m.ScanKvSnapshotRequest(
             table_id=bucket.table_id,
@@ -331,16 +336,16 @@ class BucketPins:
         )
 
     async def close(self) -> None:
-        """Let go of all pins. Closing twice is fine."""
+        """Close all pins. Closing twice is no error."""
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.gather(self._keeper, return_exceptions=True)
             self._keeper = None
         pins, self._pins = self._pins, {}
-        await self._let_go(list(pins.values()))
+        await self._close_pins(list(pins.values()))
 
-    async def _let_go(self, pins: Sequence[BucketPin]) -> None:
-        """Tell the servers; where that fails the pins end when their idle time is over."""
+    async def _close_pins(self, pins: Sequence[BucketPin]) -> None:
+        """Close pins at their servers; on an error they expire by themselves."""
         groups: dict[ServerNode, list[bytes]] = {}
         for pin in pins:
             if pin.server is not None:
@@ -358,7 +363,7 @@ class BucketPins:
 
 
 async def _keep(of: weakref.ref[BucketPins], seconds: float) -> None:
-    """Keep pins for as long as somebody else has hold of them."""
+    """Keep pins alive until they are garbage-collected."""
     while True:
         await asyncio.sleep(seconds)
         pins = of()

@@ -1,4 +1,4 @@
-"""What the sources of scans of primary-key tables have in common: rows of buckets, in pages."""
+"""The interface of the sources of a primary-key scan: rows of buckets, in pages."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from zufluss.wire.predicates import predicate_to_proto
 
 
 class RowPage(NamedTuple):
-    """Some rows of a bucket."""
+    """A page of rows of one bucket."""
 
     rows: pa.RecordBatch
-    """In the scan's schema; there may be none."""
+    """The rows in the scan's schema; may be empty."""
     done: bool
-    """There are no more behind them."""
+    """True for the last page."""
 
 
 class KvScanShape:
-    """What a scan asks for, and how it is handed out."""
+    """The columns and the filter of a scan, for the request and for its result."""
 
     def __init__(
         self, info: TableInfo, columns: Sequence[str] | None, filter: Expression | None
@@ -35,11 +35,11 @@ class KvScanShape:
         self.schema: pa.Schema = decoder.schema
         """The Arrow schema of the rows."""
         self.projection = [] if decoder.reads_all else decoder.projection
-        """Positions of the columns to read, ascending; none: all."""
+        """Positions of the columns to read, ascending; empty for all."""
         self.read = pa.schema([info.schema.arrow.field(i) for i in decoder.projection])
-        """The Arrow schema of what is read."""
+        """The Arrow schema of the columns to read."""
         self.predicate: bytes | None = None
-        """The filter as the server leaves rows out by it."""
+        """The filter for the server; None without a filter."""
         self._filter = None
         if filter is not None:
             self._filter = filter.to_arrow(info.schema)
@@ -47,10 +47,10 @@ class KvScanShape:
             self.predicate = predicate.SerializeToString()
 
     def finish(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Rows as they were read, as they are handed out."""
+        """Apply the filter and select the scan's columns."""
         if self._filter is not None and rows.num_rows:
-            found = pa.Table.from_batches([rows]).filter(self._filter).combine_chunks()
-            rows = next(iter(found.to_batches()), rows.slice(0, 0))
+            matching = pa.Table.from_batches([rows]).filter(self._filter).combine_chunks()
+            rows = next(iter(matching.to_batches()), rows.slice(0, 0))
         return rows if rows.schema.names == self.schema.names else rows.select(self.schema.names)
 
 
@@ -59,26 +59,26 @@ class BucketRows(ABC):
 
     @abstractmethod
     async def next_page(self, limit: int | None) -> RowPage:
-        """The next rows; with a limit at most so many, and none are read ahead."""
+        """Read the next page; a limit is the most rows that the scan still needs."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Let go of what belongs to this bucket alone. Closing twice is fine."""
+        """Release what belongs to this bucket alone. Closing twice is no error."""
 
 
 class RowSource(ABC):
-    """The rows of the buckets of a run."""
+    """The source of the rows of one run."""
 
     @abstractmethod
     async def open(
         self, places: Sequence[BucketPlace], at: Offsets | None
     ) -> dict[TableBucket, int]:
-        """Fix what is read; the buckets that are, and where the changelog goes on behind each."""
+        """Open the states of buckets; returns where the changelog of each continues."""
 
     @abstractmethod
     def bucket(self, bucket: TableBucket) -> BucketRows:
-        """The rows of a bucket that was opened."""
+        """The rows of an opened bucket."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Let go of everything. Closing twice is fine."""
+        """Release all states. Closing twice is no error."""

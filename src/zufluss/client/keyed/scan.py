@@ -1,20 +1,20 @@
-"""Scans of primary-key tables: every row once, as the table stood at one moment per bucket.
+"""Scans of primary-key tables: every row once, with the state of each bucket at one moment.
 
 | source | rows of a bucket | `log_offsets` |
 |---|---|---|
-| `"live"` | its state when the run was opened, pinned on the server | where it was pinned |
-| `"snapshot"` | its newest key-value snapshot in remote storage | where that was taken |
+| `"live"` | its state when the run was opened, pinned on the server | the offset of the pin |
+| `"snapshot"` | its newest key-value snapshot in remote storage | the offset of the snapshot |
 
-Rows of a bucket come in the order of their encoded keys, buckets as they arrive. The changelog from
-`log_offsets` on has everything that is not in the rows and nothing that is, so a copy of the table
-is the rows and then the changes, exactly. `at={bucket: offset}` reads the state at given offsets,
-for as long as the server can make it again.
+Rows of a bucket come in the order of their encoded keys, buckets in the order of arrival. The
+changelog from `log_offsets` on has exactly the changes that the rows do not contain, so the rows
+and then the changes are a copy of the table. `at={bucket: offset}` reads the state at given
+offsets, as long as the server can rebuild it.
 
 Four buckets are read at a time, each one page ahead of the consumer. With a `limit`, or with
 `prefetch=0` for engines that read ahead themselves, one bucket is read at a time and no page is
-asked for before it is wanted; a limit is also the most that a bucket is asked for.
+read ahead.
 
-Where the rows come from is the business of `keyed/live_rows.py` and `keyed/stored_rows.py`.
+`keyed/live_rows.py` and `keyed/stored_rows.py` are the two sources of rows.
 """
 
 from __future__ import annotations
@@ -26,18 +26,14 @@ from typing import Final, Literal
 
 import pyarrow as pa
 
-from zufluss.client.core.catalog import Partition
-from zufluss.client.core.cluster import ClusterConnection
 from zufluss.client.core.keys import check_primary_key
-from zufluss.client.core.offsets import check_buckets
 from zufluss.client.core.partitions import chosen_places
 from zufluss.client.keyed.live_rows import LiveRows
 from zufluss.client.keyed.rows import BucketRows, KvScanShape, RowPage, RowSource
 from zufluss.client.keyed.stored_rows import StoredRows
 from zufluss.client.read.scan import AsyncScan, AsyncScanner, Offsets
-from zufluss.errors import InvalidTableError, PartitionNotExistError
-from zufluss.model.expression import Expression
-from zufluss.model.table import TableBucket, TableInfo
+from zufluss.errors import PartitionNotExistError
+from zufluss.model.table import TableBucket
 
 BUCKETS_AT_ONCE: Final = 4
 """Buckets that are read at the same time."""
@@ -45,7 +41,7 @@ BUCKETS_AT_ONCE: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class AsyncKvScan(AsyncScan):
-    """What to read of a primary-key table. Make it with `table.scan(…)`.
+    """What to read of a primary-key table; `table.scan(…)` makes it.
 
     >>> await table.scan(["id"], col("id") > 5).to_arrow()  # doctest: +SKIP
     >>> async with await table.scan().open() as scanner:  # doctest: +SKIP
@@ -53,42 +49,29 @@ class AsyncKvScan(AsyncScan):
     ...     changes = table.changelog(start=scanner.log_offsets, stop=None)
     """
 
-    connection: ClusterConnection
-    """Where the table is."""
-    info: TableInfo
-    """The table."""
-    columns: tuple[str, ...] | None = None
-    """The columns in the order wanted; None means all."""
-    filter: Expression | None = None
-    """Only rows that match."""
-    limit: int | None = None
-    """At most this many rows."""
-    partitions: tuple[Partition, ...] | None = None
-    """Only these partitions; None means all."""
-    buckets: tuple[int, ...] | None = None
-    """Only these buckets; None means all."""
     source: Literal["live", "snapshot"] = "live"
-    """Where the rows come from."""
+    """The source of the rows."""
     at: Offsets | None = None
-    """The offsets of the state to read, and nothing of other buckets; None: as it is now."""
+    """Read the state at these offsets and no other buckets; None reads the present state."""
     prefetch: int = 1
-    """Pages of a bucket that are read ahead, 0 or 1."""
+    """Pages of a bucket to read ahead, 0 or 1."""
     resume: bool = True
-    """Open the state again, at the same offset, where the server lost it."""
+    """Open a state that the server lost again, at the same offset."""
     stop: Literal["latest"] = field(default="latest", init=False)
-    """A scan of rows always has an end."""
+    """A scan of rows always ends."""
 
     def __post_init__(self) -> None:
         check_primary_key(self.info, "scan of its state", "table.scan()")
-        if self.limit is not None and self.limit < 0:
-            raise ValueError(f"limit {self.limit} is negative")
+        self.check_limit()
         if self.prefetch not in (0, 1):
             raise ValueError(f"prefetch {self.prefetch!r} is neither 0 nor 1")
-        if self.buckets is not None:
-            check_buckets(self.buckets, self.info)
-        if self.partitions is not None and not self.info.is_partitioned:
-            raise InvalidTableError(f"table {self.info.path} is not partitioned")
+        self.check_choice()
         self.shape()
+
+    @property
+    def follows(self) -> bool:
+        """False: a scan of rows always ends."""
+        return False
 
     @property
     def schema(self) -> pa.Schema:
@@ -96,11 +79,11 @@ class AsyncKvScan(AsyncScan):
         return self.shape().schema
 
     def shape(self) -> KvScanShape:
-        """What is asked for and handed out."""
+        """The columns and the filter of the scan."""
         return KvScanShape(self.info, self.columns, self.filter)
 
     async def open(self) -> AsyncKvScanner:
-        """Fix what is read, in every bucket, and start a run of it."""
+        """Pin the state of every bucket and start a run."""
         scanner = AsyncKvScanner(self, self._rows())
         try:
             await scanner.start()
@@ -119,15 +102,16 @@ class AsyncKvScan(AsyncScan):
 
 
 class AsyncKvScanner(AsyncScanner):
-    """A run of a scan: iterate it, or `poll` it; `log_offsets` says what it is the state of.
+    """A run of a scan: iterate it, or `poll` it; `log_offsets` is the moment it shows.
 
-    It lets go of everything at its end, on an error and when it is closed. When a partition is
-    dropped meanwhile, that is raised once; who asks on gets the rows of the others.
+    The run releases its pins or its lease at its end, on an error, and when it is closed. A
+    partition that is dropped meanwhile raises `PartitionNotExistError` once; the next call
+    continues with the other partitions.
     """
 
     def __init__(self, scan: AsyncKvScan, rows: RowSource) -> None:
         self.scan = scan
-        """What is read."""
+        """The scan of this run."""
         self.schema = scan.schema
         """The Arrow schema of the rows."""
         self._rows = rows
@@ -141,7 +125,7 @@ class AsyncKvScanner(AsyncScanner):
         self._closing: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Find the buckets and fix what is read of them."""
+        """Find the buckets and open their states."""
         scan = self.scan
         places = await chosen_places(scan.connection, scan.info, scan.partitions, scan.buckets)
         self._offsets = await self._rows.open(places, scan.at)
@@ -149,28 +133,28 @@ class AsyncKvScanner(AsyncScanner):
 
     @property
     def log_offsets(self) -> dict[TableBucket, int]:
-        """The changelog from here on has what is not in the rows: a `start` for `changelog`."""
+        """Where the changelog continues behind the rows: a `start` for `table.changelog`."""
         return dict(self._offsets)
 
     def positions(self) -> dict[TableBucket, int]:
-        """As `log_offsets`: the rows themselves have no positions."""
+        """Return `log_offsets`, because rows have no positions."""
         return self.log_offsets
 
     @property
     def progress(self) -> float:
-        """The part of the buckets that was read, 0 to 1."""
+        """The share of the buckets that was read, 0 to 1."""
         return 1.0 if self.finished or not self._offsets else self._read / len(self._offsets)
 
     @property
     def finished(self) -> bool:
-        """Everything was handed out; never after a failure."""
+        """True when all rows were handed out; never after a failure."""
         done = self._left == 0 or not (self._waiting or self._lanes)
         return done and self._failure is None
 
     # -- reading -------------------------------------------------------------------------------
 
     async def next_batch(self) -> pa.RecordBatch | None:
-        """The next rows; None when the scan is finished. May be cancelled and called again."""
+        """Return the next rows; None at the end. May be cancelled and called again."""
         if self._failure is not None:
             raise self._failure
         while not self.finished:
@@ -192,7 +176,7 @@ class AsyncKvScanner(AsyncScanner):
         return None
 
     def _fill(self) -> None:
-        """Have as many buckets read as may be, each from where it is."""
+        """Start reading as many buckets as allowed, each one page."""
         width = BUCKETS_AT_ONCE if self._ahead else 1
         while self._waiting and len(self._lanes) < width:
             bucket = self._waiting.popleft()
@@ -201,13 +185,13 @@ class AsyncKvScanner(AsyncScanner):
             lane.start(self._left)
 
     async def _ready(self) -> _Lane | None:
-        """A bucket that has a page, or failed; None when the run was closed meanwhile."""
+        """Wait for a bucket with a page or an error; None if the run was closed meanwhile."""
         self._fill()
         await asyncio.wait([lane.task for lane in self._lanes], return_when=asyncio.FIRST_COMPLETED)
         return next((lane for lane in self._lanes if lane.task.done()), None)
 
     async def _take(self, lane: _Lane) -> RowPage:
-        """The page of a bucket, which then stands behind the others."""
+        """Take the page of a bucket and move the bucket behind the others."""
         self._lanes.remove(lane)
         page = lane.take()
         if page.done:
@@ -226,7 +210,7 @@ class AsyncKvScanner(AsyncScanner):
         return rows
 
     async def _leave(self, partition_id: int | None) -> None:
-        """Read no more of a partition."""
+        """Stop reading a partition."""
         gone = [lane for lane in self._lanes if lane.bucket.partition_id == partition_id]
         self._lanes = [lane for lane in self._lanes if lane not in gone]
         kept = [bucket for bucket in self._waiting if bucket.partition_id != partition_id]
@@ -235,7 +219,7 @@ class AsyncKvScanner(AsyncScanner):
             await lane.close()
 
     async def close(self) -> None:
-        """Stop reading. Closing twice is fine, and who gives up waiting does not undo it."""
+        """Stop reading. Closing twice is no error; a cancelled caller does not stop the closing."""
         if self._closing is None:
             self._closing = asyncio.ensure_future(self._close())
         await asyncio.shield(self._closing)
@@ -253,7 +237,7 @@ class AsyncKvScanner(AsyncScanner):
 
 
 class _Lane:
-    """A bucket that is being read: at most one page at a time."""
+    """A bucket that is being read, one page at a time."""
 
     def __init__(self, bucket: TableBucket, rows: BucketRows) -> None:
         self.bucket = bucket

@@ -1,9 +1,10 @@
-"""Temporary directories that nobody has to clean up after, not even after a killed process.
+"""Temporary directories that are removed even after their process was killed.
 
-A `Scratch` is removed when it is closed, or forgotten, or the process ends. What kill -9 leaves, as
-it befalls Spark workers whose task is cancelled, is removed by the next process of the host that
-makes one: each directory is locked by who uses it, and a lock ends with its process. Directories
-are left alone for `LEFT_OVER_SECONDS`, since they are there a moment before they are locked.
+A `Scratch` is removed when it is closed or garbage-collected, or when the process ends. A killed
+process (such as a Spark worker whose task is cancelled) leaves its directory behind; the next
+process on the host that creates a `Scratch` removes it. Each directory is locked by its process,
+and the lock ends with the process. Directories younger than `LEFT_OVER_SECONDS` are left alone,
+because a directory exists for a moment before it is locked.
 """
 
 from __future__ import annotations
@@ -20,32 +21,32 @@ from typing import Final
 from zufluss.clock import wall_ms
 
 LEFT_OVER_SECONDS: Final = 600
-"""Younger directories are not looked at."""
+"""Younger directories are not removed."""
 
 REMOVE_TRIES: Final = 10
-"""How often files may appear in a directory while it is removed."""
+"""Tries to remove a directory in which files still appear."""
 
 
 class Scratch:
-    """A directory of its own below the one for temporary files; all calls block for a moment."""
+    """A new directory below the system's one for temporary files; all calls block briefly."""
 
     def __init__(self, prefix: str) -> None:
         remove_left_over(prefix)
         self._directory = tempfile.TemporaryDirectory(prefix=prefix)
         self.path = Path(self._directory.name)
-        """Where it is."""
+        """The directory."""
         lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._unlock = weakref.finalize(self, os.close, lock)
         fcntl.flock(lock, fcntl.LOCK_EX)
 
     def close(self) -> None:
-        """Remove it with all that is in it, once; transfers that end meanwhile do no harm."""
+        """Remove the directory with its files, even if a transfer still adds files."""
         try:
             for tries_left in reversed(range(REMOVE_TRIES)):
                 try:
                     self._directory.cleanup()
                     return
-                except OSError:  # a last file appeared, or vanished
+                except OSError:  # a file appeared or vanished meanwhile
                     if not tries_left:
                         raise
         finally:
@@ -56,7 +57,7 @@ class Scratch:
 
 
 def remove_left_over(prefix: str) -> None:
-    """Remove directories of processes that are gone."""
+    """Remove directories of processes that have ended."""
     oldest = wall_ms() / 1000 - LEFT_OVER_SECONDS
     for path in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
         with contextlib.suppress(OSError):  # another user's, in use, or just removed
@@ -65,7 +66,7 @@ def remove_left_over(prefix: str) -> None:
 
 
 def _remove_unlocked(path: Path) -> None:
-    """Remove a directory that nobody uses; `OSError` if somebody does."""
+    """Remove an unlocked directory; raises `OSError` if a process holds its lock."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

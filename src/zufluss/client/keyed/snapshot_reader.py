@@ -1,19 +1,19 @@
-"""Reading a key-value snapshot: the rows of one bucket as they were at an offset of its changelog.
+"""Reads a key-value snapshot: the rows of one bucket at an offset of its changelog.
 
 A snapshot is a RocksDB checkpoint in remote storage. Its files are downloaded into a temporary
-directory, each checked by size and CRC-32C where the server says them, and opened read-only; rows
-come in the order of their keys, a batch at a time, so memory holds one batch whatever the size of
-the snapshot. A reader that was interrupted goes on behind the last key it handed out. One that has
-a lease asks it before each file and each batch, and so ends with what happened to the lease.
+directory, checked by size and CRC-32C if the server names them, and opened read-only. Rows come in
+the order of their keys, a batch at a time, so memory holds one batch whatever the size of the
+snapshot. An interrupted reader can continue behind the last key it handed out. A reader with a
+lease checks it before each file and each batch, and raises how the lease was lost.
 
-The directory is removed when the reader is closed, or when opening it fails; what a killed process
-leaves is removed by the next one (`keyed/scratch.py`).
+The directory is removed when the reader is closed or fails to open. The next process removes the
+directory of a killed one (`keyed/scratch.py`).
 
-A value is a schema id (i16) and a row. Our servers keep rows compacted, those of Apache Fluss in
-the table's `table.kv.format`; only ours name checksums. Rows of older schemas are read under the
-one the table was opened with, by column id.
+A value is a schema id (i16) and a row. Our servers store rows compacted, those of Apache Fluss in
+`table.kv.format`; only ours name checksums. Rows of older schemas are read under the schema that
+the table was opened with, by column id.
 
-RocksDB is opened here, in a few lines, and not through `zufluss.kv`, which belongs to servers.
+RocksDB is opened here and not through `zufluss.kv`, which belongs to servers.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from zufluss.client.keyed.snapshots import (
 )
 from zufluss.client.keyed.values import ValueDecoder, slices_of
 from zufluss.client.lease.lease import AsyncKvSnapshotLease
+from zufluss.client.read.scan import AsyncBatches
 from zufluss.errors import (
     ConfigError,
     CorruptRecordError,
@@ -48,22 +49,22 @@ if TYPE_CHECKING:
     from zufluss.remote.objects import Objects
 
 BATCH_ROWS: Final = 65_536
-"""Rows of a batch."""
+"""Rows per batch."""
 DOWNLOADS_AT_ONCE: Final = 4
-"""Files of a snapshot that are downloaded at the same time."""
+"""Files of a snapshot that are downloaded concurrently."""
 OPEN_FILES_MAX: Final = 256
-"""Table files that are kept open."""
+"""Table files that RocksDB keeps open."""
 PREFIX: Final = "zufluss-kv-snapshot-"
-"""What the names of temporary directories begin with."""
+"""Prefix of the names of temporary directories."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 OpenDirectory = Callable[[str], Awaitable[tuple["Objects", str]]]
-"""The store of a directory that is given in full, and the directory's path in it."""
+"""Returns the store of a directory, given by its full address, and the path in that store."""
 
 
-class AsyncKvSnapshotReader:
+class AsyncKvSnapshotReader(AsyncBatches):
     """The rows of a snapshot; `await table.kv_snapshot(…)` opens it. Iterate it, then close it.
 
     >>> async with await table.kv_snapshot(bucket, 7) as reader:  # doctest: +SKIP
@@ -82,11 +83,11 @@ class AsyncKvSnapshotReader:
         lease: AsyncKvSnapshotLease | None = None,
     ) -> None:
         self.metadata = metadata
-        """What is read."""
+        """The snapshot and its files."""
         self.schema: pa.Schema = _projected(info, columns)
         """The Arrow schema of the rows."""
         self.last_key = after
-        """The encoded key of the last row handed out: an `after` to go on from."""
+        """The encoded key of the last row handed out: an `after` to continue from."""
         self._lease = lease
         self._path = info.path
         self._files = connection.remote
@@ -97,11 +98,11 @@ class AsyncKvSnapshotReader:
 
     @property
     def log_offset(self) -> int:
-        """The changelog goes on from here."""
+        """The changelog continues from this offset."""
         return self.metadata.log_offset
 
     async def open(self) -> Self:
-        """Download the files and open them; nothing is left behind when that fails."""
+        """Download the files and open them; removes them again on failure."""
         self._scratch = Scratch(PREFIX)
         try:
             target = self._scratch.path
@@ -113,7 +114,7 @@ class AsyncKvSnapshotReader:
         return self
 
     async def next_batch(self) -> pa.RecordBatch | None:
-        """The next rows in the order of their keys; None at the end."""
+        """Return the next rows in the order of their keys; None at the end."""
         self._check_lease()
         if self._rows is None:
             return None
@@ -125,7 +126,7 @@ class AsyncKvSnapshotReader:
         return batch.select(self.schema.names)
 
     async def _directory(self, directory: str) -> tuple[Objects, str]:
-        """Where a file lies; asked before each of them."""
+        """The store of a directory; checks the lease, because each file asks here."""
         self._check_lease()
         return await self._files.objects(self._path, directory)
 
@@ -134,7 +135,7 @@ class AsyncKvSnapshotReader:
             self._lease.check(self.metadata.bucket)
 
     async def close(self) -> None:
-        """Let go of the files and remove them. Closing twice is fine."""
+        """Close and remove the files. Closing twice is no error."""
         rows, self._rows = self._rows, None
         scratch, self._scratch = self._scratch, None
         try:
@@ -143,21 +144,6 @@ class AsyncKvSnapshotReader:
         finally:
             if scratch is not None:
                 await _in_thread(scratch.close)
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> pa.RecordBatch:
-        batch = await self.next_batch()
-        if batch is None:
-            raise StopAsyncIteration
-        return batch
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self.close()
 
     def __repr__(self) -> str:
         about = self.metadata
@@ -173,7 +159,7 @@ async def open_snapshot(
     after: bytes | None,
     lease: AsyncKvSnapshotLease | None,
 ) -> AsyncKvSnapshotReader:
-    """What `table.kv_snapshot` does; a failure that a lost lease explains is told as that loss."""
+    """Open a snapshot for `table.kv_snapshot`; raises the loss of the lease if it is the cause."""
     number = _chosen(bucket, snapshot_id, lease)
     try:
         metadata = await kv_snapshot_metadata(connection, bucket, number)
@@ -188,18 +174,18 @@ async def open_snapshot(
 
 
 class SnapshotRows:
-    """A RocksDB checkpoint in a directory, read from one key on; one thread at a time."""
+    """The values of a RocksDB checkpoint behind one key; for one thread at a time."""
 
     def __init__(self, directory: Path, after: bytes | None = None) -> None:
         from rocksdict import AccessType, Options, Rdict
 
         self.last_key = after
-        """The key of the last value that was taken."""
+        """The key of the last value taken; None before the first."""
         options = Options(raw_mode=True)
         options.set_max_open_files(OPEN_FILES_MAX)
         try:
             self._database = Rdict(str(directory), options, access_type=AccessType.read_only())
-        except Exception as problem:  # rocksdict has no kinds of errors
+        except Exception as problem:  # rocksdict raises plain exceptions
             raise _unreadable(directory, problem) from problem
         self._directory = directory
         self._at = self._database.iter()
@@ -214,14 +200,14 @@ class SnapshotRows:
             self._at.next()
 
     def take(self, count: int) -> list[bytes]:
-        """The next values, at most `count`; none at the end."""
+        """Take the next values, at most `count`; empty at the end."""
         at = self._at
         values: list[bytes] = []
         try:
             while len(values) < count and at.valid():
                 values.append(at.value())
                 at.next()
-            at.status()  # an iterator that cannot read on is merely no longer valid
+            at.status()  # raises if the iterator became invalid by a read error
         except Exception as problem:
             raise _unreadable(self._directory, problem) from problem
         if values:
@@ -229,7 +215,7 @@ class SnapshotRows:
         return values
 
     def _key_before(self) -> bytes:
-        """The key that was passed last; asked once per batch, not once per row."""
+        """The key before the iterator; read once per batch instead of once per row."""
         if self._at.valid():
             self._at.prev()
         else:
@@ -248,7 +234,7 @@ class SnapshotRows:
 async def download(
     metadata: KvSnapshotMetadata, target: Path, open_directory: OpenDirectory
 ) -> None:
-    """Every file of a snapshot under its name in RocksDB; the first failure ends the others."""
+    """Download all files of a snapshot into `target`; the first failure cancels the others."""
     slots = asyncio.Semaphore(DOWNLOADS_AT_ONCE)
 
     async def one(file: KvSnapshotFile) -> None:
@@ -267,8 +253,8 @@ async def download(
 async def _download(file: KvSnapshotFile, target: Path, open_directory: OpenDirectory) -> None:
     if Path(file.name).name != file.name:
         raise CorruptRecordError(
-            f"a file of a key-value snapshot is to be called {file.name!r:.200}, which is no name "
-            "of a file in one directory"
+            f"a file of a key-value snapshot has the name {file.name!r:.200}, which is no plain "
+            "file name"
         )
     directory, _, name = file.remote_path.rpartition("/")
     objects, path = await open_directory(directory)
@@ -283,7 +269,7 @@ async def _download(file: KvSnapshotFile, target: Path, open_directory: OpenDire
 
 
 async def _in_thread(work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """Run something that has hold of the files; who is cancelled waits for its end."""
+    """Run work on the files in a thread; a cancelled caller waits until it has ended."""
     job = asyncio.ensure_future(asyncio.to_thread(work, *args, **kwargs))
     try:
         return await asyncio.shield(job)
@@ -295,7 +281,7 @@ async def _in_thread(work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) ->
 def _chosen(
     bucket: TableBucket, snapshot_id: int | None, lease: AsyncKvSnapshotLease | None
 ) -> int:
-    """The number of the snapshot to read."""
+    """The id of the snapshot to read: the given one, or the one that the lease holds."""
     if lease is None:
         if snapshot_id is None:
             raise ConfigError(f"which snapshot of {bucket}? Give its snapshot_id, or a lease")

@@ -1,11 +1,11 @@
-"""The rows of primary-key buckets as their key-value snapshots in remote storage have them.
+"""The rows of primary-key buckets in their key-value snapshots in remote storage.
 
-Without `at` the newest snapshot of each bucket is read, under a lease that holds it as long as the
-scan runs. With `at` it is the one that was taken at exactly that offset; it is not leased, and a
-scan that loses it fails. Files are downloaded as their bucket is read and removed behind it.
+Without `at` the newest snapshot of each bucket is read, under a lease that keeps it for the time of
+the scan. With `at` the snapshot at exactly that offset is read; it is not leased, and a scan that
+loses it fails. Files are downloaded when their bucket is read, and removed afterwards.
 
-A bucket that has no snapshot yet has no rows here and its changelog from offset 0 on, which comes
-to the same: rows, then changes.
+A bucket without a snapshot has no rows here, and its changelog continues from offset 0, so rows and
+then changes are still complete.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from zufluss.model.table import TableBucket, TableInfo
 
 
 class StoredRows(RowSource):
-    """The rows of buckets in their snapshots."""
+    """Rows from key-value snapshots."""
 
     def __init__(self, connection: ClusterConnection, info: TableInfo, shape: KvScanShape) -> None:
         self._connection = connection
@@ -40,13 +40,13 @@ class StoredRows(RowSource):
     async def open(
         self, places: Sequence[BucketPlace], at: Offsets | None
     ) -> dict[TableBucket, int]:
-        """Choose a snapshot of every bucket; where the changelog goes on behind it."""
+        """Choose a snapshot of each bucket; returns where the changelog of each continues."""
         if at is None:
             return await self._open_latest([place.bucket for place in places])
-        wanted = offsets_at(self._info, places, at)
-        found = await self._snapshots({p.partition for p in places if p.bucket in wanted})
-        self._chosen = _chosen(found, wanted)
-        return wanted
+        offsets = offsets_at(self._info, places, at)
+        snapshots = await self._snapshots({p.partition for p in places if p.bucket in offsets})
+        self._chosen = _chosen(snapshots, offsets)
+        return offsets
 
     async def _open_latest(self, buckets: Sequence[TableBucket]) -> dict[TableBucket, int]:
         if not buckets:
@@ -67,22 +67,22 @@ class StoredRows(RowSource):
         return snapshots
 
     def bucket(self, bucket: TableBucket) -> BucketRows:
-        """The rows of a bucket that was opened."""
+        """The rows of an opened bucket."""
         return SnapshotPages(self, bucket, self._shape)
 
     async def reader(self, bucket: TableBucket) -> AsyncKvSnapshotReader | None:
-        """Download the snapshot of a bucket; None where there is none."""
+        """Download the snapshot of a bucket; None if it has none."""
         number = self._chosen.get(bucket)
         if number is None:
             return None
-        wanted = None if self._lease is not None else number
+        snapshot_id = None if self._lease is not None else number
         columns = self._shape.read.names
         return await open_snapshot(
-            self._connection, self._info, bucket, wanted, columns, None, self._lease
+            self._connection, self._info, bucket, snapshot_id, columns, None, self._lease
         )
 
     async def close(self) -> None:
-        """Give the lease back."""
+        """Drop the lease."""
         lease, self._lease = self._lease, None
         if lease is not None:
             await lease.close()
@@ -99,7 +99,7 @@ class SnapshotPages(BucketRows):
         self._begun = False
 
     async def next_page(self, limit: int | None) -> RowPage:
-        """The next rows; the first call downloads the snapshot."""
+        """Read the next page; the first call downloads the snapshot."""
         if not self._begun:
             self._reader = await self._rows.reader(self._bucket)
             self._begun = True
@@ -109,24 +109,29 @@ class SnapshotPages(BucketRows):
         return RowPage(self._shape.finish(batch), False)
 
     async def close(self) -> None:
-        """Remove what was downloaded."""
+        """Remove the downloaded files."""
         reader, self._reader = self._reader, None
         if reader is not None:
             await reader.close()
 
 
 def _chosen(
-    found: Sequence[KvSnapshotInfo], wanted: Mapping[TableBucket, int]
+    snapshots: Sequence[KvSnapshotInfo], offsets: Mapping[TableBucket, int]
 ) -> dict[TableBucket, int]:
-    """The newest snapshot of each bucket at the wanted offset; none is needed at offset 0."""
+    """The newest snapshot of each bucket at its offset; offset 0 needs none.
+
+    Raises `KvSnapshotNotExistError` if a bucket has no snapshot at its offset.
+    """
     chosen = {
-        each.bucket: each.snapshot_id
-        for each in sorted(found, key=lambda each: each.snapshot_id)
-        if wanted.get(each.bucket) == each.log_offset
+        snapshot.bucket: snapshot.snapshot_id
+        for snapshot in sorted(snapshots, key=lambda snapshot: snapshot.snapshot_id)
+        if offsets.get(snapshot.bucket) == snapshot.log_offset
     }
-    for bucket, offset in wanted.items():
+    for bucket, offset in offsets.items():
         if offset and bucket not in chosen:
-            kept = sorted(each.log_offset for each in found if each.bucket == bucket)
+            kept = sorted(
+                snapshot.log_offset for snapshot in snapshots if snapshot.bucket == bucket
+            )
             raise KvSnapshotNotExistError(
                 f"{bucket} has no key-value snapshot at offset {offset}; those that are kept are "
                 f'at {", ".join(map(str, kept)) or "none"}. source="live" rebuilds the state at '

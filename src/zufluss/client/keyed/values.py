@@ -1,9 +1,9 @@
-"""Values of a primary-key table into Arrow: what lookups and limit scans answer, snapshots have.
+"""Decodes values of a primary-key table, from lookups, limit scans and snapshots, to Arrow.
 
-A value is the id of the schema it was written under (i16) and a row. Most are of the schema the
-table was opened with. Others are decoded under their own, which the cluster is asked for once, and
-their columns are matched by id: one that the value lacks is null, one that the table had not when
-it was opened is left out.
+A value is the id of the schema it was written under (i16), and a row. Most values have the schema
+that the table was opened with. Others are decoded under their own schema, which the cluster is
+asked for once, and their columns are matched by id: a column that the value lacks is null, a column
+that is newer than the opened table is left out.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from zufluss.record.rows.formats import RowFormat
 
 THREAD_VALUES_MIN: Final = 2_048
-"""Fewer values are decoded where they are."""
+"""Fewer values are decoded on the event loop, not in a thread."""
 
 
 class ValueDecoder:
-    """Decodes the values of one table; rows are in its format unless another one is given."""
+    """Decodes the values of one table; `row_format` replaces the table's format."""
 
     def __init__(
         self, connection: ClusterConnection, info: TableInfo, row_format: RowFormat | None = None
@@ -49,7 +49,7 @@ class ValueDecoder:
         self._schemas = {info.schema_id: info.schema}
 
     async def decode(self, values: Slices) -> pa.RecordBatch:
-        """The rows of values, all of them present, in the table's schema."""
+        """Decode values, none of them absent, in the table's schema."""
         ids, rows = self._split(values)
         for schema_id in set(ids.tolist()) - self._codecs.keys():
             schema = await table_schema(self._connection, self._info.path, schema_id)
@@ -73,7 +73,7 @@ class ValueDecoder:
 
 
 def slices_of(values: Iterable[bytes]) -> Slices:
-    """Byte strings as slices of one buffer."""
+    """Join byte strings to slices of one buffer."""
     known = list(values)
     ends = np.cumsum(np.fromiter(map(len, known), np.int64, len(known)))
     offsets = np.concatenate([np.zeros(1, np.int64), ends])
@@ -81,7 +81,7 @@ def slices_of(values: Iterable[bytes]) -> Slices:
 
 
 def _aligned(rows: pa.RecordBatch, have: Schema, want: Schema) -> pa.RecordBatch:
-    """The columns of another schema by id, null where the rows have none."""
+    """The columns of `want`, matched by id; null if `have` lacks them."""
     positions = {column.id: i for i, column in enumerate(have.columns)}
     columns = []
     for column, field in zip(want.columns, want.arrow, strict=True):

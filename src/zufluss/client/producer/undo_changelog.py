@@ -134,12 +134,10 @@ async def _undo_bucket(
         connection,
         info,
         writer.columns,
-        None,
-        {place.bucket: start},
-        {place.bucket: end},
-        None,
-        None if place.partition is None else (place.partition,),
-        (place.bucket.bucket_id,),
+        partitions=None if place.partition is None else (place.partition,),
+        buckets=(place.bucket.bucket_id,),
+        start={place.bucket: start},
+        stop={place.bucket: end},
         changelog=True,
     )
     async for batch in scan:

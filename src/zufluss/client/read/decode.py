@@ -1,22 +1,22 @@
-"""Fetched log batches into Arrow batches of what the scan asked for, for the threads of a scan.
+"""Decodes fetched log batches to Arrow batches of the scan's columns, in the threads of a scan.
 
-A scan reads columns of the table's current schema. Batches may have been written under an older one
-(or a newer one, if the table was altered meanwhile), so columns are matched by their id and one
-that a batch lacks is null. With projection pushed down the server sends only columns at the given
-positions; positions are the same in every schema of a table, because columns are only ever added
+A scan reads columns of the table's current schema. Batches may have been written under an older
+schema, or a newer one if the table was altered meanwhile, so columns are matched by their id; a
+column that a batch lacks is null. With projection pushed down, the server sends only columns at
+given positions. Positions are the same in every schema of a table, because columns are only added
 at the end.
 
-`LogDecoder.decode` takes what a fetch returned for one bucket: it drops records outside the wanted
-range, applies the filter exactly, puts the columns in the order asked for, adds the columns about
-the record, and joins batches that are too small to be handed out one by one.
+`LogDecoder.decode` takes the batches that a fetch returned for one bucket. It drops records outside
+the range of the scan, applies the filter exactly, orders the columns, adds the columns about the
+record, and joins small batches.
 
-| columns about the record | what | where they stand |
+| columns about the record | added | position |
 |---|---|---|
-| `__offset`, `__timestamp`, `__bucket` | with offsets | behind the others |
-| `_change_type`, `_log_offset`, `_commit_timestamp` | a changelog | before the others |
+| `__offset`, `__timestamp`, `__bucket` | with offsets | last |
+| `_change_type`, `_log_offset`, `_commit_timestamp` | to a changelog | first |
 
-A change type is `+I` (new row), `-U` and `+U` (a row before and after its change), `-D` (a row that
-was deleted), or `+A` in the log of a table without primary key.
+A change type is `+I` (new row), `-U` and `+U` (a row before and after its change), `-D` (deleted
+row), or `+A` in the log of a table without primary key.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from zufluss.record.header import BatchHeader, verify_crc
 from zufluss.record.rows.formats import decode_body
 
 JOIN_ROWS: Final = 8_192
-"""Batches of a fetch with fewer rows than this on average are joined into one."""
+"""Batches of a fetch with fewer rows on average are joined into one."""
 
 OFFSET: Final = "__offset"
 TIMESTAMP: Final = "__timestamp"
@@ -52,7 +52,7 @@ CHANGE_TYPE: Final = "_change_type"
 LOG_OFFSET: Final = "_log_offset"
 COMMIT_TIMESTAMP: Final = "_commit_timestamp"
 CHANGE_TYPES: Final = ("+A", "+I", "-U", "+U", "-D")
-"""The texts of change types by their number."""
+"""Texts of the change types, by number."""
 _CHANGELOG_FIELDS: Final = (
     pa.field(CHANGE_TYPE, pa.dictionary(pa.int8(), pa.string()), nullable=False),
     pa.field(LOG_OFFSET, pa.int64(), nullable=False),
@@ -60,42 +60,42 @@ _CHANGELOG_FIELDS: Final = (
 )
 
 ChangeTypes: TypeAlias = npt.NDArray[np.uint8] | None
-"""The change types of rows, None if all of them are appends."""
+"""The change types of rows; None if all rows are appends."""
 
 
 @dataclass(frozen=True, slots=True)
 class FetchedChunk:
-    """Whole log batches of one bucket, as fetched."""
+    """Whole log batches of one bucket, not decoded yet."""
 
     bucket: TableBucket
-    """Where they come from."""
+    """The bucket."""
     records: memoryview
-    """The bytes they lie in."""
+    """The bytes of the batches."""
     batches: Sequence[tuple[int, BatchHeader]]
-    """Position and header of each."""
+    """Position and header of each batch."""
     start: int
-    """Records before this offset are not wanted."""
+    """Records before this offset are dropped."""
     stop: int | None
-    """Nor are records from this offset on."""
+    """Records from this offset on are dropped; None keeps all."""
     projected: bool
-    """The server was asked to project."""
+    """True if the server projected the columns."""
     source: str = ""
-    """The remote file they come from; then their checksums are always verified."""
+    """The remote file of the batches, whose checksums are always verified; else empty."""
 
 
 class DecodedRows(NamedTuple):
-    """Rows to hand out, and where to go on after them."""
+    """Decoded rows, and the offset after them."""
 
     rows: pa.RecordBatch
-    """In the scan's schema."""
+    """The rows in the scan's schema."""
     next_offset: int
-    """The offset after the last record these rows come from."""
+    """The offset after the last record of these rows."""
     offsets: pa.Array | None
-    """The offset of each row, None unless the scan may cut the rows."""
+    """The offset of each row; None unless the scan has a limit."""
 
 
 class LogDecoder:
-    """What a scan reads, and how; `decode` may run in several threads at a time."""
+    """Decodes the batches of one scan. Threads may call `decode` concurrently."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class LogDecoder:
         self._schemas: dict[int, Schema] = {info.schema_id: schema}
         needed = set(self._names) | (filter.columns if filter is not None else frozenset())
         self.projection = sorted(schema.indexes_of(needed))
-        """Positions of the columns that are read, ascending."""
+        """Positions of the columns to read, ascending."""
         self._read = pa.schema([schema.arrow.field(i) for i in self.projection])
         self._filter = None if filter is None else filter.to_arrow(schema)
         _check_collisions(needed, self._metadata, info)
@@ -132,19 +132,19 @@ class LogDecoder:
 
     @property
     def reads_all(self) -> bool:
-        """Every column is read, so that a projection would change nothing."""
+        """Whether every column is read, so that a projection would change nothing."""
         return len(self.projection) == len(self._info.schema.columns)
 
     def add_schema(self, schema_id: int, schema: Schema) -> None:
-        """Make another schema of the table known."""
+        """Add another schema of the table."""
         self._schemas[schema_id] = schema
 
     def unknown_schemas(self, batches: Sequence[tuple[int, BatchHeader]]) -> set[int]:
-        """Schema ids that must be made known before these batches can be decoded."""
+        """Schema ids that must be added before these batches can be decoded."""
         return {header.schema_id for _, header in batches} - self._schemas.keys()
 
     def decode(self, chunk: FetchedChunk) -> list[DecodedRows]:
-        """The rows of a chunk, in order; the last `next_offset` is the end of the chunk."""
+        """Decode a chunk in order; the last `next_offset` is the end of the chunk."""
         if self._aligns:
             chunk = replace(chunk, records=_aligned(chunk.records))
         parts = []
@@ -159,7 +159,7 @@ class LogDecoder:
     def _rows(
         self, chunk: FetchedChunk, position: int, header: BatchHeader
     ) -> tuple[pa.RecordBatch, ChangeTypes]:
-        """The columns that are read, of all records of one batch, and their change types."""
+        """Decode all records of one batch: the columns to read, and the change types."""
         check = bool(chunk.source) or (self._check_crc and not chunk.projected)
         if check and not verify_crc(chunk.records, position, header):
             where = f" of {chunk.source}" if chunk.source else ""
@@ -184,7 +184,7 @@ class LogDecoder:
     def _decode_rows(
         self, chunk: FetchedChunk, position: int, header: BatchHeader
     ) -> tuple[pa.RecordBatch, ChangeTypes]:
-        """Rows have their change types themselves; none stand before them."""
+        """Decode a batch of INDEXED or COMPACTED rows, which contain their change types."""
         start = position + header.body_offset - header.change_types_size
         end = position + header.size
         schema = self._schemas[header.schema_id]
@@ -192,7 +192,7 @@ class LogDecoder:
         return decode_body(chunk.records, start, end, header.record_count, schema, log_format)
 
     def _align(self, batch: pa.RecordBatch, schema_id: int) -> pa.RecordBatch:
-        """The columns that are read, by id, null where the batch's schema has none."""
+        """The columns to read, matched by id; null if the batch lacks them."""
         if schema_id == self._info.schema_id:
             return batch if self.reads_all else batch.select(self.projection)
         positions = {c.id: i for i, c in enumerate(self._schemas[schema_id].columns)}
@@ -205,7 +205,7 @@ class LogDecoder:
     def _clip(
         self, chunk: FetchedChunk, header: BatchHeader, rows: pa.RecordBatch, changes: ChangeTypes
     ) -> pa.RecordBatch:
-        """The rows within the wanted range, with their metadata columns where needed."""
+        """Cut rows to the range of the chunk and add the columns about the record."""
         first = max(chunk.start - header.base_offset, 0)
         stop = header.next_offset if chunk.stop is None else chunk.stop
         last = max(min(rows.num_rows, stop - header.base_offset), first)
@@ -235,7 +235,7 @@ class LogDecoder:
 def _about(
     field: pa.Field, count: int, base: int, timestamp: int, bucket: int, changes: ChangeTypes
 ) -> pa.Array:
-    """A metadata column of `count` records from offset `base` on."""
+    """A column about `count` records from offset `base` on."""
     if field.name in (OFFSET, LOG_OFFSET):
         return pa.array(np.arange(base, base + count, dtype=np.int64))
     if field.name in (TIMESTAMP, COMMIT_TIMESTAMP):
@@ -249,15 +249,15 @@ def _about(
 
 
 def _single(table: pa.Table) -> pa.RecordBatch:
-    """The one batch of a table whose chunks are joined."""
+    """Join the chunks of a table to one batch."""
     batches = table.combine_chunks().to_batches()
     return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=table.schema)
 
 
 def _aligned(records: memoryview) -> memoryview:
-    """The records at an address that Arrow's consumers like; columns not packed point there.
+    """Copy the records to an address divisible by 8, which consumers of Arrow expect.
 
-    Most batches are as long as a multiple of 8, so one copy serves all of them.
+    The length of most batches is a multiple of 8, so one copy aligns all of them.
     """
     array = np.frombuffer(records, dtype=np.uint8)
     if array.ctypes.data % 8 == 0:
@@ -268,7 +268,7 @@ def _aligned(records: memoryview) -> memoryview:
 def _aligned_body(
     records: memoryview, position: int, header: BatchHeader
 ) -> tuple[memoryview, int]:
-    """The batch at a place where its body is aligned: what stands before it has any length."""
+    """Copy one batch so that its body is aligned; the header before it has any length."""
     batch = np.frombuffer(records, dtype=np.uint8)[position : position + header.size]
     if (batch.ctypes.data + header.body_offset) % 8 == 0:
         return records, position

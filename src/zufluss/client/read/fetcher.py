@@ -1,32 +1,28 @@
 """The fetching half of a log scan: keeps decoded rows ahead of the consumer.
 
-Each tablet server that leads buckets of the scan has one task that fetches from it, one request at
-a time, and the next one goes out as soon as an answer is taken apart, while its batches are decoded
-in threads and the consumer works. When more than `BUFFERED_FETCHES` times the bytes of a fetch wait
-for the consumer, fetching pauses.
+Each tablet server that leads buckets of the scan has one task, which sends one fetch at a time. The
+next fetch is sent as soon as an answer was split by bucket, while threads decode its batches and
+the consumer works. Fetching pauses while more than `BUFFERED_FETCHES` times the bytes of a fetch
+wait for the consumer.
 
-What a bucket's answer means:
-
-| answer | what happens |
+| answer for a bucket | reaction |
 |---|---|
-| records | decoded in order; the position moves past the last whole batch; a cut one is left |
+| records | decoded in order; the position moves behind the last whole batch |
 | filtered_end_offset | the position moves there |
-| segments in remote storage | read there by a task of the bucket (`read/remote.py`), which then asks on |
-| an error that may pass, no answer | paused, leaders asked for, tried again until the deadline |
+| segments in remote storage | a task of the bucket reads them (`read/remote.py`) |
+| a passing error, no answer | pause, refresh leaders, retry until the deadline |
 | 34 on a table that was altered | from then on the client projects, not the server |
 | 19 and every other error | the scan fails |
 
-What a bucket's remote files mean:
-
-| outcome | what happens |
+| outcome of a remote read | reaction |
 |---|---|
-| the location does not answer | like an error that may pass; other buckets go on |
-| a file is missing | the same: it expired meanwhile, and the server says what is there now |
-| a file is forbidden, with a new token too | once the same, since some stores say so of a missing one |
-| other bytes than were written | the scan fails |
+| the location does not answer | as for a passing error; other buckets continue |
+| a file is missing | the same: it expired, and the server knows what is there now |
+| a file is forbidden, even with a new token | the same once: some stores say so of missing files |
+| bytes differ from those written | the scan fails |
 
-A server that answers at once although there is nothing new is asked at most every `IDLE_MS`.
-"""  # noqa: E501 - a table row does not wrap
+A server that answers at once although nothing is new is asked at most every `IDLE_MS`.
+"""
 
 from __future__ import annotations
 
@@ -68,9 +64,9 @@ from zufluss.wire.hot.fetch import BucketAnswer, read_fetch_response
 log = logging.getLogger(__name__)
 
 IDLE_MS: Final = 50
-"""The shortest time between two fetches that brought nothing."""
+"""The shortest time between two fetches without progress."""
 BUFFERED_FETCHES: Final = 2
-"""How many fetches' worth of bytes may wait for the consumer."""
+"""Bytes that may wait for the consumer, in fetches."""
 _NO_FOLLOWER: Final = -1
 _PASSING: Final = PASSING | {
     ErrorCode.UNKNOWN_SERVER_ERROR,
@@ -80,22 +76,22 @@ _PASSING: Final = PASSING | {
 
 @dataclass(slots=True, eq=False)
 class BucketState:
-    """How far the scan is in one bucket."""
+    """The progress of a scan in one bucket."""
 
     place: BucketPlace
     """The bucket and its partition's name."""
     position: int
     """The offset to fetch next."""
     stop: int | None
-    """The scan ends before this offset; None follows."""
+    """The scan ends before this offset; None follows the log."""
     fetch_bytes: int
-    """What one fetch of it aims at."""
+    """The size that a fetch of this bucket aims at."""
     paused: bool = False
-    """Waiting for a leader."""
+    """True while the bucket waits for a leader."""
     remote: bool = False
-    """Being read from remote storage."""
+    """True while the bucket is read from remote storage."""
     forbidden: str = ""
-    """The remote file that could not be opened when it was last tried."""
+    """The remote file that was forbidden at the last try; else empty."""
     backoff: Backoff | None = None
     """Set from the first failure to the next success."""
     failing_since: float = 0.0
@@ -103,44 +99,44 @@ class BucketState:
 
     @property
     def finished(self) -> bool:
-        """Everything up to the stop was fetched."""
+        """Whether everything up to the stop was fetched."""
         return self.stop is not None and self.position >= self.stop
 
     @property
     def is_fetched(self) -> bool:
-        """The server that leads it is asked for it."""
+        """Whether fetches to the leader contain this bucket."""
         return not (self.paused or self.remote or self.finished)
 
 
 class ReadyChunk(NamedTuple):
-    """A chunk on its way to the consumer."""
+    """A chunk that waits for the consumer."""
 
     bucket: TableBucket
-    """Where it comes from."""
+    """The bucket."""
     rows: asyncio.Future[list[DecodedRows]]
-    """What a thread makes of it."""
+    """The rows, once a thread has decoded them."""
     size: int
-    """Bytes of the buffer it holds."""
+    """Bytes that the chunk takes from the budget."""
     end: int
-    """The offset after it."""
+    """The offset after the chunk."""
 
 
 @dataclass(slots=True)
 class FetchPlan:
-    """What is asked for; the same in every fetch of a scan."""
+    """What every fetch of a scan asks for."""
 
     info: TableInfo
     """The table."""
     decoder: LogDecoder
-    """How answers are read."""
+    """Decodes the answers."""
     predicate: m.PbPredicate | None
-    """The filter as the server prunes by it."""
+    """The filter for the server; None without a filter."""
     push_projection: bool
-    """The server is asked to project."""
+    """True if the server projects the columns."""
     partitions_may_go: bool
-    """A partition that is dropped is read no more, rather than an error."""
+    """True if a dropped partition ends quietly; otherwise it is an error."""
     schema_of: Callable[[int], Coroutine[Any, Any, Schema]]
-    """Asks the cluster for another schema of the table."""
+    """Returns another schema of the table from the cluster."""
 
 
 class LogFetcher:
@@ -148,47 +144,47 @@ class LogFetcher:
 
     def __init__(self, connection: ClusterConnection, plan: FetchPlan) -> None:
         self.ready: deque[ReadyChunk] = deque()
-        """What the consumer takes next."""
+        """Chunks for the consumer, in order of arrival."""
         self.arrived = asyncio.Event()
-        """Set when there is something to take, or the fetcher has failed or is done."""
+        """Set when a chunk is ready, and when the fetcher has failed or is done."""
         self.failure: Exception | None = None
-        """Why it stopped; what arrived before is still good."""
+        """Why the fetcher stopped; chunks that arrived before are valid."""
         self._connection = connection
         self._options = connection.options
         self._plan = plan
         self._loop = asyncio.get_running_loop()
         self._states: dict[TableBucket, BucketState] = {}
         self._servers: dict[ServerNode, asyncio.Task[None]] = {}
-        self._apart: set[asyncio.Task[None]] = set()
+        self._own_tasks: set[asyncio.Task[None]] = set()
         self._budget = MemoryBudget(BUFFERED_FETCHES * self._options.fetch_bytes)
         self._turn = 0
 
-    # -- what the scanner calls ----------------------------------------------------------------
+    # -- called by the scanner -----------------------------------------------------------------
 
     def add(self, place: BucketPlace, start: int, stop: int | None) -> None:
-        """Fetch a bucket, too."""
+        """Add a bucket."""
         self._states[place.bucket] = BucketState(
             place, start, stop, self._options.fetch_bucket_bytes
         )
 
     def remove_partitions(self, names: Collection[str | None]) -> None:
-        """Fetch the buckets of these partitions no more."""
+        """Stop fetching the buckets of these partitions."""
         for bucket, state in list(self._states.items()):
             if state.place.partition in names:
                 del self._states[bucket]
 
     @property
     def partitions(self) -> set[str | None]:
-        """The names of the partitions that are fetched."""
+        """Names of the partitions that are fetched."""
         return {state.place.partition for state in self._states.values()}
 
     @property
     def done(self) -> bool:
-        """Nothing more will arrive."""
+        """Whether nothing more will arrive."""
         return self.failure is not None or all(s.finished for s in self._states.values())
 
     def start(self) -> None:
-        """Start a task for every server that leads an unfinished bucket, if it has none."""
+        """Start the missing tasks of servers that lead unfinished buckets."""
         homeless = []
         for state in self._states.values():
             if not state.is_fetched:
@@ -206,12 +202,12 @@ class LogFetcher:
             self.arrived.set()
 
     def release(self, size: int) -> None:
-        """The consumer is done with a chunk."""
+        """Give back the bytes of a chunk that the consumer took."""
         self._budget.give(size)
 
     async def close(self) -> None:
-        """Stop fetching and wait for what is under way to end."""
-        tasks = [*self._servers.values(), *self._apart]
+        """Stop fetching and wait until all tasks have ended."""
+        tasks = [*self._servers.values(), *self._own_tasks]
         for task in tasks:
             task.cancel()
         pending = [item.rows for item in self.ready]
@@ -219,7 +215,7 @@ class LogFetcher:
         await asyncio.gather(*tasks, *pending, return_exceptions=True)
 
     def fail(self, reason: Exception) -> None:
-        """Stop; the consumer gets the reason after everything that arrived before."""
+        """Stop with an error, which the consumer gets after the chunks that arrived before."""
         if self.failure is None:
             self.failure = reason
         self.arrived.set()
@@ -235,7 +231,7 @@ class LogFetcher:
             self.start()
 
     async def _fetch_from(self, server: ServerNode) -> None:
-        """Fetch from one server as long as it leads something we want."""
+        """Fetch from one server as long as it leads unfinished buckets."""
         while self.failure is None:
             await self._budget.take(0)
             states = self._states_of(server)
@@ -245,7 +241,7 @@ class LogFetcher:
             projected = self._plan.push_projection
             try:
                 body = await self._fetch(server, states, self._options.fetch_wait_ms)
-                progress = await self._take_apart(body, projected)
+                progress = await self._split_answer(body, projected)
             except ZuflussError as e:
                 if e.code not in _PASSING:
                     raise
@@ -255,7 +251,7 @@ class LogFetcher:
                 await asyncio.sleep(max(0.0, began + IDLE_MS / 1000 - self._loop.time()))
 
     def _states_of(self, server: ServerNode) -> list[BucketState]:
-        """The unfinished buckets of a server, each time starting with another one."""
+        """The unfinished buckets of a server, each time beginning with another one."""
         leader = self._connection.metadata.leader
         states = [
             state
@@ -303,36 +299,36 @@ class LogFetcher:
 
     # -- answers -------------------------------------------------------------------------------
 
-    async def _take_apart(self, body: memoryview, projected: bool) -> bool:
-        """Deal with every bucket of an answer; whether any of them moved."""
+    async def _split_answer(self, body: memoryview, projected: bool) -> bool:
+        """Handle every bucket of an answer; returns whether one made progress."""
         progress = False
-        for found in read_fetch_response(body):
-            state = self._states.get(found.bucket)
+        for answer in read_fetch_response(body):
+            state = self._states.get(answer.bucket)
             if state is None or not state.is_fetched:
                 continue
             before = state.position
-            info = await self._take_bucket(state, found, projected)
+            info = await self._take_bucket(state, answer, projected)
             if info is not None:
-                self._read_apart(state, info)
+                self._start_remote(state, info)
             progress = progress or state.position > before or info is not None
         if all(state.finished for state in self._states.values()):
             self.arrived.set()
         return progress
 
     async def _take_bucket(
-        self, state: BucketState, found: BucketAnswer, projected: bool
+        self, state: BucketState, answer: BucketAnswer, projected: bool
     ) -> m.PbRemoteLogFetchInfo | None:
-        """Deal with one bucket of an answer; what to read in remote storage, if it says so."""
-        if found.error_code:
-            self._refused(state, found, projected)
+        """Handle one bucket of an answer; returns the remote segments to read, if any."""
+        if answer.error_code:
+            self._refused(state, answer, projected)
             return None
-        if len(found.remote):
-            return _remote_info(found)
+        if len(answer.remote):
+            return _remote_info(answer)
         state.backoff = None
-        if len(found.records):
-            await self._take_records(state, found.records, projected)
-        if found.filtered_end_offset is not None:
-            state.position = max(state.position, found.filtered_end_offset)
+        if len(answer.records):
+            await self._take_records(state, answer.records, projected)
+        if answer.filtered_end_offset is not None:
+            state.position = max(state.position, answer.filtered_end_offset)
         return None
 
     async def _take_records(self, state: BucketState, records: memoryview, projected: bool) -> None:
@@ -357,7 +353,7 @@ class LogFetcher:
         projected: bool,
         source: str = "",
     ) -> None:
-        """Have whole batches decoded for the consumer; `size` was taken from the budget."""
+        """Decode whole batches in a thread; `size` was taken from the budget."""
         bucket, start = state.place.bucket, state.position
         chunk = FetchedChunk(bucket, records, batches, start, state.stop, projected, source)
         state.position = batches[-1][1].next_offset
@@ -368,7 +364,7 @@ class LogFetcher:
         self.arrived.set()
 
     def _want_more(self, state: BucketState, records: memoryview) -> None:
-        """The first batch was cut at the byte limit: ask for as much as it needs."""
+        """Raise the fetch size of a bucket whose first batch was cut at the byte limit."""
         if len(records) < LENGTH_OVERHEAD:
             return
         size = int.from_bytes(records[8:12], "little") + LENGTH_OVERHEAD
@@ -379,30 +375,30 @@ class LogFetcher:
             )
         state.fetch_bytes = max(state.fetch_bytes, size)
 
-    def _refused(self, state: BucketState, found: BucketAnswer, projected: bool) -> None:
-        reason = error(found.error_code, f"{found.bucket}: {found.error_message}")
+    def _refused(self, state: BucketState, answer: BucketAnswer, projected: bool) -> None:
+        reason = error(answer.error_code, f"{answer.bucket}: {answer.error_message}")
         if reason.code in _PASSING:
             self._recover([state], reason)
             return
         altered = self._plan.info.schema_id > 1
         if reason.code is ErrorCode.INVALID_COLUMN_PROJECTION and projected and altered:
-            log.debug("scan.projection_refused bucket=%r", found.bucket)
+            log.debug("scan.projection_refused bucket=%r", answer.bucket)
             self._plan.push_projection = False
             return
         if isinstance(reason, OffsetOutOfRangeError):
             raise OffsetOutOfRangeError(
-                f"{found.bucket}: offset {state.position} is outside the log; it may have been "
+                f"{answer.bucket}: offset {state.position} is outside the log; it may have been "
                 "removed by table.log.ttl. Start at 'earliest', or at an offset that exists"
             )
         raise reason
 
     # -- remote storage ------------------------------------------------------------------------
 
-    def _read_apart(self, state: BucketState, info: m.PbRemoteLogFetchInfo) -> None:
-        """Read a bucket from remote storage until the server has it again."""
+    def _start_remote(self, state: BucketState, info: m.PbRemoteLogFetchInfo) -> None:
+        """Read a bucket from remote storage until its leader has the log again."""
         state.remote = True
         task = self._loop.create_task(self._read_remote(state, info))
-        self._apart.add(task)
+        self._own_tasks.add(task)
         task.add_done_callback(self._is_over)
 
     async def _read_remote(self, state: BucketState, info: m.PbRemoteLogFetchInfo) -> None:
@@ -419,7 +415,7 @@ class LogFetcher:
             state.remote = False
 
     async def _read_run(self, state: BucketState, info: m.PbRemoteLogFetchInfo) -> None:
-        """Read the segments of one answer."""
+        """Read the remote segments of one answer."""
         reader, table = RemoteReader(self._connection.remote), self._plan.info.path
         before = state.position
         async with aclosing(reader.batches(table, info, state.stop, self._budget)) as run:
@@ -429,12 +425,12 @@ class LogFetcher:
                     return
         if state.position == before:
             raise CorruptRecordError(
-                f"{state.place.bucket}: {info.remote_log_tablet_dir} was to have offset {before}, "
-                "but its segments end before it"
+                f"{state.place.bucket}: the segments in {info.remote_log_tablet_dir} end "
+                f"before offset {before}, which they should have"
             )
 
     async def _take_part(self, state: BucketState, part: SegmentBatches) -> None:
-        """Have the batches of a segment decoded that are not behind us."""
+        """Decode the batches of a segment from the bucket's position on."""
         batches = [b for b in part.batches if b[1].next_offset > state.position]
         size = part.size
         try:
@@ -447,16 +443,16 @@ class LogFetcher:
             self._budget.give(size)
 
     async def _ask_on(self, state: BucketState) -> m.PbRemoteLogFetchInfo | None:
-        """Ask the server where a bucket goes on, without waiting for new records."""
+        """Ask the leader for the next part of a bucket, without waiting for new records."""
         server = self._connection.metadata.leader(state.place.bucket)
         if server is None:
             return None
         projected = self._plan.push_projection
         body = await self._fetch(server, [state], 0)
         info = None
-        for found in read_fetch_response(body):
-            if found.bucket == state.place.bucket:
-                info = await self._take_bucket(state, found, projected)
+        for answer in read_fetch_response(body):
+            if answer.bucket == state.place.bucket:
+                info = await self._take_bucket(state, answer, projected)
         return info
 
     def _is_wanted(self, state: BucketState) -> bool:
@@ -464,7 +460,7 @@ class LogFetcher:
         return current is state and not state.paused and not state.finished
 
     def _may_pass(self, state: BucketState, reason: ZuflussError) -> bool:
-        """Whether a bucket that failed is tried again."""
+        """Whether a failed remote read is retried."""
         if isinstance(reason, ObjectForbiddenError):
             file = f"{reason.uri}/{reason.path}"
             again, state.forbidden = state.forbidden == file, file
@@ -474,7 +470,7 @@ class LogFetcher:
     # -- recovery ------------------------------------------------------------------------------
 
     def _recover(self, states: list[BucketState], reason: ZuflussError) -> None:
-        """Pause buckets, find their leaders again, go on."""
+        """Pause buckets, refresh their leaders, then continue."""
         for state in states:
             state.paused = True
             if state.backoff is None:
@@ -483,12 +479,12 @@ class LogFetcher:
             if reason.refresh_metadata or reason.code is ErrorCode.REQUEST_TIME_OUT:
                 self._connection.metadata.forget_leader(state.place.bucket)
         task = self._loop.create_task(self._recover_later(states, reason))
-        self._apart.add(task)
+        self._own_tasks.add(task)
         task.add_done_callback(self._is_over)
 
     def _is_over(self, task: asyncio.Task[None]) -> None:
-        """A bucket that was apart is fetched with the others again, or failed."""
-        self._apart.discard(task)
+        """Note the end of a bucket's own task: fetch it with the others again, or fail."""
+        self._own_tasks.discard(task)
         failure = None if task.cancelled() else task.exception()
         if isinstance(failure, Exception):
             self.fail(failure)
@@ -508,7 +504,7 @@ class LogFetcher:
             state.paused = False
 
     async def _refresh(self, partition: str | None, partition_id: int | None) -> None:
-        """Ask for the leaders of the table, or of a partition, which may be gone."""
+        """Refresh the leaders of the table or partition; a dropped partition may be removed."""
         info, names = self._plan.info, [] if partition is None else [partition]
         try:
             await self._connection.refresh_leaders(info, names)
@@ -527,8 +523,8 @@ class LogFetcher:
                 raise
 
 
-def _remote_info(found: BucketAnswer) -> m.PbRemoteLogFetchInfo:
+def _remote_info(answer: BucketAnswer) -> m.PbRemoteLogFetchInfo:
     try:
-        return m.PbRemoteLogFetchInfo.FromString(bytes(found.remote))
+        return m.PbRemoteLogFetchInfo.FromString(bytes(answer.remote))
     except DecodeError as e:
-        raise CorruptMessageError(f"{found.bucket}: the remote log of an answer: {e}") from None
+        raise CorruptMessageError(f"{answer.bucket}: the remote log of an answer: {e}") from None

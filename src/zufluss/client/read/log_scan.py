@@ -1,22 +1,22 @@
 """Reading a log: what to read (`AsyncLogScan`) and a run of it (`AsyncLogScanner`).
 
-The log of a table without primary key is its rows; that of a primary-key table is its changelog,
-every change with its kind (`read/decode.py` says how that looks). Both are read alike.
+The log of a table without primary key holds its rows; the log of a primary-key table holds its
+changes, each with its kind (`read/decode.py` has the columns). Both are read in the same way.
 
-A scan is a description and can be run as often as one likes; each run is a scanner with its own
-positions. A bounded scan takes the end of every bucket when it starts and stops there; an unbounded
-one follows the log. Rows of one bucket come in their order, buckets come as they arrive.
+A scan is a description that can be run many times; each run is a scanner with its own positions. A
+bounded scan takes the end of every bucket when it starts and stops there; an unbounded one follows
+the log. Rows of one bucket come in order, buckets in the order of arrival.
 
 | start | meaning |
 |---|---|
-| `"earliest"`, `"latest"` | the first record there is; only what comes from now on |
+| `"earliest"`, `"latest"` | the first existing record; only records that arrive from now on |
 | epoch ms, `datetime` | the first record committed at or after that time |
-| `{bucket: offset}` | exactly there, nothing of other buckets |
+| `{bucket: offset}` | exactly these offsets, and no other buckets |
 
-The keys of `{bucket: offset}` are bucket numbers, or `TableBucket`s as `positions()` gives them.
+The keys of `{bucket: offset}` are bucket numbers, or `TableBucket`s as `positions()` returns them.
 
-`stop` takes the same values, except that None means to follow. A scan of all partitions that
-follows picks up partitions created later, from their beginning.
+`stop` takes the same values, and None to follow. A scan that follows all partitions picks up later
+partitions from their beginning.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from zufluss.client.core.catalog import Partition, list_partitions, table_schema
-from zufluss.client.core.cluster import ClusterConnection
+from zufluss.client.core.catalog import list_partitions, table_schema
 from zufluss.client.core.keys import check_primary_key
 from zufluss.client.core.offsets import (
     BucketPlace,
@@ -43,17 +42,16 @@ from zufluss.client.read.decode import DecodedRows, LogDecoder
 from zufluss.client.read.fetcher import FetchPlan, LogFetcher, ReadyChunk
 from zufluss.client.read.scan import AsyncScan, AsyncScanner, Offsets, Start, Stop
 from zufluss.errors import InvalidTableError, PartitionNotExistError, ZuflussError
-from zufluss.model.expression import Expression
-from zufluss.model.table import TableBucket, TableInfo
+from zufluss.model.table import TableBucket
 from zufluss.wire.predicates import predicate_to_proto
 
 PARTITION_DISCOVERY_MS: Final = 10_000
-"""How often a scan that follows all partitions looks for new ones."""
+"""Time between two listings of the partitions by a scan that follows all of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class AsyncLogScan(AsyncScan):
-    """What to read of a log. Make it with `table.scan(…)` or `table.changelog(…)`.
+    """What to read of a log; `table.scan(…)` or `table.changelog(…)` makes it.
 
     >>> scan = table.scan(columns=["id"], filter=col("id") > 5)  # doctest: +SKIP
     >>> (await scan.to_arrow()).num_rows  # doctest: +SKIP
@@ -61,28 +59,14 @@ class AsyncLogScan(AsyncScan):
     ...     print(batch.num_rows)
     """
 
-    connection: ClusterConnection
-    """Where the table is."""
-    info: TableInfo
-    """The table."""
-    columns: tuple[str, ...] | None = None
-    """The columns in the order wanted; None means all."""
-    filter: Expression | None = None
-    """Only rows that match."""
     start: Start = "earliest"
-    """Where to begin."""
+    """Where to begin; see the module's docstring."""
     stop: Stop = "latest"
-    """Where to end; None follows."""
-    limit: int | None = None
-    """At most this many rows."""
-    partitions: tuple[Partition, ...] | None = None
-    """Only these partitions; None means all."""
-    buckets: tuple[int, ...] | None = None
-    """Only these buckets; None means all."""
+    """Where to end; None follows the log."""
     with_offsets: bool = False
     """Add `__offset`, `__timestamp` and `__bucket`."""
     changelog: bool = False
-    """The table has a primary key: read its changes, with `_change_type` and so on."""
+    """Read the changes of a primary-key table, with `_change_type` and so on."""
 
     def __post_init__(self) -> None:
         if self.info.has_primary_key and not self.changelog:
@@ -93,9 +77,13 @@ class AsyncLogScan(AsyncScan):
             )
         if self.changelog:
             check_primary_key(self.info, "changelog", "table.scan()")
-        if self.limit is not None and self.limit < 0:
-            raise ValueError(f"limit {self.limit} is negative")
+        self.check_limit()
         self.decoder()
+
+    @property
+    def follows(self) -> bool:
+        """Whether the scan has no stop."""
+        return self.stop is None
 
     @property
     def schema(self) -> pa.Schema:
@@ -103,7 +91,7 @@ class AsyncLogScan(AsyncScan):
         return self.decoder().schema
 
     def decoder(self) -> LogDecoder:
-        """How the answers of a run are read."""
+        """A new decoder for the answers of a run."""
         return LogDecoder(
             self.info,
             self.columns,
@@ -115,7 +103,7 @@ class AsyncLogScan(AsyncScan):
         )
 
     async def open(self) -> AsyncLogScanner:
-        """Start a run."""
+        """Start a run that can be polled and has positions."""
         scanner = AsyncLogScanner(self)
         try:
             await scanner.start()
@@ -138,7 +126,7 @@ class AsyncLogScanner(AsyncScanner):
 
     def __init__(self, scan: AsyncLogScan) -> None:
         self.scan = scan
-        """What is read."""
+        """The scan of this run."""
         self.schema = scan.schema
         """The Arrow schema of the rows."""
         self._connection = scan.connection
@@ -165,7 +153,7 @@ class AsyncLogScanner(AsyncScanner):
     # -- start ---------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Find the buckets and their offsets, and begin to fetch."""
+        """Find the buckets and their offsets, and start fetching."""
         names = await partition_names(self._connection, self.scan.info, self.scan.partitions)
         places = await self._places(names)
         if self.scan.buckets is not None:
@@ -183,19 +171,19 @@ class AsyncLogScanner(AsyncScanner):
             self._discovery = asyncio.get_running_loop().create_task(self._discover())
 
     async def _places(self, names: Sequence[str | None]) -> list[BucketPlace]:
-        """The buckets; partitions created again since they were last seen have other ids now."""
+        """The buckets; refreshes partitions that may have been created again."""
         info = self.scan.info
         places = await places_of(self._connection, info, names)
-        given: Mapping[Any, int] = self.scan.start if isinstance(self.scan.start, Mapping) else {}
-        wanted = {bucket for bucket in given if isinstance(bucket, TableBucket)}
-        if info.is_partitioned and wanted - {place.bucket for place in places}:
+        starts: Mapping[Any, int] = self.scan.start if isinstance(self.scan.start, Mapping) else {}
+        buckets = {bucket for bucket in starts if isinstance(bucket, TableBucket)}
+        if info.is_partitioned and buckets - {place.bucket for place in places}:
             for name in names:
                 self._connection.metadata.forget_partition(info.table_id, name or "")
             places = await places_of(self._connection, info, names)
         return places
 
     def _default_stop(self, start: int) -> int | None:
-        """A bounded scan does not read buckets it has no stop for."""
+        """The stop of a bucket without one: a bounded scan does not read it."""
         return None if self.scan.stop is None else start
 
     @property
@@ -208,16 +196,16 @@ class AsyncLogScanner(AsyncScanner):
     ) -> dict[TableBucket, int]:
         if not isinstance(at, Mapping):
             return await list_offsets(self._connection, self.scan.info, places, at)
-        given: Mapping[Any, int] = at
-        found = {}
+        by_key: Mapping[Any, int] = at
+        offsets = {}
         for place in places:
-            offset = given.get(place.bucket, given.get(place.bucket.bucket_id))
+            offset = by_key.get(place.bucket, by_key.get(place.bucket.bucket_id))
             if offset is not None:
-                found[place.bucket] = offset
-        return found
+                offsets[place.bucket] = offset
+        return offsets
 
     async def _discover(self) -> None:
-        """Add partitions that were created since, drop those that are gone."""
+        """Refresh the partitions from time to time."""
         while True:
             await asyncio.sleep(PARTITION_DISCOVERY_MS / 1000)
             try:
@@ -227,17 +215,16 @@ class AsyncLogScanner(AsyncScanner):
                 return
 
     async def refresh_partitions(self) -> None:
-        """Look for partitions created or dropped since, now rather than in a while."""
-        names = {
-            found.name for found in await list_partitions(self.scan.connection, self.scan.info.path)
-        }
+        """Add partitions that were created, and remove partitions that were dropped."""
+        partitions = await list_partitions(self._connection, self.scan.info.path)
+        names = {partition.name for partition in partitions}
         known = self._fetcher.partitions
         gone = {name for name in known if name not in names}
         self._fetcher.remove_partitions(gone)
         try:
             places = await places_of(self._connection, self.scan.info, sorted(names - known))
         except PartitionNotExistError:
-            return  # dropped in this moment; the next look will tell
+            return  # a partition was dropped meanwhile; the next refresh notices
         chosen = self.scan.buckets
         places = [p for p in places if chosen is None or p.bucket.bucket_id in chosen]
         for bucket, start in (await self._offsets(places, "earliest")).items():
@@ -250,18 +237,18 @@ class AsyncLogScanner(AsyncScanner):
 
     @property
     def finished(self) -> bool:
-        """A bounded scan has handed out everything."""
+        """True when all rows of a bounded scan were handed out."""
         if self._closed or self._left == 0:
             return True
         fetcher = self._fetcher
         return not self._parts and not fetcher.ready and fetcher.done and not fetcher.failure
 
     def positions(self) -> dict[TableBucket, int]:
-        """The offset after what was handed out, by bucket: a `start` to go on from."""
+        """Return the next offset of each bucket: a `start` to continue from."""
         return dict(self._positions)
 
     async def next_batch(self) -> pa.RecordBatch | None:
-        """The next rows; None when the scan is finished."""
+        """Return the next rows; None at the end. May be cancelled and called again."""
         while not self._closed and self._left != 0:
             if (rows := self.at_hand()) is not None:
                 return rows
@@ -270,7 +257,7 @@ class AsyncLogScanner(AsyncScanner):
         return None
 
     def at_hand(self) -> pa.RecordBatch | None:
-        """The next rows of the chunk that was begun."""
+        """Return the next rows of the current chunk; None if it is used up."""
         while self._parts and not self._closed and self._left != 0:
             rows = self._hand_out(*self._parts.pop(0))
             if rows.num_rows:
@@ -278,7 +265,7 @@ class AsyncLogScanner(AsyncScanner):
         return None
 
     async def _next_chunk(self) -> bool:
-        """Wait for the next chunk; False when none will come."""
+        """Wait for the next chunk; returns False if none will come."""
         fetcher = self._fetcher
         while True:
             if fetcher.ready:
@@ -308,7 +295,7 @@ class AsyncLogScanner(AsyncScanner):
         return rows
 
     async def close(self) -> None:
-        """Stop fetching. Closing twice is fine."""
+        """Stop fetching. Closing twice is no error."""
         if self._closed:
             return
         self._closed = True

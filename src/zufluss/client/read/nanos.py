@@ -1,6 +1,6 @@
-"""Times finer than a microsecond, cut: a lake has none, and a union read shows none.
+"""Cuts times to microseconds, because a lake has no finer ones and a union read shows none.
 
-Cutting goes down, also before 1970, as it does on the way into the lake. Types stay as they are.
+Cutting rounds down, also before 1970, as on the way into the lake. Types stay as they are.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def has_nanos(of: pa.DataType) -> bool:
 
 
 def cut_to_micros(rows: pa.Table) -> pa.Table:
-    """The rows as a lake has them."""
+    """Cut all times in a table to microseconds."""
     for at, field in enumerate(rows.schema):
         if has_nanos(field.type):
             chunks = [_cut(chunk) for chunk in rows.column(at).chunks]
@@ -43,6 +43,6 @@ def _cut(array: pa.Array) -> pa.Array:
 
 
 def _with_child(array: pa.Array, child: pa.Array) -> pa.Array:
-    """A list or map with other values, its validity and offsets shared."""
+    """A list or map with other values and the same validity and offsets."""
     buffers = array.buffers()[:2]
     return pa.Array.from_buffers(array.type, len(array), buffers, -1, array.offset, [child])

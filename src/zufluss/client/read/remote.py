@@ -1,17 +1,16 @@
-"""Log segments in remote storage as whole batches, read ahead of who decodes them.
+"""Reads log segments in remote storage as whole batches, ahead of the decoder.
 
-A fetch of an offset that only remote storage has is answered with the segments to read, consecutive
-ones of one location. `RemoteReader.batches` reads these in ranges, several at a time and across the
-ends of segments, and hands out whole batches in order; one that lies across two ranges is put
-together.
+A fetch of an offset that only remote storage has is answered with the segments to read: consecutive
+ones of one location. `RemoteReader.batches` reads them in ranges, several at a time and across the
+ends of segments, and yields whole batches in order. A batch that spans two ranges is joined.
 
-| what | how |
+| subject | rule |
 |---|---|
-| memory | a range takes its bytes from the budget of the scan before it is asked for |
-| copies | none, but for a batch that lies across two ranges |
-| the first range of a run | is small and takes none: a dead location holds no memory |
-| damage | every batch has a checksum, which the decoder compares; the file has one, too |
-| the end | every segment must end with a whole batch, at the offset that was said |
+| memory | a range takes its bytes from the scan's budget before it is requested |
+| copies | none, except for a batch that spans two ranges |
+| first range of a run | small, and outside the budget: a dead location holds no memory |
+| damage | the decoder verifies the checksum of each batch; here the file's checksum is verified |
+| end | every segment must end with a whole batch, at the offset that the server named |
 """
 
 from __future__ import annotations
@@ -35,32 +34,32 @@ from zufluss.remote.uri import LocationUri, parse_location
 from zufluss.wire import messages as m
 
 FIRST_BYTES: Final = 256 * 1024
-"""The first range of a run."""
+"""Size of the first range of a run."""
 RANGE_BYTES: Final = 4 * 1024 * 1024
-"""The others, unless the budget is too small for some of them."""
+"""Size of the other ranges; smaller if the budget is small."""
 AHEAD: Final = 4
-"""Ranges of one bucket that are on their way at a time."""
+"""Ranges of one bucket that are read concurrently."""
 PLANNED: Final = 2 * AHEAD
-"""With those that have arrived but wait for an earlier one, which else would hold up the next."""
+"""Ranges of one bucket that are read or wait for an earlier range."""
 
 
 class RemoteSegment(NamedTuple):
     """A log segment to read."""
 
     uri: LocationUri
-    """The file."""
+    """The file's address."""
     start: int
-    """The byte to begin at."""
+    """The first byte to read."""
     size: int
-    """Of the whole file."""
+    """Bytes of the whole file."""
     end_offset: int
-    """The offset after its last record."""
+    """The offset after the last record."""
     crc32c: int | None
-    """Of the whole file, if it is known."""
+    """Checksum of the whole file; None if unknown."""
 
     @property
     def is_checked(self) -> bool:
-        """All of its bytes are read, and their checksum is known."""
+        """Whether the file's checksum can be verified: all bytes are read, and it is known."""
         return self.crc32c is not None and not self.start
 
 
@@ -68,13 +67,13 @@ class SegmentBatches(NamedTuple):
     """Whole batches of a segment."""
 
     source: str
-    """The file they come from."""
+    """The file of the batches."""
     records: memoryview
-    """The bytes they lie in."""
+    """The bytes of the batches."""
     batches: Sequence[tuple[int, BatchHeader]]
-    """Position and header of each."""
+    """Position and header of each batch."""
     size: int
-    """Bytes taken from the budget; whoever is done with them gives them back."""
+    """Bytes taken from the budget; the consumer gives them back."""
 
 
 class _Range(NamedTuple):
@@ -96,7 +95,7 @@ class RemoteReader:
         stop: int | None,
         budget: MemoryBudget,
     ) -> AsyncGenerator[SegmentBatches, None]:
-        """The batches of the segments of an answer that begin before offset `stop`."""
+        """Yield the batches of all segments that begin before offset `stop`."""
         segments = segments_of(table, info, stop)
         cutter, crc = BatchCutter(""), 0
         async with aclosing(self._ranges(table, segments, budget)) as ranges:
@@ -104,23 +103,23 @@ class RemoteReader:
                 if start == segment.start:
                     cutter, crc = BatchCutter(segment.uri.text), 0
                 if segment.is_checked:
-                    crc = crc32c(data, crc)  # a thread would have it wait behind decoding
+                    crc = crc32c(data, crc)  # in a thread it would wait behind decoding
                     if end == segment.size:
                         _check_crc(segment, crc)
-                found = deque(cutter.cut(data))
-                budget.give(len(data) - sum(part.size for part in found))
+                parts = deque(cutter.cut(data))
+                budget.give(len(data) - sum(part.size for part in parts))
                 try:
-                    while found:
-                        yield found.popleft()
+                    while parts:
+                        yield parts.popleft()
                 finally:
-                    budget.give(sum(part.size for part in found))
+                    budget.give(sum(part.size for part in parts))
                 if end == segment.size:
                     cutter.check_end(segment.end_offset)
 
     async def _ranges(
         self, table: TablePath, segments: Sequence[RemoteSegment], budget: MemoryBudget
     ) -> AsyncGenerator[tuple[_Range, memoryview], None]:
-        """The ranges of segments in order, some of them under way already."""
+        """Yield the ranges of segments in order, reading ahead."""
         plan = _plan(segments, max(1, min(RANGE_BYTES, budget.limit // (2 * AHEAD))))
         first = next(plan, None)
         if first is None:
@@ -132,26 +131,26 @@ class RemoteReader:
         ahead: deque[tuple[_Range, asyncio.Task[memoryview]]] = deque()
         try:
             while True:
-                while len(ahead) < PLANNED and (wanted := next(plan, None)) is not None:
-                    read = asyncio.ensure_future(self._read(table, wanted, budget, slots))
-                    ahead.append((wanted, read))
+                while len(ahead) < PLANNED and (next_range := next(plan, None)) is not None:
+                    read = asyncio.ensure_future(self._read(table, next_range, budget, slots))
+                    ahead.append((next_range, read))
                 if not ahead:
                     return
-                wanted, read = ahead[0]
+                next_range, read = ahead[0]
                 data = await read
                 ahead.popleft()
-                yield wanted, data
+                yield next_range, data
         finally:
             await _abandon([read for _, read in ahead], budget)
 
     async def _read(
-        self, table: TablePath, wanted: _Range, budget: MemoryBudget, slots: asyncio.Semaphore
+        self, table: TablePath, range_: _Range, budget: MemoryBudget, slots: asyncio.Semaphore
     ) -> memoryview:
-        size = wanted.end - wanted.start
+        size = range_.end - range_.start
         async with slots:
             await budget.take(size)
             try:
-                return await self._files.read(table, wanted.segment.uri, wanted.start, wanted.end)
+                return await self._files.read(table, range_.segment.uri, range_.start, range_.end)
             except BaseException:
                 budget.give(size)
                 raise
@@ -160,7 +159,7 @@ class RemoteReader:
 def segments_of(
     table: TablePath, info: m.PbRemoteLogFetchInfo, stop: int | None
 ) -> list[RemoteSegment]:
-    """The segments of an answer that begin before offset `stop`."""
+    """The segments of an answer that begin before offset `stop`; None for all."""
     root = parse_location(info.remote_log_tablet_dir, f"the remote log of table {table}")
     return [
         RemoteSegment(
@@ -194,7 +193,7 @@ def _plan(segments: Sequence[RemoteSegment], range_bytes: int) -> Iterator[_Rang
 
 
 async def _abandon(reads: Sequence[asyncio.Task[memoryview]], budget: MemoryBudget) -> None:
-    """End reads that nobody waits for, and give back what they had taken."""
+    """Cancel reads and give their bytes back to the budget."""
     for read in reads:
         read.cancel()
     for outcome in await asyncio.gather(*reads, return_exceptions=True):
@@ -207,13 +206,13 @@ def _check_crc(segment: RemoteSegment, crc: int) -> None:
         raise ObjectCorruptError(
             segment.uri.text,
             "",
-            f"its bytes have the checksum {crc:08x}, {segment.crc32c:08x} was written; the store "
-            "handed back other bytes",
+            f"its checksum is {crc:08x}, but {segment.crc32c:08x} was written; the store returned "
+            "other bytes",
         )
 
 
 class BatchCutter:
-    """Ranges of a segment, in order, into whole batches."""
+    """Cuts the ranges of one segment, in order, into whole batches."""
 
     def __init__(self, source: str) -> None:
         self._source = source
@@ -221,23 +220,23 @@ class BatchCutter:
         self._next_offset = 0
 
     def cut(self, data: memoryview) -> Iterator[SegmentBatches]:
-        """The batches that end in the next range; the one across its start on its own."""
+        """Yield the batches that end in the next range; first the one that began before it."""
         position = 0
         if self._rest:
             position = self._complete(data)
             if self._rest_size() == len(self._rest):
                 whole, self._rest = self._rest, bytearray()
-                yield self._found(memoryview(whole), 0)
-        found = self._found(data, position)
-        if found.batches:
-            last, header = found.batches[-1]
+                yield self._batches(memoryview(whole), 0)
+        part = self._batches(data, position)
+        if part.batches:
+            last, header = part.batches[-1]
             position = last + header.size
-            yield found
+            yield part
         if position < len(data):
             self._rest += data[position:]
 
     def _complete(self, data: memoryview) -> int:
-        """Add to the batch that was cut what it lacks; how many bytes that were."""
+        """Complete the cut batch as far as `data` reaches; returns the bytes used."""
         position = 0
         if len(self._rest) < LENGTH_OVERHEAD:
             position = LENGTH_OVERHEAD - len(self._rest)
@@ -249,7 +248,7 @@ class BatchCutter:
         return min(position, len(data))
 
     def _rest_size(self) -> int | None:
-        """How long the batch that was cut is, None when even its length was cut."""
+        """The size of the cut batch; None if even its length field is cut."""
         if len(self._rest) < LENGTH_OVERHEAD:
             return None
         size = int.from_bytes(self._rest[8:LENGTH_OVERHEAD], "little", signed=True)
@@ -257,7 +256,7 @@ class BatchCutter:
             raise CorruptRecordError(f"{self._source}: a batch has the impossible length {size}")
         return size + LENGTH_OVERHEAD
 
-    def _found(self, records: memoryview, position: int) -> SegmentBatches:
+    def _batches(self, records: memoryview, position: int) -> SegmentBatches:
         try:
             batches = list(iter_headers(records, position))
         except CorruptRecordError as e:
@@ -267,7 +266,7 @@ class BatchCutter:
         return SegmentBatches(self._source, records, batches, sum(h.size for _, h in batches))
 
     def check_end(self, end_offset: int) -> None:
-        """The segment is over: nothing may be left, nothing may lack."""
+        """Raise `CorruptRecordError` unless the segment ended with its last batch."""
         if self._rest or self._next_offset < end_offset:
             raise CorruptRecordError(
                 f"{self._source}: it ends before offset {self._next_offset} with {len(self._rest)} "

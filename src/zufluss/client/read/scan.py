@@ -1,17 +1,21 @@
-"""What all scans and their runs have in common, whether they read a log, a lake or both."""
+"""The base classes of all scans and their runs, whether they read a log, a lake or rows by key."""
 
 from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping
-from types import TracebackType
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Self
 
 import pyarrow as pa
 
-from zufluss.client.core.offsets import Position
-from zufluss.model.table import TableBucket
+from zufluss.client.core.catalog import Partition
+from zufluss.client.core.cluster import ClusterConnection
+from zufluss.client.core.offsets import Position, check_buckets
+from zufluss.errors import InvalidTableError
+from zufluss.model.expression import Expression
+from zufluss.model.table import TableBucket, TableInfo
 
 if TYPE_CHECKING:
     import duckdb
@@ -19,21 +23,50 @@ if TYPE_CHECKING:
     import polars as pl
 
 Offsets = Mapping[int, int] | Mapping[TableBucket, int]
+"""Offsets by bucket number, or by bucket."""
 Start = Position | Offsets
+"""Where a scan of a log begins."""
 Stop = Position | Offsets | None
+"""Where a scan of a log ends; None follows the log."""
 Source = Literal["live", "snapshot", "log", "union", "lake"]
-"""Where the rows of a scan come from."""
+"""The source of the rows of a scan; `AsyncTable.scan` describes them."""
 
 
+@dataclass(frozen=True, slots=True)
 class AsyncScan(ABC):
-    """What every scan can do: hand out its rows as Arrow batches, or all of them as one thing."""
+    """What to read. Every scan returns its rows as Arrow batches, or all of them at once."""
 
-    __slots__ = ()
-
-    stop: Stop
-    """Where to end; None follows."""
-    limit: int | None
+    connection: ClusterConnection
+    """The cluster of the table."""
+    info: TableInfo
+    """The table."""
+    columns: tuple[str, ...] | None = None
+    """The columns in the order of the result; None for all."""
+    filter: Expression | None = None
+    """Only rows that match."""
+    limit: int | None = None
     """At most this many rows."""
+    partitions: tuple[Partition, ...] | None = None
+    """Only these partitions; None for all."""
+    buckets: tuple[int, ...] | None = None
+    """Only these buckets; None for all."""
+
+    def check_limit(self) -> None:
+        """Raise `ValueError` for a negative limit."""
+        if self.limit is not None and self.limit < 0:
+            raise ValueError(f"limit {self.limit} is negative")
+
+    def check_choice(self) -> None:
+        """Raise `InvalidTableError` for buckets or partitions that the table cannot have."""
+        if self.buckets is not None:
+            check_buckets(self.buckets, self.info)
+        if self.partitions is not None and not self.info.is_partitioned:
+            raise InvalidTableError(f"table {self.info.path} is not partitioned")
+
+    @property
+    @abstractmethod
+    def follows(self) -> bool:
+        """Whether the scan follows the log and never ends."""
 
     @property
     @abstractmethod
@@ -42,7 +75,7 @@ class AsyncScan(ABC):
 
     @abstractmethod
     async def open(self) -> AsyncScanner:
-        """Start a run."""
+        """Start a run that can be polled and has positions."""
 
     async def __aiter__(self) -> AsyncIterator[pa.RecordBatch]:
         async with await self.open() as scanner:
@@ -50,64 +83,37 @@ class AsyncScan(ABC):
                 yield batch
 
     async def to_arrow(self) -> pa.Table:
-        """All rows as an Arrow table; the scan must be bounded."""
-        if self.stop is None and self.limit is None:
+        """Return all rows as an Arrow table; the scan must end, or have a limit."""
+        if self.follows and self.limit is None:
             raise ValueError("a scan that follows never ends; give stop or limit")
         batches = [batch async for batch in self]
         return pa.Table.from_batches(batches, schema=self.schema)
 
     async def to_pandas(self) -> pd.DataFrame:
-        """All rows as a pandas frame."""
+        """Return all rows as a pandas frame."""
         return (await self.to_arrow()).to_pandas()
 
     async def to_polars(self) -> pl.DataFrame:
-        """All rows as a polars frame."""
+        """Return all rows as a polars frame."""
         return polars_frame(await self.to_arrow())
 
     async def to_duckdb(
         self, connection: duckdb.DuckDBPyConnection | None = None
     ) -> duckdb.DuckDBPyRelation:
-        """All rows as a DuckDB relation, in a database of its own or in `connection`."""
+        """Return all rows as a DuckDB relation, in `connection` or in a new database."""
         return duckdb_relation(await self.to_arrow(), connection)
 
 
-class AsyncScanner(ABC):
-    """A run of a scan: iterate it, or `poll` it; `positions` says where it is."""
-
-    schema: pa.Schema
-    """The Arrow schema of the rows."""
-
-    @property
-    @abstractmethod
-    def finished(self) -> bool:
-        """A bounded scan has handed out everything."""
-
-    @abstractmethod
-    def positions(self) -> dict[TableBucket, int]:
-        """The offset after what was handed out, by bucket: a `start` to go on from."""
+class AsyncBatches(ABC):
+    """Arrow batches to iterate over and to close."""
 
     @abstractmethod
     async def next_batch(self) -> pa.RecordBatch | None:
-        """The next rows; None when the scan is finished. May be cancelled and called again."""
-
-    def at_hand(self) -> pa.RecordBatch | None:
-        """The next rows if nothing has to be waited for, else None; any thread may ask.
-
-        Never beside another call of the same run.
-        """
-        return None
+        """Return the next rows; None at the end. May be cancelled and called again."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Stop reading. Closing twice is fine."""
-
-    async def poll(self, timeout_ms: int = 1_000) -> pa.RecordBatch | None:
-        """The next rows, None if there are none within the time or the scan is finished."""
-        try:
-            async with asyncio.timeout(timeout_ms / 1000):
-                return await self.next_batch()
-        except TimeoutError:
-            return None
+        """Stop reading. Closing twice is no error."""
 
     def __aiter__(self) -> Self:
         return self
@@ -121,17 +127,43 @@ class AsyncScanner(ABC):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         await self.close()
 
 
+class AsyncScanner(AsyncBatches):
+    """A run of a scan: iterate it, or `poll` it; `positions` says where it is."""
+
+    schema: pa.Schema
+    """The Arrow schema of the rows."""
+
+    @property
+    @abstractmethod
+    def finished(self) -> bool:
+        """True when all rows of a bounded scan were handed out."""
+
+    @abstractmethod
+    def positions(self) -> dict[TableBucket, int]:
+        """Return the next offset of each bucket: a `start` to continue from."""
+
+    def at_hand(self) -> pa.RecordBatch | None:
+        """Return the next rows if they need no waiting, else None.
+
+        Any thread may call this, but not during another call of the same run.
+        """
+        return None
+
+    async def poll(self, timeout_ms: int = 1_000) -> pa.RecordBatch | None:
+        """Return the next rows; None if none arrive in time, or the scan is finished."""
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                return await self.next_batch()
+        except TimeoutError:
+            return None
+
+
 def polars_frame(table: pa.Table) -> pl.DataFrame:
-    """An Arrow table as a polars frame."""
+    """Convert an Arrow table to a polars frame."""
     import polars
 
     frame = polars.from_arrow(table)
@@ -142,7 +174,7 @@ def polars_frame(table: pa.Table) -> pl.DataFrame:
 def duckdb_relation(
     table: pa.Table, connection: duckdb.DuckDBPyConnection | None
 ) -> duckdb.DuckDBPyRelation:
-    """An Arrow table as a DuckDB relation."""
+    """Convert an Arrow table to a DuckDB relation."""
     import duckdb
 
     return (connection or duckdb.connect()).from_arrow(table)

@@ -1,25 +1,25 @@
-"""The plan of a union read: what is taken from the lake, what from the log, without gap or overlap.
+"""The plan of a union read: which rows come from the lake and which from the log.
 
-A plan is made once, by whoever drives the read, and everything after it reads exactly what it
-names, however long that takes and whatever tiering does meanwhile:
+A plan is made once. The read follows it exactly, however long it takes and whatever tiering does
+meanwhile. The steps have this order:
 
-| step | why in this order |
+| step | why now |
 |---|---|
 | the lake snapshot and its offsets | everything below these offsets is in the lake |
-| partitions | all that the snapshot has; what is created later is not part of the read |
-| first and end offsets of the buckets | the tail: [lake offset, end) of every bucket |
+| partitions | all that the snapshot has; later ones are not part of the read |
+| first and end offsets of the buckets | the tail is [lake offset, end) of every bucket |
 | the table | its schema covers every row below the end offsets |
 
-A bucket that the snapshot does not have is read from the log alone. When its log begins after the
-lake's offset, rows lie in neither; a newer snapshot may have them by then, and if there is none the
-plan fails rather than to leave rows out. The same goes for a primary-key table whose changelog no
-longer begins at its first change: rows that were not changed since would be missing. And for rows
-that left the log for a snapshot which tiering has not reported as readable.
+A bucket that the snapshot lacks is read from the log alone. If its log begins after the lake's
+offset, rows are in neither; a newer snapshot may have them, and if there is none the plan fails
+instead of leaving rows out. The plan also fails for a primary-key table whose changelog does not
+begin at its first change, because unchanged rows would be missing, and for rows that left the log
+for a snapshot that tiering has not reported as readable.
 
-A partition that was dropped from the table stays in the lake, and a union read has its rows: the
-lake is where a table's past is kept. It has no tail any more. When a partition of the same name was
-created since, it is another one: of the lake only rows are read that were tiered from it, so before
-its first round none. A read of the lake alone has the old rows until that round.
+A partition that was dropped from the table stays in the lake, and a union read returns its rows,
+because the lake keeps a table's past. It has no tail. A new partition of the same name is another
+partition: from the lake only rows are read that were tiered from it, so none before its first
+round. A read of the lake alone returns the old rows until that round.
 """
 
 from __future__ import annotations
@@ -45,37 +45,37 @@ from zufluss.model.partition import check_partitioned, partition_name
 from zufluss.model.table import TableBucket, TableInfo, TablePath
 
 PIN_TRIES: Final = 3
-"""How often a plan starts anew because a partition or old log went away while it was made."""
+"""Tries to make a plan while partitions are dropped or old log is removed."""
 
 
 @dataclass(frozen=True, slots=True)
 class TailRange:
-    """The part of a bucket's log that is not in the lake. Pickles; small."""
+    """The range of a bucket's log that is not in the lake. Small, and can be pickled."""
 
     bucket: TableBucket
     """The bucket."""
     partition: str | None
-    """The name of its partition."""
+    """The partition's name; None without partitions."""
     start: int
-    """The first offset that the lake does not have."""
+    """The first offset that the lake lacks."""
     stop: int
-    """The offset after the last one; equal to `start` where there is no tail."""
+    """The end of the range; equal to `start` if the tail is empty."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnionPlan:
-    """A union read, pinned."""
+    """A pinned union read."""
 
     info: TableInfo
     """The table; its schema covers every row of the read."""
     lake: LakeSnapshot | None
-    """The snapshot to read, None when nothing was tiered yet."""
+    """The snapshot to read; None before the first tiering round."""
     tail: tuple[TailRange, ...]
-    """One range for every bucket of the partitions that exist; none when only the lake is read."""
+    """One range per bucket of the existing partitions; empty if only the lake is read."""
     partitions: tuple[str, ...] | None = None
-    """Names of the partitions to read, None for all; the lake may have more than the table."""
+    """Names of the partitions to read; None for all, including dropped ones in the lake."""
     fresh: tuple[str, ...] = ()
-    """Names of partitions of which nothing was tiered: what the lake has under them is older."""
+    """Names of partitions without tiered rows; rows of that name in the lake are older."""
 
     @property
     def lake_format(self) -> str:
@@ -90,44 +90,45 @@ async def plan_union(
     *,
     read_optimized: bool = False,
 ) -> UnionPlan:
-    """Pin a union read of a table; with `read_optimized` of what the lake has of it, no more.
+    """Pin a union read of a table; with `read_optimized` only of its lake snapshot.
 
-    A `TableInfo` says which table is meant should another one of its name exist by now.
+    A `TableInfo` names the table by its id; a table that was created again raises
+    `TableNotExistError`.
     """
     path = table.path if isinstance(table, TableInfo) else as_path(table)
     table_id = table.table_id if isinstance(table, TableInfo) else None
-    wanted = None if partitions is None else tuple(partitions)
+    chosen = None if partitions is None else tuple(partitions)
     tries = PIN_TRIES
     while True:
         tries -= 1
         try:
-            return await _pin(connection, path, table_id, wanted, read_optimized)
+            return await _pin(connection, path, table_id, chosen, read_optimized)
         except (PartitionNotExistError, UnknownTableOrBucketError, OffsetOutOfRangeError):
             if not tries:
                 raise
 
 
 def lake_format(info: TableInfo) -> str:
-    """The lake format of a table; `InvalidTableError` when it has none."""
-    found = info.property(t.TABLE_DATALAKE_FORMAT)
-    if found is None:
+    """The lake format of a table; raises `InvalidTableError` if it has none."""
+    lake = info.property(t.TABLE_DATALAKE_FORMAT)
+    if lake is None:
         raise InvalidTableError(
             f"table {info.path} has no lake: the cluster had no datalake.format when it was "
             "created; its rows are in its log only"
         )
-    return str(found)
+    return str(lake)
 
 
 async def _pin(
     connection: ClusterConnection,
     path: TablePath,
     table_id: int | None,
-    wanted: tuple[Partition, ...] | None,
+    partitions: tuple[Partition, ...] | None,
     read_optimized: bool,
 ) -> UnionPlan:
     info = await table_info(connection, path)
     _check_same(info, table_id)
-    names = None if wanted is None else _names(info, wanted)
+    names = None if partitions is None else _names(info, partitions)
     lake, hidden = await _snapshots(connection, path)
     places = await _places(connection, info, names)
     if names is not None and lake is None:
@@ -145,27 +146,29 @@ async def _pin(
 async def _snapshots(
     connection: ClusterConnection, path: TablePath
 ) -> tuple[LakeSnapshot | None, LakeSnapshot | None]:
-    """The snapshot to read; or none, and the one that cannot be read yet, if there is one."""
+    """The readable snapshot; if there is none, the newest unreadable one in second place."""
     lake = await lake_snapshot(connection, path, readable=True)
     if lake is not None:
         return lake, None
     newest = await lake_snapshot(connection, path)
     if newest is None:
         return None, None
-    lake = await lake_snapshot(connection, path, readable=True)  # it may have come in between
+    lake = await lake_snapshot(
+        connection, path, readable=True
+    )  # it may have become readable meanwhile
     return lake, newest if lake is None else None
 
 
-def _names(info: TableInfo, wanted: Sequence[Partition]) -> tuple[str, ...]:
+def _names(info: TableInfo, partitions: Sequence[Partition]) -> tuple[str, ...]:
     check_partitioned(info)
     keys = info.partition_keys
-    return tuple(p if isinstance(p, str) else partition_name(keys, p) for p in wanted)
+    return tuple(p if isinstance(p, str) else partition_name(keys, p) for p in partitions)
 
 
 async def _places(
     connection: ClusterConnection, info: TableInfo, names: tuple[str, ...] | None
 ) -> list[BucketPlace]:
-    """The buckets that exist, of all partitions or of those named."""
+    """The existing buckets of all partitions, or of the named ones."""
     parts: list[tuple[int | None, str | None]] = [(None, None)]
     if info.is_partitioned:
         listed = await list_partitions(connection, info.path)
@@ -189,9 +192,9 @@ async def _tail(
     places: list[BucketPlace],
     lake: LakeSnapshot | None,
 ) -> tuple[TailRange, ...]:
-    homeless = [p for p in places if connection.metadata.leader(p.bucket) is None]
-    if homeless:
-        names = {place.partition for place in homeless}
+    leaderless = [p for p in places if connection.metadata.leader(p.bucket) is None]
+    if leaderless:
+        names = {place.partition for place in leaderless}
         await connection.refresh_leaders(info, filter(None, names))
     first, end = await asyncio.gather(
         list_offsets(connection, info, places, "earliest"),
@@ -207,7 +210,7 @@ async def _tail(
 def tail_range(
     info: TableInfo, place: BucketPlace, tiered: int | None, first: int, end: int
 ) -> TailRange:
-    """The tail of one bucket; an error when lake and log do not fit together."""
+    """The tail of one bucket; raises `OffsetOutOfRangeError` if rows are missing."""
     if tiered is not None and first > tiered:
         raise OffsetOutOfRangeError(
             f"table {info.path}, {_text(place)}: the log begins at offset {first}, the lake ends "
@@ -251,7 +254,7 @@ def _check_partitions(
 
 
 def _check_hidden(info: TableInfo, tail: Sequence[TailRange], hidden: LakeSnapshot | None) -> None:
-    """Rows that left the log for a snapshot that cannot be read yet must not be left out."""
+    """Raise if rows left the log for a snapshot that is not readable yet."""
     tiered = {} if hidden is None else hidden.offsets
     if hidden is not None and any(part.start and tiered.get(part.bucket) for part in tail):
         raise OffsetOutOfRangeError(
@@ -261,7 +264,7 @@ def _check_hidden(info: TableInfo, tail: Sequence[TailRange], hidden: LakeSnapsh
 
 
 def _check_lake(info: TableInfo, lake: LakeSnapshot | None, hidden: LakeSnapshot | None) -> None:
-    """Nothing in the lake yet is an empty read; a table that is not tiered at all is a mistake."""
+    """Raise if a read of the lake alone is impossible; an empty lake of a tiered table is not."""
     if hidden is not None:
         raise InvalidTableError(
             f"table {info.path}: lake snapshot {hidden.snapshot_id} cannot be read yet; "

@@ -1,17 +1,16 @@
-"""Reading a table from the lake and its log together: the same rows as the live table has.
+"""Reads lake and log of a table together: the same rows as the live table has.
 
-A scan is a description; a run pins a plan (`read/union_plan.py`) when it is opened and reads
-exactly that.
+A scan is a description. A run pins a plan (`read/union_plan.py`) when it is opened, and reads
+exactly that plan.
 
-| table | a run hands out |
+| table | rows of a run |
 |---|---|
-| log table | the rows in the lake, then the log from there to the end it had |
-| log table, `stop=None` | the rows in the lake, then the log from there on, for ever |
-| primary-key table | the rows in the lake whose key has no change in the log behind it, then what |
-|  | these changes leave |
+| log table | the rows in the lake, then the log up to its end at the pinning |
+| log table, `stop=None` | the rows in the lake, then the log without an end |
+| primary-key table | the rows in the lake without a later change, then the changed rows |
 
-Memory: of a log table a few batches. Of a primary-key table the keys and rows that were changed
-since the last tiering, which are read when the run is opened.
+A run of a log table holds a few batches in memory. A run of a primary-key table holds the keys and
+rows that changed since the last tiering; it reads them when it is opened.
 """
 
 from __future__ import annotations
@@ -23,9 +22,6 @@ from typing import Final, Literal, Protocol
 
 import pyarrow as pa
 
-from zufluss.client.core.catalog import Partition
-from zufluss.client.core.cluster import ClusterConnection
-from zufluss.client.core.offsets import check_buckets
 from zufluss.client.read.lake_rows import LakeRows
 from zufluss.client.read.log_scan import AsyncLogScan, AsyncLogScanner
 from zufluss.client.read.scan import AsyncScan, AsyncScanner
@@ -39,46 +35,30 @@ from zufluss.client.read.union_rows import (
 )
 from zufluss.errors import InvalidTableError
 from zufluss.lake.fold import Folded, Folder
-from zufluss.model.expression import Expression
-from zufluss.model.table import TableBucket, TableInfo
+from zufluss.model.table import TableBucket
 
 FOLDED_AT_ONCE: Final = 4
-"""Buckets of a primary-key table whose changes are read at the same time."""
+"""Buckets of a primary-key table whose changes are read concurrently."""
 
 
 @dataclass(frozen=True, slots=True)
 class AsyncUnionScan(AsyncScan):
-    """What to read of lake and log. Make it with `table.scan(source="union")`, or `"lake"`.
+    """What to read of lake and log; `table.scan(source="union")` or `"lake"` makes it.
 
     >>> await table.scan(source="union").to_pandas()  # doctest: +SKIP
     >>> async for batch in table.scan(source="union", stop=None):  # doctest: +SKIP
     ...     print(batch.num_rows)
     """
 
-    connection: ClusterConnection
-    """Where the table is."""
-    info: TableInfo
-    """The table."""
-    columns: tuple[str, ...] | None = None
-    """The columns in the order wanted; None means all."""
-    filter: Expression | None = None
-    """Only rows that match."""
     stop: Literal["latest"] | None = "latest"
-    """The end that the log has when the run is opened; None follows."""
-    limit: int | None = None
-    """At most this many rows."""
-    partitions: tuple[Partition, ...] | None = None
-    """Only these partitions; None means all, dropped ones in the lake included."""
-    buckets: tuple[int, ...] | None = None
-    """Only these buckets; None means all."""
+    """`"latest"` ends where the log ends when the run is opened; None follows the log."""
     with_offsets: bool = False
-    """Add `__offset`, `__timestamp` and `__bucket`, of a primary-key table those of the change."""
+    """Add `__offset`, `__timestamp` and `__bucket` of the record or of the last change."""
     lake_only: bool = False
-    """Leave the log out."""
+    """Read the lake only."""
 
     def __post_init__(self) -> None:
-        if self.limit is not None and self.limit < 0:
-            raise ValueError(f"limit {self.limit} is negative")
+        self.check_limit()
         if self.stop is None and self.lake_only:
             raise ValueError('only a log can be followed; use source="union" for lake, then log')
         if self.stop is None and self.info.has_primary_key:
@@ -86,11 +66,13 @@ class AsyncUnionScan(AsyncScan):
                 f"table {self.info.path} has a primary key; its rows change, so a scan of them has "
                 "an end. table.changelog(stop=None) follows the changes"
             )
-        if self.buckets is not None:
-            check_buckets(self.buckets, self.info)
-        if self.partitions is not None and not self.info.is_partitioned:
-            raise InvalidTableError(f"table {self.info.path} is not partitioned")
+        self.check_choice()
         self.shape()
+
+    @property
+    def follows(self) -> bool:
+        """Whether the scan has no stop."""
+        return self.stop is None
 
     @property
     def schema(self) -> pa.Schema:
@@ -98,17 +80,17 @@ class AsyncUnionScan(AsyncScan):
         return self.shape().schema
 
     def shape(self) -> UnionShape:
-        """What is read and handed out."""
+        """The columns and the filter of the scan."""
         return UnionShape(self.info, self.columns, self.filter, self.with_offsets)
 
     async def plan(self) -> UnionPlan:
-        """What a run that is opened now would read."""
+        """Pin a plan, as a run that is opened now would."""
         return await plan_union(
             self.connection, self.info, self.partitions, read_optimized=self.lake_only
         )
 
     async def open(self) -> AsyncUnionScanner:
-        """Pin a plan and start a run of it."""
+        """Pin a plan and start a run."""
         scanner = AsyncUnionScanner(self, await self.plan())
         try:
             await scanner.start()
@@ -123,7 +105,7 @@ class AsyncUnionScan(AsyncScan):
 
 
 class _Part(Protocol):
-    """Something that hands out batches until there are no more."""
+    """A part of the read that returns batches until None."""
 
     async def next_batch(self) -> pa.RecordBatch | None: ...
 
@@ -139,9 +121,9 @@ class AsyncUnionScanner(AsyncScanner):
 
     def __init__(self, scan: AsyncUnionScan, plan: UnionPlan) -> None:
         self.scan = scan
-        """What is read."""
+        """The scan of this run."""
         self.plan = plan
-        """What the run is pinned to."""
+        """The lake snapshot and the ranges of the log that are read."""
         self.schema = scan.schema
         """The Arrow schema of the rows."""
         self._shape = scan.shape()
@@ -153,7 +135,7 @@ class AsyncUnionScanner(AsyncScanner):
     # -- start ---------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Open the lake and the tail; of a primary-key table the tail is read here."""
+        """Open the lake and the tail; reads the whole tail of a primary-key table."""
         if self.plan.info.has_primary_key:
             changed, rows = await self._fold()
             self._add_lake(changed)
@@ -179,7 +161,7 @@ class AsyncUnionScanner(AsyncScanner):
         return [part for part in tail if chosen is None or part.bucket.bucket_id in chosen]
 
     async def _open_tail(self) -> AsyncLogScanner | None:
-        """The log behind the lake, None where there is none and none can come."""
+        """Open the log behind the lake; None if there is none and none can come."""
         wanted, follows = self._wanted(), self.scan.stop is None
         names = tuple(dict.fromkeys(part.partition for part in wanted if part.partition))
         every = not self.plan.info.is_partitioned or (follows and self.scan.partitions is None)
@@ -190,8 +172,8 @@ class AsyncUnionScanner(AsyncScanner):
             self.plan.info,
             tuple(self._shape.columns),
             self._shape.prune,
-            {part.bucket: part.start for part in wanted},
-            None if follows else {part.bucket: part.stop for part in wanted},
+            start={part.bucket: part.start for part in wanted},
+            stop=None if follows else {part.bucket: part.stop for part in wanted},
             partitions=None if every else names,
             buckets=self.scan.buckets,
             with_offsets=self.scan.with_offsets,
@@ -227,11 +209,11 @@ class AsyncUnionScanner(AsyncScanner):
 
     @property
     def finished(self) -> bool:
-        """A bounded scan has handed out everything."""
+        """True when all rows of a bounded scan were handed out."""
         return not self._parts or self._left == 0
 
     def positions(self) -> dict[TableBucket, int]:
-        """Where a scan of the log goes on from here, by bucket; not while the lake is read."""
+        """Return the next offset of each bucket; raises while the lake is read."""
         if self.plan.info.has_primary_key or self.scan.lake_only:
             raise InvalidTableError(
                 f"a scan of {self.plan.info.path} has positions only where it follows a log"
@@ -241,7 +223,7 @@ class AsyncUnionScanner(AsyncScanner):
         return {} if self._tail is None else self._tail.positions()
 
     async def next_batch(self) -> pa.RecordBatch | None:
-        """The next rows; None when the scan is finished."""
+        """Return the next rows; None at the end. May be cancelled and called again."""
         while not self.finished:
             batch = await self._parts[0].next_batch()
             if batch is None:
@@ -257,7 +239,7 @@ class AsyncUnionScanner(AsyncScanner):
         return batch
 
     async def close(self) -> None:
-        """Stop reading. Closing twice is fine."""
+        """Stop reading. Closing twice is no error."""
         self._parts = []
         while self._open:
             await self._open.pop().close()
@@ -268,7 +250,7 @@ class AsyncUnionScanner(AsyncScanner):
 
 
 class _Tail:
-    """The log behind the lake, in the form of the union read."""
+    """The log behind the lake, in the columns of the union read."""
 
     def __init__(self, scanner: AsyncLogScanner, shape: UnionShape) -> None:
         self._scanner = scanner
@@ -286,7 +268,7 @@ class _Tail:
 
 
 class _TableRows:
-    """Rows that are there already."""
+    """Rows in memory."""
 
     def __init__(self, rows: pa.Table) -> None:
         self._batches = rows.to_batches()
