@@ -42,7 +42,7 @@ from zufluss.model.table import TableInfo
 from zufluss.testing.server import DevServer
 
 FUNCTIONS = {"a": "sum", "b": "max", "c": "sum", "d": "sum"}
-"""Of the columns that do not just keep their last value."""
+"""Functions of the columns that do not just keep their last value."""
 OTHERS = "last_value_ignore_nulls"
 KEYS = 200_000
 BUCKETS = 4

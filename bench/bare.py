@@ -1,4 +1,4 @@
-"""The machine's own limit: a bare asyncio server that moves the same bytes and knows nothing.
+"""The machine's own limit: a bare asyncio server that only moves the same bytes.
 
 * `append` receives frames, writes each to a file and answers with a few bytes; with `ack` the
   answer waits for an fdatasync that all frames in flight share, with `os` it does not.

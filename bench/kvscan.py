@@ -43,7 +43,7 @@ BUCKETS = 4
 PAGE_ROWS = 65_536
 """Rows that the bare side decodes at once."""
 STANDING = 6
-"""Scans that stand still; a bucket may have eight."""
+"""Paused scans; a bucket may have eight."""
 TOP_ROWS = 10
 TOP_KIB = 64
 COLUMNS = ["id", "c"]
@@ -63,7 +63,7 @@ def run(directory: Path, rounds: int, quick: bool, keys: int = KEYS) -> Iterator
 
 
 class Scanned:
-    """A table of many keys, and who reads and writes it."""
+    """A table of many keys, and the clients that read and write it."""
 
     def __init__(self, server: DevServer, keys: int) -> None:
         self.server = server
@@ -107,7 +107,7 @@ class Scanned:
         return self.keys / self.reader.do(do="scan", table=name, columns=columns, expect=self.keys)
 
     def memory(self) -> Measure:
-        """Per scan that stands still."""
+        """Memory per scan that is paused."""
         page = o.CLIENT_SCANNER_KV_FETCH_MAX_BYTES.default
         before = rss_bytes(family(self.server.pid))
         with ExitStack() as stack:
@@ -125,7 +125,7 @@ class Scanned:
         )
 
     def writers(self, rounds: int, batches: int) -> Measure:
-        """Upserts with and without somebody who scans."""
+        """Upserts with and without a concurrent scan."""
         with_scan, alone = alternate(
             rounds,
             self.pids,

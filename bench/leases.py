@@ -9,7 +9,7 @@
 * `other`: an acquire of another lease while those 10,000 renew without end: the slowest of a
   hundred, against a bare transaction of the same bytes beside nothing.
 
-All tablet servers there are is one that does nothing; snapshots are rows in the store.
+The only tablet server does nothing; snapshots exist as records in the store only.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ BUCKETS = 1_000
 """Of each partition."""
 LEASES = 10_000
 QUICK = 10
-"""So many times less of each with `--quick`."""
+"""Divisor of all counts with `--quick`."""
 ACQUIRES = 100
 """Acquires beside renewals, in each round."""
 ARRIVING = 50
@@ -88,35 +88,35 @@ class IdleTablet:
         replicas: Sequence[ReplicaAssignment],
         producers: Sequence[TableProducers] = (),
     ) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     async def update_metadata(self, changes: Sequence[ImageChange]) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     async def start_replicas(self, replicas: Sequence[ReplicaAssignment]) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     async def stop_replicas(self, replicas: Sequence[ReplicaStop]) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     async def notify_lake_offsets(self, offsets: Sequence[LakeOffsets]) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     async def notify_kv_snapshot_offset(self, offsets: Sequence[KvSnapshotOffset]) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     async def update_locations(self, locations: Locations) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     async def update_producers(self, tables: Sequence[TableProducers]) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     async def producer_idle_ms(self, table_id: int, numbers: Sequence[int]) -> list[int]:
-        """They never wrote."""
+        """Answer that no producer ever wrote."""
         return [-1] * len(numbers)
 
     async def end_offsets(self, buckets: Sequence[TableBucket]) -> dict[TableBucket, int]:
-        """All are empty."""
+        """Answer that all logs are empty."""
         return dict.fromkeys(buckets, 0)
 
 
@@ -174,7 +174,7 @@ class Leased:
         await self.call(ApiKey.DROP_KV_SNAPSHOT_LEASE, lease_id=lease_id)
 
     async def stored(self, lease_id: str) -> list[Entry]:
-        """What a lease is in the store."""
+        """The records of a lease in the store."""
         return await self.store.tree(head_path(lease_id))
 
     async def bare(self, values: Sequence[bytes]) -> float:
@@ -235,7 +235,7 @@ class Leased:
     # Many small leases
 
     async def many(self, rounds: int, count: int) -> list[Measure]:
-        """Renewals of many leases at once, and somebody else beside them."""
+        """Renewals of many leases at once, and another acquire at the same time."""
         ids = [f"small-{number}" for number in range(count)]
         await asyncio.gather(*(self._acquire_one(i, at) for at, i in enumerate(ids)))
         rates: list[float] = []

@@ -69,7 +69,7 @@ class Side:
         raise NotImplementedError
 
     def close(self) -> None:
-        """Leave nothing behind."""
+        """Drop the tables and close the connections."""
         for info in [*self._tables]:
             self.drop(info)
         if "client" in self.__dict__:

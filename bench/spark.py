@@ -1,4 +1,4 @@
-"""`format("fluss")` in Spark, each against the same without us in the same session.
+"""`format("fluss")` in Spark, compared with the same work without zufluss in the same session.
 
 * `read`: rows of a log table to the `noop` sink, against a bare Python source (`bench.bare_source`)
   that hands out the very same batches from memory. Time, and CPU of everything: JVM, Python
@@ -86,7 +86,7 @@ class SparkBench:
     # -- batches -------------------------------------------------------------------------------
 
     def read(self, rows: int, rounds: int) -> Iterator[Measure]:
-        """All rows of a table to nowhere."""
+        """Read all rows of a table into the `noop` sink."""
         info = new_table(self.connection, "read", COLUMNS, buckets=BUCKETS)
         with self.connection.table(str(info.path)).append() as writer:
             for start in range(0, rows, BATCH_ROWS):

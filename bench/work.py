@@ -1,4 +1,4 @@
-"""What all benchmarks work with: rows, request frames, processes and their cost."""
+"""Helpers for all benchmarks: rows, request frames, processes and their cost."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def story(directory: str) -> None:
 
 @contextmanager
 def ended(service: TieringProcess) -> Iterator[None]:
-    """Whatever happens, the service and what it started do not go on."""
+    """Stop the service and its child processes, whatever happens."""
     try:
         yield
     except BaseException:
@@ -226,7 +226,7 @@ class Follower:
         self.changes: list[pa.RecordBatch] = []
         """All of them, in the order they came."""
         self.on_change: Callable[[int], None] = lambda count: None
-        """Told how many changes came."""
+        """Called with the number of changes so far."""
         self._scanner = table.changelog(["id", "status"], stop=None).open()
         self._moved = threading.Condition()
         self._stop = threading.Event()
@@ -314,7 +314,7 @@ def compare(orders: zufluss.Table, follower: Follower, one: int) -> None:
 
 
 def bar() -> tuple[ProgressColumn, ...]:
-    """What a progress line shows."""
+    """The columns of a progress line."""
     text = TextColumn("  {task.description:<24}")
     return (text, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
 

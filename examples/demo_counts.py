@@ -37,7 +37,7 @@ BEGINNING = np.datetime64("2026-01-01T00:00:00", "ms")
 
 
 def write(bootstrap: str, kept: Path) -> None:
-    """Write all events from the last checkpoint on, and say how far it is."""
+    """Write all events from the last checkpoint on, and print the progress."""
     position, state = restored(kept)
     with zufluss.connect(bootstrap) as connection:
         table = connection.table(TABLE)
@@ -55,7 +55,7 @@ def write(bootstrap: str, kept: Path) -> None:
 
 
 def restored(kept: Path) -> tuple[int, ProducerState | None]:
-    """Where the source and the table stood at the last checkpoint."""
+    """Position of the source and state of the writer at the last checkpoint."""
     if not kept.exists():
         return 0, None
     found = json.loads(kept.read_text())
@@ -63,14 +63,14 @@ def restored(kept: Path) -> tuple[int, ProducerState | None]:
 
 
 def keep(kept: Path, position: int, state: ProducerState) -> None:
-    """Position and state, both or neither."""
+    """Store position and state in one step."""
     new = kept.with_suffix(".new")
     new.write_text(json.dumps({"position": position, "state": state.to_bytes().decode()}))
     new.replace(kept)
 
 
 def tell(line: str) -> None:
-    """A line for the process that started this one."""
+    """Print a line for the parent process."""
     print(line, flush=True)
 
 
@@ -136,7 +136,7 @@ class Writing:
         self.begun = 0
         """The event it began with."""
         self.undone = 0
-        """Rows that were put back before."""
+        """Rows that the undo restored before it began."""
 
     def __enter__(self) -> Writing:
         line = next(self._lines(), ["restored", "0", "0"])
@@ -144,7 +144,7 @@ class Writing:
         return self
 
     def run_on(self, until: int) -> int:
-        """Let it write past this event, and a bit behind a checkpoint; 0: to its end."""
+        """Let the writer pass this event and then a checkpoint; 0 means to its end."""
         from demo_lake import check
 
         for _, written in self._lines():

@@ -43,17 +43,17 @@ console = Console()
 
 
 class DemoError(Exception):
-    """Something is not as the demo says."""
+    """A check of the demo failed."""
 
 
 def check(fine: bool, otherwise: str) -> None:
-    """End the demo unless something is as it should be."""
+    """Raise unless a check holds."""
     if not fine:
         raise DemoError(otherwise)
 
 
 def say(text: str) -> None:
-    """One line of the story."""
+    """Print one line."""
     console.print(f"[bold cyan]▸[/] {text}")
 
 
@@ -184,17 +184,17 @@ class Shown:
     # -- waiting -------------------------------------------------------------------------------
 
     def moved_on(self) -> bool:
-        """There is a newer snapshot than the last one seen."""
+        """Whether there is a newer snapshot than the last one seen."""
         found = self.connection.admin.lake_snapshot(self.name, readable=True)
         return found is not None and found.snapshot_id not in self.snapshots
 
     def caught_up(self) -> bool:
-        """Everything is in the lake."""
+        """Whether every row is in the lake."""
         plan = self.connection.plan_union(self.name)
         return plan.lake is not None and all(part.start == part.stop for part in plan.tail)
 
     def wait(self, condition: Callable[[], bool]) -> None:
-        """Wait for one of those, but not for ever."""
+        """Wait for a condition, with a deadline."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not condition():
             what = (condition.__doc__ or "").strip(" .").lower()
@@ -207,7 +207,7 @@ class Shown:
     # -- comparing -----------------------------------------------------------------------------
 
     def compare(self, nth: int) -> None:
-        """Lake and log together have the rows of the live table at the same offsets."""
+        """Check that lake and log together have the rows of the live table at the same offsets."""
         began = time.perf_counter()
         with self.table.scan(source="union").open() as scanner:
             assert isinstance(scanner, UnionScanner)
@@ -232,7 +232,7 @@ class Shown:
         return self.table.info.has_primary_key
 
     def look_into_lake(self) -> None:
-        """The lake alone, read by pyiceberg, has exactly the rows of the live table."""
+        """Check that the lake, read by pyiceberg, has exactly the rows of the live table."""
         catalog = load_catalog("zufluss", **catalog_properties(self.table.info, "iceberg"))
         lake = catalog.load_table(tuple(self.name.split(".")))
         names = self.table.schema.names
@@ -266,7 +266,7 @@ def fold(table: zufluss.Table, plan: UnionPlan) -> pa.Table:
 
 
 def summary(shown: list[Shown]) -> None:
-    """What it was all about."""
+    """Print the summary."""
     grid = Grid(title="what the lake has now", title_justify="left")
     for heading in ("table", "rows", "snapshots", "files", "MB", "union reads compared"):
         grid.add_column(heading, justify="left" if heading == "table" else "right")

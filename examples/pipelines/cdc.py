@@ -8,7 +8,7 @@
          ├──────────────► audit (log): every change, and when
          └──────────────► cities (aggregation): +1 and -1 add up to customers per city
 
-Each target has a query and a checkpoint of its own, and goes on by itself where it was stopped.
+Each target has a query and a checkpoint of its own, and continues where it was stopped.
 The counts per city follow updates and deletes: the changelog has the row before and after.
 """
 
@@ -64,7 +64,7 @@ def main(spark: SparkSession, bootstrap: str) -> None:
 
 
 def create_tables(connection: zufluss.Connection) -> None:
-    """The table, and what follows it."""
+    """Create the table and the tables that follow it."""
     empty_database(connection, "example_cdc")
     create = connection.admin.create_table
     customer = "id INT, name STRING, city STRING"
@@ -79,14 +79,14 @@ def create_tables(connection: zufluss.Connection) -> None:
 
 
 def apply(changes: DataFrame) -> None:
-    """Bring changes into the table: those of one customer in one task, in their order."""
+    """Apply changes to the table: those of one customer in one task, in order."""
     ordered = changes.repartition("id").sortWithinPartitions("seq").drop("round", "seq")
     writing = ordered.write.format("fluss").option("write.change-type-column", "op")
     writing.option("table", "example_cdc.customers").mode("append").save()
 
 
 def follow(rows: DataFrame, table: str, checkpoints: str) -> StreamingQuery:
-    """Write a stream to a table, exactly once; it runs when this returns."""
+    """Start a query that writes a stream to a table, exactly once."""
     writing = rows.writeStream.format("fluss").option("table", f"example_cdc.{table}")
     query = writing.option("checkpointLocation", f"{checkpoints}/{table}").start()
     query.processAllAvailable()

@@ -6,8 +6,8 @@
     clicks (log) ─────────────► "1 view" ─────────────► dashboard (aggregation)
                                                         views add up, last_seen is the latest
 
-The rows of the dashboard are merged where they are kept, so the stream has no state: it hands over
-every click, and each is counted once, also when the query is killed and started again.
+The server merges the rows of the dashboard, so the stream has no state: it passes every click on,
+and each is counted once, also when the query is killed and started again.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def create_tables(connection: zufluss.Connection) -> None:
 
 
 def start(spark: SparkSession, checkpoint: str) -> StreamingQuery:
-    """The pipeline itself; it runs when this returns."""
+    """Start the pipeline itself."""
     clicks = spark.readStream.format("fluss").load("example_clicks.clicks")
     counts = clicks.selectExpr("page", "1L AS views", "ms AS slowest", "at AS last_seen")
     writing = counts.writeStream.format("fluss").option("table", "example_clicks.dashboard")
@@ -80,7 +80,7 @@ def start(spark: SparkSession, checkpoint: str) -> StreamingQuery:
 
 
 def click(clicks: zufluss.Table) -> Counter[str]:
-    """People who click, for some seconds; on what, and how often."""
+    """Append clicks for some seconds; returns the clicks per page."""
     rng = np.random.default_rng(5)
     clicked: Counter[str] = Counter()
     with clicks.append() as writer:
@@ -95,7 +95,7 @@ def click(clicks: zufluss.Table) -> Counter[str]:
 
 
 def show(dashboard: zufluss.Table) -> None:
-    """What somebody who looks at the dashboard sees."""
+    """Print the rows of the dashboard."""
     rows = dashboard.lookup(PAGES, missing="drop").to_pylist()
     seen = ", ".join(f"{row['page']} [bold]{row['views']:,}[/]" for row in rows)
     say(f"dashboard: {seen or 'nothing yet'}")

@@ -1,10 +1,10 @@
-"""A Spark Declarative Pipeline: you say what there shall be, `spark-pipelines run` brings it about.
+"""A Spark Declarative Pipeline: you declare views and sinks, `spark-pipelines run` fills them.
 
     sales (log) ──► paid_sales, a view ──► takings, a sink (aggregation): sales and cents by shop
 
 `declarative/` is the pipeline, laid out as by `spark-pipelines init`: a file of definitions, and a
-spec. This script makes the tables, runs the pipeline on some sales, and looks at what came of it.
-It needs what `pip install 'pyspark[pipelines]'` brings.
+spec. This script creates the tables, runs the pipeline on some sales, and checks the result.
+It needs the packages of `pip install 'pyspark[pipelines]'`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TAKINGS = [{"shop": "Bern", "sales": 2, "cents": 1340}, {"shop": "Ulm", "sales":
 
 
 def main(bootstrap: str) -> None:
-    """Sell something, run the pipeline, and look."""
+    """Append sales, run the pipeline, and check the result."""
     with zufluss.connect(bootstrap) as connection, tempfile.TemporaryDirectory() as directory:
         create_tables(connection)
         with connection.table("example_shop.sales").append() as writer:
@@ -43,7 +43,7 @@ def main(bootstrap: str) -> None:
 
 
 def create_tables(connection: zufluss.Connection) -> None:
-    """What is read, and what the sink writes to."""
+    """Create the source table and the table that the sink writes to."""
     empty_database(connection, "example_shop")
     connection.admin.create_table("example_shop.sales", "shop STRING, cents BIGINT", bucket_count=1)
     connection.admin.create_table(
@@ -55,7 +55,7 @@ def create_tables(connection: zufluss.Connection) -> None:
 
 
 def copied(directory: Path, bootstrap: str) -> Path:
-    """The pipeline in another directory, for this cluster; you write both into the spec."""
+    """Copy the pipeline to another directory and set the cluster's address in its spec."""
     shutil.copytree(PIPELINE, directory, dirs_exist_ok=True)
     spec = directory / "spark-pipeline.yml"
     said = yaml.safe_load(spec.read_text())
@@ -66,7 +66,7 @@ def copied(directory: Path, bootstrap: str) -> Path:
 
 
 def run_pipeline(directory: Path) -> None:
-    """`spark-pipelines run`, where the spec lies; what it says about its flows is said here."""
+    """Run `spark-pipelines run` in the directory of the spec; prints its messages on flows."""
     environ = {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"} | os.environ
     use_java(environ)
     command = [str(Path(sysconfig.get_path("scripts")) / "spark-pipelines"), "run"]

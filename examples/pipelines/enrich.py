@@ -1,13 +1,13 @@
-"""Orders completed with what is known about their customers, while they come in.
+"""Orders that are enriched with data of their customers as they arrive.
 
     orders (log) ──► stream ──► mapInArrow: look up the customers of a batch ──► bills (primary key)
                                      │
                                      ▼
                                customers (primary key), changing meanwhile
 
-A lookup asks the server that holds the key, so an order meets the customer as he is at that moment:
-no copy of the table in Spark, no state, no watermark. One request has all keys of an Arrow batch.
-Bills are upserted by order id, so a task that runs again writes the same rows over the same ones.
+A lookup asks the server that has the key, so an order gets the current row of its customer, without
+a copy of the table in Spark, state or a watermark. One request has all keys of an Arrow batch.
+Bills are upserted by order id, so a task that runs again writes the same rows again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BILL = "id BIGINT, customer INT, name STRING, cents BIGINT"
 
 
 def main(spark: SparkSession, bootstrap: str) -> None:
-    """Take orders, change a customer, take more orders."""
+    """Append orders, change a customer, append more orders."""
     with zufluss.connect(bootstrap) as connection, tempfile.TemporaryDirectory() as checkpoint:
         create_tables(connection)
         orders = spark.readStream.format("fluss").load("example_bills.orders")
@@ -53,7 +53,7 @@ def main(spark: SparkSession, bootstrap: str) -> None:
 
 
 def create_tables(connection: zufluss.Connection) -> None:
-    """What comes in, what is looked up, what comes out."""
+    """Create the tables of orders, customers and bills."""
     empty_database(connection, "example_bills")
     create = connection.admin.create_table
     create("example_bills.orders", "id BIGINT, customer INT, cents BIGINT", bucket_count=2)

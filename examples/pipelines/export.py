@@ -1,12 +1,12 @@
-"""Every hour the rows of that hour as Parquet: no row twice, none left out.
+"""Exports the rows of every hour as Parquet: no row twice, none missing.
 
     readings (log) ──► [12:00, 13:00) ──► window=20260131T120000Z/*.parquet
                    ──► [13:00, 14:00) ──► window=20260131T130000Z/*.parquet
                    ──► …
 
-A window has the rows that the server took from its start on and before its end. So windows that
-touch have every row once, and a window that is exported again has the same rows. The directory is
-the only state: the next window begins where the last one that is there ends.
+A window has the rows that the server received from its start (inclusive) to its end (exclusive). So
+adjacent windows have every row once, and a window that is exported again has the same rows. The
+directory is the only state: the next window begins where the last exported one ends.
 
 Here an hour lasts two seconds.
 """
@@ -53,7 +53,7 @@ def main(spark: SparkSession, bootstrap: str) -> None:
 
 
 def write(readings: zufluss.Table) -> None:
-    """Rows that come in over some seconds."""
+    """Append rows for some seconds."""
     with readings.append() as writer:
         for nth in range(BATCHES):
             ids = range(nth * ROWS_EACH, (nth + 1) * ROWS_EACH)
@@ -64,7 +64,7 @@ def write(readings: zufluss.Table) -> None:
 
 
 def export(spark: SparkSession, target: Path, first: datetime, until: datetime) -> None:
-    """Export the windows that are over at a time and not there yet."""
+    """Export the windows that have ended and are not exported yet."""
     done = sorted(made.parent.name for made in target.glob("*/_SUCCESS"))
     start = datetime.strptime(done[-1], NAME).replace(tzinfo=UTC) + WINDOW if done else first
     while start + WINDOW <= until:
@@ -74,7 +74,7 @@ def export(spark: SparkSession, target: Path, first: datetime, until: datetime) 
 
 
 def export_window(spark: SparkSession, start: datetime, end: datetime, directory: Path) -> int:
-    """The rows of [start, end), in a directory that Spark completes or makes anew."""
+    """Export the rows of [start, end) to a directory, which Spark replaces as a whole."""
     readings = (
         spark.read.format("fluss")
         .option("scan.incremental.start.timestamp", start.isoformat())

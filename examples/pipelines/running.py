@@ -1,4 +1,4 @@
-"""What the pipelines share: a server where none is named, a Spark session, a way to say things.
+"""Helpers for the pipelines: a server unless one is named, a Spark session, output.
 
 `python examples/pipelines/clickstream.py` starts a server of its own in a temporary directory, and
 nothing is left behind. With `--bootstrap host:port` the pipeline runs against a cluster of yours,
@@ -26,28 +26,28 @@ console = Console(highlight=False, soft_wrap=True)
 
 
 class PipelineError(Exception):
-    """A pipeline did not give what it should."""
+    """The result of a pipeline is wrong."""
 
 
 def say(text: str) -> None:
-    """One line of the story."""
+    """Print one line."""
     console.print(f"[bold cyan]▸[/] {text}")
 
 
 def check(fine: bool, otherwise: str) -> None:
-    """End the pipeline unless something is as it should be."""
+    """Raise unless a check holds."""
     if not fine:
         raise PipelineError(otherwise)
 
 
 def empty_database(connection: zufluss.Connection, name: str) -> None:
-    """Make a database, without the tables of an earlier run."""
+    """Create a database, without the tables of an earlier run."""
     connection.admin.drop_database(name, cascade=True, ignore_if_not_exists=True)
     connection.admin.create_database(name)
 
 
 def run(*stories: Callable[[str], None]) -> int:
-    """Tell stories on a cluster, that of the command line or one of our own; 0 if all went well."""
+    """Run pipelines on the named cluster, or on a server of our own; 0 if all succeed."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--bootstrap", help="a cluster of yours; without it a server is started")
     try:
@@ -62,7 +62,7 @@ def run(*stories: Callable[[str], None]) -> int:
 
 @contextmanager
 def cluster(bootstrap: str | None) -> Iterator[str]:
-    """Where the cluster is; a server of our own unless one is named."""
+    """The address of the cluster; starts a server unless one is named."""
     if bootstrap:
         yield bootstrap
         return
@@ -72,7 +72,7 @@ def cluster(bootstrap: str | None) -> Iterator[str]:
 
 
 def in_session(*pipelines: Callable[[SparkSession, str], None]) -> Callable[[str], None]:
-    """Pipelines one after the other, in one Spark session that knows the cluster."""
+    """Run pipelines one after the other, in one Spark session that is connected to the cluster."""
 
     def story(bootstrap: str) -> None:
         settings = {"spark.sql.shuffle.partitions": 2}  # little data

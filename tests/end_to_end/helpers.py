@@ -1,4 +1,4 @@
-"""What the pyfluss tests do again and again: connect, create, append, read, be refused.
+"""Helpers for the pyfluss tests: connect, create, append, read, expect errors.
 
 Everything that could wait for ever in pyfluss (its writer retries without end) has a deadline.
 """
@@ -32,7 +32,7 @@ _numbers = itertools.count()
 
 
 def fresh_name(wish: str) -> str:
-    """A name nobody has on this worker's server: fixtures may be set up more than once."""
+    """A name that is not used on this worker's server yet."""
     return f"{re.sub(r'[^A-Za-z0-9_]+', '_', wish)[:150]}_{next(_numbers)}"
 
 
@@ -60,7 +60,7 @@ async def connected(bootstrap: str, **properties: str) -> AsyncIterator[fluss.Fl
 
 
 async def in_time(work: Awaitable[T]) -> T:
-    """Await `work`, or fail the test when it takes for ever."""
+    """Await `work`; fails the test after a deadline."""
 
     async def run() -> T:
         return await work
@@ -139,7 +139,7 @@ async def read_arrow(
     start: dict[int, int] | None = None,
     columns: Sequence[int | str] | None = None,
 ) -> pa.Table:
-    """All rows up to the end of now."""
+    """All rows up to the current end."""
     scanner = await arrow_scanner(table, start, columns)
     return await in_time(scanner.to_arrow())
 

@@ -1,8 +1,8 @@
-"""What the tests of primary-key tables do again and again, with pyfluss and by hand.
+"""Helpers for the tests of primary-key tables, with pyfluss and with raw frames.
 
-The first half is pyfluss: create, upsert, delete, look up, follow the changelog. The second builds
-PUT_KV batches byte by byte and asks with the bare client, for what pyfluss cannot say: a batch that
-is wrong, a writer that repeats itself, an answer as it came.
+The first half uses pyfluss: create, upsert, delete, look up, follow the changelog. The second half
+builds PUT_KV batches byte by byte and sends raw frames, for cases that pyfluss cannot produce: an
+invalid batch, a repeated batch, the exact bytes of an answer.
 
 | KV batch | offset | bytes |
 |---|---|---|
@@ -165,7 +165,7 @@ def kv_batch(
     sequence: int = -1,
     count: int | None = None,
 ) -> bytes:
-    """A KV batch of records as they are."""
+    """A KV batch of the given records."""
     body = b"".join(records)
     length = HEADER_SIZE - 4 + len(body)
     number = len(records) if count is None else count

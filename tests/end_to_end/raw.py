@@ -1,8 +1,7 @@
-"""A bare protocol client: frames over a blocking socket, nothing hidden.
+"""A protocol client for tests: raw frames over a blocking socket.
 
-It sends what it is told, valid or not, and shows what came back, or that the server hung up. It
-knows the messages of `zufluss.wire` and nothing of clients' manners: no retries, no metadata, no
-reconnects.
+It sends any bytes, valid or not, and returns the answer, or reports that the server closed the
+connection. It uses the messages of `zufluss.wire`, without retries, metadata and reconnects.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ class RawClient:
     # -- bytes ------------------------------------------------------------------------------
 
     def send(self, data: bytes) -> None:
-        """Send bytes as they are; the server may have hung up before it took them all."""
+        """Send bytes; the server may close the connection before it has read all of them."""
         try:
             self.socket.sendall(data)
         except (BrokenPipeError, ConnectionResetError):
@@ -76,7 +75,7 @@ class RawClient:
         return bytes(parts)
 
     def finish(self) -> list[ResponseFrame]:
-        """Say that no more comes; returns what the server still answers before it closes too."""
+        """Close the sending side; returns what the server still answers before it closes too."""
         frames = []
         try:
             self.socket.shutdown(socket.SHUT_WR)
@@ -86,7 +85,7 @@ class RawClient:
             return frames
 
     def closed(self) -> bool:
-        """Wait for the server to hang up; false if it answers instead."""
+        """Wait for the server to close the connection; False if it answers instead."""
         try:
             self.receive()
         except ConnectionEndedError:
@@ -176,7 +175,7 @@ class RawClient:
 
 
 def versions_request() -> m.ApiVersionsRequest:
-    """What a client says first."""
+    """The first request of a client."""
     return m.ApiVersionsRequest(client_software_name="raw", client_software_version="1")
 
 

@@ -1,4 +1,4 @@
-"""Scans of primary-key tables by hand: SCAN_KV as clients of Fluss send it, and pins."""
+"""Scans of primary-key tables with raw frames: SCAN_KV as Fluss clients send it, and pins."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def numbered(start: int, end: int, text: str = "row") -> list[Row]:
 
 
 def put_rows(raw: RawClient, table_id: int, rows: Iterable[Row], bucket: int = 0) -> int:
-    """Put rows in one batch; the end of the changelog behind them."""
+    """Put rows in one batch; returns the end offset of the changelog."""
     entry = put(raw, table_id, kv_batch([CODEC.put(row) for row in rows]), bucket)
     assert not entry.error_code, entry.error_message
     return int(entry.log_end_offset)
@@ -69,7 +69,7 @@ def call(raw: RawClient, request: m.ScanKvRequest) -> m.ScanKvResponse:
 
 
 def good(raw: RawClient, request: m.ScanKvRequest) -> m.ScanKvResponse:
-    """The answer, which is none of an error."""
+    """The answer; raises if it is an error."""
     answer = call(raw, request)
     assert not answer.error_code, answer.error_message
     return answer

@@ -1,4 +1,4 @@
-"""A live server given bad bytes: the right error or a closed connection, and nobody else notices.
+"""Bad bytes sent to a live server: the right error or a closed connection, no other effect.
 
 After every case a second connection still works, the table's end has not moved, and pyfluss reads
 exactly what it read before.
@@ -59,7 +59,7 @@ def table_id(target: fluss.FlussTable) -> int:
 def attacker(
     dev_server: DevServer, raw: RawClient, target: fluss.FlussTable, table_id: int
 ) -> Iterator[RawClient]:
-    """A connection to be misused; afterwards others work and the table is as it was."""
+    """A connection to misuse; afterwards other connections work and the table is unchanged."""
     before = [raw.end_offset(table_id, bucket) for bucket in (0, 1)]
     with RawClient(dev_server.port) as client:
         yield client
@@ -217,7 +217,7 @@ def test_a_large_frame_of_nonsense_is_refused_and_its_memory_comes_back(
 def test_a_client_that_does_not_read_does_not_fill_the_servers_memory(
     dev_server: DevServer, attacker: RawClient, conn: fluss.FlussConnection
 ) -> None:
-    """Fetches of a megabyte each, whose answers nobody takes."""
+    """Requests fetches of a megabyte each, and does not read the answers."""
     blob = pa.schema([("b", pa.binary())])
     path = fresh_path("unread")
     table = asyncio.run(

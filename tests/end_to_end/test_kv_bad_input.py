@@ -83,7 +83,7 @@ def log_table_id(conn: fluss.FlussConnection) -> int:
 
 
 def nothing_happened(raw: RawClient, table_id: int) -> None:
-    """The table is as it was, and the connection answers."""
+    """Assert that the table is unchanged, and that the connection answers."""
     keys = [CODEC.key(RESIDENT), CODEC.key(ROW)]
     assert raw.end_offset(table_id) == 1
     assert [CODEC.value(v) for v in values_of(raw, table_id, keys)] == [RESIDENT, None]
@@ -105,7 +105,7 @@ def test_a_bad_batch_is_refused_and_nothing_is_written(
 def test_a_writer_without_a_sequence_is_refused(
     raw: RawClient, table_id: int, writer_id: int
 ) -> None:
-    """As a batch that is wrong, or as one that is out of order, which is what Fluss says."""
+    """Refused as an invalid batch, or as one out of order, as Fluss does."""
     assert put(raw, table_id, with_field("writer_id", writer_id)).error_code in (14, 31)
     nothing_happened(raw, table_id)
 

@@ -1,4 +1,4 @@
-"""Columns added to a primary-key table, and servers that go away: what was written is read.
+"""Columns added to a primary-key table, and restarts: all rows are still read.
 
 Old values keep their schema id in the store, old changelog batches theirs in the log; a reader
 finds NULL in a column that was not there yet, and an update of an old row writes it whole.

@@ -22,7 +22,7 @@ CODEC = Codec(SMALL)
 
 
 class Writer:
-    """A writer that numbers its batches by hand; each updates key 1 with the sequence."""
+    """A writer with explicit sequence numbers; each batch sets key 1 to its number."""
 
     def __init__(self, raw: RawClient, path: fluss.TablePath, table_id: int) -> None:
         self.raw = raw
@@ -134,7 +134,7 @@ def test_a_repeat_on_another_connection_is_recognised(
 
 
 def test_a_put_without_acknowledgement_is_applied(raw: RawClient, writer: Writer) -> None:
-    """Answered or not: the next put on the connection comes after it."""
+    """With or without an answer, the next put on the connection comes after this one."""
     request = put_request(writer.table_id, writer.batch(0), acks=0)
     raw.begin(ApiKey.PUT_KV, request, 2)
     end = raw.answer(raw.begin(ApiKey.PUT_KV, put_request(writer.table_id, writer.batch(1)), 2))

@@ -1,7 +1,7 @@
-"""A put that is sent again after the disk was lost is added once: snapshots know their writers.
+"""A put that is sent again after the disk was lost counts once: snapshots have the writers.
 
-The changelog of what was put last was in no remote segment yet, so the snapshot is all there is.
-Before it carried the writers, the batches between were taken for new ones, and sums were too high.
+The changelog of the last puts was in no remote segment yet, so only the snapshot has them. Without
+the writers in the snapshot, these batches would be accepted again, and sums would be too high.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WRITER = 77
 
 
 def sent(raw: RawClient, table_id: int, sequence: int) -> tuple[int, int]:
-    """Add 1 to key 1 as the batch of this number; error code and end of the log."""
+    """Add 1 to key 1 as the batch with this number; returns error code and log end offset."""
     batch = kv_batch([PLAIN.put((1, 1))], writer_id=WRITER, sequence=sequence)
     entry = put(raw, table_id, batch)
     return entry.error_code, entry.log_end_offset

@@ -1,4 +1,4 @@
-"""Requests to primary-key tables, mutated: answered or hung up on, and the table stays right.
+"""Mutated requests to primary-key tables: answered or disconnected, and the table stays right.
 
 As `test_mutated_requests`, with PUT_KV, LOOKUP, PREFIX_LOOKUP and LIMIT_SCAN. Whatever gets in, in
 the end the state is the fold of the changelog, and pyfluss reads both.
@@ -58,7 +58,7 @@ def batches() -> list[bytes]:
 
 @pytest.fixture(scope="module")
 def fuzzed(dev_server: DevServer, conn: fluss.FlussConnection) -> Iterator[int]:
-    """The table that mutated requests are about; in the end its state is its changelog's."""
+    """The table that mutated requests use; at the end its rows equal its changelog."""
     path = fresh_path("fuzzed_kv")
     with RawClient(dev_server.port) as client:
         table_id = create_by_hand(client, path.table_name, SCHEMA)

@@ -199,7 +199,7 @@ def test_a_filter_on_the_server_gets_the_rows_it_gets_on_the_client(
 
 
 def test_a_filter_that_nothing_matches_is_done_in_one_call(raw: RawClient, table_id: int) -> None:
-    """The server looks on while it has time; the client is not asked for each page."""
+    """The server continues while it has time; the client need not request each page."""
     (made,) = pin(raw, table_id)
     nothing = (col("id") < 0).resolve(SCANNED)
     answer = page(raw, table_id, made.pin_id, size=100, filter=nothing)
@@ -207,7 +207,7 @@ def test_a_filter_that_nothing_matches_is_done_in_one_call(raw: RawClient, table
 
 
 def test_a_call_without_time_answers_how_far_it_came(raw: RawClient, table_id: int) -> None:
-    """No rows, not done, the cursor it came with; calls with time go on from there."""
+    """The answer has no rows, is not done, and has the same cursor; later calls continue there."""
     (made,) = pin(raw, table_id)
     after = CODEC.key(in_key_order(numbered(0, COUNT))[10])
     rows: list[Row] = []
@@ -392,7 +392,7 @@ def test_a_server_that_stops_does_not_wait_for_its_pins(
 
 @pytest.fixture
 def guarded(new_server: Callable[..., DevServer]) -> int:
-    """The port of a listener that asks for a password."""
+    """The port of a listener that requires a password."""
     plain, secure = free_ports(2)
     new_server(
         {

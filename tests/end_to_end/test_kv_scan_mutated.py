@@ -1,4 +1,4 @@
-"""Requests of scans, mutated: answered with rows or an error somebody thought of, nothing leaks.
+"""Mutated scan requests: answered with rows or a known error, and no scan leaks.
 
 A pin that stays open through all of them still has its rows in the end.
 """
@@ -83,7 +83,7 @@ class Fuzzed(NamedTuple):
 
 @pytest.fixture(scope="module")
 def fuzzed(dev_server: DevServer, conn: fluss.FlussConnection) -> Iterator[Fuzzed]:
-    """What mutated requests are about; in the end the pin has its rows."""
+    """The table and scans that mutated requests use; at the end the pin still has its rows."""
     with RawClient(dev_server.port) as raw:
         table_id = create_by_hand(raw, fresh_path("fuzzed_scan").table_name, SCANNED)
         put_rows(raw, table_id, numbered(0, COUNT))

@@ -1,4 +1,4 @@
-"""A real server keeps what the lake does not have, lets go of what it has, and says so.
+"""A real server keeps rows that the lake lacks, expires those it has, and reports both.
 
 Segments of a kilobyte and a time to live of a millisecond, looked at every few milliseconds. That
 retention has been at work is seen by a table without lake beside it: when that one's rows are gone,
@@ -42,7 +42,7 @@ NUMBERS = count()
 
 
 class Retention:
-    """A server, and what the test asks of it."""
+    """A server, and the queries of the tests."""
 
     def __init__(
         self, server: DevServer, coordinator: DevServer, connection: zufluss.client.Connection
@@ -80,13 +80,13 @@ class Retention:
         return int(entry.offset)
 
     def looked(self) -> None:
-        """Wait until retention has looked at everything that was there before."""
+        """Wait until retention has checked all earlier segments."""
         name = f"without_lake_{next(NUMBERS)}"
         self.write(name, False, EXPIRES)
         eventually(lambda: self.earliest(name) == END)
 
     def tiered(self, name: str, offset: int, snapshot_id: int) -> None:
-        """A tiering service reports a snapshot with everything below `offset`."""
+        """Report, as a tiering service, a snapshot with everything below `offset`."""
         with RawClient(self.coordinator.port) as raw:
             table_id = raw.table_id("fluss", name)
             request = m.CommitLakeTableSnapshotRequest()
@@ -98,7 +98,7 @@ class Retention:
             assert not answer.error_code, answer.error_message
 
     def untiered_rows(self, name: str) -> float:
-        """What the server's metrics say that the lake lacks."""
+        """The number of untiered rows, from the server's metrics."""
         text = scrape(self.server)
         (line,) = re.findall(rf'zufluss_untiered_rows{{.*table="{name}".*}} (.*)', text)
         return float(line)

@@ -51,7 +51,7 @@ BUCKETS = 4
 
 @pytest.fixture(scope="module")
 def lake_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevServer]:
-    """A server with a lake that it is told of; nobody asks the lake itself."""
+    """A server that is configured with a lake, which no test accesses."""
     with WarmServer(tmp_path_factory.mktemp("lake-server"), LAKE) as server:
         yield server
 

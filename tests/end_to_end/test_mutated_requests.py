@@ -1,4 +1,4 @@
-"""Valid requests, mutated: whatever arrives, the server answers or hangs up, and stays right.
+"""Mutated requests: the server answers or closes the connection, and stays correct.
 
 Each example takes a request that a client could send, damages it (bytes changed, cut, repeated,
 numbers pushed to their limits, a batch's CRC made right again), and sends it. Whatever the server
@@ -45,7 +45,7 @@ pytestmark = pytest.mark.timeout(3600 if EXAMPLES > 1000 else 180)
 
 @pytest.fixture(scope="module")
 def fuzzed(dev_server: DevServer, conn: fluss.FlussConnection) -> Iterator[fluss.FlussTable]:
-    """The table that mutated requests are about; in the end pyfluss reads all that got in."""
+    """The table that mutated requests use; at the end pyfluss reads all accepted rows."""
     path = fresh_path("fuzzed")
     properties = {"table.statistics.columns": "id,text"}
     table = asyncio.run(create(conn, path, properties=properties))
@@ -151,7 +151,7 @@ def resealed(batch: bytes) -> bytes:
 
 
 def survives(server: DevServer, data: bytes) -> None:
-    """Send a frame with its right length; the next request is answered or the server hung up."""
+    """Send a frame; asserts that the next request is answered, or the connection closed."""
     with RawClient(server.port) as client:
         try:
             client.send(data)
@@ -169,7 +169,7 @@ def versions_body() -> bytes:
 
 
 def expected(frame: ResponseFrame) -> None:
-    """An error must be one that somebody thought of."""
+    """Assert that an error has a known code."""
     assert frame.error is None or "internal server error" not in frame.error.message
 
 

@@ -1,4 +1,4 @@
-"""Who may put rows past a merge engine, over the wire: nobody by accident, nobody unnamed."""
+"""Permissions to overwrite rows of tables with a merge engine."""
 
 from __future__ import annotations
 

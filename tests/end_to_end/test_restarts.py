@@ -1,4 +1,4 @@
-"""The server goes away and comes back on its port, under a live pyfluss writer and scanner.
+"""The server stops and restarts on its port, under a live pyfluss writer and scanner.
 
 Nothing acknowledged may be lost, nothing stored twice, nothing out of order: after a clean stop
 and after SIGKILL.
@@ -83,7 +83,7 @@ class Load:
         self.written = True
 
     async def _send(self, batch: pa.RecordBatch) -> fluss.WriteResultHandle:
-        """Hand a batch to the writer; while pyfluss has lost its metadata it takes none."""
+        """Give a batch to the writer; retries while pyfluss has no metadata."""
         while True:
             try:
                 return self.writer.write_arrow_batch(batch)

@@ -1,4 +1,4 @@
-"""Listeners and SASL: who may speak, and which address they are told.
+"""Listeners and SASL: which clients are served, and which addresses they get.
 
 One server with three listeners: an open one, one that asks for a password, and one that is
 advertised under another name.

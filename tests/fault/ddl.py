@@ -1,9 +1,9 @@
-"""Tables and partitions that come and go while the server is killed, and what must hold afterwards.
+"""Tables and partitions that are created and dropped while the server is killed, and the checks.
 
-`Ddl` is a thread that creates, alters and drops over one connection. When the connection breaks in
-the middle, the outcome is unknown: it asks the next server, and from then on the answer counts.
-While a server is down and just after it came back, `Ddl` holds still, so that the catalog can be
-compared with the disk: every bucket of every table has its directory, and there is no other.
+`Ddl` is a thread that creates, alters and drops over one connection. When the connection breaks
+during an operation, its outcome is unknown; `Ddl` asks the restarted server. `Ddl` pauses while the
+server is down and just after its start, so that the catalog can be compared with the disk: every
+bucket of every table has its directory, and there is no other directory.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ class Known:
 
 
 class Ddl(Worker):
-    """Creates, alters and drops until it is told to finish."""
+    """Creates, alters and drops until it is stopped."""
 
     def __init__(self, load: Load, seed: int) -> None:
         super().__init__(load, seed)
         self.tables: dict[Path_, Known] = {}
-        """What the answers so far add up to."""
+        """The tables that exist according to the answers so far."""
         self.unknown: set[Path_] = set()
-        """Tables with an operation whose outcome nobody told."""
+        """Tables with an operation whose outcome is unknown."""
         self.table_ids: set[int] = set()
         self.partition_ids: set[int] = set()
         self.operations = 0
@@ -76,7 +76,7 @@ class Ddl(Worker):
             self.holds_still.set()
 
     def change_until_lost(self) -> None:
-        """Work with this server and no later one: `settle` has to see that one first."""
+        """Work with this server only; `settle` must check a later one first."""
         try:
             with RawClient(self.load.port) as client:
                 while not self.finishing:
@@ -161,7 +161,7 @@ class Ddl(Worker):
         self.may_go_on.set()
 
     def wait_for_removal(self, client: RawClient, data_dir: Path, expected: set[str]) -> None:
-        """What belongs to no table goes, in the background of a server that runs."""
+        """Wait until the running server has removed directories of no table."""
         deadline = time.monotonic() + DEADLINE_SECONDS
         while left := directories(data_dir) - expected:
             client.call(ApiKey.LIST_DATABASES, m.ListDatabasesRequest())
@@ -170,7 +170,7 @@ class Ddl(Worker):
                 return
 
     def compare(self, found: dict[Path_, Known]) -> None:
-        """The catalog is what the answers add up to; unknown outcomes become known."""
+        """Compare the catalog with the answers, and resolve unknown outcomes."""
         for path in {*found, *self.tables}:
             if path in self.unknown:
                 self.accept(path, found.get(path))
@@ -182,7 +182,7 @@ class Ddl(Worker):
         self.unknown.clear()
 
     def accept(self, path: Path_, found: Known | None) -> None:
-        """Take what is there after an operation without an answer."""
+        """Accept the state after an operation without an answer."""
         before = self.tables.pop(path, None)
         if found is None:
             return
@@ -227,7 +227,7 @@ def partitions_of(client: RawClient, path: Path_) -> dict[str, int]:
 
 
 def catalog(client: RawClient) -> dict[Path_, Known]:
-    """What the server says exists in the databases of `Ddl`."""
+    """The tables that the server reports in the databases of `Ddl`."""
     return {
         (database, name): Known(
             client.table_id(database, name), partitions_of(client, (database, name))

@@ -1,16 +1,16 @@
-"""What clients were told, what readers saw, and whether the log that is there fits to it.
+"""A record of what clients and readers were told, and a check of the logs against it.
 
 The rules are those of Jepsen's queue checker, for a log with offsets. Every row carries a key that
 exists once: the number of its lane (a writer, for one bucket) and its number in the lane. Writers
 note what they send and what was acknowledged, readers note every batch they were given, and at the
 end `violations` compares both with the whole content of every bucket:
 
-* an acknowledged row is there once, and at the acknowledged offset;
-* a row that was sent and not acknowledged is there at most once; nothing else is there;
+* an acknowledged row exists once, at the acknowledged offset;
+* a row that was sent and not acknowledged exists at most once; no other row exists;
 * rows of a lane are in the order they were sent, and where the lane retries, without a hole;
 * offsets are dense, commit times do not go back, checksums fit;
-* a batch that was ever read is still there with the same bytes, unless its time was over;
-* the high watermark and the start of the log never went back; no writer id was given twice.
+* a batch that was ever read still exists with the same bytes, unless it has expired;
+* the high watermark and the start of the log never decrease; no writer id is given twice.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Ack(NamedTuple):
     first_key: int
     count: int
     bucket: TableBucket | None = None
-    """None for a client that does not say."""
+    """None for a client that does not report it."""
     base_offset: int | None = None
 
 
@@ -56,7 +56,7 @@ class Lane:
 
     number: int
     gapless: bool
-    """It goes to one bucket and repeats what was not acknowledged."""
+    """Whether the writer uses one bucket and repeats unacknowledged rows."""
     sent: int = 0
 
     def take(self, count: int) -> int:
@@ -68,7 +68,7 @@ class Lane:
 
 @dataclass(slots=True)
 class Content:
-    """All of a bucket."""
+    """The whole content of a bucket."""
 
     start: int
     """First offset."""
@@ -77,7 +77,7 @@ class Content:
     batches: dict[int, Batch]
     """By base offset."""
     problems: list[str] = field(default_factory=list)
-    """What was wrong with the batches themselves."""
+    """Defects of the batches themselves."""
 
     @property
     def end(self) -> int:
@@ -101,7 +101,7 @@ class History:
         self.high: dict[TableBucket, int] = {}
         self.writer_ids: list[int] = []
         self.problems: list[str] = []
-        """Violations that were visible at once, and threads that failed."""
+        """Violations that were found at once, and failures of threads."""
 
     def lane(self, *, gapless: bool) -> Lane:
         """A new lane."""
@@ -170,7 +170,7 @@ def violations(history: History, contents: Mapping[TableBucket, Content]) -> lis
 
 
 def _key_violations(history: History, contents: Mapping[TableBucket, Content]) -> Iterable[str]:
-    """Every key is there at most once, and was sent."""
+    """Assert that every key exists at most once, and was sent."""
     keys = np.concatenate([c.keys for c in contents.values()] or [np.empty(0, np.int64)])
     values, counts = np.unique(keys, return_counts=True)
     if (counts > 1).any():
@@ -200,7 +200,7 @@ def _order_violations(history: History, content: Content) -> Iterable[str]:
 
 
 def _ack_violations(history: History, contents: Mapping[TableBucket, Content]) -> Iterable[str]:
-    """Every acknowledged row that has not expired is there, where it should be."""
+    """Check that every acknowledged, unexpired row is at its offset."""
     somewhere = [ack for ack in history.acks if ack.base_offset is None]
     for ack in history.acks:
         if ack.bucket is None or ack.base_offset is None:

@@ -1,10 +1,9 @@
-"""Upserts, deletes and partial updates on a server that may die at any moment.
+"""Upserts, deletes and partial updates on a server that may be killed at any moment.
 
-Every writer owns its keys, a range per writer, so it knows what each of them must hold: the last
-acknowledged batch, and of what is still in flight whatever the server took. Writers number their
-batches and send again what was not acknowledged, so that at the end everything is acknowledged, and
-a batch applied twice or not at all shows in the changelog: each put row carries the number of its
-batch.
+Every writer owns a range of keys, so it knows the expected row of each key: that of the last
+acknowledged batch, or of a batch in flight. Writers number their batches and send unacknowledged
+ones again, so that at the end all are acknowledged. Each row carries the number of its batch, so a
+batch that was applied twice or not at all shows in the changelog.
 """
 
 from __future__ import annotations
@@ -75,19 +74,19 @@ class SentPut(NamedTuple):
 
 @dataclass(slots=True)
 class PutLane:
-    """One bucket as a writer sees it: what it must hold of the writer's keys."""
+    """One bucket as a writer sees it: the expected rows of the writer's keys."""
 
     bucket: int
     model: Model = field(default_factory=lambda: Model(RULES))
-    """After everything that was sent."""
+    """The expected rows after all batches that were sent."""
     sequence: int = 0
     unacknowledged: deque[SentPut] = field(default_factory=deque)
     end: int = 0
-    """Where the log ended with the last acknowledged batch."""
+    """End offset of the log after the last acknowledged batch."""
 
 
 class PutWriter(Worker):
-    """An idempotent writer by hand: pipelined, and everything unacknowledged is sent again."""
+    """An idempotent, pipelined writer with raw frames; sends unacknowledged batches again."""
 
     keys = 40
     """Keys per bucket."""
@@ -117,7 +116,7 @@ class PutWriter(Worker):
                     continue
 
     def converse(self, client: RawClient) -> None:
-        """Send and take answers until there is no more to say, or the connection breaks."""
+        """Send batches and receive answers until all is done, or the connection breaks."""
         if self.writer_id < 0:
             request = m.InitWriterRequest(table_path=[table_path(DATABASE, self.target.name)])
             self.writer_id = int(client.call(ApiKey.INIT_WRITER, request).writer_id)
@@ -180,14 +179,14 @@ class PutWriter(Worker):
 
 
 class BigPutWriter(PutWriter):
-    """So many and so large rows that a small memory is flushed and evicted under fire."""
+    """Writes many large rows, so that a small memory is flushed and evicted under load."""
 
     keys = 2_000
     text_bytes = (1000, 3000)
 
 
 class Looker(Worker):
-    """Looks up keys all the time: an answer is a sound row of that key, or none."""
+    """Looks up keys continuously; asserts that each answer is a valid row of its key, or none."""
 
     def __init__(self, load: Load, seed: int, target: Target) -> None:
         super().__init__(load, seed)
@@ -287,7 +286,7 @@ def _first_difference(found: list[Any], expected: list[Any]) -> str:
 def looked_up(
     client: RawClient, table_id: int, bucket: int, changes: Sequence[Change]
 ) -> dict[tuple[Any, ...], tuple[Any, ...]]:
-    """The state of all keys that were ever there, by lookups."""
+    """The rows of all keys that ever existed, by lookups."""
     keys = list({change.row[0] for change in changes})
     found = {}
     for at in range(0, len(keys), LOOKUP_KEYS):

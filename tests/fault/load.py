@@ -1,9 +1,9 @@
-"""Load for a server that may die at any moment: writers that repeat themselves, readers that look.
+"""Load for a server that may be killed at any moment: writers that retry, and readers.
 
-Every writer and reader is a thread with a connection of its own and lives through any number of
-kills: what was in flight when the connection broke is sent again with the same numbers, as a
-client would. `Load` starts them and, when the faults are over, lets them finish, so that at the end
-everything is acknowledged that a writer can repeat.
+Every writer and reader is a thread with a connection of its own that survives any number of kills:
+it sends the batches that were in flight again with the same sequence numbers, as a client does.
+`Load` starts the threads and lets them finish after the faults, so that at the end every batch that
+a writer can repeat is acknowledged.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from zufluss.wire.api import ApiKey
 DATABASE = "crash"
 SCHEMA = Schema.of("key BIGINT NOT NULL, payload STRING")
 LOST = (ConnectionEndedError, ConnectionError)
-"""The server is not there, or not any more."""
+"""Errors that mean that the server is not running."""
 
 INFLIGHT_MAX = 5
 """Batches in flight per bucket; the server remembers as many."""
@@ -53,7 +53,7 @@ BATCHES_AHEAD = 20
 """Batches a writer sends before it waits for one answer."""
 RECONNECT_SECONDS = 0.01
 DEADLINE_SECONDS = 60.0
-"""Nothing takes that long unless something is wrong."""
+"""Deadline of every wait."""
 
 
 class Target(NamedTuple):
@@ -118,7 +118,7 @@ class Worker(threading.Thread, ABC):
 
     @property
     def finishing(self) -> bool:
-        """No new work is to be begun."""
+        """Whether no new work may begin."""
         return self.load.finish.is_set()
 
     def run(self) -> None:
@@ -133,7 +133,7 @@ class Worker(threading.Thread, ABC):
         """Work until `finishing`."""
 
     def connect(self) -> RawClient | None:
-        """A connection as soon as there is a server; None when the load was given up."""
+        """Connect as soon as a server answers; None if the load was aborted."""
         while not self.load.given_up.is_set():
             try:
                 return RawClient(self.load.port)
@@ -162,7 +162,7 @@ class BucketLane:
 
 
 class RawWriter(Worker):
-    """An idempotent writer by hand: pipelined, and everything unacknowledged is sent again."""
+    """An idempotent, pipelined writer with raw frames; sends unacknowledged batches again."""
 
     def __init__(self, load: Load, seed: int, target: Target) -> None:
         super().__init__(load, seed)
@@ -188,7 +188,7 @@ class RawWriter(Worker):
                     continue
 
     def converse(self, client: RawClient) -> None:
-        """Send and take answers until there is no more to say, or the connection breaks."""
+        """Send batches and receive answers until all is done, or the connection breaks."""
         if self.writer_id < 0:
             self.writer_id = self.new_id(client)
         pending: dict[int, BucketLane] = {}
@@ -245,7 +245,7 @@ class RawWriter(Worker):
 
 
 class OnceWriter(Worker):
-    """A writer without an id that says everything once, with acks of the leader only."""
+    """A writer without an id that sends every batch once, with `acks=1`."""
 
     def __init__(self, load: Load, seed: int, target: Target) -> None:
         super().__init__(load, seed)
@@ -276,7 +276,7 @@ class OnceWriter(Worker):
 
 
 class Reader(Worker):
-    """Follows every bucket, and now and then reads something old again."""
+    """Reads every bucket continuously, and sometimes reads old offsets again."""
 
     def __init__(self, load: Load, seed: int, target: Target) -> None:
         super().__init__(load, seed)
@@ -318,7 +318,7 @@ class Reader(Worker):
         self.positions[bucket] = max(position, offset)
 
     def move_to_start(self, client: RawClient, bucket: TableBucket, offset: int) -> None:
-        """The offset expired, or it was lost."""
+        """The offset has expired, or its record was lost."""
         start = offset_of(client, bucket, OFFSET_EARLIEST)
         if offset >= start:
             end = offset_of(client, bucket, OFFSET_LATEST)
@@ -384,7 +384,7 @@ class ZuflussWriter(Worker):
 
 
 class Load:
-    """Workers on a server; as a context, they are there for the length of the block."""
+    """Workers on a server, for the length of a `with` block."""
 
     def __init__(self, port: int, history: History) -> None:
         self.port = port
@@ -415,7 +415,7 @@ class Load:
         self.given_up.set()
 
     def add(self, make: Callable[[Load, int, Target], Worker], seed: int, target: Target) -> None:
-        """Have one more worker."""
+        """Add a worker."""
         self.workers.append(make(self, seed, target))
 
 
@@ -447,7 +447,7 @@ def offset_of(client: RawClient, bucket: TableBucket, kind: int) -> int:
 
 
 def read_bucket(client: RawClient, bucket: TableBucket) -> Content:
-    """All of a bucket; from its new start when a part expires meanwhile."""
+    """The whole content of a bucket; reads again from its new start when a part expires."""
     while True:
         found = _read_from_start(client, bucket)
         if found is not None:
@@ -495,6 +495,6 @@ def _take(
 
 
 def read_all(port: int, targets: Sequence[Target]) -> dict[TableBucket, Content]:
-    """All of every bucket."""
+    """The whole content of every bucket."""
     with RawClient(port) as client:
         return {b: read_bucket(client, b) for target in targets for b in target.all_buckets}

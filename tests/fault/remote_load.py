@@ -1,13 +1,13 @@
 """Appends and upserts on a server with two remote locations, and what must hold of both.
 
 One location is a directory, the other an S3 server behind a `FaultProxy`. Segments are small and
-snapshots frequent, so that everything is on its way there most of the time. Writers can be paused:
-then everything they sent is acknowledged, and a table is read through our client, mostly from
-remote storage, and compared with all of it.
+snapshots frequent, so that uploads are in progress most of the time. Writers can be paused: then
+all their batches are acknowledged, and the tables are read through our client, mostly from remote
+storage, and compared with what was sent.
 
-`audit` looks at the locations themselves, beside the server: what the coordinator refers to is
-there with the right bytes, the segments of a log follow each other, and a snapshot is the fold of
-the changelog up to its offset.
+`audit` inspects the locations without the server: every object that the coordinator refers to
+exists with the right bytes, the segments of a log follow each other, and a snapshot is the result
+of applying the changelog up to its offset.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ T = TypeVar("T")
 
 PATIENCE_SECONDS = 60.0
 PACE_SECONDS = 0.04
-"""A writer takes this long for a batch: the locations shall keep up."""
+"""Pause of a writer between batches, so that uploads keep up."""
 OBJECT_BYTES_MAX = 1 << 26
 READS_AT_ONCE = 16
 DIRECTORY, IN_S3 = 1, 2
@@ -87,13 +87,13 @@ BUSY = {
     "zufluss.remote.sweep.interval": "0",
 }
 QUIET = {"remote.log.task-interval-duration": "1h", "kv.snapshot.interval": "1h"}
-"""Nothing is sent to remote storage."""
+"""Options of a server that uploads nothing."""
 SWEEPING = {
     **QUIET,
     "zufluss.remote.sweep.interval": "100ms",
     "zufluss.remote.sweep.grace": "0",
 }
-"""Whatever nothing refers to is deleted at once, so nothing may be on its way there."""
+"""Options of a server that deletes unreferenced files at once; valid only without uploads."""
 TABLE = {"table.log.tiered.local-segments": "1", "table.log.arrow.compression.type": "NONE"}
 CLIENT = {"client.request-timeout": "5s", "client.scanner.log.fetch.wait-max-time": "20ms"}
 
@@ -108,7 +108,7 @@ class Locations:
         self._objects = [Objects(parse_location(uri, "location"), s3.properties) for uri in uris]
 
     def objects(self, location_id: int) -> Objects:
-        """The objects of a location, past the proxy."""
+        """The objects of a location, without the proxy."""
         return self._objects[location_id - 1]
 
     async def names(self) -> set[tuple[int, str]]:
@@ -143,7 +143,7 @@ class PausedLoad(Load):
         self._resting = 0
 
     def pause(self) -> None:
-        """Return when nothing is on its way."""
+        """Pause all writers; returns when all batches are acknowledged."""
         self.paused.set()
         with self._changed:
             done = self._changed.wait_for(
@@ -179,7 +179,7 @@ class PausedLoad(Load):
 
 
 class Paced(Worker):
-    """A writer that takes its time, and rests when it is told to."""
+    """A slow writer that can be paused."""
 
     load: PausedLoad
 
@@ -281,7 +281,7 @@ class Traffic:
         self.upserts.resume()
 
     def check(self) -> None:
-        """Everything acknowledged is there once; the state is the fold. Only while paused."""
+        """Check both tables against what was sent. Only while paused."""
         with zufluss.connect(self.server.bootstrap, **CLIENT) as conn:
             contents = dict(logs_of(conn, self.log))
             assert violations(self.appends.history, contents) == []
@@ -343,7 +343,7 @@ def remotes(server: DevServer, buckets: Iterable[TableBucket]) -> dict[TableBuck
 
 
 def settle(traffic: Traffic) -> None:
-    """Wait until everything that can be in remote storage is. Only while paused."""
+    """Wait until all closed segments and snapshots are uploaded. Only while paused."""
 
     def done() -> bool:
         try:
@@ -363,7 +363,7 @@ def settle(traffic: Traffic) -> None:
 
 
 def _copied(data_dir: Path, target: Target, bucket: TableBucket, known: BucketRecord) -> bool:
-    """Only the active segment is not in remote storage."""
+    """Whether every segment but the active one is in remote storage."""
     directory = data_dir / DATABASE / f"{target.name}-{target.table_id}"
     files = (directory / f"log-{bucket.bucket_id}").glob("*.log")
     active = max(int(path.stem) for path in files)
@@ -377,17 +377,17 @@ def _has_newest(port: int, bucket: TableBucket, known: BucketRecord) -> bool:
 
 
 class Audit(NamedTuple):
-    """What is referred to."""
+    """The objects that the coordinator refers to."""
 
     names: set[tuple[int, str]]
-    """Location and path of everything."""
+    """Location and path of all objects."""
     files: list[RemoteFile]
-    """Those whose bytes are known."""
+    """Objects whose checksum is known."""
     problems: list[str]
 
 
 async def audit(locations: Locations, known: Mapping[TableBucket, BucketRecord]) -> Audit:
-    """Everything that the coordinator refers to, and what is wrong with it."""
+    """All objects that the coordinator refers to, and their defects."""
     found = Audit(set(), [], [])
     for bucket, record in known.items():
         if record.manifest is not None:
@@ -448,7 +448,7 @@ def snapshot_problems(traffic: Traffic, known: Mapping[TableBucket, BucketRecord
 
 
 def check_locations(traffic: Traffic, locations: Locations) -> Audit:
-    """Everything that is referred to is there and whole."""
+    """Assert that every referenced object exists and is intact."""
     known = remotes(traffic.server, traffic.buckets)
     found = run(audit(locations, known))
     problems = [*found.problems, *snapshot_problems(traffic, known)]

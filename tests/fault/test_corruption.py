@@ -1,4 +1,4 @@
-"""Damaged files: every read gives the right bytes or a clear error, never something else.
+"""Damaged files: every read gives the right bytes or a clear error, never wrong bytes.
 
 Promise A7. Files of a stopped server are damaged, and the next start has to cope: an index, a
 writer snapshot or a checkpoint only shortens the way, so all data is still served; a damaged
@@ -37,7 +37,7 @@ from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
 
 HELPERS = (".index", ".timeindex", ".writer_snapshot", ".checkpoint")
-"""Files whose loss may cost time and nothing else."""
+"""Files whose loss costs only time."""
 
 OLDEST = "00000000000000000000.log"
 """The first segment. It may not vanish as a whole: that looks as if it had expired."""
@@ -67,7 +67,7 @@ class Original(NamedTuple):
     directory: Path
     batches: dict[int, Covered]
     durable: int
-    """Below this offset everything was durable."""
+    """Everything below this offset was durable."""
     end: int
     sequence: int
     """The next number of its writer."""
@@ -120,7 +120,7 @@ def read_patiently(log: Log, offset: int) -> tuple[memoryview, int]:
 
 
 def served(log: Log, original: Original) -> dict[int, Covered]:
-    """What each offset gives; offsets with an error are left out."""
+    """The batch at each offset; offsets with an error are left out."""
     found: dict[int, Covered] = {}
     for offset in original.batches:
         if offset < log.high_watermark and offset not in found:
@@ -132,7 +132,7 @@ def served(log: Log, original: Original) -> dict[int, Covered]:
 
 
 def examine(original: Original, directory: Path, name: str) -> str:
-    """Open a damaged log and hold it against the original; returns how it ended."""
+    """Open a damaged log and compare it with the original; returns the outcome."""
     helper = name.endswith(HELPERS)
     try:
         log = open_log(directory, Files(), **SETTINGS)
@@ -287,7 +287,7 @@ def test_a_damaged_file_never_makes_a_server_give_wrong_batches(
 
 
 def compare(port: int, data: Data, path: Path, what: str) -> str:
-    """Hold what a server gives against what it held; returns how the hurt bucket is."""
+    """Compare a server's batches with the original; returns the outcome of the damaged bucket."""
     hurt_bucket = bucket_of(path, data.target)
     outcome = "complete"
     for bucket, expected in data.contents.items():

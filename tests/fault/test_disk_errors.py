@@ -1,9 +1,9 @@
-"""A disk that refuses: a failed sync is final, a full disk is not.
+"""Disk errors: a failed sync is final, a full disk is not.
 
-Promise A1. After a failed fdatasync nobody knows what the disk has, so the server never
-acknowledges what was in it, and takes no more writes for these buckets until it is restarted. A
-full disk is another matter: the write that did not fit is undone, the client may repeat it, and
-when there is space again everything goes on.
+Promise A1. After a failed fdatasync the content of the disk is unknown, so the server never
+acknowledges these writes, and accepts no more writes for their buckets until it is restarted. When
+the disk is full, the write that did not fit is undone, the client may repeat it, and everything
+continues once there is space again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from zufluss.wire.api import ApiKey
 
 STORAGE = ErrorCode.LOG_STORAGE_EXCEPTION
 COPIED, LARGE = 20, 70_000
-"""Sizes of a row: shares the commit log's sync, or gets a sync of its segment."""
+"""Sizes of a row: a small one is synced with the commit log, a large one with its segment."""
 
 
 class Writer:
@@ -85,7 +85,7 @@ def writer(server: WarmServer) -> Iterator[Writer]:
 
 
 def check_after_restart(server: WarmServer, writer: Writer) -> None:
-    """What was acknowledged is there, and the rows that were refused can be written now."""
+    """Assert that acknowledged rows exist, and that refused rows can be written now."""
     server.kill()
     server.start()
     writer.connect(server.port)
@@ -139,7 +139,7 @@ def test_a_write_that_does_not_fit_is_undone_and_can_be_repeated(
 def test_errors_of_the_disk_at_random_never_make_an_acknowledged_row_vanish(
     server: WarmServer, rng: random.Random
 ) -> None:
-    """Any of these calls fails now and then, in our code or in SQLite's, then the server dies."""
+    """Any of these calls fails at random, in our code or in SQLite, until the server is killed."""
     for number in range(rounds(3, 100)):
         writer = Writer(server.port, create_target(server.port, f"t{number}", 3))
         call = rng.choice(("fdatasync", "pwrite64", "fsync", "ftruncate", "rename"))
@@ -156,7 +156,7 @@ SYSTEM_CALLS = ("pwrite64", "fdatasync", "fsync", "ftruncate", "openat", "rename
 
 @pytest.mark.slow
 def test_a_death_at_any_system_call_loses_nothing(server: WarmServer, rng: random.Random) -> None:
-    """The cross-check of our own kill points: strace knows of calls that we might forget."""
+    """Cross-checks our kill points: strace also sees calls that have none."""
     for number in range(rounds(6, 300)):
         writer = Writer(server.port, create_target(server.port, f"t{number}", 3))
         rule = f"{rng.choice(SYSTEM_CALLS)}:signal=KILL:when={rng.randint(1, 60)}"
@@ -172,7 +172,7 @@ def test_a_death_at_any_system_call_loses_nothing(server: WarmServer, rng: rando
 
 
 def restart_and_check(server: WarmServer, writer: Writer, rule: str) -> None:
-    """Kill what is left of the server, start it again, finish what was not acknowledged."""
+    """Kill and restart the server, and repeat unacknowledged writes."""
     server.kill()
     server.start()
     writer.connect(server.port)

@@ -38,11 +38,11 @@ SMALL = {
     "log.index.interval-size": "1kb",
     "log.flush.offset.checkpoint-interval": "200ms",
 }
-"""Files that are filled and checkpointed often, so that a kill meets all of it."""
+"""Small files with frequent checkpoints, so that kills hit all operations."""
 
 
 def kill_once(server: DevServer, history: History, rng: random.Random) -> None:
-    """Kill at a random moment, start again, and see that the writers get on."""
+    """Kill at a random moment, restart, and assert that writers make progress."""
     time.sleep(rng.random() * 0.3)
     server.kill()
     if isinstance(server, WarmServer) and rng.random() < START_KILLED:
@@ -55,7 +55,7 @@ def kill_once(server: DevServer, history: History, rng: random.Random) -> None:
 
 
 def check(server: DevServer, history: History, targets: list[Target]) -> None:
-    """Everything is as it was promised, and a clean restart does not change it."""
+    """Assert the promises, before and after a clean restart."""
     contents = read_all(server.port, targets)
     assert violations(history, contents) == []
     server.stop()

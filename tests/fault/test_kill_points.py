@@ -1,4 +1,4 @@
-"""A server that dies exactly at a change of the file system: before each kind of operation.
+"""A server that is killed right before each kind of file operation.
 
 `ZUFLUSS_KILL_AT=<operation>#<n>` makes the server kill itself right before the n-th write, sync,
 rename and so on. Small segments, a short time to live, and tables that come and go make every code
@@ -56,7 +56,7 @@ class Round:
         self.hits = 0
 
     def live(self) -> None:
-        """One life that ends before some operation of the kind."""
+        """Start the server and let it die before an operation of this kind."""
         point = f"{self.operation}#{1 + int(self.usual * self.rng.random() ** 2)}"
         self.server.environ = {KILL_AT_VARIABLE: point}
         try:
@@ -82,7 +82,7 @@ class Round:
         return self.server.wait()
 
     def recover(self) -> None:
-        """A life without a kill point: everybody gets on."""
+        """Start the server without a kill point, and assert that all workers make progress."""
         self.server.environ = {KILL_AT_VARIABLE: ""}
         self.server.start()
         self.ddl.settle(self.server.port, self.server.data_dir)

@@ -34,7 +34,7 @@ TIGHT = {"zufluss.kv.memory": "16mb"}
 
 
 def check(server: DevServer, history: History, target: Target, writers: list[PutWriter]) -> None:
-    """Everything is as it was promised, and neither a kill nor a clean restart changes it."""
+    """Assert the promises, also after one more kill and a clean restart."""
     assert history.problems == []
     assert kv_violations(server.port, target, writers) == []
     server.kill()

@@ -1,8 +1,8 @@
-"""State on disk whose changelog lost its end: power went before what was acknowledged was synced.
+"""State on disk whose changelog lost its end in a power failure.
 
-With `zufluss.log.flush=os` that may happen, and rows that only the state has would contradict the
-changelog for ever. So the state is made again from the changelog. With `ack` it cannot happen, and
-if it does, the bucket is not served.
+With `zufluss.log.flush=os` this can happen, and rows that only the state has would contradict the
+changelog for ever. So the state is rebuilt from the changelog. With `ack` it means damage, and the
+bucket is not served.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def written(server: DevServer) -> Path:
 
 
 def cut(log: Path, batches: int) -> None:
-    """Leave so many batches in the log, and nothing that tells of the others."""
+    """Cut the log to so many batches, and remove all files that know of more."""
     (segment,) = log.glob("*.log")
     data = segment.read_bytes()
     position, _ = [*iter_headers(data)][batches]

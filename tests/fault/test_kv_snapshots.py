@@ -1,7 +1,7 @@
 """A real server that loses its disk, or dies in the middle of a snapshot.
 
-Everything goes through a client: what it was acknowledged, it must find again. The server is told
-to take snapshots often, and a test waits for the files of those that count.
+The tests use a client, which must find every acknowledged row again. The server takes snapshots
+often, and a test waits for the files of committed ones.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def found(server: DevServer, keys: range) -> dict[int, str]:
 
 
 def lose_disk(server: DevServer) -> None:
-    """Remove everything the server has of its tables; metadata and remote storage stay."""
+    """Remove the table directories of the server; metadata and remote storage stay."""
     (table,) = server.data_dir.glob("fluss/t-*")
     shutil.rmtree(table)
 
@@ -184,7 +184,7 @@ def test_a_death_in_any_step_of_a_snapshot_loses_nothing(
 
 
 def die_at(server: DevServer, step: str) -> None:
-    """Live until a snapshot comes to this step; from then on take none."""
+    """Run the server until a snapshot reaches this step and it is killed; later it takes none."""
     server.properties |= OFTEN
     server.environ = {KILL_AT_VARIABLE: f"{step}#1"}
     try:

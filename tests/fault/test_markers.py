@@ -1,4 +1,4 @@
-"""A tablet server of its own looks itself whose a location is."""
+"""A tablet server in its own process checks the marker of a location itself."""
 
 from __future__ import annotations
 

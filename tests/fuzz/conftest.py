@@ -1,4 +1,4 @@
-"""Decoders that refuse say so in the log; a fuzzer makes them refuse thousands of times."""
+"""Silences the log: a fuzzer makes decoders refuse, and log, thousands of times."""
 
 from __future__ import annotations
 

@@ -8,5 +8,5 @@ import structlog
 
 
 def quiet() -> None:
-    """Drop what is logged, unless it is the end."""
+    """Drop all log events below critical."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))

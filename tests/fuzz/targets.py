@@ -72,7 +72,7 @@ class Target:
     """What it may raise."""
 
     def __call__(self, data: bytes) -> None:
-        """Run; a refusal is as good as an acceptance."""
+        """Run the decoder; a declared refusal is no failure."""
         with suppress(*self.refusals):
             self.run(data)
 
