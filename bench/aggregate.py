@@ -131,11 +131,11 @@ def _puts(
 
 def _states(connection: zufluss.Connection, pid: int, rounds: int, rows: int) -> Measure:
     table = connection.table(str(aggregation_table(connection, "skewed", 1).path))
-    given = _skewed(2 * rows)
+    batches = _skewed(2 * rows)
 
     def written(pre_aggregate: bool) -> float:
         with table.upsert(pre_aggregate=pre_aggregate) as writer:
-            return _rate(writer, given)
+            return _rate(writer, batches)
 
     ours, others = alternate(
         rounds, (pid, os.getpid()), lambda: written(True), lambda: written(False)
@@ -147,10 +147,13 @@ def _states(connection: zufluss.Connection, pid: int, rounds: int, rows: int) ->
 def _locks(connection: zufluss.Connection, pid: int, rounds: int, rows: int) -> Measure:
     locked = connection.table(str(aggregation_table(connection, "locked", BUCKETS).path))
     free = connection.table(str(aggregation_table(connection, "free", BUCKETS).path))
-    given = _uniform(rows)
+    batches = _uniform(rows)
     with locked.exactly_once_writer("bench") as owner, free.upsert() as writer:
         ours, others = alternate(
-            rounds, (pid, os.getpid()), lambda: _rate(owner, given), lambda: _rate(writer, given)
+            rounds,
+            (pid, os.getpid()),
+            lambda: _rate(owner, batches),
+            lambda: _rate(writer, batches),
         )
     label = "rows of an exactly-once writer, which owns its columns, against those of any writer"
     return compared("aggregate.locks", label, ours, others, " rows/s", at_least=0.9)

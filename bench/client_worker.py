@@ -114,10 +114,10 @@ async def _look_up(look_up: Callable[[Any], Awaitable[Any]], work: dict[str, Any
         for key in ids:
             missing += await look_up({"id": key}) is None
 
-    wanted = wanted_ids(work)
+    keys = wanted_ids(work)
     began = time.perf_counter()
     async with asyncio.TaskGroup() as group:
-        for ids in wanted:
+        for ids in keys:
             group.create_task(one_by_one(ids))
     answer(began, work["count"] - missing, work["count"])
 

@@ -155,9 +155,9 @@ class Scanned:
         with counted() as size, zufluss.connect(self.server.bootstrap) as connection:
             table = connection.table(str(self.info.path))
             size[0] = 0
-            found = table.scan(limit=TOP_ROWS).to_arrow()
-        if found.num_rows != TOP_ROWS:
-            raise RuntimeError(f"{found.num_rows} rows, {TOP_ROWS} were asked for")
+            rows = table.scan(limit=TOP_ROWS).to_arrow()
+        if rows.num_rows != TOP_ROWS:
+            raise RuntimeError(f"{rows.num_rows} rows, {TOP_ROWS} were asked for")
         return Measure(
             "kvscan.top",
             f"bytes to and from the server for {TOP_ROWS} rows",

@@ -134,9 +134,9 @@ class Leased:
     async def fill(self, partitions: int) -> None:
         """A table whose buckets have a snapshot each, with numbers as they come about."""
         schema = Schema.of("k INT, d STRING, v STRING", ("k", "d"))
-        made = TableDescriptor(schema, bucket_count=BUCKETS, partition_keys=("d",))
+        descriptor = TableDescriptor(schema, bucket_count=BUCKETS, partition_keys=("d",))
         catalog, remotes = self.coordinator.catalog, self.coordinator.remotes
-        entry = await catalog.create_table(TABLE, made.to_json())
+        entry = await catalog.create_table(TABLE, descriptor.to_json())
         rng = random.Random(7)
         for number in range(partitions):
             partition = await catalog.create_partition(TABLE, {"d": f"d{number}"})
@@ -219,8 +219,8 @@ class Leased:
         ]
 
     async def _acquire_all(self, lease_id: str) -> None:
-        found = await self.acquire(lease_id)
-        count = sum(len(columns.bucket_ids) for columns in found.leased)
+        lease = await self.acquire(lease_id)
+        count = sum(len(columns.bucket_ids) for columns in lease.leased)
         if count != len(self.buckets):
             raise RuntimeError(f"{count} buckets were leased, {len(self.buckets)} are there")
 

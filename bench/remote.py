@@ -241,10 +241,10 @@ def wait_for_remote(server: DevServer, connection: zufluss.Connection, info: Tab
 
 def remote_end(connection: zufluss.Connection, info: TableInfo) -> int:
     """The offset up to which the first bucket's log is in remote storage."""
-    found: m.ListRemoteLogManifestsResponse = connection.call_coordinator(
+    answer: m.ListRemoteLogManifestsResponse = connection.call_coordinator(
         ApiKey.LIST_REMOTE_LOG_MANIFESTS, m.ListRemoteLogManifestsRequest(table_id=info.table_id)
     )
-    return found.manifests[0].remote_log_end_offset if found.manifests else 0
+    return answer.manifests[0].remote_log_end_offset if answer.manifests else 0
 
 
 def _local_segments(server: DevServer, info: TableInfo) -> list[Path]:

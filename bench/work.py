@@ -319,6 +319,6 @@ def record_count(connection: zufluss.Connection, info: TableInfo) -> int:
 
 def check_count(connection: zufluss.Connection, info: TableInfo, wanted: int) -> None:
     """A benchmark that lost rows has measured nothing."""
-    found = record_count(connection, info)
-    if found != wanted:
-        raise RuntimeError(f"{info.path} has {found} records, {wanted} were acknowledged")
+    count = record_count(connection, info)
+    if count != wanted:
+        raise RuntimeError(f"{info.path} has {count} records, {wanted} were acknowledged")

@@ -290,10 +290,10 @@ def look_up(orders: zufluss.Table, some: list[int], cancelled: np.ndarray) -> No
     took = time.perf_counter() - began
     say(f"{len(some):,} lookups one after the other: {took / len(some) * 1e6:,.0f} µs each")
     began = time.perf_counter()
-    found = orders.lookup(pa.array(np.arange(ORDERS)), missing="drop")
+    rows = orders.lookup(pa.array(np.arange(ORDERS)), missing="drop")
     took = time.perf_counter() - began
-    check(found.num_rows == ORDERS - len(cancelled), f"{found.num_rows} orders were found")
-    say(f"{ORDERS:,} keys in one lookup: {ORDERS / took:,.0f} keys/s, {found.num_rows:,} are there")
+    check(rows.num_rows == ORDERS - len(cancelled), f"{rows.num_rows} orders were found")
+    say(f"{ORDERS:,} keys in one lookup: {ORDERS / took:,.0f} keys/s, {rows.num_rows:,} are there")
     check(orders.lookup(int(cancelled[0])) is None, "a cancelled order is still there")
 
 

@@ -118,10 +118,10 @@ def counts_part(connection: zufluss.Connection, bootstrap: str, directory: str) 
             behind = writing.run_on(0 if nth == KILLS else EVENTS * (nth + 1) // (KILLS + 1))
         if nth < KILLS:
             say(f"the writer is killed ([bold]kill -9[/]), {behind:,} events behind a checkpoint")
-    found = connection.table(TABLE).scan().to_arrow().sort_by([("views", "descending")])
-    check(summary(found) == truth(), "some event was counted twice, or not at all")
+    rows = connection.table(TABLE).scan().to_arrow().sort_by([("views", "descending")])
+    check(summary(rows) == truth(), "some event was counted twice, or not at all")
     say(f"{EVENTS:,} events counted once, whatever was killed:")
-    for row in found.to_pylist():
+    for row in rows.to_pylist():
         users = len(BitMap64.deserialize(row["users"]))
         console.print(f"    {row['page']:<12} {row['views']:>7,} views  {users:>6,} users")
 

@@ -185,8 +185,8 @@ class Shown:
 
     def moved_on(self) -> bool:
         """Whether there is a newer snapshot than the last one seen."""
-        found = self.connection.admin.lake_snapshot(self.name, readable=True)
-        return found is not None and found.snapshot_id not in self.snapshots
+        snapshot = self.connection.admin.lake_snapshot(self.name, readable=True)
+        return snapshot is not None and snapshot.snapshot_id not in self.snapshots
 
     def caught_up(self) -> bool:
         """Whether every row is in the lake."""

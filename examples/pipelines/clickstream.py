@@ -48,8 +48,8 @@ def main(spark: SparkSession, bootstrap: str) -> None:
         query.processAllAvailable()
         query.stop()
         show(dashboard)
-        found = {row["page"]: row["views"] for row in dashboard.scan().to_arrow().to_pylist()}
-        check(found == clicked, f"counted were {found}, clicked {clicked}")
+        counts = {row["page"]: row["views"] for row in dashboard.scan().to_arrow().to_pylist()}
+        check(counts == clicked, f"counted were {counts}, clicked {clicked}")
         say(f"all {clicked.total():,} clicks are on the dashboard, each once")
 
 

@@ -44,10 +44,10 @@ def main(spark: SparkSession, bootstrap: str) -> None:
         query.processAllAvailable()
         query.stop()
 
-        found = connection.table("example_bills.bills").scan().to_arrow().sort_by("id").to_pylist()
-        for bill in found:
+        rows = connection.table("example_bills.bills").scan().to_arrow().sort_by("id").to_pylist()
+        for bill in rows:
             say(f"order {bill['id']}: {bill['name'] or 'somebody'} pays {bill['cents'] / 100:.2f}")
-        said = [(bill["name"], bill["cents"]) for bill in found]
+        said = [(bill["name"], bill["cents"]) for bill in rows]
         expected = [("Ada", 500), ("Bob", 450), ("Ada Lovelace", 400), (None, 500)]
         check(said == expected, f"billed was {said}, not {expected}")
 
@@ -68,10 +68,10 @@ def completed(bootstrap: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[p
         with zufluss.connect(bootstrap) as connection:
             customers = connection.table("example_bills.customers")
             for orders in batches:
-                found = customers.lookup(orders["customer"])  # one row for each, null if unknown
-                percent = pc.subtract(100, pc.fill_null(found["discount"], 0))
+                rows = customers.lookup(orders["customer"])  # one row for each, null if unknown
+                percent = pc.subtract(100, pc.fill_null(rows["discount"], 0))
                 cents = pc.divide(pc.multiply(orders["cents"], percent), 100)
-                bill = [orders["id"], orders["customer"], found["name"], cents]
+                bill = [orders["id"], orders["customer"], rows["name"], cents]
                 yield from pa.table(bill, ["id", "customer", "name", "cents"]).to_batches()
 
     return look_up

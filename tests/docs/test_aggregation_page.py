@@ -32,12 +32,12 @@ pytestmark = pytest.mark.timeout(180)
 
 
 def test_the_blocks_of_the_page_do_what_they_say(tmp_path: Path) -> None:
-    found = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
-    assert len(found) >= 2
+    code_blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
+    assert len(code_blocks) >= 2
     with WarmServer(tmp_path) as server:
-        for code in found:
-            said = re.findall(r"^ *print\(.*\)  # (.*)$", code, re.M)
-            assert run_python(code, server).splitlines() == said
+        for code in code_blocks:
+            expected = re.findall(r"^ *print\(.*\)  # (.*)$", code, re.M)
+            assert run_python(code, server).splitlines() == expected
 
 
 def listed() -> Iterator[tuple[str, Declared]]:

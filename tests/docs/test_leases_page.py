@@ -28,16 +28,16 @@ pytestmark = pytest.mark.timeout(180)
 
 
 def test_the_blocks_of_the_page_do_what_they_say(tmp_path: Path) -> None:
-    found = re.findall(r"^```(sh|python)\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
+    code_blocks = re.findall(r"^```(sh|python)\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
     with WarmServer(tmp_path, QUICK) as server:
         fill(server)
-        for language, code in found:
+        for language, code in code_blocks:
             if language == "python":
-                said = re.findall(r"^ *print\(.*\)  # (.*)$", code, re.M)
-                assert run_python(code, server).splitlines() == said
+                expected = re.findall(r"^ *print\(.*\)  # (.*)$", code, re.M)
+                assert run_python(code, server).splitlines() == expected
             else:
                 run_commands(code.splitlines(), server)
-    assert [language for language, _ in found] == ["python"] * 3 + ["sh"]
+    assert [language for language, _ in code_blocks] == ["python"] * 3 + ["sh"]
 
 
 def fill(server: DevServer) -> None:

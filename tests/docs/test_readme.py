@@ -49,9 +49,9 @@ def run_python(code: str, server: DevServer) -> str:
 
 
 def test_the_python_blocks_of_the_readme_run_in_order(server):
-    found = blocks(README, "python")
-    assert len(found) >= 4
-    printed = [run_python(block, server) for block in found]
+    code_blocks = blocks(README, "python")
+    assert len(code_blocks) >= 4
+    printed = [run_python(block, server) for block in code_blocks]
     assert printed[1].startswith("{'id': 1, 'status': 'paid', 'cents': 950}\n")
     assert re.findall("[+-][IUD]", printed[1]) == ["+I", "+I", "-D", "-U", "+U"]
     assert printed[2] == "2\n", "what a union read found"
@@ -66,9 +66,9 @@ def printed_on_keys(server) -> list[str]:
 
 
 def test_the_python_blocks_on_primary_keys_print_what_they_say(printed_on_keys):
-    said = re.findall(r"^print\(.*\)  # (.*)$", "\n".join(blocks(KEYED, "python")), re.M)
-    assert len(said) >= 10
-    assert printed_on_keys == said
+    expected = re.findall(r"^print\(.*\)  # (.*)$", "\n".join(blocks(KEYED, "python")), re.M)
+    assert len(expected) >= 10
+    assert printed_on_keys == expected
 
 
 @pytest.mark.parametrize("page", [README, KEYED], ids=lambda page: page.name)

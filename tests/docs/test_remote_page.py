@@ -68,15 +68,15 @@ def configurations() -> list[dict[str, str]]:
 
 def test_the_blocks_of_the_page_do_what_they_say(s3: S3Server, amazon: Any, tmp_path: Path) -> None:
     dirs = {k: v for k, v in configurations()[1].items() if k.startswith("remote.")}
-    found = re.findall(r"^```(sh|python)\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
+    code_blocks = re.findall(r"^```(sh|python)\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
     scripts = commands = 0
     with WarmServer(tmp_path, {**QUICK, **dirs, **s3.properties}) as server:
         fill(server)
-        for language, code in found:
+        for language, code in code_blocks:
             if language == "python":
                 scripts += 1
-                said = re.findall(r"^ *print\(.*\)  # (.*)$", code, re.M)
-                assert run_python(code, server).splitlines() == said
+                expected = re.findall(r"^ *print\(.*\)  # (.*)$", code, re.M)
+                assert run_python(code, server).splitlines() == expected
                 continue
             for line in code.splitlines():
                 commands += 1

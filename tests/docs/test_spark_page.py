@@ -18,11 +18,11 @@ def server(tmp_path_factory):
 
 
 def test_the_blocks_of_the_spark_page_print_what_they_say(server):
-    found = blocks(PAGE, "python")[:5]  # in one process: what takes time is to start Java
-    said = [re.findall(r"^print\(.*\)  # (.*)$", block, re.M) for block in found]
-    assert all(said)
-    printed = run_python("\n".join(found), server).splitlines()
-    assert printed == [line for lines in said for line in lines]
+    code_blocks = blocks(PAGE, "python")[:5]  # in one process: what takes time is to start Java
+    expected = [re.findall(r"^print\(.*\)  # (.*)$", block, re.M) for block in code_blocks]
+    assert all(expected)
+    printed = run_python("\n".join(code_blocks), server).splitlines()
+    assert printed == [line for lines in expected for line in lines]
 
 
 def test_every_block_of_the_page_is_run_by_some_test():

@@ -54,17 +54,17 @@ def service(server: DevServer) -> Iterator[TieringProcess]:
 def test_the_blocks_of_the_tiering_page_do_what_they_say(
     server: DevServer, service: TieringProcess
 ) -> None:
-    found = re.findall(r"^```(sh|python)\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
+    code_blocks = re.findall(r"^```(sh|python)\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
     scripts = 0
-    for language, code in found:
+    for language, code in code_blocks:
         if language == "sh":
             for line in filter(DATA_COMMAND.search, code.splitlines()):
                 run_shell(line, server)
         elif SUITE not in code:
             scripts += 1
-            said = re.findall(r"^ *print\(.*\)  # (.*)$", code, re.M)
+            expected = re.findall(r"^ *print\(.*\)  # (.*)$", code, re.M)
             code = code.replace("/path/to/data", str(server.data_dir))
-            assert run_python(code, server).splitlines() == said
+            assert run_python(code, server).splitlines() == expected
     assert scripts == 3
 
 

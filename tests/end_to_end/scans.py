@@ -49,8 +49,8 @@ def open_request(
     table_id: int, bucket: int = 0, *, size: int = SIZE, seq: int = 0, **options: Any
 ) -> m.ScanKvRequest:
     """Open a scan; `limit` and `partition_id` are options."""
-    wanted = m.PbScanReqForBucket(table_id=table_id, bucket_id=bucket, **options)
-    return m.ScanKvRequest(bucket_scan_req=wanted, call_seq_id=seq, batch_size_bytes=size)
+    request = m.PbScanReqForBucket(table_id=table_id, bucket_id=bucket, **options)
+    return m.ScanKvRequest(bucket_scan_req=request, call_seq_id=seq, batch_size_bytes=size)
 
 
 def next_request(scanner_id: bytes, seq: int, size: int = SIZE) -> m.ScanKvRequest:

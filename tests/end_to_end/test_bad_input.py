@@ -459,12 +459,12 @@ def test_a_fetch_without_an_answer_waits_and_does_not_block_the_connection(
     attacker: RawClient, raw: RawClient, table_id: int, case: str
 ) -> None:
     """An error that clients retry at once is held like an empty fetch."""
-    wanted = {
+    snapshots = {
         "nothing new": (table_id, raw.end_offset(table_id, 0), 0),
         "unknown table": (2**40, 0, 0),
         "unknown bucket": (table_id, 0, 99),
     }[case]
-    held = attacker.begin(ApiKey.FETCH_LOG, fetch_request(*wanted, max_wait_ms=400))
+    held = attacker.begin(ApiKey.FETCH_LOG, fetch_request(*snapshots, max_wait_ms=400))
     others = [attacker.begin(ApiKey.API_VERSIONS, versions_request()) for _ in range(5)]
     order = [attacker.receive().request_id for _ in range(6)]
     assert order == [*others, held]

@@ -113,9 +113,9 @@ async def test_both_write_to_the_same_partitions(
     await append(table, pa.record_batch([["us"], [4]], schema=schema))
     rows = read(ours, path).sort_by("id").to_pylist()
     assert [(r["region"], r["id"]) for r in rows] == [("eu", 1), ("us", 2), ("eu", 3), ("us", 4)]
-    found = await in_time(conn.get_admin().list_partition_infos(path))
+    partitions = await in_time(conn.get_admin().list_partition_infos(path))
     scanner = await in_time(table.new_scan().create_record_batch_log_scanner())
-    scanner.subscribe_partition_buckets({(p.partition_id, 0): -2 for p in found})
+    scanner.subscribe_partition_buckets({(p.partition_id, 0): -2 for p in partitions})
     assert (await in_time(scanner.to_arrow())).sort_by("id").to_pylist() == rows
 
 

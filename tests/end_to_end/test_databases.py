@@ -46,9 +46,9 @@ async def test_a_database_without_descriptor_has_no_comment(
     admin: fluss.FlussAdmin, database: str
 ) -> None:
     await in_time(admin.create_database(database))
-    found = (await admin.get_database_info(database)).get_database_descriptor()
-    assert found.comment is None
-    assert found.get_custom_properties() == {}
+    descriptor = (await admin.get_database_info(database)).get_database_descriptor()
+    assert descriptor.comment is None
+    assert descriptor.get_custom_properties() == {}
 
 
 async def test_creating_a_database_twice_is_refused_unless_ignored(

@@ -64,10 +64,10 @@ def create_by_hand(
 def table_id(dev_server: DevServer, conn: fluss.FlussConnection) -> int:
     """A table with one row, which nothing here may change."""
     with RawClient(dev_server.port) as client:
-        found = create_by_hand(client, fresh_path("kv_bad").table_name, CODEC.schema)
-        entry = put(client, found, kv_batch([CODEC.put(RESIDENT)]))
+        table_id = create_by_hand(client, fresh_path("kv_bad").table_name, CODEC.schema)
+        entry = put(client, table_id, kv_batch([CODEC.put(RESIDENT)]))
         assert not entry.error_code, entry.error_message
-    return found
+    return table_id
 
 
 @pytest.fixture(scope="module")
@@ -266,8 +266,8 @@ def test_a_second_batch_in_a_bucket_entry_is_applied_or_refused_but_never_droppe
     fresh, codec = create_by_hand(raw, path.table_name, SMALL), Codec(SMALL)
     two = kv_batch([codec.put((1, "a", 1))]) + kv_batch([codec.put((2, "b", 2))])
     entry = put(raw, fresh, two)
-    found = [v != b"" for v in values_of(raw, fresh, [codec.key((1,)), codec.key((2,))])]
-    assert found == ([False, False] if entry.error_code else [True, True])
+    values = [v != b"" for v in values_of(raw, fresh, [codec.key((1,)), codec.key((2,))])]
+    assert values == ([False, False] if entry.error_code else [True, True])
     assert raw.end_offset(fresh) == (0 if entry.error_code else 2)
     assert raw.alive()
 
@@ -291,8 +291,8 @@ def test_keys_that_no_row_can_have_are_looked_up_and_not_found(
     assert values_of(raw, table_id, strange) == [b""] * len(strange)
     assert prefixed(raw, table_id, strange[1:]) == [[]] * (len(strange) - 1)
     known = CODEC.key(RESIDENT)
-    found = values_of(raw, table_id, [known, b"\x63", known])
-    assert [CODEC.value(v) for v in found] == [RESIDENT, None, RESIDENT]
+    values = values_of(raw, table_id, [known, b"\x63", known])
+    assert [CODEC.value(v) for v in values] == [RESIDENT, None, RESIDENT]
     assert values_of(raw, table_id, []) == []
     nothing_happened(raw, table_id)
 

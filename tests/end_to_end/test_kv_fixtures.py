@@ -35,8 +35,8 @@ READ_BY_PYFLUSS = ("kv_all", "kv_nested", "kv_prefix")
 
 
 def fixture(folder: str, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((FIXTURES / folder / f"{name}.json").read_bytes())
-    return found
+    fixture: dict[str, Any] = json.loads((FIXTURES / folder / f"{name}.json").read_bytes())
+    return fixture
 
 
 def names(folder: str, table: str) -> list[str]:

@@ -54,9 +54,9 @@ COUNT = 300
 @pytest.fixture
 def table_id(raw: RawClient, path: fluss.TablePath) -> int:
     """A table with one bucket and rows in it."""
-    made = create_by_hand(raw, path.table_name, SCANNED)
-    put_rows(raw, made, numbered(0, COUNT))
-    return made
+    table_id = create_by_hand(raw, path.table_name, SCANNED)
+    put_rows(raw, table_id, numbered(0, COUNT))
+    return table_id
 
 
 @pytest.fixture
@@ -69,10 +69,10 @@ def wide(raw: RawClient, path: fluss.TablePath) -> int:
         ignore_if_exists=False,
     )
     raw.call(ApiKey.CREATE_TABLE, request)
-    made = raw.table_id("wire", path.table_name)
+    table_id = raw.table_id("wire", path.table_name)
     for bucket in range(16):
-        put_rows(raw, made, numbered(bucket, bucket + 1), bucket)
-    return made
+        put_rows(raw, table_id, numbered(bucket, bucket + 1), bucket)
+    return table_id
 
 
 def scan_code(raw: RawClient, request: m.ScanKvSnapshotRequest) -> int:
@@ -190,10 +190,10 @@ def test_a_filter_on_the_server_gets_the_rows_it_gets_on_the_client(
     raw: RawClient, table_id: int, limit: int
 ) -> None:
     (made,) = pin(raw, table_id)
-    wanted = (col("text").ends_with("7") | (col("id") < 3)).resolve(SCANNED)
+    predicate = (col("text").ends_with("7") | (col("id") < 3)).resolve(SCANNED)
     expected = [r for r in in_key_order(numbered(0, COUNT)) if r[1].endswith("7") or r[0] < 3]
     for size in (100, 1 << 20):
-        answers = pages(raw, table_id, made.pin_id, size=size, filter=wanted, limit=limit)
+        answers = pages(raw, table_id, made.pin_id, size=size, filter=predicate, limit=limit)
         assert all_rows(answers) == expected
         assert all(not limit or a.rows <= limit for a in answers)
 
@@ -241,10 +241,10 @@ def test_a_column_added_later_is_null_in_old_rows_and_unknown_to_old_readers(
 
 
 def test_a_whole_table_is_pinned_in_one_call(raw: RawClient, wide: int) -> None:
-    made = pin(raw, wide, *range(16))
-    assert [p.log_offset for p in made] == [1] * 16
-    assert len({p.pin_id for p in made}) == 16
-    for bucket, each in enumerate(made):
+    pins = pin(raw, wide, *range(16))
+    assert [p.log_offset for p in pins] == [1] * 16
+    assert len({p.pin_id for p in pins}) == 16
+    for bucket, each in enumerate(pins):
         assert all_rows([page(raw, wide, each.pin_id, bucket)]) == numbered(bucket, bucket + 1)
 
 

@@ -55,7 +55,7 @@ class Fuzzed(NamedTuple):
     def requests(self) -> list[tuple[ApiKey, bytes]]:
         """Valid requests of every kind."""
         table_id, pin_id = self.table_id, self.pin.pin_id
-        wanted = (col("id").isin([1, 2, 3]) | col("text").contains("4")).resolve(SCANNED)
+        predicate = (col("id").isin([1, 2, 3]) | col("text").contains("4")).resolve(SCANNED)
         at = self.pin.log_offset
         found = [
             (ApiKey.SCAN_KV, open_request(table_id, size=100, limit=10)),
@@ -71,7 +71,7 @@ class Fuzzed(NamedTuple):
                     pin_id,
                     after_key=CODEC.key((3,)),
                     until_key=CODEC.key((40,)),
-                    filter=wanted,
+                    filter=predicate,
                     projected_columns=[1, 0],
                     time_limit_ms=1000,
                 ),

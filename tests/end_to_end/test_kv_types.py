@@ -76,9 +76,9 @@ async def test_not_a_number_is_a_value(
 ) -> None:
     table = await create_keyed(conn, path, pa.schema([("id", pa.int32()), ("x", kind)]))
     await upsert(table, [1, math.nan])
-    found = await lookup(table, [1])
-    assert found is not None
-    assert math.isnan(found["x"])
+    rows = await lookup(table, [1])
+    assert rows is not None
+    assert math.isnan(rows["x"])
 
 
 MICROS = dt.datetime(2033, 5, 18, 3, 33, 20, 1)

@@ -40,9 +40,9 @@ async def test_pyfluss_finds_the_snapshot_that_was_committed(lake_server: DevSer
         await create(conn, PATH, bucket_count=2, properties=FRESH)
         with zufluss.connect(lake_server.bootstrap) as connection:
             table_id = tier(connection, {(None, 0): 10, (None, 1): 20}, 4711)
-        found = await in_time(conn.get_admin().get_latest_lake_snapshot(PATH))
-        assert found.snapshot_id == 4711
-        offsets = {(b.table_id, b.bucket_id): o for b, o in found.table_buckets_offset.items()}
+        snapshot = await in_time(conn.get_admin().get_latest_lake_snapshot(PATH))
+        assert snapshot.snapshot_id == 4711
+        offsets = {(b.table_id, b.bucket_id): o for b, o in snapshot.table_buckets_offset.items()}
         assert offsets == {(table_id, 0): 10, (table_id, 1): 20}
 
 
@@ -54,8 +54,10 @@ async def test_pyfluss_finds_the_offsets_of_partitions(lake_server: DevServer) -
         with zufluss.connect(lake_server.bootstrap) as connection:
             (partition,) = connection.admin.list_partitions("fluss.events")
             tier(connection, {(partition.partition_id, 0): 3}, 1)
-        found = await in_time(conn.get_admin().get_latest_lake_snapshot(PATH))
-        offsets = {(b.partition_id, b.bucket_id): o for b, o in found.table_buckets_offset.items()}
+        snapshot = await in_time(conn.get_admin().get_latest_lake_snapshot(PATH))
+        offsets = {
+            (b.partition_id, b.bucket_id): o for b, o in snapshot.table_buckets_offset.items()
+        }
         assert offsets == {(partition.partition_id, 0): 3}
 
 

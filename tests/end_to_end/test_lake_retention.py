@@ -154,8 +154,8 @@ def test_a_tablet_server_of_its_own_hears_of_the_lake_and_again_when_it_comes_ba
             cluster.write("t", False, TIERED)
             cluster.looked()
             assert cluster.earliest("t") == 0, "nothing was tiered"
-            told = cluster.admin.table_info("t").descriptor.properties
-            assert told["table.datalake.iceberg.uri"] == "http://catalog.example"
+            properties = cluster.admin.table_info("t").descriptor.properties
+            assert properties["table.datalake.iceberg.uri"] == "http://catalog.example"
             cluster.tiered("t", END // 2, snapshot_id=1)
             eventually(lambda: 0 < cluster.earliest("t") <= END // 2)
         tablet.kill()

@@ -146,8 +146,8 @@ async def test_every_client_is_told_where_the_lake_is_and_none_its_secrets(
 ) -> None:
     await create(conn, path)
     info = await in_time(conn.get_admin().get_table_info(path))
-    told = {k: v for k, v in info.get_properties().items() if "datalake" in k}
-    assert told == TOLD
+    properties = {k: v for k, v in info.get_properties().items() if "datalake" in k}
+    assert properties == TOLD
     with zufluss.connect(lake_server.bootstrap) as connection:
         name = f"{path.database_name}.{path.table_name}"
         ours = connection.admin.table_info(name)

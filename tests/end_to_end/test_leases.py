@@ -115,9 +115,9 @@ def new_snapshot(conn: Connection, name: str, value: int) -> tuple[int, int]:
         writer.write({"id": [1], "v": [value]})
     end = conn.admin.list_offsets(name)[0]
     while True:
-        found = conn.admin.latest_kv_snapshots(name)
-        if found and found[0].log_offset >= end:
-            return table.info.table_id, found[0].snapshot_id
+        snapshots = conn.admin.latest_kv_snapshots(name)
+        if snapshots and snapshots[0].log_offset >= end:
+            return table.info.table_id, snapshots[0].snapshot_id
 
 
 def unique() -> str:
@@ -137,8 +137,8 @@ def metadata(table_id: int, snapshot_id: int) -> m.GetKvSnapshotMetadataRequest:
 
 
 def wait_until_gone(raw: RawClient, request: m.GetKvSnapshotMetadataRequest, code: int) -> None:
-    while (found := raw.error_code(METADATA, request)) != code:
-        assert found == 0
+    while (error_code := raw.error_code(METADATA, request)) != code:
+        assert error_code == 0
 
 
 def test_a_leased_snapshot_stays_while_newer_ones_come_and_goes_when_it_is_released(

@@ -94,8 +94,8 @@ async def test_a_timestamp_after_the_last_batch_is_the_end(
     await append(table, ids(0, 10))
     last = (await read_records(table, 10))[-1].timestamp
     await _tick()
-    found = await admin.list_offsets(path, [0], fluss.OffsetSpec.timestamp(last + 1))
-    assert found == {0: 10}
+    offset = await admin.list_offsets(path, [0], fluss.OffsetSpec.timestamp(last + 1))
+    assert offset == {0: 10}
 
 
 async def test_a_timestamp_in_the_future_is_refused(

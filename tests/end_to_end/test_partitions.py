@@ -22,13 +22,13 @@ def orders(day: str, region: str, count: int, start: int = 0) -> pa.RecordBatch:
 
 
 async def names(admin: fluss.FlussAdmin, path: fluss.TablePath, **spec: str) -> list[str]:
-    found = await in_time(admin.list_partition_infos(path, spec or None))
-    return sorted(p.partition_name for p in found)
+    partitions = await in_time(admin.list_partition_infos(path, spec or None))
+    return sorted(p.partition_name for p in partitions)
 
 
 async def partition_ids(admin: fluss.FlussAdmin, path: fluss.TablePath) -> dict[str, int]:
-    found = await in_time(admin.list_partition_infos(path))
-    return {p.partition_name: p.partition_id for p in found}
+    partitions = await in_time(admin.list_partition_infos(path))
+    return {p.partition_name: p.partition_id for p in partitions}
 
 
 async def read_partitions(

@@ -83,11 +83,11 @@ def release(table_id: int, epoch: int | None = None) -> m.ReleaseProducerRequest
 
 
 def test_epochs_checkpoints_and_the_end(raw: RawClient, table_id: int) -> None:
-    made = raw.call(INIT, init(table_id))
-    assert (made.epoch, made.created, made.exclusive) == (1, True, True)
-    assert offsets_from_proto(made.baseline) == {(None, 0): 0, (None, 1): 0}
+    producer = raw.call(INIT, init(table_id))
+    assert (producer.epoch, producer.created, producer.exclusive) == (1, True, True)
+    assert offsets_from_proto(producer.baseline) == {(None, 0): 0, (None, 1): 0}
     again = raw.call(INIT, init(table_id))
-    assert (again.epoch, again.producer_number) == (2, made.producer_number)
+    assert (again.epoch, again.producer_number) == (2, producer.producer_number)
     fenced = int(ErrorCode.PRODUCER_FENCED)
     assert raw.error_code(CHECKPOINT, checkpoint(table_id, 1)) == fenced
     assert raw.error_code(RELEASE, release(table_id, 1)) == fenced
@@ -98,7 +98,7 @@ def test_epochs_checkpoints_and_the_end(raw: RawClient, table_id: int) -> None:
     gone = int(ErrorCode.PRODUCER_NOT_FOUND)
     assert raw.error_code(RELEASE, release(table_id)) == gone
     assert raw.error_code(CHECKPOINT, checkpoint(table_id, 2)) == gone
-    assert raw.call(INIT, init(table_id)).producer_number > made.producer_number
+    assert raw.call(INIT, init(table_id)).producer_number > producer.producer_number
 
 
 def test_columns_have_one_owner(raw: RawClient, table_id: int) -> None:
@@ -150,10 +150,10 @@ def test_offsets_that_sinks_of_fluss_register(raw: RawClient, table_id: int) -> 
 def test_an_administrator_lists_and_drops(conn: Connection, raw: RawClient) -> None:
     name = unique()
     table_id = new_table(conn, name)
-    made = raw.call(INIT, init(table_id, "job", 1))
+    producer = raw.call(INIT, init(table_id, "job", 1))
     (found,) = conn.admin.list_producers(name)
     assert (found.producer_id, found.table, found.columns) == ("job", f"fluss.{name}", ("pv",))
-    assert (found.number, found.epoch, found.lost) == (made.producer_number, 1, False)
+    assert (found.number, found.epoch, found.lost) == (producer.producer_number, 1, False)
     assert sorted(found.baseline.values()) == [0, 0]
     assert found.producer_id in {each.producer_id for each in conn.admin.list_producers()}
     conn.admin.drop_producer(name, "job")
@@ -176,8 +176,8 @@ def test_epochs_grow_over_restarts(
         for _ in range(3):
             with RawClient(server.port) as client:
                 for _ in range(2):
-                    made = client.call(INIT, init(table_id))
-                    seen.append((made.producer_number, made.epoch))
+                    producer = client.call(INIT, init(table_id))
+                    seen.append((producer.producer_number, producer.epoch))
             if end == "stop":
                 assert server.stop() == 0
             else:
@@ -191,5 +191,5 @@ def test_epochs_grow_over_restarts(
             server.kill()
         server.start()
         with RawClient(server.port) as client:
-            made = client.call(INIT, init(table_id))
-            assert (made.epoch, made.checkpoint_id) == (7, 3)
+            producer = client.call(INIT, init(table_id))
+            assert (producer.epoch, producer.checkpoint_id) == (7, 3)

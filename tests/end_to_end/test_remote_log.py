@@ -74,8 +74,8 @@ async def write(table: fluss.FlussTable, begin: int, end: int) -> None:
 
 
 async def read(table: fluss.FlussTable, offset: int | None = None) -> list[int]:
-    found = await read_arrow(table, None if offset is None else {0: offset})
-    return list(found["id"].to_pylist())
+    rows = await read_arrow(table, None if offset is None else {0: offset})
+    return list(rows["id"].to_pylist())
 
 
 async def until_old_segments_are_remote_only(server: DevServer) -> None:
@@ -129,9 +129,9 @@ async def test_offsets_by_time_reach_into_remote_storage(
             records = await read_records(table, BATCHES * ROWS)
             for record in records[:: 7 * ROWS]:
                 spec = fluss.OffsetSpec.timestamp(record.timestamp)
-                found = (await in_time(admin.list_offsets(path, [0], spec)))[0]
+                offset = (await in_time(admin.list_offsets(path, [0], spec)))[0]
                 first = next(r.offset for r in records if r.timestamp >= record.timestamp)
-                assert found == first
+                assert offset == first
             earliest = fluss.OffsetSpec.earliest()
             assert await in_time(admin.list_offsets(path, [0], earliest)) == {0: 0}
 
@@ -149,8 +149,8 @@ async def test_a_limit_scan_reaches_into_remote_storage(
                 .limit(BATCHES * ROWS - 5)
                 .create_bucket_batch_scanner(fluss.TableBucket(table.get_table_info().table_id, 0))
             )
-            found = await in_time(scanner.to_arrow())
-            assert found["id"].to_pylist() == list(range(5, BATCHES * ROWS))
+            rows = await in_time(scanner.to_arrow())
+            assert rows["id"].to_pylist() == list(range(5, BATCHES * ROWS))
 
 
 async def test_expired_segments_leave_every_location(

@@ -95,9 +95,9 @@ async def filtered(scan: fluss.TableScan, predicate: fluss.Predicate) -> pa.Tabl
     scan = scan.filter(predicate | (col("batch") == END))
     scanner = await in_time(scan.create_record_batch_log_scanner())
     scanner.subscribe(0, fluss.EARLIEST_OFFSET)
-    found = await in_time(scanner.to_arrow())
-    assert found.column("batch").to_pylist()[-1] == END
-    return found.slice(0, found.num_rows - 1)
+    rows = await in_time(scanner.to_arrow())
+    assert rows.column("batch").to_pylist()[-1] == END
+    return rows.slice(0, rows.num_rows - 1)
 
 
 async def surviving(table: fluss.FlussTable, predicate: fluss.Predicate) -> list[int]:

@@ -31,13 +31,13 @@ def run(*arguments: object) -> str:
 
 
 def test_all_pipelines_end_with_what_they_promise():
-    said = run(PIPELINES)
-    assert "a server of our own runs on" in said
-    assert "all 10,000 clicks are on the dashboard, each once" in said  # clickstream.py
-    assert "that is right, and the audit log has 7 changes" in said  # cdc.py
-    assert "order 102: Ada Lovelace pays 4.00" in said  # enrich.py
-    assert "1,000 rows exported, every id once" in said  # export.py
-    assert "Bern took 13.40 in 2 sales" in said  # declarative.py
+    output = run(PIPELINES)
+    assert "a server of our own runs on" in output
+    assert "all 10,000 clicks are on the dashboard, each once" in output  # clickstream.py
+    assert "that is right, and the audit log has 7 changes" in output  # cdc.py
+    assert "order 102: Ada Lovelace pays 4.00" in output  # enrich.py
+    assert "1,000 rows exported, every id once" in output  # export.py
+    assert "Bern took 13.40 in 2 sales" in output  # declarative.py
 
 
 def test_a_pipeline_that_does_not_get_what_it_should_ends_with_1_and_says_why(capsys, monkeypatch):
@@ -52,9 +52,9 @@ def test_a_pipeline_that_does_not_get_what_it_should_ends_with_1_and_says_why(ca
         raise TableNotExistError("table example.t does not exist")
 
     assert (running.run(wrong), running.run(absent)) == (1, 1)
-    said = capsys.readouterr().out
-    assert "there is nothing at nowhere:1" in said
-    assert "table example.t does not exist" in said
+    output = capsys.readouterr().out
+    assert "there is nothing at nowhere:1" in output
+    assert "table example.t does not exist" in output
 
 
 @only_full

@@ -148,8 +148,8 @@ class History:
 
     def wait_for_acks(self, rows: int, seconds: float) -> bool:
         """Wait until so many more rows are acknowledged."""
-        wanted = self.acked_rows + rows
-        return self.wait(lambda: self.acked_rows >= wanted, seconds)
+        target = self.acked_rows + rows
+        return self.wait(lambda: self.acked_rows >= target, seconds)
 
 
 def violations(history: History, contents: Mapping[TableBucket, Content]) -> list[str]:
@@ -210,16 +210,18 @@ def _ack_violations(history: History, contents: Mapping[TableBucket, Content]) -
         if at < 0:
             continue
         there = content.keys[at : at + ack.count]
-        wanted = np.arange(ack.first_key, ack.first_key + ack.count)
-        if not np.array_equal(there, wanted):
+        expected = np.arange(ack.first_key, ack.first_key + ack.count)
+        if not np.array_equal(there, expected):
             yield (
-                f"{ack.bucket}: acknowledged at {ack.base_offset}: {_names(wanted)}, there is "
+                f"{ack.bucket}: acknowledged at {ack.base_offset}: {_names(expected)}, there is "
                 f"{_names(there)} and the log ends at {content.end}"
             )
     if somewhere and not any(content.start for content in contents.values()):
-        wanted = np.concatenate([np.arange(a.first_key, a.first_key + a.count) for a in somewhere])
+        expected = np.concatenate(
+            [np.arange(a.first_key, a.first_key + a.count) for a in somewhere]
+        )
         keys = np.concatenate([c.keys for c in contents.values()])
-        lost = wanted[~np.isin(wanted, keys)]
+        lost = expected[~np.isin(expected, keys)]
         if len(lost):
             yield f"acknowledged and not there: {_names(lost)}"
 

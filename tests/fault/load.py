@@ -449,16 +449,16 @@ def offset_of(client: RawClient, bucket: TableBucket, kind: int) -> int:
 def read_bucket(client: RawClient, bucket: TableBucket) -> Content:
     """The whole content of a bucket; reads again from its new start when a part expires."""
     while True:
-        found = _read_from_start(client, bucket)
-        if found is not None:
-            return found
+        content = _read_from_start(client, bucket)
+        if content is not None:
+            return content
 
 
 def _read_from_start(client: RawClient, bucket: TableBucket) -> Content | None:
     start = offset = offset_of(client, bucket, OFFSET_EARLIEST)
     end = offset_of(client, bucket, OFFSET_LATEST)
-    found = Content(start, np.empty(0, np.int64), {})
-    parts = [found.keys]
+    content = Content(start, np.empty(0, np.int64), {})
+    parts = [content.keys]
     timestamp = 0
     while offset < end:
         request = fetch_request(
@@ -470,10 +470,10 @@ def _read_from_start(client: RawClient, bucket: TableBucket) -> Content | None:
             return None
         assert not entry.error_code, f"{bucket} at {offset}: {entry.error_message}"
         for at, header in iter_headers(entry.records):
-            parts.append(_take(found, entry.records, at, header, offset, timestamp))
+            parts.append(_take(content, entry.records, at, header, offset, timestamp))
             offset, timestamp = header.next_offset, header.timestamp
-    found.keys = np.concatenate(parts)
-    return found
+    content.keys = np.concatenate(parts)
+    return content
 
 
 def _take(

@@ -286,10 +286,10 @@ class Traffic:
             contents = dict(logs_of(conn, self.log))
             assert violations(self.appends.history, contents) == []
             assert all(content.start == 0 for content in contents.values())
-            found = kv_violations(
+            problems = kv_violations(
                 self.server.port, self.keyed, self.writers, lambda b: self.changes(conn, b)
             )
-            assert found == []
+            assert problems == []
 
     def changes(self, conn: Connection, bucket: int) -> list[Change]:
         """The changelog of a bucket, read with our client from the first offset on."""
@@ -450,7 +450,7 @@ def snapshot_problems(traffic: Traffic, known: Mapping[TableBucket, BucketRecord
 def check_locations(traffic: Traffic, locations: Locations) -> Audit:
     """Assert that every referenced object exists and is intact."""
     known = remotes(traffic.server, traffic.buckets)
-    found = run(audit(locations, known))
-    problems = [*found.problems, *snapshot_problems(traffic, known)]
+    audit_result = run(audit(locations, known))
+    problems = [*audit_result.problems, *snapshot_problems(traffic, known)]
     assert problems == [], problems[:5]
-    return found
+    return audit_result

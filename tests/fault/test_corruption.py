@@ -139,18 +139,18 @@ def examine(original: Original, directory: Path, name: str) -> str:
     except CorruptRecordError:
         assert not helper, "a helper file is damaged and the log is refused"
         return "refused"
-    found = served(log, original)
-    wrong = [o for o, b in found.items() if original.batches.get(o) != b]
+    batches = served(log, original)
+    wrong = [o for o, b in batches.items() if original.batches.get(o) != b]
     assert not wrong, f"wrong batches at {wrong}"
     assert log.log_end_offset >= original.durable, "something durable was cut"
     if helper:
-        assert found == original.batches
+        assert batches == original.batches
         assert log.writers.retained(1)[-1].sequence == original.sequence - 1
     sequence = log.writers.retained(1)[-1].sequence + 1
     appended = append(log, batch(1, writer=1, sequence=sequence))
     assert list(covered(read_patiently(log, appended.base_offset)[0])) == [appended.base_offset]
     log.close(clean=True)
-    return "complete" if found == original.batches else "partly"
+    return "complete" if batches == original.batches else "partly"
 
 
 @pytest.mark.slow

@@ -75,13 +75,13 @@ def server(warm_server: Callable[..., WarmServer]) -> WarmServer:
 @pytest.fixture
 def writer(server: WarmServer) -> Iterator[Writer]:
     """A writer whose first rows are acknowledged; the commit log is in use."""
-    found = Writer(server.port, create_target(server.port, "t", 3))
+    writer = Writer(server.port, create_target(server.port, "t", 3))
     commit_file = server.data_dir / ".commit-log" / "commit-0.log"
     while not commit_file.exists() or commit_file.read_bytes()[:8] != b"ZUFLCMT1":
-        assert found.write() == 0
-    assert [found.write(bucket) for bucket in found.lanes] == [0, 0, 0]
-    yield found
-    found.client.socket.close()
+        assert writer.write() == 0
+    assert [writer.write(bucket) for bucket in writer.lanes] == [0, 0, 0]
+    yield writer
+    writer.client.socket.close()
 
 
 def check_after_restart(server: WarmServer, writer: Writer) -> None:
@@ -183,8 +183,8 @@ def restart_and_check(server: WarmServer, writer: Writer, rule: str) -> None:
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[SmallDisk]:
-    with small_disk(tmp_path / "disk", "120m") as found:
-        yield found
+    with small_disk(tmp_path / "disk", "120m") as disk:
+        yield disk
 
 
 @pytest.mark.slow

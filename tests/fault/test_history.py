@@ -115,8 +115,8 @@ PLANTED: dict[str, Callable[[History, Content], None]] = {
 def test_a_planted_violation_is_found(text: str) -> None:
     history, contents = good()
     PLANTED[text](history, contents[BUCKET])
-    found = violations(history, contents)
-    assert any(text.removeprefix("lost: ") in violation for violation in found), found
+    problems = violations(history, contents)
+    assert any(text.removeprefix("lost: ") in violation for violation in problems), problems
 
 
 def test_rows_below_the_start_of_the_log_may_be_gone() -> None:

@@ -144,8 +144,8 @@ def check_state(server: DevServer, traffic: Traffic) -> None:
     with RawClient(server.port) as client:
         for bucket in traffic.keyed.all_buckets:
             changes = [c for w in traffic.writers for c in w.lanes[bucket.bucket_id].model.changes]
-            found = looked_up(client, bucket.table_id, bucket.bucket_id, changes)
-            assert found == fold(changes, RULES)
+            rows = looked_up(client, bucket.table_id, bucket.bucket_id, changes)
+            assert rows == fold(changes, RULES)
 
 
 def _served(server: DevServer, traffic: Traffic) -> bool:
@@ -205,8 +205,8 @@ def fill(conn: Connection, start: int, end: int) -> None:
 def found_ids(conn: Connection) -> tuple[list[int], list[int]]:
     """The ids in both tables, those of the first one as often as they are there."""
     plain = conn.table(f"{DATABASE}.plain").scan(["id"]).to_arrow()["id"].to_pylist()
-    wanted = rows_of(0, 3 * ROWS)
-    keys = [{"id": i, "day": d} for i, d in zip(wanted["id"], wanted["day"], strict=True)]
+    expected = rows_of(0, 3 * ROWS)
+    keys = [{"id": i, "day": d} for i, d in zip(expected["id"], expected["day"], strict=True)]
     keyed = conn.table(f"{DATABASE}.keyed").lookup(keys, missing="drop").to_pylist()
     assert all(row["text"] == f"{row['id']}".ljust(200, ".") for row in keyed)
     return sorted(plain), sorted(row["id"] for row in keyed)
@@ -337,8 +337,8 @@ class Damaged:
         assert table.changelog(stop={0: self.copied}).to_arrow().to_pylist() == self.changes
 
     def _lookup(self, conn: Connection) -> None:
-        found = conn.table(f"{DATABASE}.t").lookup(list(self.expected), missing="drop").to_pylist()
-        assert {row["id"]: row["text"] for row in found} == self.expected
+        rows = conn.table(f"{DATABASE}.t").lookup(list(self.expected), missing="drop").to_pylist()
+        assert {row["id"]: row["text"] for row in rows} == self.expected
 
     def _snapshot(self, conn: Connection) -> None:
         table = conn.table(f"{DATABASE}.t")

@@ -64,8 +64,8 @@ async def test_pyfluss_works_with_the_roles_in_two_processes(cluster: Cluster) -
             path = fluss.TablePath("fluss", f"t{bootstrap[-5:]}")
             table = await create(conn, path, bucket_count=2)
             await append(table, ids(0, 50), ids(50, 100))
-            found = await read_arrow(table, {0: fluss.EARLIEST_OFFSET, 1: fluss.EARLIEST_OFFSET})
-            assert sorted(found.column("id").to_pylist()) == list(range(100))
+            rows = await read_arrow(table, {0: fluss.EARLIEST_OFFSET, 1: fluss.EARLIEST_OFFSET})
+            assert sorted(rows.column("id").to_pylist()) == list(range(100))
 
 
 @pytest.mark.slow

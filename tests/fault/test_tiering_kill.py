@@ -195,10 +195,10 @@ def command_line(pid: int) -> str:
 
 def kill_one_of(pid: int, rng: random.Random, what: str) -> bool:
     """SIGKILL for one process below `pid` whose command line has `what`."""
-    found = [each for each in descendants(pid) if what in command_line(each)]
-    if not found:
+    processes = [each for each in descendants(pid) if what in command_line(each)]
+    if not processes:
         return False
-    victim = rng.choice(sorted(found))
+    victim = rng.choice(sorted(processes))
     try:
         os.kill(victim, signal.SIGKILL)
     except ProcessLookupError:

@@ -140,19 +140,19 @@ def _numbered(api_index: int, body: bytes) -> bytes:
 
 def _filled(message_type: Any, depth: int = 0) -> Any:
     """A message with every field set."""
-    found = message_type()
-    for field in found.DESCRIPTOR.fields:
+    message = message_type()
+    for field in message.DESCRIPTOR.fields:
         if field.message_type is not None:
             if depth > 3:
                 continue
             child = _filled(field.message_type._concrete_class, depth + 1)
-            target = getattr(found, field.name)
+            target = getattr(message, field.name)
             target.append(child) if field.is_repeated else target.CopyFrom(child)
         elif field.is_repeated:
-            getattr(found, field.name).append(_value(field))
+            getattr(message, field.name).append(_value(field))
         else:
-            setattr(found, field.name, _value(field))
-    return found
+            setattr(message, field.name, _value(field))
+    return message
 
 
 def _value(field: Any) -> Any:

@@ -226,19 +226,19 @@ def arrow_message(data: bytes) -> None:
 def statistics(data: bytes) -> None:
     """Statistics blocks: what can be read can be asked."""
     schema = _schema("stats")
-    found = read_statistics(data, 0, len(data), schema)
+    statistics = read_statistics(data, 0, len(data), schema)
     for predicate in seeds.predicates(schema):
-        may_match(predicate, found, 3)
+        may_match(predicate, statistics, 3)
 
 
 def predicate(data: bytes) -> None:
     """Filters: what is read can be asked of statistics, and written again."""
     schema = _schema("stats")
-    found = predicate_from_proto(decode(m.PbPredicate, data), schema)
+    predicate = predicate_from_proto(decode(m.PbPredicate, data), schema)
     block = seeds.statistics()[0]
-    may_match(found, read_statistics(block, 0, len(block), schema), 3)
+    may_match(predicate, read_statistics(block, 0, len(block), schema), 3)
     with suppress(ValueError):  # a decimal beyond the column's digits compares, but no client asks
-        written = predicate_to_proto(found, schema).SerializeToString()
+        written = predicate_to_proto(predicate, schema).SerializeToString()
         again = predicate_from_proto(decode(m.PbPredicate, written), schema)
         assert predicate_to_proto(again, schema).SerializeToString() == written
 
@@ -282,8 +282,8 @@ def schema_json(data: bytes) -> None:
 
 def type_text(data: bytes) -> None:
     """SQL-like types: what is accepted is printed so that it is accepted again."""
-    found = parse_type(data.decode("utf-8", "replace"))
-    assert parse_type(str(found)) == found
+    data_type = parse_type(data.decode("utf-8", "replace"))
+    assert parse_type(str(data_type)) == data_type
 
 
 def option(data: bytes) -> None:

@@ -205,9 +205,9 @@ def run_task(share: Share, pipe: Pipe) -> None:
     with zufluss.connect(work.bootstrap) as conn:
         writer = conn.table(work.table).producer_writer(share.handle, share.task)
         for position in range(share.first, share.last):
-            given = event(work.seed, position)
-            if given["k"] % share.tasks == share.task:
-                writer.write(columns_of([given]))
+            inputs = event(work.seed, position)
+            if inputs["k"] % share.tasks == share.task:
+                writer.write(columns_of([inputs]))
         writer.flush()
         pipe.send(f"wrote {share.last}")
         if share.ends:

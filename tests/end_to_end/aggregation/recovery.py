@@ -91,8 +91,8 @@ def views(*pages: int, each: int = 1) -> dict[str, list[int]]:
 
 def rows_of(table: Table) -> list[dict[str, Any]]:
     """All rows in the order of their keys."""
-    found: list[dict[str, Any]] = table.scan().to_arrow().to_pylist()
-    return sorted(found, key=lambda row: [row[name] for name in table.info.schema.primary_key])
+    rows: list[dict[str, Any]] = table.scan().to_arrow().to_pylist()
+    return sorted(rows, key=lambda row: [row[name] for name in table.info.schema.primary_key])
 
 
 def column_of(table: Table, name: str = "views") -> dict[Any, Any]:

@@ -91,9 +91,9 @@ async def test_a_client_of_fluss_reads_the_same_changes(
         await upsert_by_pyfluss(theirs, [1, 5, "a", [1]], [1, 2, None, None])
         await upsert_by_pyfluss(theirs, [1, None, None, None])
         await delete_by_pyfluss(theirs, [1])
-        found = [(kind, row) for _, kind, row in await changelog(theirs, 4)]
-    assert found == changes(table)
-    assert [kind for kind, _ in found] == ["+I", "-U", "+U", "-D"]
+        records = [(kind, row) for _, kind, row in await changelog(theirs, 4)]
+    assert records == changes(table)
+    assert [kind for kind, _ in records] == ["+I", "-U", "+U", "-D"]
 
 
 def replayed(changes: list[Change]) -> dict[int, Row]:
@@ -129,9 +129,9 @@ def test_the_changelog_replayed_is_the_table_whatever_was_put(
             "tags": lambda: rng.choice([None, [], [None, 7]]),
         }
         put(table, *([k, *(value[n]() for n in names[1:])] for k in keys), columns=columns)
-    found = changes(table)
-    assert {row["k"]: row for row in table.scan().to_arrow().to_pylist()} == replayed(found)
-    assert all(a[1] != b[1] for a, b in itertools.pairwise(found) if b[0] == "+U")
+    records = changes(table)
+    assert {row["k"]: row for row in table.scan().to_arrow().to_pylist()} == replayed(records)
+    assert all(a[1] != b[1] for a, b in itertools.pairwise(records) if b[0] == "+U")
 
 
 # -- deletes -------------------------------------------------------------------------------------

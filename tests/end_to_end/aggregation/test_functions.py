@@ -102,10 +102,12 @@ def test_a_function_gives_what_plain_python_says_for_every_type(
     assert len(found) == 2 * len(keys)
     for key, kind in itertools.product(keys, kinds):
         inputs = given[kind][key]
-        wanted = same(function, value_of(function, kind, inputs, deciding[key]))
+        expected = same(function, value_of(function, kind, inputs, deciding[key]))
         for under in (key, -1 - key):
             value = same(function, found[under][named(kind)])
-            assert value == wanted, f"{function} of {kind}, key {under}: {inputs}, {deciding[key]}"
+            assert value == expected, (
+                f"{function} of {kind}, key {under}: {inputs}, {deciding[key]}"
+            )
 
 
 @pytest.mark.parametrize("function", ["max_by", "min_by"])
@@ -134,8 +136,8 @@ def test_a_value_goes_with_the_greatest_or_least_of_any_type_that_has_an_order(
         under = max(key, -1 - key)
         for kind in ORDERED:
             inputs = given[kind][under]
-            wanted = value_of(function, "INT", range(len(inputs)), inputs)
-            assert row[f"of_{named(kind)}"] == wanted, f"{function} by {kind}: {inputs}"
+            expected = value_of(function, "INT", range(len(inputs)), inputs)
+            assert row[f"of_{named(kind)}"] == expected, f"{function} by {kind}: {inputs}"
 
 
 @pytest.mark.parametrize("rows", ["COMPACTED", "INDEXED"])
@@ -149,23 +151,23 @@ def test_functions_give_the_same_in_every_format_of_rows_and_changelogs(
         ", ".join(f"{name} {kind} {name}" for name, kind in columns.items()),
         **{"table.kv.format": rows, "table.log.format": log},
     )
-    given = {name: inputs_of(name, kind, rng) for name, kind in columns.items()}
-    keys = range(len(given["sum"]))
+    inputs = {name: inputs_of(name, kind, rng) for name, kind in columns.items()}
+    keys = range(len(inputs["sum"]))
     write(
         table,
         {
             key: [
-                {"k": key, **{name: given[name][key][i] for name in columns}}
-                for i in range(len(given["sum"][key]))
+                {"k": key, **{name: inputs[name][key][i] for name in columns}}
+                for i in range(len(inputs["sum"][key]))
             ]
             for key in keys
         },
     )
     found, last = stored(table), {row["k"]: row for _, row in changes(table)}
     for key, (name, kind) in itertools.product(keys, columns.items()):
-        wanted = same(name, value_of(name, kind, given[name][key]))
+        expected = same(name, value_of(name, kind, inputs[name][key]))
         for row in (found[key], found[-1 - key], last[key], last[-1 - key]):
-            assert same(name, row[name]) == wanted, f"{name} of {kind}: {given[name][key]}"
+            assert same(name, row[name]) == expected, f"{name} of {kind}: {inputs[name][key]}"
 
 
 async def test_what_a_client_of_fluss_writes_and_reads_is_aggregated(

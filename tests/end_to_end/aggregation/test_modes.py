@@ -214,9 +214,9 @@ def check_states(function: str, kinds: Sequence[str], rows: list[Row], tables: l
     for key, (i, kind) in itertools.product(range(KEYS), enumerate(kinds)):
         mine = [row for row in rows if row["k"] == key]
         column = [row[f"v{i}"] for row in mine]
-        wanted = same(function, value_of(function, kind, column, [row[BY] for row in mine]))
+        expected = same(function, value_of(function, kind, column, [row[BY] for row in mine]))
         for state in found:
-            assert same(function, state[key][f"v{i}"]) == wanted, f"{function} of {kind}"
+            assert same(function, state[key][f"v{i}"]) == expected, f"{function} of {kind}"
 
 
 def test_states_by_hand_are_merged_as_states(conn: Connection, raw: RawClient) -> None:

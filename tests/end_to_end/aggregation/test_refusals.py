@@ -33,10 +33,10 @@ def document(
     function: object, kind: str = "BIGINT", properties: Mapping[str, str] = ENGINE
 ) -> dict[str, Any]:
     """A table as JSON whose column `pv` has a function that no client has checked."""
-    found = json.loads(described(f"seen BIGINT MAX, low INT MIN, pv {kind} LAST_VALUE").to_json())
-    found["properties"] = dict(properties)
-    found["schema"]["columns"][3]["agg_function"] = function
-    return dict(found)
+    table = json.loads(described(f"seen BIGINT MAX, low INT MIN, pv {kind} LAST_VALUE").to_json())
+    table["properties"] = dict(properties)
+    table["schema"]["columns"][3]["agg_function"] = function
+    return dict(table)
 
 
 def refused(raw: RawClient, table: TableDescriptor | dict[str, Any]) -> ZuflussError:

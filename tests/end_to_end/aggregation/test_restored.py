@@ -58,8 +58,8 @@ class Place:
 
     def snapshot_offset(self, conn: Connection) -> int:
         """The offset of the newest snapshot."""
-        found = conn.admin.latest_kv_snapshots(self.work.table)
-        return max((s.log_offset for s in found), default=0)
+        snapshots = conn.admin.latest_kv_snapshots(self.work.table)
+        return max((s.log_offset for s in snapshots), default=0)
 
     def until_snapshot(self) -> None:
         """Wait for a snapshot that contains everything."""

@@ -227,9 +227,9 @@ def test_writers_of_the_old_schema_leave_new_columns_as_they_are(conn: Connectio
     assert values(new, 1) == (6, *was[1:])
     assert values(new, 2) == (6, *NOTHING)
     put(new, (3, None, *filled(2, "b")))
-    found = values(new, 3)
-    assert found is not None
-    assert found[:4] == (1, 2, 2, 1)
+    row = values(new, 3)
+    assert row is not None
+    assert row[:4] == (1, 2, 2, 1)
 
 
 def test_columns_added_twice_get_the_default_and_survive_kill_9(

@@ -232,12 +232,12 @@ class Readers:
             self.problems.append(problem)
 
     def _look(self, table: Table) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = table.lookup(self._pages, missing="drop").to_pylist()
-        return found
+        rows: list[dict[str, Any]] = table.lookup(self._pages, missing="drop").to_pylist()
+        return rows
 
     def _scan(self, table: Table) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = table.scan().to_arrow().to_pylist()
-        return found
+        rows: list[dict[str, Any]] = table.scan().to_arrow().to_pylist()
+        return rows
 
     def _note(self, rows: list[dict[str, Any]]) -> None:
         there = {row["page"]: tuple(row.values()) for row in rows}
@@ -303,9 +303,9 @@ def test_the_changelog_from_any_offset_on_gives_the_table(
     )
     offsets = [offset for offset, kind in kinds.items() if kind != "+U"]
     for offset in rng.sample(offsets, rounds(12, len(offsets))):
-        found = table.scan(at={bucket: offset}).to_arrow().to_pylist()
+        rows = table.scan(at={bucket: offset}).to_arrow().to_pylist()
         rest = table.changelog(start={bucket: offset}).to_arrow()
-        assert folded(rest, {row["page"]: row for row in found}) == final, offset
+        assert folded(rest, {row["page"]: row for row in rows}) == final, offset
     for writer in left:
         writer.close()
 

@@ -134,8 +134,8 @@ def metric(server: DevServer, name: str) -> float:
 
 def requests_of(server: DevServer, api: str) -> float:
     """The number of requests of one kind that a server has received."""
-    found = scrape(server).items()
-    return sum(v for k, v in found if k.startswith("zufluss_requests_total{") and f'"{api}"' in k)
+    samples = scrape(server).items()
+    return sum(v for k, v in samples if k.startswith("zufluss_requests_total{") and f'"{api}"' in k)
 
 
 def open_pins(server: DevServer) -> float:

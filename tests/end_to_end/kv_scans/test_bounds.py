@@ -109,10 +109,10 @@ def test_rows_that_do_not_match_are_passed_over_with_progress(raw: RawClient) ->
     table_id = create(raw)
     put_rows(raw, table_id, [(i, f"row {i}") for i in range(5_000)])
     (made,) = pin(raw, table_id)
-    wanted = (col("id") == 4_999).resolve(SCANNED)
+    predicate = (col("id") == 4_999).resolve(SCANNED)
     after, passed, done, rows = b"", list[bytes](), False, 0
     while not done:
-        options = {"after_key": after, "filter": wanted, "size": 2_000, "time_limit_ms": 0}
+        options = {"after_key": after, "filter": predicate, "size": 2_000, "time_limit_ms": 0}
         answer = page(raw, table_id, made.pin_id, **options)
         assert answer.last_key >= after
         if answer.last_key > after:

@@ -183,8 +183,8 @@ def check(scan: Scan, changes: list[Change], now: State) -> None:
 def live_rows(raw: RawClient, table_id: int) -> State:
     """The current rows, looked up key by key."""
     keys = [CODEC.key((key,)) for key in range(WRITERS * KEYS)]
-    found = [CODEC.value(value) for value in values_of(raw, table_id, keys)]
-    return by_key(row for row in found if row is not None)
+    values = [CODEC.value(value) for value in values_of(raw, table_id, keys)]
+    return by_key(row for row in values if row is not None)
 
 
 def compactions(server: DevServer, table_id: int) -> int:
@@ -291,8 +291,8 @@ async def test_rows_that_are_not_committed_are_in_no_scan(tmp_path: Path) -> Non
         assert await scanned(scans, made) == many(0, 20), "a pin does not grow"
         (later,) = await scans.open()
         assert later.log_offset == log.high_watermark == log.log_end_offset
-        found = by_key(await scanned(scans, later))
-        assert (len(found), found[0][1], 15 in found) == (24, "changed 0", False)
+        rows = by_key(await scanned(scans, later))
+        assert (len(rows), rows[0][1], 15 in rows) == (24, "changed 0", False)
 
 
 async def scanned(scans: Scans, made: m.PbPin) -> list[Row]:

@@ -107,10 +107,10 @@ def test_a_server_with_open_scans_stops(new_server: Callable[..., DevServer]) ->
         table_id = create(raw, buckets=4)
         for bucket in range(4):
             put_rows(raw, table_id, incompressible(500), bucket)
-        made = pin(raw, table_id, *range(4))
+        pins = pin(raw, table_id, *range(4))
         for bucket in range(4):
             good(raw, open_request(table_id, bucket, size=1))
-        for bucket, each in enumerate(made):
+        for bucket, each in enumerate(pins):
             raw.begin(ApiKey.SCAN_KV_SNAPSHOT, page_request(table_id, each.pin_id, bucket))
         assert server.stop() == 0
 
@@ -235,8 +235,8 @@ def test_a_partition_that_is_dropped_during_a_scan_is_the_only_one_that_errors(
             except PartitionNotExistError as e:
                 problems.append(e)
             assert len(problems) == 1, "told once"
-    found = pa.Table.from_batches(taken).to_pylist()
-    keys = sorted((row["day"], row["id"]) for row in found)
+    rows = pa.Table.from_batches(taken).to_pylist()
+    keys = sorted((row["day"], row["id"]) for row in rows)
     assert keys == sorted((day, i) for day in days if day != gone for i in range(500))
     assert open_pins(server) == before
 

@@ -85,8 +85,8 @@ class Reader:
     def wait_for(self, pages: int) -> int:
         """Wait for so many more pages; returns their number."""
         with self._more:
-            wanted = len(self._pages) + pages
-            assert self._more.wait_for(lambda: self._ended or len(self._pages) >= wanted, 120)
+            target = len(self._pages) + pages
+            assert self._more.wait_for(lambda: self._ended or len(self._pages) >= target, 120)
             assert not self._ended, f"the scan was over after {len(self._pages)} pages"
             return len(self._pages)
 
@@ -113,8 +113,8 @@ def kill(server: DevServer, *, lose_pins: bool) -> None:
 
 
 def changes_of(table: Table, offsets: dict[TableBucket, int]) -> list[tuple[int, str, tuple]]:  # type: ignore[type-arg]
-    found = table.changelog(start=offsets).to_arrow().sort_by("_log_offset").to_pylist()
-    return [(c["_log_offset"], c["_change_type"], (c["id"], c["text"])) for c in found]
+    rows = table.changelog(start=offsets).to_arrow().sort_by("_log_offset").to_pylist()
+    return [(c["_log_offset"], c["_change_type"], (c["id"], c["text"])) for c in rows]
 
 
 @pytest.mark.timeout(1200)
@@ -136,13 +136,13 @@ def test_a_scan_goes_on_at_the_same_offsets_after_kill_9_without_duplicate_or_ga
                 print(f"kill {turn} after {pages} pages")
                 kill(server, lose_pins=turn % 2 == 0)
             reader.wait_for(1)
-            found = rows_of(read.result())
+            rows = rows_of(read.result())
         finally:
             stop.set()
         writer.result()
-        assert found == model
+        assert rows == model
         now = rows_of(list(table.scan()))
-        assert applied(found, changes_of(table, reader.offsets)) == now != found
+        assert applied(rows, changes_of(table, reader.offsets)) == now != rows
 
 
 def test_without_resume_a_killed_server_is_an_error_and_the_offsets_go_on(

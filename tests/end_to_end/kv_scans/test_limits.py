@@ -138,7 +138,7 @@ class Numbers:
     async def add(self) -> None:
         buckets = self.rng.sample(range(3), self.rng.randint(1, 3))
         try:
-            made = await self.scans.open(*buckets)
+            pins = await self.scans.open(*buckets)
         except KvScanBusyError:
             self.sweep()
             assert self.full(*buckets)
@@ -147,7 +147,7 @@ class Numbers:
         if self.full(*buckets):
             self.sweep()
         assert not self.full(*buckets)
-        for bucket, each in zip(buckets, made, strict=True):
+        for bucket, each in zip(buckets, pins, strict=True):
             self.begun(each.pin_id, bucket)
 
     async def add_session(self) -> None:

@@ -151,9 +151,9 @@ def test_a_bucket_that_cannot_be_pinned_releases_the_others(
             f"the end of the states of bucket {bucket}",
         )
     close_pins(raw, *full)
-    made = pin(raw, table_id, *range(BUCKETS))
-    assert [each.log_offset for each in made] == [3] * BUCKETS
-    close_pins(raw, *(each.pin_id for each in made))
+    pins = pin(raw, table_id, *range(BUCKETS))
+    assert [each.log_offset for each in pins] == [3] * BUCKETS
+    close_pins(raw, *(each.pin_id for each in pins))
     assert open_pins(server) == held
 
 

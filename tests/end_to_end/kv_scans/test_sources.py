@@ -80,18 +80,18 @@ def test_columns_filter_and_limit_mean_the_same_for_every_source(
     table = create_table(paged, COLUMNS, bucket_count=BUCKETS)
     change(table, rng, 0)
     offsets_of_snapshots(paged, table)
-    wanted = (col("id") >= 100) & (col("id") < 300)
-    found = [
-        table.scan(["text", "id"], wanted, source=source).to_arrow().sort_by("id")  # type: ignore[arg-type]
+    predicate = (col("id") >= 100) & (col("id") < 300)
+    rows = [
+        table.scan(["text", "id"], predicate, source=source).to_arrow().sort_by("id")  # type: ignore[arg-type]
         for source in ("live", "snapshot")
     ]
-    assert found[0].num_rows > 5
-    assert found[0] == found[1]
-    assert found[0].schema.names == ["text", "id"]
-    assert table.scan(["text", "id"], wanted).to_arrow().sort_by("id") == found[0], "the default"
+    assert rows[0].num_rows > 5
+    assert rows[0] == rows[1]
+    assert rows[0].schema.names == ["text", "id"]
+    assert table.scan(["text", "id"], predicate).to_arrow().sort_by("id") == rows[0], "the default"
     for source in ("live", "snapshot"):
-        few = table.scan(["id"], wanted, source=source, limit=5).to_arrow()  # type: ignore[arg-type]
-        assert set(few["id"].to_pylist()) < set(found[0]["id"].to_pylist())
+        few = table.scan(["id"], predicate, source=source, limit=5).to_arrow()  # type: ignore[arg-type]
+        assert set(few["id"].to_pylist()) < set(rows[0]["id"].to_pylist())
         assert few.num_rows == 5
 
 

@@ -96,9 +96,9 @@ async def inside(
     time = cluster.seconds = Seconds()
     await cluster.start()
     await cluster.catalog.create_table(KEYED, keyed_json(buckets=buckets))
-    found = Inside(directory, cluster, buckets)
-    found.time = time
+    it = Inside(directory, cluster, buckets)
+    it.time = time
     try:
-        yield found
+        yield it
     finally:
-        await found.cluster.stop()
+        await it.cluster.stop()

@@ -221,8 +221,8 @@ class Stage:
         ends = {b: end for b, end in self.admin.list_offsets(table.path).items() if end}
 
         def there() -> bool:
-            found = {s.bucket.bucket_id: s for s in self.admin.latest_kv_snapshots(table.path)}
-            return all(b in found and found[b].log_offset >= end for b, end in ends.items())
+            snapshots = {s.bucket.bucket_id: s for s in self.admin.latest_kv_snapshots(table.path)}
+            return all(b in snapshots and snapshots[b].log_offset >= end for b, end in ends.items())
 
         eventually(there, f"a snapshot of {table.path} with everything")
         first, *_ = self.admin.latest_kv_snapshots(table.path)
@@ -237,8 +237,8 @@ class Stage:
 
     def kept(self, table: Table, bucket_id: int = 0) -> list[int]:
         """The ids of the snapshots of a bucket that the coordinator keeps, oldest first."""
-        found = self.admin.list_kv_snapshots(table.path)
-        return sorted(s.snapshot_id for s in found if s.bucket.bucket_id == bucket_id)
+        snapshots = self.admin.list_kv_snapshots(table.path)
+        return sorted(s.snapshot_id for s in snapshots if s.bucket.bucket_id == bucket_id)
 
     def until_kept(self, table: Table, wanted: Sequence[int], bucket_id: int = 0) -> None:
         """Wait until exactly these snapshots are kept."""
@@ -257,8 +257,8 @@ class Stage:
 
     def files(self, bucket: TableBucket, snapshot_id: int) -> set[Path]:
         """The paths of the files of a snapshot, without its `_METADATA`."""
-        found = self.admin.kv_snapshot_metadata(bucket, snapshot_id).files
-        return {Path(file.remote_path.removeprefix("file://")) for file in found}
+        files = self.admin.kv_snapshot_metadata(bucket, snapshot_id).files
+        return {Path(file.remote_path.removeprefix("file://")) for file in files}
 
     def objects(self, bucket: TableBucket, snapshot_id: int) -> set[Path]:
         """The same, with files that readers are not told of."""
@@ -266,8 +266,8 @@ class Stage:
 
     def tables_of(self, bucket: TableBucket, snapshot_id: int) -> set[Path]:
         """The RocksDB table files among them, which snapshots may share."""
-        found = self.admin.kv_snapshot_metadata(bucket, snapshot_id).files
-        tables = (file for file in found if file.name.endswith(".sst"))
+        files = self.admin.kv_snapshot_metadata(bucket, snapshot_id).files
+        tables = (file for file in files if file.name.endswith(".sst"))
         return {Path(file.remote_path.removeprefix("file://")) for file in tables}
 
 

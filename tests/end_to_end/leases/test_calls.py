@@ -41,10 +41,10 @@ RELEASE = ApiKey.RELEASE_KV_SNAPSHOT_LEASE
 @pytest_asyncio.fixture
 async def within(tmp_path: Path) -> AsyncIterator[Inside]:
     """A coordinator with a clock that the test sets, and snapshots 0 and 1 of its bucket."""
-    async with inside(tmp_path) as found:
+    async with inside(tmp_path) as it:
         for snapshot_id in (0, 1):
-            await found.take(snapshot_id)
-        yield found
+            await it.take(snapshot_id)
+        yield it
 
 
 # -- buckets without a snapshot ------------------------------------------------------------------
@@ -277,14 +277,14 @@ def test_an_acquire_whose_answer_was_lost_gets_the_same_again_and_counts_once(
 ) -> None:
     table, (bucket, missing) = it.filled(1, buckets=2)
     lease_id = unique("lease")
-    wanted = {bucket: 0, missing: 9}
+    snapshots = {bucket: 0, missing: 9}
     with it.caller() as lost:
-        lost.raw.begin(ApiKey.ACQUIRE_KV_SNAPSHOT_LEASE, acquire_request(lease_id, wanted))
+        lost.raw.begin(ApiKey.ACQUIRE_KV_SNAPSHOT_LEASE, acquire_request(lease_id, snapshots))
         eventually(lambda: it.calls.lease(lease_id) is not None, "it is done, nobody was told")
     first = it.calls.lease(lease_id)
     assert first is not None
     for _ in range(2):
-        assert it.calls.acquire(lease_id, wanted) == {missing: Unavailable.GONE}
+        assert it.calls.acquire(lease_id, snapshots) == {missing: Unavailable.GONE}
         again = it.calls.lease(lease_id)
         assert again is not None
         assert (again.epoch, again.tables, again.snapshots) == (

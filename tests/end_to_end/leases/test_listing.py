@@ -39,16 +39,16 @@ def test_a_lease_is_shown_with_owner_tables_buckets_bytes_and_time(alone: Stage)
     (one, first), (two, second) = it.filled(buckets=2), it.filled()
     lease_id = unique("shown")
     with it.caller("anna") as anna:
-        found = anna.latest(lease_id, [*first, *second])
+        lease = anna.latest(lease_id, [*first, *second])
         shown = anna.lease(lease_id)
         summary = next(each for each in it.calls.leases() if each.lease_id == lease_id)
         assert shown is not None
-        assert (shown.owner, shown.epoch, shown.duration_ms) == ("anna", found.epoch, HOUR_MS)
+        assert (shown.owner, shown.epoch, shown.duration_ms) == ("anna", lease.epoch, HOUR_MS)
         assert 0 < shown.remaining_ms <= HOUR_MS
         assert 0 <= shown.age_ms < HOUR_MS
-        assert shown.snapshots == found.leased
+        assert shown.snapshots == lease.leased
         sizes = {
-            bucket.table_id: sum(size_of(it, b, found.leased[b].snapshot_id) for b in buckets)
+            bucket.table_id: sum(size_of(it, b, lease.leased[b].snapshot_id) for b in buckets)
             for bucket, buckets in ((first[0], first), (second[0], second))
         }
         assert {(t.table_id, t.table, t.snapshots, t.bytes) for t in shown.tables} == {
@@ -108,10 +108,10 @@ def do_something(
         it.calls.latest(lease_id, some)
         model.setdefault(lease_id, {}).update(dict.fromkeys(some, 1))
     elif what == "by number":
-        wanted = {bucket: rng.randint(0, 2) for bucket in some}
-        missing = it.calls.acquire(lease_id, wanted)
-        there = {bucket: number for bucket, number in wanted.items() if number < 2}
-        assert missing.keys() == wanted.keys() - there.keys()
+        snapshots = {bucket: rng.randint(0, 2) for bucket in some}
+        missing = it.calls.acquire(lease_id, snapshots)
+        there = {bucket: number for bucket, number in snapshots.items() if number < 2}
+        assert missing.keys() == snapshots.keys() - there.keys()
         if there or lease_id in model:
             model.setdefault(lease_id, {}).update(there)
     elif what == "renew" and lease_id not in model:

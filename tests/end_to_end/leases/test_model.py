@@ -113,9 +113,9 @@ class FilesOfLeases(RuleBasedStateMachine):
         self.forget_what_is_over()
         buckets = [self.it.buckets[i] for i in numbers]
         leases, duration_ms = self.it.leases, 60_000 * minutes
-        found = self.run(leases.acquire_latest(lease_id, duration_ms, buckets, principal=None))
+        lease = self.run(leases.acquire_latest(lease_id, duration_ms, buckets, principal=None))
         pins = {i: len(self.made[i]) - 1 for i in numbers if self.made[i]}
-        assert {b.bucket_id: s.snapshot_id for b, s in found.leased.items()} == pins
+        assert {b.bucket_id: s.snapshot_id for b, s in lease.leased.items()} == pins
         self.got(lease_id, minutes, pins)
 
     @rule(lease_id=IDS, minutes=MINUTES, numbers=NUMBERS, back=st.integers(0, 3))
@@ -211,7 +211,7 @@ class FilesOfLeases(RuleBasedStateMachine):
 
     async def is_readable(self, bucket: TableBucket, snapshot_id: int) -> bool:
         try:
-            found = await self.it.ask(
+            answer = await self.it.ask(
                 ApiKey.GET_KV_SNAPSHOT_METADATA,
                 table_id=bucket.table_id,
                 bucket_id=bucket.bucket_id,
@@ -219,7 +219,7 @@ class FilesOfLeases(RuleBasedStateMachine):
             )
         except KvSnapshotNotExistError:
             return False
-        files = {Path(each.remote_path.removeprefix("file://")) for each in found.snapshot_files}
+        files = {Path(each.remote_path.removeprefix("file://")) for each in answer.snapshot_files}
         return bool(files) and exist(files) == files
 
 

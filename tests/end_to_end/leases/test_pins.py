@@ -141,10 +141,10 @@ def test_a_newer_snapshot_of_the_bucket_takes_the_place_of_the_one_before(it: St
     for number in range(4, 6):
         it.take(table, range(8), f"snapshot {number}")
     assert it.kept(table) == [2, 4, 5]
-    found = it.calls.lease(lease_id)
-    assert found is not None
+    lease = it.calls.lease(lease_id)
+    assert lease is not None
     assert it.calls.leased(lease_id) == {bucket: 2}
-    assert [each.snapshots for each in found.tables] == [1]
+    assert [each.snapshots for each in lease.tables] == [1]
     it.calls.release(lease_id, [bucket])
     it.until_kept(table, [4, 5])
 
@@ -156,9 +156,9 @@ def test_what_cannot_be_had_is_told_with_its_reason_and_the_rest_is_leased(it: S
     table, (first, second, third) = it.filled(3, buckets=3)
     lease_id = unique("lease")
     nowhere = TableBucket(table.info.table_id, None, 3)
-    wanted = {first: 0, second: 99, third: 2, nowhere: 0}
+    snapshots = {first: 0, second: 99, third: 2, nowhere: 0}
     assert it.kept(table) == [1, 2], "snapshot 0 is deleted already"
-    assert it.calls.acquire(lease_id, wanted) == {
+    assert it.calls.acquire(lease_id, snapshots) == {
         first: Unavailable.GONE,
         second: Unavailable.GONE,
         nowhere: Unavailable.NO_BUCKET,

@@ -63,8 +63,8 @@ class Changing(threading.Thread):
 @pytest.fixture(scope="module")
 def it(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     """A server that keeps one snapshot of a bucket."""
-    with stage(tmp_path_factory.mktemp("one"), {"kv.snapshot.num-retained": "1"}) as found:
-        yield found
+    with stage(tmp_path_factory.mktemp("one"), {"kv.snapshot.num-retained": "1"}) as it:
+        yield it
 
 
 @pytest.fixture

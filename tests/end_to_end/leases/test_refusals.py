@@ -83,9 +83,9 @@ def requests_of(lease_id: str, bucket: TableBucket) -> dict[ApiKey, Message]:
 @pytest_asyncio.fixture
 async def within(tmp_path: Path) -> AsyncIterator[Inside]:
     """A coordinator in this process, with a super user and a snapshot of its bucket."""
-    async with inside(tmp_path, {"super.users": "User:admin"}) as found:
-        await found.take(0)
-        yield found
+    async with inside(tmp_path, {"super.users": "User:admin"}) as it:
+        await it.take(0)
+        yield it
 
 
 @pytest.fixture
@@ -190,9 +190,9 @@ def test_a_lease_that_is_there_is_not_touched_by_a_refused_acquire(it: Stage) ->
         it.take(table, range(8), f"snapshot {number}")
     with pytest.raises(UnknownTableOrBucketError):
         it.calls.latest(lease_id, [good, TableBucket(2**40, None, 0)])
-    found = it.calls.lease(lease_id)
-    assert found is not None
-    assert (found.epoch, it.calls.leased(lease_id)) == (epoch, {good: 0})
+    lease = it.calls.lease(lease_id)
+    assert lease is not None
+    assert (lease.epoch, it.calls.leased(lease_id)) == (epoch, {good: 0})
     assert rows(table, good, 0) == dict.fromkeys(range(8), "snapshot 0")
 
 
@@ -218,9 +218,9 @@ def test_nobody_but_its_owner_and_a_super_user_can_use_a_lease(
         for call in uses(users[other], lease_id, bucket):
             with pytest.raises(AuthorizationError, match="belongs to anna"):
                 call()
-    found = it.calls.lease(lease_id)
-    assert found is not None
-    assert (found.owner, found.epoch) == ("anna", epoch)
+    lease = it.calls.lease(lease_id)
+    assert lease is not None
+    assert (lease.owner, lease.epoch) == ("anna", epoch)
     assert it.calls.leased(lease_id) == {bucket: 0}
     assert it.kept(table) == [0, 2, 3]
     assert users["anna"].renew(lease_id, epoch=epoch) > 0

@@ -125,8 +125,8 @@ async def test_an_acquire_waits_for_no_renewal_but_those_being_written(tmp_path:
 @pytest.fixture(scope="module")
 def revoking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     """A server whose drops revoke leases at once."""
-    with stage(tmp_path_factory.mktemp("revoking"), REVOKE) as found:
-        yield found
+    with stage(tmp_path_factory.mktemp("revoking"), REVOKE) as it:
+        yield it
 
 
 @pytest.mark.parametrize("ended", ["released", "expired"])
@@ -218,14 +218,14 @@ async def of_yesterday(directory: Path) -> AsyncIterator[tuple[Inside, TableBuck
 
 
 async def ask_metadata(it: Inside, bucket: TableBucket) -> list[Path]:
-    found = await it.ask(
+    answer = await it.ask(
         ApiKey.GET_KV_SNAPSHOT_METADATA,
         table_id=bucket.table_id,
         partition_id=bucket.partition_id,
         bucket_id=0,
         snapshot_id=0,
     )
-    return [Path(f.remote_path.removeprefix("file://")) for f in found.snapshot_files]
+    return [Path(f.remote_path.removeprefix("file://")) for f in answer.snapshot_files]
 
 
 async def test_an_expired_partition_stays_until_its_reader_lets_go(tmp_path: Path) -> None:

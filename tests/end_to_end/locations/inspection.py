@@ -120,8 +120,8 @@ def until_snapshot(it: Stage, table: Table, offset: int, day: str | None = None)
     """Wait until a snapshot contains everything below an offset."""
 
     def there() -> bool:
-        found = it.admin.latest_kv_snapshots(table.path, day)
-        return any(snapshot.log_offset == offset for snapshot in found)
+        snapshots = it.admin.latest_kv_snapshots(table.path, day)
+        return any(snapshot.log_offset == offset for snapshot in snapshots)
 
     eventually(there, f"a snapshot of {table.path} at {offset}")
 

@@ -113,8 +113,8 @@ class Stage:
 
     def copied(self, table: Table, bucket: int = 0) -> int:
         """The end offset of a bucket in remote storage."""
-        found = self.manifests(table).get(bucket)
-        return 0 if found is None else found.remote_log_end_offset
+        manifest = self.manifests(table).get(bucket)
+        return 0 if manifest is None else manifest.remote_log_end_offset
 
     def until_copied(self, table: Table, batches: int, bucket: int = 0) -> None:
         """Wait until all batches but the last are in remote storage."""
@@ -137,9 +137,9 @@ class Stage:
                 data = run(objects.get(name, limit=MANIFEST_BYTES_MAX))
             except ObjectMissingError:  # another one has replaced it
                 continue
-            found = LogManifest.from_json(data)
-            check_once(found)
-            return found
+            manifest = LogManifest.from_json(data)
+            check_once(manifest)
+            return manifest
 
     def places(self, table: Table, properties: Mapping[str, str] | None = None) -> list[int]:
         """The location of each segment, oldest first."""

@@ -62,8 +62,8 @@ SWEEPS = "zufluss_remote_sweeps_total"
 
 @pytest.fixture
 def proxy(s3_server: S3Server) -> Iterator[FaultProxy]:
-    with FaultProxy("127.0.0.1", s3_server.port) as found:
-        yield found
+    with FaultProxy("127.0.0.1", s3_server.port) as proxy:
+        yield proxy
 
 
 @pytest.fixture

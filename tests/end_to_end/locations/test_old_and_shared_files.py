@@ -80,9 +80,9 @@ def dumped(value: Any) -> bytes:
 
 def tiered_to(it: Stage, name: str) -> dict[int, int]:
     """The tiered offsets of a table, by bucket."""
-    found = it.admin.lake_snapshot(name)
-    assert found is not None
-    return {bucket.bucket_id: offset for bucket, offset in found.offsets.items()}
+    snapshot = it.admin.lake_snapshot(name)
+    assert snapshot is not None
+    return {bucket.bucket_id: offset for bucket, offset in snapshot.offsets.items()}
 
 
 # -- records of older versions -------------------------------------------------------------------
@@ -191,8 +191,8 @@ def test_a_snapshot_whose_files_lie_in_two_places_restores_a_bucket(
         server.start()
         with patient_again(server) as again:
             table = again.conn.table("t")
-            found = table.lookup(list(range(end + 10)), missing="drop")
-            assert sorted(found["id"].to_pylist()) == list(range(end))
+            rows = table.lookup(list(range(end + 10)), missing="drop")
+            assert sorted(rows["id"].to_pylist()) == list(range(end))
             upsert(table, end, end + 10)
             assert table.lookup({"id": end + 9}) is not None
 
@@ -203,8 +203,8 @@ def table_files(it: Stage, table: Table) -> list[str]:
     if not newest:
         return []
     bucket = TableBucket(table.info.table_id, None, 0)
-    found = it.admin.kv_snapshot_metadata(bucket, newest[0].snapshot_id)
-    return [file.remote_path for file in found.files if "/shared/" in file.remote_path]
+    metadata = it.admin.kv_snapshot_metadata(bucket, newest[0].snapshot_id)
+    return [file.remote_path for file in metadata.files if "/shared/" in file.remote_path]
 
 
 def place_of(path: str) -> str:

@@ -102,9 +102,9 @@ def check_all(it: Stage, batches: int, keys: int) -> None:
     """Assert that log segments, offsets files, changelog, snapshot and state can be read."""
     assert rows(it.conn.table("t"))[: batches * 10] == everything(batches)
     for name in ("t", "state"):
-        found = it.admin.lake_snapshot(name)
-        assert found is not None
-        assert set(found.offsets.values()) == {20}
+        snapshot = it.admin.lake_snapshot(name)
+        assert snapshot is not None
+        assert set(snapshot.offsets.values()) == {20}
     state = it.conn.table("state")
     newest = it.admin.latest_kv_snapshots("state")[0]
     with state.kv_snapshot(newest.bucket, newest.snapshot_id) as reader:
@@ -164,9 +164,9 @@ def test_of_two_racing_changes_one_wins_and_the_other_gets_a_conflict(tmp_path: 
         [won] = [x for x in outcomes if isinstance(x, RemoteLocation)]
         [lost] = [x for x in outcomes if isinstance(x, ZuflussError)]
         assert f"version {version + 1}, not {version}" in lost.message
-        found = it.admin.locations()
-        assert found.version == version + 1
-        assert [x.uri for x in found.locations] == [f"file://{tmp_path / 'first'}", won.uri]
+        locations = it.admin.locations()
+        assert locations.version == version + 1
+        assert [x.uri for x in locations.locations] == [f"file://{tmp_path / 'first'}", won.uri]
 
 
 async def test_of_two_coordinators_the_one_that_was_replaced_changes_nothing(
@@ -296,12 +296,12 @@ def really(directory: Path) -> tuple[int, int]:
 
 def shown_alike(it: Stage) -> bool:
     """Whether list, command and metrics agree; False if the state changed meanwhile."""
-    found = it.admin.locations()
+    locations = it.admin.locations()
     metrics, command = scrape(it.server), listed_by_cli(it.server)
-    if it.admin.locations() != found:
+    if it.admin.locations() != locations:
         return False
-    assert metrics["zufluss_remote_registry_version"] == found.version
-    for location in found.locations:
+    assert metrics["zufluss_remote_registry_version"] == locations.version
+    for location in locations.locations:
         [seen] = location.servers
         told = command[location.location_id]
         assert (told["uri"], told["state"], told["weight"]) == (

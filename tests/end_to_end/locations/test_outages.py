@@ -65,8 +65,8 @@ class Victim:
 
 @pytest.fixture
 def proxy(s3_server: S3Server) -> Iterator[FaultProxy]:
-    with FaultProxy("127.0.0.1", s3_server.port) as found:
-        yield found
+    with FaultProxy("127.0.0.1", s3_server.port) as proxy:
+        yield proxy
 
 
 def directory(root: Path, how: str) -> Victim:
@@ -319,16 +319,16 @@ def test_a_scan_of_all_buckets_goes_on_with_those_that_can_be_read(
     patient = {**CLIENT, "client.request-timeout": "60s"}
     with zufluss.connect(it.server.bootstrap, **patient) as conn:
         table = conn.table("halves")
-        wanted = {0: ids_of(table, 0), 1: ids_of(table, 1)}
+        expected = {0: ids_of(table, 0), 1: ids_of(table, 1)}
         seen: list[int] = []
         with table.scan(stop=None).open() as scanner:
-            eventually(lambda: polled(scanner, seen) >= len(wanted[1]))
-            assert seen == wanted[1]
+            eventually(lambda: polled(scanner, seen) >= len(expected[1]))
+            assert seen == expected[1]
             write_bucket(table, 1, BATCHES, BATCHES + 1)
             eventually(lambda: polled(scanner, seen) == (BATCHES + 1) * ROWS)
             dying.mount()
             eventually(lambda: polled(scanner, seen) == (2 * BATCHES + 1) * ROWS)
-        assert [i for i in seen if i in wanted[0]] == wanted[0]
+        assert [i for i in seen if i in expected[0]] == expected[0]
 
 
 def polled(scanner: zufluss.client.sync.connection.LogScanner, seen: list[int]) -> int:

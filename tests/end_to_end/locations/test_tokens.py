@@ -46,8 +46,8 @@ TOKENS_ASKED = 'zufluss_requests_total{api="GET_FILESYSTEM_SECURITY_TOKEN"}'
 
 @pytest.fixture
 def proxy(s3_server: S3Server) -> Iterator[FaultProxy]:
-    with FaultProxy("127.0.0.1", s3_server.port) as found:
-        yield found
+    with FaultProxy("127.0.0.1", s3_server.port) as proxy:
+        yield proxy
 
 
 @pytest.fixture
@@ -63,9 +63,9 @@ def ask(it: Stage, *tables: str) -> m.GetFileSystemSecurityTokenResponse:
     """The tokens for some tables; without tables, as an old client asks."""
     paths = [m.PbPhysicalTablePath(database_name="fluss", table_name=name) for name in tables]
     request = m.GetFileSystemSecurityTokenRequest(tables=paths)
-    found = it.conn.call_coordinator(ApiKey.GET_FILESYSTEM_SECURITY_TOKEN, request)
-    assert isinstance(found, m.GetFileSystemSecurityTokenResponse)
-    return found
+    answer = it.conn.call_coordinator(ApiKey.GET_FILESYSTEM_SECURITY_TOKEN, request)
+    assert isinstance(answer, m.GetFileSystemSecurityTokenResponse)
+    return answer
 
 
 def filled(it: Stage, name: str, location_id: int) -> Table:

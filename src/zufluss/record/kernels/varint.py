@@ -5,7 +5,7 @@ the last. Where eight bytes may be read, the length comes from one bit scan and 
 three shifts, without a branch on the length; near the end of the data the varint is read byte by
 byte. `read_varint` returns the value and the position after it, or one of the negative positions
 below. `data` and `out` are addresses (`raw.py`), and positions count from there. The plain-Python
-twins are `zufluss/varint.py` and `text` of `zufluss.record.rows.binary`.
+twins are `varint.py` and `text` of `zufluss.record.rows.binary`.
 """
 
 from __future__ import annotations
