@@ -79,7 +79,7 @@ class Credentials:
         return f"Credentials(username={self.username!r})"
 
 
-class _Call(NamedTuple):
+class _PendingCall(NamedTuple):
     future: asyncio.Future[memoryview]
     timer: asyncio.TimerHandle
     api_key: int
@@ -96,7 +96,7 @@ class RpcConnection(asyncio.BufferedProtocol):
         """1 coordinator, 2 tablet server, None when one process is both."""
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
-        self._calls: dict[int, _Call] = {}
+        self._calls: dict[int, _PendingCall] = {}
         self._next_id = 0
         self._versions: dict[int, int] = {}
         self._lost: ZuflussError | None = None
@@ -158,7 +158,7 @@ class RpcConnection(asyncio.BufferedProtocol):
         header = REQUEST_HEADER.pack(size + REQUEST_LENGTH_MIN, api_key, version, request_id)
         future: asyncio.Future[memoryview] = self._loop.create_future()
         timer = self._loop.call_later(timeout_ms / 1000, self._expire, request_id, timeout_ms)
-        self._calls[request_id] = _Call(future, timer, api_key, self._loop.time())
+        self._calls[request_id] = _PendingCall(future, timer, api_key, self._loop.time())
         self._write(header, body, size)
         return future
 

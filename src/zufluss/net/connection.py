@@ -64,7 +64,7 @@ _unpack_header = struct.Struct(">hhi").unpack_from
 _pack_header = RESPONSE_HEADER.pack
 
 
-class Connection(asyncio.BufferedProtocol):
+class ServerConnection(asyncio.BufferedProtocol):
     """One client connection."""
 
     __slots__ = (

@@ -8,7 +8,7 @@ from typing import Any
 
 import structlog
 
-from zufluss.net.connection import Connection
+from zufluss.net.connection import ServerConnection
 from zufluss.net.listeners import Listener
 from zufluss.net.memory import Limits, ReceiveMemory, new_buffer
 from zufluss.net.services import Handler, RequestContext, Services
@@ -44,7 +44,7 @@ class NetServer:
         self.burst_max = BURST_FACTOR * self.limits.inflight_max
         self.authenticator = authenticator
         self.memory = ReceiveMemory(self.limits.receive_bytes_max)
-        self.connections: set[Connection] = set()
+        self.connections: set[ServerConnection] = set()
         self.requests: dict[int, int] = dict.fromkeys(APIS, 0)
         """Requests by API key that reached a handler."""
         self.errors: dict[int, int] = {}
@@ -57,7 +57,7 @@ class NetServer:
         self.api_versions = _api_versions(services, server_type, internal_listener)
         self._servers: list[asyncio.Server] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        self._with_answers: list[Connection] = []
+        self._with_answers: list[ServerConnection] = []
         self._turn_work: list[Callable[[], None]] = []
         self._turn_ends = False
         self._sweeper: asyncio.Task[None] | None = None
@@ -67,7 +67,7 @@ class NetServer:
         bound = []
         for listener in self.listeners:
             server = await self.loop.create_server(
-                lambda listener=listener: Connection(self, listener),
+                lambda listener=listener: ServerConnection(self, listener),
                 listener.bind.host or None,
                 listener.bind.port,
                 backlog=1024,
@@ -117,7 +117,7 @@ class NetServer:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def admit(self, connection: Connection) -> bool:
+    def admit(self, connection: ServerConnection) -> bool:
         """Count a new connection, or refuse it at the limit."""
         if len(self.connections) >= self.limits.connections_max:
             log.warning("connection_refused", peer=connection.peer, open=len(self.connections))
@@ -125,11 +125,11 @@ class NetServer:
         self.connections.add(connection)
         return True
 
-    def dismiss(self, connection: Connection) -> None:
+    def dismiss(self, connection: ServerConnection) -> None:
         """A connection ended."""
         self.connections.discard(connection)
 
-    def has_answers(self, connection: Connection) -> None:
+    def has_answers(self, connection: ServerConnection) -> None:
         """Have `connection` flushed once, at the end of this loop turn."""
         self._with_answers.append(connection)
         if not self._turn_ends:

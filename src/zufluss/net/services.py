@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from zufluss.wire.api import APIS, Api
 
 if TYPE_CHECKING:
-    from zufluss.net.connection import Connection
+    from zufluss.net.connection import ServerConnection
 
 
 class Reader(Protocol):
@@ -71,7 +71,7 @@ class RawHandler(Protocol):
 
     def __call__(
         self,
-        connection: Connection,
+        connection: ServerConnection,
         request_id: int,
         version: int,
         array: Any,

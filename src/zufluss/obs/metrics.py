@@ -41,7 +41,7 @@ class MetricKind(StrEnum):
     """Observations, counted in buckets."""
 
 
-class Source(StrEnum):
+class MetricSource(StrEnum):
     """Who shows a metric."""
 
     SERVER = "every server"
@@ -58,7 +58,7 @@ class Metric:
     """Its name; counters end in `_total`, units come before that."""
     kind: MetricKind
     """How it moves."""
-    source: Source
+    source: MetricSource
     """Who shows it."""
     help: str
     """What it says."""
@@ -90,62 +90,64 @@ OF_LOCATION = ("location",)
 SERVER_INFO = Metric(
     "zufluss_server_info",
     MetricKind.GAUGE,
-    Source.SERVER,
+    MetricSource.SERVER,
     "Always 1; the labels say which version runs, and as what.",
     ("version", "role"),
 )
 CONNECTIONS = Metric(
-    "zufluss_connections", MetricKind.GAUGE, Source.SERVER, "Connections that are open."
+    "zufluss_connections", MetricKind.GAUGE, MetricSource.SERVER, "Connections that are open."
 )
 REQUESTS_IN_FLIGHT = Metric(
     "zufluss_requests_in_flight",
     MetricKind.GAUGE,
-    Source.SERVER,
+    MetricSource.SERVER,
     "Requests that came and are not answered yet, long polls included.",
 )
 REQUESTS = Metric(
     "zufluss_requests_total",
     MetricKind.COUNTER,
-    Source.SERVER,
+    MetricSource.SERVER,
     "Requests by API.",
     ("api",),
 )
 REQUEST_ERRORS = Metric(
     "zufluss_request_errors_total",
     MetricKind.COUNTER,
-    Source.SERVER,
+    MetricSource.SERVER,
     "Requests answered with an error as a whole, by error; errors of single buckets inside an "
     "answer are not among them.",
     ("error",),
 )
 RECEIVED_BYTES = Metric(
-    "zufluss_received_bytes_total", MetricKind.COUNTER, Source.SERVER, "Bytes received."
+    "zufluss_received_bytes_total", MetricKind.COUNTER, MetricSource.SERVER, "Bytes received."
 )
-SENT_BYTES = Metric("zufluss_sent_bytes_total", MetricKind.COUNTER, Source.SERVER, "Bytes sent.")
+SENT_BYTES = Metric(
+    "zufluss_sent_bytes_total", MetricKind.COUNTER, MetricSource.SERVER, "Bytes sent."
+)
 RECEIVE_MEMORY_BYTES = Metric(
     "zufluss_receive_memory_bytes",
     MetricKind.GAUGE,
-    Source.SERVER,
+    MetricSource.SERVER,
     "Memory of requests that are still arriving; `zufluss.net.receive-memory` bounds it.",
 )
 REMOTE_PLACED_FILES = Metric(
     "zufluss_remote_placed_files_total",
     MetricKind.COUNTER,
-    Source.SERVER,
+    MetricSource.SERVER,
     "Files that this server put into a remote location, by the location's id.",
     OF_LOCATION,
 )
 REMOTE_PLACED_BYTES = Metric(
     "zufluss_remote_placed_bytes_total",
     MetricKind.COUNTER,
-    Source.SERVER,
+    MetricSource.SERVER,
     "Bytes of these files.",
     OF_LOCATION,
 )
 REMOTE_ERRORS = Metric(
     "zufluss_remote_errors_total",
     MetricKind.COUNTER,
-    Source.SERVER,
+    MetricSource.SERVER,
     "Requests of this server that a remote location failed; forbidden and missing objects are not "
     "among them.",
     OF_LOCATION,
@@ -153,99 +155,102 @@ REMOTE_ERRORS = Metric(
 REMOTE_LATENCY_SECONDS = Metric(
     "zufluss_remote_latency_seconds",
     MetricKind.GAUGE,
-    Source.SERVER,
+    MetricSource.SERVER,
     "Moving average of how long this server took to put a file into a remote location.",
     OF_LOCATION,
 )
 REMOTE_HEALTH = Metric(
     "zufluss_remote_health",
     MetricKind.GAUGE,
-    Source.SERVER,
+    MetricSource.SERVER,
     "What this server sees of a remote location: 0 it works, 1 a request failed, 2 it is down.",
     OF_LOCATION,
 )
 REMOTE_EFFECTIVE_WEIGHT = Metric(
     "zufluss_remote_effective_weight",
     MetricKind.GAUGE,
-    Source.SERVER,
+    MetricSource.SERVER,
     "The weight of a remote location for new files at present, health and "
     "`zufluss.remote.adaptive-weights` considered.",
     OF_LOCATION,
 )
 BUCKETS = Metric(
-    "zufluss_buckets", MetricKind.GAUGE, Source.TABLET, "Buckets that this server serves."
+    "zufluss_buckets", MetricKind.GAUGE, MetricSource.TABLET, "Buckets that this server serves."
 )
 BUCKETS_REFUSED = Metric(
     "zufluss_buckets_refused",
     MetricKind.GAUGE,
-    Source.TABLET,
+    MetricSource.TABLET,
     "Buckets that cannot be served because their data is damaged; the log says why.",
 )
 LOG_SIZE_BYTES = Metric(
-    "zufluss_log_size_bytes", MetricKind.GAUGE, Source.TABLET, "Size of all logs on this server."
+    "zufluss_log_size_bytes",
+    MetricKind.GAUGE,
+    MetricSource.TABLET,
+    "Size of all logs on this server.",
 )
 REMOTE_LOG_SIZE_BYTES = Metric(
     "zufluss_remote_log_size_bytes",
     MetricKind.GAUGE,
-    Source.TABLET,
+    MetricSource.TABLET,
     "Size of what remote storage has of the logs on this server.",
 )
 REMOTE_LOG_WAITING_SEGMENTS = Metric(
     "zufluss_remote_log_waiting_segments",
     MetricKind.GAUGE,
-    Source.TABLET,
+    MetricSource.TABLET,
     "Closed log segments that are not in remote storage yet; it grows while no location works.",
 )
 REMOTE_LOG_FAILURES = Metric(
     "zufluss_remote_log_failures_total",
     MetricKind.COUNTER,
-    Source.TABLET,
+    MetricSource.TABLET,
     "Rounds of copying, expiring and moving log segments of a bucket that failed; they are done "
     "again.",
 )
 KV_PINS = Metric(
     "zufluss_kv_pins",
     MetricKind.GAUGE,
-    Source.TABLET,
+    MetricSource.TABLET,
     "Scans and pinned states of primary-key buckets that are open; `kv.scanner.max-per-server` "
     "bounds them.",
 )
 KV_PIN_OLDEST_AGE_SECONDS = Metric(
     "zufluss_kv_pin_oldest_age_seconds",
     MetricKind.GAUGE,
-    Source.TABLET,
+    MetricSource.TABLET,
     "Age of the oldest of them, 0 without any; each holds back space on the disk.",
 )
 KV_SCAN_ROWS = Metric(
     "zufluss_kv_scan_rows_total",
     MetricKind.COUNTER,
-    Source.TABLET,
+    MetricSource.TABLET,
     "Rows that scans of primary-key buckets answered.",
 )
 KV_SCAN_BYTES = Metric(
     "zufluss_kv_scan_bytes_total",
     MetricKind.COUNTER,
-    Source.TABLET,
+    MetricSource.TABLET,
     "Bytes of these rows, as they were sent.",
 )
 PRODUCER_PUTS_FENCED = Metric(
     "zufluss_producer_puts_fenced_total",
     MetricKind.COUNTER,
-    Source.TABLET,
+    MetricSource.TABLET,
     "Puts that were refused because of exactly-once writers: of an earlier epoch of one, or to "
     "columns that one owns.",
 )
 UNDO_KEYS = Metric(
     "zufluss_undo_keys_total",
     MetricKind.COUNTER,
-    Source.TABLET,
+    MetricSource.TABLET,
     "Keys whose rows were changed to undo what exactly-once writers had written before they were "
     "started again.",
 )
 UNTIERED_ROWS = Metric(
     "zufluss_untiered_rows",
     MetricKind.GAUGE,
-    Source.TABLET,
+    MetricSource.TABLET,
     "Log records of a lake table that the lake does not have yet, and retention keeps for it.",
     OF_TABLE,
 )
@@ -257,35 +262,35 @@ UNTIERED_ROWS = Metric(
 REMOTE_LIVE_FILES = Metric(
     "zufluss_remote_live_files",
     MetricKind.GAUGE,
-    Source.COORDINATOR,
+    MetricSource.COORDINATOR,
     "Files in a remote location that manifests, snapshots and lake tables refer to.",
     OF_LOCATION,
 )
 REMOTE_LIVE_BYTES = Metric(
     "zufluss_remote_live_bytes",
     MetricKind.GAUGE,
-    Source.COORDINATOR,
+    MetricSource.COORDINATOR,
     "Bytes of these files, as far as they are known.",
     OF_LOCATION,
 )
 REMOTE_STATE = Metric(
     "zufluss_remote_state",
     MetricKind.GAUGE,
-    Source.COORDINATOR,
+    MetricSource.COORDINATOR,
     "What the operator wants of a remote location: 0 active, 1 draining, 2 retired.",
     OF_LOCATION,
 )
 REMOTE_WEIGHT = Metric(
     "zufluss_remote_weight",
     MetricKind.GAUGE,
-    Source.COORDINATOR,
+    MetricSource.COORDINATOR,
     "The weight of a remote location for new files, as it was set.",
     OF_LOCATION,
 )
 REMOTE_REGISTRY_VERSION = Metric(
     "zufluss_remote_registry_version",
     MetricKind.GAUGE,
-    Source.COORDINATOR,
+    MetricSource.COORDINATOR,
     "The version of the registry of remote locations; it grows with each change.",
 )
 
@@ -296,19 +301,19 @@ REMOTE_REGISTRY_VERSION = Metric(
 TIERING_PENDING_TABLES = Metric(
     "zufluss_tiering_pending_tables",
     MetricKind.GAUGE,
-    Source.COORDINATOR,
+    MetricSource.COORDINATOR,
     "Tables that wait for a tiering service.",
 )
 TIERING_RUNNING_TABLES = Metric(
     "zufluss_tiering_running_tables",
     MetricKind.GAUGE,
-    Source.COORDINATOR,
+    MetricSource.COORDINATOR,
     "Tables that a tiering service works on.",
 )
 TIERING_LAG_SECONDS = Metric(
     "zufluss_tiering_lag_seconds",
     MetricKind.GAUGE,
-    Source.COORDINATOR,
+    MetricSource.COORDINATOR,
     "Time since the table was last tiered, or created; compare with its "
     "`table.datalake.freshness`.",
     OF_TABLE,
@@ -316,35 +321,35 @@ TIERING_LAG_SECONDS = Metric(
 TIERING_LAST_DURATION_SECONDS = Metric(
     "zufluss_tiering_last_duration_seconds",
     MetricKind.GAUGE,
-    Source.COORDINATOR,
+    MetricSource.COORDINATOR,
     "How long the last finished round of the table took.",
     OF_TABLE,
 )
 TIERING_PENDING_SECONDS = Metric(
     "zufluss_tiering_pending_seconds",
     MetricKind.GAUGE,
-    Source.COORDINATOR,
+    MetricSource.COORDINATOR,
     "How long the table has been waiting for a tiering service; 0 when it is not.",
     OF_TABLE,
 )
 TIERING_FAILURES = Metric(
     "zufluss_tiering_failures_total",
     MetricKind.COUNTER,
-    Source.COORDINATOR,
+    MetricSource.COORDINATOR,
     "Rounds of the table that failed or fell silent.",
     OF_TABLE,
 )
 TIERING_FILE_SIZE_BYTES = Metric(
     "zufluss_tiering_file_size_bytes",
     MetricKind.GAUGE,
-    Source.COORDINATOR,
+    MetricSource.COORDINATOR,
     "Size of the lake table, as the last service said that knew it.",
     OF_TABLE,
 )
 TIERING_RECORDS = Metric(
     "zufluss_tiering_records",
     MetricKind.GAUGE,
-    Source.COORDINATOR,
+    MetricSource.COORDINATOR,
     "Rows of the lake table, as the last service said that knew them.",
     OF_TABLE,
 )
@@ -356,13 +361,13 @@ TIERING_RECORDS = Metric(
 PRODUCERS = Metric(
     "zufluss_producers",
     MetricKind.GAUGE,
-    Source.COORDINATOR,
+    MetricSource.COORDINATOR,
     "Producers that tables remember, the lost ones included: see `zufluss producer list`.",
 )
 PRODUCERS_LOST = Metric(
     "zufluss_producers_lost",
     MetricKind.GAUGE,
-    Source.COORDINATOR,
+    MetricSource.COORDINATOR,
     "Producers that were silent for too long and whose columns another one took; drop them.",
 )
 
@@ -373,90 +378,90 @@ PRODUCERS_LOST = Metric(
 KV_SNAPSHOT_LEASES = Metric(
     "zufluss_kv_snapshot_leases",
     MetricKind.GAUGE,
-    Source.COORDINATOR,
+    MetricSource.COORDINATOR,
     "Leases of key-value snapshots.",
 )
 KV_SNAPSHOT_LEASED_SNAPSHOTS = Metric(
     "zufluss_kv_snapshot_leased_snapshots",
     MetricKind.GAUGE,
-    Source.COORDINATOR,
+    MetricSource.COORDINATOR,
     "Key-value snapshots that leases hold, each once.",
 )
 KV_SNAPSHOT_LEASED_BYTES = Metric(
     "zufluss_kv_snapshot_leased_bytes",
     MetricKind.GAUGE,
-    Source.COORDINATOR,
+    MetricSource.COORDINATOR,
     "Size of the key-value snapshots that leases hold, each once; files that snapshots share count "
     "for each of them.",
 )
 KV_SNAPSHOT_LEASE_OLDEST_AGE_SECONDS = Metric(
     "zufluss_kv_snapshot_lease_oldest_age_seconds",
     MetricKind.GAUGE,
-    Source.COORDINATOR,
+    MetricSource.COORDINATOR,
     "How long ago the oldest lease was made; 0 without one. A lease that grows old keeps files "
     "that nobody else needs: see `zufluss lease list`.",
 )
 KV_SNAPSHOT_LEASES_DAMAGED = Metric(
     "zufluss_kv_snapshot_leases_damaged",
     MetricKind.GAUGE,
-    Source.COORDINATOR,
+    MetricSource.COORDINATOR,
     "Leases whose record cannot be read: they hold everything of their tables until they are "
     "dropped.",
 )
 KV_SNAPSHOT_DELETIONS = Metric(
     "zufluss_kv_snapshot_deletions_pending",
     MetricKind.GAUGE,
-    Source.COORDINATOR,
+    MetricSource.COORDINATOR,
     "Buckets with key-value snapshots that are dropped and whose files are to be deleted.",
 )
 CLEANER_PENDING = Metric(
     "zufluss_remote_cleaner_pending",
     MetricKind.GAUGE,
-    Source.COORDINATOR,
+    MetricSource.COORDINATOR,
     "Dropped tables and partitions whose remote files are not all deleted, those that leases hold "
     "included.",
 )
 CLEANER_FILES = Metric(
     "zufluss_remote_cleaner_files_total",
     MetricKind.COUNTER,
-    Source.COORDINATOR,
+    MetricSource.COORDINATOR,
     "Remote files of dropped tables and partitions that were deleted.",
 )
 CLEANER_FAILURES = Metric(
     "zufluss_remote_cleaner_failures_total",
     MetricKind.COUNTER,
-    Source.COORDINATOR,
+    MetricSource.COORDINATOR,
     "Tries to delete the remote files of a dropped table or partition that failed; the log says "
     "why, and it is tried again.",
 )
 SWEEPS = Metric(
     "zufluss_remote_sweeps_total",
     MetricKind.COUNTER,
-    Source.COORDINATOR,
+    MetricSource.COORDINATOR,
     "Searches of all locations for files that nothing refers to.",
 )
 SWEEP_FILES = Metric(
     "zufluss_remote_sweep_files_total",
     MetricKind.COUNTER,
-    Source.COORDINATOR,
+    MetricSource.COORDINATOR,
     "Remote files that nothing referred to and that were deleted.",
 )
 SWEEP_BYTES = Metric(
     "zufluss_remote_sweep_bytes_total",
     MetricKind.COUNTER,
-    Source.COORDINATOR,
+    MetricSource.COORDINATOR,
     "Size of the remote files that nothing referred to and that were deleted.",
 )
 SWEEP_FAILURES = Metric(
     "zufluss_remote_sweep_failures_total",
     MetricKind.COUNTER,
-    Source.COORDINATOR,
+    MetricSource.COORDINATOR,
     "Locations and buckets that a sweep left out because it could not read something there.",
 )
 SWEEP_LAST = Metric(
     "zufluss_remote_sweep_last_timestamp_seconds",
     MetricKind.GAUGE,
-    Source.COORDINATOR,
+    MetricSource.COORDINATOR,
     "When the last sweep was finished, in seconds since 1970; 0 before the first.",
 )
 
@@ -467,7 +472,7 @@ SWEEP_LAST = Metric(
 SERVICE_ROUNDS = Metric(
     "zufluss_tiering_service_rounds_total",
     MetricKind.COUNTER,
-    Source.TIERING,
+    MetricSource.TIERING,
     "Rounds that ended, by how: `committed`, `empty` (nothing new), `fenced`, `failed`, "
     "`cancelled`.",
     ("outcome",),
@@ -475,34 +480,34 @@ SERVICE_ROUNDS = Metric(
 SERVICE_ROWS = Metric(
     "zufluss_tiering_service_rows_total",
     MetricKind.COUNTER,
-    Source.TIERING,
+    MetricSource.TIERING,
     "Log records that committed rounds moved to the lake.",
     OF_TABLE,
 )
 SERVICE_BYTES = Metric(
     "zufluss_tiering_service_bytes_total",
     MetricKind.COUNTER,
-    Source.TIERING,
+    MetricSource.TIERING,
     "Bytes of the records that committed rounds moved to the lake, as Arrow has them in memory.",
     OF_TABLE,
 )
 SERVICE_LAG_ROWS = Metric(
     "zufluss_tiering_service_lag_rows",
     MetricKind.GAUGE,
-    Source.TIERING,
+    MetricSource.TIERING,
     "Log records of the table that were not in the lake when its last round ended.",
     OF_TABLE,
 )
 SERVICE_ROUND_SECONDS = Metric(
     "zufluss_tiering_service_round_seconds",
     MetricKind.HISTOGRAM,
-    Source.TIERING,
+    MetricSource.TIERING,
     "How long rounds took, whatever their outcome.",
 )
 SERVICE_LAST_COMMIT = Metric(
     "zufluss_tiering_service_last_commit_timestamp_seconds",
     MetricKind.GAUGE,
-    Source.TIERING,
+    MetricSource.TIERING,
     "When this service last committed a round of the table, in seconds since 1970.",
     OF_TABLE,
 )
@@ -633,7 +638,7 @@ A process with both roles shows what both show. Counters begin at 0 when the pro
 def render() -> str:
     """The page of all metrics."""
     sections = [INTRODUCTION]
-    for source in Source:
+    for source in MetricSource:
         lines = ["| Name | Kind | Labels | Meaning |", "|---|---|---|---|"]
         lines += [_row(metric) for metric in METRICS.values() if metric.source is source]
         sections.append(f"## {source.value.capitalize()}\n\n" + "\n".join(lines) + "\n")

@@ -42,7 +42,7 @@ from zufluss.errors import (
 )
 from zufluss.log.segment import PagesNotCachedError
 from zufluss.model.predicate import Predicate
-from zufluss.net.connection import Connection, check_control_size
+from zufluss.net.connection import ServerConnection, check_control_size
 from zufluss.record.batch.stats import may_match, read_statistics
 from zufluss.record.header import iter_headers
 from zufluss.replica.replica import Replica
@@ -381,7 +381,7 @@ class Fetch:
     def __init__(
         self,
         handler: FetchHandler,
-        connection: Connection,
+        connection: ServerConnection,
         request_id: int,
         reader: FetchReader,
         bytes_min: int,
@@ -496,7 +496,7 @@ class FetchHandler:
 
     def handle(
         self,
-        connection: Connection,
+        connection: ServerConnection,
         request_id: int,
         version: int,
         array: Any,

@@ -17,7 +17,7 @@ import structlog
 
 from zufluss.errors import ErrorCode, RecordTooLargeError, ZuflussError
 from zufluss.kv.store import LookupPlaces
-from zufluss.net.connection import Connection
+from zufluss.net.connection import ServerConnection
 from zufluss.net.services import RequestContext
 from zufluss.record.batch.kv import build_value_batch
 from zufluss.record.kernels.lookup import scan_lookup
@@ -64,7 +64,7 @@ class LookupHandler:
 
     def handle(
         self,
-        connection: Connection,
+        connection: ServerConnection,
         request_id: int,
         version: int,
         array: Any,
@@ -95,7 +95,7 @@ class LookupHandler:
         self._tasks.spawn(self._answer(connection, request_id, request))
 
     async def _answer(
-        self, connection: Connection, request_id: int, request: m.LookupRequest
+        self, connection: ServerConnection, request_id: int, request: m.LookupRequest
     ) -> None:
         """The long way: several buckets, rows that are not in memory, rows to be inserted."""
         try:

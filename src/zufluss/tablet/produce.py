@@ -32,7 +32,7 @@ from zufluss.errors import (
     ZuflussError,
 )
 from zufluss.log.log import Appended
-from zufluss.net.connection import Connection
+from zufluss.net.connection import ServerConnection
 from zufluss.record.batch.check import CheckedBatch
 from zufluss.replica.replica import Replica
 from zufluss.tablet.buckets import BucketKey, Buckets, TableState
@@ -79,7 +79,7 @@ class PendingProduce:
     )
 
     def __init__(
-        self, owner: Awaiting, connection: Connection, request_id: int, deadline: float
+        self, owner: Awaiting, connection: ServerConnection, request_id: int, deadline: float
     ) -> None:
         self.owner = owner
         self.connection = connection
@@ -165,7 +165,7 @@ class Gathered:
         """The batches, back to back."""
         self.batches: list[CheckedBatch] = []
         """Where they are in the buffer."""
-        self.requests: list[tuple[Connection, int, int]] = []
+        self.requests: list[tuple[ServerConnection, int, int]] = []
         """Who sent them: connection, request id, timeout_ms."""
         self.writers: set[int] = set()
         """The idempotent writers among them, each once: what is next is known one at a time."""
@@ -188,7 +188,7 @@ class ProduceHandler:
 
     def handle(
         self,
-        connection: Connection,
+        connection: ServerConnection,
         request_id: int,
         version: int,
         array: Any,
@@ -227,7 +227,7 @@ class ProduceHandler:
 
     def _gather(
         self,
-        connection: Connection,
+        connection: ServerConnection,
         request_id: int,
         table: TableState,
         view: memoryview,
@@ -314,7 +314,7 @@ class ProduceHandler:
 
     def _one(
         self,
-        connection: Connection,
+        connection: ServerConnection,
         request_id: int,
         acks: int,
         timeout_ms: int,
@@ -341,7 +341,7 @@ class ProduceHandler:
 
     def _many(
         self,
-        connection: Connection,
+        connection: ServerConnection,
         request_id: int,
         scan: ProduceScan,
         array: Any,
@@ -406,7 +406,9 @@ class ProduceHandler:
             )
         return appended
 
-    def _await(self, connection: Connection, request_id: int, timeout_ms: int) -> PendingProduce:
+    def _await(
+        self, connection: ServerConnection, request_id: int, timeout_ms: int
+    ) -> PendingProduce:
         deadline = self._loop.time() + timeout_ms / 1000
         pending = PendingProduce(self, connection, request_id, deadline)
         self.pending.add(pending)

@@ -44,7 +44,7 @@ from zufluss.kv.changelog import ChangelogBatch
 from zufluss.kv.tablet import KvTablet, PreparedPut
 from zufluss.model.merge import MergeMode, merge_engine
 from zufluss.model.table import TableBucket
-from zufluss.net.connection import Connection
+from zufluss.net.connection import ServerConnection
 from zufluss.record.batch.kv import build_kv_batch
 from zufluss.record.slices import Bytes, Slices
 from zufluss.replica.kv_host import KvHost
@@ -96,7 +96,7 @@ class PendingPut(PendingProduce):
     __slots__ = ("pressure",)
 
     def __init__(
-        self, owner: PutHandler, connection: Connection, request_id: int, deadline: float
+        self, owner: PutHandler, connection: ServerConnection, request_id: int, deadline: float
     ) -> None:
         super().__init__(owner, connection, request_id, deadline)
         self.pressure: Callable[[], float] = owner.pressure
@@ -192,7 +192,7 @@ class PutHandler:
 
     def handle(
         self,
-        connection: Connection,
+        connection: ServerConnection,
         request_id: int,
         version: int,
         array: Any,
