@@ -37,7 +37,8 @@ from bench.keyed import (
 )
 from bench.report import Measure, compared
 from bench.work import TEN_COLUMNS, Target, alternate, new_table
-from zufluss.model.schema import AggFunction, Schema
+from zufluss.model.aggregate import AggFunction
+from zufluss.model.schema import Schema
 from zufluss.model.table import TableInfo
 from zufluss.testing.server import DevServer
 

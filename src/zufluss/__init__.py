@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from zufluss.client import connect as connect
     from zufluss.client import connect_async as connect_async
-    from zufluss.model.predicate import col as col
+    from zufluss.model.expression import col as col
     from zufluss.model.schema import Schema as Schema
 
 __version__ = "0.1.0"
@@ -28,7 +28,7 @@ __all__ = ["Schema", "__version__", "col", "connect", "connect_async"]
 _LAZY = {
     "connect": "zufluss.client",
     "connect_async": "zufluss.client",
-    "col": "zufluss.model.predicate",
+    "col": "zufluss.model.expression",
     "Schema": "zufluss.model.schema",
 }
 

@@ -33,8 +33,8 @@ from zufluss.errors import (
     TableNotExistError,
     TableNotPartitionedError,
 )
+from zufluss.model.ddl import parse_type
 from zufluss.model.schema import Column, Schema
-from zufluss.model.types import parse_type
 from zufluss.testing.server import DevServer
 
 NUMBERS = itertools.count()

@@ -16,7 +16,7 @@ from tests.docs.test_readme import ROOT, run_python
 from tests.servers import WarmServer
 from zufluss.config.options import OPTIONS
 from zufluss.config.table_options import TABLE_OPTIONS
-from zufluss.model.aggregate import ANY, FUNCTIONS, NUMBERS, TEXTS, TIMES, Declared
+from zufluss.model.aggregate import ANY, FUNCTIONS, NUMBERS, TEXTS, TIMES, FunctionTraits
 from zufluss.model.types import Root
 
 PAGE = ROOT / "docs" / "aggregation.md"
@@ -40,7 +40,7 @@ def test_the_blocks_of_the_page_do_what_they_say(tmp_path: Path) -> None:
             assert run_python(code, server).splitlines() == expected
 
 
-def listed() -> Iterator[tuple[str, Declared]]:
+def listed() -> Iterator[tuple[str, FunctionTraits]]:
     """The functions of the page, each with what its line says."""
     table = PAGE.read_text().split("## Functions")[1].split("\n\n")[1]
     for line in table.splitlines()[2:]:

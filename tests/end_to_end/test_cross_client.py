@@ -23,8 +23,8 @@ from tests.end_to_end.helpers import (
 from tests.end_to_end.samples import ALL_TYPES, SAMPLES, Sample, all_types_batch
 from tests.end_to_end.test_types import COMPRESSIONS
 from zufluss.client import Connection
+from zufluss.model.ddl import parse_type
 from zufluss.model.schema import Column
-from zufluss.model.types import parse_type
 from zufluss.testing.server import DevServer
 
 

@@ -39,7 +39,8 @@ from tests.end_to_end.test_kv_scan import drop
 from tests.end_to_end.test_schema_evolution import add_column
 from tests.end_to_end.test_security import free_ports
 from zufluss.errors import ZuflussError
-from zufluss.model.predicate import Leaf, LeafFunction, col
+from zufluss.model.expression import col
+from zufluss.model.predicate import Leaf, LeafFunction
 from zufluss.model.schema import Schema
 from zufluss.model.table import TableDescriptor
 from zufluss.testing.server import DevServer

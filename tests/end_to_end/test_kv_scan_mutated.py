@@ -33,7 +33,7 @@ from tests.end_to_end.scans import (
 )
 from tests.end_to_end.test_kv_bad_input import create_by_hand
 from tests.end_to_end.test_mutated_requests import EXAMPLES, SETTINGS, expected, mutations
-from zufluss.model.predicate import col
+from zufluss.model.expression import col
 from zufluss.testing.server import DevServer
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey

@@ -32,7 +32,8 @@ from zufluss.errors import ZuflussError
 from zufluss.log.checkpoint import Checkpoint, write_checkpoint
 from zufluss.log.commit_log import BLOCK_BYTES
 from zufluss.log.writer_state import WriterState
-from zufluss.model.predicate import Predicate, col
+from zufluss.model.expression import col
+from zufluss.model.predicate import Predicate
 from zufluss.model.schema import Schema
 from zufluss.record.batch.stats import build_statistics
 from zufluss.record.header import read_header

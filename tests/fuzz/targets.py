@@ -30,9 +30,9 @@ from zufluss.log.commit_log import GROUP_HEADER, read_commit_log, seal_group
 from zufluss.log.config import LogConfig
 from zufluss.log.log import Log
 from zufluss.log.writer_state import WriterState
+from zufluss.model.ddl import parse_type
 from zufluss.model.schema import Schema
 from zufluss.model.table import TableDescriptor
-from zufluss.model.types import parse_type
 from zufluss.model.validation import check_table, complete
 from zufluss.record.arrow.layout import Layout
 from zufluss.record.arrow.message import decode as decode_arrow

@@ -27,8 +27,7 @@ from zufluss.lake.iceberg import reader as module
 from zufluss.lake.iceberg import writer
 from zufluss.lake.iceberg.committer import IcebergCommitter
 from zufluss.lake.iceberg.reader import IcebergReader
-from zufluss.model.expression import Expression
-from zufluss.model.predicate import col
+from zufluss.model.expression import Expression, col
 from zufluss.model.schema import Column, Schema
 from zufluss.model.table import TableInfo
 from zufluss.model.types import STRING

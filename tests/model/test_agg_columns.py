@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from zufluss.config import Configuration
 from zufluss.errors import ConfigError, InvalidAlterTableError, InvalidTableError, ZuflussError
 from zufluss.model import types as t
-from zufluss.model.aggregate import FUNCTIONS
+from zufluss.model.aggregate import FUNCTIONS, AggFunction
 from zufluss.model.alter import NewColumn, PropertyChange, TableChanges, alter_table
 from zufluss.model.ddl import parse_type
 from zufluss.model.merge import column_lock
-from zufluss.model.schema import AggFunction, Column, Schema
+from zufluss.model.schema import Column, Schema
 from zufluss.model.table import TableDescriptor
 from zufluss.model.validation import check_table, complete
 

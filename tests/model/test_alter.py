@@ -6,8 +6,9 @@ import pytest
 
 from zufluss.config import Configuration
 from zufluss.errors import InvalidAlterTableError, ZuflussError
+from zufluss.model.aggregate import AggFunction
 from zufluss.model.alter import (
-    AlterOp,
+    ConfigOp,
     NewColumn,
     PropertyChange,
     TableChanges,
@@ -15,9 +16,10 @@ from zufluss.model.alter import (
     alter_properties,
     alter_table,
 )
-from zufluss.model.schema import AggFunction, Schema
+from zufluss.model.ddl import parse_type
+from zufluss.model.schema import Schema
 from zufluss.model.table import TableDescriptor
-from zufluss.model.types import INTEGER, STRING, parse_type
+from zufluss.model.types import INTEGER, STRING
 from zufluss.model.validation import complete
 
 CONF = Configuration.of({})
@@ -37,9 +39,9 @@ def test_alterable_and_custom_properties_are_set_and_deleted() -> None:
     back = alter_properties(
         table,
         [
-            PropertyChange("table.log.ttl", None, AlterOp.DELETE),
-            PropertyChange("owner", None, AlterOp.DELETE),
-            PropertyChange("never there", None, AlterOp.DELETE),
+            PropertyChange("table.log.ttl", None, ConfigOp.DELETE),
+            PropertyChange("owner", None, ConfigOp.DELETE),
+            PropertyChange("never there", None, ConfigOp.DELETE),
         ],
         CONF,
     )
@@ -55,10 +57,10 @@ def test_a_change_to_the_same_value_returns_the_same_object() -> None:
     ("change", "code", "message"),
     [
         (PropertyChange("table.log.format", "INDEXED"), 56, "cannot be altered; alterable:"),
-        (PropertyChange("table.log.format", None, AlterOp.DELETE), 56, "cannot be altered"),
+        (PropertyChange("table.log.format", None, ConfigOp.DELETE), 56, "cannot be altered"),
         (PropertyChange("table.log.tll", "1d"), 56, "did you mean table.log.ttl"),
-        (PropertyChange("table.log.ttl", "1d", AlterOp.APPEND), 56, "SET"),
-        (PropertyChange("owner", "x", AlterOp.SUBTRACT), 56, "SET"),
+        (PropertyChange("table.log.ttl", "1d", ConfigOp.APPEND), 56, "SET"),
+        (PropertyChange("owner", "x", ConfigOp.SUBTRACT), 56, "SET"),
         (PropertyChange("owner", "x", 9), 56, "operation 9"),
         (PropertyChange("owner", None), 56, "has no value"),
         (PropertyChange("table.kv.standby-replica.enabled", "true"), 56, "primary-key tables"),

@@ -19,6 +19,7 @@ from zufluss.model.auto_partition import (
     time_format,
     time_zone,
 )
+from zufluss.model.ddl import parse_type
 from zufluss.model.partition import (
     check_partial_spec,
     check_spec,
@@ -30,7 +31,6 @@ from zufluss.model.partition import (
 )
 from zufluss.model.schema import Schema
 from zufluss.model.table import TableDescriptor, TableInfo, TablePath
-from zufluss.model.types import parse_type
 
 
 def ms(*moment: int) -> int:

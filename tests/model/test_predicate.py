@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zufluss.model.expression import IN_LITERALS_MAX, Expression
+from zufluss.model.ddl import parse_type
+from zufluss.model.expression import IN_LITERALS_MAX, Expression, col
 from zufluss.model.predicate import (
     Compound,
     CompoundFunction,
@@ -21,11 +22,9 @@ from zufluss.model.predicate import (
     LeafFunction,
     Predicate,
     canonical,
-    col,
     leaves,
 )
 from zufluss.model.schema import Schema
-from zufluss.model.types import parse_type
 from zufluss.wire import messages as m
 from zufluss.wire.predicates import predicate_from_proto, predicate_to_proto
 

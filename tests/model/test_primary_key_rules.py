@@ -11,10 +11,10 @@ import pytest
 
 from zufluss.config import Configuration
 from zufluss.errors import ZuflussError
+from zufluss.model.aggregate import AggFunction
 from zufluss.model.alter import NewColumn, PropertyChange, TableChanges, alter_table
-from zufluss.model.schema import AggFunction
+from zufluss.model.ddl import parse_type
 from zufluss.model.table import TableDescriptor
-from zufluss.model.types import parse_type
 from zufluss.model.validation import check_table, complete
 
 NO_LAKE: Mapping[str, str] = {}

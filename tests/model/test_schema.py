@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from tests.model.model_strategies import schemas
 from zufluss.errors import InvalidTableError
 from zufluss.model import types as t
-from zufluss.model.schema import AggFunction, Column, Schema
-from zufluss.model.types import parse_type
+from zufluss.model.aggregate import AggFunction
+from zufluss.model.ddl import parse_type
+from zufluss.model.schema import Column, Schema
 
 
 @given(schemas())

@@ -17,7 +17,8 @@ from tests.paths import FIXTURES
 from zufluss.config import Configuration
 from zufluss.config.table_options import TABLE_LOG_TTL, TABLE_STATISTICS_COLUMNS
 from zufluss.errors import ConfigError, InvalidDatabaseError, InvalidTableError
-from zufluss.model.schema import AggFunction, Schema
+from zufluss.model.aggregate import AggFunction
+from zufluss.model.schema import Schema
 from zufluss.model.table import (
     DatabaseDescriptor,
     PhysicalTablePath,

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from tests.model.model_strategies import SCALARS, TYPES
 from zufluss.errors import InvalidTableError
 from zufluss.model import types as t
-from zufluss.model.types import from_arrow, from_json, parse_type
+from zufluss.model.arrow_types import from_arrow
+from zufluss.model.ddl import parse_type
+from zufluss.model.types import from_json
 
 
 @given(TYPES)

@@ -9,9 +9,10 @@ import pytest
 
 from zufluss.config import Configuration
 from zufluss.errors import ZuflussError
-from zufluss.model.schema import AggFunction, Column, Schema
+from zufluss.model.aggregate import AggFunction
+from zufluss.model.ddl import parse_type
+from zufluss.model.schema import Column, Schema
 from zufluss.model.table import TableDescriptor, TablePath
-from zufluss.model.types import parse_type
 from zufluss.model.validation import (
     check_database_name,
     check_table,

@@ -12,8 +12,8 @@ import numpy as np
 
 from tests.record.guard_pages import Guarded
 from zufluss.errors import CorruptRecordError
+from zufluss.model.ddl import parse_type
 from zufluss.model.schema import Column, Schema
-from zufluss.model.types import parse_type
 from zufluss.record.batch.kv import build_kv_batch, build_value_batch
 from zufluss.record.batch.row_body import check_body
 from zufluss.record.kernels.kv_batch import read_records, read_values

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.paths import FIXTURES
 from zufluss.model import types as t
+from zufluss.model.ddl import parse_type
 from zufluss.model.schema import Schema
 
 
@@ -58,7 +59,7 @@ def types_of(schema: Schema) -> list[t.DataType]:
 
 
 SCALARS = [
-    t.parse_type(text)
+    parse_type(text)
     for text in [
         "BOOLEAN",
         "TINYINT",

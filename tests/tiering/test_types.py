@@ -13,8 +13,8 @@ from tests.end_to_end.samples import ALL_TYPES, all_types_batch
 from tests.tiering.support import Driver, append, create_table, delete, upsert
 from tests.tiering.tiered_cluster import Tiered, cut, lake_table, own_columns, rows_of, seen_by_all
 from zufluss.lake.base import LakeTableError
+from zufluss.model.ddl import parse_type
 from zufluss.model.schema import Column, Schema
-from zufluss.model.types import parse_type
 
 EVERY_PRECISION = ", ".join(
     f"{name.lower()}{digits} {name}({digits})"

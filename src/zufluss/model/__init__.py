@@ -5,7 +5,9 @@ client and the tests share one meaning of a table. Import from the modules; the 
 are re-exported here.
 """
 
-from zufluss.model.schema import AggFunction, Column, Schema
+from zufluss.model.aggregate import AggFunction
+from zufluss.model.ddl import parse_type
+from zufluss.model.schema import Column, Schema
 from zufluss.model.table import (
     DatabaseDescriptor,
     PhysicalTablePath,
@@ -14,7 +16,7 @@ from zufluss.model.table import (
     TableInfo,
     TablePath,
 )
-from zufluss.model.types import DataType, Root, parse_type
+from zufluss.model.types import DataType, Root
 
 __all__ = [
     "AggFunction",

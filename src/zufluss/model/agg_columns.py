@@ -36,8 +36,10 @@ from zufluss.model.aggregate import (
     IGNORE_RETRACT,
     LIMIT,
     OVERFLOW,
+    AggFunction,
+    canonical_function,
 )
-from zufluss.model.schema import AggFunction, Column, Schema, canonical_function
+from zufluss.model.schema import Column, Schema
 from zufluss.model.types import Root
 
 AGGREGATION: Final = "aggregation"

@@ -27,11 +27,13 @@ later one of equals; a row whose `by` is NULL changes nothing.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final, Self
 
+from zufluss.errors import InvalidTableError
 from zufluss.model.types import Root
 
 NUMBERS: Final = frozenset(
@@ -49,10 +51,58 @@ DELIMITER: Final = "delimiter"
 BY: Final = "by"
 FIRST_VALUE: Final = "first_value"
 
+_LOWER = frozenset({OVERFLOW, IGNORE_RETRACT})
+"""Parameters whose values are words in any case."""
+_PLAIN = re.compile(r"[^\W\d]\w*|\d+")
+
+
+def canonical_function(name: str) -> str:
+    """The name of a function as it is stored: `LAST-VALUE` is `last_value`."""
+    return name.strip().lower().replace("-", "_")
+
 
 @dataclass(frozen=True, slots=True)
-class Declared:
-    """What is known of a function without running it."""
+class AggFunction:
+    """How an aggregation table merges a column."""
+
+    type: str
+    """The function's name, lower case with underscores."""
+    parameters: tuple[tuple[str, str], ...] = ()
+    """Parameters, such as the delimiter of `listagg`."""
+
+    @classmethod
+    def named(cls, name: str, parameters: Mapping[str, object] | None = None) -> Self:
+        """The function of a name and parameters in any spelling (`LAST-VALUE`), known or not."""
+        found: dict[str, str] = {}
+        for key, value in (parameters or {}).items():
+            canonical = canonical_function(key)
+            text = str(value).lower() if canonical in _LOWER else str(value)
+            if found.setdefault(canonical, text) != text:
+                raise InvalidTableError(
+                    f"parameter {canonical!r:.40} of {name!r:.80} is given twice; keep one"
+                )
+        return cls(canonical_function(name), tuple(found.items()))
+
+    def parameter(self, key: str) -> str | None:
+        """The value of a parameter, None if it is not set."""
+        return next((value for name, value in self.parameters if name == key), None)
+
+    def __str__(self) -> str:
+        """As it stands in a column list: `LISTAGG(delimiter = ';', limit = 100)`."""
+        given = ", ".join(f"{key} = {_literal(value)}" for key, value in self.parameters)
+        return self.type.upper() + (f"({given})" if given else "")
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON object of the function."""
+        out: dict[str, Any] = {"type": self.type}
+        if self.parameters:
+            out["parameters"] = dict(self.parameters)
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionTraits:
+    """What a function takes and what can be done with it."""
 
     roots: frozenset[Root]
     """Types of columns it can aggregate."""
@@ -70,29 +120,29 @@ _OVERFLOW = MappingProxyType({OVERFLOW: ("error", "wrap")})
 _LIMITED = MappingProxyType({LIMIT: None, OVERFLOW: ("error", "truncate")})
 _LISTED = MappingProxyType({DELIMITER: None, **_LIMITED})
 _BY = MappingProxyType({BY: None})
-_SAME = Declared(ANY, idempotent=True)
-_BYTES = Declared(frozenset({Root.BYTES}), idempotent=True)
-_BOOLEAN = Declared(frozenset({Root.BOOLEAN}), idempotent=True)
-_EXTREME = Declared(NUMBERS | TEXTS | TIMES, idempotent=True)
+_SAME = FunctionTraits(ANY, idempotent=True)
+_BYTES = FunctionTraits(frozenset({Root.BYTES}), idempotent=True)
+_BOOLEAN = FunctionTraits(frozenset({Root.BOOLEAN}), idempotent=True)
+_EXTREME = FunctionTraits(NUMBERS | TEXTS | TIMES, idempotent=True)
 _INTEGERS = frozenset({Root.INTEGER, Root.BIGINT})
 
-FUNCTIONS: Final[Mapping[str, Declared]] = MappingProxyType(
+FUNCTIONS: Final[Mapping[str, FunctionTraits]] = MappingProxyType(
     {
-        "sum": Declared(NUMBERS, _OVERFLOW, retracts=True, invertible=True),
-        "product": Declared(NUMBERS, _OVERFLOW, retracts=True),
-        "count": Declared(_INTEGERS, _OVERFLOW, retracts=True, invertible=True),
+        "sum": FunctionTraits(NUMBERS, _OVERFLOW, retracts=True, invertible=True),
+        "product": FunctionTraits(NUMBERS, _OVERFLOW, retracts=True),
+        "count": FunctionTraits(_INTEGERS, _OVERFLOW, retracts=True, invertible=True),
         "max": _EXTREME,
         "min": _EXTREME,
-        "max_by": Declared(ANY, _BY, idempotent=True),
-        "min_by": Declared(ANY, _BY, idempotent=True),
+        "max_by": FunctionTraits(ANY, _BY, idempotent=True),
+        "min_by": FunctionTraits(ANY, _BY, idempotent=True),
         "last_value": _SAME,
         "last_value_ignore_nulls": _SAME,
         FIRST_VALUE: _SAME,
         "first_value_ignore_nulls": _SAME,
-        "listagg": Declared(TEXTS, _LISTED),
-        "string_agg": Declared(TEXTS, _LISTED),
-        "array_agg": Declared(frozenset({Root.ARRAY}), _LIMITED),
-        "collect": Declared(frozenset({Root.ARRAY}), _LIMITED, idempotent=True),
+        "listagg": FunctionTraits(TEXTS, _LISTED),
+        "string_agg": FunctionTraits(TEXTS, _LISTED),
+        "array_agg": FunctionTraits(frozenset({Root.ARRAY}), _LIMITED),
+        "collect": FunctionTraits(frozenset({Root.ARRAY}), _LIMITED, idempotent=True),
         "bool_and": _BOOLEAN,
         "bool_or": _BOOLEAN,
         "rbm32": _BYTES,
@@ -102,3 +152,8 @@ FUNCTIONS: Final[Mapping[str, Declared]] = MappingProxyType(
     }
 )
 """Every function by its name."""
+
+
+def _literal(value: str) -> str:
+    """A word or number as it is, other text in quotes."""
+    return value if _PLAIN.fullmatch(value) else "'" + value.replace("'", "''") + "'"

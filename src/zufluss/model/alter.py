@@ -21,9 +21,9 @@ from zufluss.config import table_options as o
 from zufluss.config.nearest import suggestion
 from zufluss.errors import InvalidAlterTableError, InvalidTableError
 from zufluss.model.agg_columns import check_agg_functions, declare, is_field_option
-from zufluss.model.aggregate import FIRST_VALUE
+from zufluss.model.aggregate import FIRST_VALUE, AggFunction
 from zufluss.model.merge import merge_engine
-from zufluss.model.schema import AggFunction, Column
+from zufluss.model.schema import Column
 from zufluss.model.table import TableDescriptor
 from zufluss.model.types import DataType
 from zufluss.model.validation import check_columns, check_table
@@ -33,7 +33,7 @@ LAST = 0
 """The only position a column can be added at."""
 
 
-class AlterOp(IntEnum):
+class ConfigOp(IntEnum):
     """What happens to a property, numbered as on the wire."""
 
     SET = 0
@@ -50,7 +50,7 @@ class PropertyChange:
     """The property's key."""
     value: str | None
     """The new value; none to delete."""
-    op: int = AlterOp.SET
+    op: int = ConfigOp.SET
     """What happens to it."""
 
 
@@ -122,7 +122,7 @@ def _field_options(
             raise InvalidAlterTableError(
                 "properties and columns cannot change in one request; send two"
             )
-        if change.op != AlterOp.SET:
+        if change.op != ConfigOp.SET:
             raise InvalidAlterTableError(f"{change.key!r:.80} can only be SET (0) for a new column")
         _apply(options, change)
     return options
@@ -153,11 +153,11 @@ def alter_properties(
 
 
 def _apply(target: dict[str, str], change: PropertyChange) -> None:
-    if change.op == AlterOp.DELETE:
+    if change.op == ConfigOp.DELETE:
         target.pop(change.key, None)
-    elif change.op == AlterOp.SET and change.value is not None:
+    elif change.op == ConfigOp.SET and change.value is not None:
         target[change.key] = change.value
-    elif change.op == AlterOp.SET:
+    elif change.op == ConfigOp.SET:
         raise InvalidAlterTableError(f"SET of {change.key!r:.80} has no value; give one")
     else:
         raise InvalidAlterTableError(

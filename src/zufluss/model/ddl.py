@@ -29,8 +29,8 @@ from typing import TypeVar
 from zufluss.config.nearest import suggestion
 from zufluss.errors import InvalidTableError
 from zufluss.model import types as t
-from zufluss.model.aggregate import FUNCTIONS
-from zufluss.model.schema import AggFunction, canonical_function, check_unique
+from zufluss.model.aggregate import FUNCTIONS, AggFunction, canonical_function
+from zufluss.model.types import check_unique
 
 T = TypeVar("T")
 
@@ -74,7 +74,7 @@ class ColumnText:
 
 def parse_type(text: str) -> t.DataType:
     """The type of a text such as `DECIMAL(10, 2) NOT NULL`."""
-    parser = _Parser(text)
+    parser = _DdlParser(text)
     data_type = parser.data_type(0)
     parser.end()
     return data_type
@@ -82,7 +82,7 @@ def parse_type(text: str) -> t.DataType:
 
 def parse_columns(text: str) -> tuple[tuple[ColumnText, ...], tuple[str, ...]]:
     """Columns and primary key of a column list."""
-    parser = _Parser(text)
+    parser = _DdlParser(text)
     columns: list[ColumnText] = []
     primary_key: list[str] = []
     for column, key in parser.items(parser.column_or_key):
@@ -94,7 +94,7 @@ def parse_columns(text: str) -> tuple[tuple[ColumnText, ...], tuple[str, ...]]:
     return tuple(columns), tuple(primary_key)
 
 
-class _Parser:
+class _DdlParser:
     """Recursive descent over the tokens of one text."""
 
     def __init__(self, text: str) -> None:

@@ -320,6 +320,11 @@ class ColumnRef(Expression):
         return f"col({self.name!r})"
 
 
+def col(name: str) -> ColumnRef:
+    """A column to build a filter from: `(col("a") > 5) & col("b").is_null()`."""
+    return ColumnRef(name)
+
+
 def arrow_scalar(raw: object, literal: Value, column: Column) -> pa.Scalar:
     """A literal as the Arrow value to compare a column with, exact also where `literal` is not."""
     import pyarrow as pa

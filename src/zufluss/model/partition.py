@@ -133,7 +133,7 @@ def partition_values(
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    from zufluss.model.types import from_arrow
+    from zufluss.model.arrow_types import from_arrow
 
     texts: list[pa.Array] = []
     for key in keys:

@@ -33,13 +33,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal
 from enum import IntEnum
-from typing import TYPE_CHECKING, SupportsIndex
+from typing import SupportsIndex
 
 from zufluss.errors import ErrorCode, ZuflussError
 from zufluss.model.types import DataType, DecimalType, Root, TemporalType
-
-if TYPE_CHECKING:
-    from zufluss.model.expression import ColumnRef
 
 Value = bool | int | float | str | bytes | Decimal
 """A literal in canonical form."""
@@ -134,13 +131,6 @@ def leaves(predicate: Predicate) -> Iterator[Leaf]:
     else:
         for child in predicate.children:
             yield from leaves(child)
-
-
-def col(name: str) -> ColumnRef:
-    """A column to build a filter from: `(col("a") > 5) & col("b").is_null()`."""
-    from zufluss.model.expression import ColumnRef
-
-    return ColumnRef(name)
 
 
 def pruning_leaf(

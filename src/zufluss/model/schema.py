@@ -24,65 +24,18 @@ from __future__ import annotations
 
 import itertools
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self
 
 from zufluss.errors import InvalidTableError
 from zufluss.model import types as t
-from zufluss.model.aggregate import IGNORE_RETRACT, OVERFLOW
+from zufluss.model.aggregate import AggFunction
+from zufluss.model.arrow_types import from_arrow
+from zufluss.model.ddl import parse_columns
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-_LOWER = frozenset({OVERFLOW, IGNORE_RETRACT})
-"""Parameters whose values are words in any case."""
-_PLAIN = re.compile(r"[^\W\d]\w*|\d+")
-
-
-def canonical_function(name: str) -> str:
-    """The name of a function as it is stored: `LAST-VALUE` is `last_value`."""
-    return name.strip().lower().replace("-", "_")
-
-
-@dataclass(frozen=True, slots=True)
-class AggFunction:
-    """How an aggregation table merges a column."""
-
-    type: str
-    """The function's name, lower case with underscores."""
-    parameters: tuple[tuple[str, str], ...] = ()
-    """Parameters, such as the delimiter of `listagg`."""
-
-    @classmethod
-    def named(cls, name: str, parameters: Mapping[str, object] | None = None) -> Self:
-        """The function of a name and parameters in any spelling (`LAST-VALUE`), known or not."""
-        found: dict[str, str] = {}
-        for key, value in (parameters or {}).items():
-            canonical = canonical_function(key)
-            text = str(value).lower() if canonical in _LOWER else str(value)
-            if found.setdefault(canonical, text) != text:
-                raise InvalidTableError(
-                    f"parameter {canonical!r:.40} of {name!r:.80} is given twice; keep one"
-                )
-        return cls(canonical_function(name), tuple(found.items()))
-
-    def parameter(self, key: str) -> str | None:
-        """The value of a parameter, None if it is not set."""
-        return next((value for name, value in self.parameters if name == key), None)
-
-    def __str__(self) -> str:
-        """As it stands in a column list: `LISTAGG(delimiter = ';', limit = 100)`."""
-        given = ", ".join(f"{key} = {_literal(value)}" for key, value in self.parameters)
-        return self.type.upper() + (f"({given})" if given else "")
-
-    def to_json(self) -> dict[str, Any]:
-        """The JSON object of the function."""
-        out: dict[str, Any] = {"type": self.type}
-        if self.parameters:
-            out["parameters"] = dict(self.parameters)
-        return out
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,11 +83,6 @@ class Column:
         function = "" if self.agg_function is None else f" {self.agg_function}"
         comment = t.comment_clause(self.comment)
         return f"{t.quote_name(self.name)} {self.data_type}{function}{comment}"
-
-
-def _literal(value: str) -> str:
-    """A word or number as it is, other text in quotes."""
-    return value if _PLAIN.fullmatch(value) else "'" + value.replace("'", "''") + "'"
 
 
 def _agg_from_json(obj: object, column: str) -> AggFunction | None:
@@ -202,8 +150,6 @@ class Schema:
         if isinstance(source, Schema):
             return source if not primary_key else replace(source, primary_key=tuple(primary_key))
         if isinstance(source, str):
-            from zufluss.model.ddl import parse_columns
-
             found, key = parse_columns(source)
             columns = [
                 Column(c.name, c.data_type, c.comment, agg_function=c.agg_function) for c in found
@@ -322,7 +268,7 @@ def _column_of(item: Any) -> Column:
     """A column as it is, or the column of an Arrow field."""
     if isinstance(item, Column):
         return item
-    return Column(item.name, t.from_arrow(item.type, item.nullable))
+    return Column(item.name, from_arrow(item.type, item.nullable))
 
 
 def _field_ids(data_type: t.DataType) -> Iterable[int]:
@@ -361,21 +307,14 @@ def _with_ids(columns: tuple[Column, ...], highest: int) -> tuple[Column, ...]:
     return tuple(numbered)
 
 
-def check_unique(names: Sequence[str], what: str) -> None:
-    """Raise if a name occurs twice."""
-    doubles = t.repeated(names)
-    if doubles:
-        raise InvalidTableError(f"{what} {', '.join(doubles)} is given twice; keep one of each")
-
-
 def _check_names(
     columns: tuple[Column, ...], primary_key: Sequence[str], auto_increment: Sequence[str]
 ) -> None:
     names = [column.name for column in columns]
     if not all(names):
         raise InvalidTableError("a column has an empty name; give it one")
-    check_unique(names, "column")
-    check_unique(primary_key, "primary key column")
+    t.check_unique(names, "column")
+    t.check_unique(primary_key, "primary key column")
     for name in (*primary_key, *auto_increment):
         if name not in names:
             what = "primary key" if name in primary_key else "auto-increment"

@@ -27,7 +27,7 @@ or a socket; pyarrow is imported on first use.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -469,18 +469,8 @@ def _field_from_json(obj: object, depth: int) -> RowField:
     )
 
 
-def from_arrow(arrow: pa.DataType, nullable: bool = True) -> DataType:
-    """The type that holds an Arrow type, as `pyfluss` maps it.
-
-    Unsigned integers map to the signed type of equal width, a zoned timestamp to TIMESTAMP_LTZ.
-    """
-    from zufluss.model.arrow_types import from_arrow as convert
-
-    return convert(arrow, nullable)
-
-
-def parse_type(text: str) -> DataType:
-    """The type of a text such as `DECIMAL(10, 2) NOT NULL` or `ROW<a INT, b ARRAY<STRING>>`."""
-    from zufluss.model.ddl import parse_type as parse
-
-    return parse(text)
+def check_unique(names: Sequence[str], what: str) -> None:
+    """Raise if a name occurs twice."""
+    doubles = repeated(names)
+    if doubles:
+        raise InvalidTableError(f"{what} {', '.join(doubles)} is given twice; keep one of each")

@@ -39,9 +39,9 @@ from zufluss.model.agg_columns import AGGREGATION, declare, merge_field_options,
 from zufluss.model.auto_partition import AutoPartition, time_format, time_zone
 from zufluss.model.merge import check_merge_engine, merge_engine
 from zufluss.model.partition import PARTITION_KEY_ROOTS, name_problem
-from zufluss.model.schema import Schema, check_unique
+from zufluss.model.schema import Schema
 from zufluss.model.table import TableDescriptor, TablePath
-from zufluss.model.types import NESTED, Root
+from zufluss.model.types import NESTED, Root, check_unique
 
 KV_FORMAT_VERSION = "2"
 """The newest version of the key encoding, given to new primary-key tables."""

@@ -15,8 +15,8 @@ from decimal import Decimal
 
 import pyarrow as pa
 
+from zufluss.model.ddl import parse_type
 from zufluss.model.table import TableInfo
-from zufluss.model.types import parse_type
 from zufluss.testing.lake_rounds import LakeRounds, Row, Written
 
 LOG = "id INT NOT NULL, name STRING"

@@ -15,8 +15,8 @@ from zufluss.client.connection import AsyncConnection
 from zufluss.client.sync.connection import Connection
 from zufluss.client.sync.table import Table
 from zufluss.errors import InvalidColumnProjectionError, InvalidTableError
+from zufluss.model.ddl import parse_type
 from zufluss.model.schema import Column
-from zufluss.model.types import parse_type
 
 PEOPLE = "id INT, name STRING, age INT, PRIMARY KEY (id)"
 ABOUT = ["_change_type", "_log_offset", "_commit_timestamp"]

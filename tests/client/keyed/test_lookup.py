@@ -20,8 +20,8 @@ from zufluss.client.keyed import key_reader
 from zufluss.client.sync.connection import Connection
 from zufluss.client.sync.table import Table
 from zufluss.errors import ErrorCode, InvalidTableError, ZuflussError
+from zufluss.model.ddl import parse_type
 from zufluss.model.schema import Column
-from zufluss.model.types import parse_type
 from zufluss.testing.server import DevServer
 from zufluss.wire.api import ApiKey
 

@@ -26,9 +26,9 @@ from zufluss.errors import (
     KvSnapshotNotExistError,
 )
 from zufluss.kv.table import KvTable
+from zufluss.model.ddl import parse_type
 from zufluss.model.schema import Column, Schema
 from zufluss.model.table import TableBucket, TableDescriptor, TableInfo
-from zufluss.model.types import parse_type
 from zufluss.record.keys.encoding import KeyEncoder
 from zufluss.record.rows.codec import RowCodec
 from zufluss.record.rows.values import rows_of_batch

@@ -27,9 +27,10 @@ from zufluss.errors import (
     ProducerStateError,
     UndoImpossibleError,
 )
-from zufluss.model.schema import AggFunction, Column
+from zufluss.model.aggregate import AggFunction
+from zufluss.model.ddl import parse_type
+from zufluss.model.schema import Column
 from zufluss.model.table import TableBucket
-from zufluss.model.types import parse_type
 from zufluss.testing.server import DevServer
 
 COUNTS = "page INT, views BIGINT SUM, top INT MAX, PRIMARY KEY (page)"

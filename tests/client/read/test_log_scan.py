@@ -25,9 +25,9 @@ from zufluss.errors import (
     SchemaNotExistError,
     ZuflussError,
 )
-from zufluss.model.predicate import col
+from zufluss.model.ddl import parse_type
+from zufluss.model.expression import col
 from zufluss.model.table import TableBucket, TableInfo
-from zufluss.model.types import parse_type
 from zufluss.record.header import iter_headers
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey

@@ -22,7 +22,7 @@ from zufluss.client.core.budget import MemoryBudget
 from zufluss.client.read.log_scan import AsyncLogScanner
 from zufluss.client.read.remote import AHEAD, PLANNED, BatchCutter, RemoteReader
 from zufluss.errors import CorruptRecordError, ErrorCode, OffsetOutOfRangeError
-from zufluss.model.predicate import col
+from zufluss.model.expression import col
 from zufluss.model.table import TableBucket, TableInfo, TablePath
 from zufluss.record.header import build_batch, stamp
 from zufluss.remote.objects import (

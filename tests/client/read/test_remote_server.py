@@ -14,7 +14,7 @@ from tests.servers import WarmServer
 from tests.waiting import eventually
 from zufluss.client.sync.connection import Connection
 from zufluss.client.sync.table import Table
-from zufluss.model.predicate import col
+from zufluss.model.expression import col
 from zufluss.remote.objects import LocationUnavailableError
 from zufluss.testing.proxy import Fault, FaultProxy
 from zufluss.testing.s3 import S3Server

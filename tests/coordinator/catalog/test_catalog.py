@@ -43,6 +43,7 @@ from zufluss.errors import (
     ZuflussError,
 )
 from zufluss.meta.api import Create, Put
+from zufluss.model.ddl import parse_type
 from zufluss.model.table import (
     DatabaseDescriptor,
     TableBucket,
@@ -50,7 +51,6 @@ from zufluss.model.table import (
     TableInfo,
     TablePath,
 )
-from zufluss.model.types import parse_type
 
 PARTITIONED = TablePath("fluss", "by_day")
 

@@ -32,7 +32,7 @@ from tests.tablet.scan.test_service import scanning
 from tests.tablet.support import TABLE
 from zufluss.client.sync.connection import Connection
 from zufluss.client.sync.table import Table
-from zufluss.model.predicate import col
+from zufluss.model.expression import col
 from zufluss.testing.server import DevServer
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey

@@ -49,7 +49,7 @@ from tests.end_to_end.scans import (
 )
 from tests.servers import WarmServer
 from tests.waiting import eventually
-from zufluss.model.predicate import col
+from zufluss.model.expression import col
 from zufluss.testing.server import DevServer
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey

@@ -49,7 +49,7 @@ from zufluss.client.locations import RemoteLocation
 from zufluss.coordinator.remote.locations import LOCATIONS_PATH, ConfigChange
 from zufluss.coordinator.server import Coordinator
 from zufluss.errors import ErrorCode, ZuflussError
-from zufluss.model.alter import AlterOp as ConfigOp
+from zufluss.model.alter import ConfigOp
 from zufluss.remote.locations import AdminState, AlterOp, Locations
 from zufluss.remote.objects import Objects
 from zufluss.remote.uri import parse_location

@@ -16,10 +16,11 @@ from zufluss.kv.store import KvStore
 from zufluss.kv.table import KvTable
 from zufluss.kv.tablet import KvTablet
 from zufluss.log.files import Files
+from zufluss.model.aggregate import AggFunction
+from zufluss.model.ddl import parse_type
 from zufluss.model.merge import MergeMode
-from zufluss.model.schema import AggFunction, Column, Schema
+from zufluss.model.schema import Column, Schema
 from zufluss.model.table import TableDescriptor, TableInfo, TablePath
-from zufluss.model.types import parse_type
 from zufluss.record.batch.kv import build_kv_batch
 from zufluss.record.rows.codec import Located, RowCodec
 from zufluss.record.slices import ABSENT, Slices

@@ -18,8 +18,9 @@ from zufluss.errors import AggregationError, ProducerFencedError, ProducerStateE
 from zufluss.kv.memory import KvMemory
 from zufluss.kv.producer import own_changes
 from zufluss.kv.producer.own_changes import LEAST, MOST, SeenKeys
+from zufluss.model.aggregate import AggFunction
 from zufluss.model.producer import TASK_MAX
-from zufluss.model.schema import AggFunction, Column, Schema
+from zufluss.model.schema import Column, Schema
 from zufluss.record.slices import Slices
 
 OWN, FOREIGN = (0, 1), (0, 2)

@@ -23,8 +23,8 @@ from tests.record.arrow_samples import (
 )
 from tests.record.record_samples import fixture, same, table_schema
 from zufluss.errors import CorruptRecordError, SchemaNotExistError
+from zufluss.model.ddl import parse_type
 from zufluss.model.schema import Schema
-from zufluss.model.types import parse_type
 from zufluss.record.arrow.message import decode, parse_message
 from zufluss.record.arrow.project import MAX_PLANS, Projector
 from zufluss.record.header import build_batch, iter_headers, read_header

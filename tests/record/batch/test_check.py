@@ -29,8 +29,8 @@ from tests.record.arrow_samples import (
 )
 from tests.record.record_samples import FIXTURES, fixture, table_schema
 from zufluss.errors import CorruptRecordError, SchemaNotExistError
+from zufluss.model.ddl import parse_type
 from zufluss.model.schema import Schema
-from zufluss.model.types import parse_type
 from zufluss.record.arrow.layout import Layout
 from zufluss.record.arrow.message import decode, parse_message
 from zufluss.record.batch import plain

@@ -23,9 +23,10 @@ from tests.record.record_samples import (
     values_for,
 )
 from zufluss.errors import ConfigError, CorruptRecordError
+from zufluss.model.ddl import parse_type
 from zufluss.model.predicate import Compound, CompoundFunction, Leaf, LeafFunction
 from zufluss.model.schema import Column, Schema
-from zufluss.model.types import Root, parse_type
+from zufluss.model.types import Root
 from zufluss.record.batch import stats
 from zufluss.record.batch.stats import ColumnStatistics, Statistics, may_match
 from zufluss.record.header import read_header

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from tests.record.record_samples import FIXTURES, SCALARS, values_for
 from zufluss.errors import InvalidTableError
+from zufluss.model.ddl import parse_type
 from zufluss.model.schema import Column, Schema
 from zufluss.model.table import TableDescriptor, TableInfo, TablePath
-from zufluss.model.types import DataType, Root, parse_type
+from zufluss.model.types import DataType, Root
 from zufluss.record.keys.encoding import KeyEncodingError, bucket_assign, encode_key, encode_keys
 from zufluss.record.keys.hash import bucket_id
 from zufluss.record.keys.hudi import java_text, string_hash

@@ -27,8 +27,9 @@ from tests.record.record_samples import (
     values_for,
 )
 from zufluss.errors import CorruptRecordError
+from zufluss.model.ddl import parse_type
 from zufluss.model.schema import Column, Schema
-from zufluss.model.types import DataType, parse_type
+from zufluss.model.types import DataType
 from zufluss.record.batch import row_body as rowbody
 from zufluss.record.batch.kv import parse_kv_batches, parse_value_batch, split_values
 from zufluss.record.kernels import row_write

@@ -22,8 +22,8 @@ from tests.record.record_samples import (
     types_of,
 )
 from zufluss.errors import CorruptRecordError
+from zufluss.model.ddl import parse_type
 from zufluss.model.schema import Column, Schema
-from zufluss.model.types import parse_type
 from zufluss.record.header import iter_headers
 from zufluss.record.rows import formats as rows
 from zufluss.record.rows import slots

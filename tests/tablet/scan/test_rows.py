@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from tests.model.test_predicate import EXPRESSIONS, SCHEMA, canonical_row, holds, rows, stored
 from zufluss.errors import CorruptRecordError, InvalidColumnProjectionError, SchemaNotExistError
 from zufluss.kv.table import KvTable
-from zufluss.model.expression import Expression
-from zufluss.model.predicate import InvalidPredicateError, Leaf, LeafFunction, col
+from zufluss.model.ddl import parse_type
+from zufluss.model.expression import Expression, col
+from zufluss.model.predicate import InvalidPredicateError, Leaf, LeafFunction
 from zufluss.model.schema import Column, Schema
 from zufluss.model.table import TableDescriptor, TableInfo, TablePath
-from zufluss.model.types import parse_type
 from zufluss.record.batch.kv import parse_value_batch, split_values
 from zufluss.record.slices import Slices
 from zufluss.tablet.scan.rows import DECODED_BYTES_MAX, RowReader, value_batch

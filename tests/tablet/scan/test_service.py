@@ -34,7 +34,7 @@ from zufluss.errors import (
     UnknownTableOrBucketError,
     ZuflussError,
 )
-from zufluss.model.predicate import col
+from zufluss.model.expression import col
 from zufluss.model.table import TablePath
 from zufluss.net.services import RequestContext
 from zufluss.obs import metrics

@@ -16,8 +16,8 @@ from zufluss.config.load import Configuration
 from zufluss.coordinator.catalog.catalog import Catalog
 from zufluss.errors import InvalidAlterTableError, InvalidDatabaseError
 from zufluss.model import types
-from zufluss.model.alter import AlterOp, NewColumn, PropertyChange, TableChanges, alter_table
-from zufluss.model.schema import AggFunction
+from zufluss.model.aggregate import AggFunction
+from zufluss.model.alter import ConfigOp, NewColumn, PropertyChange, TableChanges, alter_table
 from zufluss.model.table import DatabaseDescriptor
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
@@ -69,9 +69,9 @@ class CoordinatorService:
         setting: dict[str, str] = {}
         resetting: list[str] = []
         for change in request.config_changes:
-            if change.op_type == AlterOp.SET and change.HasField("config_value"):
+            if change.op_type == ConfigOp.SET and change.HasField("config_value"):
                 setting[change.config_key] = change.config_value
-            elif change.op_type == AlterOp.DELETE:
+            elif change.op_type == ConfigOp.DELETE:
                 resetting.append(change.config_key)
             else:
                 raise InvalidDatabaseError(

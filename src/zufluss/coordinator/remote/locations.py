@@ -38,7 +38,7 @@ from zufluss.coordinator import records
 from zufluss.coordinator.ledger import Ledger
 from zufluss.errors import ConfigError
 from zufluss.meta.api import Create, MetaStore, Op, Put
-from zufluss.model.alter import AlterOp as ConfigOp
+from zufluss.model.alter import ConfigOp
 from zufluss.model.schema import dump_object
 from zufluss.model.table import TableDescriptor, TableInfo
 from zufluss.remote.errors import LocationUnavailableError, NotOursError

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from zufluss.model.aggregate import BY, DELIMITER, IGNORE_RETRACT, LIMIT, OVERFLOW
+from zufluss.model.aggregate import BY, DELIMITER, IGNORE_RETRACT, LIMIT, OVERFLOW, AggFunction
 from zufluss.model.merge import MergeMode
-from zufluss.model.schema import AggFunction, Column, Schema
+from zufluss.model.schema import Column, Schema
 from zufluss.model.types import DecimalType, Root
 from zufluss.record.aggregate.base import Refused
 from zufluss.record.aggregate.kernels import DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from zufluss.errors import AggregationError, InvalidTargetColumnError
-from zufluss.model.aggregate import BY, IGNORE_RETRACT, OVERFLOW
+from zufluss.model.aggregate import BY, IGNORE_RETRACT, OVERFLOW, AggFunction
 from zufluss.model.merge import MergeMode
-from zufluss.model.schema import AggFunction, Column, Schema
+from zufluss.model.schema import Column, Schema
 from zufluss.record.aggregate import kernels as k
 from zufluss.record.aggregate.arrays import ARRAYS
 from zufluss.record.aggregate.base import Builder, Carried, Outside

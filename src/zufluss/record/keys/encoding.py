@@ -35,8 +35,9 @@ import pyarrow.types as at
 
 from zufluss.errors import InvalidTableError
 from zufluss.lake_formats import LAKE_FORMATS, KeyEncoding
+from zufluss.model.arrow_types import from_arrow
 from zufluss.model.table import TableInfo
-from zufluss.model.types import DataType, DecimalType, Root, from_arrow
+from zufluss.model.types import DataType, DecimalType, Root
 from zufluss.record.kernels import keys as kernels
 from zufluss.record.keys.hash import HashKind, bucket_ids
 from zufluss.record.keys.hudi import hudi_code, hudi_codes

@@ -19,7 +19,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from zufluss.errors import InvalidTableError
-from zufluss.model.types import DataType, Root, from_arrow
+from zufluss.model.arrow_types import from_arrow
+from zufluss.model.types import DataType, Root
 from zufluss.record.rows.binary import Value
 from zufluss.record.rows.values import values_of
 
