@@ -13,7 +13,7 @@ from zufluss.client.sync.connection import Connection
 from zufluss.client.sync.table import Table
 from zufluss.client.tiering import TieringClient, TieringLease, TieringStats
 from zufluss.tiering.options import TieringOptions
-from zufluss.tiering.round import Cluster, Lease, OnStep, Round, RoundResult
+from zufluss.tiering.round import Cluster, OnStep, RoundLease, RoundResult, TieringRound
 from zufluss.tiering.tasks import BucketResult, TieringJob, run_group
 
 LAKE = {"table.datalake.enabled": "true", "table.datalake.freshness": "1ms"}
@@ -59,7 +59,7 @@ class Rounds:
     def tier(self, table: Table, on_step: OnStep = lambda step: None) -> RoundResult:
         """One round of this table; `on_step` is called before each of its steps."""
         lease = self._lease(table.info.table_id)
-        result = Round(self._cluster, Lease(lease), on_step).run()
+        result = TieringRound(self._cluster, RoundLease(lease), on_step).run()
         stats = TieringStats(result.total_bytes, result.total_records)
         self._client.heartbeat(finished={lease: stats}, timeout_ms=LEASE_MS)
         return result

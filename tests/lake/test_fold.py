@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tests.lake.changes import Change, changelog
 from tests.lake.iceberg_tables import table_info
 from zufluss.lake import fold
-from zufluss.lake.fold import Folded, Folder
+from zufluss.lake.fold import FoldedChanges, Folder
 from zufluss.lake.keys import KeySet, number_keys
 from zufluss.model.table import TableInfo
 
@@ -41,7 +41,7 @@ KEYS: dict[str, list[Any]] = {
 }
 
 
-def folded(table: TableInfo, batches: list[list[Change]]) -> Folded:
+def folded(table: TableInfo, batches: list[list[Change]]) -> FoldedChanges:
     folder, offset = Folder(table, 3), 0
     for batch in batches:
         folder.add(changelog(table, batch, offset))

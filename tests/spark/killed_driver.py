@@ -37,7 +37,7 @@ from tests.spark.cluster import QUICK
 from tests.spark.sinks import changed, halfway, inputs
 from tests.waiting import eventually
 from zufluss.spark.source import FlussDataSource
-from zufluss.spark.write.sink import Kind
+from zufluss.spark.write.sink import SinkKind
 
 STEPS = ("planned", "begun", "task", "halfway", "written", "tasks", "committed", "over")
 
@@ -161,12 +161,12 @@ def main(orders: Orders) -> None:
     java = spark.sparkContext._gateway.proc.pid
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "10")
     queries = []
-    for kind in map(str, (Kind.LOG.value, Kind.UPSERT.value, Kind.AGGREGATE.value)):
+    for kind in map(str, (SinkKind.LOG.value, SinkKind.UPSERT.value, SinkKind.AGGREGATE.value)):
         source = mortal_source(Mortal(orders, kind, (os.getpid(), java)))
         spark.dataSource.register(source)
         reader = spark.readStream.format(source.name()).options(**orders.options)
         reader = reader.options(**{"bootstrap.servers": orders.server, "table": orders.source})
-        rows = inputs(reader.load()) if kind == Kind.AGGREGATE.value else reader.load()
+        rows = inputs(reader.load()) if kind == SinkKind.AGGREGATE.value else reader.load()
         writer = rows.writeStream.format(source.name()).trigger(availableNow=True)
         writer = writer.option("bootstrap.servers", orders.server)
         writer = writer.option("table", orders.tables[kind])

@@ -17,7 +17,7 @@ from zufluss.spark import source_options as o
 from zufluss.spark.docs import with_options
 from zufluss.spark.read.filter_text import parse_filter
 from zufluss.spark.read.shape import parse_time
-from zufluss.spark.source_options import Use, View, parse_options
+from zufluss.spark.source_options import TableView, Use, parse_options
 
 PLACE = {"bootstrap.servers": "localhost:9123", "table": "shop.orders"}
 
@@ -26,15 +26,15 @@ def test_keys_are_matched_in_any_case():
     given = {"BOOTSTRAP.servers": "a:1", "Table": "shop.orders", "scan.maxrecordsperpartition": "7"}
     found = parse_options(given)
     assert found.get(o.MAX_RECORDS_PER_PARTITION) == 7
-    assert (str(found.path), found.bootstrap, found.view) == ("shop.orders", "a:1", View.ROWS)
+    assert (str(found.path), found.bootstrap, found.view) == ("shop.orders", "a:1", TableView.ROWS)
 
 
 @pytest.mark.parametrize(
     ("name", "path", "view"),
     [
-        ("shop.orders$lake", "shop.orders", View.LAKE),
-        ("shop.orders$changelog", "shop.orders", View.CHANGELOG),
-        ("orders", "fluss.orders", View.ROWS),
+        ("shop.orders$lake", "shop.orders", TableView.LAKE),
+        ("shop.orders$changelog", "shop.orders", TableView.CHANGELOG),
+        ("orders", "fluss.orders", TableView.ROWS),
     ],
 )
 def test_the_name_of_a_table_says_what_of_it_is_read(name, path, view):

@@ -35,7 +35,7 @@ from tests.tiering.support import InlineRunner
 from zufluss.client.tiering import TieringClient
 from zufluss.tiering import main as service_main
 from zufluss.tiering.progress import LogProgress
-from zufluss.tiering.round import STEPS, Lease, RoundResult
+from zufluss.tiering.round import STEPS, RoundLease, RoundResult
 
 PR_SET_PDEATHSIG = 1
 ORDERS = "ZUFLUSS_TEST_ORDERS"
@@ -89,21 +89,21 @@ class Journal(LogProgress):
     def __init__(self, path: str) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
-    def _note(self, event: str, lease: Lease) -> None:
+    def _note(self, event: str, lease: RoundLease) -> None:
         table = lease.table
         note = {"event": event, "table": str(table.path), "epoch": table.tiering_epoch}
         note |= {"pid": os.getpid(), "at": time.monotonic()}
         os.write(self._file, json.dumps(note).encode() + b"\n")
 
-    def began(self, lease: Lease) -> None:
+    def began(self, lease: RoundLease) -> None:
         self._note("began", lease)
         super().began(lease)
 
-    def finished(self, lease: Lease, result: RoundResult, seconds: float) -> None:
+    def finished(self, lease: RoundLease, result: RoundResult, seconds: float) -> None:
         self._note("committed" if result.committed else "idle", lease)
         super().finished(lease, result, seconds)
 
-    def ended(self, lease: Lease, problem: Exception, seconds: float) -> None:
+    def ended(self, lease: RoundLease, problem: Exception, seconds: float) -> None:
         self._note("ended", lease)
         super().ended(lease, problem, seconds)
 

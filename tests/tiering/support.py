@@ -17,7 +17,7 @@ from zufluss.lake.base import catalog_properties
 from zufluss.model.table import TableInfo
 from zufluss.testing.server import DevServer
 from zufluss.tiering.options import TieringOptions
-from zufluss.tiering.round import Cluster, Lease, OnStep, Round, RoundResult
+from zufluss.tiering.round import Cluster, OnStep, RoundLease, RoundResult, TieringRound
 from zufluss.tiering.runner import JobRunner
 from zufluss.tiering.service import no_step
 from zufluss.tiering.tasks import BucketResult, TieringJob, run_group
@@ -68,21 +68,21 @@ class Driver:
     def close(self) -> None:
         self.connection.close()
 
-    def receive(self) -> Lease:
+    def receive(self) -> RoundLease:
         """Wait for the coordinator to hand out a table."""
         while True:
             answer = self.tiering.heartbeat(request_table=True, timeout_ms=600_000)
             if answer.table is not None:
-                return Lease(answer.table)
+                return RoundLease(answer.table)
 
-    def tier(self, lease: Lease, on_step: OnStep = no_step) -> RoundResult:
-        return Round(self.cluster, lease, on_step).run()
+    def tier(self, lease: RoundLease, on_step: OnStep = no_step) -> RoundResult:
+        return TieringRound(self.cluster, lease, on_step).run()
 
-    def finish(self, lease: Lease) -> None:
+    def finish(self, lease: RoundLease) -> None:
         answer = self.tiering.heartbeat(finished={lease.table: TieringStats()})
         assert not answer.refused
 
-    def fail(self, lease: Lease) -> None:
+    def fail(self, lease: RoundLease) -> None:
         self.tiering.heartbeat(failed=[lease.table])
 
     def round(self, on_step: OnStep = no_step) -> RoundResult:

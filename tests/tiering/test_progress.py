@@ -14,20 +14,20 @@ from tests.tiering.support import Driver, append, create_table
 from tests.tiering.test_round import rows
 from zufluss.obs.metrics import TieringServiceMetrics
 from zufluss.tiering.progress import LiveProgress, LogProgress, MetricsProgress
-from zufluss.tiering.round import Lease, RoundEndedError, RoundResult, TableGoneError
+from zufluss.tiering.round import RoundEndedError, RoundLease, RoundResult, TableGoneError
 
 OF_TABLE = {"database": "fluss", "table": "shown"}
 
 
 @pytest.fixture
-def round_of(driver: Driver) -> tuple[Lease, RoundResult]:
+def round_of(driver: Driver) -> tuple[RoundLease, RoundResult]:
     path = create_table(driver.connection, "shown", bucket_count=1)
     append(driver.connection, path, rows(1234))
     lease = driver.receive()
     return lease, driver.tier(lease)
 
 
-def test_the_live_table_has_a_line_per_table(round_of: tuple[Lease, RoundResult]) -> None:
+def test_the_live_table_has_a_line_per_table(round_of: tuple[RoundLease, RoundResult]) -> None:
     lease, result = round_of
     console = Console(file=io.StringIO(), width=120)
     progress = LiveProgress(console)
@@ -50,7 +50,7 @@ def line(console: Console, progress: LiveProgress) -> list[str]:
 
 
 def test_log_lines_say_what_was_moved_and_what_failed(
-    round_of: tuple[Lease, RoundResult],
+    round_of: tuple[RoundLease, RoundResult],
 ) -> None:
     lease, result = round_of
     progress = LogProgress()
@@ -65,7 +65,7 @@ def test_log_lines_say_what_was_moved_and_what_failed(
     assert logs[2]["problem"] == "zufluss.errors.X: why"
 
 
-def test_rounds_are_counted_by_outcome(round_of: tuple[Lease, RoundResult]) -> None:
+def test_rounds_are_counted_by_outcome(round_of: tuple[RoundLease, RoundResult]) -> None:
     lease, result = round_of
     registry = CollectorRegistry()
     progress = MetricsProgress(TieringServiceMetrics(registry), LogProgress())

@@ -27,7 +27,7 @@ from zufluss.tiering import enumerator
 from zufluss.tiering import options as o
 from zufluss.tiering.options import TieringOptions
 from zufluss.tiering.progress import LogProgress
-from zufluss.tiering.round import Lease
+from zufluss.tiering.round import RoundLease
 from zufluss.tiering.service import TieringService
 
 
@@ -37,7 +37,7 @@ class BrokenOnce(LogProgress):
     def __init__(self) -> None:
         self.told = 0
 
-    def began(self, lease: Lease) -> None:
+    def began(self, lease: RoundLease) -> None:
         self.told += 1
         if self.told == 1:
             raise BrokenPipeError("nobody reads this any more")

@@ -36,7 +36,7 @@ from zufluss.testing.tiering import TieringProcess
 from zufluss.tiering import round as tiering_round
 from zufluss.tiering.round import RoundEndedError
 from zufluss.tiering.splits import (
-    TableState,
+    TieringInput,
     TieringSnapshotSplit,
     TieringSplit,
     asks_for_snapshot,
@@ -283,7 +283,7 @@ def test_a_partition_that_is_dropped_while_a_round_plans_ends_the_round(
     table.wait_for_snapshots()
     table.tier()
 
-    def drop_and_ask(state: TableState, bucket: TableBucket) -> bool:
+    def drop_and_ask(state: TieringInput, bucket: TableBucket) -> bool:
         table.admin.drop_partition(table.path, "a", ignore_if_not_exists=True)
         return asks_for_snapshot(state, bucket)
 

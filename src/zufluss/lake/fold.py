@@ -47,7 +47,7 @@ _SYSTEM_FIELDS: Final = (
 )
 
 
-class Folded(NamedTuple):
+class FoldedChanges(NamedTuple):
     """What is left of a bucket's changes. Keys of both tables together are distinct."""
 
     upserts: pa.Table
@@ -58,7 +58,7 @@ class Folded(NamedTuple):
     """Records that were folded, `-U` included."""
 
 
-def inserted(table: TableInfo, bucket_id: int, batches: Sequence[pa.RecordBatch]) -> Folded:
+def inserted(table: TableInfo, bucket_id: int, batches: Sequence[pa.RecordBatch]) -> FoldedChanges:
     """The rows of a key-value snapshot, whose keys are distinct; they have the table's columns."""
     rows = pa.Table.from_batches(batches, table.schema.arrow)
     values = (bucket_id, UNKNOWN, UNKNOWN)
@@ -69,7 +69,7 @@ def inserted(table: TableInfo, bucket_id: int, batches: Sequence[pa.RecordBatch]
     upserts = pa.Table.from_arrays(
         [*rows.columns, *about], schema=pa.schema([*table.schema.arrow, *_SYSTEM_FIELDS])
     )
-    return Folded(upserts, Folder(table, bucket_id).finish().deletes, rows.num_rows)
+    return FoldedChanges(upserts, Folder(table, bucket_id).finish().deletes, rows.num_rows)
 
 
 class Folder:
@@ -100,7 +100,7 @@ class Folder:
         if self._pending_rows > max(PENDING_ROWS, kept):
             self._fold()
 
-    def finish(self) -> Folded:
+    def finish(self) -> FoldedChanges:
         """What is left of everything that was added."""
         self._fold()
         rows = self._kept
@@ -112,7 +112,7 @@ class Folder:
         gone, there = rows.slice(0, 0), rows
         if deleted.any():
             gone, there = rows.filter(pa.array(deleted)), rows.filter(pa.array(~deleted))
-        return Folded(self._upserts(there), self._deletes(gone), self._changes)
+        return FoldedChanges(self._upserts(there), self._deletes(gone), self._changes)
 
     def _fold(self) -> None:
         """Kept and pending rows become the kept rows; both are in the order of offsets."""

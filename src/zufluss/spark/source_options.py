@@ -227,7 +227,7 @@ _REFUSED: Final[Mapping[Use, tuple[Option[Any], ...]]] = {
 }
 
 
-class View(Enum):
+class TableView(Enum):
     """What of a table is meant, by the suffix of its name."""
 
     ROWS = ""
@@ -243,7 +243,7 @@ class SourceOptions:
     """Where the cluster is."""
     path: TablePath
     """The table."""
-    view: View
+    view: TableView
     """What of it."""
     client: Mapping[str, str]
     """Options of the client."""
@@ -265,12 +265,12 @@ class SourceOptions:
                     f"table {self.path}: option {option.key} has no meaning for {use.value}; "
                     "leave it out"
                 )
-        if use is Use.BATCH and self.view is View.CHANGELOG and self.get(READ_OPTIMIZED):
+        if use is Use.BATCH and self.view is TableView.CHANGELOG and self.get(READ_OPTIMIZED):
             raise ConfigError(
                 f"{self.path}{self.view.value} is not in the lake: {READ_OPTIMIZED.key} has no "
                 f"meaning for it; leave it out, or read {self.path}"
             )
-        if use is Use.WRITE and self.view is not View.ROWS:
+        if use is Use.WRITE and self.view is not TableView.ROWS:
             raise ConfigError(
                 f"{self.path}{self.view.value} can only be read; write to table {self.path}"
             )
@@ -313,7 +313,7 @@ def _unknown(key: str, known: Any) -> ConfigError:
     )
 
 
-def _table(name: str | None, path: str | None) -> tuple[TablePath, View]:
+def _table(name: str | None, path: str | None) -> tuple[TablePath, TableView]:
     """The table by its name, or by the path; one with a slash may be a place that Spark chose."""
     text = name or (path.rsplit("/", 1)[-1] if path else None)
     if not text:
@@ -327,8 +327,8 @@ def _table(name: str | None, path: str | None) -> tuple[TablePath, View]:
     return found
 
 
-def _named(text: str) -> tuple[TablePath, View]:
-    for view in (View.LAKE, View.CHANGELOG):
+def _named(text: str) -> tuple[TablePath, TableView]:
+    for view in (TableView.LAKE, TableView.CHANGELOG):
         if text.endswith(view.value):
             return TablePath.parse(text.removesuffix(view.value), DEFAULT_DATABASE), view
-    return TablePath.parse(text, DEFAULT_DATABASE), View.ROWS
+    return TablePath.parse(text, DEFAULT_DATABASE), TableView.ROWS

@@ -47,7 +47,7 @@ INLINE_OFFSETS_BYTES_MAX: Final = 2 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Recovered:
+class Recovery:
     """Where the table stands before a round."""
 
     newest: CommittedSnapshot | None
@@ -73,18 +73,18 @@ class TableCommitter:
         self._lease = lease
         self._lake = lake
 
-    def recover(self) -> Recovered:
+    def recover(self) -> Recovery:
         """Let the cluster know the newest snapshot of ours; `LakeTableError` if it is gone."""
         known = self._admin.lake_snapshot(self._lease.path)
         newest = self._lake.newest()
         if newest is None:
             if known is not None:
                 raise LakeTableError(_lost(self._lease, known))
-            return Recovered(None, None, reported=False)
+            return Recovery(None, None, reported=False)
         if known is not None and known.snapshot_id == newest.snapshot_id:
-            return Recovered(newest, known, reported=False)
+            return Recovery(newest, known, reported=False)
         self._report(newest, known)
-        return Recovered(newest, self._admin.lake_snapshot(self._lease.path), reported=True)
+        return Recovery(newest, self._admin.lake_snapshot(self._lease.path), reported=True)
 
     def _report(self, newest: CommittedSnapshot, known: LakeSnapshot | None) -> None:
         inline = inline_offsets(self._lease.table_id, newest.properties)

@@ -22,7 +22,7 @@ import structlog
 from zufluss.client.tiering import Heartbeat, TieringClient, TieringLease, TieringStats
 from zufluss.errors import ZuflussError
 from zufluss.tiering import options as o
-from zufluss.tiering.round import Lease
+from zufluss.tiering.round import RoundLease
 
 _log = structlog.get_logger("zufluss.tiering")
 
@@ -59,8 +59,8 @@ class Enumerator:
         self,
         tiering: TieringClient,
         options: o.TieringOptions,
-        on_table: Callable[[Lease], None],
-        on_lost: Callable[[Lease], None],
+        on_table: Callable[[RoundLease], None],
+        on_lost: Callable[[RoundLease], None],
     ) -> None:
         self._tiering = tiering
         self._slots: int = options[o.PARALLEL_TABLES]
@@ -71,7 +71,7 @@ class Enumerator:
         self._on_lost = on_lost
         self._lock = threading.Lock()
         self._wake = threading.Event()
-        self._running: dict[TieringLease, Lease] = {}
+        self._running: dict[TieringLease, RoundLease] = {}
         self._reports = _Reports()
         self._asking = True
         self._closed = False
@@ -84,7 +84,7 @@ class Enumerator:
         """Begin to ask for tables."""
         self._thread.start()
 
-    def finish(self, lease: Lease, stats: TieringStats, *, more: bool = False) -> None:
+    def finish(self, lease: RoundLease, stats: TieringStats, *, more: bool = False) -> None:
         """A round went well; with `more` the table wants another one at once."""
         with self._lock:
             if self._running.pop(lease.table, None) is not None and not lease.lost:
@@ -93,14 +93,14 @@ class Enumerator:
                     self._reports.more.add(lease.table.table_id)
         self._wake.set()
 
-    def fail(self, lease: Lease) -> None:
+    def fail(self, lease: RoundLease) -> None:
         """A round ended without a commit; the coordinator decides when another one tries."""
         with self._lock:
             if self._running.pop(lease.table, None) is not None and not lease.lost:
                 self._reports.failed.append(lease.table)
         self._wake.set()
 
-    def running(self) -> list[Lease]:
+    def running(self) -> list[RoundLease]:
         """The tables in work."""
         with self._lock:
             return list(self._running.values())
@@ -188,7 +188,7 @@ class Enumerator:
             self._lose(table_id, problem)
         if answer.table is None:
             return False
-        lease = Lease(answer.table)
+        lease = RoundLease(answer.table)
         with self._lock:
             self._running[answer.table] = lease
             room = len(self._running) < self._slots

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from zufluss.clock import ClockMs, wall_ms
 from zufluss.obs.metrics import TieringServiceMetrics
-from zufluss.tiering.round import Lease, RoundEndedError, RoundResult, TableGoneError
+from zufluss.tiering.round import RoundEndedError, RoundLease, RoundResult, TableGoneError
 
 _log = structlog.get_logger("zufluss.tiering")
 
@@ -27,15 +27,15 @@ MEGABYTE = 1e6
 class Progress(Protocol):
     """Is told of every round, from the threads of the rounds."""
 
-    def began(self, lease: Lease) -> None:
+    def began(self, lease: RoundLease) -> None:
         """A table was received."""
         ...
 
-    def finished(self, lease: Lease, result: RoundResult, seconds: float) -> None:
+    def finished(self, lease: RoundLease, result: RoundResult, seconds: float) -> None:
         """A round went well."""
         ...
 
-    def ended(self, lease: Lease, problem: Exception, seconds: float) -> None:
+    def ended(self, lease: RoundLease, problem: Exception, seconds: float) -> None:
         """A round did not; `RoundEndedError` when nothing is wrong."""
         ...
 
@@ -43,12 +43,12 @@ class Progress(Protocol):
 class LogProgress:
     """Log lines."""
 
-    def began(self, lease: Lease) -> None:
+    def began(self, lease: RoundLease) -> None:
         """A table was received."""
         table = lease.table
         _log.debug("round_began", table=str(table.path), epoch=table.tiering_epoch)
 
-    def finished(self, lease: Lease, result: RoundResult, seconds: float) -> None:
+    def finished(self, lease: RoundLease, result: RoundResult, seconds: float) -> None:
         """A round went well."""
         table, milliseconds = str(lease.table.path), round(seconds * 1000)
         if result.recovered:
@@ -66,7 +66,7 @@ class LogProgress:
             snapshot=result.snapshot_id,
         )
 
-    def ended(self, lease: Lease, problem: Exception, seconds: float) -> None:
+    def ended(self, lease: RoundLease, problem: Exception, seconds: float) -> None:
         """A round did not; `RoundEndedError` when nothing is wrong."""
         if isinstance(problem, RoundEndedError):
             _log.info("round_ended", table=str(lease.table.path), why=problem.message)
@@ -85,11 +85,11 @@ class MetricsProgress:
         self._metrics = metrics
         self._also = also
 
-    def began(self, lease: Lease) -> None:
+    def began(self, lease: RoundLease) -> None:
         """A table was received."""
         self._also.began(lease)
 
-    def finished(self, lease: Lease, result: RoundResult, seconds: float) -> None:
+    def finished(self, lease: RoundLease, result: RoundResult, seconds: float) -> None:
         """A round went well."""
         path = lease.table.path
         self._metrics.round_ended("committed" if result.committed else "empty", seconds)
@@ -98,7 +98,7 @@ class MetricsProgress:
             self._metrics.committed(path, result.records, result.size, self._clock_ms())
         self._also.finished(lease, result, seconds)
 
-    def ended(self, lease: Lease, problem: Exception, seconds: float) -> None:
+    def ended(self, lease: RoundLease, problem: Exception, seconds: float) -> None:
         """A round did not; `RoundEndedError` when nothing is wrong."""
         outcome = "cancelled" if isinstance(problem, RoundEndedError) else "failed"
         self._metrics.round_ended("fenced" if lease.lost else outcome, seconds)
@@ -134,11 +134,11 @@ class LiveProgress:
     def __exit__(self, *exc: object) -> None:
         self._live.stop()
 
-    def began(self, lease: Lease) -> None:
+    def began(self, lease: RoundLease) -> None:
         """A table was received."""
         self._row(lease).state = "tiering"
 
-    def finished(self, lease: Lease, result: RoundResult, seconds: float) -> None:
+    def finished(self, lease: RoundLease, result: RoundResult, seconds: float) -> None:
         """A round went well."""
         row = self._row(lease)
         row.state = "more to do" if result.remaining else "up to date"
@@ -148,7 +148,7 @@ class LiveProgress:
             row.rate = result.size / MEGABYTE / max(seconds, 1e-9)
             row.committed_ms = self._clock_ms()
 
-    def ended(self, lease: Lease, problem: Exception, seconds: float) -> None:
+    def ended(self, lease: RoundLease, problem: Exception, seconds: float) -> None:
         """A round did not; `RoundEndedError` when nothing is wrong."""
         expected = isinstance(problem, RoundEndedError)
         self._row(lease).state = "ended" if expected else f"failed: {_first_lines(problem)[:60]}"
@@ -164,7 +164,7 @@ class LiveProgress:
             table.add_row(name, row.state, lag, f"{row.records:,}", f"{row.rate:.1f}", at)
         return table
 
-    def _row(self, lease: Lease) -> _Row:
+    def _row(self, lease: RoundLease) -> _Row:
         with self._lock:
             return self._rows.setdefault(str(lease.table.path), _Row())
 

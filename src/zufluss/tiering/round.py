@@ -59,11 +59,11 @@ from zufluss.model.lake import LakeSnapshot
 from zufluss.model.lease import Unavailable
 from zufluss.model.table import TableBucket, TableInfo
 from zufluss.tiering import options as o
-from zufluss.tiering.committer import Recovered, TableCommitter, is_fenced, snapshot_properties
+from zufluss.tiering.committer import Recovery, TableCommitter, is_fenced, snapshot_properties
 from zufluss.tiering.runner import JobRunner
 from zufluss.tiering.splits import (
-    KvSnapshot,
-    TableState,
+    LeasedSnapshot,
+    TieringInput,
     TieringPlan,
     TieringSnapshotSplit,
     asks_for_rows,
@@ -146,7 +146,7 @@ class RoundResult:
         return self.offsets_path is not None
 
 
-class Lease:
+class RoundLease:
     """A lease while its round runs: who learns that it is lost, or to be given up, says so here."""
 
     def __init__(self, table: TieringLease) -> None:
@@ -173,10 +173,10 @@ class Lease:
         return self._reason if self._ended.is_set() else None
 
 
-class Round:
+class TieringRound:
     """One round of one table; `run` it once."""
 
-    def __init__(self, cluster: Cluster, lease: Lease, on_step: OnStep) -> None:
+    def __init__(self, cluster: Cluster, lease: RoundLease, on_step: OnStep) -> None:
         self._cluster = cluster
         self._admin = cluster.connection.admin
         self._lease = lease
@@ -234,7 +234,7 @@ class Round:
                 reason="table.log.ttl removed them while the table was not tiered",
             )
 
-    def _idle(self, info: TableInfo, recovered: Recovered) -> RoundResult:
+    def _idle(self, info: TableInfo, recovered: Recovery) -> RoundResult:
         self._step("finish")
         newest = recovered.newest
         snapshot_id = None if newest is None else newest.snapshot_id
@@ -245,8 +245,8 @@ class Round:
         lake: _Lake,
         factory: LakeTieringFactory[Any, Any],
         info: TableInfo,
-        state: TableState,
-        recovered: Recovered,
+        state: TieringInput,
+        recovered: Recovery,
     ) -> RoundResult:
         """Steps 4 to 9; without splits for a snapshot that readers find where theirs expired."""
         assert self._plan is not None
@@ -306,7 +306,7 @@ class Round:
 
     def _read_state(
         self, first: TableInfo, known: LakeSnapshot | None
-    ) -> tuple[TableState, TableInfo]:
+    ) -> tuple[TieringInput, TableInfo]:
         partitions = {}
         if first.is_partitioned:
             listed = self._admin.list_partitions(self._path)
@@ -318,11 +318,11 @@ class Round:
             begins = self._admin.list_all_offsets(self._path, "earliest")
         ends = {bucket: end for bucket, end in ends.items() if bucket in begins}
         keyed = first.has_primary_key
-        state = TableState(self._path, keyed, partitions, known, ends, begins)
+        state = TieringInput(self._path, keyed, partitions, known, ends, begins)
         state = replace(state, kv_snapshots=self._kv_snapshots(state))
         return state, self._table_info()
 
-    def _kv_snapshots(self, state: TableState) -> dict[TableBucket, KvSnapshot]:
+    def _kv_snapshots(self, state: TieringInput) -> dict[TableBucket, LeasedSnapshot]:
         """The newest snapshots of the buckets for whose planning they matter, leased."""
         wanted = [bucket for bucket in state.ends if asks_for_snapshot(state, bucket)]
         if not wanted:
@@ -335,11 +335,13 @@ class Round:
             if reason is Unavailable.NO_BUCKET and bucket.partition_id is not None:
                 raise self._dropped(state.partitions[bucket.partition_id])
         return {
-            bucket: self._counted(state, bucket, KvSnapshot(*snapshot))
+            bucket: self._counted(state, bucket, LeasedSnapshot(*snapshot))
             for bucket, snapshot in lease.snapshots.items()
         }
 
-    def _counted(self, state: TableState, bucket: TableBucket, snapshot: KvSnapshot) -> KvSnapshot:
+    def _counted(
+        self, state: TieringInput, bucket: TableBucket, snapshot: LeasedSnapshot
+    ) -> LeasedSnapshot:
         if not asks_for_rows(state, bucket, snapshot):
             return snapshot
         found = self._admin.kv_snapshot_metadata(bucket, snapshot.snapshot_id)
@@ -432,7 +434,7 @@ class _Lake:
     def __init__(
         self,
         cluster: Cluster,
-        lease: Lease,
+        lease: RoundLease,
         factory: LakeTieringFactory[Any, Any],
         info: TableInfo,
     ) -> None:

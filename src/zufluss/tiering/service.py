@@ -23,7 +23,14 @@ from zufluss.client.tiering import TieringClient, TieringStats
 from zufluss.tiering import options as o
 from zufluss.tiering.enumerator import Enumerator
 from zufluss.tiering.progress import LogProgress, Progress
-from zufluss.tiering.round import Cluster, Lease, OnStep, Round, RoundEndedError, RoundResult
+from zufluss.tiering.round import (
+    Cluster,
+    OnStep,
+    RoundEndedError,
+    RoundLease,
+    RoundResult,
+    TieringRound,
+)
 from zufluss.tiering.runner import JobRunner
 from zufluss.tiering.upkeep import Upkeep
 
@@ -59,7 +66,7 @@ class TieringService:
         self._on_step = on_step
         self._failed = failed
         self._upkeep = Upkeep(self._cluster)
-        self._queue: queue.SimpleQueue[Lease | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[RoundLease | None] = queue.SimpleQueue()
         self._enumerator = Enumerator(tiering, options, self._queue.put, self._cancel)
         self._workers = [
             runner.thread(self._work, f"tiering-{number}")
@@ -99,12 +106,12 @@ class TieringService:
                 with suppress(Exception):  # perhaps it is the log that cannot be written
                     _log.error("worker_failed", table=str(lease.table.path), problem=str(problem))
 
-    def _tier(self, lease: Lease) -> None:
+    def _tier(self, lease: RoundLease) -> None:
         """One round, and what is due after it. Whatever happens is reported, not raised."""
         self._progress.began(lease)
         began = time.perf_counter()
         try:
-            result = Round(self._cluster, lease, self._on_step).run()
+            result = TieringRound(self._cluster, lease, self._on_step).run()
         except RoundEndedError as problem:
             self._progress.ended(lease, problem, time.perf_counter() - began)
             self._enumerator.fail(lease)
@@ -124,7 +131,7 @@ class TieringService:
 
     # -- ends ----------------------------------------------------------------------------------
 
-    def _cancel(self, lease: Lease) -> None:
+    def _cancel(self, lease: RoundLease) -> None:
         try:
             self._runner.cancel(lease.tag)
         except Exception as problem:  # a session that is gone has no jobs either

@@ -51,7 +51,7 @@ CHANGES_PER_ROW: Final = 4
 """When a snapshot is read although the changelog is whole; see above."""
 
 
-class KvSnapshot(NamedTuple):
+class LeasedSnapshot(NamedTuple):
     """The newest snapshot of a bucket's rows."""
 
     snapshot_id: int
@@ -171,7 +171,7 @@ class TieringPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class TableState:
+class TieringInput:
     """What planning needs to know of a table, read in the order that the round keeps."""
 
     path: TablePath
@@ -186,11 +186,11 @@ class TableState:
     """The high watermark of every bucket."""
     begins: Mapping[TableBucket, int]
     """The first offset that is still there."""
-    kv_snapshots: Mapping[TableBucket, KvSnapshot] = field(default_factory=dict)
+    kv_snapshots: Mapping[TableBucket, LeasedSnapshot] = field(default_factory=dict)
     """Of the buckets that have one."""
 
 
-def plan_splits(state: TableState, bucket_records_max: int) -> TieringPlan:
+def plan_splits(state: TieringInput, bucket_records_max: int) -> TieringPlan:
     """The splits of the next round; `LakeError` when records are gone that the lake needs."""
     splits: list[TieringSplit] = []
     holes: list[Hole] = []
@@ -247,7 +247,7 @@ def known_offsets(
     return {b: offset for b, offset in offsets.items() if b.partition_id in there}
 
 
-def _plan_bucket(state: TableState, bucket: TableBucket, records_max: int) -> TieringSplit | None:
+def _plan_bucket(state: TieringInput, bucket: TableBucket, records_max: int) -> TieringSplit | None:
     partition = _partition_of(state, bucket)
     begin, end = state.begins[bucket], state.ends[bucket]
     tiered = _tiered(state, bucket)
@@ -266,19 +266,19 @@ def _plan_bucket(state: TableState, bucket: TableBucket, records_max: int) -> Ti
     return TieringLogSplit(state.path, bucket, partition, start, stop)
 
 
-def asks_for_snapshot(state: TableState, bucket: TableBucket) -> bool:
+def asks_for_snapshot(state: TieringInput, bucket: TableBucket) -> bool:
     """Whether a key-value snapshot of a bucket could make a difference to planning."""
     if not state.has_primary_key or _tiered(state, bucket) is not None:
         return False
     return state.begins[bucket] > 0 or state.ends[bucket] >= CHANGES_MIN
 
 
-def asks_for_rows(state: TableState, bucket: TableBucket, snapshot: KvSnapshot) -> bool:
+def asks_for_rows(state: TieringInput, bucket: TableBucket, snapshot: LeasedSnapshot) -> bool:
     """Whether the number of rows in it decides about a snapshot."""
     return state.begins[bucket] == 0 and snapshot.log_offset >= CHANGES_MIN
 
 
-def _stands_for_changes(snapshot: KvSnapshot, begin: int) -> bool:
+def _stands_for_changes(snapshot: LeasedSnapshot, begin: int) -> bool:
     if begin > 0:
         return snapshot.log_offset >= begin
     if snapshot.row_count is None or snapshot.log_offset < CHANGES_MIN:
@@ -305,11 +305,11 @@ def _lost_changes(path: TablePath, bucket: TableBucket, tiered: int, begin: int)
     )
 
 
-def _tiered(state: TableState, bucket: TableBucket) -> int | None:
+def _tiered(state: TieringInput, bucket: TableBucket) -> int | None:
     return None if state.lake is None else state.lake.offsets.get(bucket)
 
 
-def _partition_of(state: TableState, bucket: TableBucket) -> str | None:
+def _partition_of(state: TieringInput, bucket: TableBucket) -> str | None:
     return None if bucket.partition_id is None else state.partitions[bucket.partition_id]
 
 

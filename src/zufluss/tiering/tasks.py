@@ -82,7 +82,7 @@ class BucketResult:
 
 
 @dataclass(slots=True)
-class _Reading:
+class _ReadProgress:
     """How far a split is read, and that nothing is missing."""
 
     split: TieringSplit
@@ -158,7 +158,7 @@ def run_split(job: TieringJob, split: TieringSplit, table: Table, attempt: str) 
     factory = cached_factory(job.format)
     writer = factory.create_writer(_writer_context(job, split, attempt))
     keyed = job.table.has_primary_key
-    reading = _Reading(split, not keyed, split.starting_offset)
+    reading = _ReadProgress(split, not keyed, split.starting_offset)
     try:
         if isinstance(split, TieringSnapshotSplit):
             _write_snapshot(job.table, table, writer, reading, split)
@@ -186,7 +186,9 @@ def cached_factory(format: str) -> LakeTieringFactory[Any, Any]:
     return lake_factory(format)
 
 
-def _write_log(info: TableInfo, table: Table, writer: LakeWriter[Any], reading: _Reading) -> None:
+def _write_log(
+    info: TableInfo, table: Table, writer: LakeWriter[Any], reading: _ReadProgress
+) -> None:
     names = [*info.schema.names, *SYSTEM_COLUMNS]
     scan = table.scan(info.schema.names, with_offsets=True, **_range(reading.split))
     with scan.open() as scanner:
@@ -197,7 +199,7 @@ def _write_log(info: TableInfo, table: Table, writer: LakeWriter[Any], reading: 
 
 
 def _write_changes(
-    info: TableInfo, table: Table, writer: LakeWriter[Any], reading: _Reading
+    info: TableInfo, table: Table, writer: LakeWriter[Any], reading: _ReadProgress
 ) -> None:
     folder = Folder(info, reading.split.bucket.bucket_id)
     scan = table.changelog(info.schema.names, **_range(reading.split))
@@ -214,7 +216,7 @@ def _write_snapshot(
     info: TableInfo,
     table: Table,
     writer: LakeWriter[Any],
-    reading: _Reading,
+    reading: _ReadProgress,
     split: TieringSnapshotSplit,
 ) -> None:
     """The rows as inserts; what the snapshot has below its offset is what the changelog left."""

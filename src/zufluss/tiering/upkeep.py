@@ -19,7 +19,7 @@ from zufluss.clock import Clock, ClockMs, wall_ms
 from zufluss.config import table_options as t
 from zufluss.lake.base import LakeMaintenance
 from zufluss.tiering import options as o
-from zufluss.tiering.round import Cluster, Lease, RoundResult, lake_context
+from zufluss.tiering.round import Cluster, RoundLease, RoundResult, lake_context
 from zufluss.tiering.tasks import cached_factory
 
 _log = structlog.get_logger("zufluss.tiering")
@@ -38,7 +38,7 @@ class Upkeep:
         self._started = clock()
         self._swept: dict[int, float] = {}
 
-    def run(self, lease: Lease, result: RoundResult) -> None:
+    def run(self, lease: RoundLease, result: RoundResult) -> None:
         """Do what is due for a table whose round just ended."""
         info = result.table
         compact = result.committed and info.property(t.TABLE_DATALAKE_AUTO_COMPACTION)
@@ -61,7 +61,9 @@ class Upkeep:
         except Exception as problem:
             _log.warning("upkeep_failed", table=str(info.path), problem=str(problem))
 
-    def _compact(self, maintenance: LakeMaintenance, lease: Lease, result: RoundResult) -> None:
+    def _compact(
+        self, maintenance: LakeMaintenance, lease: RoundLease, result: RoundResult
+    ) -> None:
         done = maintenance.compact(result.snapshot_id)
         if done is not None and result.offsets_path is not None:
             path = result.offsets_path
@@ -73,7 +75,7 @@ class Upkeep:
             )
             _log.info("compacted", table=str(lease.table.path), snapshot=done.snapshot_id)
 
-    def _expire(self, maintenance: LakeMaintenance, lease: Lease) -> None:
+    def _expire(self, maintenance: LakeMaintenance, lease: RoundLease) -> None:
         admin, path = self._cluster.connection.admin, lease.table.path
         known = [admin.lake_snapshot(path), admin.lake_snapshot(path, readable=True)]
         keep = {snapshot.snapshot_id for snapshot in known if snapshot is not None}
@@ -81,7 +83,7 @@ class Upkeep:
         if count:
             _log.info("snapshots_expired", table=str(path), count=count)
 
-    def _sweep(self, maintenance: LakeMaintenance, lease: Lease) -> None:
+    def _sweep(self, maintenance: LakeMaintenance, lease: RoundLease) -> None:
         report = maintenance.sweep(self._clock_ms() - self._options[o.ORPHAN_AGE])
         self._swept[lease.table.table_id] = self._clock()
         if report.removed:

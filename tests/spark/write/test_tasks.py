@@ -215,7 +215,7 @@ def test_an_aggregation_stream_outlives_the_epochs_of_its_producer(
             offsets = tasks.write_inputs(sink, [one], handle, 0)
             numbers.add(handle.number)
             if not killed:
-                tasks.checkpoint(sink, [tasks.Written(offsets, handle, batch_id)])
+                tasks.checkpoint(sink, [tasks.TaskCommit(offsets, handle, batch_id)])
         assert state(conn, str(sink.info.path), "k")[1]["n"] == batch_id + 1
     assert len(numbers) > 2
     stale = replace(handle, number=min(numbers))

@@ -31,7 +31,7 @@ from zufluss.client.read.log_scan import AsyncLogScan, AsyncLogScanner
 from zufluss.client.read.nanos import cut_to_micros, has_nanos
 from zufluss.client.read.union_plan import TailRange
 from zufluss.errors import PartitionNotExistError
-from zufluss.lake.fold import Folded, Folder
+from zufluss.lake.fold import FoldedChanges, Folder
 from zufluss.lake.keys import KeySet
 from zufluss.model.expression import Expression
 from zufluss.model.lake import BUCKET_COLUMN, OFFSET_COLUMN, TIMESTAMP_COLUMN
@@ -201,7 +201,7 @@ async def open_ranges(scan: AsyncLogScan, ranges: Sequence[TailRange]) -> AsyncL
 
 async def fold_tail(
     connection: ClusterConnection, info: TableInfo, part: TailRange, columns: Sequence[str]
-) -> Folded:
+) -> FoldedChanges:
     """The last change of each key in one range of a changelog: these columns, and the key's."""
     loop = asyncio.get_running_loop()
     narrow = narrowed(info, columns)
@@ -213,7 +213,7 @@ async def fold_tail(
         return await loop.run_in_executor(connection.executor, folder.finish)
 
 
-def changed_keys(info: TableInfo, tails: Sequence[Folded]) -> pa.Table | None:
+def changed_keys(info: TableInfo, tails: Sequence[FoldedChanges]) -> pa.Table | None:
     """The primary keys that folded tails upsert or delete; None without tails."""
     keys = list(info.schema.primary_key)
     tables = [table.select(keys) for tail in tails for table in (tail.upserts, tail.deletes)]

@@ -34,7 +34,7 @@ from zufluss.client.read.union_rows import (
     open_ranges,
 )
 from zufluss.errors import InvalidTableError
-from zufluss.lake.fold import Folded, Folder
+from zufluss.lake.fold import FoldedChanges, Folder
 from zufluss.model.table import TableBucket
 
 FOLDED_AT_ONCE: Final = 4
@@ -197,11 +197,11 @@ class AsyncUnionScanner(AsyncScanner):
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self.scan.connection.executor, self._joined, folded)
 
-    def _joined(self, folded: Sequence[Folded]) -> tuple[pa.Table | None, pa.Table]:
+    def _joined(self, folded: Sequence[FoldedChanges]) -> tuple[pa.Table | None, pa.Table]:
         rows = pa.concat_tables([tail.upserts for tail in folded])
         return changed_keys(self.plan.info, folded), self._shape.finish(rows)
 
-    async def _fold_one(self, part: TailRange, slots: asyncio.Semaphore) -> Folded:
+    async def _fold_one(self, part: TailRange, slots: asyncio.Semaphore) -> FoldedChanges:
         async with slots:
             return await fold_tail(self.scan.connection, self.plan.info, part, self._shape.columns)
 

@@ -42,7 +42,7 @@ SUFFIXES = (".parquet", ".avro", ".puffin", ".stats", *METADATA_SUFFIXES)
 GZIP_MAGIC: Final = b"\x1f\x8b"
 
 
-class Listed(NamedTuple):
+class ListedFile(NamedTuple):
     """A file in a directory of the table."""
 
     path: str
@@ -74,7 +74,7 @@ def file_system(io: FileIO, location: str) -> fs.FileSystem:
     )
 
 
-def list_files(system: fs.FileSystem, directory: str) -> Iterator[Listed]:
+def list_files(system: fs.FileSystem, directory: str) -> Iterator[ListedFile]:
     """Every file below a directory, one directory at a time."""
     waiting = [directory]
     while waiting:
@@ -83,7 +83,7 @@ def list_files(system: fs.FileSystem, directory: str) -> Iterator[Listed]:
             if info.type == fs.FileType.Directory:
                 waiting.append(info.path)
             elif info.type == fs.FileType.File:
-                yield Listed(info.path, info.size, (info.mtime_ns or 0) // 1_000_000)
+                yield ListedFile(info.path, info.size, (info.mtime_ns or 0) // 1_000_000)
 
 
 def directories(metadata: TableMetadata) -> list[str]:

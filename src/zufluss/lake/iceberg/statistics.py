@@ -34,7 +34,7 @@ _CODE_POINT_MAX: Final = 0x10FFFF
 _SURROGATES: Final = range(0xD800, 0xE000)
 
 
-class Statistics(TypedDict):
+class FileStatistics(TypedDict):
     """The statistics fields of `FileWritten`."""
 
     records: int
@@ -48,10 +48,10 @@ class Statistics(TypedDict):
 
 def file_statistics(
     footer: pq.FileMetaData, schema: pa.Schema, properties: Mapping[str, str]
-) -> Statistics:
+) -> FileStatistics:
     """The statistics of a file that was written with `schema`."""
     groups = [footer.row_group(i) for i in range(footer.num_row_groups)]
-    out = Statistics(
+    out = FileStatistics(
         records=footer.num_rows,
         column_sizes={},
         value_counts={},
@@ -80,7 +80,7 @@ def _mode(chunks: list[pq.ColumnChunkMetaData], properties: Mapping[str, str]) -
 
 
 def _add_column(
-    out: Statistics, field: pa.Field, chunks: list[Any], mode: str, repeated: bool
+    out: FileStatistics, field: pa.Field, chunks: list[Any], mode: str, repeated: bool
 ) -> None:
     id = field_id(field)
     assert id is not None, f"column {field.name} was written without a field id"

@@ -36,7 +36,7 @@ from zufluss.lake.iceberg.handle import (
 )
 from zufluss.lake.iceberg.parquet import arrow_schema, convert_table, field_id, open_writer
 from zufluss.lake.iceberg.schema import partition_values
-from zufluss.lake.iceberg.statistics import Statistics, file_statistics
+from zufluss.lake.iceberg.statistics import FileStatistics, file_statistics
 from zufluss.model.table import TableInfo
 
 ROW_GROUP_ROWS: Final = 1_000_000
@@ -131,7 +131,7 @@ class ClosedFile(NamedTuple):
     """Where it is."""
     size: int
     """Bytes."""
-    statistics: Statistics
+    statistics: FileStatistics
     """What its footer says."""
 
 

@@ -29,7 +29,7 @@ from zufluss.spark.read.shape import (
 )
 from zufluss.spark.read.split_read import SplitRead
 from zufluss.spark.read.splits import FreshShare, Split, SplitGroup
-from zufluss.spark.source_options import SourceOptions, View
+from zufluss.spark.source_options import SourceOptions, TableView
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -44,7 +44,7 @@ def table_info(options: SourceOptions) -> TableInfo:
 def source_schema(options: SourceOptions) -> StructType:
     """The columns that a read of these options has."""
     info = table_info(options)
-    whole = whole_schema(info, changelog=options.view is View.CHANGELOG)
+    whole = whole_schema(info, changelog=options.view is TableView.CHANGELOG)
     wanted = options.get(o.COLUMNS)
     if wanted is None:
         return whole
@@ -58,7 +58,7 @@ def time_range(options: SourceOptions, info: TableInfo) -> TimeRange:
         for option in (o.INCREMENTAL_START, o.INCREMENTAL_END)
     )
     times = TimeRange(start, end)
-    if times and info.has_primary_key and options.view is not View.CHANGELOG:
+    if times and info.has_primary_key and options.view is not TableView.CHANGELOG:
         raise ConfigError(
             f"table {info.path} has a primary key: its rows are those of now. Read "
             f"{info.path}$changelog to see the changes between two times"
@@ -76,7 +76,7 @@ class FlussReader(DataSourceReader):
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         info = table_info(options)
-        changelog = options.view is View.CHANGELOG
+        changelog = options.view is TableView.CHANGELOG
         check_schema(info, schema, whole_schema(info, changelog=changelog))
         text = options.get(o.FILTER)
         filter = None if text is None else parse_filter(text, info.schema)
@@ -84,8 +84,8 @@ class FlussReader(DataSourceReader):
         shape = ReadShape(info, schema, filter, changelog, times)
         parts, limit = options.get(o.PARTITIONS), options.get(o.LIMIT)
         self._read = SplitRead(options.bootstrap, options.client, shape, parts, limit)
-        lake_only = options.view is View.ROWS and options.get(o.READ_OPTIMIZED)
-        view = View.LAKE if lake_only else options.view
+        lake_only = options.view is TableView.ROWS and options.get(o.READ_OPTIMIZED)
+        view = TableView.LAKE if lake_only else options.view
         records = options.get(o.MAX_RECORDS_PER_PARTITION)
         self._request = PlanRequest(info, view, parts, shape.prune, times, records)
         self._fresh = options.get(o.READ_FRESH)

@@ -53,7 +53,7 @@ def parse_filter(text: str, schema: Schema) -> Expression:
 
     >>> parse_filter("id > 5 AND name LIKE 'a%'", schema)  # doctest: +SKIP
     """
-    parser = _Parser(text, schema)
+    parser = _FilterParser(text, schema)
     found = parser.either()
     if parser.here != _END:
         raise parser.strange("AND, OR or the end")
@@ -61,7 +61,7 @@ def parse_filter(text: str, schema: Schema) -> Expression:
     return found
 
 
-class _Parser:
+class _FilterParser:
     """Reads one text from left to right."""
 
     def __init__(self, text: str, schema: Schema) -> None:

@@ -36,7 +36,7 @@ from zufluss.spark.read.partition_filter import possible_partitions
 from zufluss.spark.read.plan_pins import pin_states
 from zufluss.spark.read.shape import ALWAYS, TimeRange
 from zufluss.spark.read.splits import KeyedLakeSplit, LakeSplit, LogSplit, Split, StateSplit
-from zufluss.spark.source_options import INCREMENTAL_END, View
+from zufluss.spark.source_options import INCREMENTAL_END, TableView
 
 P = TypeVar("P", BucketPlace, TailRange)
 
@@ -50,7 +50,7 @@ class PlanRequest:
 
     info: TableInfo
     """The table."""
-    view: View
+    view: TableView
     """What of it."""
     partitions: tuple[str, ...] | None = None
     """Only these partitions."""
@@ -82,10 +82,10 @@ class PlanRequest:
 async def plan_splits(connection: AsyncConnection, request: PlanRequest) -> list[Split]:
     """The splits of a read."""
     info = request.info
-    if request.view is View.LAKE:
+    if request.view is TableView.LAKE:
         plan = await plan_union(connection, info, request.partitions, read_optimized=True)
         return planned_lake_splits(request, plan)
-    if request.view is View.CHANGELOG:
+    if request.view is TableView.CHANGELOG:
         return _log_splits(request, await log_ranges(connection, request))
     if info.has_primary_key:
         return await _keyed(connection, request)

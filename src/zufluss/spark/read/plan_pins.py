@@ -33,7 +33,7 @@ PLANS_KEPT: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
+class _PinnedPlan:
     """What was pinned for one plan."""
 
     table_id: int
@@ -41,7 +41,7 @@ class _Plan:
     pins: BucketPins
 
 
-_plans: WeakKeyDictionary[AsyncConnection, list[_Plan]] = WeakKeyDictionary()
+_plans: WeakKeyDictionary[AsyncConnection, list[_PinnedPlan]] = WeakKeyDictionary()
 """Plans whose pins may still be there, the oldest first."""
 
 
@@ -59,12 +59,12 @@ async def pin_states(
         await old.pins.close()
     pins = BucketPins(connection, info, resume=True, keep=False)
     await pins.open(few, {})
-    plans.append(_Plan(info.table_id, len(few), pins))
+    plans.append(_PinnedPlan(info.table_id, len(few), pins))
     rest = [BucketPin.not_opened(place, end[place.bucket]) for place in places[PINS_MAX:]]
     return [*(pins[place.bucket] for place in few), *rest]
 
 
-def _taken_out(plans: list[_Plan], table_id: int, wanted: int) -> list[_Plan]:
+def _taken_out(plans: list[_PinnedPlan], table_id: int, wanted: int) -> list[_PinnedPlan]:
     """The plans that make room for another one of a table, with so many pins."""
     same = [plan for plan in plans if plan.table_id == table_id]
     out = same[: max(0, len(same) + 1 - PLANS_KEPT)]

@@ -23,7 +23,7 @@ from zufluss.spark.read.plan import PlanRequest, log_ranges, state_splits
 from zufluss.spark.read.shape import ReadShape, chosen_schema, whole_schema
 from zufluss.spark.read.split_read import SplitRead
 from zufluss.spark.read.splits import LogSplit, Split, SplitGroup, StateSplit
-from zufluss.spark.source_options import View
+from zufluss.spark.source_options import TableView
 from zufluss.spark.types import quoted
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class FrameRequest:
         return ReadShape(info, schema, self.expression, changelog)
 
     def _plan_request(self, shape: ReadShape) -> PlanRequest:
-        view = View.CHANGELOG if shape.changelog else View.ROWS
+        view = TableView.CHANGELOG if shape.changelog else TableView.ROWS
         return PlanRequest(shape.info, view, self._partition_names(shape.info), shape.prune)
 
     def _partition_names(self, info: TableInfo) -> tuple[str, ...] | None:

@@ -33,7 +33,7 @@ from zufluss.client.read.union_rows import (
 )
 from zufluss.errors import OffsetOutOfRangeError, PartitionNotExistError
 from zufluss.lake.base import LakeError, LakeScan
-from zufluss.lake.fold import Folded
+from zufluss.lake.fold import FoldedChanges
 from zufluss.model.expression import Expression
 from zufluss.spark.cluster import Client, client
 from zufluss.spark.read.shape import BATCH_ROWS, ReadShape
@@ -207,7 +207,7 @@ class SplitRead:
         for tail in tails:
             yield from self.shape.batches(tail.upserts, filtered=False)
 
-    def _folded(self, part: TailRange) -> Folded:
+    def _folded(self, part: TailRange) -> FoldedChanges:
         here, shape = self._client(), self.shape
         with self._planned(part):
             return here.run(fold_tail(here.connection, shape.info, part, shape.columns))

@@ -51,7 +51,7 @@ from zufluss.spark.read.split_read import SplitRead
 from zufluss.spark.read.splits import LogSplit, Split, SplitGroup, StateSplit
 from zufluss.spark.read.stream_limits import AvailableNow, limit_of, limited, read_limits
 from zufluss.spark.read.stream_offsets import Phase, StreamOffset
-from zufluss.spark.source_options import SourceOptions, View
+from zufluss.spark.source_options import SourceOptions, TableView
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -71,13 +71,13 @@ class FlussStreamReader(DataSourceStreamReader, AvailableNow):  # type: ignore[m
     """Reads a table as a stream."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
-        if options.view is View.LAKE:
+        if options.view is TableView.LAKE:
             raise ConfigError(
                 f"{options.path}$lake cannot be read as a stream; a stream of {options.path} "
                 "begins with what the lake has"
             )
         info = table_info(options)
-        changelog = options.view is View.CHANGELOG
+        changelog = options.view is TableView.CHANGELOG
         check_schema(info, schema, whole_schema(info, changelog=changelog))
         text = options.get(o.FILTER)
         filter = None if text is None else parse_filter(text, info.schema)
@@ -121,7 +121,7 @@ class FlussStreamReader(DataSourceStreamReader, AvailableNow):  # type: ignore[m
     async def _first(self) -> StreamOffset:
         connection, info = self._client().connection, self._info
         full = self._options.get(o.STARTUP_MODE) == "full" and self._position == "earliest"
-        if full and self._options.view is View.ROWS:
+        if full and self._options.view is TableView.ROWS:
             if info.has_primary_key:
                 return await self._pinned()
             if has_lake(info):
@@ -293,7 +293,7 @@ class FlussStreamReader(DataSourceStreamReader, AvailableNow):  # type: ignore[m
         tail = [TailRange(b, name, 0, 0) for b, (_, name) in zip(buckets, names, strict=True)]
         lake = LakeSnapshot(after.table_id, snapshot_id, {})
         plan = UnionPlan(self._info, lake, tuple(tail), self._partitions, after.fresh)
-        request = PlanRequest(self._info, View.ROWS, self._partitions, self._read.shape.prune)
+        request = PlanRequest(self._info, TableView.ROWS, self._partitions, self._read.shape.prune)
         return planned_lake_splits(request, plan)
 
     def _pin(self, place: BucketPlace, after: StreamOffset) -> BucketPin:

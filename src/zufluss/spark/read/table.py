@@ -35,7 +35,7 @@ from zufluss.spark.read.plan import PlanRequest, in_lake, lake_files, lake_split
 from zufluss.spark.read.shape import ReadShape
 from zufluss.spark.read.split_frame import FrameRequest
 from zufluss.spark.read.splits import KeyedLakeSplit, KeySplit, LogSplit
-from zufluss.spark.source_options import View
+from zufluss.spark.source_options import TableView
 from zufluss.spark.types import quoted, spark_schema
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def table(
 
 def _frame(request: FrameRequest, path: str, *, read_optimized: bool) -> DataFrame:
     cluster = request.client()
-    changelog, lake = View.CHANGELOG.value, View.LAKE.value
+    changelog, lake = TableView.CHANGELOG.value, TableView.LAKE.value
     name = path.removesuffix(changelog if path.endswith(changelog) else lake)
     info = cluster.run(cluster.connection.admin.table_info(as_path(name)))
     if path.endswith(changelog):
@@ -158,7 +158,7 @@ class _UnionFrame:
     def _tail_groups(self) -> Groups:
         """The ranges of each task, without partitions that the filter leaves out."""
         info = self.plan.info
-        request = PlanRequest(info, View.ROWS, prune=self.request.expression)
+        request = PlanRequest(info, TableView.ROWS, prune=self.request.expression)
         return self.request.packed(request.possible(self.plan.tail), split=not info.has_primary_key)
 
     def _tail(self, shape: ReadShape, groups: Groups) -> DataFrame:

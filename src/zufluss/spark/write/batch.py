@@ -26,8 +26,8 @@ from zufluss.client.producer.handle import ProducerHandle
 from zufluss.errors import ConfigError
 from zufluss.spark.source_options import TXN_ID, SourceOptions
 from zufluss.spark.write import tasks
-from zufluss.spark.write.sink import Kind, Sink, make_sink
-from zufluss.spark.write.tasks import Written
+from zufluss.spark.write.sink import Sink, SinkKind, make_sink
+from zufluss.spark.write.tasks import TaskCommit
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -41,7 +41,7 @@ def make_writer(options: SourceOptions, schema: StructType, overwrite: bool) -> 
     sink = make_sink(options, schema, overwrite)
     txn_id = options.get(TXN_ID)
     handle: ProducerHandle | None = None
-    if sink.kind is Kind.LOG:
+    if sink.kind is SinkKind.LOG:
         handle = tasks.log_producer(sink, txn_id)
         if handle.last_checkpoint_id is not None:
             log.warning(
@@ -51,7 +51,7 @@ def make_writer(options: SourceOptions, schema: StructType, overwrite: bool) -> 
                 TXN_ID.key,
                 txn_id,
             )
-    elif sink.kind is Kind.AGGREGATE:
+    elif sink.kind is SinkKind.AGGREGATE:
         handle = tasks.begin(sink, txn_id)
     elif txn_id is not None:
         raise ConfigError(
@@ -72,21 +72,21 @@ class FlussWriter(DataSourceArrowWriter):
         """Write the rows of a task."""
         sink, handle = self._sink, self._handle
         task, attempt = task_attempt()
-        if sink.kind is Kind.UPSERT:
+        if sink.kind is SinkKind.UPSERT:
             tasks.write_upserts(sink, iterator, None, task, attempt)
-            return Written({}, None)
+            return TaskCommit({}, None)
         assert handle is not None
-        if sink.kind is Kind.LOG:
+        if sink.kind is SinkKind.LOG:
             if handle.last_checkpoint_id is None:
                 tasks.write_log(sink, iterator, handle, task)
             else:
                 skip(iterator)
-            return Written({}, None)
-        return Written(tasks.write_inputs(sink, iterator, handle, task), handle)
+            return TaskCommit({}, None)
+        return TaskCommit(tasks.write_inputs(sink, iterator, handle, task), handle)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """All tasks have ended: nothing is undone any more, nothing written again."""
-        if self._sink.kind is Kind.LOG:
+        if self._sink.kind is SinkKind.LOG:
             assert self._handle is not None
             tasks.log_done(self._sink, self._handle)
             return
@@ -96,9 +96,9 @@ class FlussWriter(DataSourceArrowWriter):
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """The job failed, or its commit did: undo what counts now and should not."""
         sink, handle = self._sink, self._handle
-        if sink.kind is Kind.LOG or handle is None:
+        if sink.kind is SinkKind.LOG or handle is None:
             return
-        if sink.kind is Kind.AGGREGATE:
+        if sink.kind is SinkKind.AGGREGATE:
             handle = tasks.begin(sink, handle.producer_id)
         tasks.release(sink, handle)
 

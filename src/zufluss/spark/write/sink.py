@@ -46,7 +46,7 @@ _WIDER: Final = (("tinyint", "smallint", "int", "bigint"), ("float", "double"))
 """Types whose values the later ones of the row have too."""
 
 
-class Kind(Enum):
+class SinkKind(Enum):
     """How rows get into a table."""
 
     LOG = "log"
@@ -64,7 +64,7 @@ class Sink:
     """Options of the client."""
     info: TableInfo
     """The table, as it was when the write began."""
-    kind: Kind
+    kind: SinkKind
     """How it is written."""
     columns: tuple[str, ...]
     """The columns that are written, in table order."""
@@ -76,7 +76,7 @@ class Sink:
     @property
     def last_wins(self) -> bool:
         """Of rows of one key the last one counts, whatever the others say."""
-        return self.kind is Kind.UPSERT and not merge_engine(self.info.descriptor.properties)
+        return self.kind is SinkKind.UPSERT and not merge_engine(self.info.descriptor.properties)
 
     @property
     def ignores_deletes(self) -> bool:
@@ -108,17 +108,17 @@ def make_sink(options: SourceOptions, schema: StructType, overwrite: bool) -> Si
     return Sink(options.bootstrap, options.client, info, kind, columns, change_column, canonical)
 
 
-def kind_of(info: TableInfo) -> Kind:
+def kind_of(info: TableInfo) -> SinkKind:
     """How a table is written."""
     if not info.has_primary_key:
-        return Kind.LOG
+        return SinkKind.LOG
     engine = merge_engine(info.descriptor.properties)
-    return Kind.AGGREGATE if engine == AGGREGATION else Kind.UPSERT
+    return SinkKind.AGGREGATE if engine == AGGREGATION else SinkKind.UPSERT
 
 
-def _check_options(options: SourceOptions, info: TableInfo, kind: Kind) -> None:
+def _check_options(options: SourceOptions, info: TableInfo, kind: SinkKind) -> None:
     _check_txn_id(options.get(TXN_ID), info)
-    if kind is Kind.LOG:
+    if kind is SinkKind.LOG:
         for option in (WRITE_COLUMNS, CHANGE_TYPE_COLUMN):
             if option.key in options.values:
                 raise ConfigError(
@@ -130,7 +130,7 @@ def _check_options(options: SourceOptions, info: TableInfo, kind: Kind) -> None:
             f"option {WRITE_ORDER.key} = canonical does not go with {CHANGE_TYPE_COLUMN.key}: the "
             f"changes of one key in table {info.path} have an order. Leave one of both out"
         )
-    elif kind is Kind.UPSERT and options.get(WRITE_ORDER) == "canonical":
+    elif kind is SinkKind.UPSERT and options.get(WRITE_ORDER) == "canonical":
         raise ConfigError(
             f"option {WRITE_ORDER.key} = canonical is for log and aggregation tables; of rows of "
             f"one key the last one counts in table {info.path}, so their order stays. Leave it out"

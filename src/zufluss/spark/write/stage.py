@@ -28,7 +28,7 @@ Change = tuple[bool, pa.RecordBatch]
 """Rows to be deleted (True), or not."""
 
 
-class _Stored(NamedTuple):
+class _StoredRows(NamedTuple):
     """Rows in the file."""
 
     schema: pa.Schema
@@ -40,7 +40,7 @@ class Stage:
     """Rows that are read once more, in their order, when all are there."""
 
     def __init__(self, info: TableInfo, *, last_wins: bool, memory: int = MEMORY_BYTES) -> None:
-        self._runs: list[tuple[bool, pa.RecordBatch | _Stored]] = []
+        self._runs: list[tuple[bool, pa.RecordBatch | _StoredRows]] = []
         self._memory = memory
         self._file: IO[bytes] | None = None
         self._open = ExitStack()
@@ -65,19 +65,19 @@ class Stage:
         self._memory -= rows.nbytes
         self._runs.append((delete, rows if self._memory >= 0 else self._stored(rows)))
 
-    def _stored(self, rows: pa.RecordBatch) -> _Stored:
+    def _stored(self, rows: pa.RecordBatch) -> _StoredRows:
         if self._file is None:
             made = tempfile.TemporaryFile(prefix="zufluss-sink-")  # noqa: SIM115 - in the stack
             self._file = self._open.enter_context(made)
         start = self._file.tell()
         self._file.write(rows.serialize())
-        return _Stored(rows.schema, start, self._file.tell() - start)
+        return _StoredRows(rows.schema, start, self._file.tell() - start)
 
     def __iter__(self) -> Iterator[Change]:
         kept = None if self._last is None else self._last.found()
         at = 0
         for delete, run in self._runs:
-            rows = self._read(run) if isinstance(run, _Stored) else run
+            rows = self._read(run) if isinstance(run, _StoredRows) else run
             end = at + rows.num_rows
             if kept is not None:
                 rows = rows.filter(pa.array(kept[at:end]))
@@ -85,7 +85,7 @@ class Stage:
             if rows.num_rows:
                 yield delete, rows
 
-    def _read(self, run: _Stored) -> pa.RecordBatch:
+    def _read(self, run: _StoredRows) -> pa.RecordBatch:
         assert self._file is not None
         self._file.seek(run.start)
         return pa.ipc.read_record_batch(pa.py_buffer(self._file.read(run.size)), run.schema)

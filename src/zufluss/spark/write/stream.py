@@ -46,8 +46,8 @@ from zufluss.model.producer import check_producer_id
 from zufluss.spark.source_options import TXN_ID, SourceOptions
 from zufluss.spark.write import tasks
 from zufluss.spark.write.batch import skip, task_attempt
-from zufluss.spark.write.sink import Kind, Sink, make_sink
-from zufluss.spark.write.tasks import Written
+from zufluss.spark.write.sink import Sink, SinkKind, make_sink
+from zufluss.spark.write.tasks import TaskCommit
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -64,7 +64,7 @@ def make_stream_writer(
     """The writer of a micro-batch, checked; `outputMode("complete")` is refused."""
     sink = make_sink(options, schema, overwrite)
     txn_id = options.get(TXN_ID)
-    if txn_id is None and sink.kind is not Kind.LOG:
+    if txn_id is None and sink.kind is not SinkKind.LOG:
         txn_id = _checkpoint_txn(sink, options.spark.get(_CHECKPOINT))
     return FlussStreamWriter(sink, txn_id)
 
@@ -80,7 +80,7 @@ class FlussStreamWriter(DataSourceStreamArrowWriter):
     def __getstate__(self) -> dict[str, Any]:
         sink, txn_id = self._sink, self._txn_id
         if txn_id is not None and self._handle is None:
-            if sink.kind is Kind.AGGREGATE:
+            if sink.kind is SinkKind.AGGREGATE:
                 self._handle = tasks.begin(sink, txn_id)
             elif sink.last_wins:  # with an engine no older row gets over a newer one
                 self._handle = tasks.fence(sink, txn_id)
@@ -90,26 +90,26 @@ class FlussStreamWriter(DataSourceStreamArrowWriter):
         """Write the rows of a task."""
         sink = self._sink
         task, attempt = task_attempt()
-        if sink.kind is Kind.UPSERT:
+        if sink.kind is SinkKind.UPSERT:
             tasks.write_upserts(sink, iterator, self._handle, task, attempt)
-        elif sink.kind is Kind.LOG:
+        elif sink.kind is SinkKind.LOG:
             name = txn_of(_property(_QUERY_ID), self._txn_id)
             handle = tasks.log_producer(sink, name, int(_property(_BATCH_ID)))
             tasks.write_log(sink, iterator, handle, task)
         else:
             return self._write_inputs(iterator, int(_property(_BATCH_ID)), task)
-        return Written({}, None)
+        return TaskCommit({}, None)
 
     def _write_inputs(
         self, iterator: Iterator[pa.RecordBatch], batch_id: int, task: int
-    ) -> Written:
+    ) -> TaskCommit:
         handle = self._handle
         assert handle is not None
         checkpoint_id = checkpoint_of(_property(_QUERY_ID), batch_id)
         last = handle.last_checkpoint_id
         if last == checkpoint_id:
             skip(iterator)
-            return Written({}, None)
+            return TaskCommit({}, None)
         if last is not None and (
             last > checkpoint_id or last >> _BATCH_BITS != checkpoint_id >> _BATCH_BITS
         ):
@@ -120,17 +120,17 @@ class FlussStreamWriter(DataSourceStreamArrowWriter):
                 "restore its checkpoint"
             )
         offsets = tasks.write_inputs(self._sink, iterator, handle, task)
-        return Written(offsets, handle, checkpoint_id)
+        return TaskCommit(offsets, handle, checkpoint_id)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """All tasks of a micro-batch have ended: it counts."""
-        if self._sink.kind is Kind.AGGREGATE:
-            written = [message for message in messages if isinstance(message, Written)]
+        if self._sink.kind is SinkKind.AGGREGATE:
+            written = [message for message in messages if isinstance(message, TaskCommit)]
             tasks.checkpoint(self._sink, written)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """A micro-batch failed: undo what tasks of it wrote, now rather than at the restart."""
-        if self._sink.kind is Kind.AGGREGATE:
+        if self._sink.kind is SinkKind.AGGREGATE:
             tasks.begin(self._sink, self._txn_id)
 
 
@@ -170,7 +170,7 @@ def _checkpoint_txn(sink: Sink, location: str | None) -> str | None:
     try:
         return txn_of(_checkpoint_query(sink, location))
     except ConfigError:
-        if sink.kind is Kind.AGGREGATE:
+        if sink.kind is SinkKind.AGGREGATE:
             raise
         return None
 

@@ -72,7 +72,7 @@ Offsets = Mapping[TableBucket, int]
 
 
 @dataclass
-class Written(WriterCommitMessage):
+class TaskCommit(WriterCommitMessage):
     """What a task has done."""
 
     offsets: Offsets
@@ -265,7 +265,7 @@ async def _open(sink: Sink, txn_id: str | None) -> AsyncExactlyOnceWriter:
     )
 
 
-def checkpoint(sink: Sink, written: Iterable[Written]) -> None:
+def checkpoint(sink: Sink, written: Iterable[TaskCommit]) -> None:
     """Make what tasks wrote count; nothing if none of them has written."""
     tasks = [message for message in written if message.handle is not None]
     if not tasks:
