@@ -20,14 +20,12 @@ from zufluss.tiering.splits import (
     TieringInput,
     TieringLogSplit,
     TieringSnapshotSplit,
-    TieringSplit,
     asks_for_rows,
     asks_for_snapshot,
     cost,
     known_offsets,
     pack,
     plan_splits,
-    split_from_json,
 )
 
 PATH = TablePath("db", "t")
@@ -190,18 +188,6 @@ def test_a_log_that_ends_before_the_lake_does_is_an_error() -> None:
 def test_offsets_of_dropped_partitions_are_left_out() -> None:
     offsets = {bucket(0): 1, bucket(0, 5): 2, bucket(0, 9): 3}
     assert known_offsets([5], offsets) == {bucket(0): 1, bucket(0, 5): 2}
-
-
-@pytest.mark.parametrize(
-    "split",
-    [
-        log_split(3, 5, 9),
-        log_split(3, 5, 9, 6),
-        TieringSnapshotSplit(PATH, bucket(1, 5), "2024", 8, 77),
-    ],
-)
-def test_splits_survive_json(split: TieringSplit) -> None:
-    assert split_from_json(split.to_json()) == split
 
 
 @given(

@@ -3,7 +3,7 @@
     python -m zufluss.spark.docs docs/spark.md           # write
     python -m zufluss.spark.docs --check docs/spark.md   # fail when stale
 
-Only what stands between the two marks is generated; the rest of the page is written by hand.
+Only the part between the two marks is generated; the rest of the page is written by hand.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _row(option: Option[Any]) -> str:
 
 
 def with_options(page: str) -> str:
-    """The page with the tables of now between its marks."""
+    """The page with newly generated tables between its marks."""
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
@@ -59,7 +59,7 @@ def with_options(page: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write or check the page; the exit code."""
+    """Write or check the page; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m zufluss.spark.docs")
     parser.add_argument("path", type=Path, help="the page, docs/spark.md")
     parser.add_argument("--check", action="store_true", help="fail when the page is stale")

@@ -1,11 +1,12 @@
 """`format("fluss")`: tables as a data source of Spark, for batch and streaming reads and writes.
 
-Spark calls the methods in processes of its own and pickles what they return; the class that it was
-given is all they know. So the address that `register` was told stands in a class made for it.
+Spark calls the methods in its own processes and pickles their results; these processes know only
+the class that was registered. So `register` puts the address of the cluster into a class of its
+own.
 
-Filters and columns are never pushed by Spark's own hook: a filter that was pushed once stays in the
-relation and is applied to every later use of it. They are options instead, which make a relation
-of their own.
+Filters and columns never use Spark's push-down hook: a filter that was pushed once stays in the
+relation and is applied to every later use of it. They are options instead, and each set of options
+is a relation of its own.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class FlussDataSource(DataSource):
     """Tables of a cluster, by the options `bootstrap.servers` and `table`."""
 
     bootstrap: ClassVar[str | None] = None
-    """The cluster of relations that name none."""
+    """The address for relations without the option `bootstrap.servers`."""
 
     @classmethod
     def name(cls) -> str:
@@ -76,7 +77,7 @@ class FlussDataSource(DataSource):
 
 
 def source_class(bootstrap: str | None) -> type[FlussDataSource]:
-    """The source for a cluster; pickled by value, so that the address goes along."""
+    """The source for a cluster; a class that is pickled by value, with the address."""
 
     class ClusterDataSource(FlussDataSource):
         """The source of one cluster."""

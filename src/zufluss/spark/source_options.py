@@ -1,6 +1,6 @@
-"""The options of `format("fluss")`, declared once, and what they say together.
+"""The options of `format("fluss")`, declared once, and their parsing.
 
-Keys are matched in any case, since Spark hands them over in lower case. An option is of one group:
+Keys are matched in any case, since Spark passes them in lower case. Each option is in one group:
 
 | group | batch reads | streaming reads | writes |
 |---|---|---|---|
@@ -11,8 +11,8 @@ Keys are matched in any case, since Spark hands them over in lower case. An opti
 | `STREAM` | refused | yes | refused |
 | `WRITE` | not looked at | refused | yes |
 
-A view has one set of options for reading it and for `INSERT INTO`: so those of writes do not
-disturb a batch read, nor those of views a write. Refused ones and unknown ones are a `ConfigError`.
+A view has one set of options for reading and for `INSERT INTO`: so a batch read ignores options of
+writes, and a write ignores options of views. Refused and unknown options raise `ConfigError`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from zufluss.model.table import TablePath
 T = TypeVar("T")
 
 DEFAULT_DATABASE: Final = "fluss"
-"""The database of a table that is named without one, as everywhere in the client."""
+"""The database of tables that are named without one, as in the client."""
 
 # -- common ------------------------------------------------------------------------------------
 
@@ -209,11 +209,11 @@ _ALL: Final[Mapping[str, Option[Any]]] = {
     option.key.lower(): option for option in (*COMMON, *READ, *BATCH, *VIEW, *STREAM, *WRITE)
 }
 _OF_SPARK: Final = frozenset({"path", "checkpointlocation", "queryname"})
-"""Options that Spark hands over beside ours."""
+"""Options that Spark adds to ours."""
 
 
 class Use(Enum):
-    """What the options are for."""
+    """The operation that the options are for."""
 
     BATCH = "a batch read"
     STREAM = "a streaming read"
@@ -228,7 +228,7 @@ _REFUSED: Final[Mapping[Use, tuple[Option[Any], ...]]] = {
 
 
 class TableView(Enum):
-    """What of a table is meant, by the suffix of its name."""
+    """The part of a table that is meant, by the suffix of its name."""
 
     ROWS = ""
     LAKE = "$lake"
@@ -240,17 +240,17 @@ class SourceOptions:
     """The options of one relation. Pickles."""
 
     bootstrap: str
-    """Where the cluster is."""
+    """The address of the cluster."""
     path: TablePath
     """The table."""
     view: TableView
-    """What of it."""
+    """Its rows, its lake or its changelog."""
     client: Mapping[str, str]
     """Options of the client."""
     spark: Mapping[str, str]
-    """What Spark added, by key in lower case: `path`, `checkpointlocation`."""
+    """Options that Spark added, by key in lower case: `path`, `checkpointlocation`."""
     values: Mapping[str, Any]
-    """What was given, by key."""
+    """Parsed values of the options that were given, by key."""
 
     def get(self, option: Option[T]) -> T:
         """The value of an option, or its default."""
@@ -258,7 +258,7 @@ class SourceOptions:
         return found
 
     def check_for(self, use: Use) -> None:
-        """`ConfigError` when an option says something that has no meaning here."""
+        """Raise `ConfigError` if an option has no meaning for this use."""
         for option in _REFUSED[use]:
             if option.key in self.values:
                 raise ConfigError(
@@ -277,7 +277,7 @@ class SourceOptions:
 
 
 def parse_options(given: Mapping[str, str], bootstrap: str | None = None) -> SourceOptions:
-    """The options as Spark hands them over; `bootstrap` is for where they name none.
+    """Parse the options that Spark passes; `bootstrap` is the address if they name none.
 
     >>> parse_options({"table": "shop.orders$lake", "bootstrap.servers": "localhost:9123"}).view
     <View.LAKE: '$lake'>
@@ -314,7 +314,7 @@ def _unknown(key: str, known: Any) -> ConfigError:
 
 
 def _table(name: str | None, path: str | None) -> tuple[TablePath, TableView]:
-    """The table by its name, or by the path; one with a slash may be a place that Spark chose."""
+    """The table by its name, or by the path; a path with a slash may be Spark's own."""
     text = name or (path.rsplit("/", 1)[-1] if path else None)
     if not text:
         raise ConfigError(f"which table? Give the option {TABLE.key}, database.table")

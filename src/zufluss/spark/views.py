@@ -1,7 +1,7 @@
-"""Making tables known to a Spark session: the format, and views for plain SQL.
+"""Registers the format in a Spark session, and views of tables for plain SQL.
 
-The address that `register` was told is remembered twice: in the class that it registers, for
-relations, and among the session's settings, for whoever asks from the driver.
+`register` remembers the address twice: in the class that it registers, for relations, and in the
+settings of the session, for `zufluss.spark.table` and `register_views` on the driver.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ def register_views(
 ) -> list[str]:
     """A temporary view of every table of a database, under its name with `prefix` before it.
 
-    A view has the rows of the moment of each query, and takes `INSERT INTO`. Tables that come later
-    have none, and one that was dropped and created again is not seen: call it again. `options` are
-    the client's, as for `zufluss.connect`, such as credentials; every view has them. The names of
-    the views are returned.
+    A query of a view has the rows of that moment; a view takes `INSERT INTO`. Call the function
+    again for new tables and for tables that were dropped and created again. `options` are the
+    client's, as for `zufluss.connect`, such as credentials; every view has them. Returns the names
+    of the views.
 
     >>> register_views(spark, "shop")  # doctest: +SKIP
     ['customers', 'orders']

@@ -1,8 +1,8 @@
-"""The two commits of a round, lake first and cluster second, and what a crash between them leaves.
+"""The two commits of a round, first lake, then cluster, and recovery from a crash between them.
 
-The lake's snapshot carries everything that is needed to tell the cluster of it later: whose table
-it is, the path of the offsets file that the coordinator prepared, the offsets themselves where they
-are few. So whoever tiers the table next asks the lake for the newest snapshot of ours first
+A lake snapshot carries everything that is needed to report it to the cluster later: the identity of
+the table, the path of the offsets file that the coordinator prepared, and the offsets themselves if
+they are few. So the next round of the table first asks the lake for the newest snapshot of ours
 (`recover`), reports it if the cluster does not know it, and plans from there.
 
 | lake commit | then |
@@ -43,19 +43,19 @@ from zufluss.model.lake import LakeSnapshot
 from zufluss.model.table import TableBucket, TableInfo
 
 INLINE_OFFSETS_BYTES_MAX: Final = 2 * 1024
-"""Longer ones stand in the offsets file only: a lake's metadata has those of every snapshot."""
+"""Longer offsets stand in the offsets file only, since lake metadata repeats them per snapshot."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """Where the table stands before a round."""
+    """The state of the table before a round."""
 
     newest: CommittedSnapshot | None
-    """The newest snapshot of ours in the lake."""
+    """The newest snapshot of ours in the lake; None if there is none."""
     known: LakeSnapshot | None
-    """The same as the cluster knows it, with the offsets to plan from."""
+    """The same snapshot as the cluster knows it, with the offsets to plan from."""
     reported: bool
-    """The cluster did not know it until now."""
+    """Whether the snapshot was reported to the cluster just now."""
 
 
 class TableCommitter:
@@ -74,7 +74,10 @@ class TableCommitter:
         self._lake = lake
 
     def recover(self) -> Recovery:
-        """Let the cluster know the newest snapshot of ours; `LakeTableError` if it is gone."""
+        """Report the newest snapshot of ours to the cluster if the cluster does not know it.
+
+        Raises `LakeTableError` if the lake lost a snapshot that the cluster knows.
+        """
         known = self._admin.lake_snapshot(self._lease.path)
         newest = self._lake.newest()
         if newest is None:
@@ -99,7 +102,7 @@ class TableCommitter:
             self._commit(newest, stored)
 
     def _live(self, offsets: Mapping[TableBucket, int]) -> Mapping[TableBucket, int]:
-        """Those of partitions that are still there; the coordinator takes no others."""
+        """Offsets of existing partitions only; the coordinator accepts no others."""
         if all(bucket.partition_id is None for bucket in offsets):
             return offsets
         there = {found.partition_id for found in self._admin.list_partitions(self._lease.path)}
@@ -109,7 +112,7 @@ class TableCommitter:
         self.commit_to_server(newest.snapshot_id, offsets_path, readable=newest.readable)
 
     def prepare(self, offsets: Mapping[TableBucket, int]) -> str:
-        """Store the offsets of the buckets of a round, merged with the others; where they are."""
+        """Store the offsets of a round, merged with those of other buckets; returns their path."""
         return self._tiering.prepare(self._lease, offsets)
 
     def commit_to_lake(
@@ -119,22 +122,22 @@ class TableCommitter:
         expected: int | None,
         fresh: Collection[str] = (),
     ) -> CommitResult:
-        """One snapshot with all results, on top of `expected`; see the table above."""
+        """Commit one snapshot with all results on top of `expected`; see the table above."""
         committable = self._lake.to_committable(results)
         try:
             return self._lake.commit(committable, properties, expected, fresh)
         except LakeCommitRefusedError:
             self._lake.abort(committable)
             raise
-        except Exception as problem:  # an outcome that nobody knows, whatever it looks like
+        except Exception as problem:  # whatever the error says, the outcome is unknown
             return self._find(properties[ROUND_KEY], problem)
 
     def abort(self, results: Sequence[Any]) -> None:
-        """Remove the files of a round that no commit was tried for."""
+        """Remove the files of a round whose commit was not attempted."""
         self._lake.abort(self._lake.to_committable(results))
 
     def commit_to_server(self, snapshot_id: int, offsets_path: str, *, readable: bool) -> None:
-        """Make a snapshot the table's lake snapshot, and the one union reads use if readable."""
+        """Commit a snapshot to the cluster. Union reads use it if it is `readable`."""
         self._tiering.commit(
             self._lease,
             snapshot_id,
@@ -159,7 +162,7 @@ def snapshot_properties(
     offsets_path: str,
     offsets: Mapping[TableBucket, int],
 ) -> dict[str, str]:
-    """What a round's snapshot carries; `offsets` are those of all buckets."""
+    """The properties of a round's snapshot; `offsets` are those of all buckets."""
     properties = {
         COMMIT_USER_KEY: COMMIT_USER,
         OFFSETS_PATH_KEY: offsets_path,
@@ -174,22 +177,22 @@ def snapshot_properties(
 
 
 def inline_offsets(table_id: int, properties: Mapping[str, str]) -> dict[TableBucket, int]:
-    """The offsets in a snapshot's properties; empty where they stand in a file only."""
+    """The offsets in a snapshot's properties; empty if they stand in the offsets file only."""
     text = properties.get(OFFSETS_KEY)
     return {} if text is None else offsets_from_json(table_id, json.loads(text))
 
 
 def is_fenced(problem: BaseException) -> bool:
-    """The lease belongs to somebody else by now."""
+    """Whether the error says that another service holds the lease."""
     code = problem.code if isinstance(problem, ZuflussError) else None
     return code is ErrorCode.FENCED_TIERING_EPOCH_EXCEPTION
 
 
 def _lost(lease: TieringLease, known: LakeSnapshot) -> str:
     return (
-        f"lake table of {lease.path} no longer has snapshot {known.snapshot_id}, up to which the "
-        "cluster counts on it: it was dropped, replaced or set back from outside. Restore it, or "
-        "drop and re-create the table"
+        f"lake table of {lease.path} no longer has snapshot {known.snapshot_id}, on which the "
+        "cluster relies: the lake table was dropped, replaced or rolled back from outside. Restore "
+        "it, or drop and re-create the table"
     )
 
 

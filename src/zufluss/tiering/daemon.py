@@ -1,7 +1,7 @@
 """Spark's Python daemon with the imports of a tiering task done: workers are forked with them.
 
-A worker that has to import the client and the lake's libraries itself takes seconds for that, in
-the first round after a start. Importing starts no threads, so forking afterwards is safe.
+Otherwise each worker would spend seconds on these imports in the first round after a start. Imports
+start no threads, so forking afterwards is safe.
 """
 
 from __future__ import annotations

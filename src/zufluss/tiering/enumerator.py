@@ -1,12 +1,13 @@
-"""The service's side of the hand-out: heartbeats, new tables, and tables that are lost.
+"""Heartbeats of the service: it receives tables, reports rounds, and learns of lost leases.
 
-One thread talks to the coordinator, whatever the rounds do. A heartbeat says which tables are in
-work, which are finished or failed since, and whether there is room for another one. The answer has
-a table, and the ones that are not ours any more: their rounds are told to end.
+One thread talks to the coordinator, independent of the rounds. A heartbeat names the tables whose
+rounds are running, those that finished or failed since the last one, and whether there is room for
+another table. The answer may have a new table, and names the tables whose lease is lost: their
+rounds are told to end.
 
-When the coordinator is away the rounds go on; what they report waits until it is back. If that
-takes longer than the heartbeat timeout, the tables go to somebody else, and the coordinator refuses
-our commits: nothing here has to be quick to be right.
+While the coordinator cannot be reached, rounds go on and their reports wait. After the heartbeat
+timeout the coordinator gives the tables to another service and refuses our commits, so correctness
+does not depend on speed here.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ from zufluss.tiering.round import RoundLease
 _log = structlog.get_logger("zufluss.tiering")
 
 PAUSE_SECONDS_MAX: Final = 5.0
-"""The longest pause before a coordinator that does not answer is asked again."""
+"""The longest pause between heartbeats while the coordinator does not answer."""
 CLOSE_SECONDS: Final = 10.0
-"""How long the last report may take; after that the tables are free when their leases time out."""
+"""How long the last heartbeat may take. Without it the leases end by their timeout."""
 
 
 @dataclass(slots=True)
 class _Reports:
-    """What the next heartbeat has to say."""
+    """The outcomes of rounds that the next heartbeat reports."""
 
     finished: dict[TieringLease, TieringStats] = field(default_factory=dict)
     more: set[int] = field(default_factory=set)
@@ -44,13 +45,13 @@ class _Reports:
         return bool(self.finished or self.failed)
 
     def before(self, later: _Reports) -> _Reports:
-        """These and later ones."""
+        """These reports and later ones, joined."""
         finished = self.finished | later.finished
         return _Reports(finished, self.more | later.more, self.failed + later.failed)
 
 
 class Enumerator:
-    """Asks for tables and hands them to `on_table`; `finish` and `fail` report their rounds.
+    """Asks for tables and passes them to `on_table`; `finish` and `fail` report their rounds.
 
     `on_table` and `on_lost` are called in the enumerator's thread and must not wait long.
     """
@@ -81,11 +82,11 @@ class Enumerator:
     # -- what the service calls ----------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin to ask for tables."""
+        """Start to ask for tables."""
         self._thread.start()
 
     def finish(self, lease: RoundLease, stats: TieringStats, *, more: bool = False) -> None:
-        """A round went well; with `more` the table wants another one at once."""
+        """Report a successful round; with `more` the table needs another round at once."""
         with self._lock:
             if self._running.pop(lease.table, None) is not None and not lease.lost:
                 self._reports.finished[lease.table] = stats
@@ -94,24 +95,24 @@ class Enumerator:
         self._wake.set()
 
     def fail(self, lease: RoundLease) -> None:
-        """A round ended without a commit; the coordinator decides when another one tries."""
+        """Report a round without a commit; the coordinator decides when to try again."""
         with self._lock:
             if self._running.pop(lease.table, None) is not None and not lease.lost:
                 self._reports.failed.append(lease.table)
         self._wake.set()
 
     def running(self) -> list[RoundLease]:
-        """The tables in work."""
+        """The leases of running rounds."""
         with self._lock:
             return list(self._running.values())
 
     def drain(self) -> None:
-        """Ask for no more tables; those in work are still kept."""
+        """Ask for no more tables; the leases of running rounds are still renewed."""
         self._asking = False
         self._wake.set()
 
     def close(self) -> None:
-        """Report what is left, tables in work as failed, and end."""
+        """Report all outcomes, running rounds as failed, and stop the thread."""
         with self._lock:
             self._reports.failed += self._kept()
             self._running.clear()
@@ -130,7 +131,7 @@ class Enumerator:
         self._lasting_beat()
 
     def _lasting_beat(self) -> bool:
-        """A heartbeat that nothing keeps from being followed by another one."""
+        """Send a heartbeat; no error of it stops the thread."""
         try:
             return self._beat()
         except Exception as problem:
@@ -145,14 +146,14 @@ class Enumerator:
         return self._poll_seconds if room else self._beat_seconds
 
     def _beat(self) -> bool:
-        """One heartbeat; True when another one makes sense at once."""
+        """Send a heartbeat; True if another one should follow at once."""
         with self._lock:
             lost = [lease for lease in self._running.values() if lease.lost]
             kept = self._kept()
             reports, self._reports = self._reports, _Reports()
             room = self._asking and len(self._running) < self._slots
         for lease in lost:
-            self._on_lost(lease)  # again, in case its job had not begun the last time
+            self._on_lost(lease)  # repeated, since the job may not have begun the last time
         if not (kept or reports or room):
             return False
         try:
@@ -164,7 +165,7 @@ class Enumerator:
                 request_table=room,
                 timeout_ms=self._timeout_ms,
             )
-        except Exception as problem:  # of the network or not: this thread has to go on
+        except Exception as problem:  # of any kind: this thread must go on
             self._coordinator_away(reports, problem)
             return False
         return self._take(answer)
@@ -173,7 +174,7 @@ class Enumerator:
         return [table for table, lease in self._running.items() if not lease.lost]
 
     def _coordinator_away(self, reports: _Reports, problem: Exception) -> None:
-        """Report it again with the next heartbeat."""
+        """Keep the reports for the next heartbeat."""
         self._away += 1
         if self._away == 1:
             _say("warning", "coordinator_away", problem=str(problem))
@@ -196,7 +197,7 @@ class Enumerator:
         return room
 
     def _lose(self, table_id: int, problem: ZuflussError) -> None:
-        """The table is not ours any more."""
+        """End the rounds of a table whose lease is lost."""
         with self._lock:
             leases = [lease for table, lease in self._running.items() if table.table_id == table_id]
         for lease in leases:
@@ -206,6 +207,6 @@ class Enumerator:
 
 
 def _say(level: str, event: str, **about: object) -> None:
-    """Log something; a log that cannot be written is no reason to stop the heartbeat."""
+    """Log an event; a log that cannot be written must not stop the heartbeat."""
     with suppress(Exception):
         getattr(_log, level)(event, **about)

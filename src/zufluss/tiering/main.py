@@ -4,8 +4,8 @@
     python -m zufluss.tiering --fluss.bootstrap.servers host:9123
     spark-submit --master … …/zufluss/tiering/main.py --fluss.bootstrap.servers host:9123
 
-Prints one line on stdout when it is ready. SIGTERM and Ctrl-C end it gracefully, a second one at
-once.
+Prints one line on stdout when the service is ready. SIGTERM or Ctrl-C stops it gracefully, a second
+signal at once.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ READY: Final = "zufluss tiering ready"
 DAEMON_KEY: Final = "spark.python.daemon.module"
 DAEMON: Final = "zufluss.tiering.daemon"
 SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
-"""In the environment of a driver that `spark-submit` started."""
+"""The environment variable that a driver started by `spark-submit` has."""
 WATCH_SECONDS: Final = 0.5
 STOPPED, FAILED, USAGE, UNREACHABLE = 0, 1, 2, 3
-"""Exit codes, as those of the `zufluss` command."""
+"""Exit codes, the same as those of the `zufluss` command."""
 
 
 def run(options: TieringOptions, on_step: OnStep = no_step) -> int:
-    """Tier tables until a signal comes; the exit code."""
+    """Tier tables until a signal arrives; returns the exit code."""
     endings: queue.SimpleQueue[str | None] = queue.SimpleQueue()
     with ExitStack() as stack:
         bootstrap = options[BOOTSTRAP_SERVERS]
@@ -94,14 +94,14 @@ def _runner(options: TieringOptions, stack: ExitStack) -> SparkRunner:
 
 
 def _is_remote(options: TieringOptions) -> bool:
-    """Spark Connect: the server has settings of its own."""
+    """Whether the session uses Spark Connect, whose server has its own settings."""
     given = options.spark
     places = (given.get("spark.master"), given.get("spark.remote"), os.environ.get("SPARK_REMOTE"))
     return any(place.startswith("sc://") for place in places if place)
 
 
 def _shown(stack: ExitStack) -> Progress:
-    """A live table on a terminal, else log lines."""
+    """A live table if stderr is a terminal, else log lines."""
     if not sys.stderr.isatty():
         return LogProgress()
     live = stack.enter_context(LiveProgress(Console(stderr=True)))
@@ -110,7 +110,7 @@ def _shown(stack: ExitStack) -> Progress:
 
 
 def _counted(options: TieringOptions, progress: Progress, stack: ExitStack) -> Progress:
-    """The same progress with metrics, if they are wanted."""
+    """The progress with metrics in addition, if a metrics port is configured."""
     port = options[METRICS_PORT]
     if port is None:
         return progress
@@ -124,7 +124,7 @@ def _counted(options: TieringOptions, progress: Progress, stack: ExitStack) -> P
 
 
 def main(arguments: Sequence[str] | None = None, on_step: OnStep = no_step) -> int:
-    """The command line; the exit code."""
+    """Run the command line; returns the exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if asks_for_help(words):
         print(help_text())
@@ -146,14 +146,14 @@ def main(arguments: Sequence[str] | None = None, on_step: OnStep = no_step) -> i
 
 
 def parse(words: Sequence[str]) -> TieringOptions:
-    """The options of a command line; the cluster may come from ZUFLUSS_BOOTSTRAP too."""
+    """The options of a command line; ZUFLUSS_BOOTSTRAP is the default address of the cluster."""
     bootstrap = os.environ.get("ZUFLUSS_BOOTSTRAP")
     told = [f"--{BOOTSTRAP_SERVERS.key}={bootstrap}"] if bootstrap else []
     return TieringOptions.parse([*told, *words])
 
 
 def _stop(spark: SparkSession) -> None:
-    """Stop the session; one whose JVM is gone has stopped already."""
+    """Stop the session; a session whose JVM is gone has stopped already."""
     try:
         spark.stop()
     except Exception as problem:
@@ -161,7 +161,7 @@ def _stop(spark: SparkSession) -> None:
 
 
 def _watch_submit(endings: queue.SimpleQueue[str | None]) -> None:
-    """End with the `spark-submit` that started this process; it ends without a word."""
+    """Stop the service when the `spark-submit` that started it is gone, which sends no signal."""
     if SUBMITTED not in os.environ:
         return
     parent = os.getppid()
@@ -176,7 +176,7 @@ def _watch_submit(endings: queue.SimpleQueue[str | None]) -> None:
 
 @contextmanager
 def _signals(endings: queue.SimpleQueue[str | None]) -> Iterator[None]:
-    """The first SIGTERM or SIGINT ends the service, the second one the process."""
+    """The first SIGTERM or SIGINT stops the service, the second one kills the process."""
 
     def handle(number: int, frame: object) -> None:
         for each in before:

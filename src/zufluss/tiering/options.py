@@ -2,14 +2,14 @@
 
 | group | what |
 |---|---|
-| `--fluss.bootstrap.servers`, `--fluss.client.*` | where the cluster is, and how to talk to it |
-| `--datalake.format`, `--datalake.<format>.*` | the lake, where it is not as the cluster says |
+| `--fluss.bootstrap.servers`, `--fluss.client.*` | the cluster, options of the client |
+| `--datalake.format`, `--datalake.<format>.*` | the lake, overriding the cluster's properties |
 | `--lake.tiering.*` | this service |
-| `--zufluss.metrics.*` | where it serves metrics |
-| `--spark.*` | the Spark session, handed on as it is |
+| `--zufluss.metrics.*` | the address of its metrics |
+| `--spark.*` | settings of the Spark session, unchanged |
 
-Each is given as `--key value` or `--key=value`. A key that is not known is refused with the
-nearest one that is: a service that runs for months must not ignore half of what it was told.
+Each is given as `--key value` or `--key=value`. An unknown key is refused, with the nearest known
+key in the message.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ TIERING_OPTIONS: Mapping[str, Option[Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class TieringOptions:
-    """What a tiering service was started with, checked."""
+    """The checked options of a tiering service."""
 
     values: Mapping[str, Any] = field(default_factory=dict)
     """The parsed values that were given, by key; read them with `options[OPTION]`."""
@@ -155,7 +155,7 @@ class TieringOptions:
 
     @classmethod
     def parse(cls, arguments: Sequence[str]) -> TieringOptions:
-        """The options of a command line; `ConfigError` names what is wrong and what is near."""
+        """The options of a command line; `ConfigError` names a wrong key and the nearest one."""
         return cls.of(split_arguments(arguments))
 
     @classmethod

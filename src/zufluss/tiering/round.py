@@ -4,26 +4,25 @@
 |---|---|---|
 | received | the lease is here | nothing; the lease times out |
 | recover | a lake snapshot that the cluster does not know is reported | |
-| plan | what is new, as splits; nothing new ends the round | |
-| job | a Spark job writes files that no one sees | |
-| validate | every split once, the table still there, the lease still ours | files that are swept |
+| plan | new records become splits; the round ends if there are none | |
+| job | a Spark job writes files that no snapshot references yet | |
+| validate | one result per split, the table exists, the lease is ours | files that are swept |
 | prepare | the coordinator stores the offsets | |
 | lake-commit | one snapshot in the lake | an offsets file, files that are swept |
 | server-commit | the cluster learns of the snapshot | what `recover` of the next round reports |
 | finish | | a table that is handed out again when the lease times out |
 
-`on_step` is called with the name before each step; tests kill the process there.
+`on_step` is called with the name of each step before the step; tests kill the process there.
 
-What is read of the table is read in this order: partitions, lake snapshot, end offsets, first
-offsets, key-value snapshots, then the table itself. So its schema covers every row below the end
-offsets and in the snapshots, and a snapshot that is there begins where the log still is. The
-key-value snapshots are leased as they are found (`docs/leases.md`), and let go when the round is
-over, so the tasks find them however long they take. A round whose lease is lost ends, and the next
-one plans anew.
+A round reads the state of the table in this order: partitions, lake snapshot, end offsets, first
+offsets, key-value snapshots, and the table itself last. So the schema covers every row below the
+end offsets and in the snapshots, and every key-value snapshot ends at an offset that the log still
+has. The round leases the key-value snapshots (`docs/leases.md`) and releases them at its end, so
+tasks find them however long they take. A round that loses this lease ends; the next one plans anew.
 
-A partition that was dropped and created again has another id, and no offset in the lake snapshot:
-the first round that writes it takes the rows of the earlier one out, in the same snapshot. Until
-then the lake table still shows them; union reads do not.
+A partition that was dropped and created again has a new id and no offset in the lake snapshot. The
+first round that writes the new partition removes the rows of the old one in the same snapshot.
+Until then the lake table still shows the old rows; union reads do not.
 """
 
 from __future__ import annotations
@@ -88,13 +87,13 @@ STEPS: Final = (
     "finish",
 )
 SNAPSHOT_LEASE_MS: Final = 10 * MINUTE_MS
-"""How long snapshots are leased at a time: so long they stay when the service is killed."""
+"""The duration of the lease on key-value snapshots: how long a killed service keeps them."""
 
 OnStep = Callable[[str], None]
 
 
 class RoundEndedError(LakeError):
-    """The round cannot go on although nothing is wrong: dropped, fenced, or cancelled."""
+    """The round ends early without a fault: table dropped, round fenced or cancelled."""
 
 
 class TableGoneError(RoundEndedError):
@@ -103,66 +102,66 @@ class TableGoneError(RoundEndedError):
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """What every round of a service uses."""
+    """The connections and options that all rounds of a service share."""
 
     connection: Connection
     """The driver's connection."""
     tiering: TieringClient
     """The tiering calls on it."""
     runner: JobRunner
-    """Where jobs run."""
+    """Runs the Spark jobs."""
     options: o.TieringOptions
-    """What the service was started with."""
+    """The options of the service."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoundResult:
-    """A round that went well."""
+    """The outcome of a successful round."""
 
     table: TableInfo
     """The table as it was planned."""
     snapshot_id: int | None
-    """Its newest snapshot of ours, None if it has none yet."""
+    """The newest lake snapshot that tiering committed; None if there is none yet."""
     offsets_path: str | None
-    """Where its offsets are, if this round made it."""
+    """The path of the snapshot's offsets file; None if this round committed no snapshot."""
     records: int = 0
-    """Records that this round moved."""
+    """Records that this round wrote to the lake."""
     size: int = 0
     """Their bytes in memory."""
     remaining: int = 0
-    """Records that wait for the next round already."""
+    """Records that are left to the next round."""
     max_timestamp_ms: int | None = None
-    """The commit time of the newest record that was moved."""
+    """The commit time of the newest record written; None without records."""
     total_bytes: int | None = None
-    """Size of the lake table, where the format knows."""
+    """The size of the lake table; None if the format does not report it."""
     total_records: int | None = None
-    """Rows of the lake table, where the format knows."""
+    """Rows of the lake table; None if the format does not report them."""
     recovered: bool = False
-    """A snapshot of an earlier round was reported first."""
+    """Whether a snapshot of an earlier round was reported to the cluster first."""
 
     @property
     def committed(self) -> bool:
-        """This round made a snapshot."""
+        """Whether this round committed a snapshot."""
         return self.offsets_path is not None
 
 
 class RoundLease:
-    """A lease while its round runs: who learns that it is lost, or to be given up, says so here."""
+    """The lease of a running round. Any thread may tell the round to end."""
 
     def __init__(self, table: TieringLease) -> None:
         self.table = table
-        """What the coordinator gave."""
+        """The lease as the coordinator granted it."""
         self.tag = f"zufluss-tiering-{table.table_id}-{table.tiering_epoch}"
         """The tag of its Spark job."""
         self.since = time.monotonic()
-        """When it was received."""
+        """The monotonic time at which the lease was received."""
         self.lost = False
-        """Another service may have the table; nothing is to be reported of it."""
+        """Whether another service may have the table; then nothing is reported about it."""
         self._ended = threading.Event()
         self._reason = ""
 
     def end(self, reason: str, *, lost: bool = False) -> None:
-        """Let the round end at its next step."""
+        """Make the round end at its next step."""
         self._reason = self._reason or reason
         self.lost = self.lost or lost
         self._ended.set()
@@ -174,7 +173,7 @@ class RoundLease:
 
 
 class TieringRound:
-    """One round of one table; `run` it once."""
+    """One round of one table; call `run` once."""
 
     def __init__(self, cluster: Cluster, lease: RoundLease, on_step: OnStep) -> None:
         self._cluster = cluster
@@ -188,7 +187,7 @@ class TieringRound:
         self._snapshots: KvSnapshotLease | None = None
 
     def run(self) -> RoundResult:
-        """Tier what is new; `RoundEndedError` when that makes no sense any more."""
+        """Tier all new records. Raises `RoundEndedError` if the round has to end early."""
         with self._held:
             try:
                 return self._run()
@@ -248,7 +247,7 @@ class TieringRound:
         state: TieringInput,
         recovered: Recovery,
     ) -> RoundResult:
-        """Steps 4 to 9; without splits for a snapshot that readers find where theirs expired."""
+        """Run the steps from `job` on; without splits an empty snapshot replaces an expired one."""
         assert self._plan is not None
         self._step("job")
         results: list[BucketResult] = []
@@ -292,7 +291,7 @@ class TieringRound:
     # -- what is read of the table --------------------------------------------------------------
 
     def _table_info(self) -> TableInfo:
-        """The table; `RoundEndedError` when it is not the one that was handed out."""
+        """The table. Raises `TableGoneError` if it is not the one that the lease is for."""
         wanted = self._lease.table.table_id
         try:
             info = self._admin.table_info(self._path)
@@ -323,7 +322,7 @@ class TieringRound:
         return state, self._table_info()
 
     def _kv_snapshots(self, state: TieringInput) -> dict[TableBucket, LeasedSnapshot]:
-        """The newest snapshots of the buckets for whose planning they matter, leased."""
+        """Lease the newest key-value snapshot of every bucket whose plan may use one."""
         wanted = [bucket for bucket in state.ends if asks_for_snapshot(state, bucket)]
         if not wanted:
             return {}
@@ -387,7 +386,7 @@ class TieringRound:
             raise RoundEndedError(f"{self._path}: {self._lease.reason}")
 
     def _explain(self, problem: Exception) -> RoundEndedError | None:
-        """What explains a failure without anything being wrong."""
+        """The reason why the round failed without a fault; None if the failure is a fault."""
         if self._lease.reason is not None:
             return RoundEndedError(f"{self._path}: {self._lease.reason}")
         if is_fenced(problem):
@@ -418,7 +417,7 @@ class TieringRound:
         )
 
     def _snapshots_lost(self) -> RoundEndedError | None:
-        """The lease of the key-value snapshots may have expired, or somebody dropped it."""
+        """The error to raise if the lease of key-value snapshots is lost; None if it is held."""
         if self._snapshots is None:
             return None
         try:
@@ -429,7 +428,7 @@ class TieringRound:
 
 
 class _Lake:
-    """The lake's side of a round: its committer, made anew when the table was altered."""
+    """The lake committer of a round, created again when the table was altered."""
 
     def __init__(
         self,
@@ -450,14 +449,14 @@ class _Lake:
         self.committer = TableCommitter(self._cluster.tiering, admin, self._lease.table, self._lake)
 
     def follow(self, info: TableInfo) -> None:
-        """Create the lake table, or let it follow the table."""
+        """Create the lake table, or alter it to fit the table."""
         if info != self._info:
             self._lake.close()
             self._open(info)
         self._lake.prepare_table()
 
     def handle(self, fresh: Collection[str]) -> bytes:
-        """What the writers need."""
+        """The handle that writers of this round need."""
         return self._lake.writer_handle(fresh)
 
     def __enter__(self) -> _Lake:
@@ -481,7 +480,7 @@ def validate(plan: TieringPlan, results: Sequence[BucketResult]) -> None:
 
 
 def lake_context(options: o.TieringOptions, info: TableInfo) -> CommitterContext:
-    """How to reach the lake table of a table."""
+    """The context with which the lake of a table is opened."""
     format = info.property(t.TABLE_DATALAKE_FORMAT)
     overrides = options.lake.get(format, {})
     return CommitterContext(info, catalog_properties(info, format, overrides))

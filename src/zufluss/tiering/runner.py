@@ -1,7 +1,7 @@
-"""How a round's job is run: in Spark, one job per round and table.
+"""Runs the job of a round in Spark: one job per round and table.
 
-The range of task numbers is all that Spark hands out; the splits stand in the closure. That form
-works on classic Spark and over Connect, and gives exactly one group of splits to each task.
+Spark distributes only a range of task numbers; the splits are in the closure. This works on classic
+Spark and over Connect, and gives each task exactly one group of splits.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ class JobRunner(Protocol):
 
     @property
     def cores(self) -> int:
-        """How many tasks can run at the same time."""
+        """The number of tasks that can run at the same time."""
         ...
 
     def run(self, job: TieringJob, tag: str) -> list[BucketResult]:
-        """All results of the job; raises what made it fail."""
+        """Run the job and return its results; raises the error that made it fail."""
         ...
 
     def cancel(self, tag: str) -> None:
-        """End the job of that tag; nothing happens if there is none."""
+        """Cancel the job with this tag, if there is one."""
         ...
 
     def alive(self) -> bool:
-        """Jobs can be run."""
+        """Whether jobs can be run."""
         ...
 
     def thread(self, target: Callable[[], None], name: str) -> threading.Thread:
@@ -57,14 +57,14 @@ class SparkRunner:
 
     @property
     def cores(self) -> int:
-        """Cores of all executors that there are now."""
+        """The cores of all current executors."""
         if self._context is not None:
             return max(int(self._context.defaultParallelism), 1)
         text = self._spark.conf.get("spark.default.parallelism", None)
         return int(text) if text else os.cpu_count() or 1
 
     def run(self, job: TieringJob, tag: str) -> list[BucketResult]:
-        """All results of the job; raises what made it fail."""
+        """Run the job and return its results; raises the error that made it fail."""
         count = len(job.groups)
         with self._tagged(tag, str(job.table.path)):
             numbers = self._spark.range(0, count, 1, count)
@@ -72,26 +72,26 @@ class SparkRunner:
         return [pickle.loads(row[0]) for row in rows]
 
     def warm_up(self) -> None:
-        """Have workers started and code compiled before the first round needs them."""
+        """Start workers and compile code before the first round needs them."""
         count = self.cores
         self._spark.range(0, count, 1, count).mapInArrow(empty_task, RESULT_TYPE).collect()
 
     def cancel(self, tag: str) -> None:
-        """End the job of that tag; nothing happens if there is none."""
+        """Cancel the job with this tag, if there is one."""
         if self._context is not None:
             self._context.cancelJobsWithTag(tag)
         else:
             self._spark.interruptTag(tag)
 
     def alive(self) -> bool:
-        """The session can still be used."""
+        """Whether the session can still be used."""
         try:
             return bool(self._spark.range(1).count() == 1)
         except Exception:  # whatever a dead gateway or session raises
             return False
 
     def thread(self, target: Callable[[], None], name: str) -> threading.Thread:
-        """A thread with a JVM thread of its own, so that tags and pools are per table."""
+        """A thread with its own JVM thread, so that each table has its own tags and pool."""
         from pyspark import InheritableThread
 
         session = self._spark if self._context is None else None

@@ -4,8 +4,8 @@ The enumerator's thread receives tables and puts them into a queue; a few table 
 from there, each with one round at a time. A round is one Spark job, so tables in parallel share the
 cores. Several services may run beside each other; the coordinator gives each table to one of them.
 
-Stopping is graceful: no new tables, running rounds may end within a limit, are cancelled after it,
-and whatever is left is reported as failed, so that another service can have it at once.
+Stopping is graceful: the service takes no new tables, gives running rounds a limited time, cancels
+the rest, and reports them as failed so that another service can take their tables at once.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ CANCEL_STEP_SECONDS: Final = 0.2
 
 
 def no_step(name: str) -> None:
-    """Nobody watches the steps."""
+    """The `on_step` that does nothing."""
 
 
 class TieringService:
-    """Runs rounds until it is stopped; `failed` is called once if it cannot go on."""
+    """Runs rounds until it is stopped; calls `failed` if the Spark session is gone."""
 
     def __init__(
         self,
@@ -74,13 +74,13 @@ class TieringService:
         ]
 
     def start(self) -> None:
-        """Begin to tier tables."""
+        """Start to tier tables."""
         for worker in self._workers:
             worker.start()
         self._enumerator.start()
 
     def stop(self) -> None:
-        """End gracefully; returns when all is reported."""
+        """Stop gracefully; returns when all rounds are reported."""
         self._enumerator.drain()
         for _ in self._workers:
             self._queue.put(None)
@@ -101,13 +101,13 @@ class TieringService:
         while (lease := self._queue.get()) is not None:
             try:
                 self._tier(lease)
-            except Exception as problem:  # a worker that ends would leave the table to nobody
+            except Exception as problem:  # the worker must survive, or the table would stay leased
                 self._enumerator.fail(lease)
-                with suppress(Exception):  # perhaps it is the log that cannot be written
+                with suppress(Exception):  # the log itself may be the problem
                     _log.error("worker_failed", table=str(lease.table.path), problem=str(problem))
 
     def _tier(self, lease: RoundLease) -> None:
-        """One round, and what is due after it. Whatever happens is reported, not raised."""
+        """Run one round and the housekeeping after it. Errors are reported, not raised."""
         self._progress.began(lease)
         began = time.perf_counter()
         try:
@@ -134,7 +134,7 @@ class TieringService:
     def _cancel(self, lease: RoundLease) -> None:
         try:
             self._runner.cancel(lease.tag)
-        except Exception as problem:  # a session that is gone has no jobs either
+        except Exception as problem:  # a session that is gone has no jobs left
             _log.warning("cancel_failed", table=str(lease.table.path), problem=str(problem))
 
     def _cancel_all(self) -> None:
@@ -147,7 +147,7 @@ class TieringService:
                 return
 
     def _join(self, seconds: float) -> bool:
-        """Wait for the table workers; True when all have ended."""
+        """Wait for the table workers; True if all have ended."""
         deadline = time.monotonic() + seconds
         for worker in self._workers:
             worker.join(max(deadline - time.monotonic(), 0.0))

@@ -1,4 +1,4 @@
-"""Planning: what one round reads, from what the lake has and what the cluster has.
+"""Plans the splits of one round, from the state of the lake and of the cluster.
 
 Pure functions over four inputs: the lake snapshot that the cluster knows, the end (high watermark)
 and the beginning of every bucket's log, and the key-value snapshots of primary-key tables. Per
@@ -23,20 +23,19 @@ changelog from the snapshot's offset. A snapshot is of use only where the lake h
 bucket: it does not tell which rows of the lake were deleted meanwhile. It is leased while the round
 runs, so newer ones do not replace it.
 
-A log split takes at most so many records; what is left over comes in the next round.
+A log split has a maximum number of records; the next round reads the rest.
 
-Retention keeps what is not tiered, so a log begins after t only where tiering was switched off for
-longer than `table.log.ttl`. A log table then goes on behind a *hole*, with a split of no records
-where nothing is left, so that the next round and union reads start from there.
+Retention keeps records that are not tiered, so a log begins after t only if tiering was off for
+longer than `table.log.ttl`. A log table then continues behind a *hole*: its split may have no
+records at all, so that the next round and union reads start behind the hole.
 """
 
 from __future__ import annotations
 
 import heapq
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from zufluss.lake.base import LakeError
 from zufluss.model.lake import LakeSnapshot
@@ -44,11 +43,11 @@ from zufluss.model.table import TableBucket, TablePath
 
 SPLIT_COST: Final = 20_000
 TASK_COST_MIN: Final = 50_000
-"""What a split costs beside its records, and what a task is started for; in records."""
+"""The fixed cost of a split, and the least cost that a task of its own pays for; in records."""
 
 CHANGES_MIN: Final = 100_000
 CHANGES_PER_ROW: Final = 4
-"""When a snapshot is read although the changelog is whole; see above."""
+"""The limits above which a snapshot is read although the changelog is whole; see above."""
 
 
 class LeasedSnapshot(NamedTuple):
@@ -57,9 +56,9 @@ class LeasedSnapshot(NamedTuple):
     snapshot_id: int
     """Its id."""
     log_offset: int
-    """It has everything below this offset of the changelog."""
+    """The snapshot has all changes below this offset of the changelog."""
     row_count: int | None = None
-    """Rows in it, None where that is not known."""
+    """The number of its rows; None if it is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +83,8 @@ class TieringLogSplit:
 
     @property
     def records(self) -> int:
-        """How much it is, for packing."""
+        """The number of records, for packing."""
         return self.stopping_offset - self.starting_offset
-
-    def to_json(self) -> str:
-        """As text; `split_from_json` reads it."""
-        return json.dumps({"log": [self.starting_offset, self.stopping_offset], **_place(self)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +100,7 @@ class TieringSnapshotSplit:
     snapshot_id: int
     """The snapshot."""
     log_offset_of_snapshot: int
-    """It has everything below this offset of the changelog."""
+    """The snapshot has all changes below this offset of the changelog."""
 
     @property
     def split_id(self) -> str:
@@ -119,24 +114,20 @@ class TieringSnapshotSplit:
 
     @property
     def stopping_offset(self) -> int:
-        """Where the next round goes on."""
+        """The offset at which the next round starts."""
         return self.log_offset_of_snapshot
 
     @property
     def records(self) -> int:
-        """How much it is at most, for packing."""
+        """An upper bound of its rows, for packing."""
         return self.log_offset_of_snapshot
-
-    def to_json(self) -> str:
-        """As text; `split_from_json` reads it."""
-        return json.dumps({"kv": [self.snapshot_id, self.log_offset_of_snapshot], **_place(self)})
 
 
 TieringSplit = TieringLogSplit | TieringSnapshotSplit
 
 
 class Hole(NamedTuple):
-    """Offsets of a log table that are in neither lake nor log, and never will be."""
+    """Offsets of a log table that neither the lake nor the log has."""
 
     bucket: TableBucket
     """The bucket."""
@@ -148,36 +139,36 @@ class Hole(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TieringPlan:
-    """What one round does."""
+    """The splits of one round."""
 
     splits: tuple[TieringSplit, ...]
     """At most one per bucket; none when there is nothing new."""
     remaining: int
-    """Records that are there already and left to the next round."""
+    """Records in the log that are left to the next round."""
     holes: tuple[Hole, ...] = ()
-    """What is left out between the lake and the splits."""
+    """Offsets between the lake and the splits that are lost."""
     fresh: frozenset[str] = frozenset()
-    """Partitions among the splits that are new under their name, as far as the lake knows."""
+    """Names of partitions of the splits whose earlier namesake the lake may still have."""
 
     @property
     def offsets(self) -> dict[TableBucket, int]:
-        """How far the planned buckets are in the lake after the round."""
+        """The offset up to which the lake has each planned bucket after the round."""
         return {split.bucket: split.stopping_offset for split in self.splits}
 
     @property
     def records(self) -> int:
-        """Offsets the round covers."""
+        """The number of offsets that the round covers."""
         return sum(split.stopping_offset - split.starting_offset for split in self.splits)
 
 
 @dataclass(frozen=True, slots=True)
 class TieringInput:
-    """What planning needs to know of a table, read in the order that the round keeps."""
+    """The state of a table as planning needs it; `round.py` says in which order it is read."""
 
     path: TablePath
     """The table."""
     has_primary_key: bool
-    """Its log is a changelog."""
+    """Whether the table has a primary key, so that its log is a changelog."""
     partitions: Mapping[int, str]
     """Names by id; empty for a table without partitions."""
     lake: LakeSnapshot | None
@@ -185,13 +176,13 @@ class TieringInput:
     ends: Mapping[TableBucket, int]
     """The high watermark of every bucket."""
     begins: Mapping[TableBucket, int]
-    """The first offset that is still there."""
+    """The first offset that the log of every bucket still has."""
     kv_snapshots: Mapping[TableBucket, LeasedSnapshot] = field(default_factory=dict)
-    """Of the buckets that have one."""
+    """The newest key-value snapshot, of buckets that have one."""
 
 
 def plan_splits(state: TieringInput, bucket_records_max: int) -> TieringPlan:
-    """The splits of the next round; `LakeError` when records are gone that the lake needs."""
+    """The splits of the next round; `LakeError` if records are lost that the lake needs."""
     splits: list[TieringSplit] = []
     holes: list[Hole] = []
     remaining = 0
@@ -211,7 +202,8 @@ def plan_splits(state: TieringInput, bucket_records_max: int) -> TieringPlan:
 def pack(splits: Sequence[TieringSplit], tasks_max: int) -> list[tuple[TieringSplit, ...]]:
     """The splits in at most `tasks_max` groups of about equal cost, none of them empty.
 
-    Little work goes into few tasks: starting one takes longer than reading a few thousand records.
+    A small amount of work goes into few tasks, since the start of a task costs more than reading a
+    few thousand records.
     """
     total = sum(map(cost, splits))
     count = min(len(splits), tasks_max, -(-total // TASK_COST_MIN))
@@ -225,18 +217,8 @@ def pack(splits: Sequence[TieringSplit], tasks_max: int) -> list[tuple[TieringSp
 
 
 def cost(split: TieringSplit) -> int:
-    """What a split takes, in records: opening a scan and closing a file counts for some."""
+    """The cost of a split in records; opening a scan and closing a file count too."""
     return SPLIT_COST + split.records
-
-
-def split_from_json(text: str) -> TieringSplit:
-    """The split that `to_json` wrote."""
-    source = json.loads(text)
-    path = TablePath(*source["path"])
-    bucket = TableBucket(*source["bucket"])
-    if "log" in source:
-        return TieringLogSplit(path, bucket, source["partition"], *source["log"])
-    return TieringSnapshotSplit(path, bucket, source["partition"], *source["kv"])
 
 
 def known_offsets(
@@ -267,14 +249,14 @@ def _plan_bucket(state: TieringInput, bucket: TableBucket, records_max: int) -> 
 
 
 def asks_for_snapshot(state: TieringInput, bucket: TableBucket) -> bool:
-    """Whether a key-value snapshot of a bucket could make a difference to planning."""
+    """Whether the plan of a bucket may use its key-value snapshot."""
     if not state.has_primary_key or _tiered(state, bucket) is not None:
         return False
     return state.begins[bucket] > 0 or state.ends[bucket] >= CHANGES_MIN
 
 
 def asks_for_rows(state: TieringInput, bucket: TableBucket, snapshot: LeasedSnapshot) -> bool:
-    """Whether the number of rows in it decides about a snapshot."""
+    """Whether the number of its rows decides if the plan uses a snapshot."""
     return state.begins[bucket] == 0 and snapshot.log_offset >= CHANGES_MIN
 
 
@@ -311,10 +293,6 @@ def _tiered(state: TieringInput, bucket: TableBucket) -> int | None:
 
 def _partition_of(state: TieringInput, bucket: TableBucket) -> str | None:
     return None if bucket.partition_id is None else state.partitions[bucket.partition_id]
-
-
-def _place(split: TieringSplit) -> dict[str, Any]:
-    return {"path": split.path, "bucket": split.bucket, "partition": split.partition}
 
 
 def _bucket_text(bucket: TableBucket) -> str:

@@ -1,13 +1,13 @@
-"""What runs inside Spark tasks: a range of a bucket is read and written to files of the lake.
+"""The code of tiering that runs in Spark tasks: reads a split and writes files of the lake.
 
-The range is read from the log, or a key-value snapshot stands for it (`splits.py`).
+A split is a range of a log, or a key-value snapshot in its place (`splits.py`).
 
 Rows never pass through the JVM: a task gets the splits in its closure, reads Arrow batches from the
-cluster, hands them to the lake's writer and returns one small result per split. A Python worker is
-killed without a word when its task is cancelled, so nothing here relies on being told; files of
-attempts that did not end well belong to nobody and are swept later.
+cluster, passes them to the lake's writer and returns one small result per split. Spark kills a
+Python worker without notice when its task is cancelled, so nothing here relies on cleaning up;
+files of failed attempts are swept later as orphans.
 
-Workers are reused between rounds, and with them their connection to the cluster.
+Workers are reused between rounds, and so is their connection to the cluster (`spark/cluster.py`).
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ if TYPE_CHECKING:
 LOG_OFFSET = "_log_offset"
 COMMIT_TIMESTAMP = "_commit_timestamp"
 RESULT = pa.schema([pa.field("result", pa.binary())])
-"""What a task returns to the driver: `BucketResult`s, one per row."""
+"""The rows that a task returns to the driver: one pickled `BucketResult` each."""
 
 
 @dataclass(frozen=True, slots=True)
 class TieringJob:
-    """One round's work as the tasks get it. Pickles."""
+    """The work of one round, as its tasks receive it. Pickles."""
 
     bootstrap: str
-    """Where the cluster is."""
+    """The address of the cluster."""
     client: Mapping[str, str]
     """`client.*` options."""
     format: str
@@ -54,9 +54,9 @@ class TieringJob:
     table: TableInfo
     """The table as planned."""
     handle: bytes
-    """What the writers need, from the committer."""
+    """The handle that the committer made for the writers."""
     tiering_epoch: int
-    """The epoch of the hand-out."""
+    """The epoch of the lease."""
     round_id: str
     """Unique per round."""
     groups: tuple[tuple[TieringSplit, ...], ...]
@@ -65,7 +65,7 @@ class TieringJob:
 
 @dataclass(frozen=True, slots=True)
 class BucketResult:
-    """What became of one split."""
+    """The outcome of one split."""
 
     split_id: str
     """The split."""
@@ -74,16 +74,16 @@ class BucketResult:
     records: int
     """Records read; rows of a snapshot."""
     size: int
-    """Their bytes in memory."""
+    """Their size in memory, in bytes."""
     max_timestamp_ms: int | None
-    """The commit time of the newest one; None where there are none, or it is not known."""
+    """The commit time of the newest record; None without records, or for a snapshot."""
     write_result: bytes
-    """The lake's own, through `write_result_serde`."""
+    """The result of the lake's writer, through `write_result_serde`."""
 
 
 @dataclass(slots=True)
 class _ReadProgress:
-    """How far a split is read, and that nothing is missing."""
+    """Counts the records of a split and checks that none is missing."""
 
     split: TieringSplit
     dense: bool
@@ -93,7 +93,7 @@ class _ReadProgress:
     max_timestamp_ms: int | None = None
 
     def take(self, batch: pa.RecordBatch, offset: str, timestamp: str) -> None:
-        """Account for a batch; `LakeError` unless it goes on where the last one ended."""
+        """Count a batch. Raises `LakeError` unless it begins where the last one ended."""
         offsets = batch.column(offset)
         first, last = offsets[0].as_py(), offsets[-1].as_py()
         fits = first == self.next_offset and last - first + 1 == batch.num_rows
@@ -109,7 +109,7 @@ class _ReadProgress:
         self.max_timestamp_ms = max(newest, self.max_timestamp_ms or newest)
 
     def check_end(self, position: int) -> None:
-        """`LakeError` unless everything up to the end was read."""
+        """Raise `LakeError` unless the split was read up to its end."""
         reached = self.next_offset if self.dense else position
         stop = self.split.stopping_offset
         if reached < stop or self.next_offset > stop:
@@ -124,7 +124,7 @@ class _ReadProgress:
 
 
 def task_function(job: TieringJob) -> Callable[[Iterable[pa.RecordBatch]], Iterator[Any]]:
-    """The function for `mapInArrow` over a range of task numbers."""
+    """The function that `mapInArrow` runs over a range of task numbers."""
 
     def run_task(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in numbers:
@@ -136,7 +136,7 @@ def task_function(job: TieringJob) -> Callable[[Iterable[pa.RecordBatch]], Itera
 
 
 def empty_task(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """For `mapInArrow`: a worker that has come this far is ready for real tasks."""
+    """A function for `mapInArrow` that only gets the worker started."""
     for _ in numbers:
         yield pa.record_batch([pa.array([], pa.binary())], schema=RESULT)
 
@@ -182,7 +182,7 @@ def run_split(job: TieringJob, split: TieringSplit, table: Table, attempt: str) 
 
 @functools.cache
 def cached_factory(format: str) -> LakeTieringFactory[Any, Any]:
-    """The factory of a format; looking for installed ones takes longer than an idle round."""
+    """The factory of a format; the search for it takes longer than an idle round."""
     return lake_factory(format)
 
 
@@ -219,7 +219,7 @@ def _write_snapshot(
     reading: _ReadProgress,
     split: TieringSnapshotSplit,
 ) -> None:
-    """The rows as inserts; what the snapshot has below its offset is what the changelog left."""
+    """Write the rows of a key-value snapshot in place of the changes below its offset."""
     with table.kv_snapshot(split.bucket, split.snapshot_id, info.schema.names) as rows:
         if rows.log_offset != split.log_offset_of_snapshot:
             raise LakeError(
@@ -241,7 +241,7 @@ def _range(split: TieringSplit) -> dict[str, Any]:
 
 
 def _position(scanner: LogScanner, split: TieringSplit) -> int:
-    """Where the scan ended; its beginning when the bucket was not there to be read."""
+    """The offset at which the scan ended; its start if the bucket does not exist."""
     return scanner.positions().get(split.bucket, split.starting_offset)
 
 

@@ -1,4 +1,4 @@
-"""Housekeeping of a lake table between two rounds, while the lease still keeps others away.
+"""Housekeeping of a lake table after a round, while its lease still excludes other services.
 
 | what | when |
 |---|---|
@@ -6,7 +6,7 @@
 | expiry of snapshots | after a commit, with `table.datalake.auto-expire-snapshot` |
 | sweeping of orphans | every `lake.tiering.sweep-interval` |
 
-It never fails a round: what was committed is committed, and the next round comes by again.
+Errors are logged and never fail a round; the next round tries again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _log = structlog.get_logger("zufluss.tiering")
 
 
 class Upkeep:
-    """Housekeeping of all tables of a service; remembers when a table was swept."""
+    """Housekeeping of all tables of a service; remembers when each table was swept."""
 
     def __init__(
         self, cluster: Cluster, clock: Clock = time.monotonic, clock_ms: ClockMs = wall_ms
@@ -39,7 +39,7 @@ class Upkeep:
         self._swept: dict[int, float] = {}
 
     def run(self, lease: RoundLease, result: RoundResult) -> None:
-        """Do what is due for a table whose round just ended."""
+        """Run the housekeeping that is due for a table after its round."""
         info = result.table
         compact = result.committed and info.property(t.TABLE_DATALAKE_AUTO_COMPACTION)
         expire = result.committed and info.property(t.TABLE_DATALAKE_AUTO_EXPIRE_SNAPSHOT)

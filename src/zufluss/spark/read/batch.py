@@ -1,7 +1,7 @@
 """The batch read of `format("fluss")`.
 
-Spark makes the reader, pickles it for the tasks, and only then asks for the partitions: what the
-plan pins is in the partitions, what all of them share is decided when the reader is made.
+Spark creates the reader, pickles it for the tasks, and then asks for the partitions. So everything
+that the plan pins is in the partitions; the reader holds only what all partitions share.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def source_schema(options: SourceOptions) -> StructType:
 
 
 def time_range(options: SourceOptions, info: TableInfo) -> TimeRange:
-    """The times asked for; `ConfigError` where rows have none."""
+    """The times of the options. Raises `ConfigError` if the rows have no times."""
     start, end = (
         None if (text := options.get(option)) is None else parse_time(option.key, text)
         for option in (o.INCREMENTAL_START, o.INCREMENTAL_END)
@@ -91,7 +91,7 @@ class FlussReader(DataSourceReader):
         self._fresh = options.get(o.READ_FRESH)
 
     def partitions(self) -> list[InputPartition]:
-        """Pin what is read now; one task per split, or one for all where there is a limit."""
+        """Pin the read now; one task per split, or one task for all if there is a limit."""
         if self._fresh:
             shares = 1 if self._read.limit is not None else self._request.info.bucket_count
             return [FreshShare(number, shares) for number in range(shares)]

@@ -49,7 +49,7 @@ _END: Final = ("end", "")
 
 
 def parse_filter(text: str, schema: Schema) -> Expression:
-    """The filter that a text says; `InvalidPredicateError` names the place that is not understood.
+    """Parse a filter; `InvalidPredicateError` names the place that is not understood.
 
     >>> parse_filter("id > 5 AND name LIKE 'a%'", schema)  # doctest: +SKIP
     """
@@ -62,7 +62,7 @@ def parse_filter(text: str, schema: Schema) -> Expression:
 
 
 class _FilterParser:
-    """Reads one text from left to right."""
+    """Parses one text from left to right."""
 
     def __init__(self, text: str, schema: Schema) -> None:
         self._text = text
@@ -97,7 +97,7 @@ class _FilterParser:
         )
 
     def _take(self, *words: str) -> str | None:
-        """Go on behind the next word if it is one of these keywords or signs."""
+        """Take the next word if it is one of these keywords or signs; else None."""
         kind, word = self.here
         if kind not in ("key", "sign") or word not in words:
             return None
@@ -217,7 +217,7 @@ class _FilterParser:
         return found
 
     def _timed(self, text: str, name: str, data_type: t.DataType) -> object:
-        """A text, as what it means for the column."""
+        """The value of a text in the type of the column: dates and times are parsed."""
         try:
             if data_type.root is t.Root.DATE:
                 return dt.date.fromisoformat(text)

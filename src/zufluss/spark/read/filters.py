@@ -1,7 +1,7 @@
-"""Filters of ours as columns of Spark, with the same answer for every row.
+"""Filters of `zufluss.col` as Spark columns, with the same result for every row.
 
-Where the two differ by themselves: a literal is typed by its column; NaN is larger than nothing,
-while Spark has it larger than everything. NULL matches no comparison in either.
+Two differences are evened out: a literal has the type of its column, and NaN matches no "larger
+than", while in Spark NaN is larger than everything. NULL matches no comparison in either.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """The lake's part of a union read: parquet files through Spark's own reader, without Python.
 
-Files without deletes are read plainly. Those that have some are joined, on the file's number and
-the row's position, with what their delete files say: the numbers make the join's key one integer,
-so that a million deletes are some megabytes and not a million paths.
+Files without deletes are read plainly. Files with deletes are anti-joined with their delete files
+on the number of the file and the position of the row: the join key is one integer, so a million
+deletes take some megabytes and not a million paths.
 
-A path has two spellings in Spark. It is read as it is, except for characters that would make it a
-pattern; `_metadata.file_path` is its URI, with characters escaped that Java thinks illegal. We take
-these from Spark (`inputFiles`) instead of knowing the rules; only the slashes behind `file:` are
-not always as many. A row whose file has no number fails the read.
+A path has two spellings in Spark. The reader takes the path itself, with pattern characters
+escaped. `_metadata.file_path` is a URI in which Java escaped the characters it considers illegal.
+We take the URIs from Spark (`inputFiles`) rather than know the rules; only the number of slashes
+behind `file:` varies. A row whose file has no number fails the read.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 POSITION_BITS: Final = 40
-"""Bits of a row's position in the key of a delete; the file's number stands above them."""
+"""The bits of a row's position in the join key; the file's number stands above them."""
 
 _PATTERN = re.compile(r"([\[\]{}*?\\])")
 _KEY: Final = "__zufluss_row"
@@ -63,7 +63,7 @@ def spark_path(path: str) -> str:
 
 
 def same_path(path: str) -> str:
-    """A spelling that all spellings of one path have in common.
+    """The normal form of all spellings of one path.
 
     >>> {same_path(p) for p in ("/t/a b", "file:/t/a b", "file:///t/a b")}
     {'file:/t/a b'}
@@ -92,7 +92,7 @@ def _without_deletes(
 
 
 def _uris(rows: DataFrame, numbers: dict[str, int]) -> dict[str, str]:
-    """By what Spark calls a file: what we call it."""
+    """The normal form of each file, by the URI that Spark has for it."""
     given = {spelled for uri in rows.inputFiles() for spelled in (uri, same_path(uri))}
     found = {uri: same_path(unquote(uri)) for uri in given}
     strange = set(numbers) ^ set(found.values())
@@ -105,7 +105,7 @@ def _uris(rows: DataFrame, numbers: dict[str, int]) -> dict[str, str]:
 
 
 def _deleted(spark: SparkSession, files: Sequence[LakeFile]) -> DataFrame:
-    """The keys of deleted rows. Delete files spell paths as the lake does, or once did."""
+    """The join keys of deleted rows. Delete files may spell paths as the lake once did."""
     from pyspark.sql import functions as F
 
     paths = list(dict.fromkeys(path for file in files for path in file.deletes))

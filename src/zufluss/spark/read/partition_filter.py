@@ -1,8 +1,8 @@
-"""Which partitions a filter leaves: those of which it is certain that no row matches are not read.
+"""Partition pruning: partitions in which certainly no row matches a filter are not read.
 
-Only the parts of the filter that are joined by AND and look at nothing but partition keys say
-something, and only for keys whose values are their own names: texts, integers, booleans and dates.
-A partition that was created under a name that is no such value is read.
+Only those parts of the filter count that are joined by AND and test nothing but partition keys, and
+only keys whose values can be read from the partition name: texts, integers, booleans and dates. A
+partition whose name is no value of the key's type is always read.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _READABLE: Final = frozenset(
 def possible_partitions(
     info: TableInfo, filter: Expression | None, names: Collection[str]
 ) -> set[str]:
-    """The partitions that may have rows that match."""
+    """The names of the partitions that may have matching rows."""
     keys = [k for k in info.partition_keys if info.schema.column(k).data_type.root in _READABLE]
     parts = [part for part in _joined(filter) if part.columns <= set(keys)]
     if not parts or not names:
@@ -44,7 +44,7 @@ def possible_partitions(
 
 
 def _joined(filter: Expression | None) -> tuple[Expression, ...]:
-    """The parts that all have to be true."""
+    """The parts of the filter that all have to be true."""
     if filter is None:
         return ()
     if isinstance(filter, Combination) and filter.function is CompoundFunction.AND:
@@ -53,7 +53,7 @@ def _joined(filter: Expression | None) -> tuple[Expression, ...]:
 
 
 def _values(info: TableInfo, key: str, texts: list[str]) -> pa.Array:
-    """What the names stand for; null where one is no value of the key's type."""
+    """The values of the key; null where a text is no value of its type."""
     of = info.schema.arrow.field(key).type
     try:
         return pa.array(texts, pa.utf8()).cast(of)

@@ -1,4 +1,4 @@
-"""The plan of a batch read: which splits there are, everything in them pinned.
+"""Plans a batch read: its splits, with everything in them pinned.
 
 | table | splits |
 |---|---|
@@ -8,10 +8,10 @@
 | `$lake`, or `read.optimized` | files of the lake |
 | `$changelog` | the log that is there, a range per bucket |
 
-Empty buckets have no split. A range is cut where a task is to have no more than so many records.
+Empty buckets have no split. A range is cut if a task may have only a number of records.
 
-Of many buckets only some are pinned, and not for long (`read/plan_pins.py`): a task whose bucket is
-not pinned has the state made at the offset of the plan.
+The states of some buckets are pinned for a short time (`read/plan_pins.py`); a task whose bucket is
+not pinned asks for the state at the offset of the plan.
 """
 
 from __future__ import annotations
@@ -41,39 +41,39 @@ from zufluss.spark.source_options import INCREMENTAL_END, TableView
 P = TypeVar("P", BucketPlace, TailRange)
 
 LAKE_SPLIT_BYTES: Final = 128 * 1024 * 1024
-"""Files of the lake that one task reads, about."""
+"""The approximate size of the lake files that one task reads."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """What is to be read."""
+    """The table and the part of it that a plan covers."""
 
     info: TableInfo
     """The table."""
     view: TableView
-    """What of it."""
+    """Its rows, its lake or its changelog."""
     partitions: tuple[str, ...] | None = None
     """Only these partitions."""
     prune: Expression | None = None
-    """Leave out partitions, and files of the lake, that have no row that matches."""
+    """A filter: partitions and files without matching rows may be left out."""
     times: TimeRange = ALWAYS
-    """Leave out log of other times."""
+    """Only log records of these times."""
     records_max: int | None = None
-    """Records of a log that a split has at most."""
+    """The most log records of a split; None for no limit."""
     share: tuple[int, int] | None = None
-    """Only buckets whose number leaves this remainder when divided by that number."""
+    """Only buckets whose number has this remainder for this divisor; None for all."""
 
     def has(self, bucket: int) -> bool:
-        """The bucket is among those to read."""
+        """Whether the bucket is to be read."""
         return self.share is None or bucket % self.share[1] == self.share[0]
 
     async def places(self, connection: AsyncConnection) -> list[BucketPlace]:
-        """The buckets whose log or state is to be read."""
+        """The buckets whose log or state is to be read, of existing partitions."""
         places = await chosen_places(connection, self.info, self.partitions, None)
         return self.possible(places)
 
     def possible(self, parts: Sequence[P]) -> list[P]:
-        """Those whose partition may have rows that match, and whose bucket is among ours."""
+        """The parts whose bucket is to be read and whose partition may have matching rows."""
         found: set[str] = {part.partition for part in parts if part.partition is not None}
         left: set[str | None] = {None, *possible_partitions(self.info, self.prune, found)}
         return [p for p in parts if p.partition in left and self.has(p.bucket.bucket_id)]
@@ -97,12 +97,12 @@ async def plan_splits(connection: AsyncConnection, request: PlanRequest) -> list
 
 
 def has_lake(info: TableInfo) -> bool:
-    """The table has a lake to be tiered to."""
+    """Whether the table has a lake format."""
     return info.property(t.TABLE_DATALAKE_FORMAT) is not None
 
 
 async def in_lake(connection: AsyncConnection, info: TableInfo) -> bool:
-    """The lake has something of the table that can be read."""
+    """Whether the table has a readable lake snapshot."""
     if not has_lake(info):
         return False
     return await connection.admin.lake_snapshot(info.path, readable=True) is not None
@@ -112,7 +112,7 @@ async def in_lake(connection: AsyncConnection, info: TableInfo) -> bool:
 
 
 async def log_ranges(connection: AsyncConnection, request: PlanRequest) -> Sequence[TailRange]:
-    """What the log of every bucket has now."""
+    """The range that the log of every bucket has now."""
     places = await request.places(connection)
     first = await list_offsets(connection, request.info, places, "earliest")
     end = await list_offsets(connection, request.info, places, "latest")
@@ -123,7 +123,7 @@ async def log_ranges(connection: AsyncConnection, request: PlanRequest) -> Seque
 async def _within(
     connection: AsyncConnection, request: PlanRequest, parts: Sequence[TailRange]
 ) -> Sequence[TailRange]:
-    """The ranges without what is certainly of other times; batches may still be of both."""
+    """The ranges without records that are certainly of other times; some others may be left."""
     times = request.times
     if times.end is not None:
         found = await _before(connection, request.info, parts, times.end)
@@ -137,7 +137,7 @@ async def _within(
 async def _before(
     connection: AsyncConnection, info: TableInfo, parts: Sequence[TailRange], end: int
 ) -> dict[TableBucket, int]:
-    """Where the log of each bucket reaches a time; it has to be over."""
+    """The offset at which the log of each bucket reaches a time in the past."""
     try:
         return await list_offsets(connection, info, _places(parts), end)
     except InvalidTimestampError as future:
@@ -150,9 +150,9 @@ async def _before(
 async def _from(
     connection: AsyncConnection, info: TableInfo, parts: Sequence[TailRange], start: int
 ) -> dict[TableBucket, int]:
-    """Where the log of each bucket reaches a time; those of which it is the future are not in it.
+    """The offset at which the log of each bucket reaches a time; without buckets that have not yet.
 
-    Servers whose clock was set back may know other futures, so all are asked one by one then.
+    A server may see the time as its future. Clocks differ, so then each bucket is asked by itself.
     """
     places = _places(parts)
     try:
@@ -237,7 +237,7 @@ async def _keyed(connection: AsyncConnection, request: PlanRequest) -> list[Spli
 
 
 def _merged(request: PlanRequest, plan: UnionPlan, snapshot_id: int) -> list[Split]:
-    """Files and tails bucket by bucket; all in one where a file's bucket is not known."""
+    """Files and tails by bucket; one split of all if the bucket of a file is not known."""
     files = _files(request, plan)
     tails = [part for part in request.possible(plan.tail) if part.start < part.stop]
     if any(file.bucket is None for file in files):
@@ -255,6 +255,6 @@ def _merged(request: PlanRequest, plan: UnionPlan, snapshot_id: int) -> list[Spl
 
 
 async def state_splits(connection: AsyncConnection, request: PlanRequest) -> list[StateSplit]:
-    """The rows that every bucket has now."""
+    """The state that every bucket has now."""
     places = await request.places(connection)
     return [StateSplit(pin) for pin in await pin_states(connection, request.info, places)]

@@ -1,17 +1,17 @@
-"""The pins of plans: few, since nobody may come for them.
+"""The pins of plans: few, since Spark may never read them.
 
-Spark plans queries that it never runs, stops early or kills, and tells nobody. What a plan pinned
-and no task reads stays on its server for its idle time, `kv.scanner.ttl`, and a server has room for
-`kv.scanner.max-per-server` pins of all its clients. So no plan pins more than `PINS_MAX` buckets,
-and before it does, the process lets go of the pins of older plans until all together are no more.
+Spark plans queries that it never runs, stops early or kills, without notice. A pin that no task
+reads stays on its server for its idle time, `kv.scanner.ttl`, and a server has room for
+`kv.scanner.max-per-server` pins of all its clients. So a plan pins at most `PINS_MAX` buckets, and
+before it does, the process closes pins of older plans until all plans together stay below that.
 
 | bucket | its task |
 |---|---|
-| pinned | reads its pin and lets go of it |
-| not pinned, or not any more | has the state made at the offset of the plan, and reads that |
+| pinned | reads its pin and closes it |
+| not pinned, or pin expired | asks for the state at the offset of the plan, and reads that |
 
-Both have the same rows. Where nothing was written since, the state is simply pinned; else it is
-made of a snapshot and the changelog behind it.
+Both have the same rows. If nothing was written since, the server pins its current state; otherwise
+it rebuilds the state from a snapshot and the changelog behind it.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from zufluss.client.keyed.pins import BucketPin, BucketPins
 from zufluss.model.table import TableInfo
 
 PINS_MAX: Final = 32
-"""Pins that a process's plans of a cluster have at a time."""
+"""The most pins that the plans of a process have in a cluster at a time."""
 PLANS_KEPT: Final = 2
-"""Plans of one table that have pins at a time; a bucket has room for 8 of all clients."""
+"""The most plans of one table with pins at a time; a bucket has room for 8 pins in all."""
 
 
 @dataclass(frozen=True, slots=True)
 class _PinnedPlan:
-    """What was pinned for one plan."""
+    """The pins of one plan."""
 
     table_id: int
     count: int
@@ -42,13 +42,13 @@ class _PinnedPlan:
 
 
 _plans: WeakKeyDictionary[AsyncConnection, list[_PinnedPlan]] = WeakKeyDictionary()
-"""Plans whose pins may still be there, the oldest first."""
+"""Plans whose pins may still be open, the oldest first."""
 
 
 async def pin_states(
     connection: AsyncConnection, info: TableInfo, places: Sequence[BucketPlace]
 ) -> list[BucketPin]:
-    """The state of these buckets now; those to which nothing was ever written are left out."""
+    """The current state of these buckets, without buckets that were never written to."""
     end = await list_offsets(connection, info, places, "latest")
     places = [place for place in places if end[place.bucket]]
     few = places[:PINS_MAX]
@@ -65,7 +65,7 @@ async def pin_states(
 
 
 def _taken_out(plans: list[_PinnedPlan], table_id: int, wanted: int) -> list[_PinnedPlan]:
-    """The plans that make room for another one of a table, with so many pins."""
+    """Remove the plans that must make room for a new plan of a table with `wanted` pins."""
     same = [plan for plan in plans if plan.table_id == table_id]
     out = same[: max(0, len(same) + 1 - PLANS_KEPT)]
     kept = [plan for plan in plans if plan not in out]

@@ -1,10 +1,11 @@
-"""What a read hands to Spark: which columns, in which form, and which rows are left out.
+"""The form in which rows reach Spark: columns, types, filter and times.
 
-Rows come from logs, pins and lakes with the columns of `columns` at least, in the types of the
-client, and leave as batches of exactly the Arrow schema that Spark derives from its own.
+Rows come from logs, pins and lakes with at least the columns of `ReadShape.columns`, in the types
+of the client. They leave as batches of exactly the Arrow schema that Spark derives from its own
+schema.
 
-A changelog has three columns of its own before those of the table. A log table has it too: every
-row is an append.
+A changelog has three columns of its own before those of the table. Log tables have a changelog too,
+in which every row is an append.
 """
 
 from __future__ import annotations
@@ -43,12 +44,12 @@ APPEND: Final = "+A"
 """The change type of a row of a log table."""
 CHANGELOG_COLUMNS: Final = (CHANGE_TYPE, LOG_OFFSET, COMMIT_TIMESTAMP)
 _KEPT: Final = ("+I", "+U")
-"""Changes of a primary-key table that a stream of its rows has: each row as it became."""
+"""The changes of a primary-key table that a stream of its rows keeps: rows after a change."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimeRange:
-    """When rows were written: epoch milliseconds, the end not included; None is open."""
+    """A range of commit times in epoch milliseconds, without its end; None is open."""
 
     start: int | None = None
     """The first moment."""
@@ -59,7 +60,7 @@ class TimeRange:
         return self.start is not None or self.end is not None
 
     def keep(self, rows: pa.Table, column: str) -> pa.Table:
-        """The rows whose timestamp is inside."""
+        """The rows whose timestamp is in the range."""
         millis = pc.cast(rows[column], pa.int64())
         if self.start is not None:
             inside = pc.greater_equal(millis, self.start)
@@ -87,21 +88,21 @@ def parse_time(key: str, text: str) -> int:
 
 
 ALWAYS: Final = TimeRange()
-"""No matter when."""
+"""The range of all times."""
 
 
 @dataclass(frozen=True)
 class ReadShape:
-    """The form of a read. Pickles."""
+    """Columns, filter and times of a read. Pickles."""
 
     info: TableInfo
     """The table."""
     schema: StructType
-    """What Spark was promised."""
+    """The schema that Spark was promised."""
     filter: Expression | None = None
     """Only rows that match."""
     changelog: bool = False
-    """Changes rather than rows."""
+    """Whether changes are read rather than rows."""
     times: TimeRange = ALWAYS
     """Only rows of these times."""
 
@@ -121,12 +122,12 @@ class ReadShape:
 
     @property
     def prune(self) -> Expression | None:
-        """The filter as servers and lakes may leave rows out by it."""
+        """The part of the filter that servers and lakes may apply; None for none."""
         return self._shape.prune
 
     @property
     def with_offsets(self) -> bool:
-        """Rows of a log table are to be read with offset and time."""
+        """Whether rows of a log table are read with their offsets and times."""
         return not self.info.has_primary_key and (self.changelog or bool(self.times))
 
     @cached_property
@@ -138,7 +139,7 @@ class ReadShape:
         return to_arrow_schema(self.schema, **zone)
 
     def batches(self, rows: pa.Table, *, filtered: bool) -> Iterator[pa.RecordBatch]:
-        """Rows as Spark takes them; `filtered` rows have only those that match already."""
+        """Rows in the form that Spark takes; `filtered` rows all match the filter already."""
         if CHANGE_TYPE in rows.column_names and not self.changelog:
             rows = rows.filter(
                 pc.is_in(rows[CHANGE_TYPE].cast(pa.string()), value_set=pa.array(_KEPT))
@@ -157,7 +158,7 @@ class ReadShape:
 
     @property
     def system_columns(self) -> tuple[str, ...]:
-        """System columns to read of a lake."""
+        """The system columns to read from a lake."""
         return (TIMESTAMP,) if self.times else ()
 
 
@@ -171,7 +172,7 @@ def _as_changes(rows: pa.Table) -> pa.Table:
 
 
 def _plain(rows: pa.Table) -> pa.Table:
-    """Dictionaries become what they stand for."""
+    """The rows with dictionary columns decoded."""
     for at, field in enumerate(rows.schema):
         if pa.types.is_dictionary(field.type):
             plain = rows.column(at).cast(field.type.value_type)
@@ -180,7 +181,7 @@ def _plain(rows: pa.Table) -> pa.Table:
 
 
 def check_schema(info: TableInfo, schema: StructType, known: StructType) -> None:
-    """`InvalidColumnProjectionError` unless each column is one of `known`, with its type."""
+    """Raise `InvalidColumnProjectionError` unless each column is in `known`, with its type."""
     types = {field.name: field.dataType for field in known}
     for field in schema:
         if field.name not in types:

@@ -1,17 +1,16 @@
-"""What one task of a batch read does, pinned: whoever reads a split, and when, gets the same rows.
+"""Splits: the pinned work of tasks. A split gives the same rows whenever and wherever it is read.
 
 | split | of | read by |
 |---|---|---|
 | `LogSplit` | a range of a bucket's log: rows, or changes | a scan of the log |
 | `KeySplit` | the keys that a range of a changelog changes | a scan of the log |
-| `StateSplit` | a primary-key bucket as it stood at an offset | its pin; if that is gone, another |
-|  |  | pin of the state at the same offset |
+| `StateSplit` | the state of a primary-key bucket at an offset | its pin, or a new one |
 | `LakeSplit` | files of a lake snapshot | the lake's reader |
-| `KeyedLakeSplit` | the same of a primary-key table, and the tails of the same buckets | both, |
-|  |  | merged by key |
+| `KeyedLakeSplit` | files of a primary-key table, and the tails of their buckets | both, by key |
 
-A task has a `SplitGroup`: usually one split, all of them where a limit is to be kept. Or, of a read
-that is to be fresh, a `FreshShare`: nothing is pinned, and the task plans its buckets itself.
+A task has a `SplitGroup`: usually one split, or all splits if the read has a limit. A task of a
+read with `read.fresh` has a `FreshShare` instead: nothing is pinned, and the task plans its
+buckets.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class StateSplit:
     """The rows of a primary-key bucket at one offset of its changelog."""
 
     pin: BucketPin
-    """The state, as it was pinned for the plan."""
+    """The pinned state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +45,7 @@ class LakeSplit:
     """Files of the lake."""
 
     snapshot_id: int
-    """The snapshot they are of."""
+    """The snapshot of the files."""
     files: tuple[LakeFile, ...]
     """The files."""
 
@@ -56,7 +55,7 @@ class KeyedLakeSplit:
     """Files of a primary-key table, and the tails that may change their rows."""
 
     lake: LakeSplit | None
-    """The files, None where there are none."""
+    """The files; None if there are none."""
     tails: tuple[TailRange, ...]
     """The tails."""
 
@@ -78,13 +77,13 @@ class SplitGroup(InputPartition):
     def __init__(self, *splits: Split) -> None:
         super().__init__(splits)
         self.splits = splits
-        """Read one after the other."""
+        """The splits, read one after the other."""
 
 
 class FreshShare(InputPartition):
-    """Some of the buckets, as they are when the task begins."""
+    """A share of the buckets, read as they are when the task begins."""
 
     def __init__(self, remainder: int, shares: int) -> None:
         super().__init__((remainder, shares))
         self.share = (remainder, shares)
-        """The remainder of the buckets' numbers, and what they are divided by."""
+        """The remainder of the bucket numbers, and their divisor."""

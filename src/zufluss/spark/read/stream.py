@@ -8,18 +8,18 @@
 | `latest` | | the log from now on |
 | `timestamp` | | the log from that time on |
 
-A stream of a primary-key table has each row as it became by an insert or update, and nothing of
-deletes; its `$changelog` has all changes with their kinds.
+A stream of a primary-key table has each row as an insert or update left it, and no deletes; its
+`$changelog` has all changes with their kinds.
 
 A batch is the log between two offsets (`read/stream_offsets.py`), so it has the same rows however
-often it is run, by however many tasks. Partitions that are created join in, with all their rows.
-Those that are dropped leave, with what was not read of them; that is logged. Log that retention
-removed before it was read fails the query.
+often it is run, by any number of tasks. New partitions join the stream with all their rows. Dropped
+partitions leave it; their unread rows are lost, and a warning is logged. If retention removed log
+before it was read, the query fails.
 
-Spark 4.1 does not say where the next batch begins when it asks where it may end. The reader knows,
-since it was asked before; only with the first batch after a start it finds out later, when that is
-planned. Its end is then good for both: a new query reads what the table holds there, one that was
-restarted the log up to there.
+Spark 4.1 asks for the end of the next batch without saying where the batch begins. The reader knows
+that from the batch before, except for the first batch after a start, whose beginning it learns when
+the batch is planned. The end of that batch fits both cases: a new query reads the state of the
+table at that end, a restarted query reads the log up to it.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TASKS_MAX: Final = 64
-"""Tasks of a batch at most; never a matter of cores, since a batch that runs again has the same."""
+"""The most tasks of a batch; independent of cores, so that a repeated batch has the same tasks."""
 ASKED: Final = 3
-"""How often something is asked for because a partition was dropped in that moment."""
+"""How often the cluster is asked before a dropped partition fails the query."""
 
 Ends = Mapping[TableBucket, int]
-Found = TypeVar("Found")
+R = TypeVar("R")
 
 
 class FlussStreamReader(DataSourceStreamReader, AvailableNow):  # type: ignore[misc]
@@ -99,16 +99,16 @@ class FlussStreamReader(DataSourceStreamReader, AvailableNow):  # type: ignore[m
     # -- offsets -------------------------------------------------------------------------------
 
     def initialOffset(self) -> dict[str, Any]:
-        """Where a new query begins."""
+        """The offset at which a new query begins."""
         last = self._last
         if last is None or not last.state:
             return self._run(self._first).to_json()
         return replace(last, phase="state", state=False).to_json()
 
-    def _run(self, ask: Callable[[], Awaitable[Found]]) -> Found:
-        """Ask the cluster, and again where a partition was dropped meanwhile."""
+    def _run(self, ask: Callable[[], Awaitable[R]]) -> R:
+        """Ask the cluster, and again if a partition was dropped meanwhile."""
 
-        async def asked() -> Found:
+        async def asked() -> R:
             for _ in range(ASKED - 1):
                 try:
                     return await ask()
@@ -141,7 +141,7 @@ class FlussStreamReader(DataSourceStreamReader, AvailableNow):  # type: ignore[m
         return await list_offsets(connection, self._info, places, at), places
 
     async def _ends(self) -> tuple[dict[TableBucket, int], list[BucketPlace]]:
-        """Where the log ends; chosen partitions may be dropped, and made again, while we read."""
+        """The end of the log. Chosen partitions may be dropped and created again meanwhile."""
         names = self._partitions
         if names is not None:
             found = await self._client().connection.admin.list_partitions(self._info.path)
@@ -150,7 +150,7 @@ class FlussStreamReader(DataSourceStreamReader, AvailableNow):  # type: ignore[m
         return await self._offsets("latest", names)
 
     async def _pinned(self) -> StreamOffset:
-        """The state of now; some of it is pinned and kept for the first batch (`plan_pins.py`)."""
+        """The current state; some buckets are pinned for the first batch (`plan_pins.py`)."""
         ends, places = await self._offsets("latest", self._partitions)
         few = [place for place in places if ends[place.bucket]][:PINS_MAX]
         await self._let_go()
@@ -163,7 +163,7 @@ class FlussStreamReader(DataSourceStreamReader, AvailableNow):  # type: ignore[m
     def latestOffset(
         self, start: dict[str, Any] | None = None, limit: Any = None
     ) -> dict[str, Any]:
-        """How far the next batch may go, from where it begins."""
+        """The offset at which the next batch ends."""
         before = self._last if start is None else StreamOffset.of(start, self._info)
         if before is None:
             self._last = self._run(self._unknown)
@@ -176,7 +176,7 @@ class FlussStreamReader(DataSourceStreamReader, AvailableNow):  # type: ignore[m
         return self._last.to_json()
 
     async def _unknown(self) -> StreamOffset:
-        """The end of a batch of which nobody says where it begins."""
+        """The end of a batch whose beginning is not known."""
         first = await self._first()
         if first.phase == "state" and first.lake is None:
             return replace(first, phase="log", state=True)
@@ -209,11 +209,11 @@ class FlussStreamReader(DataSourceStreamReader, AvailableNow):  # type: ignore[m
         return self._default_limit
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Read up to what there is now, and no further."""
+        """Read up to the current end of the log, and no further."""
         self._frozen, _ = self._run(self._ends)
 
     def reportLatestOffset(self) -> dict[str, Any]:
-        """The end of the log, for the progress of the query; as it was asked for last."""
+        """The end of the log as last asked for, for the progress of the query."""
         ends, self._newest = self._newest, None
         if ends is None:
             ends, _ = self._run(self._ends)
@@ -222,7 +222,7 @@ class FlussStreamReader(DataSourceStreamReader, AvailableNow):  # type: ignore[m
     # -- batches -------------------------------------------------------------------------------
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """The tasks of a batch; the same ones whenever it is planned."""
+        """The tasks of a batch; a batch that is planned again has the same tasks."""
         before = StreamOffset.of(start, self._info)
         self._last = after = StreamOffset.of(end, self._info)
         splits: list[Split] = []
@@ -244,7 +244,7 @@ class FlussStreamReader(DataSourceStreamReader, AvailableNow):  # type: ignore[m
         return [[LogSplit(part) for part in group] for group in groups]
 
     async def _ranges(self, before: StreamOffset, after: StreamOffset) -> list[TailRange]:
-        """What lies between two offsets, of partitions that are still there."""
+        """The log between two offsets, of partitions that still exist."""
         places = {p.bucket: p for p in await self._there(after)}
         found = {**before.buckets, **after.starts}
         new = [places[bucket] for bucket in places.keys() & after.buckets.keys() - found.keys()]
@@ -287,7 +287,7 @@ class FlussStreamReader(DataSourceStreamReader, AvailableNow):  # type: ignore[m
         return [StateSplit(self._pin(place, after)) for place in places]
 
     def _lake(self, after: StreamOffset, snapshot_id: int) -> list[Split]:
-        """Files of the snapshot of the first batch, which the cluster may have forgotten by now."""
+        """Files of the snapshot of the first batch; the cluster may have a newer snapshot now."""
         names = after.partitions.items()
         buckets = [TableBucket(after.table_id, id_, 0) for id_, _ in names]
         tail = [TailRange(b, name, 0, 0) for b, (_, name) in zip(buckets, names, strict=True)]
@@ -297,7 +297,7 @@ class FlussStreamReader(DataSourceStreamReader, AvailableNow):  # type: ignore[m
         return planned_lake_splits(request, plan)
 
     def _pin(self, place: BucketPlace, after: StreamOffset) -> BucketPin:
-        """The pin of the state, or one that is not there: then the task opens another."""
+        """The pin of the state, or a pin that is not open: then the task opens it."""
         bucket, offset = place.bucket, after.buckets[place.bucket]
         if self._pins is not None and self._pins.offset(bucket) == offset:
             return self._pins[bucket]
@@ -309,12 +309,12 @@ class FlussStreamReader(DataSourceStreamReader, AvailableNow):  # type: ignore[m
         return self._read.group(partition)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Batches before this one will not be asked for again: let go of the state."""
+        """Batches up to this one are not asked for again: close the pins of the state."""
         if self._pins is not None and not StreamOffset.of(end, self._info).state:
             self._client().run(self._let_go())
 
     def stop(self) -> None:
-        """The query ends."""
+        """Close the pins when the query ends."""
         self._client().run(self._let_go())
 
     async def _let_go(self) -> None:
@@ -332,7 +332,7 @@ def _names(places: Sequence[BucketPlace]) -> dict[int, str]:
 
 
 def _position(options: SourceOptions) -> Position:
-    """Where the log is begun with."""
+    """The position at which the log is read from."""
     mode, text = options.get(o.STARTUP_MODE), options.get(o.STARTUP_TIMESTAMP)
     if (mode == "timestamp") != (text is not None):
         raise ConfigError(

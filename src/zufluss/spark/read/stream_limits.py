@@ -1,9 +1,9 @@
-"""How much one micro-batch reads: limits of Spark, in records of the log.
+"""Limits of one micro-batch: those of Spark, in records of the log.
 
-Records of the log are counted, deletes included, before any filter. Bytes are counted as records of
-the size that the first ones have. A limit is shared out in proportion to what each bucket has.
+Records of the log are counted, deletes included, before any filter. A limit in bytes is converted
+to records by the size of the first ones. Buckets share a limit equally (`shares`).
 
-Spark 4.1 has no limits for sources in Python, nor do they learn of `Trigger.AvailableNow`.
+Spark 4.1 has no limits for sources in Python, and does not tell them of `Trigger.AvailableNow`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from zufluss.spark.source_options import SourceOptions
 
 
 def _limits() -> Any:
-    """Where Spark has its limits; None in 4.1."""
+    """The module with the limits of Spark; None in Spark 4.1."""
     try:
         from pyspark.sql.streaming import datasource
     except ImportError:
@@ -32,16 +32,16 @@ def _limits() -> Any:
 
 datasource = _limits()
 AvailableNow: Any = object if datasource is None else datasource.SupportsTriggerAvailableNow
-"""A reader that is told where `Trigger.AvailableNow` ends, where Spark has such."""
+"""Spark's base class of readers that know `Trigger.AvailableNow`; `object` in Spark 4.1."""
 
 SAMPLE_RECORDS: Final = 1_000
-"""Records that the size of one is taken from."""
+"""The number of records that the mean size of a record is taken from."""
 
 Offsets = Mapping[TableBucket, int]
 
 
 def read_limits(options: SourceOptions) -> Any:
-    """The limit that the options say, in Spark's words."""
+    """The limit of the options as a limit of Spark; None in Spark 4.1."""
     rows, size = options.get(o.MAX_ROWS_PER_TRIGGER), options.get(o.MAX_BYTES_PER_TRIGGER)
     if rows is not None and size is not None:
         raise ConfigError(
@@ -66,7 +66,7 @@ def _check_no_limit(options: SourceOptions) -> None:
 
 
 def limit_of(limit: Any) -> tuple[int | None, int | None]:
-    """The records and the bytes that a limit of Spark allows; None is no limit."""
+    """The records and the bytes that a limit of Spark allows; None for no limit."""
     return getattr(limit, "max_rows", None), getattr(limit, "max_bytes", None)
 
 
@@ -78,7 +78,7 @@ async def limited(
     names: Mapping[int, str],
     limit: tuple[int | None, int | None],
 ) -> dict[TableBucket, int]:
-    """Where a batch from `begin` ends, at `ends` at the latest."""
+    """The end of a batch that starts at `begin`, at most `ends`."""
     rows, size = limit
     if size is not None:
         record = await _record_bytes(connection, info, begin, ends, names)
@@ -89,10 +89,10 @@ async def limited(
 
 
 def shares(waiting: Mapping[TableBucket, int], rows: int | None) -> dict[TableBucket, int]:
-    """What each bucket gets of so many rows: as much as any other, as far as it has them.
+    """The rows that each bucket gets of a limit: an equal share, or all of its rows if fewer.
 
-    So a bucket that is written faster than we may read does not keep others waiting. Where there
-    are fewer rows than buckets, those with most to read come first.
+    So a bucket that grows faster than the limit does not keep others waiting. If there are fewer
+    rows than buckets, the buckets with most to read come first.
 
     >>> shares({"a": 90, "b": 10, "c": 1}, 15)
     {'a': 7, 'b': 7, 'c': 1}
@@ -114,7 +114,7 @@ async def _record_bytes(
     ends: Offsets,
     names: Mapping[int, str],
 ) -> float:
-    """The size of a record, by the first ones of the fullest bucket."""
+    """The mean size of the first records of the fullest bucket, in bytes."""
     bucket = max(begin, key=lambda bucket: ends[bucket] - begin[bucket], default=None)
     if bucket is None or ends[bucket] <= begin[bucket]:
         return 1.0

@@ -36,27 +36,27 @@ Phase = Literal["state", "start", "log"]
 
 @dataclass(frozen=True, slots=True)
 class StreamOffset:
-    """How far a streaming read has come."""
+    """The progress of a streaming read."""
 
     table_id: int
     """The table."""
     phase: Phase
-    """What comes next."""
+    """What the next batch reads; see the table above."""
     buckets: Mapping[TableBucket, int]
-    """Everything below is read, or in the state."""
+    """The offset of each bucket below which all records are read, or in the state."""
     partitions: Mapping[int, str]
     """Names of partitions by id."""
     starts: Mapping[TableBucket, int] = field(default_factory=dict)
-    """Where buckets begin that were not there before."""
+    """The first offset of buckets that were not read before."""
     state: bool = False
-    """The batch that ends here is the state."""
+    """Whether the batch that ends here is the state of the table."""
     lake: int | None = None
-    """The lake snapshot of the state."""
+    """The lake snapshot of the state; None if the state is not from a lake."""
     fresh: tuple[str, ...] = ()
     """Names of partitions that the lake snapshot has nothing of."""
 
     def to_json(self) -> dict[str, Any]:
-        """For the checkpoint."""
+        """The offset as JSON for the checkpoint."""
         return {
             "version": VERSION,
             "table_id": self.table_id,
@@ -71,7 +71,7 @@ class StreamOffset:
 
     @classmethod
     def of(cls, found: Mapping[str, Any], info: TableInfo) -> StreamOffset:
-        """From a checkpoint; an error if it is of another table or made by a later version."""
+        """The offset of a checkpoint. Raises an error if it is of another table or version."""
         if found.get("version") != VERSION:
             raise ZuflussError(
                 f"the checkpoint of this query has offsets of version {found.get('version')!r}, "

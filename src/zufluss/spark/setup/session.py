@@ -25,7 +25,7 @@ PYSPARK_MIN: Final = (4, 1)
 PYSPARK_END: Final = (5, 0)
 CONNECT_PACKAGES: Final = ("grpc", "grpc_status", "google.rpc", "zstandard", "pandas")
 GATEWAY: Final = "PYSPARK_GATEWAY_PORT"
-"""In the environment of a driver that `spark-submit` started: its JVM runs already."""
+"""The environment variable of a driver that `spark-submit` started; its JVM runs already."""
 
 
 def session(
@@ -33,10 +33,10 @@ def session(
     master: str | None = None,
     conf: Mapping[str, Any] | None = None,
 ) -> SparkSession:
-    """A Spark session; without `master` on all cores of this machine.
+    """A Spark session, on all cores of this machine if `master` is not given.
 
-    `master` may be a Spark Connect address (`sc://host:port`), which needs `pyspark[connect]`; the
-    server then has settings of its own.
+    `master` may be a Spark Connect address (`sc://host:port`), which needs `pyspark[connect]`; its
+    server has its own settings.
 
     >>> spark = session(conf={"spark.sql.shuffle.partitions": 8})  # doctest: +SKIP
     """
@@ -58,7 +58,7 @@ def session(
 
 
 def check_pyspark() -> None:
-    """`ConfigError` when pyspark is missing or of a version that does not work."""
+    """Raise `ConfigError` if pyspark is missing or its version is not supported."""
     try:
         import pyspark
     except ImportError:
@@ -67,7 +67,7 @@ def check_pyspark() -> None:
 
 
 def check_version(version: str) -> None:
-    """`ConfigError` when this version of pyspark does not work."""
+    """Raise `ConfigError` if this version of pyspark is not supported."""
     found = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
     if not PYSPARK_MIN <= found < PYSPARK_END:
         raise ConfigError(
@@ -83,7 +83,7 @@ def _is_running() -> bool:
 
 
 def _known() -> dict[str, str]:
-    """What was set before us: by spark-submit, whose JVM knows, else by files and environment."""
+    """Settings of the user: asked from the JVM of spark-submit, else from files and environment."""
     from pyspark import SparkConf, SparkContext
     from pyspark.find_spark_home import _find_spark_home
 
@@ -94,7 +94,7 @@ def _known() -> dict[str, str]:
 
 
 def _prepare_environment(master: str, known: Mapping[str, str]) -> None:
-    """Variables that Spark reads at its start; those that are set stay."""
+    """Set environment variables that Spark reads at its start, unless they are set."""
     submitted = GATEWAY in os.environ
     if not submitted:
         use_java()
@@ -119,9 +119,9 @@ def _connect(remote: str, conf: Mapping[str, Any]) -> SparkSession:
 
 
 def missing_for_connect() -> list[str]:
-    """Packages that Spark Connect needs and that are not there.
+    """The packages that Spark Connect needs and that are not installed.
 
-    Looked at beforehand, because pyspark ends the interpreter when one is missing.
+    Checked beforehand, since pyspark exits the interpreter if one is missing.
     """
     missing = []
     for name in CONNECT_PACKAGES:

@@ -1,4 +1,4 @@
-"""The settings that a Spark session of ours starts with, each where the user said nothing.
+"""The settings that `zufluss.spark.session` starts with, unless the user set them.
 
 | setting | value | why |
 |---|---|---|
@@ -11,8 +11,8 @@
 | `spark.ui.enabled`, `spark.ui.showConsoleProgress` | false | no port, no bar |
 | `spark.log.level` | ERROR | |
 
-Speculation is off by Spark's own default and stays so: a second copy of a task writes files that
-nobody commits.
+Speculation is off by Spark's own default and stays off: a second copy of a task would write files
+that are never committed.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ _SUBMIT_OPTIONS: Final[Mapping[str, str]] = {
 
 
 def is_local(master: str) -> bool:
-    """Executors run on this machine and with this interpreter."""
+    """Whether executors run on this machine, with this interpreter."""
     return master.startswith("local")
 
 
 def with_retries(master: str) -> str:
-    """A local master that tries a task again; other masters, and one that says how often, stay.
+    """A local master with retries of tasks; other masters, or one with retries, are unchanged.
 
     >>> with_retries("local[2]"), with_retries("local[2,1]")
     ('local[2,4]', 'local[2,1]')
@@ -66,7 +66,7 @@ def with_retries(master: str) -> str:
 
 
 def defaults_for(master: str) -> dict[str, str]:
-    """What to set for a master where nobody has set it."""
+    """The settings for a master, to be used where the user set nothing."""
     out = dict(DEFAULTS)
     if os.name == "posix":
         out |= POSIX_DEFAULTS
@@ -76,7 +76,7 @@ def defaults_for(master: str) -> dict[str, str]:
 
 
 def settings_outside(environ: Mapping[str, str], spark_home: str) -> dict[str, str]:
-    """What `PYSPARK_SUBMIT_ARGS` and `spark-defaults.conf` say, before there is a JVM to ask."""
+    """The settings in `PYSPARK_SUBMIT_ARGS` and `spark-defaults.conf`, read without a JVM."""
     directory = environ.get("SPARK_CONF_DIR") or str(Path(spark_home) / "conf")
     file = Path(directory) / "spark-defaults.conf"
     told = parse_defaults(file.read_text()) if file.is_file() else {}
