@@ -1,35 +1,34 @@
-"""The seam between tiering and a lake format: what a format must bring, and what it may rely on.
+"""The interface between tiering and a lake format: what a format implements and may rely on.
 
 A format is a `LakeTieringFactory`, found by its name through the entry points `zufluss.lake`.
 Third parties add theirs in the same way; `zufluss.testing.lake` has the suite it must pass.
 
 | part | runs | does |
 |---|---|---|
-| `LakeWriter` | a Spark task, per bucket and round | Arrow batches into files nobody sees yet |
-| `LakeCommitter` | the driver, per table and round | the lake table fits; one snapshot |
+| `LakeWriter` | a Spark task, per bucket and round | writes Arrow batches to uncommitted files |
+| `LakeCommitter` | the driver, per table and round | makes the lake table fit; commits a snapshot |
 | `LakeReader` | readers of a union read | plans and reads one snapshot |
 | `LakeMaintenance` | the driver, between rounds | compaction, expiry, sweeping of orphans |
 
 Arrow batches are the only data path. Rows of a log table carry all columns of the table, then
-`__bucket`, `__offset`, `__timestamp`. A primary-key table's writer gets what `fold.py` leaves of
-the changes: at most one upsert or delete per key.
+`__bucket`, `__offset`, `__timestamp`. The writer of a primary-key table gets folded changes
+(`fold.py`): at most one upsert or delete per key.
 
-What a worker needs to write comes as an opaque *handle* from the committer of the round, so that
-workers never talk to a catalog. What it wrote travels back through `write_result_serde`, what the
-driver is about to commit through `committable_serde`: one byte of version, the format's name, the
-format's own payload.
+A worker gets an opaque *handle* from the committer of the round, so that workers never talk to a
+catalog. Results of workers travel through `write_result_serde`, committables of the driver through
+`committable_serde`: one byte of version, the format's name, the format's own payload.
 
 Exactly once rests on three rules that every committer keeps:
 
 1. A snapshot of ours carries the properties it was committed with, and can be found by them.
 2. `commit` names the newest snapshot of ours that the caller knows (`expected`), and is refused
    (`LakeCommitRefusedError`) when another one of ours lies on top. Foreign commits do not count.
-3. An outcome that is not known for certain is `LakeCommitUnknownError`, and nobody deletes a file
+3. A commit whose outcome is not certain raises `LakeCommitUnknownError`, and no file is deleted
    before the lake was asked again.
 
-A partition may be dropped and created again under its name. Of the earlier one the lake still has
-rows; to the round that writes the new one for the first time it is *fresh*: what is there under its
-name is left out of the snapshot that adds its first rows. Older snapshots keep it.
+A partition may be dropped and created again under its name, while the lake still has rows of the
+old one. In the round that writes the new partition first it is *fresh*: the snapshot that adds its
+first rows leaves the old rows of that name out. Older snapshots keep them.
 """
 
 from __future__ import annotations
@@ -48,16 +47,16 @@ from zufluss.model.table import TableBucket, TableInfo
 
 ENTRY_POINTS = "zufluss.lake"
 COMMIT_USER = "__fluss_lake_tiering"
-"""Who commits; Fluss's name, so that its tools know our snapshots."""
+"""The commit user; Fluss's name, so that its tools recognize our snapshots."""
 
 COMMIT_USER_KEY = "commit-user"
 OFFSETS_PATH_KEY = "fluss-offsets"
-"""The offsets file that the coordinator prepared, as Fluss has it."""
+"""The path of the offsets file that the coordinator prepared, under Fluss's key."""
 OFFSETS_KEY = "zufluss.offsets"
-"""The same inline, where it is small: JSON `[[partition id or null, bucket, offset], …]`."""
+"""The offsets inline if they are few: JSON `[[partition id or null, bucket, offset], …]`."""
 TABLE_ID_KEY = "zufluss.table-id"
 TABLE_CREATED_KEY = "zufluss.table-created"
-"""With the id the identity of a table: another cluster may have used the same id and name."""
+"""Identifies a table together with its id: another cluster may have the same id and name."""
 EPOCH_KEY = "zufluss.tiering-epoch"
 ROUND_KEY = "zufluss.round"
 
@@ -75,7 +74,7 @@ class LakeError(ZuflussError):
 
 
 class LakeTableError(LakeError):
-    """The lake table does not fit the table, and only its owner can mend that."""
+    """The lake table does not fit the table; only its owner can fix that."""
 
 
 class LakeCommitRefusedError(LakeError):
@@ -83,29 +82,29 @@ class LakeCommitRefusedError(LakeError):
 
 
 class LakeCommitUnknownError(LakeError):
-    """The commit may or may not have had an effect: look for its properties in the lake."""
+    """Whether the commit had an effect is unknown: look for its properties in the lake."""
 
 
 @dataclass(frozen=True, slots=True)
 class LakeCapabilities:
-    """What a format can do; the tiering service refuses tables that need more."""
+    """The capabilities of a format; the tiering service refuses tables that need more."""
 
     primary_key: bool
     """Upserts and deletes by key."""
     empty_commit: bool
     """A snapshot without files, which only moves offsets."""
     compaction: bool
-    """`LakeMaintenance.compact` does something."""
+    """Whether `LakeMaintenance.compact` is implemented."""
 
 
 @dataclass(frozen=True, slots=True)
 class WriterContext:
-    """Everything the writer of one bucket and round gets. Pickles; small."""
+    """The arguments of the writer of one bucket and round. Pickles; small."""
 
     table: TableInfo
     """The table as planned; its schema covers every row below `stop_offset`."""
     handle: bytes
-    """What the committer of the round gave."""
+    """The handle that the committer of the round made."""
     bucket: TableBucket
     """The bucket."""
     partition: str | None
@@ -115,7 +114,7 @@ class WriterContext:
     stop_offset: int
     """The offset after the range."""
     tiering_epoch: int
-    """The epoch of the hand-out."""
+    """The epoch of the lease on the table."""
     round_id: str
     """Unique per round."""
     attempt: str
@@ -126,11 +125,11 @@ class LakeWriter(Protocol[W_co]):
     """Writes files for one bucket and range. `append` for log tables, `apply` for primary keys."""
 
     def append(self, batch: pa.RecordBatch) -> None:
-        """Rows of a log table in offset order; called as often as there are batches."""
+        """Write rows of a log table, in offset order; called once per batch."""
         ...
 
     def apply(self, upserts: pa.Table, deletes: pa.Table) -> None:
-        """Folded changes of a primary-key table; called once.
+        """Write the folded changes of a primary-key table; called once.
 
         `upserts` are whole rows with the system columns, by offset; `deletes` has the columns of
         the primary key. Keys of both together are distinct. A key may be unknown to the lake.
@@ -138,17 +137,17 @@ class LakeWriter(Protocol[W_co]):
         ...
 
     def complete(self) -> W_co:
-        """Close the files and say what was written."""
+        """Close the files; returns a description of them."""
         ...
 
     def abort(self) -> None:
-        """Remove what was written; nobody has seen it."""
+        """Remove the files, which no snapshot references yet."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class CommitterContext:
-    """Everything the committer of one table gets."""
+    """The arguments of the committer, reader or maintenance of one table."""
 
     table: TableInfo
     """The table."""
@@ -163,39 +162,39 @@ class CommittedSnapshot:
     snapshot_id: int
     """Its id."""
     properties: Mapping[str, str]
-    """What it was committed with."""
+    """The properties of its commit."""
     timestamp_ms: int
-    """When."""
+    """The time of the commit, in epoch milliseconds."""
     readable: bool = True
-    """Readers can use it; not so where a format has to compact first."""
+    """Whether readers can use it; not so if the format has to compact it first."""
     expired: bool = False
-    """Others expired it below a snapshot of theirs: its rows are there, it is not."""
+    """Whether another writer expired it: its rows are in a newer snapshot, it is gone itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommitResult:
-    """A commit that certainly had its effect."""
+    """The result of a commit that certainly had its effect."""
 
     snapshot_id: int
     """The snapshot."""
     readable_snapshot_id: int | None = None
-    """The newest one readers can use, where that is another."""
+    """The newest snapshot that readers can use; None if it is the same one."""
     total_bytes: int | None = None
-    """Size of all live files of the lake table after it, where the format knows."""
+    """The size of all live files after the commit; None if the format does not know it."""
     total_records: int | None = None
-    """Rows in them, deleted ones included."""
+    """Rows in these files, deleted ones included; None if the format does not know them."""
 
     @property
     def readable(self) -> bool:
-        """Readers can use it at once."""
+        """Whether readers can use the snapshot at once."""
         return self.readable_snapshot_id in (None, self.snapshot_id)
 
 
 class LakeCommitter(Protocol[W_contra, C]):
-    """The driver's side of one table. Not thread-safe; made for a round, closed after it."""
+    """Commits one table on the driver. Not thread-safe; created for a round, closed after it."""
 
     def prepare_table(self) -> None:
-        """Create the lake table or let it follow the table; changes nothing if it fits.
+        """Create the lake table, or alter it to fit the table.
 
         `LakeTableError` when it was changed from outside in a way that does not fit. A lake table
         that belonged to another table of this name is renamed, never emptied.
@@ -203,7 +202,7 @@ class LakeCommitter(Protocol[W_contra, C]):
         ...
 
     def writer_handle(self, fresh: Collection[str] = ()) -> bytes:
-        """What writers of this round need; call after `prepare_table`.
+        """The handle for writers of this round; call after `prepare_table`.
 
         To writers of `fresh` partitions, by name, the lake has no rows of these.
         """
@@ -214,7 +213,7 @@ class LakeCommitter(Protocol[W_contra, C]):
         ...
 
     def to_committable(self, results: Sequence[W_contra]) -> C:
-        """All results of a round as one thing to commit."""
+        """All results of a round as one committable."""
         ...
 
     def commit(
@@ -224,7 +223,7 @@ class LakeCommitter(Protocol[W_contra, C]):
         expected: int | None,
         fresh: Collection[str] = (),
     ) -> CommitResult:
-        """One snapshot with all files and these properties, if `expected` is the newest of ours.
+        """Commit one snapshot with all files and these properties on top of `expected`.
 
         Of `fresh` partitions, by name, it has the files of this round and no others.
         """
@@ -235,7 +234,7 @@ class LakeCommitter(Protocol[W_contra, C]):
         ...
 
     def close(self) -> None:
-        """Let go of the catalog."""
+        """Release the catalog."""
         ...
 
 
@@ -244,7 +243,7 @@ class LakeFile:
     """A file of a snapshot, for engines that read files themselves."""
 
     path: str
-    """Where it is."""
+    """Its location."""
     records: int
     """Rows in it, deleted ones included."""
     size: int
@@ -252,19 +251,19 @@ class LakeFile:
     deletes: tuple[str, ...] = ()
     """Position delete files (`file_path`, `pos`) that apply to it."""
     bucket: int | None = None
-    """The bucket that all its rows are of, where the layout of the lake says so."""
+    """The bucket of all its rows; None if the layout of the lake does not tell."""
 
 
 @dataclass(frozen=True, slots=True)
 class LakeScan:
-    """A snapshot, planned: what to read, and how to reach it."""
+    """The planned read of a snapshot."""
 
     snapshot_id: int
     """The snapshot."""
     files: tuple[LakeFile, ...]
     """Its files after pruning."""
     plan: Any = field(default=None, compare=False, repr=False)
-    """The format's own, for `LakeReader.read`."""
+    """Data of the format for `LakeReader.read`."""
 
 
 class LakeReader(Protocol):
@@ -292,13 +291,13 @@ class LakeReader(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of the catalog."""
+        """Release the catalog."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class SweepReport:
-    """What a sweep found."""
+    """The result of a sweep."""
 
     looked_at: int
     """Files in the table's directory."""
@@ -309,10 +308,10 @@ class SweepReport:
 
 
 class LakeMaintenance(Protocol):
-    """Housekeeping of one lake table. Runs only where its table's rounds run, between them."""
+    """Housekeeping of one lake table. Runs between rounds, in the process that runs the rounds."""
 
     def compact(self, expected: int | None) -> CommitResult | None:
-        """Merge small files and apply deletes; None when there was nothing to do.
+        """Merge small files and apply deletes; None if there was nothing to do.
 
         The new snapshot repeats the properties of the newest one of ours, and is refused like a
         commit when `expected` is not that one.
@@ -320,15 +319,15 @@ class LakeMaintenance(Protocol):
         ...
 
     def expire(self, older_than_ms: int, keep: Collection[int]) -> int:
-        """Expire snapshots older than that, never those in `keep` nor the newest one of ours."""
+        """Expire older snapshots, but none of `keep` and not the newest one of ours."""
         ...
 
     def sweep(self, older_than_ms: int) -> SweepReport:
-        """Remove files older than that which no snapshot references."""
+        """Remove older files that no snapshot references."""
         ...
 
     def close(self) -> None:
-        """Let go of the catalog."""
+        """Release the catalog."""
         ...
 
 
@@ -336,16 +335,16 @@ class LakeTieringFactory(Protocol[W, C]):
     """A lake format."""
 
     format: str
-    """Its name, as `table.datalake.format` has it."""
+    """Its name in `table.datalake.format`."""
     capabilities: LakeCapabilities
-    """What it can do."""
+    """Its capabilities."""
     write_result_serde: VersionedSerde[W]
-    """Write results on their way from task to driver."""
+    """Serializes write results for the way from task to driver."""
     committable_serde: VersionedSerde[C]
-    """Committables, should one have to be kept."""
+    """Serializes committables."""
 
     def validate_table(self, table: TableInfo) -> None:
-        """`LakeTableError` when the format cannot hold such a table."""
+        """Raise `LakeTableError` if the format cannot hold such a table."""
         ...
 
     def create_writer(self, context: WriterContext) -> LakeWriter[W]:
@@ -357,7 +356,7 @@ class LakeTieringFactory(Protocol[W, C]):
         ...
 
     def create_reader(self, context: CommitterContext) -> LakeReader:
-        """A reader of one table; `LakeTableError` when there is no lake table yet."""
+        """A reader of one table; `LakeTableError` if there is no lake table yet."""
         ...
 
     def create_maintenance(self, context: CommitterContext) -> LakeMaintenance:
@@ -366,7 +365,7 @@ class LakeTieringFactory(Protocol[W, C]):
 
 
 class VersionedSerde(Generic[T]):
-    """A value as bytes that say which format and version wrote them.
+    """Serializes values as bytes that name the format and version that wrote them.
 
     | bytes | field |
     |---|---|
@@ -404,7 +403,7 @@ class VersionedSerde(Generic[T]):
 
 
 def lake_factory(format: str) -> LakeTieringFactory[Any, Any]:
-    """The factory of a format; `ConfigError` names what is installed."""
+    """The factory of a format; `ConfigError` names the installed formats."""
     found = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
     if format not in found:
         raise ConfigError(
@@ -423,7 +422,7 @@ def lake_factory(format: str) -> LakeTieringFactory[Any, Any]:
 def catalog_properties(
     table: TableInfo, format: str, overrides: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """How to reach the lake of a table: what the cluster says, replaced by `overrides`.
+    """The catalog properties of a table's lake: the cluster's, replaced by `overrides`.
 
     The cluster hands its `datalake.<format>.*` out as `table.datalake.<format>.*` of every table.
     """
@@ -434,19 +433,19 @@ def catalog_properties(
 
 
 def table_identity(table: TableInfo) -> dict[str, str]:
-    """The properties by which a lake table and its snapshots belong to exactly this table."""
+    """The properties that tie a lake table and its snapshots to exactly this table."""
     return {TABLE_ID_KEY: str(table.table_id), TABLE_CREATED_KEY: str(table.created_time)}
 
 
 def offsets_to_json(offsets: Mapping[TableBucket, int]) -> list[list[int | None]]:
-    """Offsets as they stand in a snapshot's properties."""
+    """Offsets in the form of a snapshot's properties."""
     return [[b.partition_id, b.bucket_id, o] for b, o in sorted(offsets.items(), key=_order)]
 
 
 def offsets_from_json(
     table_id: int, rows: Iterable[Sequence[int | None]]
 ) -> dict[TableBucket, int]:
-    """The other way."""
+    """The offsets that `offsets_to_json` wrote."""
     return {TableBucket(table_id, p, cast(int, b)): cast(int, o) for p, b, o in rows}
 
 

@@ -1,9 +1,8 @@
-"""The changes of one bucket, folded: of every key only its last change by offset.
+"""Folds the changes of one bucket: keeps the last change of every key, by offset.
 
-A lake gets what a table holds, not how it came to that. `Folder` takes the batches of a changelog
-scan in the order of their offsets, from any starting point, and leaves at most one row per key:
-the row as last written, or the news that it was deleted. `-U` rows say nothing that the `+U` after
-them does not say, and are dropped.
+A lake holds the rows of a table, not its history. `Folder` takes the batches of a changelog scan in
+offset order, from any starting point, and keeps at most one change per key: the row as last
+written, or its deletion. `-U` rows are dropped, since the `+U` after them has all that is needed.
 
 Memory follows the number of distinct keys: batches wait until there are as many rows as the last
 fold left (at least `PENDING_ROWS`), then all are folded into one table. No row is copied more than
@@ -28,7 +27,7 @@ from zufluss.model.lake import BUCKET_COLUMN, OFFSET_COLUMN, TIMESTAMP_COLUMN
 from zufluss.model.table import TableInfo
 
 PENDING_ROWS: Final = 1_000_000
-"""Rows that wait, at least, before they are folded."""
+"""The least number of rows that wait before they are folded."""
 
 CHANGE_TYPE: Final = "_change_type"
 LOG_OFFSET: Final = "_log_offset"
@@ -37,8 +36,8 @@ BEFORE_UPDATE: Final = "-U"
 DELETE: Final = "-D"
 
 UNKNOWN: Final = -1
-"""`__offset`, and milliseconds of `__timestamp`, of a row whose last change nobody knows any more:
-it comes from a key-value snapshot. Fluss writes the same."""
+"""`__offset`, and milliseconds of `__timestamp`, of a row from a key-value snapshot, whose last
+change is not known. Fluss writes the same."""
 
 _SYSTEM_FIELDS: Final = (
     pa.field(BUCKET_COLUMN, pa.int32(), nullable=False),
@@ -48,7 +47,7 @@ _SYSTEM_FIELDS: Final = (
 
 
 class FoldedChanges(NamedTuple):
-    """What is left of a bucket's changes. Keys of both tables together are distinct."""
+    """The last changes of a bucket's keys. Keys of both tables together are distinct."""
 
     upserts: pa.Table
     """Columns of the table and system columns, by offset."""
@@ -59,7 +58,7 @@ class FoldedChanges(NamedTuple):
 
 
 def inserted(table: TableInfo, bucket_id: int, batches: Sequence[pa.RecordBatch]) -> FoldedChanges:
-    """The rows of a key-value snapshot, whose keys are distinct; they have the table's columns."""
+    """The rows of a key-value snapshot as folded changes; they have the table's columns."""
     rows = pa.Table.from_batches(batches, table.schema.arrow)
     values = (bucket_id, UNKNOWN, UNKNOWN)
     about = [
@@ -73,7 +72,7 @@ def inserted(table: TableInfo, bucket_id: int, batches: Sequence[pa.RecordBatch]
 
 
 class Folder:
-    """Folds the changes of one bucket; `add` batches by offset, then `finish`, once."""
+    """Folds the changes of one bucket: `add` batches in offset order, then `finish` once."""
 
     def __init__(self, table: TableInfo, bucket_id: int) -> None:
         self._key = list(table.schema.primary_key)
@@ -86,7 +85,7 @@ class Folder:
         self._changes = 0
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """The next changes, as a changelog scan of all columns gives them."""
+        """Add the next changes, as a changelog scan gives them."""
         self._changes += batch.num_rows
         kinds = batch.column(batch.schema.get_field_index(CHANGE_TYPE))
         before = _is(kinds, BEFORE_UPDATE)
@@ -101,7 +100,7 @@ class Folder:
             self._fold()
 
     def finish(self) -> FoldedChanges:
-        """What is left of everything that was added."""
+        """The folded changes of all batches."""
         self._fold()
         rows = self._kept
         if rows is None:
@@ -115,7 +114,7 @@ class Folder:
         return FoldedChanges(self._upserts(there), self._deletes(gone), self._changes)
 
     def _fold(self) -> None:
-        """Kept and pending rows become the kept rows; both are in the order of offsets."""
+        """Fold the pending rows into the kept rows; both are in offset order."""
         if not self._pending:
             return
         batches = [] if self._kept is None else self._kept.to_batches()
@@ -152,7 +151,7 @@ class Folder:
 
 
 def _is(kinds: pa.Array, kind: str) -> npt.NDArray[np.bool_]:
-    """Which rows are changes of a kind; by number where the column is a dictionary."""
+    """Which rows are changes of a kind; a dictionary column is compared by its indices."""
     if not pa.types.is_dictionary(kinds.type):
         return np.asarray(pc.equal(kinds, kind).to_numpy(zero_copy_only=False))
     known = kinds.dictionary.to_pylist()

@@ -23,7 +23,7 @@ _FLOAT_BITS: Final = {pa.float32(): pa.int32(), pa.float64(): pa.int64()}
 
 
 def number_keys(keys: pa.Table) -> tuple[npt.NDArray[np.integer], int]:
-    """A number below the second result for every row; rows have the same one if keys are equal."""
+    """A number for every row, equal for equal keys; and a bound that all numbers are below."""
     first, *more = [_bits(column) for column in keys.columns]
     numbers, count = _number(first)
     for column in more:
@@ -57,7 +57,7 @@ class KeySet:
             at = here
 
     def contains(self, keys: pa.Table) -> npt.NDArray[np.bool_]:
-        """Which rows have a key of the set; columns in the order of those it was made from."""
+        """Which rows have a key of the set; columns are in the order of the set's columns."""
         first, *more = [_bits(column) for column in keys.columns]
         if self._dense is not None:
             return self._dense.contains(first)
@@ -72,7 +72,7 @@ class KeySet:
     def _mix(
         self, at: pa.ChunkedArray, here: pa.ChunkedArray, position: int = -1
     ) -> pa.ChunkedArray:
-        """One number for two, which are both below 2^31; NULL where one of them is."""
+        """One number for two numbers below 2^31; NULL where one of them is NULL."""
         width = pa.scalar(len(self._values[position]), pa.int64())
         return pc.add(pc.multiply(at.cast(pa.int64()), width), here.cast(pa.int64()))
 
@@ -94,7 +94,7 @@ class _Dense(NamedTuple):
         return cls(dense.start, there)
 
     def contains(self, column: pa.ChunkedArray) -> npt.NDArray[np.bool_]:
-        at = (_integers(column) - self.start).view(np.uint64)  # what lies before is huge then
+        at = (_integers(column) - self.start).view(np.uint64)  # smaller values wrap to huge ones
         inside = at < len(self.there)
         return self.there[np.where(inside, at, 0)] & inside
 

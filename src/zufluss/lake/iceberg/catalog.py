@@ -1,4 +1,4 @@
-"""Catalogs: from properties to a pyiceberg catalog, one per process and set of properties.
+"""Opens pyiceberg catalogs, one per process and set of properties.
 
 The catalog is always named `zufluss`: other engines open a SQL catalog by that name. Properties are
 pyiceberg's, without prefix; the spellings of Fluss configurations are understood as well:
@@ -59,7 +59,7 @@ _lock = threading.Lock()
 
 
 def load(properties: Mapping[str, str]) -> Catalog:
-    """The catalog of these properties; the same object for the same properties in a process."""
+    """The catalog of these properties; a process opens it once."""
     key = (os.getpid(), *sorted(properties.items()))
     with _lock:
         if key not in _catalogs:
@@ -156,7 +156,7 @@ def sqlite_path(uri: str) -> Path | None:
 
 
 def _write_ahead(path: Path) -> None:
-    """Make the file exist in write-ahead mode before anyone creates tables in it."""
+    """Create the file in write-ahead mode before tables are created in it."""
     connection = sqlite3.connect(path, timeout=SQLITE_BUSY_MS / 1000)
     try:
         connection.execute("PRAGMA journal_mode=WAL")
@@ -165,7 +165,7 @@ def _write_ahead(path: Path) -> None:
 
 
 class _SqlCatalog(SqlCatalog):
-    """pyiceberg's SQL catalog, fit for several processes on one SQLite file, with a cache."""
+    """pyiceberg's SQL catalog with a cache, safe for several processes on one SQLite file."""
 
     def __init__(self, name: str, **properties: str) -> None:
         self._metadata: OrderedDict[str, TableMetadata] = OrderedDict()
@@ -232,7 +232,7 @@ def _sqlite_connected(connection: Any, _record: Any) -> None:
 
 
 def file_properties(properties: Mapping[str, Any]) -> dict[str, str]:
-    """What reaches the files of a table; how to reach the catalog's database stays out."""
+    """The properties that open the files of a table, without those of the catalog's database."""
     hidden: tuple[str, ...] = ("write.", "commit.", "fluss.", "zufluss.")
     if "pool_pre_ping" in properties:  # a SQL catalog
         hidden += ("uri", "jdbc.", "pool_pre_ping")
@@ -241,7 +241,7 @@ def file_properties(properties: Mapping[str, Any]) -> dict[str, str]:
 
 @contextmanager
 def answered(what: str) -> Iterator[None]:
-    """A catalog or file system that does not do as asked is a `LakeError` that names the thing."""
+    """Turn errors of a catalog or file system into a `LakeError` that names `what`."""
     try:
         yield
     except (OSError, SQLAlchemyError, RESTError) as problem:
@@ -249,5 +249,5 @@ def answered(what: str) -> Iterator[None]:
 
 
 def is_sqlite(catalog: Catalog) -> bool:
-    """The catalog is a SQLite file: nothing is under way once a call has returned."""
+    """Whether the catalog is a SQLite file: then no request is under way after a call."""
     return isinstance(catalog, SqlCatalog) and catalog.engine.dialect.name == "sqlite"

@@ -1,4 +1,4 @@
-"""One snapshot into a catalog: attempts, the fence, and what an error means.
+"""Commits one snapshot to a catalog: attempts, the fence, and the meaning of errors.
 
 A commit has three outcomes. What tells them apart after an error:
 
@@ -49,21 +49,21 @@ from zufluss.lake.iceberg.catalog import answered, is_sqlite
 from zufluss.lake.iceberg.private import SnapshotBuilder, SnapshotChange, delete_old_metadata
 
 ATTEMPTS_MAX = 40
-"""Attempts of one commit; each one lost to somebody else's."""
+"""The most attempts of one commit that lose against commits of others."""
 WAIT_MIN_S = 0.01
 WAIT_MAX_S = 1.0
 RECHECKS = 3
-"""How often the catalog is asked what became of a commit, a second apart at most."""
+"""How often the catalog is asked for the outcome of a commit, at most a second apart."""
 
 REFUSALS = (CommitFailedException, BadRequestError, UnauthorizedError, ForbiddenError)
-"""Errors by which a catalog says that it did nothing."""
+"""Errors with which a catalog refuses a commit without any effect."""
 
 Check = Callable[[Table], None]
-"""Raises when the change may not go on top of this state of the table."""
+"""Raises an error if the change must not be applied to this state of the table."""
 
 
 @dataclass(frozen=True, slots=True)
-class Committed:
+class AppliedCommit:
     """A commit that had its effect."""
 
     snapshot_id: int
@@ -72,7 +72,7 @@ class Committed:
     """The table with it."""
 
     def result(self) -> CommitResult:
-        """What the committer's caller is told, with the totals of the snapshot's summary."""
+        """The result for the caller of the committer, with the totals of the summary."""
         snapshot = self.table.metadata.snapshot_by_id(self.snapshot_id)
         summary = snapshot.summary if snapshot is not None else None
         return CommitResult(
@@ -94,12 +94,12 @@ def new_snapshot_id() -> int:
 
 def commit_snapshot(
     table: Table, change: SnapshotChange, check: Check, snapshot_id: int | None = None
-) -> Committed:
-    """Commit a change; `check` sees every state of the table that an attempt builds on.
+) -> AppliedCommit:
+    """Commit a change; `check` is called with every state of the table that an attempt builds on.
 
-    The first attempt builds on `table` as it is, if `check` has nothing against it. That is safe
-    however old it is: an attempt requires that the table's head has not moved since. Raises what
-    `check` raises, `LakeCommitRefusedError` after too many conflicts, `LakeCommitUnknownError`.
+    The first attempt builds on `table` as it is, if `check` accepts it. That is safe however old
+    `table` is: an attempt requires that the head of the table has not moved. Raises the errors of
+    `check`, `LakeCommitRefusedError` after too many conflicts, or `LakeCommitUnknownError`.
     """
     builder = SnapshotBuilder(change, snapshot_id or new_snapshot_id())
     try:
@@ -111,11 +111,11 @@ def commit_snapshot(
         builder.discard(table.io, landed=False)
         raise
     builder.discard(table.io, landed=True)
-    return Committed(builder.snapshot_id, landed)
+    return AppliedCommit(builder.snapshot_id, landed)
 
 
 def _attempts(table: Table, builder: SnapshotBuilder, check: Check) -> Table:
-    """The table with the snapshot; any other error than unknown means it is not in."""
+    """The table with the snapshot. Any error but `LakeCommitUnknownError` means: not applied."""
     table = _checked(table, check)
     for attempt in range(ATTEMPTS_MAX):
         staged = builder.stage(table)
@@ -131,7 +131,7 @@ def _attempts(table: Table, builder: SnapshotBuilder, check: Check) -> Table:
         time.sleep(wait * random.uniform(0.5, 1.0))
         table = _reloaded(table)
         if table.metadata.snapshot_by_id(builder.snapshot_id) is not None:
-            return table  # it had landed after all; the look before was at an older state
+            return table  # it was applied; the state seen before was older
         check(table)
     raise LakeCommitRefusedError(
         f"commit to {'.'.join(table.name())} lost against other writers {ATTEMPTS_MAX} times and "
@@ -140,7 +140,7 @@ def _attempts(table: Table, builder: SnapshotBuilder, check: Check) -> Table:
 
 
 def _checked(table: Table, check: Check) -> Table:
-    """The table, or the table as it is now if what we have of it is too old for the change."""
+    """The table; loaded again if `check` refuses the state that we have."""
     try:
         check(table)
     except LakeError:
@@ -165,7 +165,7 @@ def _after(table: Table, answer: CommitTableResponse) -> Table:
 
 
 def _settle(table: Table, snapshot_id: int, problem: Exception) -> tuple[Table, bool]:
-    """The table as it is now and whether the attempt landed; `LakeCommitUnknownError`."""
+    """The current table and whether the attempt was applied; `LakeCommitUnknownError`."""
     for recheck in range(RECHECKS):
         now = _load_or_none(table, problem)
         if now is not None:
@@ -188,7 +188,7 @@ def _certainly_not_applied(before: Table, now: Table, problem: Exception) -> boo
 
 
 def _check_worth_trying(before: Table, now: Table, problem: Exception) -> None:
-    """`LakeError` for an error that is no conflict, no busy database, and nobody's commit."""
+    """Raise `LakeError` unless the error is a conflict, a busy database or another commit."""
     passing = isinstance(problem, CommitFailedException | OperationalError)
     if not passing and before.metadata_location == now.metadata_location:
         raise LakeError(
@@ -202,7 +202,7 @@ def _head(table: Table) -> int | None:
 
 
 def _load_or_none(table: Table, problem: Exception) -> Table | None:
-    """The table now; None when the catalog does not answer, or has another one or none by now."""
+    """The current table; None if the catalog does not answer or has no such table."""
     try:
         return _reloaded(table)
     except LakeError:
@@ -214,7 +214,7 @@ def _load_or_none(table: Table, problem: Exception) -> Table | None:
 
 
 def load_table(catalog: Catalog, identifier: tuple[str, ...]) -> Table | None:
-    """The table, None if there is none; `LakeError` when the catalog does not answer."""
+    """The table; None if there is none. Raises `LakeError` if the catalog does not answer."""
     try:
         with answered(f"lake table {'.'.join(identifier)}"):
             return catalog.load_table(identifier)

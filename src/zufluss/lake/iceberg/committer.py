@@ -1,4 +1,4 @@
-"""The driver's side of an Iceberg table: it fits the table, and rounds become snapshots.
+"""Commits rounds to an Iceberg table, which it creates and alters to fit the table.
 
 Ours is a snapshot that carries the commit user and the table's identity. The newest one is found by
 walking the parents of the current snapshot: foreign commits may lie in between and on top. Expiry
@@ -52,7 +52,7 @@ from zufluss.lake.base import (
 )
 from zufluss.lake.iceberg import schema as s
 from zufluss.lake.iceberg.catalog import answered, file_properties, load
-from zufluss.lake.iceberg.commit import Committed, commit_snapshot, load_table, new_snapshot_id
+from zufluss.lake.iceberg.commit import AppliedCommit, commit_snapshot, load_table, new_snapshot_id
 from zufluss.lake.iceberg.handle import (
     POSITION_DELETES,
     IcebergCommittable,
@@ -75,7 +75,7 @@ NEWEST_KEY = "zufluss.newest"
 _COUNTED = re.compile(r"(added|deleted|removed|total|changed)-|partition(s\.|-summaries)")
 """Keys of a snapshot's summary that Iceberg counts itself."""
 ATTEMPTS_MAX = 10
-"""Attempts to create or alter a lake table that others touch at the same time."""
+"""The most attempts to create or alter a lake table against concurrent changes."""
 
 
 class IcebergCommitter:
@@ -90,7 +90,7 @@ class IcebergCommitter:
         self._lake: Table | None = None
 
     def prepare_table(self) -> None:
-        """Create the lake table or let it follow the table; changes nothing if it fits."""
+        """Create the lake table, or alter it to fit the table."""
         s.validate(self.table)
         for _ in range(ATTEMPTS_MAX):
             try:
@@ -102,7 +102,7 @@ class IcebergCommitter:
         raise LakeError(f"lake table {self.table.path} is changed by others all the time")
 
     def writer_handle(self, fresh: Collection[str] = ()) -> bytes:
-        """What writers of this round need; of `fresh` partitions no live files."""
+        """The handle for writers of this round, without live files of `fresh` partitions."""
         lake = self._loaded()
         metadata, io = lake.metadata, lake.io
         base = metadata.current_snapshot()
@@ -146,7 +146,7 @@ class IcebergCommitter:
         expected: int | None,
         fresh: Collection[str] = (),
     ) -> CommitResult:
-        """One snapshot with all files and these properties, if `expected` is the newest of ours."""
+        """Commit one snapshot with all files and these properties on top of `expected`."""
         snapshot_id = new_snapshot_id()
         emptied = s.partitions_values(self.table, fresh)
         change = round_change(
@@ -170,7 +170,7 @@ class IcebergCommitter:
                 delete_quietly(lake.io, file.path)
 
     def close(self) -> None:
-        """Let go of the table; catalogs are shared by the process."""
+        """Release the table; catalogs are shared by the process."""
         self._lake = None
 
     def _commit(
@@ -179,7 +179,7 @@ class IcebergCommitter:
         committable: IcebergCommittable,
         expected: int | None,
         snapshot_id: int,
-    ) -> Committed:
+    ) -> AppliedCommit:
         deletes = {f.referenced_data_file for f in committable.files if f.referenced_data_file}
 
         def check(lake: Table) -> None:
@@ -225,7 +225,7 @@ class IcebergCommitter:
         )
 
     def _own_location(self) -> str | None:
-        """A location of its own where another table has the usual one, under whatever name."""
+        """A location for the lake table; another one if the usual location is in use."""
         warehouse = self._properties.get("warehouse")
         if warehouse is None:
             return None
@@ -237,7 +237,7 @@ class IcebergCommitter:
         return None
 
     def _is_taken(self, location: str) -> bool:
-        """There is metadata already: of a table that was renamed, or that another catalog has."""
+        """Whether the location has metadata of a renamed table, or of another catalog's table."""
         try:
             system = file_system(load_file_io(self._catalog.properties, location), location)
         except LakeError:
@@ -248,7 +248,7 @@ class IcebergCommitter:
         return f"{location.rstrip('/')}-{self.table.table_id}-{self.table.created_time}"
 
     def _moved_away(self, lake: Table) -> str:
-        """Rename the lake table of another table of this name; a location for the new one."""
+        """Rename the lake table of an earlier table of this name; returns a new location."""
         properties = lake.metadata.properties
         if TABLE_ID_KEY not in properties:
             raise LakeTableError(
@@ -267,7 +267,7 @@ class IcebergCommitter:
         return self._beside(f"{directory}/{self._identifier[1]}")
 
     def _follow(self, lake: Table) -> Table:
-        """Add columns and properties that the table has got since."""
+        """Add columns and properties that were added to the table."""
         missing = s.missing_columns(self.table, lake.metadata)
         updates, removals = s.changed_properties(self.table, lake.metadata.properties)
         if not (missing or updates or removals):
@@ -295,7 +295,7 @@ def round_change(
     now_ms: int,
     emptied: frozenset[PartitionValues] = frozenset(),
 ) -> SnapshotChange:
-    """A round as a change of the lake table: ours, of this table, and findable."""
+    """The change of the lake table that commits a round, with its properties."""
     marked = {**properties, COMMIT_USER_KEY: COMMIT_USER, **table_identity(table)}
     deletes = any(file.kind == POSITION_DELETES for file in committable.files)
     return SnapshotChange(
@@ -308,13 +308,13 @@ def round_change(
 
 
 def newest_json(snapshot_id: int, properties: Mapping[str, str], now_ms: int) -> str:
-    """What the table property about the newest snapshot of ours says."""
+    """The table property that names the newest snapshot of ours."""
     found = {"snapshot": snapshot_id, "timestamp": now_ms, "properties": dict(properties)}
     return json.dumps(found, separators=(",", ":"))
 
 
 def owned(metadata: TableMetadata, table: TableInfo) -> bool:
-    """The lake table belongs to exactly this table."""
+    """Whether the lake table belongs to exactly this table."""
     return _matches(metadata.properties, table)
 
 
@@ -368,7 +368,7 @@ def _matches(properties: Mapping[str, str], table: TableInfo) -> bool:
 
 
 def _noted_newest(metadata: TableMetadata, table: TableInfo) -> CommittedSnapshot | None:
-    """The newest snapshot of ours as the table property has it."""
+    """The newest snapshot of ours according to the table property."""
     text = metadata.properties.get(NEWEST_KEY)
     if text is None:
         return None

@@ -1,4 +1,4 @@
-"""Compaction of Iceberg data files: which ones, and writing them anew.
+"""Compaction of Iceberg data files: chooses files and rewrites them.
 
 Every round leaves at least one small file per bucket, and delete files beside older ones. Planning
 looks at one bucket of one partition at a time, its files in the order of their offsets:
@@ -49,11 +49,11 @@ from zufluss.lake.iceberg.statistics import bound_value
 from zufluss.lake.iceberg.writer import RollingWriter
 
 SIZE_RATIO: Final = 2
-"""How many times larger than everything newer a file may be to be merged with it."""
+"""A file is merged with newer ones if it is at most so many times larger than all of them."""
 SMALL_FRACTION: Final = 0.75
-"""Files below this fraction of the wanted size are small, as Iceberg has it."""
+"""Files below this fraction of the target size are small, as in Iceberg."""
 SMALL_FILES_MAX: Final = 30
-"""Neighbouring small files of a bucket that are left alone for their sizes, at most."""
+"""The most neighbouring small files of a bucket that are not merged because of their sizes."""
 BATCH_ROWS: Final = 65_536
 
 Number = TypeVar("Number", int, float)
@@ -61,7 +61,7 @@ Number = TypeVar("Number", int, float)
 
 @dataclass(frozen=True, slots=True)
 class CompactionOptions:
-    """What is small, and what is much."""
+    """The thresholds of compaction."""
 
     target_bytes: int = 128 << 20
     """The size that files should have."""
@@ -74,7 +74,7 @@ class CompactionOptions:
 
     @classmethod
     def of(cls, properties: Mapping[str, str]) -> CompactionOptions:
-        """The options of a lake table; `LakeTableError` names one that makes no sense."""
+        """The options of a lake table; `LakeTableError` names an invalid one."""
         target = property_number(properties, "write.target-file-size-bytes", 512 << 20, int, 1)
         split = property_number(properties, "read.split.target-size", 128 << 20, int, 1)
         prefix = "compaction."
@@ -86,11 +86,11 @@ class CompactionOptions:
         )
 
     def is_small(self, file: LiveFile) -> bool:
-        """The file is worth merging with its neighbours."""
+        """Whether the file is small enough to be merged with its neighbours."""
         return file.size < self.target_bytes * SMALL_FRACTION
 
     def is_worn(self, file: LiveFile) -> bool:
-        """So many of its rows are deleted that it is worth writing anew."""
+        """Whether so many rows of the file are deleted that it should be rewritten."""
         return file.deleted > 0 and file.deleted >= self.delete_ratio * file.records
 
 
@@ -101,7 +101,7 @@ def property_number(
     parse: Callable[[str], Number],
     smallest: Number,
 ) -> Number:
-    """A number among a lake table's properties; `LakeTableError` when it makes no sense."""
+    """A numeric property of a lake table; `LakeTableError` if it is invalid."""
     text = properties.get(key)
     try:
         value = default if text is None else parse(text)
@@ -114,10 +114,10 @@ def property_number(
 
 @dataclass(frozen=True, slots=True)
 class BucketPlan:
-    """What to do with the files of one bucket."""
+    """The plan for the files of one bucket."""
 
     partition: PartitionValues
-    """The bucket, as the partition spec has it."""
+    """The partition values of the bucket."""
     rewrites: tuple[tuple[LiveFile, ...], ...] = ()
     """Groups of files that become new ones, each in the order of offsets."""
     merges: tuple[LiveFile, ...] = ()
@@ -125,7 +125,7 @@ class BucketPlan:
 
     @property
     def bytes(self) -> int:
-        """What is read to carry it out, about."""
+        """The approximate number of bytes that the plan reads."""
         return sum(file.size for group in self.rewrites for file in group)
 
 
@@ -135,7 +135,7 @@ def plan_bucket(
     offset_id: int,
     options: CompactionOptions,
 ) -> BucketPlan:
-    """What to do with a bucket's files; `offset_id` is the field whose bounds order them."""
+    """The plan for a bucket's files; the bounds of field `offset_id` order them."""
     ordered = sorted(files, key=lambda file: (_first_offset(file, offset_id), file.path))
     groups: list[tuple[LiveFile, ...]] = []
     for run in _small_runs(ordered, options):
@@ -214,7 +214,7 @@ def _live_mask(files: LakeFiles, file: LiveFile) -> npt.NDArray[np.bool_] | None
 
 @dataclass
 class Rewriter:
-    """Carries plans out: new files, that nobody sees until they are committed."""
+    """Carries out plans: writes new files that no snapshot references until the commit."""
 
     files: LakeFiles
     """The file system."""
@@ -230,7 +230,7 @@ class Rewriter:
     """Data files that stay, and whose delete files are replaced."""
 
     def carry_out(self, plan: BucketPlan) -> None:
-        """Write what a bucket's plan asks for."""
+        """Write the files of a bucket's plan."""
         for group in plan.rewrites:
             writer = self._writer(group[0], self.schema, "")
             self._write(
@@ -242,11 +242,11 @@ class Rewriter:
             self._merge_deletes(file, plan.partition)
 
     def finish(self) -> None:
-        """Make everything durable."""
+        """Make all written files durable."""
         self.files.sync_all([file.path for file in self.added])
 
     def abort(self) -> None:
-        """Remove what was written."""
+        """Remove all written files."""
         for file in self.added:
             self.files.remove(file.path)
 
@@ -260,7 +260,7 @@ class Rewriter:
         self.merged.append(file)
 
     def _writer(self, beside: LiveFile, schema: pa.Schema, suffix: str) -> RollingWriter:
-        """A writer of files in the directory of one that is there."""
+        """A writer of files in the directory of an existing file."""
         base = f"{beside.path.rpartition('/')[0]}/compacted-{uuid.uuid4()}"
         options = CompactionOptions.of(self.properties)
         more = {"write.target-file-size-bytes": str(options.target_bytes)}

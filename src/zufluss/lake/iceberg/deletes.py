@@ -1,4 +1,4 @@
-"""Which rows of a bucket a round replaces: live positions of keys, and position delete files.
+"""Finds the rows of a bucket that a round replaces, and reads position delete files.
 
 A primary-key table in the lake never has two live rows of a key. So a writer that brings new rows,
 or the news of deletions, looks up every touched key among the bucket's live rows and deletes what
@@ -40,7 +40,7 @@ from zufluss.lake.iceberg.statistics import bound_value
 from zufluss.lake.keys import KeySet
 
 CACHE_BYTES_MAX: Final = 256 << 20
-"""What key columns and positions may take in a process."""
+"""The most bytes of key columns and positions that a process keeps."""
 
 FILE_PATH: Final = "file_path"
 POSITION: Final = "pos"
@@ -55,7 +55,7 @@ Positions = npt.NDArray[np.int64]
 
 
 class FileCache:
-    """Arrow tables of immutable files by name, the least recently used leave first."""
+    """A cache of Arrow tables of immutable files, by name; least recently used leave first."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
@@ -64,7 +64,7 @@ class FileCache:
         self._lock = threading.Lock()
 
     def get(self, key: tuple[str, ...], read: Callable[[], pa.Table]) -> pa.Table:
-        """The table, read if it is not there."""
+        """The table, read if it is not in the cache."""
         with self._lock:
             found = self._tables.get(key)
             if found is not None:
@@ -75,7 +75,7 @@ class FileCache:
         return table
 
     def put(self, key: tuple[str, ...], table: pa.Table) -> None:
-        """Keep a table, if it is not larger than everything."""
+        """Keep a table, unless it is larger than the whole cache."""
         if table.nbytes > self._bytes_max:
             return
         with self._lock:
@@ -95,12 +95,12 @@ _cache = FileCache(CACHE_BYTES_MAX)
 
 
 class Found(NamedTuple):
-    """Live rows of a data file that must go."""
+    """Live rows of a data file that are to be deleted."""
 
     file: LiveFile
     """The data file."""
     positions: Positions
-    """Ascending."""
+    """Positions of the rows, ascending."""
 
 
 class KeyLookup:
@@ -129,11 +129,11 @@ class KeyLookup:
                 yield Found(file, positions)
 
     def remember(self, path: str, keys: pa.Table) -> None:
-        """Key columns of a file that was just written, for the next round."""
+        """Keep the key columns of a file that was just written, for the next round."""
         _cache.put((path, self._shape), _owned(keys))
 
     def _is_dead(self, file: LiveFile) -> bool:
-        """All rows are deleted; the count alone is no proof, foreign delete files name many."""
+        """Whether all rows are deleted; counts do not prove it, foreign files may repeat rows."""
         if file.deleted < file.records:
             return False
         gone = [deleted_positions(self._files, path, file.path) for path in file.deletes]

@@ -1,4 +1,4 @@
-"""What travels between the driver and the tasks of an Iceberg round: plain data, no library.
+"""The plain data that travels between driver and tasks of an Iceberg round, without a library.
 
 Down goes a `WriterHandle`: how to write files that fit the table, without a catalog. For a
 primary-key table it also names the live files of the base snapshot, so that a task can find the
@@ -32,7 +32,7 @@ _COUNTS = ("column_sizes", "value_counts", "null_counts", "nan_counts")
 
 @dataclass(frozen=True, slots=True)
 class LiveFile:
-    """A data file of the base snapshot, with what deletes rows of it."""
+    """A data file of the base snapshot, with its delete files."""
 
     path: str
     """Where it is, exactly as position deletes must name it."""
@@ -81,7 +81,7 @@ class WriterHandle:
         return WriterHandle(**{**_shallow(self), "files": kept})
 
     def to_bytes(self) -> bytes:
-        """The handle as it travels."""
+        """The handle as bytes."""
         obj = _shallow(self)
         obj["io"], obj["properties"] = dict(self.io), dict(self.properties)
         obj["files"] = [[list(p), [_live_out(f) for f in fs]] for p, fs in self.files.items()]
@@ -97,7 +97,7 @@ class WriterHandle:
 
 @dataclass(frozen=True, slots=True)
 class FileWritten:
-    """A file that a task wrote and nobody sees yet."""
+    """A file that a task wrote and no snapshot references yet."""
 
     kind: FileKind
     """Rows, or positions of deleted rows."""
@@ -129,7 +129,7 @@ class FileWritten:
 
 @dataclass(frozen=True, slots=True)
 class IcebergWriteResult:
-    """What one task wrote for one bucket."""
+    """The files that one task wrote for one bucket."""
 
     files: tuple[FileWritten, ...] = ()
     """The files; none when there was nothing to write."""
@@ -137,7 +137,7 @@ class IcebergWriteResult:
     """The base snapshot of the handle."""
 
     def to_bytes(self) -> bytes:
-        """As it travels."""
+        """The result as bytes."""
         files = [_written_out(file) for file in self.files]
         return _dump({"base": self.base_snapshot_id, "files": files})
 

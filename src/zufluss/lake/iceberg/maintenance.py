@@ -64,9 +64,9 @@ from zufluss.lake.iceberg.private import SnapshotChange, is_data, live_entries, 
 from zufluss.model.lake import OFFSET_COLUMN
 
 ATTEMPTS_MAX = 10
-"""Attempts to expire snapshots of a table that others commit to at the same time."""
+"""The most attempts to expire snapshots against concurrent commits."""
 COMPACT_BYTES_MAX = 4 << 30
-"""What one call rewrites, about; the rest is for the next one."""
+"""The approximate bytes that one call rewrites; the next call continues."""
 KEEP_MIN_KEY = "history.expire.min-snapshots-to-keep"
 
 
@@ -80,7 +80,7 @@ class IcebergMaintenance:
         self._catalog = load(context.properties)
 
     def compact(self, expected: int | None) -> CommitResult | None:
-        """Merge small files and apply deletes; None when there was nothing to do."""
+        """Merge small files and apply deletes; None if there was nothing to do."""
         with answered(f"lake table {self.table.path}"):
             lake = self._load()
             check_fence(lake.metadata, self.table, expected)
@@ -91,7 +91,7 @@ class IcebergMaintenance:
             return self._carry_out(lake, plans, newest)
 
     def expire(self, older_than_ms: int, keep: Collection[int]) -> int:
-        """Expire snapshots older than that, and remove what only they used."""
+        """Expire older snapshots, and remove files that only they used."""
         with answered(f"lake table {self.table.path}"):
             for _ in range(ATTEMPTS_MAX):
                 lake = self._load()
@@ -108,7 +108,7 @@ class IcebergMaintenance:
         )
 
     def sweep(self, older_than_ms: int) -> SweepReport:
-        """Remove files older than that which nothing refers to."""
+        """Remove older files that nothing refers to."""
         with answered(f"lake table {self.table.path}"):
             lake = self._load()
             if not _may_remove(lake.metadata):
@@ -116,7 +116,7 @@ class IcebergMaintenance:
             return sweep(lake, older_than_ms)
 
     def close(self) -> None:
-        """Nothing to let go of; catalogs are shared by the process."""
+        """Does nothing; catalogs are shared by the process."""
 
     def _load(self) -> Table:
         lake = load_table(self._catalog, self._identifier)
@@ -130,7 +130,7 @@ class IcebergMaintenance:
     def _carry_out(
         self, lake: Table, plans: list[BucketPlan], newest: CommittedSnapshot
     ) -> CommitResult:
-        """Write what the plans ask for and commit it; what was written goes if that fails."""
+        """Write the files of the plans and commit them; if that fails, remove the files."""
         rewriter = Rewriter(
             LakeFiles(_text(lake.io.properties), lake.location()),
             arrow_schema(lake.schema().model_dump_json()),
@@ -152,7 +152,7 @@ class IcebergMaintenance:
             raise
 
     def _abort(self, work: Rewriter) -> None:
-        """Remove what was written, unless it is in the lake: the error may have come after that."""
+        """Remove the written files, unless the commit was applied in spite of the error."""
         lake = self._load()
         entries = live_entries(lake.io, lake.metadata.current_snapshot())
         used = {entry.data_file.file_path for entry in entries}
@@ -160,7 +160,7 @@ class IcebergMaintenance:
             work.abort()
 
     def _replace(self, lake: Table, work: Rewriter, newest: CommittedSnapshot) -> CommitResult:
-        """Commit what was rewritten, in place of the newest snapshot of ours."""
+        """Commit the rewritten files on top of the newest snapshot of ours."""
         snapshot_id, base = new_snapshot_id(), lake.metadata.current_snapshot_id
         change = SnapshotChange(
             operation="replace",
@@ -195,7 +195,7 @@ class IcebergMaintenance:
         return [snapshot for snapshot in old if snapshot.snapshot_id not in safe]
 
     def _expire(self, lake: Table, gone: list[Snapshot]) -> bool:
-        """Take snapshots out of the metadata; False when somebody else committed first."""
+        """Remove snapshots from the metadata; False if another commit came first."""
         heads = [
             AssertRefSnapshotId.model_validate({"ref": name, "snapshot-id": ref.snapshot_id})
             for name, ref in lake.metadata.refs.items()
@@ -225,7 +225,7 @@ def _history(metadata: TableMetadata) -> Iterator[Snapshot]:
 
 
 def plan_table(lake: Table) -> list[BucketPlan]:
-    """What compaction has to do, bucket by bucket; empty when nothing is."""
+    """The plans of compaction, by bucket; empty if there is nothing to do."""
     metadata = lake.metadata
     options = CompactionOptions.of(metadata.properties)
     offset_id = metadata.schema().find_field(OFFSET_COLUMN).field_id
@@ -258,7 +258,7 @@ def _foreign_files(lake: Table) -> set[str]:
 
 
 def _removed(lake: Table, work: Rewriter) -> frozenset[str]:
-    """Paths that go: replaced data files, and delete files that no file needs any more."""
+    """Paths to remove: replaced data files, and delete files that no file needs any more."""
     replaced = {file.path for file in work.replaced}
     merged = {file.path for file in work.merged}
     head = lake.metadata.current_snapshot()

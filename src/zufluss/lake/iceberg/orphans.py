@@ -1,4 +1,4 @@
-"""Files of an Iceberg table that nothing refers to: found, and removed.
+"""Finds and removes files of an Iceberg table that nothing refers to.
 
 | file | is referred to by |
 |---|---|
@@ -50,7 +50,7 @@ class ListedFile(NamedTuple):
     size: int
     """Bytes."""
     modified_ms: int
-    """When it was written."""
+    """The time it was written, in epoch milliseconds."""
 
 
 def plain_path(location: str) -> str:
@@ -87,7 +87,7 @@ def list_files(system: fs.FileSystem, directory: str) -> Iterator[ListedFile]:
 
 
 def directories(metadata: TableMetadata) -> list[str]:
-    """Where the table keeps its files, without places outside of its location."""
+    """The directories of the table's files, without those outside of its location."""
     location = metadata.location.rstrip("/")
     told = [
         metadata.properties.get("write.data.path", f"{location}/data").rstrip("/"),
@@ -151,7 +151,7 @@ def _delete(system: Any, path: str) -> bool:
 
 
 def sweep(table: Table, older_than_ms: int) -> SweepReport:
-    """Remove files that are older than that and that nothing refers to."""
+    """Remove older files that nothing refers to."""
     found: dict[str, tuple[fs.FileSystem, int]] = {}
     described: dict[str, fs.FileSystem] = {}
     looked_at = 0
@@ -172,7 +172,7 @@ def sweep(table: Table, older_than_ms: int) -> SweepReport:
 
 
 def _check_alone(table: Table, described: Mapping[str, fs.FileSystem]) -> None:
-    """`LakeTableError` if one of these metadata files, which are not in use, is another table's."""
+    """Raise `LakeTableError` if one of these unused metadata files is of another table."""
     own = str(table.metadata.table_uuid)
     for path, system in described.items():
         uuid = _table_uuid(system, path)
@@ -185,7 +185,7 @@ def _check_alone(table: Table, described: Mapping[str, fs.FileSystem]) -> None:
 
 
 def _table_uuid(system: fs.FileSystem, path: str) -> str | None:
-    """Which table a metadata file describes; None for one that is gone, or was cut off."""
+    """The table that a metadata file describes; None if the file is gone or incomplete."""
     try:
         with system.open_input_stream(path, compression=None) as source:
             data = source.read()

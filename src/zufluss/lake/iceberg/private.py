@@ -1,4 +1,4 @@
-"""The one place that touches pyiceberg's undocumented parts: manifests, and how a snapshot is made.
+"""The only module that uses undocumented parts of pyiceberg: manifests, and writing a snapshot.
 
 pyiceberg 0.12 cannot write delete files, nor fence a commit, so a snapshot is put together here and
 handed to the catalog's public `commit_table`. Everything written is plain Iceberg v2.
@@ -158,7 +158,7 @@ def live_entries(io: FileIO, snapshot: Snapshot | None) -> Iterator[ManifestEntr
 
 
 def is_data(entry: ManifestEntry) -> bool:
-    """The entry is a data file, not a delete file."""
+    """Whether the entry is a data file, not a delete file."""
     return bool(entry.data_file.content == DataFileContent.DATA)
 
 
@@ -216,7 +216,7 @@ class _DeleteManifestWriter(ManifestWriterV2):
 
 @dataclass(frozen=True, slots=True)
 class SnapshotChange:
-    """What a snapshot does."""
+    """The change that a snapshot makes."""
 
     operation: Literal["append", "overwrite", "replace", "delete"]
     """As its summary says; `replace` changes files, not rows; an `append` that takes files out
@@ -241,9 +241,9 @@ class StagedSnapshot:
     snapshot: Snapshot
     """The snapshot."""
     requirements: tuple[TableRequirement, ...]
-    """What must still hold: same table, same schema, same partition spec, same parent."""
+    """Requirements of the commit: same table, schema, partition spec and parent."""
     updates: tuple[TableUpdate, ...]
-    """What the commit does."""
+    """Updates of the commit."""
 
 
 class SnapshotBuilder:
@@ -286,7 +286,7 @@ class SnapshotBuilder:
         return StagedSnapshot(snapshot, _requirements(metadata), self._updates(snapshot))
 
     def discard(self, io: FileIO, *, landed: bool) -> None:
-        """Remove what failed attempts wrote; everything, if no attempt landed."""
+        """Remove the files of failed attempts; all files if no attempt was applied."""
         doomed = list(self._scratch)
         if not landed:
             doomed += self._kept + [m.manifest_path for m in self._added or ()]
@@ -424,7 +424,7 @@ class SnapshotBuilder:
 
 
 def delete_quietly(io: FileIO, path: str) -> bool:
-    """Delete a file nobody needs; one that cannot be deleted is left to the sweep."""
+    """Delete an unused file; a file that cannot be deleted is left to the sweep."""
     try:
         io.delete(path)
     except Exception:  # of whatever library: a commit that was made must not look like a failure
@@ -482,7 +482,7 @@ def _has_live(manifest: ManifestFile) -> bool:
 
 
 def _level(manifest: ManifestFile, snapshot_id: int, fan_in: int) -> tuple[Any, ...]:
-    """What may be merged together; the first item says whether it may be merged at all."""
+    """The key of manifests that may be merged together; its first item: mergeable at all."""
     files = (manifest.added_files_count or 0) + (manifest.existing_files_count or 0)
     small = manifest.manifest_length < MANIFEST_BYTES_MAX
     mergeable = small and manifest.added_snapshot_id != snapshot_id

@@ -83,7 +83,7 @@ class IcebergReader:
         partitions: Collection[str] | None = None,
         without: Collection[str] = (),
     ) -> LakeScan:
-        """The files of a snapshot, without those that certainly hold nothing that is wanted."""
+        """The files of a snapshot, without those that certainly have no matching row."""
         self._see(snapshot_id)
         wanted = None
         if partitions is not None and self._table.is_partitioned:
@@ -119,7 +119,7 @@ class IcebergReader:
             pool.shutdown(wait=True, cancel_futures=True)
 
     def close(self) -> None:
-        """Nothing is held; the catalog is shared by the process."""
+        """Does nothing; the catalog is shared by the process."""
 
     def _see(self, snapshot_id: int) -> None:
         """The snapshot is known, if need be by asking the catalog again."""
@@ -178,7 +178,7 @@ class IcebergReader:
 
 
 def _ahead(pool: ThreadPoolExecutor, work: Callable[[A], B], items: Iterable[A]) -> Iterator[B]:
-    """The results of the work in order, a few of them made in advance."""
+    """The results of the work in order, a few of them computed ahead."""
     waiting: deque[Future[B]] = deque()
     for item in items:
         waiting.append(pool.submit(work, item))

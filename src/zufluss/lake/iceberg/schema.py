@@ -230,7 +230,7 @@ def arrow_schema(schema: Schema) -> pa.Schema:
 
 
 def has_bucket_transform(table: TableInfo) -> bool:
-    """The bucket is `bucket[n]` of a column, not the column `__bucket`."""
+    """Whether the bucket is `bucket[n]` of a column, not the column `__bucket`."""
     keys = table.bucket_keys
     return len(keys) == 1 and table.schema.column(keys[0]).data_type.root in _BUCKET_KEYS
 
@@ -302,7 +302,7 @@ def followed_properties(table: TableInfo) -> dict[str, str]:
 
 
 def validate(table: TableInfo) -> None:
-    """`LakeTableError` when Iceberg cannot hold such a table."""
+    """Raise `LakeTableError` if Iceberg cannot hold such a table."""
     for name in SYSTEM_COLUMNS:
         if name in table.schema:
             raise LakeTableError(
@@ -338,7 +338,7 @@ def _no_identifier(data_type: t.DataType) -> str | None:
 
 
 def missing_columns(table: TableInfo, metadata: TableMetadata) -> list[str]:
-    """Columns to add to the lake; `LakeTableError` when the lake was changed so that it misfits."""
+    """Columns to add to the lake table; `LakeTableError` if it was changed and does not fit."""
     found = {field.name: field for field in metadata.schema().fields}
     wanted = {field.name: field for field in iceberg_schema(table).fields}
     earlier = {field.name for schema in metadata.schemas for field in schema.fields}

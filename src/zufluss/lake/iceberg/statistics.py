@@ -1,4 +1,4 @@
-"""What an Iceberg manifest says of a Parquet file, taken from its footer.
+"""The statistics of a Parquet file for its Iceberg manifest, taken from its footer.
 
 | statistic | of | from |
 |---|---|---|

@@ -1,4 +1,4 @@
-"""Writes the files of one bucket and round: rows, and for primary keys what they replace.
+"""Writes the files of one bucket and round: rows, and position deletes of replaced rows.
 
 Batches are collected into row groups (`ROW_GROUP_ROWS` or `write.parquet.row-group-size-bytes`,
 whichever is reached first), however small they arrive; a file is closed when it has reached
@@ -100,7 +100,7 @@ class IcebergWriter:
             start += found["records"]
 
     def complete(self) -> IcebergWriteResult:
-        """Close the files, make them durable, and say what was written."""
+        """Close the files and make them durable; returns a description of them."""
         self._rows.close()
         made = [self._written(DATA, closed) for closed in self._rows.closed]
         for closed, about in zip(self._deletes.closed, self._about, strict=True):
@@ -109,7 +109,7 @@ class IcebergWriter:
         return IcebergWriteResult(tuple(made), self._handle.base_snapshot_id)
 
     def abort(self) -> None:
-        """Remove what was written."""
+        """Remove all written files."""
         self._rows.abort()
         self._deletes.abort()
 
@@ -128,11 +128,11 @@ class ClosedFile(NamedTuple):
     """A file that is finished."""
 
     path: str
-    """Where it is."""
+    """Its location."""
     size: int
     """Bytes."""
     statistics: FileStatistics
-    """What its footer says."""
+    """The statistics of its footer."""
 
 
 class RollingWriter:
