@@ -1,8 +1,8 @@
 """Lets Spark find `format("fluss")` by itself.
 
-Spark looks through the top-level modules called `pyspark_…` that Python finds, for a class
-`DefaultSource`. So where zufluss is installed nothing has to be registered, and relations name
-their cluster (`bootstrap.servers`). `zufluss.spark.register` takes it from them.
+Spark searches top-level modules named `pyspark_…` for a class `DefaultSource`. So nothing has to be
+registered where zufluss is installed; relations then name their cluster (`bootstrap.servers`).
+After `zufluss.spark.register(spark, bootstrap)` they need not.
 """
 
 from __future__ import annotations
@@ -13,4 +13,4 @@ __all__ = ["DefaultSource"]
 
 
 class DefaultSource(FlussDataSource):
-    """The source, under the name by which Spark looks for one."""
+    """The source, under the name that Spark looks for."""

@@ -79,7 +79,7 @@ def spark_type(of: t.DataType) -> DataType:
 
 
 def for_spark(rows: pa.Table) -> pa.Table:
-    """Rows as a client reads them, in the Arrow types that Spark takes for its own."""
+    """Rows of the client in Arrow types that Spark accepts."""
     rows = cut_to_micros(rows)
     micros = pa.schema([field.with_type(_in_micros(field.type)) for field in rows.schema])
     if not rows.schema.equals(micros):
@@ -89,7 +89,7 @@ def for_spark(rows: pa.Table) -> pa.Table:
 
 
 def changed_type(of: pa.DataType, change: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
-    """A type with every part of it changed that is no list, map or struct."""
+    """A type with `change` applied to all parts that are no list, map or struct."""
     if pa.types.is_nested(of):
         return _nested(of, lambda part: changed_type(part, change))
     return change(of)

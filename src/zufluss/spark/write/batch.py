@@ -1,15 +1,15 @@
 """Batch writes: `df.write.format("fluss").mode("append").save()` and `INSERT INTO` a view.
 
-A job that fails leaves what it leaves:
+What a failed job leaves:
 
-| table | after a job that failed | when it is run again |
+| table | after a failed job | after a second run |
 |---|---|---|
-| log | rows of tasks that got so far | doubled, or what is missing, if both had the same `txn.id` |
-| primary key | the same | the same rows again: no harm |
-| aggregation | nothing: it is undone | right |
+| log | rows of some tasks | these rows twice; once if both runs had the same `txn.id` |
+| primary key | rows of some tasks | correct: a repeated row is the same |
+| aggregation | nothing: its rows are undone | correct |
 
 A task checks all of its rows before it sends the first. An aggregation job whose driver is killed
-cannot undo anything. With a `txn.id` its next run does.
+undoes nothing; with a `txn.id` its next run does.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 
 def make_writer(options: SourceOptions, schema: StructType, overwrite: bool) -> FlussWriter:
-    """The writer of a job: everything is checked, and its producer has begun."""
+    """The writer of a job, after all checks; begins the producer of the job."""
     sink = make_sink(options, schema, overwrite)
     txn_id = options.get(TXN_ID)
     handle: ProducerHandle | None = None
@@ -85,7 +85,7 @@ class FlussWriter(DataSourceArrowWriter):
         return TaskCommit(tasks.write_inputs(sink, iterator, handle, task), handle)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """All tasks have ended: nothing is undone any more, nothing written again."""
+        """Commit the job after all tasks: nothing is undone or written again from here on."""
         if self._sink.kind is SinkKind.LOG:
             assert self._handle is not None
             tasks.log_done(self._sink, self._handle)
@@ -94,7 +94,7 @@ class FlussWriter(DataSourceArrowWriter):
             tasks.release(self._sink, self._handle)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """The job failed, or its commit did: undo what counts now and should not."""
+        """Undo the rows of a failed job, or of a failed commit."""
         sink, handle = self._sink, self._handle
         if sink.kind is SinkKind.LOG or handle is None:
             return
@@ -104,13 +104,13 @@ class FlussWriter(DataSourceArrowWriter):
 
 
 def skip(rows: Iterator[pa.RecordBatch]) -> None:
-    """Leave rows out: Spark hands a worker on only when it has read everything."""
+    """Read and ignore rows: Spark reuses a worker only if it has read all of them."""
     for _ in rows:
         pass
 
 
 def task_attempt() -> tuple[int, int]:
-    """The number of this task in its job, the same when it is run again, and of its attempt."""
+    """The number of this task in its job, the same in every run, and of its attempt."""
     context = TaskContext.get()
     assert context is not None
     return int(context.partitionId()), int(context.attemptNumber())

@@ -1,13 +1,13 @@
-"""Rows on their way from Spark to a writer: types, what to do with each, and their order.
+"""Prepares rows of Spark for a writer: their types, their change types and their order.
 
-Order matters where a task that is run again must send the same batches. Rows sorted by their bytes
-have one order, whatever order they came in: equal rows cannot be told apart.
+Order matters if a repeated task must send the same batches. Rows that are sorted by their bytes
+have the same order whatever order they came in.
 
-| value of the change column | what is done |
+| value of the change column | effect |
 |---|---|
 | `insert`, `+I`, `+A`, `update_after`, `+U` | the row is upserted |
 | `delete`, `-D` | the row of its key is deleted |
-| `update_before`, `-U` | nothing: what comes after says it |
+| `update_before`, `-U` | none: the row after it has the new values |
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ DELETES: Final = ("delete", "-D")
 SKIPPED: Final = ("update_before", "-U")
 
 KEY_BYTES_MAX: Final = 128 << 20
-"""Keys of a task that are compared; rows of more are sent as they came."""
+"""The most bytes of keys that are compared; with more, all rows are sent as they came."""
 _DAY_MICROS: Final = 86_400_000_000
 
 
 def of_spark(rows: pa.RecordBatch, schema: pa.Schema, columns: Sequence[str]) -> pa.RecordBatch:
-    """Rows of Spark in the types of these columns of a table; others are left out."""
+    """These columns of Spark's rows, in the types of the table."""
     wanted = schema if list(columns) == schema.names else chosen(schema, columns)
     fields = [_of_spark(rows.column(field.name), field) for field in wanted]
     for column, field in zip(fields, wanted, strict=True):
@@ -44,7 +44,7 @@ def of_spark(rows: pa.RecordBatch, schema: pa.Schema, columns: Sequence[str]) ->
 
 
 def _of_spark(column: pa.Array, field: pa.Field) -> pa.Array:
-    """A column with its times in the table's precision; those of the day are numbers in Spark."""
+    """A column with its times in the table's precision; a TIME is a number in Spark."""
     if pa.types.is_null(column.type) or not _has_times(field.type):
         return column
     finest = changed_type(field.type, _in_micros)
@@ -60,7 +60,7 @@ def _of_spark(column: pa.Array, field: pa.Field) -> pa.Array:
 
 
 def _cut(column: pa.Array, of: pa.DataType) -> pa.Array:
-    """Times in the table's unit, a coarser one cut down; those in parts of a column have to fit."""
+    """Times in the table's unit, cut if it is coarser; times in nested values have to fit."""
     coarser = {"s": "second", "ms": "millisecond"}
     if (pa.types.is_timestamp(of) or pa.types.is_time(of)) and of.unit in coarser:
         column = pc.floor_temporal(column, unit=coarser[of.unit])
@@ -78,7 +78,7 @@ def _check_times_of_day(column: pa.Array, field: pa.Field) -> None:
 
 
 def _has_times(of: pa.DataType, *, of_day: bool = False) -> bool:
-    """Whether a type has times somewhere that Spark has in another form."""
+    """Whether a type contains times that Spark has in another form."""
     other = changed_type(of, _days_in_micros if of_day else _in_micros)
     return not other.equals(of) or (not of_day and _has_times(of, of_day=True))
 
@@ -94,7 +94,7 @@ def _days_in_micros(of: pa.DataType) -> pa.DataType:
 
 
 def _check_parts(column: pa.Array, field: pa.Field, name: str) -> None:
-    """`ColumnMismatchError` for a null in a part of a column that is NOT NULL."""
+    """Raise `ColumnMismatchError` for a null in a nested field that is NOT NULL."""
     if pa.types.is_list(column.type) and pa.types.is_list(field.type):
         _check_part(column.flatten(), field.type.value_field, f"{name}.element")
     elif pa.types.is_map(column.type) and pa.types.is_map(field.type):
@@ -144,7 +144,7 @@ def by_last_change(
 def _to_do(
     rows: pa.RecordBatch, change_column: str
 ) -> tuple[pa.RecordBatch, np.ndarray[tuple[int], np.dtype[np.int8]]]:
-    """Rows without those that nothing is done with, and what to do with each."""
+    """The rows with an effect, and the action of each."""
     actions = _actions(rows.column(change_column), change_column)
     if (actions >= 0).all():
         return rows, actions
@@ -183,7 +183,7 @@ def in_key_order(rows: pa.RecordBatch, info: TableInfo) -> pa.RecordBatch:
 
 
 def joined(batches: Iterable[pa.RecordBatch]) -> list[pa.RecordBatch]:
-    """All rows in one batch, if there are any; in more where a text column has over 2 GB."""
+    """All rows in one batch; none without rows, several if a text column has over 2 GB."""
     found = list(batches)
     if not found:
         return []
@@ -196,7 +196,7 @@ def _sorted(rows: pa.RecordBatch, by: Slices) -> pa.RecordBatch:
 
 
 def as_binary(strings: Slices) -> pa.Array:
-    """Byte strings that lie one after the other."""
+    """Contiguous byte strings as a binary array."""
     offsets = np.append(strings.starts, strings.ends[-1:])
     buffers = [None, pa.py_buffer(offsets.astype(np.int64)), pa.py_buffer(strings.data)]
     return pa.Array.from_buffers(pa.large_binary(), strings.count, buffers)
@@ -205,7 +205,7 @@ def as_binary(strings: Slices) -> pa.Array:
 def folded(
     batches: Iterable[pa.RecordBatch], info: TableInfo, columns: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
-    """All rows as one row of states for each key, sorted by key; of the columns written."""
+    """All rows folded to one row of states per key, sorted by key; only the written columns."""
     from zufluss.record.aggregate.local import pre_aggregate  # loads the compiled kernels
 
     schema = info.schema
@@ -216,7 +216,7 @@ def folded(
 
 
 def _whole(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Rows with every column of the table, null where they have none."""
+    """Rows with every column of the table; columns that the rows lack are null."""
     arrays = [
         rows.column(field.name)
         if field.name in rows.schema.names
@@ -227,7 +227,7 @@ def _whole(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 class LastOfKeys:
-    """Which rows are the last of their keys."""
+    """Finds the last row of each key."""
 
     def __init__(self, info: TableInfo) -> None:
         from zufluss.record.keys.encoding import KeyEncoder  # loads the compiled kernels
@@ -237,14 +237,14 @@ class LastOfKeys:
         self._bytes = 0
 
     def add(self, rows: pa.RecordBatch) -> None:
-        """These come next."""
+        """Add the next rows."""
         if self._bytes <= KEY_BYTES_MAX:
             keys = as_binary(Slices.contiguous(*self._encoder.encode(rows)))
             self._bytes += keys.nbytes
             self._keys.append(keys)
 
     def found(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]] | None:
-        """True for the last ones; None if all are, or they are too many to say."""
+        """True for the last row of each key; None if all are last, or there are too many keys."""
         if not self._keys or self._bytes > KEY_BYTES_MAX:
             return None
         keys = pa.chunked_array(self._keys).combine_chunks().dictionary_encode()

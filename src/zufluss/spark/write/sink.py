@@ -1,15 +1,15 @@
-"""What a write to a table is, checked on the driver before any task starts.
+"""Describes a write to a table, checked on the driver before any task starts.
 
 | table | kind | what makes it exact |
 |---|---|---|
-| log | `LOG` | numbered batches: the server drops what it has already |
-| primary key | `UPSERT` | the key: rows that are written again say the same; old ones are fenced |
-| primary key, engine `aggregation` | `AGGREGATE` | a producer: what no commit followed is undone |
+| log | `LOG` | numbered batches: the server drops batches that it has already |
+| primary key | `UPSERT` | the key: a repeated row is the same; old writers are fenced |
+| primary key, engine `aggregation` | `AGGREGATE` | a producer: uncommitted changes are undone |
 
 The columns of the rows are those of the table, by name and in any order, or those that
-`write.columns` names. Types are those of `types.py`, or smaller ones of the same sort: an INT goes
-into a BIGINT. Whether a NOT NULL column has nulls is seen by the tasks, each before it sends its
-first row, since Spark says of most columns that they may have some.
+`write.columns` names. Types are those of `types.py`, or narrower ones of the same sort: an INT fits
+a BIGINT. Tasks check NOT NULL columns for nulls before they send their first row, since Spark
+declares most columns nullable.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
 
 _WIDER: Final = (("tinyint", "smallint", "int", "bigint"), ("float", "double"))
-"""Types whose values the later ones of the row have too."""
+"""Rows of types; each type has all values of the types before it."""
 
 
 class SinkKind(Enum):
-    """How rows get into a table."""
+    """How rows are written to a table."""
 
     LOG = "log"
     UPSERT = "upsert"
@@ -56,42 +56,42 @@ class SinkKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Sink:
-    """One write; goes to every task."""
+    """One write, as its tasks receive it. Pickles."""
 
     bootstrap: str
-    """Where the cluster is."""
+    """The address of the cluster."""
     options: Mapping[str, Any]
     """Options of the client."""
     info: TableInfo
     """The table, as it was when the write began."""
     kind: SinkKind
-    """How it is written."""
+    """How the table is written."""
     columns: tuple[str, ...]
     """The columns that are written, in table order."""
     change_column: str | None
-    """The column of the rows that says what to do with each; None: every row is an upsert."""
+    """The column with the change type of each row; None if every row is an upsert."""
     canonical: bool
-    """Rows are sorted by their content before they are written."""
+    """Whether rows are sorted by their content before they are written."""
 
     @property
     def last_wins(self) -> bool:
-        """Of rows of one key the last one counts, whatever the others say."""
+        """Whether the last row of a key replaces all others."""
         return self.kind is SinkKind.UPSERT and not merge_engine(self.info.descriptor.properties)
 
     @property
     def ignores_deletes(self) -> bool:
-        """The table lets deletes be, so they are not sent."""
+        """Whether the table ignores deletes; then they are not sent."""
         return bool(self.info.property(TABLE_DELETE_BEHAVIOR) == "IGNORE")
 
     @property
     def partial(self) -> tuple[str, ...] | None:
-        """The columns of a partial update; None where rows are whole."""
+        """The columns of a partial update; None if all columns are written."""
         whole = target_columns(self.info, None) if self.info.has_primary_key else self.columns
         return None if self.columns == whole else self.columns
 
 
 def make_sink(options: SourceOptions, schema: StructType, overwrite: bool) -> Sink:
-    """The write that options and a schema of rows ask for; an error says why it cannot be."""
+    """The write of these options and rows of this schema. Raises an error if it is not possible."""
     if overwrite:
         raise ConfigError(
             f"table {options.path} cannot be overwritten by Spark; write with mode append (INSERT "
@@ -156,7 +156,7 @@ def _columns(info: TableInfo, wanted: Sequence[str] | None) -> tuple[str, ...]:
 def check_schema(
     info: TableInfo, columns: Sequence[str], given: StructType, change_column: str | None
 ) -> None:
-    """`ColumnMismatchError` unless rows of a schema can be written to these columns."""
+    """Raise `ColumnMismatchError` unless rows of the schema can be written to these columns."""
     fields = {field.name: field.dataType for field in given.fields}
     if len(fields) < len(given.fields):
         raise ColumnMismatchError(f"a column name occurs twice in the rows for table {info.path}")

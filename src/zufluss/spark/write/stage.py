@@ -1,12 +1,12 @@
-"""The rows of a task, kept until all of them are known to be right; only then the first is sent.
+"""Stages the rows of a task: the first row is sent only after all rows were checked.
 
-A task that comes upon a row that does not fit, or whose source fails, has written nothing then, so
-there is nothing half-written to tell apart later. Up to `MEMORY_BYTES` rows stay in memory, others
-go to a file that has no name and ends with the process, however that ends.
+So a task with a row that does not fit, or whose source fails, has written nothing. Up to
+`MEMORY_BYTES` of rows stay in memory; the rest goes to a file without a name, which the operating
+system removes when the process ends.
 
-Of several rows of one key only the last is sent, where it is the last that counts and keys fit into
-memory: then two runs of a task write the same row for each key, and a run that Spark gave up and
-that still goes on cannot put an older row over a newer one.
+If the last row of a key counts and the keys fit into memory, only the last row of each key is sent:
+then two runs of a task write the same row for each key, and a run that Spark gave up but that still
+goes on cannot put an older row over a newer one.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from zufluss.model.table import TableInfo
 from zufluss.spark.write.rows import LastOfKeys
 
 MEMORY_BYTES: Final = 128 << 20
-"""Rows of a task that stay in memory."""
+"""The most bytes of rows that stay in memory."""
 
 Change = tuple[bool, pa.RecordBatch]
-"""Rows to be deleted (True), or not."""
+"""Rows to be deleted (True) or upserted (False)."""
 
 
 class _StoredRows(NamedTuple):
-    """Rows in the file."""
+    """The place of a batch in the file."""
 
     schema: pa.Schema
     start: int
@@ -37,7 +37,7 @@ class _StoredRows(NamedTuple):
 
 
 class Stage:
-    """Rows that are read once more, in their order, when all are there."""
+    """The staged rows of a task, in their order; iterate to read them."""
 
     def __init__(self, info: TableInfo, *, last_wins: bool, memory: int = MEMORY_BYTES) -> None:
         self._runs: list[tuple[bool, pa.RecordBatch | _StoredRows]] = []
@@ -48,7 +48,7 @@ class Stage:
 
     @classmethod
     def of(cls, changes: Iterable[Change], info: TableInfo, *, last_wins: bool) -> Self:
-        """Everything that a task has; whatever is wrong with it is raised here."""
+        """Stage all rows of a task; errors of the rows are raised here."""
         stage = cls(info, last_wins=last_wins)
         try:
             for delete, rows in changes:
@@ -59,7 +59,7 @@ class Stage:
         return stage
 
     def add(self, delete: bool, rows: pa.RecordBatch) -> None:
-        """Keep rows."""
+        """Add rows."""
         if self._last is not None:
             self._last.add(rows)
         self._memory -= rows.nbytes
@@ -91,7 +91,7 @@ class Stage:
         return pa.ipc.read_record_batch(pa.py_buffer(self._file.read(run.size)), run.schema)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._open.close()
 
     def __enter__(self) -> Self:

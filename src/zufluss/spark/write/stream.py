@@ -1,8 +1,8 @@
 """Streaming writes: `df.writeStream.format("fluss")`, each micro-batch once.
 
-Spark makes a writer for each micro-batch in one process, sends it to the tasks, and makes another
-one in a second process to commit or to abort. Neither is told which query and which micro-batch it
-is for; tasks can find out, and `commit` is told the latter.
+For each micro-batch Spark creates a writer in one process, sends it to the tasks, and creates a
+second writer in another process to commit or abort. Neither writer is told its query and
+micro-batch; tasks can find out both, and `commit` is told the micro-batch.
 
 | what | known to the first writer | to tasks | to the second writer |
 |---|---|---|---|
@@ -10,19 +10,18 @@ is for; tasks can find out, and `commit` is told the latter.
 | query id | in its checkpoint, where that can be read | yes | as the first |
 | option `txn.id` | yes | yes | yes |
 
-A query id is made with the checkpoint and stays in it. So it names the series of micro-batches, and
-after a checkpoint was deleted, so that the numbers begin again, it is another one. That is why a
-`txn.id` alone does not name them: micro-batch 0 of a new checkpoint has other rows. Log tables have
-a producer for each query then, and aggregation tables refuse the second query.
+The query id is created with the checkpoint and stays in it, so it identifies a series of
+micro-batches: a new checkpoint, whose numbers begin at 0 again, has another query id. A `txn.id`
+alone does not identify them, since micro-batch 0 of a new checkpoint has other rows. So log tables
+have a producer per query, and aggregation tables refuse a second query.
 
-Only the first writer is ever pickled, and that is when it begins an epoch of the query's producer
-(primary-key tables): writers of earlier micro-batches are fenced, of this driver or of one that
-should be gone. In aggregation tables what they wrote is undone, where no commit followed, before
-any task of this one runs.
+Only the first writer is ever pickled. Pickling begins an epoch of the query's producer (primary-key
+tables): writers of earlier micro-batches are fenced, also those of a driver that should be gone. In
+aggregation tables their uncommitted rows are undone before any task of this micro-batch runs.
 
 | killed | log table | primary-key table | aggregation table |
 |---|---|---|---|
-| before or during tasks | batches that are there are dropped | keys | undone, written again |
+| before or during tasks | repeated batches are dropped | keys | undone, written again |
 | after the tasks, before `commit` | the same | keys | undone, written again |
 | after `commit`, before Spark's log | the same | keys | `last_checkpoint_id`: not written |
 """
@@ -70,7 +69,7 @@ def make_stream_writer(
 
 
 class FlussStreamWriter(DataSourceStreamArrowWriter):
-    """Writes the rows of one micro-batch. Pickles, and begins by that."""
+    """Writes the rows of one micro-batch. Pickling it begins the epoch."""
 
     def __init__(self, sink: Sink, txn_id: str | None) -> None:
         self._sink = sink
@@ -123,19 +122,19 @@ class FlussStreamWriter(DataSourceStreamArrowWriter):
         return TaskCommit(offsets, handle, checkpoint_id)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """All tasks of a micro-batch have ended: it counts."""
+        """Commit a micro-batch after all its tasks."""
         if self._sink.kind is SinkKind.AGGREGATE:
             written = [message for message in messages if isinstance(message, TaskCommit)]
             tasks.checkpoint(self._sink, written)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """A micro-batch failed: undo what tasks of it wrote, now rather than at the restart."""
+        """Undo the rows of a failed micro-batch now rather than at the restart."""
         if self._sink.kind is SinkKind.AGGREGATE:
             tasks.begin(self._sink, self._txn_id)
 
 
 def txn_of(query_id: str, txn_id: str | None = None) -> str:
-    """The name that a query writes under; each checkpoint makes another one.
+    """The producer id of a query; each checkpoint has another one.
 
     >>> txn_of("d9355506-c9be-4400-853e-699aa3dd7522")
     'spark-d9355506-c9be-4400-853e-699aa3dd7522'
@@ -144,7 +143,7 @@ def txn_of(query_id: str, txn_id: str | None = None) -> str:
 
 
 def checkpoint_of(query_id: str, batch_id: int) -> int:
-    """What a commit is known by: the query, so that another one is noticed, and the micro-batch.
+    """The checkpoint id of a commit: the query, so that another query is noticed, and micro-batch.
 
     | bits | 62–40 | 39–0 |
     |---|---|---|
@@ -166,7 +165,7 @@ def _property(key: str) -> str:
 
 
 def _checkpoint_txn(sink: Sink, location: str | None) -> str | None:
-    """The name of a query by its checkpoint; None where it needs none, and none can be found."""
+    """The producer id by the checkpoint; None if it cannot be found and is not needed."""
     try:
         return txn_of(_checkpoint_query(sink, location))
     except ConfigError:
@@ -196,7 +195,7 @@ def _checkpoint_query(sink: Sink, location: str | None) -> str:
 
 
 def _file_system(location: str) -> tuple[pa.fs.FileSystem, str]:
-    """Where a checkpoint lies; Spark has other spellings of some addresses."""
+    """The file system and path of a checkpoint; Spark spells some schemes differently."""
     parts = urlsplit(location)
     if parts.scheme in ("", "file"):
         return pa.fs.LocalFileSystem(), unquote(parts.path) if parts.scheme else location

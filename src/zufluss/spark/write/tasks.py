@@ -1,22 +1,22 @@
-"""What writes rows: one task of a Spark job, and the producer that its driver begins for it.
+"""Writes the rows of one Spark task, and manages the producers that drivers begin for tasks.
 
-A task may run twice, and its first run may have got half of its rows into the table. It is told
-apart by its number, the partition of the job, and sends the same batches again:
+A task may run twice, and its first run may have written half of its rows. The number of the task,
+its partition in the job, identifies it, and it sends the same batches again:
 
 | kind | number of its batches | order of its rows |
 |---|---|---|
 | `LOG` | producer, micro-batch, task | as they came, or by content |
 | `UPSERT` of a stream | producer, epoch, task, attempt | the last of each key, by key |
-| `UPSERT` else | none: keys make it the same | as they came, the last of each key |
+| `UPSERT` of a job | none: a repeated row is the same | as they came, the last of each key |
 | `AGGREGATE` | producer, epoch, task | one row of states for each key, by key |
 | `AGGREGATE` with a change column | producer, epoch, task | as they came |
 
-The producer of an upsert is there to keep out earlier epochs, not to drop anything: attempts have
-numbers of their own. When a whole stage is run again Spark counts attempts from 0 again; then the
-order by key makes its batches the same.
+The producer of an upsert fences earlier epochs and drops nothing: each attempt has its own number.
+If Spark repeats a whole stage, attempts count from 0 again; then the order by key makes the batches
+equal.
 
-Micro-batches of log tables are epochs of a producer, which the server compares by their distance:
-so that it never gets too large, every `BATCHES` of them there is another producer.
+Micro-batches of log tables are epochs of a producer, which the server compares by their distance.
+To keep the distance small there is a new producer every `BATCHES` micro-batches.
 """
 
 from __future__ import annotations
@@ -58,29 +58,29 @@ from zufluss.spark.write.sink import Sink
 from zufluss.spark.write.stage import Change, Stage
 
 UPSERT_TASKS: Final = 8191
-"""Tasks of an upsert."""
+"""The most tasks of an upsert."""
 ATTEMPTS: Final = 8
-"""Attempts of each that are told apart."""
+"""Attempts of a task that have different numbers."""
 SIGN_SECONDS: Final = 60.0
-"""How often a producer of a log table gives a sign of life, so that it is not forgotten."""
+"""How often a producer of a log table is renewed, so that the cluster keeps it."""
 BATCHES: Final = 1 << 19
 """Micro-batches of one producer of a log table."""
 EPOCHS_LEFT: Final = 1024
-"""A producer that has no more epochs than these gets a new number."""
+"""A producer with at most so many epochs left gets a new number."""
 
 Offsets = Mapping[TableBucket, int]
 
 
 @dataclass
 class TaskCommit(WriterCommitMessage):
-    """What a task has done."""
+    """The result of a task, for the commit."""
 
     offsets: Offsets
-    """Where the buckets stood when it ended; of `AGGREGATE` only."""
+    """End offsets of the written buckets; of `AGGREGATE` only."""
     handle: ProducerHandle | None
-    """As whom it wrote; None if nothing has to be committed of it."""
+    """The producer of the task; None if there is nothing to commit."""
     checkpoint_id: int | None = None
-    """What it is committed as."""
+    """The checkpoint id of the commit."""
 
 
 # -- tasks -------------------------------------------------------------------------------------
@@ -109,7 +109,7 @@ def write_upserts(
     task: int,
     attempt: int,
 ) -> None:
-    """Upsert and delete the rows of a task; without a handle nobody is kept from it."""
+    """Upsert and delete the rows of a task; without a handle earlier writers are not fenced."""
     connection = client(sink.bootstrap, sink.options).connection
     changes = _changes(sink, batches)
     if handle is None:
@@ -126,7 +126,7 @@ def write_upserts(
 
 
 def _by_key(sink: Sink, changes: Iterable[Change]) -> Iterator[Change]:
-    """The last row of each key, by key: those to be upserted, then those to be deleted."""
+    """The last row of each key, by key: first upserts, then deletes."""
     with Stage.of(changes, sink.info, last_wins=True) as stage:
         last = list(stage)
     for delete in (False, True):
@@ -137,7 +137,7 @@ def _by_key(sink: Sink, changes: Iterable[Change]) -> Iterator[Change]:
 def write_inputs(
     sink: Sink, batches: Iterable[pa.RecordBatch], handle: ProducerHandle, task: int
 ) -> Offsets:
-    """Aggregate the rows of a task into the table; where the buckets stood then."""
+    """Aggregate the rows of a task into the table; returns the end offsets of its buckets."""
     _check_task(sink, task)
     cluster = client(sink.bootstrap, sink.options)
     states = sink.change_column is None
@@ -152,7 +152,7 @@ def write_inputs(
 
 
 def _write(sink: Sink, make: Callable[[], BatchWriter], changes: Iterable[Change]) -> Offsets:
-    """Have all rows checked, then write them, and wait until the servers have them."""
+    """Check all rows, then write them and wait until the servers have them."""
     with Stage.of(changes, sink.info, last_wins=sink.last_wins) as stage:
         return _send(sink, make, stage)
 
@@ -210,13 +210,13 @@ def _check_task(sink: Sink, task: int, last: int = JOB_TASK_MAX) -> None:
 # -- producers ---------------------------------------------------------------------------------
 
 _numbers: dict[tuple[str, int, str], tuple[ProducerHandle, float]] = {}
-"""Producers of log tables that this process has asked for, by cluster, table and id; and when."""
+"""Producers of log tables by cluster, table and id, with the time at which each was renewed."""
 
 
 def log_producer(sink: Sink, txn_id: str | None, batch_id: int | None = None) -> ProducerHandle:
-    """The producer of a micro-batch, or of a job, of a log table; without an id a new one.
+    """The producer of a micro-batch, or of a job, of a log table; a new one without `txn_id`.
 
-    That of a job that has ended has a `last_checkpoint_id`.
+    The producer of a job that has ended has a `last_checkpoint_id`.
     """
     cluster = client(sink.bootstrap, sink.options)
     if txn_id is None or batch_id is None:
@@ -233,7 +233,7 @@ def log_producer(sink: Sink, txn_id: str | None, batch_id: int | None = None) ->
 
 
 def fence(sink: Sink, txn_id: str) -> ProducerHandle | None:
-    """An epoch of upserts: nobody writes as an earlier one. None if the cluster has no such."""
+    """Begin an epoch of upserts and fence earlier epochs; None if the cluster cannot fence."""
     cluster = client(sink.bootstrap, sink.options)
     try:
         return cluster.run(open_fence(cluster.connection, sink.info, txn_id))
@@ -242,7 +242,7 @@ def fence(sink: Sink, txn_id: str) -> ProducerHandle | None:
 
 
 def begin(sink: Sink, txn_id: str | None) -> ProducerHandle:
-    """Begin an epoch: nobody writes as an earlier one, and what no commit followed is undone."""
+    """Begin an epoch: fence earlier epochs, and undo their uncommitted changes."""
     return client(sink.bootstrap, sink.options).run(_begin(sink, txn_id))
 
 
@@ -266,7 +266,7 @@ async def _open(sink: Sink, txn_id: str | None) -> AsyncExactlyOnceWriter:
 
 
 def checkpoint(sink: Sink, written: Iterable[TaskCommit]) -> None:
-    """Make what tasks wrote count; nothing if none of them has written."""
+    """Commit the rows of tasks, if any task has written."""
     tasks = [message for message in written if message.handle is not None]
     if not tasks:
         return
@@ -281,19 +281,19 @@ def checkpoint(sink: Sink, written: Iterable[TaskCommit]) -> None:
 
 
 def log_done(sink: Sink, handle: ProducerHandle) -> None:
-    """A job with a name has appended everything."""
+    """Record that a job with a `txn.id` has appended all its rows."""
     if handle.producer_id:
         cluster = client(sink.bootstrap, sink.options)
         cluster.run(_producer(sink, handle).report(None, handle.epoch))
 
 
 def release(sink: Sink, handle: ProducerHandle) -> None:
-    """End a producer; what it wrote stays."""
+    """End a producer; its rows stay."""
     client(sink.bootstrap, sink.options).run(_producer(sink, handle).release())
 
 
 def _producer(sink: Sink, handle: ProducerHandle) -> ProducerSession:
-    """A producer that another process has begun."""
+    """The producer of a handle that another process began."""
     connection = client(sink.bootstrap, sink.options).connection
     ttl_ms = connection.options.producer_ttl_ms
     producer = ProducerSession(connection, sink.info, handle.producer_id, ttl_ms)
