@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.lake.changes import Change, changelog
-from tests.lake.iceberg_tables import table_info
+from tests.lake.iceberg.tables import table_info
 from zufluss.lake import fold
 from zufluss.lake.fold import FoldedChanges, Folder
 from zufluss.lake.keys import KeySet, number_keys

@@ -31,7 +31,7 @@ from pyiceberg.types import IntegerType
 
 import zufluss
 from tests import servers
-from tests.lake.iceberg_tables import write_data
+from tests.lake.iceberg.tables import write_data
 from tests.lake.readers import duckdb_rows, pyiceberg_rows
 from tests.paths import ROOT
 from tests.tiering import fault_driver

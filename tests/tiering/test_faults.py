@@ -21,7 +21,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 
 import zufluss
 from tests.counts import rounds
-from tests.lake.rest_catalog import RestServer, rest_server
+from tests.lake.iceberg.rest_catalog import RestServer, rest_server
 from tests.servers import WarmServer
 from tests.tiering.faults import (
     KEYED,

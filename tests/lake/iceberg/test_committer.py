@@ -21,7 +21,7 @@ from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Operation
 from sqlalchemy.exc import OperationalError
 
-from tests.lake.iceberg_tables import (
+from tests.lake.iceberg.tables import (
     catalog_properties,
     commit_ids,
     committer,

@@ -11,7 +11,7 @@ from threading import Timer
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 
-from tests.lake.iceberg_tables import catalog_properties
+from tests.lake.iceberg.tables import catalog_properties
 from zufluss.errors import ConfigError
 from zufluss.lake.base import LakeError
 from zufluss.lake.iceberg.catalog import (

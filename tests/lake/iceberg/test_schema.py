@@ -15,7 +15,7 @@ from pyiceberg.schema import Schema as IcebergSchema
 from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
 from pyiceberg.types import IntegerType, LongType, StringType, UUIDType
 
-from tests.lake.iceberg_tables import committer, lake_table, table_info
+from tests.lake.iceberg.tables import committer, lake_table, table_info
 from tests.model.model_strategies import TYPES
 from tests.paths import FIXTURES
 from zufluss.lake.base import LakeTableError

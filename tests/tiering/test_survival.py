@@ -1,4 +1,4 @@
-"""What a hostile review of the service found: threads that ended, and tables that waited for them.
+"""The service survives errors in its threads, and a table never waits for a thread that ended.
 
 A worker or the heartbeat that dies leaves a process that looks alive: leases are renewed for ever
 for tables that nobody tiers, or no table is ever asked for again.

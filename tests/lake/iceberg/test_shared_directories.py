@@ -1,4 +1,4 @@
-"""What a hostile review of the lake's side found: directories with two owners, odd outcomes."""
+"""Directories with two owners, and commits whose outcome shows later: no file of others is lost."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table.update import RemoveSnapshotRefUpdate, RemoveSnapshotsUpdate
 
 from tests.counts import rounds
-from tests.lake.iceberg_lake import load_table, sqlite_properties
-from tests.lake.iceberg_tables import (
+from tests.lake.iceberg.lake import load_table, sqlite_properties
+from tests.lake.iceberg.tables import (
     catalog_properties,
     commit_ids,
     committer,
@@ -23,8 +23,8 @@ from tests.lake.iceberg_tables import (
     table_info,
     write_round,
 )
-from tests.lake.test_iceberg_committer import FaultyCatalog
-from tests.lake.test_iceberg_maintenance import compact, sweep
+from tests.lake.iceberg.test_committer import FaultyCatalog
+from tests.lake.iceberg.test_maintenance import compact, sweep
 from zufluss.lake.base import CommitterContext, LakeTableError
 from zufluss.lake.iceberg import maintenance
 from zufluss.lake.iceberg.catalog import load

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.lake.iceberg_tables import catalog_properties, ids_in_lake, table_info, write_round
-from tests.lake.rest_catalog import RestServer, rest_server
+from tests.lake.iceberg.rest_catalog import RestServer, rest_server
+from tests.lake.iceberg.tables import catalog_properties, ids_in_lake, table_info, write_round
 from zufluss.lake.base import (
     CommitterContext,
     LakeCommitRefusedError,

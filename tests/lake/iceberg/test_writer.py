@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.lake.changes import Change, changelog
-from tests.lake.iceberg_tables import committer, lake_table, table_info
+from tests.lake.iceberg.tables import committer, lake_table, table_info
 from zufluss.lake.base import LakeTableError, WriterContext
 from zufluss.lake.fold import Folder
 from zufluss.lake.iceberg import deletes, writer

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from tests.lake.iceberg_lake import files_of, load_table, sqlite_properties
+from tests.lake.iceberg.lake import files_of, load_table, sqlite_properties
 from tests.lake.readers import duckdb_rows, pyiceberg_rows
 from zufluss.lake.iceberg import IcebergTiering
 from zufluss.model.table import TableInfo

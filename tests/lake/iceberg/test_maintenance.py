@@ -17,7 +17,7 @@ import pytest
 from pyiceberg.table import Table
 
 from tests.counts import FULL
-from tests.lake.iceberg_lake import files_of, load_table, sqlite_properties
+from tests.lake.iceberg.lake import files_of, load_table, sqlite_properties
 from tests.lake.readers import READERS
 from tests.paths import ROOT
 from zufluss.lake.base import LakeCommitRefusedError, LakeTableError
@@ -340,8 +340,8 @@ def test_a_snapshot_that_is_committed_while_others_expire_stays(
 CRASH = """
 import os, sys
 from pathlib import Path
-from tests.lake.test_iceberg_maintenance import KEYED, IcebergTiering, LakeRounds
-from tests.lake.test_iceberg_maintenance import Rewriter, lake_table, sqlite_properties
+from tests.lake.iceberg.test_maintenance import KEYED, IcebergTiering, LakeRounds
+from tests.lake.iceberg.test_maintenance import Rewriter, lake_table, sqlite_properties
 from zufluss.lake.iceberg import maintenance
 
 moment = sys.argv[2]

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from tests.lake.iceberg_tables import catalog_properties, committer, lake_table, table_info
-from tests.lake.test_iceberg_writer import (
+from tests.lake.iceberg.tables import catalog_properties, committer, lake_table, table_info
+from tests.lake.iceberg.test_writer import (
     EVERY_TYPE,
     apply,
     commit,
