@@ -404,14 +404,14 @@ class VersionedSerde(Generic[T]):
 
 def lake_factory(format: str) -> LakeTieringFactory[Any, Any]:
     """The factory of a format; `ConfigError` names the installed formats."""
-    found = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
-    if format not in found:
+    points = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
+    if format not in points:
         raise ConfigError(
             f"lake format {format!r} is not installed; installed: "
-            f"{', '.join(sorted(found)) or 'none'}"
+            f"{', '.join(sorted(points)) or 'none'}"
         )
     try:
-        return cast("LakeTieringFactory[Any, Any]", found[format].load()())
+        return cast("LakeTieringFactory[Any, Any]", points[format].load()())
     except ImportError as problem:
         raise ConfigError(
             f"lake format {format} needs packages that are not installed ({problem}); "
@@ -428,8 +428,8 @@ def catalog_properties(
     """
     prefix = f"table.datalake.{format}."
     properties = table.descriptor.properties
-    told = {k.removeprefix(prefix): v for k, v in properties.items() if k.startswith(prefix)}
-    return told | dict(overrides or {})
+    known = {k.removeprefix(prefix): v for k, v in properties.items() if k.startswith(prefix)}
+    return known | dict(overrides or {})
 
 
 def table_identity(table: TableInfo) -> dict[str, str]:

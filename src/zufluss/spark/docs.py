@@ -65,10 +65,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="fail when the page is stale")
     chosen = parser.parse_args(arguments)
     page = chosen.path.read_text(encoding="utf-8")
-    made = with_options(page)
+    rendered = with_options(page)
     if not chosen.check:
-        chosen.path.write_text(made, encoding="utf-8")
-    elif page != made:
+        chosen.path.write_text(rendered, encoding="utf-8")
+    elif page != rendered:
         print(f"{chosen.path} is stale; run `make docs`", file=sys.stderr)
         return 1
     return 0

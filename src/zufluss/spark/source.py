@@ -70,10 +70,10 @@ class FlussDataSource(DataSource):
 
     def _parsed(self, use: Use | None = None) -> SourceOptions:
         options: Any = self.options
-        found = parse_options(options, self.bootstrap)
+        parsed = parse_options(options, self.bootstrap)
         if use is not None:
-            found.check_for(use)
-        return found
+            parsed.check_for(use)
+        return parsed
 
 
 def source_class(bootstrap: str | None) -> type[FlussDataSource]:

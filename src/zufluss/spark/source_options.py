@@ -254,8 +254,8 @@ class SourceOptions:
 
     def get(self, option: Option[T]) -> T:
         """The value of an option, or its default."""
-        found: T = self.values.get(option.key, option.default)
-        return found
+        value: T = self.values.get(option.key, option.default)
+        return value
 
     def check_for(self, use: Use) -> None:
         """Raise `ConfigError` if an option has no meaning for this use."""
@@ -318,13 +318,13 @@ def _table(name: str | None, path: str | None) -> tuple[TablePath, TableView]:
     text = name or (path.rsplit("/", 1)[-1] if path else None)
     if not text:
         raise ConfigError(f"which table? Give the option {TABLE.key}, database.table")
-    found = _named(text)
-    if path and "/" not in path and _named(path) != found:
+    named = _named(text)
+    if path and "/" not in path and _named(path) != named:
         raise ConfigError(
             f"which table? The option {TABLE.key} says {text!r:.100}, the path {path!r:.100}; give "
             "one of them"
         )
-    return found
+    return named
 
 
 def _named(text: str) -> tuple[TablePath, TableView]:

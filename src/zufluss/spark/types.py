@@ -74,8 +74,8 @@ def spark_type(of: t.DataType) -> DataType:
     if isinstance(of, t.RowType):
         fields = [s.StructField(f.name, spark_type(f.data_type)) for f in of.fields]
         return s.StructType(fields)
-    made: DataType = getattr(s, _SAME[of.root])()
-    return made
+    plain: DataType = getattr(s, _SAME[of.root])()
+    return plain
 
 
 def for_spark(rows: pa.Table) -> pa.Table:

@@ -66,9 +66,9 @@ def register_views(
             READ_FRESH.key: "true",
             **ours,
         }
-        said = ", ".join(f"{_text(key)} {_text(value)}" for key, value in of_view.items())
+        clause = ", ".join(f"{_text(key)} {_text(value)}" for key, value in of_view.items())
         view = quoted(prefix + table)
-        spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW {view} USING fluss OPTIONS ({said})")
+        spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW {view} USING fluss OPTIONS ({clause})")
     return [prefix + table for table in tables]
 
 

@@ -95,8 +95,12 @@ def _runner(options: TieringOptions, stack: ExitStack) -> SparkRunner:
 
 def _is_remote(options: TieringOptions) -> bool:
     """Whether the session uses Spark Connect, whose server has its own settings."""
-    given = options.spark
-    places = (given.get("spark.master"), given.get("spark.remote"), os.environ.get("SPARK_REMOTE"))
+    settings = options.spark
+    places = (
+        settings.get("spark.master"),
+        settings.get("spark.remote"),
+        os.environ.get("SPARK_REMOTE"),
+    )
     return any(place.startswith("sc://") for place in places if place)
 
 
@@ -148,8 +152,8 @@ def main(arguments: Sequence[str] | None = None, on_step: OnStep = no_step) -> i
 def parse(words: Sequence[str]) -> TieringOptions:
     """The options of a command line; ZUFLUSS_BOOTSTRAP is the default address of the cluster."""
     bootstrap = os.environ.get("ZUFLUSS_BOOTSTRAP")
-    told = [f"--{BOOTSTRAP_SERVERS.key}={bootstrap}"] if bootstrap else []
-    return TieringOptions.parse([*told, *words])
+    defaults = [f"--{BOOTSTRAP_SERVERS.key}={bootstrap}"] if bootstrap else []
+    return TieringOptions.parse([*defaults, *words])
 
 
 def _stop(spark: SparkSession) -> None:

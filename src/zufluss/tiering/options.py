@@ -193,11 +193,11 @@ class TieringOptions:
                 f"allowed: at least twice {HEARTBEAT_INTERVAL.key}, which is "
                 f"{HEARTBEAT_INTERVAL.format(beat)}"
             )
-        wanted = self[DATALAKE_FORMAT]
-        foreign = sorted(name for name in self.lake if wanted is not None and name != wanted)
+        format = self[DATALAKE_FORMAT]
+        foreign = sorted(name for name in self.lake if format is not None and name != format)
         if foreign:
             raise ConfigError(
-                f"options --datalake.{foreign[0]}.* are of no use with --datalake.format {wanted}"
+                f"options --datalake.{foreign[0]}.* are of no use with --datalake.format {format}"
             )
         return self
 

@@ -292,14 +292,15 @@ class TieringRound:
 
     def _table_info(self) -> TableInfo:
         """The table. Raises `TableGoneError` if it is not the one that the lease is for."""
-        wanted = self._lease.table.table_id
+        table_id = self._lease.table.table_id
         try:
             info = self._admin.table_info(self._path)
         except TableNotExistError:
-            raise TableGoneError(f"table {self._path} (id {wanted}) was dropped") from None
-        if info.table_id != wanted:
+            raise TableGoneError(f"table {self._path} (id {table_id}) was dropped") from None
+        if info.table_id != table_id:
             raise TableGoneError(
-                f"table {self._path} (id {wanted}) was dropped and re-created (id {info.table_id})"
+                f"table {self._path} (id {table_id}) was dropped and re-created (id "
+                f"{info.table_id})"
             )
         return info
 
@@ -343,16 +344,16 @@ class TieringRound:
     ) -> LeasedSnapshot:
         if not asks_for_rows(state, bucket, snapshot):
             return snapshot
-        found = self._admin.kv_snapshot_metadata(bucket, snapshot.snapshot_id)
-        return snapshot._replace(row_count=found.row_count)
+        metadata = self._admin.kv_snapshot_metadata(bucket, snapshot.snapshot_id)
+        return snapshot._replace(row_count=metadata.row_count)
 
     def _factory(self, info: TableInfo) -> LakeTieringFactory[Any, Any]:
         format = info.property(t.TABLE_DATALAKE_FORMAT)
-        wanted = self._cluster.options[o.DATALAKE_FORMAT]
-        if format is None or wanted not in (None, format):
+        only = self._cluster.options[o.DATALAKE_FORMAT]
+        if format is None or only not in (None, format):
             raise ConfigError(
                 f"table {self._path} has table.datalake.format {format}; this service is for "
-                f"{wanted or 'tables that have one'}"
+                f"{only or 'tables that have one'}"
             )
         factory = cached_factory(format)
         if info.has_primary_key and not factory.capabilities.primary_key:
@@ -469,12 +470,12 @@ class _Lake:
 def validate(plan: TieringPlan, results: Sequence[BucketResult]) -> None:
     """`LakeError` unless there is exactly one result for every split."""
     planned = sorted(split.split_id for split in plan.splits)
-    found = sorted(result.split_id for result in results)
-    if planned == found:
+    returned = sorted(result.split_id for result in results)
+    if planned == returned:
         return
-    missing = sorted(set(planned) - set(found))
+    missing = sorted(set(planned) - set(returned))
     raise LakeError(
-        f"the job returned {len(found)} results for {len(planned)} splits"
+        f"the job returned {len(returned)} results for {len(planned)} splits"
         f"{f', none for {missing[0]}' if missing else ', some of them twice'}; nothing is committed"
     )
 

@@ -201,12 +201,12 @@ class _SqlCatalog(SqlCatalog):
 
     def _metadata_at(self, location: str) -> TableMetadata:
         with self._metadata_lock:
-            found = self._metadata.get(location)
-        if found is None:
+            metadata = self._metadata.get(location)
+        if metadata is None:
             io = load_file_io(properties=self.properties, location=location)
-            found = shared(FromInputFile.table_metadata(io.new_input(location)))
-            self._remember(location, found)
-        return found
+            metadata = shared(FromInputFile.table_metadata(io.new_input(location)))
+            self._remember(location, metadata)
+        return metadata
 
     def commit_table(
         self,

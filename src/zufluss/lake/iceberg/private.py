@@ -97,7 +97,7 @@ def data_file(written: FileWritten, spec_id: int) -> DataFile:
             raise ValueError(f"position delete file {written.path} names no data file")
         lower[PATH_FIELD_ID] = upper[PATH_FIELD_ID] = written.referenced_data_file.encode()
     is_data = written.kind == DATA
-    made = DataFile.from_args(
+    file = DataFile.from_args(
         content=DataFileContent.DATA if is_data else DataFileContent.POSITION_DELETES,
         file_path=written.path,
         file_format=FileFormat.PARQUET,
@@ -115,8 +115,8 @@ def data_file(written: FileWritten, spec_id: int) -> DataFile:
         equality_ids=None,
         sort_order_id=0 if is_data else None,
     )
-    made.spec_id = spec_id
-    return made
+    file.spec_id = spec_id
+    return file
 
 
 class _EntryCache:

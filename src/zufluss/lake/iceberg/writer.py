@@ -102,11 +102,11 @@ class IcebergWriter:
     def complete(self) -> IcebergWriteResult:
         """Close the files and make them durable; returns a description of them."""
         self._rows.close()
-        made = [self._written(DATA, closed) for closed in self._rows.closed]
+        files = [self._written(DATA, closed) for closed in self._rows.closed]
         for closed, about in zip(self._deletes.closed, self._about, strict=True):
-            made.append(self._written(POSITION_DELETES, closed, about))
-        self._files.sync_all([file.path for file in made])
-        return IcebergWriteResult(tuple(made), self._handle.base_snapshot_id)
+            files.append(self._written(POSITION_DELETES, closed, about))
+        self._files.sync_all([file.path for file in files])
+        return IcebergWriteResult(tuple(files), self._handle.base_snapshot_id)
 
     def abort(self) -> None:
         """Remove all written files."""

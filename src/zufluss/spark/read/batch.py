@@ -45,10 +45,10 @@ def source_schema(options: SourceOptions) -> StructType:
     """The columns that a read of these options has."""
     info = table_info(options)
     whole = whole_schema(info, changelog=options.view is TableView.CHANGELOG)
-    wanted = options.get(o.COLUMNS)
-    if wanted is None:
+    columns = options.get(o.COLUMNS)
+    if columns is None:
         return whole
-    return chosen_schema(info, whole, wanted)
+    return chosen_schema(info, whole, columns)
 
 
 def time_range(options: SourceOptions, info: TableInfo) -> TimeRange:

@@ -54,11 +54,11 @@ def parse_filter(text: str, schema: Schema) -> Expression:
     >>> parse_filter("id > 5 AND name LIKE 'a%'", schema)  # doctest: +SKIP
     """
     parser = _FilterParser(text, schema)
-    found = parser.either()
+    filter = parser.either()
     if parser.here != _END:
         raise parser.strange("AND, OR or the end")
-    found.resolve(schema)
-    return found
+    filter.resolve(schema)
+    return filter
 
 
 class _FilterParser:
@@ -74,16 +74,16 @@ class _FilterParser:
         tokens, at = [], 0
         end = len(self._text.rstrip())
         while at < end:
-            found = _TOKEN.match(self._text, at)
-            if found is None:
+            match = _TOKEN.match(self._text, at)
+            if match is None:
                 raise InvalidPredicateError(
                     f"filter {self._text!r:.200}: {self._text[at:].strip()!r:.40} is not understood"
                 )
-            kind = str(found.lastgroup)
-            word = found[kind]
+            kind = str(match.lastgroup)
+            word = match[kind]
             keyword = kind == "word" and word.lower() in _KEYWORDS
             tokens.append(("key", word.lower()) if keyword else (kind, word))
-            at = found.end()
+            at = match.end()
         return tokens
 
     @property
@@ -111,24 +111,24 @@ class _FilterParser:
     # -- grammar -------------------------------------------------------------------------------
 
     def either(self) -> Expression:
-        found = self._both()
+        expression = self._both()
         while self._take("or"):
-            found = found | self._both()
-        return found
+            expression = expression | self._both()
+        return expression
 
     def _both(self) -> Expression:
-        found = self._one()
+        expression = self._one()
         while self._take("and"):
-            found = found & self._one()
-        return found
+            expression = expression & self._one()
+        return expression
 
     def _one(self) -> Expression:
         if self._take("not"):
             return ~self._one()
         if self._take("("):
-            found = self.either()
+            expression = self.either()
             self._need(")")
-            return found
+            return expression
         return self._test()
 
     def _test(self) -> Expression:
@@ -142,18 +142,18 @@ class _FilterParser:
             return column.is_not_null() if negated else column.is_null()
         negated = self._take("not")
         if self._take("in"):
-            found: Expression = column.isin(self._values(name))
+            expression: Expression = column.isin(self._values(name))
         elif self._take("between"):
             low = self._value(name)
             self._need("and")
-            found = column.between(low, self._value(name))
+            expression = column.between(low, self._value(name))
         elif self._take("like"):
-            found = self._like(column)
+            expression = self._like(column)
         elif negated:
             raise self.strange("IN, BETWEEN or LIKE")
         else:
             return column == True  # noqa: E712 - builds a comparison
-        return ~found if negated else found
+        return ~expression if negated else expression
 
     def _column(self) -> str:
         kind, word = self.here
@@ -194,27 +194,27 @@ class _FilterParser:
 
     def _values(self, name: str) -> list[object]:
         self._need("(")
-        found = [self._value(name)]
+        values = [self._value(name)]
         while self._take(","):
-            found.append(self._value(name))
+            values.append(self._value(name))
         self._need(")")
-        return found
+        return values
 
     def _value(self, name: str) -> object:
         kind, word = self.here
         data_type = self._schema.column(name).data_type
         if kind == "key" and word in ("true", "false"):
-            found: object = word == "true"
+            value: object = word == "true"
         elif kind == "number":
-            found = _number(word, data_type)
+            value = _number(word, data_type)
         elif kind == "binary":
-            found = bytes.fromhex(word[2:-1])
+            value = bytes.fromhex(word[2:-1])
         elif kind == "text":
-            found = self._timed(word[1:-1].replace("''", "'"), name, data_type)
+            value = self._timed(word[1:-1].replace("''", "'"), name, data_type)
         else:
             raise self.strange(f"a value for column {name}")
         self._at += 1
-        return found
+        return value
 
     def _timed(self, text: str, name: str, data_type: t.DataType) -> object:
         """The value of a text in the type of the column: dates and times are parsed."""
@@ -226,8 +226,8 @@ class _FilterParser:
             if data_type.root is t.Root.TIMESTAMP:
                 return dt.datetime.fromisoformat(text)
             if data_type.root is t.Root.TIMESTAMP_LTZ:
-                found = dt.datetime.fromisoformat(text)
-                return found if found.tzinfo else found.replace(tzinfo=dt.UTC)
+                moment = dt.datetime.fromisoformat(text)
+                return moment if moment.tzinfo else moment.replace(tzinfo=dt.UTC)
         except ValueError as problem:
             raise InvalidPredicateError(
                 f"filter {self._text!r:.200}: {text!r:.60} is no {data_type} for column {name!r}: "

@@ -69,10 +69,10 @@ def _comparison(test: Comparison, schema: Schema) -> Column:
     if test.function in (LeafFunction.IN, LeafFunction.NOT_IN):
         inside = column.isin(literals) if literals else F.lit(False)
         return inside if test.function is LeafFunction.IN else column.isNotNull() & ~inside
-    found: Column = _COMPARE[test.function](column, literals[0])
+    condition: Column = _COMPARE[test.function](column, literals[0])
     if test.function in _LARGER and data_type.root in _FLOATS:
-        found = found & ~F.isnan(column)
-    return ~found if test.negated else found
+        condition = condition & ~F.isnan(column)
+    return ~condition if test.negated else condition
 
 
 def _literal(value: object, data_type: t.DataType, name: str) -> Column:

@@ -93,15 +93,15 @@ def _without_deletes(
 
 def _uris(rows: DataFrame, numbers: dict[str, int]) -> dict[str, str]:
     """The normal form of each file, by the URI that Spark has for it."""
-    given = {spelled for uri in rows.inputFiles() for spelled in (uri, same_path(uri))}
-    found = {uri: same_path(unquote(uri)) for uri in given}
-    strange = set(numbers) ^ set(found.values())
+    uris = {spelled for uri in rows.inputFiles() for spelled in (uri, same_path(uri))}
+    names = {uri: same_path(unquote(uri)) for uri in uris}
+    strange = set(numbers) ^ set(names.values())
     if strange:
         raise LakeError(
             f"file {min(strange)} has deletes, and Spark does not know it by this name; please "
             "report the location of the warehouse"
         )
-    return found
+    return names
 
 
 def _deleted(spark: SparkSession, files: Sequence[LakeFile]) -> DataFrame:

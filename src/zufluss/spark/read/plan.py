@@ -74,8 +74,8 @@ class PlanRequest:
 
     def possible(self, parts: Sequence[P]) -> list[P]:
         """The parts whose bucket is to be read and whose partition may have matching rows."""
-        found: set[str] = {part.partition for part in parts if part.partition is not None}
-        left: set[str | None] = {None, *possible_partitions(self.info, self.prune, found)}
+        names: set[str] = {part.partition for part in parts if part.partition is not None}
+        left: set[str | None] = {None, *possible_partitions(self.info, self.prune, names)}
         return [p for p in parts if p.partition in left and self.has(p.bucket.bucket_id)]
 
 
@@ -126,11 +126,11 @@ async def _within(
     """The ranges without records that are certainly of other times; some others may be left."""
     times = request.times
     if times.end is not None:
-        found = await _before(connection, request.info, parts, times.end)
-        parts = [replace(p, stop=min(p.stop, found[p.bucket])) for p in parts]
+        offsets = await _before(connection, request.info, parts, times.end)
+        parts = [replace(p, stop=min(p.stop, offsets[p.bucket])) for p in parts]
     if times.start is not None:
-        found = await _from(connection, request.info, parts, times.start)
-        parts = [replace(p, start=max(p.start, found.get(p.bucket, p.stop))) for p in parts]
+        offsets = await _from(connection, request.info, parts, times.start)
+        parts = [replace(p, start=max(p.start, offsets.get(p.bucket, p.stop))) for p in parts]
     return parts
 
 
@@ -158,11 +158,11 @@ async def _from(
     try:
         return await list_offsets(connection, info, places, start)
     except InvalidTimestampError:
-        found: dict[TableBucket, int] = {}
+        offsets: dict[TableBucket, int] = {}
         for place in places:
             with suppress(InvalidTimestampError):
-                found |= await list_offsets(connection, info, [place], start)
-        return found
+                offsets |= await list_offsets(connection, info, [place], start)
+        return offsets
 
 
 def _places(parts: Sequence[TailRange]) -> list[BucketPlace]:

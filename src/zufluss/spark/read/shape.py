@@ -109,8 +109,8 @@ class ReadShape:
     @cached_property
     def _shape(self) -> UnionShape:
         names = [name for name in self.schema.names if not self._is_ours(name)]
-        wanted = names or self.info.schema.names[:1]
-        return UnionShape(self.info, wanted, self.filter, with_offsets=False)
+        columns = names or self.info.schema.names[:1]
+        return UnionShape(self.info, columns, self.filter, with_offsets=False)
 
     def _is_ours(self, name: str) -> bool:
         return self.changelog and name in CHANGELOG_COLUMNS

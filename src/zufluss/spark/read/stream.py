@@ -129,8 +129,8 @@ class FlussStreamReader(DataSourceStreamReader, AvailableNow):  # type: ignore[m
                 if plan.lake is not None:
                     starts = {part.bucket: part.start for part in plan.tail}
                     places = [BucketPlace(part.bucket, part.partition) for part in plan.tail]
-                    found = self._at("state", starts, places)
-                    return replace(found, lake=plan.lake.snapshot_id, fresh=plan.fresh)
+                    offset = self._at("state", starts, places)
+                    return replace(offset, lake=plan.lake.snapshot_id, fresh=plan.fresh)
         return self._at("start", *await self._offsets(self._position, self._partitions))
 
     async def _offsets(
@@ -144,8 +144,8 @@ class FlussStreamReader(DataSourceStreamReader, AvailableNow):  # type: ignore[m
         """The end of the log. Chosen partitions may be dropped and created again meanwhile."""
         names = self._partitions
         if names is not None:
-            found = await self._client().connection.admin.list_partitions(self._info.path)
-            there = {partition.name for partition in found}
+            partitions = await self._client().connection.admin.list_partitions(self._info.path)
+            there = {partition.name for partition in partitions}
             names = tuple(name for name in names if name in there)
         return await self._offsets("latest", names)
 
@@ -200,9 +200,9 @@ class FlussStreamReader(DataSourceStreamReader, AvailableNow):  # type: ignore[m
         known = {b: at for b, at in before.buckets.items() if b in ends}
         begin = {**known, **starts}
         until = await limited(connection, info, begin, ends, _names(places), limit)
-        said = begin if before.phase == "start" else starts
+        given_starts = begin if before.phase == "start" else starts
         names = {k: v for k, v in _names(places).items() if k in {b.partition_id for b in until}}
-        return StreamOffset(info.table_id, "log", until, names, said)
+        return StreamOffset(info.table_id, "log", until, names, given_starts)
 
     def getDefaultReadLimit(self) -> Any:
         """The limit that the options say."""
@@ -246,13 +246,13 @@ class FlussStreamReader(DataSourceStreamReader, AvailableNow):  # type: ignore[m
     async def _ranges(self, before: StreamOffset, after: StreamOffset) -> list[TailRange]:
         """The log between two offsets, of partitions that still exist."""
         places = {p.bucket: p for p in await self._there(after)}
-        found = {**before.buckets, **after.starts}
-        new = [places[bucket] for bucket in places.keys() & after.buckets.keys() - found.keys()]
-        found |= await self._earliest(new)  # of a query that was restarted, with Spark 4.1
+        starts = {**before.buckets, **after.starts}
+        new = [places[bucket] for bucket in places.keys() & after.buckets.keys() - starts.keys()]
+        starts |= await self._earliest(new)  # of a query that was restarted, with Spark 4.1
         parts = [
-            TailRange(bucket, places[bucket].partition, found[bucket], stop)
+            TailRange(bucket, places[bucket].partition, starts[bucket], stop)
             for bucket, stop in after.buckets.items()
-            if bucket in places and found[bucket] < stop
+            if bucket in places and starts[bucket] < stop
         ]
         first = await self._earliest([places[part.bucket] for part in parts])
         for part in parts:

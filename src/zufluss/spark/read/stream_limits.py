@@ -99,12 +99,12 @@ def shares(waiting: Mapping[TableBucket, int], rows: int | None) -> dict[TableBu
     """
     if rows is None or sum(waiting.values()) <= rows:
         return dict(waiting)
-    found = dict.fromkeys(waiting, 0)
+    granted = dict.fromkeys(waiting, 0)
     smallest = sorted((b for b in waiting if waiting[b]), key=lambda bucket: waiting[bucket])
     for nth, bucket in enumerate(smallest):
-        found[bucket] = min(waiting[bucket], rows // (len(smallest) - nth))
-        rows -= found[bucket]
-    return found
+        granted[bucket] = min(waiting[bucket], rows // (len(smallest) - nth))
+        rows -= granted[bucket]
+    return granted
 
 
 async def _record_bytes(
@@ -128,6 +128,6 @@ async def _record_bytes(
         buckets=(bucket.bucket_id,),
         changelog=info.has_primary_key,
     )
-    found = await scan.to_arrow()
-    size, rows = int(found.nbytes), int(found.num_rows)
+    sample = await scan.to_arrow()
+    size, rows = int(sample.nbytes), int(sample.num_rows)
     return max(1.0, size / max(1, rows))

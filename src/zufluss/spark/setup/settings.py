@@ -79,8 +79,8 @@ def settings_outside(environ: Mapping[str, str], spark_home: str) -> dict[str, s
     """The settings in `PYSPARK_SUBMIT_ARGS` and `spark-defaults.conf`, read without a JVM."""
     directory = environ.get("SPARK_CONF_DIR") or str(Path(spark_home) / "conf")
     file = Path(directory) / "spark-defaults.conf"
-    told = parse_defaults(file.read_text()) if file.is_file() else {}
-    return told | parse_submit_args(environ.get("PYSPARK_SUBMIT_ARGS", ""))
+    settings = parse_defaults(file.read_text()) if file.is_file() else {}
+    return settings | parse_submit_args(environ.get("PYSPARK_SUBMIT_ARGS", ""))
 
 
 def parse_defaults(text: str) -> dict[str, str]:

@@ -35,12 +35,12 @@ _DAY_MICROS: Final = 86_400_000_000
 
 def of_spark(rows: pa.RecordBatch, schema: pa.Schema, columns: Sequence[str]) -> pa.RecordBatch:
     """These columns of Spark's rows, in the types of the table."""
-    wanted = schema if list(columns) == schema.names else chosen(schema, columns)
-    fields = [_of_spark(rows.column(field.name), field) for field in wanted]
-    for column, field in zip(fields, wanted, strict=True):
+    target = schema if list(columns) == schema.names else chosen(schema, columns)
+    fields = [_of_spark(rows.column(field.name), field) for field in target]
+    for column, field in zip(fields, target, strict=True):
         _check_parts(column, field, field.name)
-    plain = pa.RecordBatch.from_arrays(fields, names=list(wanted.names))
-    return conform(plain, wanted)
+    plain = pa.RecordBatch.from_arrays(fields, names=list(target.names))
+    return conform(plain, target)
 
 
 def _of_spark(column: pa.Array, field: pa.Field) -> pa.Array:
@@ -136,9 +136,9 @@ def by_last_change(
     keys.add(of_spark(rows, info.schema.arrow, info.schema.primary_key))
     last = keys.found()
     for delete in (False, True):
-        wanted = actions == delete if last is None else last & (actions == delete)
-        if wanted.any():
-            yield delete, rows.filter(pa.array(wanted))
+        chosen_rows = actions == delete if last is None else last & (actions == delete)
+        if chosen_rows.any():
+            yield delete, rows.filter(pa.array(chosen_rows))
 
 
 def _to_do(
@@ -155,8 +155,8 @@ def _actions(changes: pa.Array, name: str) -> np.ndarray[tuple[int], np.dtype[np
     """0 for an upsert, 1 for a delete, -1 for nothing."""
     out = np.full(len(changes), 2, np.int8)
     for action, names in ((0, UPSERTS), (1, DELETES), (-1, SKIPPED)):
-        found = pc.is_in(changes, value_set=pa.array(names))
-        out[found.to_numpy(zero_copy_only=False)] = action
+        matches = pc.is_in(changes, value_set=pa.array(names))
+        out[matches.to_numpy(zero_copy_only=False)] = action
     unknown = np.flatnonzero(out == 2)
     if len(unknown):
         raise ColumnMismatchError(
@@ -184,10 +184,10 @@ def in_key_order(rows: pa.RecordBatch, info: TableInfo) -> pa.RecordBatch:
 
 def joined(batches: Iterable[pa.RecordBatch]) -> list[pa.RecordBatch]:
     """All rows in one batch; none without rows, several if a text column has over 2 GB."""
-    found = list(batches)
-    if not found:
+    parts = list(batches)
+    if not parts:
         return []
-    together: list[pa.RecordBatch] = pa.Table.from_batches(found).combine_chunks().to_batches()
+    together: list[pa.RecordBatch] = pa.Table.from_batches(parts).combine_chunks().to_batches()
     return together
 
 

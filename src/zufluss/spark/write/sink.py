@@ -199,16 +199,16 @@ def _check_change_column(info: TableInfo, of: DataType | None, name: str) -> Non
 
 
 def _check_type(info: TableInfo, column: Column, given: DataType) -> None:
-    wanted, found = spark_type(column.data_type).simpleString(), given.simpleString()
-    if wanted == found or _is_wider(spark_type(column.data_type), given):
+    expected, actual = spark_type(column.data_type).simpleString(), given.simpleString()
+    if expected == actual or _is_wider(spark_type(column.data_type), given):
         return
-    if found == "void":
+    if actual == "void":
         if column.data_type.nullable:
             return
         raise ColumnMismatchError(f"column {column.name!r} of table {info.path} is NOT NULL")
     raise ColumnMismatchError(
-        f"column {column.name!r} of table {info.path} is {column.data_type}, in Spark {wanted}; "
-        f"the rows have {found}. Cast it: col({column.name!r}).cast({wanted!r})"
+        f"column {column.name!r} of table {info.path} is {column.data_type}, in Spark {expected}; "
+        f"the rows have {actual}. Cast it: col({column.name!r}).cast({expected!r})"
     )
 
 

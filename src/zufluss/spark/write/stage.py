@@ -67,8 +67,8 @@ class Stage:
 
     def _stored(self, rows: pa.RecordBatch) -> _StoredRows:
         if self._file is None:
-            made = tempfile.TemporaryFile(prefix="zufluss-sink-")  # noqa: SIM115 - in the stack
-            self._file = self._open.enter_context(made)
+            file = tempfile.TemporaryFile(prefix="zufluss-sink-")  # noqa: SIM115 - in the stack
+            self._file = self._open.enter_context(file)
         start = self._file.tell()
         self._file.write(rows.serialize())
         return _StoredRows(rows.schema, start, self._file.tell() - start)

@@ -155,13 +155,13 @@ def checkpoint_of(query_id: str, batch_id: int) -> int:
 
 def _property(key: str) -> str:
     context = TaskContext.get()
-    found = None if context is None else context.getLocalProperty(key)
-    if found is None:
+    value = None if context is None else context.getLocalProperty(key)
+    if value is None:
         raise ConfigError(
             f"Spark does not tell its task {key}, which exactly-once writes need; this is no "
             "micro-batch of a streaming query"
         )
-    return str(found)
+    return str(value)
 
 
 def _checkpoint_txn(sink: Sink, location: str | None) -> str | None:
@@ -199,7 +199,7 @@ def _file_system(location: str) -> tuple[pa.fs.FileSystem, str]:
     parts = urlsplit(location)
     if parts.scheme in ("", "file"):
         return pa.fs.LocalFileSystem(), unquote(parts.path) if parts.scheme else location
-    found: tuple[pa.fs.FileSystem, str] = pa.fs.FileSystem.from_uri(
+    file_system: tuple[pa.fs.FileSystem, str] = pa.fs.FileSystem.from_uri(
         location.replace("s3a://", "s3://", 1)
     )
-    return found
+    return file_system
