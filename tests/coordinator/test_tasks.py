@@ -7,11 +7,11 @@ import asyncio
 import pytest
 import structlog
 
-from zufluss.coordinator.tasks import Tasks
+from zufluss.coordinator.tasks import PendingTasks
 
 
 async def test_work_is_finished_when_its_caller_is_cancelled() -> None:
-    tasks, go, finished = Tasks("test"), asyncio.Event(), asyncio.Event()
+    tasks, go, finished = PendingTasks("test"), asyncio.Event(), asyncio.Event()
 
     async def work() -> None:
         await go.wait()
@@ -28,7 +28,7 @@ async def test_work_is_finished_when_its_caller_is_cancelled() -> None:
 
 
 async def test_the_caller_gets_the_result_or_the_error() -> None:
-    tasks = Tasks("test")
+    tasks = PendingTasks("test")
 
     async def answer(number: int) -> int:
         if number < 0:
@@ -41,7 +41,7 @@ async def test_the_caller_gets_the_result_or_the_error() -> None:
 
 
 async def test_settle_waits_for_tasks_that_tasks_begin() -> None:
-    tasks, steps = Tasks("test"), []
+    tasks, steps = PendingTasks("test"), []
 
     async def step(number: int) -> None:
         await asyncio.sleep(0)
@@ -55,7 +55,7 @@ async def test_settle_waits_for_tasks_that_tasks_begin() -> None:
 
 
 async def test_a_failure_that_nobody_waits_for_is_logged() -> None:
-    tasks = Tasks("test")
+    tasks = PendingTasks("test")
 
     async def fail() -> None:
         raise ValueError("broken")

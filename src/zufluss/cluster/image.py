@@ -266,13 +266,13 @@ class ClusterImage:
         entry = self.find_table(path)
         if entry is None:
             raise SchemaNotExistError(f"table '{path}' does not exist, so it has no schema")
-        wanted = entry.info.schema_id if schema_id is None else schema_id
-        schema = entry.schemas.get(wanted)
+        requested = entry.info.schema_id if schema_id is None else schema_id
+        schema = entry.schemas.get(requested)
         if schema is None:
             raise SchemaNotExistError(
-                f"table '{path}' has no schema {wanted}; it has 1 to {entry.info.schema_id}"
+                f"table '{path}' has no schema {requested}; it has 1 to {entry.info.schema_id}"
             )
-        return wanted, schema
+        return requested, schema
 
     def partitions(self, table_id: int) -> Mapping[str, PartitionEntry]:
         """The partitions of a table by name."""

@@ -38,7 +38,7 @@ from zufluss.cluster.remote import BucketRemote, SnapshotHandle
 from zufluss.coordinator import records
 from zufluss.coordinator.feed import Feed
 from zufluss.coordinator.ledger import Ledger, is_without_effect
-from zufluss.coordinator.tasks import Tasks
+from zufluss.coordinator.tasks import PendingTasks
 from zufluss.errors import UnknownTableOrBucketError, ZuflussError
 from zufluss.meta.api import ConflictError, MetaStore, Op, Put
 from zufluss.model.schema import dump_object
@@ -147,7 +147,7 @@ class BucketRemotes:
         """The store in the hands of this coordinator."""
         self.turn = asyncio.Lock()
         """Held by whoever changes a bucket, or the registry of locations."""
-        self.tasks = Tasks("bucket_remotes")
+        self.tasks = PendingTasks("bucket_remotes")
         """Changes of buckets under way."""
         self._changing: frozenset[TableBucket] = frozenset()
         self._doubtful: set[TableBucket] = set()

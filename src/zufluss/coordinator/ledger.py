@@ -24,7 +24,7 @@ from zufluss.meta.api import (
     Op,
     Put,
     StoreClosedError,
-    Versioned,
+    VersionedValue,
 )
 
 
@@ -63,7 +63,7 @@ class Ledger:
                 f"metadata store; ask that one",
             ) from conflict
 
-    async def read(self, path: str) -> Versioned | None:
+    async def read(self, path: str) -> VersionedValue | None:
         """The value of a path, or None."""
         return await self._store.read(path)
 

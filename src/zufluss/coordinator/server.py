@@ -53,6 +53,7 @@ from zufluss.coordinator.leases.holds import LeaseHolds
 from zufluss.coordinator.leases.service import LeaseService
 from zufluss.coordinator.leases.timer import LeaseTimer
 from zufluss.coordinator.ledger import Ledger
+from zufluss.coordinator.producers.book import ProducerBook
 from zufluss.coordinator.producers.calls import ProducerCalls
 from zufluss.coordinator.producers.offsets import ProducerOffsets
 from zufluss.coordinator.producers.service import ProducerService
@@ -95,7 +96,7 @@ class _State(NamedTuple):
     lake_book: LakeBook
     held_drops: HeldDrops
     locations: LocationRegistry
-    producers: ProducerCalls
+    producer_book: ProducerBook
 
 
 class Coordinator:
@@ -120,27 +121,11 @@ class Coordinator:
         self.locations = state.locations
         self.remotes = state.remotes
         self.held_drops = state.held_drops
-        self.producers = state.producers
-        self.catalog = Catalog(
-            base.ledger,
-            conf,
-            base.image,
-            base.changes,
-            base.tablets,
-            state.locations,
-            state.producers.book,
-            clock_ms,
+        self.producers = ProducerCalls(
+            state.producer_book, base.image, base.tablets, conf, base.authority.is_super
         )
-        self.lake = LakeTables(
-            conf,
-            base.ledger,
-            base.image,
-            base.changes,
-            base.tablets,
-            state.lake_book,
-            OffsetsFiles(state.locations),
-            clock_ms,
-        )
+        self.catalog = _catalog(base, state)
+        self.lake = _lake(base, state)
         self.leases = LeaseCalls(
             state.lease_book,
             state.remotes,
@@ -152,22 +137,7 @@ class Coordinator:
         interval_ms = conf.get(options.KV_SNAPSHOT_LEASE_EXPIRATION_CHECK_INTERVAL)
         self.lease_timer = LeaseTimer(state.lease_book, base.clock, interval_ms / 1000)
         holds = LeaseHolds(conf, self.leases, base.clock)
-        self.remote = RemoteKeeper(
-            conf,
-            base.store,
-            base.changes,
-            base.freed,
-            base.tablets,
-            state.remotes,
-            state.locations.storage,
-            state.lease_book,
-            holds,
-            state.held_drops,
-            drops_over=self.catalog.unlocked,
-            lake_offset=self.lake.offset,
-            clock_ms=clock_ms,
-            reach=reach,
-        )
+        self.remote = _remote(base, state, self.catalog, self.lake, holds, reach)
         self.partitions = AutoPartitions(conf, self.catalog, holds, base.freed, clock_ms)
         self.producer_offsets = ProducerOffsets(base.store, base.ledger, conf, clock_ms)
         self.writer_ids = WriterIds(self.catalog.allocate_writer_ids)
@@ -179,7 +149,7 @@ class Coordinator:
                 self.catalog,
                 base.tablets,
                 state.locations,
-                state.producers.book,
+                state.producer_book,
                 connect,
                 clock_ms,
                 self._server_joined,
@@ -292,6 +262,58 @@ class Coordinator:
         return f"Coordinator(tablets={sorted(self.image.tablets)}, image={self.image!r})"
 
 
+def _catalog(base: _Base, state: _State) -> Catalog:
+    return Catalog(
+        base.ledger,
+        base.conf,
+        base.image,
+        base.changes,
+        base.tablets,
+        state.locations,
+        state.producer_book,
+        base.clock_ms,
+    )
+
+
+def _lake(base: _Base, state: _State) -> LakeTables:
+    return LakeTables(
+        base.conf,
+        base.ledger,
+        base.image,
+        base.changes,
+        base.tablets,
+        state.lake_book,
+        OffsetsFiles(state.locations),
+        base.clock_ms,
+    )
+
+
+def _remote(
+    base: _Base,
+    state: _State,
+    catalog: Catalog,
+    lake: LakeTables,
+    holds: LeaseHolds,
+    reach: Callable[[str], None],
+) -> RemoteKeeper:
+    return RemoteKeeper(
+        base.conf,
+        base.store,
+        base.changes,
+        base.freed,
+        base.tablets,
+        state.remotes,
+        state.locations.storage,
+        state.lease_book,
+        holds,
+        state.held_drops,
+        drops_over=catalog.unlocked,
+        lake_offset=lake.offset,
+        clock_ms=base.clock_ms,
+        reach=reach,
+    )
+
+
 async def _load(base: _Base) -> _State:
     """Load the state of every part, and bring the locations up to the configuration."""
     remotes = await BucketRemotes.open(base.store, base.ledger, base.image, base.changes)
@@ -324,14 +346,13 @@ async def _load(base: _Base) -> _State:
         on_change=base.tablets.update_locations,
         turn=remotes.turn,
     )
-    producers = await ProducerCalls.open(
+    producer_book = await ProducerBook.open(
         base.store,
         base.ledger,
         base.image,
         base.changes,
         base.tablets,
         base.conf,
-        is_super=base.authority.is_super,
-        clock=base.clock,
+        base.clock,
     )
-    return _State(remotes, lease_book, lake_book, held_drops, locations, producers)
+    return _State(remotes, lease_book, lake_book, held_drops, locations, producer_book)

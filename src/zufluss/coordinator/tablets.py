@@ -119,38 +119,18 @@ class Tablets:
 
     async def stop_replicas(self, replicas: Sequence[ReplicaStop]) -> None:
         """Stop buckets at their servers; a server that is away does it when it registers."""
-        by_server = _by_server(replicas)
-        await self._best_effort(
-            "stop_replicas",
-            {
-                i: gateway.stop_replicas(by_server[i])
-                for i, gateway in self._gateways.items()
-                if i in by_server
-            },
-        )
+        await self._tell_holders("stop_replicas", replicas, lambda g, some: g.stop_replicas(some))
 
     async def notify_lake_offsets(self, offsets: Sequence[LakeOffsets]) -> None:
         """Send lake offsets to the holders of buckets; a server that is away learns them later."""
-        by_server = _by_server(offsets)
-        await self._best_effort(
-            "notify_lake_offsets",
-            {
-                i: gateway.notify_lake_offsets(by_server[i])
-                for i, gateway in self._gateways.items()
-                if i in by_server
-            },
+        await self._tell_holders(
+            "notify_lake_offsets", offsets, lambda g, some: g.notify_lake_offsets(some)
         )
 
     async def notify_kv_snapshot_offset(self, offsets: Sequence[KvSnapshotOffset]) -> None:
         """Send the holders of buckets the offsets from which their changelogs are needed."""
-        by_server = _by_server(offsets)
-        await self._best_effort(
-            "notify_kv_snapshot_offset",
-            {
-                i: gateway.notify_kv_snapshot_offset(by_server[i])
-                for i, gateway in self._gateways.items()
-                if i in by_server
-            },
+        await self._tell_holders(
+            "notify_kv_snapshot_offset", offsets, lambda g, some: g.notify_kv_snapshot_offset(some)
         )
 
     async def update_locations(self, locations: Locations) -> None:
@@ -211,6 +191,17 @@ class Tablets:
             if isinstance(outcome, BaseException):
                 raise outcome
         return [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
+
+    async def _tell_holders(
+        self,
+        what: str,
+        items: Sequence[R],
+        call: Callable[[TabletGateway, list[R]], Awaitable[None]],
+    ) -> None:
+        """Send each item to the servers that hold its bucket; failures are logged."""
+        by_server = _by_server(items)
+        servers = by_server.keys() & self._gateways.keys()
+        await self._best_effort(what, {i: call(self._gateways[i], by_server[i]) for i in servers})
 
     async def _best_effort(self, what: str, calls: dict[int, Awaitable[None]]) -> None:
         outcomes = await asyncio.gather(*calls.values(), return_exceptions=True)

@@ -18,7 +18,7 @@ log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 
-class Tasks:
+class PendingTasks:
     """The tasks under way of one owner; `name` is the first word of what is logged."""
 
     def __init__(self, name: str) -> None:
@@ -50,4 +50,4 @@ class Tasks:
             await asyncio.wait(self._tasks)
 
     def __repr__(self) -> str:
-        return f"Tasks({self._name!r}, under_way={len(self._tasks)})"
+        return f"PendingTasks({self._name!r}, under_way={len(self._tasks)})"

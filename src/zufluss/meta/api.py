@@ -40,7 +40,7 @@ PATH_BYTES_MAX = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Versioned:
+class VersionedValue:
     """A value with the version that a conditional operation has to name."""
 
     value: bytes
@@ -115,7 +115,7 @@ class ChangeKind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class PathChange:
     """A path changed: read it again. Several changes of one path may arrive as the last one."""
 
     path: str
@@ -173,11 +173,11 @@ def _finding(actual: int | None) -> str:
 class Watch(Protocol):
     """Changes at or below a prefix, as an async iterator that ends when the store closes."""
 
-    def __aiter__(self) -> AsyncIterator[Change]:
+    def __aiter__(self) -> AsyncIterator[PathChange]:
         """The changes, in commit order."""
         ...
 
-    async def __anext__(self) -> Change:
+    async def __anext__(self) -> PathChange:
         """The next change; waits for one."""
         ...
 
@@ -202,7 +202,7 @@ class Watch(Protocol):
 class MetaStore(Protocol):
     """Versioned values under slash paths; the promises are in the module's docstring."""
 
-    async def read(self, path: str) -> Versioned | None:
+    async def read(self, path: str) -> VersionedValue | None:
         """The value of a path, or None."""
         ...
 

@@ -40,7 +40,6 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from zufluss.meta.api import (
-    Change,
     ChangeKind,
     Check,
     ConflictError,
@@ -49,10 +48,11 @@ from zufluss.meta.api import (
     Entry,
     MetaStoreError,
     Op,
+    PathChange,
     Put,
     StoreClosedError,
     StoreOwnedError,
-    Versioned,
+    VersionedValue,
     check_ops,
     check_path,
     covers,
@@ -102,7 +102,7 @@ class EmbeddedStore:
             raise
         return cls(directory, lock, loop, thread, database)
 
-    async def read(self, path: str) -> Versioned | None:
+    async def read(self, path: str) -> VersionedValue | None:
         """The value of a path, or None."""
         check_path(path)
         return await self._run(lambda: self._db.read(path))
@@ -159,7 +159,7 @@ class EmbeddedStore:
 
         return await self._run(work)
 
-    def _publish(self, changes: list[Change]) -> None:
+    def _publish(self, changes: list[PathChange]) -> None:
         for watch in tuple(self._watches):
             watch.offer(changes)
 
@@ -180,12 +180,12 @@ class EmbeddedWatch:
 
     def __init__(self, prefix: str, on_close: Callable[[EmbeddedWatch], None]) -> None:
         self.prefix = prefix
-        self._pending: dict[str, Change] = {}
+        self._pending: dict[str, PathChange] = {}
         self._wake = asyncio.Event()
         self._closed = False
         self._on_close = on_close
 
-    def offer(self, changes: list[Change]) -> None:
+    def offer(self, changes: list[PathChange]) -> None:
         """Take the changes of one transaction at or below the prefix."""
         for change in changes:
             if covers(self.prefix, change.path):
@@ -202,7 +202,7 @@ class EmbeddedWatch:
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> Change:
+    async def __anext__(self) -> PathChange:
         while not self._pending:
             if self._closed:
                 raise StopAsyncIteration
@@ -270,12 +270,12 @@ class _Database:
         with _storage(self._path):
             self._connection.close()
 
-    def read(self, path: str) -> Versioned | None:
+    def read(self, path: str) -> VersionedValue | None:
         with _storage(self._path):
             row = self._connection.execute(
                 "SELECT path, value, version, crc FROM entry WHERE path = ?", (path,)
             ).fetchone()
-        return None if row is None else Versioned(self._verified(row), row[2])
+        return None if row is None else VersionedValue(self._verified(row), row[2])
 
     def tree(self, path: str) -> list[Entry]:
         with _storage(self._path):
@@ -294,7 +294,7 @@ class _Database:
             ).fetchall()
         return sorted({row[0][len(low) :].split("/", 1)[0] for row in rows})
 
-    def transact(self, ops: Sequence[Op]) -> tuple[int, list[Change]]:
+    def transact(self, ops: Sequence[Op]) -> tuple[int, list[PathChange]]:
         with _storage(self._path), self._transaction():
             run = self._connection.execute
             run("UPDATE store SET revision = revision + 1")
@@ -354,14 +354,14 @@ def _fits(op: Op, actual: int | None) -> bool:
     return actual is not None and op.version in (None, actual)
 
 
-def _change(op: Op, before: Mapping[str, int], revision: int) -> Change | None:
+def _change(op: Op, before: Mapping[str, int], revision: int) -> PathChange | None:
     match op:
         case Create():
-            return Change(op.path, ChangeKind.CREATED, revision)
+            return PathChange(op.path, ChangeKind.CREATED, revision)
         case Put():
-            return Change(op.path, ChangeKind.PUT, revision)
+            return PathChange(op.path, ChangeKind.PUT, revision)
         case Delete():
-            return Change(op.path, ChangeKind.DELETED, before[op.path])
+            return PathChange(op.path, ChangeKind.DELETED, before[op.path])
         case Check():
             return None
 

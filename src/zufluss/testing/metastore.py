@@ -25,7 +25,6 @@ import pytest_asyncio
 from zufluss.meta.api import (
     PATH_BYTES_MAX,
     VALUE_BYTES_MAX,
-    Change,
     ChangeKind,
     Check,
     ConflictError,
@@ -33,6 +32,7 @@ from zufluss.meta.api import (
     Delete,
     MetaStore,
     Op,
+    PathChange,
     Put,
     StoreClosedError,
 )
@@ -272,12 +272,12 @@ class MetaStoreConformance:
         with await store.watch("/w") as watch:
             await store.transact([Create("/w/a", b"1")])
             created = await anext(watch)
-            assert created == Change("/w/a", ChangeKind.CREATED, await _version(store, "/w/a"))
+            assert created == PathChange("/w/a", ChangeKind.CREATED, await _version(store, "/w/a"))
             await store.transact([Put("/w/a", b"2")])
             version = await _version(store, "/w/a")
-            assert await anext(watch) == Change("/w/a", ChangeKind.PUT, version)
+            assert await anext(watch) == PathChange("/w/a", ChangeKind.PUT, version)
             await store.transact([Delete("/w/a")])
-            assert await anext(watch) == Change("/w/a", ChangeKind.DELETED, version)
+            assert await anext(watch) == PathChange("/w/a", ChangeKind.DELETED, version)
 
     async def test_a_watch_covers_its_prefix_and_nothing_else(self, store: MetaStore) -> None:
         """`/w` covers itself and `/w/…`, never `/ww`, and never a Check."""
@@ -387,7 +387,7 @@ async def _puts(store: MetaStore, path: str, count: int) -> None:
     await store.transact([Put(path, b"last")])
 
 
-async def _drain(watch: AsyncIterator[Change]) -> list[Change]:
+async def _drain(watch: AsyncIterator[PathChange]) -> list[PathChange]:
     return [change async for change in watch]
 
 

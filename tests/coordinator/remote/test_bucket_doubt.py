@@ -19,7 +19,7 @@ from tests.coordinator.remotes import (
     snapshot,
 )
 from tests.coordinator.support import Cluster
-from zufluss.meta.api import MetaStoreError, Op, Versioned
+from zufluss.meta.api import MetaStoreError, Op, VersionedValue
 from zufluss.model.lease import LeasedSnapshot
 from zufluss.model.table import TableBucket
 
@@ -47,7 +47,7 @@ class Faults:
             await self._transact(ops)
             raise MetaStoreError("unplugged too late")
 
-        async def read(path: str) -> Versioned | None:
+        async def read(path: str) -> VersionedValue | None:
             if reads:
                 raise MetaStoreError("unplugged for good")
             return await self._read(path)

@@ -56,7 +56,7 @@ from zufluss.coordinator.ledger import Ledger
 from zufluss.coordinator.producers.book import ProducerBook
 from zufluss.coordinator.remote.locations import LocationRegistry
 from zufluss.coordinator.tablets import Tablets
-from zufluss.coordinator.tasks import Tasks
+from zufluss.coordinator.tasks import PendingTasks
 from zufluss.errors import (
     DatabaseAlreadyExistError,
     DatabaseNotEmptyError,
@@ -118,7 +118,7 @@ class Catalog:
         self._producers = producers
         self._clock_ms = clock_ms
         self._lock = asyncio.Lock()
-        self._tasks = Tasks("catalog")
+        self._tasks = PendingTasks("catalog")
 
     async def create_default_database(self) -> None:
         """Create the database that every cluster has, if it is not there."""

@@ -183,8 +183,8 @@ def to_json(table_id: int, offsets: Offsets) -> bytes:
         value["bucket_offsets"] = _row(by_partition[None])
     elif by_partition:
         value["partition_offsets"] = [
-            {"partition_id": partition_id, "bucket_offsets": _row(found)}
-            for partition_id, found in sorted(by_partition.items(), key=lambda item: item[0] or 0)
+            {"partition_id": partition_id, "bucket_offsets": _row(row)}
+            for partition_id, row in sorted(by_partition.items(), key=lambda item: item[0] or 0)
         ]
     return dump_object(value)
 
@@ -209,8 +209,8 @@ def from_json(table_id: int, data: bytes) -> dict[TableBucket, int]:
     }
 
 
-def _row(found: Mapping[int, int]) -> list[int]:
-    return [found.get(i, NOTHING) for i in range(max(found) + 1)]
+def _row(offsets: Mapping[int, int]) -> list[int]:
+    return [offsets.get(i, NOTHING) for i in range(max(offsets) + 1)]
 
 
 def _number(value: Any) -> int:

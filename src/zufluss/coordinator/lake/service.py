@@ -205,9 +205,9 @@ def _name(bucket: TableBucket, snapshot: LakeSnapshot) -> str | None:
 def _offsets(
     table_id: int, buckets: Iterable[m.PbBucketOffset] | Iterable[m.PbLakeTableOffsetForBucket]
 ) -> dict[TableBucket, int]:
-    """The offsets in a request; a bucket without one says nothing."""
-    found: dict[TableBucket, int] = {}
+    """The offsets in a request, without buckets that have none."""
+    offsets: dict[TableBucket, int] = {}
     for each in buckets:
         if each.HasField("log_end_offset"):
-            found[bucket_in_table(table_id, each)] = each.log_end_offset
-    return found
+            offsets[bucket_in_table(table_id, each)] = each.log_end_offset
+    return offsets

@@ -46,7 +46,7 @@ from zufluss.coordinator.lake.queue import HandOut, TieringQueue
 from zufluss.coordinator.ledger import Ledger
 from zufluss.coordinator.records import LakeRecord, OffsetsFile, SnapshotRecord
 from zufluss.coordinator.tablets import Tablets
-from zufluss.coordinator.tasks import Tasks
+from zufluss.coordinator.tasks import PendingTasks
 from zufluss.errors import (
     ConfigError,
     LakeNotConfiguredError,
@@ -116,7 +116,7 @@ class LakeTables:
         self._prepared: dict[int, list[str]] = {}
         self._read: dict[int, dict[str, dict[TableBucket, int]]] = {}
         self._turn = asyncio.Lock()
-        self._tasks = Tasks("lake")
+        self._tasks = PendingTasks("lake")
         for table in image.tables():
             self._put(table.info)
         changes.subscribe(self.changed)

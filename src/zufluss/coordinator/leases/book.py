@@ -47,7 +47,7 @@ from zufluss.coordinator.leases.rules import (
 )
 from zufluss.coordinator.leases.writer import LeaseWriter
 from zufluss.coordinator.records import LEASES_PATH
-from zufluss.coordinator.tasks import Tasks
+from zufluss.coordinator.tasks import PendingTasks
 from zufluss.coordinator.turns import Turns
 from zufluss.errors import ZuflussError
 from zufluss.meta.api import MetaStore, Op
@@ -76,7 +76,7 @@ class LeaseBook:
         clock_ms: ClockMs,
     ) -> None:
         """`freed` gets buckets with snapshots that no lease pins any more, durably."""
-        self.tasks = Tasks("leases")
+        self.tasks = PendingTasks("leases")
         """Changes of leases under way."""
         self.leases: dict[str, Lease] = {}
         """Every lease by id, including those whose time is over and that are not deleted yet."""

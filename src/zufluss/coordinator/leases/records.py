@@ -297,7 +297,7 @@ class _Fields:
         data, at = self._data, self._at
         if count > len(data) - at:
             raise CorruptRecordError(f"{count} numbers are said to be in {len(data) - at} bytes")
-        found: list[int] = []
+        numbers: list[int] = []
         end = len(data)
         for _ in range(count):
             value, at = decode_varint(data, at, end)
@@ -305,9 +305,9 @@ class _Fields:
                 raise CorruptRecordError("it ends within a number")
             if at == TOO_LONG:
                 raise CorruptRecordError("a number is too long")
-            found.append(value)
+            numbers.append(value)
         self._at = at
-        return found
+        return numbers
 
     def text(self, size: int) -> str:
         """The next text."""
@@ -330,11 +330,11 @@ class _Fields:
 
 def load(entries: Iterable[Entry]) -> list[Stored]:
     """All leases in the values at and below `LEASES_PATH`."""
-    found: dict[str, dict[str, bytes]] = {}
+    leases: dict[str, dict[str, bytes]] = {}
     for entry in entries:
         name = entry.path.removeprefix(f"{LEASES_PATH}/").partition("/")[0]
-        found.setdefault(name, {})[entry.path] = entry.value
-    return [load_lease(lease_id, values) for lease_id, values in found.items()]
+        leases.setdefault(name, {})[entry.path] = entry.value
+    return [load_lease(lease_id, values) for lease_id, values in leases.items()]
 
 
 def load_lease(lease_id: str, values: Mapping[str, bytes]) -> Stored:

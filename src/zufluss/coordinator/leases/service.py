@@ -79,17 +79,17 @@ class LeaseService:
         """ACQUIRE_KV_SNAPSHOT_LEASE (1056): a call without snapshots renews the lease."""
         check_lease_id(request.lease_id)
         self._check_tables((each.table_id for each in request.snapshots_to_lease), ctx.principal)
-        wanted = await _wanted(request.snapshots_to_lease)
-        found = await self._leases.acquire(
+        snapshot_ids = await _snapshot_ids(request.snapshots_to_lease)
+        acquired = await self._leases.acquire(
             request.lease_id,
             request.lease_duration_ms,
-            wanted,
+            snapshot_ids,
             principal=ctx.principal,
             epoch=_epoch(request),
         )
         return m.AcquireKvSnapshotLeaseResponse(
-            lease_epoch=found.epoch,
-            unavailable_snapshots=await _not_leased(found.unavailable, wanted),
+            lease_epoch=acquired.epoch,
+            unavailable_snapshots=await _not_leased(acquired.unavailable, snapshot_ids),
         )
 
     async def acquire_latest(
@@ -107,13 +107,13 @@ class LeaseService:
                         f"the request names more than {BUCKETS_MAX} buckets; lease some tables or "
                         "partitions at a time"
                     )
-        found = await self._latest(request, list(buckets), ctx.principal)
+        acquired = await self._latest(request, list(buckets), ctx.principal)
         return m.AcquireLatestKvSnapshotLeaseResponse(
-            lease_epoch=found.epoch,
-            remaining_ms=found.remaining_ms,
-            leased=await _leased(found.leased),
-            unavailable=await _unavailable(found.unavailable),
-            revoked=_revoked(found.revoked),
+            lease_epoch=acquired.epoch,
+            remaining_ms=acquired.remaining_ms,
+            leased=await _leased(acquired.leased),
+            unavailable=await _unavailable(acquired.unavailable),
+            revoked=_revoked(acquired.revoked),
         )
 
     async def _latest(
@@ -123,7 +123,7 @@ class LeaseService:
         principal: str | None,
     ) -> Acquired:
         try:
-            found = await self._leases.acquire_latest(
+            acquired = await self._leases.acquire_latest(
                 request.lease_id,
                 request.lease_duration_ms,
                 buckets,
@@ -135,21 +135,21 @@ class LeaseService:
                 raise
             return Acquired(None, 0)  # tables without a partition: there is nothing to lease
         if request.targets and not buckets:
-            return Acquired(found.epoch, found.remaining_ms, revoked=found.revoked)
-        return found
+            return Acquired(acquired.epoch, acquired.remaining_ms, revoked=acquired.revoked)
+        return acquired
 
     async def renew(
         self, request: m.RenewKvSnapshotLeaseRequest, ctx: RequestContext
     ) -> m.RenewKvSnapshotLeaseResponse:
         """RENEW_KV_SNAPSHOT_LEASE (30021)."""
-        found = await self._leases.renew(
+        renewed = await self._leases.renew(
             request.lease_id,
             request.lease_duration_ms,
             principal=ctx.principal,
             epoch=_epoch(request),
         )
         return m.RenewKvSnapshotLeaseResponse(
-            remaining_ms=found.remaining_ms, revoked=_revoked(found.revoked)
+            remaining_ms=renewed.remaining_ms, revoked=_revoked(renewed.revoked)
         )
 
     async def release(
@@ -263,67 +263,67 @@ async def _in_pieces(items: Iterable[T]) -> AsyncIterator[tuple[T, ...]]:
             await asyncio.sleep(0)
 
 
-async def _wanted(tables: Iterable[m.PbKvSnapshotLeaseForTable]) -> dict[TableBucket, int]:
+async def _snapshot_ids(tables: Iterable[m.PbKvSnapshotLeaseForTable]) -> dict[TableBucket, int]:
     """The snapshot id that a request names for each bucket."""
-    wanted: dict[TableBucket, int] = {}
+    snapshot_ids: dict[TableBucket, int] = {}
     for table in tables:
         async for some in _in_pieces(table.bucket_snapshots):
             for each in some:
                 bucket = bucket_in_table(table.table_id, each)
-                if wanted.setdefault(bucket, each.snapshot_id) != each.snapshot_id:
+                if snapshot_ids.setdefault(bucket, each.snapshot_id) != each.snapshot_id:
                     raise ConfigError(
-                        f"snapshots {wanted[bucket]} and {each.snapshot_id} of {bucket} are asked "
-                        f"for; a lease has one snapshot of a bucket, take another lease"
+                        f"snapshots {snapshot_ids[bucket]} and {each.snapshot_id} of {bucket} are "
+                        f"asked for; a lease has one snapshot of a bucket, take another lease"
                     )
-    return wanted
+    return snapshot_ids
 
 
 async def _not_leased(
-    unavailable: Mapping[TableBucket, Unavailable], wanted: Mapping[TableBucket, int]
+    unavailable: Mapping[TableBucket, Unavailable], snapshot_ids: Mapping[TableBucket, int]
 ) -> list[m.PbKvSnapshotLeaseForTable]:
-    found: dict[int, m.PbKvSnapshotLeaseForTable] = {}
+    tables: dict[int, m.PbKvSnapshotLeaseForTable] = {}
     async for some in _in_pieces(tuple(unavailable.items())):
         for bucket, reason in some:
-            table = found.get(bucket.table_id)
+            table = tables.get(bucket.table_id)
             if table is None:
                 table = m.PbKvSnapshotLeaseForTable(table_id=bucket.table_id)
-                found[bucket.table_id] = table
+                tables[bucket.table_id] = table
             table.bucket_snapshots.add(
                 partition_id=bucket.partition_id,
                 bucket_id=bucket.bucket_id,
-                snapshot_id=wanted[bucket],
+                snapshot_id=snapshot_ids[bucket],
                 unavailable=reason,
             )
-    return list(found.values())
+    return list(tables.values())
 
 
 async def _leased(leased: Mapping[TableBucket, LeasedSnapshot]) -> list[m.PbLeasedSnapshots]:
-    found: dict[tuple[int, int | None], m.PbLeasedSnapshots] = {}
+    owners: dict[tuple[int, int | None], m.PbLeasedSnapshots] = {}
     async for some in _in_pieces(tuple(leased.items())):
         for (table_id, partition_id, bucket_id), snapshot in some:
-            columns = found.get((table_id, partition_id))
+            columns = owners.get((table_id, partition_id))
             if columns is None:
                 columns = m.PbLeasedSnapshots(table_id=table_id, partition_id=partition_id)
-                found[table_id, partition_id] = columns
+                owners[table_id, partition_id] = columns
             columns.bucket_ids.append(bucket_id)
             columns.snapshot_ids.append(snapshot.snapshot_id)
             columns.log_offsets.append(snapshot.log_offset)
-    return list(found.values())
+    return list(owners.values())
 
 
 async def _unavailable(
     unavailable: Mapping[TableBucket, Unavailable],
 ) -> list[m.PbUnavailableSnapshots]:
-    found: dict[tuple[int, int | None], m.PbUnavailableSnapshots] = {}
+    owners: dict[tuple[int, int | None], m.PbUnavailableSnapshots] = {}
     async for some in _in_pieces(tuple(unavailable.items())):
         for (table_id, partition_id, bucket_id), reason in some:
-            columns = found.get((table_id, partition_id))
+            columns = owners.get((table_id, partition_id))
             if columns is None:
                 columns = m.PbUnavailableSnapshots(table_id=table_id, partition_id=partition_id)
-                found[table_id, partition_id] = columns
+                owners[table_id, partition_id] = columns
             columns.bucket_ids.append(bucket_id)
             columns.reasons.append(reason)
-    return list(found.values())
+    return list(owners.values())
 
 
 def _revoked(revoked: Iterable[Revoked]) -> list[m.PbRevokedSnapshots]:

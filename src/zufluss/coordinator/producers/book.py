@@ -27,12 +27,14 @@ import structlog
 
 from zufluss.cluster.image import BucketState, ClusterImage, ImageChange, TableGone
 from zufluss.cluster.producers import ProducerEntry, TableProducers
+from zufluss.config import options
+from zufluss.config.load import Configuration
 from zufluss.coordinator.feed import Feed
 from zufluss.coordinator.ledger import Ledger
 from zufluss.coordinator.producers import records
 from zufluss.coordinator.producers.rules import ProducerRecord
 from zufluss.coordinator.tablets import Tablets
-from zufluss.coordinator.tasks import Tasks
+from zufluss.coordinator.tasks import PendingTasks
 from zufluss.coordinator.turns import Turns
 from zufluss.errors import ZuflussError
 from zufluss.meta.api import MetaStore, Op
@@ -63,7 +65,7 @@ class TableBook:
 
 
 class ProducerBook:
-    """All producers, durable."""
+    """All producers, durable. Open it with `ProducerBook.open`."""
 
     def __init__(
         self,
@@ -72,19 +74,19 @@ class ProducerBook:
         image: ClusterImage,
         changes: Feed[Sequence[ImageChange]],
         tablets: Tablets,
+        conf: Configuration,
         clock: Callable[[], float],
-        hold_seconds: float,
     ) -> None:
         self.tables: dict[int, TableBook] = {}
         """The producers of each table that has or had some, by table id."""
-        self.tasks = Tasks("producers")
+        self.tasks = PendingTasks("producers")
         """Changes of producers under way."""
         self._store = store
         self._ledger = ledger
         self._image = image
         self._tablets = tablets
         self._clock = clock
-        self._hold_seconds = hold_seconds
+        self._hold_seconds = conf.get(options.ZUFLUSS_PRODUCER_HOLD_MAX) / 1000
         self._turns = Turns(self._read_again)
         self._seen: dict[int, float] = {}
         self._silent: set[int] = set()
@@ -94,14 +96,26 @@ class ProducerBook:
         self._task: asyncio.Task[None] | None = None
         changes.subscribe(self._changed)
 
-    async def load(self) -> None:
+    @classmethod
+    async def open(
+        cls,
+        store: MetaStore,
+        ledger: Ledger,
+        image: ClusterImage,
+        changes: Feed[Sequence[ImageChange]],
+        tablets: Tablets,
+        conf: Configuration,
+        clock: Callable[[], float],
+    ) -> ProducerBook:
         """Load all producers; their silence counts from now on."""
-        entries = await self._store.tree(records.PRODUCERS_PATH)
+        book = cls(store, ledger, image, changes, tablets, conf, clock)
+        entries = await store.tree(records.PRODUCERS_PATH)
         for producer in await asyncio.to_thread(records.load, entries):
-            self._table(producer.table_id).producers[producer.producer_id] = producer
-            self.seen(producer)
-        for table_id in [i for i in self.tables if self._image.table_by_id(i) is None]:
-            await self._forget_table(table_id)
+            book._table(producer.table_id).producers[producer.producer_id] = producer
+            book.seen(producer)
+        for table_id in [i for i in book.tables if image.table_by_id(i) is None]:
+            await book._forget_table(table_id)
+        return book
 
     def start(self) -> None:
         """Send news to leaders, and check for silent producers, from now on."""

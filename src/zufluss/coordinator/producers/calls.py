@@ -38,26 +38,24 @@ from typing import Final, TypeVar
 
 import structlog
 
-from zufluss.cluster.image import BucketState, ClusterImage, ImageChange, TableEntry
+from zufluss.cluster.image import BucketState, ClusterImage, TableEntry
 from zufluss.cluster.producers import Baseline
 from zufluss.config import options
 from zufluss.config.load import Configuration
-from zufluss.coordinator.feed import Feed
-from zufluss.coordinator.ledger import Ledger
 from zufluss.coordinator.ownership import IsSuper, Ownership
 from zufluss.coordinator.producers import records, rules
 from zufluss.coordinator.producers.book import ProducerBook, TableBook
 from zufluss.coordinator.producers.rules import (
-    Buckets,
     InitCall,
     Initialised,
     ProducerCounts,
     ProducerRecord,
     ProducerStatus,
+    TableBuckets,
 )
 from zufluss.coordinator.tablets import Tablets
 from zufluss.errors import ConfigError, UnknownTableOrBucketError
-from zufluss.meta.api import MetaStore, Op
+from zufluss.meta.api import Op
 from zufluss.model.merge import column_lock
 from zufluss.model.producer import EPOCH_MAX, NUMBER_MAX, check_producer_id
 from zufluss.model.table import TableBucket
@@ -73,45 +71,23 @@ ASK_SECONDS_MAX: Final = 2.0
 
 
 class ProducerCalls:
-    """Init, checkpoint, release and list. Open it with `ProducerCalls.open`."""
+    """Init, checkpoint, release and list."""
 
     def __init__(
         self,
-        store: MetaStore,
-        ledger: Ledger,
+        book: ProducerBook,
         image: ClusterImage,
-        changes: Feed[Sequence[ImageChange]],
         tablets: Tablets,
         conf: Configuration,
         is_super: IsSuper,
-        clock: Callable[[], float],
     ) -> None:
-        hold_ms = conf.get(options.ZUFLUSS_PRODUCER_HOLD_MAX)
-        self.book = ProducerBook(store, ledger, image, changes, tablets, clock, hold_ms / 1000)
+        self.book = book
         """All producers."""
         self._image = image
         self._tablets = tablets
         self._ownership = Ownership(is_super)
         self._ttl_max_ms = conf.get(options.ZUFLUSS_PRODUCER_TTL_MAX)
         self._count_max = conf.get(options.ZUFLUSS_PRODUCER_COUNT_MAX)
-
-    @classmethod
-    async def open(
-        cls,
-        store: MetaStore,
-        ledger: Ledger,
-        image: ClusterImage,
-        changes: Feed[Sequence[ImageChange]],
-        tablets: Tablets,
-        conf: Configuration,
-        *,
-        is_super: IsSuper,
-        clock: Callable[[], float],
-    ) -> ProducerCalls:
-        """Load all producers; `clock` gives seconds that never jump."""
-        self = cls(store, ledger, image, changes, tablets, conf, is_super, clock)
-        await self.book.load()
-        return self
 
     # Calls
 
@@ -422,8 +398,10 @@ class ProducerCalls:
             await self.book.write(table, ops, [after])
             self.book.tell_later(table.table_id)
 
-    def _buckets(self, entry: TableEntry, offsets: Baseline) -> Buckets:
-        return Buckets.of(self._image, entry.info, {partition_id for partition_id, _ in offsets})
+    def _buckets(self, entry: TableEntry, offsets: Baseline) -> TableBuckets:
+        return TableBuckets.of(
+            self._image, entry.info, {partition_id for partition_id, _ in offsets}
+        )
 
     async def _release(
         self, table_id: int, producer_id: str, epoch: int | None, principal: str | None

@@ -34,7 +34,7 @@ from zufluss.config.load import Configuration
 from zufluss.coordinator.ledger import Ledger
 from zufluss.coordinator.producers.records import change_parts, decode_parts, part_count
 from zufluss.coordinator.records import guarded
-from zufluss.coordinator.tasks import Tasks
+from zufluss.coordinator.tasks import PendingTasks
 from zufluss.errors import ConfigError
 from zufluss.meta.api import Create, Delete, MetaStore, Op
 from zufluss.model.producer import check_producer_id
@@ -88,7 +88,7 @@ class ProducerOffsets:
         self._clock_ms = clock_ms
         self._lock = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
-        self._tasks = Tasks("producer_offsets")
+        self._tasks = PendingTasks("producer_offsets")
 
     def start(self) -> None:
         """Delete expired offsets from now on."""
@@ -116,20 +116,20 @@ class ProducerOffsets:
         """REGISTER_PRODUCER_OFFSETS (1053)."""
         ttl_ms = request.ttl_ms if request.HasField("ttl_ms") else None
         tables = await asyncio.to_thread(_tables, request)
-        made = await self.add(request.producer_id, tables, ttl_ms)
-        return m.RegisterProducerOffsetsResponse(result=CREATED if made else ALREADY_EXISTS)
+        is_new = await self.add(request.producer_id, tables, ttl_ms)
+        return m.RegisterProducerOffsetsResponse(result=CREATED if is_new else ALREADY_EXISTS)
 
     async def get_offsets(
         self, request: m.GetProducerOffsetsRequest, ctx: RequestContext
     ) -> m.GetProducerOffsetsResponse:
         """GET_PRODUCER_OFFSETS (1054)."""
-        found = await self.get(request.producer_id)
-        if found is None:
+        registered = await self.get(request.producer_id)
+        if registered is None:
             return m.GetProducerOffsetsResponse()
         return m.GetProducerOffsetsResponse(
             producer_id=request.producer_id,
-            expiration_time=found.expires_ms,
-            table_offsets=await asyncio.to_thread(_messages, found.tables),
+            expiration_time=registered.expires_ms,
+            table_offsets=await asyncio.to_thread(_messages, registered.tables),
         )
 
     async def delete_offsets(
@@ -201,8 +201,8 @@ class ProducerOffsets:
             return True
 
     async def _head(self, path: str) -> _Head | None:
-        found = await self._store.read(path)
-        return None if found is None else guarded(path, _decode_head, found.value)
+        stored = await self._store.read(path)
+        return None if stored is None else guarded(path, _decode_head, stored.value)
 
     def _is_over(self, head: _Head) -> bool:
         return self._clock_ms() >= head.expires_ms
@@ -240,14 +240,14 @@ def _delete(path: str, head: _Head) -> list[Op]:
 
 
 def _decode_head(value: bytes) -> _Head:
-    found: dict[str, Any] = json.loads(value)
-    return _Head(int(found["expires"]), {int(i): count for i, count in found["tables"].items()})
+    head: dict[str, Any] = json.loads(value)
+    return _Head(int(head["expires"]), {int(i): count for i, count in head["tables"].items()})
 
 
 def _read_table(path: str, table_id: int, parts: int, values: Mapping[str, bytes]) -> Baseline:
-    def read(found: Mapping[str, bytes]) -> Baseline:
+    def read(source: Mapping[str, bytes]) -> Baseline:
         below = f"{path}/{table_id}"
-        return decode_parts(below, [found[f"{below}/offsets/{at}"] for at in range(parts)])
+        return decode_parts(below, [source[f"{below}/offsets/{at}"] for at in range(parts)])
 
     return guarded(path, read, values)
 

@@ -147,7 +147,7 @@ class ProducerCounts(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Buckets:
+class TableBuckets:
     """The buckets of a table; checks offsets, also in another thread."""
 
     table: str
@@ -160,7 +160,7 @@ class Buckets:
     """Partitions in the offsets that belong to other tables."""
 
     @classmethod
-    def of(cls, image: ClusterImage, info: TableInfo, named: Iterable[int | None]) -> Buckets:
+    def of(cls, image: ClusterImage, info: TableInfo, named: Iterable[int | None]) -> TableBuckets:
         """The present buckets of a table; `named` are the partitions in the offsets."""
         if not info.is_partitioned:
             return cls(str(info.path), info.bucket_count, None)
@@ -205,7 +205,7 @@ def _named(partition_id: int | None) -> str:
     return "buckets without partition" if partition_id is None else f"partition {partition_id}"
 
 
-def merged(before: Baseline | None, reported: Baseline, buckets: Buckets) -> Baseline:
+def merged(before: Baseline | None, reported: Baseline, buckets: TableBuckets) -> Baseline:
     """The baseline after a reported checkpoint; no offset in it goes back."""
     checked = buckets.checked(reported, complete=False)
     there = buckets.partitions
@@ -239,12 +239,12 @@ def columns_of(info: TableInfo, column_ids: Collection[int]) -> dict[int, Column
         raise InvalidTargetColumnError(
             f"column id {wrong[0]} of table '{info.path}' is {what}; a producer can own {allowed}"
         )
-    found = {i: writable[i] for i in column_ids} or writable
-    if not found:
+    columns = {i: writable[i] for i in column_ids} or writable
+    if not columns:
         raise InvalidTargetColumnError(
             f"table '{info.path}' has no column outside its primary key that a producer could own"
         )
-    return found
+    return columns
 
 
 def check_shared(info: TableInfo, columns: Iterable[Column]) -> None:
@@ -315,9 +315,9 @@ def check_same_use(before: ProducerRecord, call: InitCall) -> None:
     """`ProducerStateError` when an id is used both for a fence and for a producer."""
     if before.fence_only != call.fence_only:
         uses = "plain upserts, which nothing is undone of", "writes that can be undone"
-        was, wanted = uses if before.fence_only else reversed(uses)
+        was, asked = uses if before.fence_only else reversed(uses)
         raise ProducerStateError(
-            f"producer {before.producer_id!r} is for {was}, and is asked for {wanted}; take "
+            f"producer {before.producer_id!r} is for {was}, and is asked for {asked}; take "
             "another id, or drop it first (zufluss producer drop)"
         )
 

@@ -49,7 +49,7 @@ class ProducerService:
     ) -> m.InitProducerResponse:
         """INIT_PRODUCER (30040)."""
         number = request.restored_number if request.HasField("restored_number") else None
-        found = await self._producers.init(
+        begun = await self._producers.init(
             InitCall(
                 request.producer_id,
                 request.table_id,
@@ -62,12 +62,12 @@ class ProducerService:
                 request.renew,
             )
         )
-        producer = found.producer
+        producer = begun.producer
         return m.InitProducerResponse(
             producer_number=producer.number,
             epoch=producer.epoch,
-            created=found.created,
-            undo_needed=found.undo_needed,
+            created=begun.created,
+            undo_needed=begun.undo_needed,
             exclusive=producer.exclusive,
             baseline=await _messages(producer.baseline),
             column_ids=sorted(producer.column_ids),

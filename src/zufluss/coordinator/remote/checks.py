@@ -45,11 +45,11 @@ def check_locations(storage: RemoteStorage, location_ids: Iterable[int]) -> None
             )
 
 
-def check_epoch(given: int, current: int) -> None:
+def check_epoch(reported: int, current: int) -> None:
     """Raise for a report that was meant for another coordinator."""
-    if given != current:
+    if reported != current:
         raise error(
             ErrorCode.INVALID_COORDINATOR_EXCEPTION,
-            f"the report belongs to coordinator epoch {given}, this coordinator has {current}; "
+            f"the report belongs to coordinator epoch {reported}, this coordinator has {current}; "
             f"register again",
         )

@@ -41,7 +41,7 @@ from zufluss.coordinator.bucket_remotes import BucketRecord, BucketRemotes, gone
 from zufluss.coordinator.feed import Feed
 from zufluss.coordinator.remote.checks import check_locations, check_name
 from zufluss.coordinator.tablets import Tablets
-from zufluss.coordinator.tasks import Tasks
+from zufluss.coordinator.tasks import PendingTasks
 from zufluss.coordinator.worklist import WorkList
 from zufluss.errors import (
     ConfigError,
@@ -104,7 +104,7 @@ class KvSnapshots:
         self._reach = reach
         self._known: OrderedDict[tuple[TableBucket, int], KvSnapshot] = OrderedDict()
         self._files_known = 0
-        self._tasks = Tasks("kv_snapshot")
+        self._tasks = PendingTasks("kv_snapshot")
         freed.subscribe(self.free)
 
     def start(self) -> None:

@@ -57,10 +57,10 @@ class LocationService:
         self, request: m.ListLocationsRequest, ctx: RequestContext
     ) -> m.ListLocationsResponse:
         """LIST_LOCATIONS (30010): the registry, the files in use, and what each server saw."""
-        found = self._registry.locations
+        registry = self._registry.locations
         live = self._registry.live()
-        response = m.ListLocationsResponse(version=found.version)
-        for location in found.locations:
+        response = m.ListLocationsResponse(version=registry.version)
+        for location in registry.locations:
             used = live.get(location.location_id, Usage(0, 0))
             response.locations.add(
                 location=location_to_proto(location),

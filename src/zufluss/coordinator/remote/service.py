@@ -75,8 +75,8 @@ class RemoteService:
     ) -> m.GetBucketRemotesResponse:
         """GET_BUCKET_REMOTES (30005): the remote side of the buckets that have one."""
         buckets = list(map(bucket_from_proto, request.buckets))
-        found = await self._remotes.bucket_remotes(buckets)
-        return m.GetBucketRemotesResponse(remotes=map(remote_to_proto, found.values()))
+        remotes = await self._remotes.bucket_remotes(buckets)
+        return m.GetBucketRemotesResponse(remotes=map(remote_to_proto, remotes.values()))
 
     async def commit_remote_log_manifest(
         self, request: m.CommitRemoteLogManifestRequest, ctx: RequestContext
@@ -125,11 +125,11 @@ class RemoteService:
             partition_id = self._image.partition(entry.info.path, name).partition_id
         self._check_owner(table_id, partition_id)
         response = m.GetLatestKvSnapshotsResponse(table_id=table_id, partition_id=partition_id)
-        found = self._snapshots.snapshots(table_id, partition_id)
+        snapshots = self._snapshots.snapshots(table_id, partition_id)
         for bucket_id in range(entry.info.bucket_count):
             answer = response.latest_snapshots.add(bucket_id=bucket_id)
-            if bucket_id in found:
-                newest = found[bucket_id][-1]
+            if bucket_id in snapshots:
+                newest = snapshots[bucket_id][-1]
                 answer.snapshot_id, answer.log_offset = newest.snapshot_id, newest.log_offset
         return response
 
@@ -139,7 +139,7 @@ class RemoteService:
         """LIST_KV_SNAPSHOTS (1064): all kept snapshots, bucket by bucket, oldest first."""
         partition_id = partition_id_of(request)
         _check_keyed(self._check_owner(request.table_id, partition_id))
-        found = self._snapshots.snapshots(request.table_id, partition_id)
+        snapshots = self._snapshots.snapshots(request.table_id, partition_id)
         return m.ListKvSnapshotsResponse(
             table_id=request.table_id,
             partition_id=partition_id,
@@ -147,8 +147,8 @@ class RemoteService:
                 m.PbKvSnapshot(
                     bucket_id=bucket_id, snapshot_id=each.snapshot_id, log_offset=each.log_offset
                 )
-                for bucket_id, snapshots in found.items()
-                for each in snapshots
+                for bucket_id, kept in snapshots.items()
+                for each in kept
             ],
         )
 
