@@ -10,13 +10,13 @@ import random
 import sys
 from pathlib import Path
 
-from tests.coordinator.producing import Producing
+from tests.coordinator.producer_cluster import ProducerCluster
 from zufluss.obs import logging
 
 
 async def main(directory: Path, seed: int) -> None:
     logging.configure("error")
-    world = await Producing(directory).begin()
+    world = await ProducerCluster(directory).begin()
     chance = random.Random(seed)
     columns = {"a": 1, "b": 2, "c": 3}
     while True:

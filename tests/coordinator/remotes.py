@@ -53,13 +53,13 @@ def files_below(directory: Path) -> set[str]:
 
 
 async def put(cluster: Coordinated, location_id: int, path: str, size: int = 10) -> RemoteFile:
-    """Put some bytes, and say what they are."""
+    """Put random bytes; returns the file."""
     checksum = await storage(cluster).objects(location_id).put(path, os.urandom(size))
     return RemoteFile(location_id, path, size, checksum)
 
 
 def directory(cluster: Coordinated, kind: str, bucket: TableBucket) -> str:
-    """Where the files of a bucket lie."""
+    """The directory of the files of a bucket."""
     return bucket_directory(cluster.coordinator.image, kind, bucket)
 
 

@@ -37,7 +37,7 @@ COUNTED = 1
 
 
 class Clock:
-    """A clock that stands still until it is told."""
+    """A wall clock that only a test moves."""
 
     def __init__(self, now_ms: int = NOON) -> None:
         self.now_ms = now_ms
@@ -47,7 +47,7 @@ class Clock:
 
 
 class Seconds:
-    """A monotonic clock that stands still until it is told."""
+    """A monotonic clock that only a test moves."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -230,5 +230,5 @@ def auto_partitioned(**properties: str) -> bytes:
 
 
 def picture(image: ClusterImage) -> list[ImageChange]:
-    """Everything in an image, in an order of its own, to compare two of them."""
+    """All entries of an image in a fixed order, to compare two images."""
     return sorted(image.snapshot(), key=repr)

@@ -25,7 +25,7 @@ def killed(directory: Path, run: int, lines: int) -> list[list[str]]:
 
 
 async def test_nothing_acknowledged_is_lost_and_no_id_is_given_twice(tmp_path: Path) -> None:
-    """Tables stay or are gone as it was said; the buckets assigned are those of the tables."""
+    """Acknowledged creates and drops hold; the assigned buckets are those of the tables."""
     chance = random.Random(7)
     said: dict[str, list[str]] = {"table": [], "dropping": [], "gone": [], "writer": [], "id": []}
     ids: list[int] = []

@@ -49,7 +49,7 @@ from zufluss.wire.api import ApiKey
 
 
 class Loopback:
-    """A connection to a server in this process; closed when it is told so."""
+    """A connection to a server in this process that a test can close."""
 
     def __init__(self, services: Services) -> None:
         self.services = services
@@ -267,7 +267,7 @@ async def test_a_change_that_waits_for_the_old_process_does_not_hold_up_the_new_
 
 
 async def test_an_order_of_an_earlier_registration_is_refused(apart: Apart) -> None:
-    """A6: what a former coordinator sent late changes nothing."""
+    """A late request of a former coordinator changes nothing."""
     await apart.link.join()
     stale = apart.link.server_epoch
     await apart.link.join()

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from tests.cluster.test_image import STATE, database, partition, table
 from tests.coordinator.support import RecordingTablet
-from tests.coordinator.test_image import STATE, database, partition, table
 from zufluss.cluster import codec
 from zufluss.cluster.image import BucketState, ClusterImage
 from zufluss.cluster.replicas import (
@@ -100,7 +100,7 @@ async def test_a_leader_that_is_not_there_is_an_error() -> None:
 
 
 async def test_the_assignments_of_a_server_are_all_its_buckets() -> None:
-    """What is not among them is deleted from its disk, so none may be missing."""
+    """The server deletes all other buckets from its disk, so none may be missing."""
     image = ClusterImage()
     image.apply([table(7), table(8, "u", partitioned=True), partition(3, 8), partition(4, 8, "y")])
     for server in STATE.replicas:
@@ -126,7 +126,7 @@ def test_placement_spreads_leaders_and_never_puts_two_replicas_on_one_server() -
 
 
 class Wire:
-    """A connection that answers with what it was given, and keeps the requests."""
+    """A connection that gives prepared answers, and keeps the requests."""
 
     def __init__(self, answers: dict[ApiKey, Any]) -> None:
         self.answers = answers

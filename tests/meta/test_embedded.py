@@ -87,7 +87,7 @@ async def test_a_store_that_another_process_owns_is_refused(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("seed", range(8))
 async def test_every_acknowledged_transaction_survives_sigkill(tmp_path: Path, seed: int) -> None:
-    """Durability A1 for metadata: the writer is killed at a random point, again and again."""
+    """Acknowledged metadata survives kills of the writer at random points."""
     chance = random.Random(seed)
     acknowledged = -1
     for _ in range(2):
@@ -110,7 +110,7 @@ def _start_writer(directory: Path) -> subprocess.Popen[str]:
 
 
 def _write_until_killed(directory: Path, lines: int) -> int:
-    """Kill the writer after so many acknowledgements; the last number it acknowledged."""
+    """Kill the writer after a number of acknowledgements; returns the last one."""
     with _start_writer(directory) as child:
         assert child.stdout is not None
         seen = "".join(child.stdout.readline() for _ in range(lines))

@@ -75,7 +75,7 @@ async def test_tables_without_auto_partition_are_left_alone(cluster: Cluster) ->
 
 
 async def test_one_failure_does_not_stop_the_others(cluster: Cluster) -> None:
-    """What failed is tried again with the next check."""
+    """A failed step is tried again with the next check."""
     await cluster.catalog.create_table(EVENTS, auto_partitioned())
     cluster.tablet.failure = LogStorageError("no space left on device")
     await cluster.coordinator.partitions.check()

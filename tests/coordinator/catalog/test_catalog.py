@@ -72,7 +72,7 @@ async def test_the_database_fluss_exists_from_the_start_and_stays(cluster: Clust
 
 
 async def test_a_database_is_created_once(cluster: Cluster) -> None:
-    """Name taken is 6, unless the caller does not mind."""
+    """The error is 6 if the name is taken, unless the caller ignores that."""
     await cluster.catalog.create_database("d", DatabaseDescriptor("first"))
     with pytest.raises(DatabaseAlreadyExistError, match="'d' exists"):
         await cluster.catalog.create_database("d", DatabaseDescriptor())
@@ -232,7 +232,7 @@ async def test_a_table_whose_leader_does_not_come_up_is_withdrawn(cluster: Clust
 
 
 async def test_a_drop_succeeds_when_the_tablet_server_cannot_be_told(cluster: Cluster) -> None:
-    """The table is gone for good; the buckets go when the server is assigned again."""
+    """The drop is durable; the server deletes the buckets with its next assignment."""
     await cluster.catalog.create_table(EVENTS, table_json())
     cluster.tablet.stop_failure = NetworkError("gone")
     await cluster.catalog.drop_table(EVENTS)

@@ -141,7 +141,7 @@ async def test_tables_are_listed_found_and_dropped(cluster: Cluster) -> None:
 
 
 async def test_added_columns_make_a_new_schema(cluster: Cluster) -> None:
-    """Old batches are read with the old schema, which stays to be asked for."""
+    """Old batches are read with the old schema, so clients can still get it."""
     await create(cluster, table_json())
     column = {"column_name": "c", "data_type_json": INT, "comment": "new"}
     await cluster.call(
@@ -368,7 +368,7 @@ def coordinator_cases() -> list[Any]:
 
 @pytest.mark.parametrize("case", coordinator_cases())
 async def test_errors_are_those_of_a_real_server(cluster: Cluster, case: dict[str, Any]) -> None:
-    """Except where verified.md says that ours is better."""
+    """The expected error codes are Fluss's, with documented exceptions."""
     await cluster.call(ApiKey.CREATE_DATABASE, database_name="db", ignore_if_exists=False)
     plain, by_day = table_json(), table_json("a INT, d STRING", partitions=("d",))
     for name, table in (("kv", plain), ("lg", plain), ("pt", by_day)):
@@ -428,7 +428,7 @@ async def test_every_writer_gets_an_id_of_its_own(cluster: Cluster) -> None:
 
 
 async def test_one_process_with_both_roles_takes_no_other_tablet_servers(cluster: Cluster) -> None:
-    """What is not registered is not offered."""
+    """An API without a handler is not offered."""
     keys = {api.key for api in cluster.services.advertised()}
     assert ApiKey.REGISTER_TABLET_SERVER not in keys
     coordinator = {key for key in APIS if "coordinator" in APIS[key].roles}

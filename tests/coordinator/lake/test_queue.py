@@ -382,7 +382,7 @@ class QueueAgainstModel(RuleBasedStateMachine):
     @precondition(lambda self: bool(self.leases))
     @rule(data=st.data(), what=st.sampled_from(["finish", "force", "fail", "renew", "check"]))
     def report(self, data: st.DataObject, what: str) -> None:
-        """Any lease there ever was: only the one that holds is accepted."""
+        """All hand-outs so far: only the valid one is accepted."""
         hand_out = data.draw(st.sampled_from(self.leases))
         queue = self.cluster.queue
         valid = self.held.get(hand_out.table_id, (None, 0))[0] == hand_out

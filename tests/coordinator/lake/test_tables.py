@@ -47,7 +47,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
 
 @pytest.fixture
 def remote(tmp_path: Path) -> Path:
-    """Where offsets files lie."""
+    """The directory of the offsets files."""
     return tmp_path / "data" / "remote" / "lake"
 
 
@@ -177,7 +177,7 @@ def offsets_of(found: Any) -> dict[Any, int]:
 def held_back(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[asyncio.Event, asyncio.Event]:
-    """Changes wait before the store: set when one is there, and to be set for them to go on."""
+    """Two events: a change has reached the store; the change may go on."""
     on_its_way, go_on = asyncio.Event(), asyncio.Event()
     transact = cluster.store.transact
 

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from tests.coordinator.leasing import DAILY, TABLE, Leasing
+from tests.coordinator.lease_world import DAILY, TABLE, LeaseWorld
 from zufluss.errors import KvSnapshotLeaseNotFoundError
 from zufluss.meta.api import MetaStoreError, Op
 from zufluss.model.lease import LeasedSnapshot, Unavailable
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class LeaseModel(RuleBasedStateMachine):
-    """Leases, and what they should be: pins by bucket, the deadline, what was revoked."""
+    """Leases and their model: pins by bucket, deadline, revocations."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class LeaseModel(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        self.world = self.run(Leasing.start(Path(self.directory.name), buckets=2))
+        self.world = self.run(LeaseWorld.start(Path(self.directory.name), buckets=2))
         self.buckets = [*self.world.buckets, *self.world.daily]
         self.run(self.world.take(self.buckets[:-1], 0))
 
@@ -178,7 +178,7 @@ class LeaseModel(RuleBasedStateMachine):
 
     @rule()
     def crash(self) -> None:
-        """What was acknowledged is there, with the time that was written last, or the grace."""
+        """Acknowledged leases exist, with the time written last, or with the grace."""
         self.forget_what_is_over()
         self.run(self.world.timer.expire())
         self.run(self.world.restart())

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from tests.coordinator.leasing import DAILY, HOUR_MS, TABLE, Leasing
+from tests.coordinator.lease_world import DAILY, HOUR_MS, TABLE, LeaseWorld
 from tests.coordinator.support import DAY_MS
 from zufluss.coordinator.ledger import Ledger
 from zufluss.errors import (
@@ -29,9 +29,9 @@ HEAD = "/leases/kv-snapshot/a"
 
 
 @pytest_asyncio.fixture
-async def world(tmp_path: Path) -> AsyncIterator[Leasing]:
+async def world(tmp_path: Path) -> AsyncIterator[LeaseWorld]:
     """Every bucket has snapshots 0 and 1."""
-    world = await Leasing.start(tmp_path, is_super=lambda name: name == "root")
+    world = await LeaseWorld.start(tmp_path, is_super=lambda name: name == "root")
     for snapshot_id in (0, 1):
         await world.take([*world.buckets, *world.daily], snapshot_id)
     yield world
@@ -39,7 +39,7 @@ async def world(tmp_path: Path) -> AsyncIterator[Leasing]:
 
 
 async def lease(
-    world: Leasing,
+    world: LeaseWorld,
     lease_id: str = "a",
     minutes: int = 60,
     principal: str | None = None,
@@ -49,14 +49,14 @@ async def lease(
     await world.leases.acquire_latest(lease_id, minutes * MINUTE_MS, wanted, principal=principal)
 
 
-def left_ms(world: Leasing, lease_id: str = "a") -> int:
+def left_ms(world: LeaseWorld, lease_id: str = "a") -> int:
     return world.leases.book.infos(lease_id)[0].remaining_ms
 
 
 class Faults:
-    """What goes wrong in a store, on purpose."""
+    """Failures that a test injects into a store."""
 
-    def __init__(self, world: Leasing) -> None:
+    def __init__(self, world: LeaseWorld) -> None:
         self.store = world.store
         self.transact, self.tree = world.store.transact, world.store.tree
         self.gate = asyncio.Event()
@@ -95,7 +95,7 @@ class Faults:
 
 
 async def test_after_a_start_a_lease_has_what_it_had_left_and_at_least_its_grace(
-    world: Leasing,
+    world: LeaseWorld,
 ) -> None:
     await lease(world, "short", 2)
     await lease(world, "long", 60)
@@ -110,7 +110,7 @@ async def test_after_a_start_a_lease_has_what_it_had_left_and_at_least_its_grace
 
 
 async def test_the_time_left_is_written_now_and_then_and_goes_on_from_there(
-    world: Leasing,
+    world: LeaseWorld,
 ) -> None:
     await lease(world)
     await world.timer.checkpoint()
@@ -121,7 +121,7 @@ async def test_the_time_left_is_written_now_and_then_and_goes_on_from_there(
     assert left_ms(world) == 40 * MINUTE_MS
 
 
-async def test_what_was_written_since_the_last_time_is_not_written_again(world: Leasing) -> None:
+async def test_what_was_written_since_the_last_time_is_not_written_again(world: LeaseWorld) -> None:
     await lease(world, "a")
     await lease(world, "b")
     world.seconds.now += 60
@@ -134,7 +134,7 @@ async def test_what_was_written_since_the_last_time_is_not_written_again(world: 
     assert [path for path in after if after[path] != before[path]] == [f"{HEAD}/expiry"]
 
 
-async def test_a_stop_writes_the_time_left(world: Leasing) -> None:
+async def test_a_stop_writes_the_time_left(world: LeaseWorld) -> None:
     await lease(world)
     world.seconds.now += 15 * 60
     world.timer.start()
@@ -145,7 +145,7 @@ async def test_a_stop_writes_the_time_left(world: Leasing) -> None:
 
 @pytest.mark.parametrize("jump_ms", [DAY_MS, -DAY_MS])
 async def test_a_jump_of_the_wall_clock_ends_no_lease_and_prolongs_none(
-    world: Leasing, jump_ms: int
+    world: LeaseWorld, jump_ms: int
 ) -> None:
     await lease(world)
     world.wall.now_ms += jump_ms
@@ -161,8 +161,8 @@ async def test_a_jump_of_the_wall_clock_ends_no_lease_and_prolongs_none(
 
 
 async def test_the_timer_ends_a_lease_by_itself(tmp_path: Path) -> None:
-    """With the real clock, and the end told by the callback."""
-    world = await Leasing.start(tmp_path, clock=time.monotonic)
+    """Uses the real clock; a callback reports the end of the lease."""
+    world = await LeaseWorld.start(tmp_path, clock=time.monotonic)
     await world.take(world.buckets, 0)
     ended = asyncio.Event()
     world.freed_feed.subscribe(lambda _: ended.set())
@@ -175,7 +175,7 @@ async def test_the_timer_ends_a_lease_by_itself(tmp_path: Path) -> None:
     await world.close()
 
 
-async def test_a_renewal_that_came_in_time_is_not_overtaken_by_the_timer(world: Leasing) -> None:
+async def test_a_renewal_that_came_in_time_is_not_overtaken_by_the_timer(world: LeaseWorld) -> None:
     await lease(world)
     faults = Faults(world)
     faults.hold()
@@ -194,7 +194,7 @@ async def test_a_renewal_that_came_in_time_is_not_overtaken_by_the_timer(world: 
 # Stores that fail
 
 
-async def test_an_acquire_whose_write_failed_leaves_no_pin(world: Leasing) -> None:
+async def test_an_acquire_whose_write_failed_leaves_no_pin(world: LeaseWorld) -> None:
     faults = Faults(world)
     faults.set(before=True)
     with pytest.raises(MetaStoreError, match="unplugged"):
@@ -209,7 +209,7 @@ async def test_an_acquire_whose_write_failed_leaves_no_pin(world: Leasing) -> No
     assert world.leases.book.counts.snapshots == 4
 
 
-async def test_a_write_that_took_place_although_it_failed_counts(world: Leasing) -> None:
+async def test_a_write_that_took_place_although_it_failed_counts(world: LeaseWorld) -> None:
     faults = Faults(world)
     faults.set(after=True)
     with pytest.raises(MetaStoreError, match="too late"):
@@ -225,7 +225,7 @@ async def test_a_write_that_took_place_although_it_failed_counts(world: Leasing)
     assert await world.stored() == {}
 
 
-async def test_while_nobody_knows_how_a_write_ended_all_its_pins_hold(world: Leasing) -> None:
+async def test_while_nobody_knows_how_a_write_ended_all_its_pins_hold(world: LeaseWorld) -> None:
     bucket = world.buckets[0]
     await world.leases.acquire("a", HOUR_MS, {bucket: 0}, principal=None)
     faults = Faults(world)
@@ -245,7 +245,7 @@ async def test_while_nobody_knows_how_a_write_ended_all_its_pins_hold(world: Lea
 
 @pytest.mark.parametrize("after", [False, True])
 async def test_a_renewal_that_failed_prolongs_nothing_and_the_next_one_may(
-    world: Leasing, after: bool
+    world: LeaseWorld, after: bool
 ) -> None:
     await lease(world)
     world.seconds.now += 60
@@ -261,7 +261,7 @@ async def test_a_renewal_that_failed_prolongs_nothing_and_the_next_one_may(
 
 
 async def test_a_lease_in_doubt_that_nobody_asks_for_is_looked_at_by_the_timer(
-    world: Leasing,
+    world: LeaseWorld,
 ) -> None:
     faults = Faults(world)
     faults.set(before=True, reads=True)
@@ -275,7 +275,7 @@ async def test_a_lease_in_doubt_that_nobody_asks_for_is_looked_at_by_the_timer(
 
 
 async def test_an_end_that_cannot_be_written_frees_nothing_and_is_tried_again(
-    world: Leasing,
+    world: LeaseWorld,
 ) -> None:
     await lease(world)
     faults = Faults(world)
@@ -290,7 +290,7 @@ async def test_an_end_that_cannot_be_written_frees_nothing_and_is_tried_again(
     assert sorted(world.freed) == world.buckets
 
 
-async def test_an_end_that_cannot_be_written_is_not_tried_again_at_once(world: Leasing) -> None:
+async def test_an_end_that_cannot_be_written_is_not_tried_again_at_once(world: LeaseWorld) -> None:
     """A full disk can be read all the same; the timer must not hammer it."""
     await lease(world)
     faults, tries = Faults(world), 0
@@ -314,8 +314,8 @@ async def test_an_end_that_cannot_be_written_is_not_tried_again_at_once(world: L
 async def test_a_damaged_lease_holds_its_tables_also_while_it_is_read_again(
     tmp_path: Path,
 ) -> None:
-    """More pins than are looked at at once, so that others get their turn in between."""
-    world = await Leasing.start(tmp_path, buckets=4_500)
+    """More pins than one piece, so that other tasks run in between."""
+    world = await LeaseWorld.start(tmp_path, buckets=4_500)
     for snapshot_id in (0, 1):
         await world.take([*world.buckets, *world.daily], snapshot_id)
     await lease(world, buckets=[*world.buckets, *world.daily])
@@ -332,7 +332,7 @@ async def test_a_damaged_lease_holds_its_tables_also_while_it_is_read_again(
     await world.close()
 
 
-async def test_a_coordinator_that_was_replaced_ends_no_lease(world: Leasing) -> None:
+async def test_a_coordinator_that_was_replaced_ends_no_lease(world: LeaseWorld) -> None:
     await lease(world)
     before = await world.stored()
     await Ledger.open(world.store)
@@ -351,7 +351,7 @@ async def test_a_coordinator_that_was_replaced_ends_no_lease(world: Leasing) -> 
     assert not world.leases.book.pins.holds(DAILY)
 
 
-async def test_a_crash_before_the_write_leaves_nothing(world: Leasing) -> None:
+async def test_a_crash_before_the_write_leaves_nothing(world: LeaseWorld) -> None:
     faults = Faults(world)
     faults.hold()
     acquiring = asyncio.ensure_future(lease(world))
@@ -369,7 +369,7 @@ async def test_a_crash_before_the_write_leaves_nothing(world: Leasing) -> None:
 # Commits of snapshots under way
 
 
-async def test_a_snapshot_that_a_commit_under_way_drops_is_not_leased(world: Leasing) -> None:
+async def test_a_snapshot_that_a_commit_under_way_drops_is_not_leased(world: LeaseWorld) -> None:
     bucket = world.buckets[0]
     faults = Faults(world)
     faults.hold()
@@ -389,7 +389,7 @@ async def test_a_snapshot_that_a_commit_under_way_drops_is_not_leased(world: Lea
 
 
 async def test_a_snapshot_that_was_answered_is_there_whatever_is_committed_beside(
-    world: Leasing,
+    world: LeaseWorld,
 ) -> None:
     bucket = world.buckets[0]
 
@@ -410,7 +410,7 @@ async def test_a_snapshot_that_was_answered_is_there_whatever_is_committed_besid
 
 
 async def test_of_many_buckets_changed_at_once_those_dropped_meanwhile_are_left_out(
-    world: Leasing,
+    world: LeaseWorld,
 ) -> None:
     gone = world.buckets[1]
     await world.ledger.commit([Delete(f"/tables/{TABLE}/remote/{gone.bucket_id}")])
@@ -423,7 +423,7 @@ async def test_of_many_buckets_changed_at_once_those_dropped_meanwhile_are_left_
 # Damaged records
 
 
-async def damage(world: Leasing, path: str, *, missing: bool = False) -> None:
+async def damage(world: LeaseWorld, path: str, *, missing: bool = False) -> None:
     value = (await world.stored())[path]
     await world.ledger.commit([Delete(path) if missing else Put(path, value[:-1] + b"?")])
     await world.restart()
@@ -431,7 +431,7 @@ async def damage(world: Leasing, path: str, *, missing: bool = False) -> None:
 
 @pytest.mark.parametrize("missing", [False, True])
 async def test_of_a_table_whose_pins_cannot_be_read_every_snapshot_is_held(
-    world: Leasing, missing: bool
+    world: LeaseWorld, missing: bool
 ) -> None:
     await lease(world, principal="ann", buckets=[*world.buckets, world.daily[0]])
     await lease(world, "sound", principal="ann")
@@ -453,7 +453,7 @@ async def test_of_a_table_whose_pins_cannot_be_read_every_snapshot_is_held(
     assert await world.stored() == {}
 
 
-async def test_a_damaged_lease_can_only_be_dropped(world: Leasing) -> None:
+async def test_a_damaged_lease_can_only_be_dropped(world: LeaseWorld) -> None:
     await lease(world)
     await damage(world, f"{HEAD}/expiry")
     for call in (
@@ -471,7 +471,7 @@ async def test_a_damaged_lease_can_only_be_dropped(world: Leasing) -> None:
 
 
 async def test_a_lease_whose_owner_is_lost_is_dropped_by_super_users_or_without_authentication(
-    world: Leasing,
+    world: LeaseWorld,
 ) -> None:
     for dropper in ("root", None):
         await lease(world, principal="ann")
@@ -484,7 +484,7 @@ async def test_a_lease_whose_owner_is_lost_is_dropped_by_super_users_or_without_
         assert await world.stored() == {}
 
 
-async def test_when_not_even_its_tables_are_known_everything_is_held(world: Leasing) -> None:
+async def test_when_not_even_its_tables_are_known_everything_is_held(world: LeaseWorld) -> None:
     await lease(world)
     for path in (HEAD, f"{HEAD}/tables/{TABLE}"):
         await damage(world, path, missing=True)

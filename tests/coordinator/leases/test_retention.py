@@ -48,7 +48,7 @@ def leases_of(cluster: Cluster) -> LeaseCalls:
 
 
 async def settled(cluster: Cluster) -> None:
-    """Wait until what is no longer kept was dropped and its files deleted."""
+    """Wait until unneeded snapshots were dropped and their files deleted."""
     snapshots = cluster.coordinator.remote.snapshots
     await snapshots.retentions.settle()
     await snapshots.deletions.settle()

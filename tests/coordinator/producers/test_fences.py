@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from tests.coordinator.producing import PV, Producing
+from tests.coordinator.producer_cluster import PV, ProducerCluster
 from tests.coordinator.support import EVENTS, table_json
 from zufluss.coordinator.producers.rules import Initialised
 from zufluss.errors import (
@@ -29,18 +29,18 @@ HOLD_SECONDS = 7 * 24 * 3600
 
 
 @pytest_asyncio.fixture
-async def world(tmp_path: Path) -> AsyncIterator[Producing]:
-    world = await Producing(tmp_path / "meta").begin()
+async def world(tmp_path: Path) -> AsyncIterator[ProducerCluster]:
+    world = await ProducerCluster(tmp_path / "meta").begin()
     yield world
     await world.stop()
 
 
-async def fence(world: Producing, producer_id: str = "job", **more: object) -> Initialised:
+async def fence(world: ProducerCluster, producer_id: str = "job", **more: object) -> Initialised:
     return await world.init(producer_id, fence_only=True, **more)
 
 
 async def test_every_epoch_of_a_fence_is_told_to_the_leaders_before_it_is_answered(
-    world: Producing,
+    world: ProducerCluster,
 ) -> None:
     for epoch in (1, 2):
         made = await fence(world)
@@ -60,7 +60,7 @@ async def test_every_epoch_of_a_fence_is_told_to_the_leaders_before_it_is_answer
     assert (await fence(world)).producer.epoch == 4
 
 
-async def test_a_fence_is_there_after_a_restart_of_the_coordinator(world: Producing) -> None:
+async def test_a_fence_is_there_after_a_restart_of_the_coordinator(world: ProducerCluster) -> None:
     await fence(world)
     back = await world.again()
     assert (await fence(back)).producer.epoch == 2
@@ -69,7 +69,9 @@ async def test_a_fence_is_there_after_a_restart_of_the_coordinator(world: Produc
     await back.stop()
 
 
-async def test_a_fence_and_an_owner_of_columns_do_not_disturb_each_other(world: Producing) -> None:
+async def test_a_fence_and_an_owner_of_columns_do_not_disturb_each_other(
+    world: ProducerCluster,
+) -> None:
     await fence(world)
     await world.init("owner", PV)
     await fence(world)
@@ -83,14 +85,14 @@ async def test_a_fence_needs_no_old_rows_and_no_columns(tmp_path: Path, columns:
     table = TableDescriptor(
         Schema.of(columns, ("k",)), bucket_count=2, properties={"table.changelog.image": "WAL"}
     )
-    world = await Producing(tmp_path / "meta").begin(table.to_json())
+    world = await ProducerCluster(tmp_path / "meta").begin(table.to_json())
     assert (await fence(world)).producer.epoch == 1
     with pytest.raises(InvalidTableError, match="producers need FULL"):
         await world.init("owner")
     await world.stop()
 
 
-async def test_after_its_last_epoch_a_fence_has_another_number(world: Producing) -> None:
+async def test_after_its_last_epoch_a_fence_has_another_number(world: ProducerCluster) -> None:
     made = await fence(world)
     table = world.producers.book.tables[world.table_id]
     table.producers["job"] = replace(made.producer, epoch=EPOCH_MAX)
@@ -100,7 +102,7 @@ async def test_after_its_last_epoch_a_fence_has_another_number(world: Producing)
 
 
 async def test_a_fence_belongs_to_its_owner_and_counts(tmp_path: Path) -> None:
-    world = await Producing(tmp_path / "meta", {"zufluss.producer.count-max": "1"}).begin()
+    world = await ProducerCluster(tmp_path / "meta", {"zufluss.producer.count-max": "1"}).begin()
     await fence(world, principal="ann")
     with pytest.raises(AuthorizationError, match="belongs to ann"):
         await fence(world, principal="bob")
@@ -109,7 +111,7 @@ async def test_a_fence_belongs_to_its_owner_and_counts(tmp_path: Path) -> None:
     await world.stop()
 
 
-async def test_who_owns_nothing_is_forgotten_after_a_silence(world: Producing) -> None:
+async def test_who_owns_nothing_is_forgotten_after_a_silence(world: ProducerCluster) -> None:
     await fence(world, "silent")
     await fence(world, "alive")
     await world.init("owner", PV)
@@ -124,7 +126,7 @@ async def test_who_owns_nothing_is_forgotten_after_a_silence(world: Producing) -
         await world.checkpoint(1, producer_id="alive")
 
 
-async def test_a_fence_whose_tasks_write_is_not_silent(world: Producing) -> None:
+async def test_a_fence_whose_tasks_write_is_not_silent(world: ProducerCluster) -> None:
     made = await fence(world)
     world.tablet.idle_ms = {made.producer.number: 1000}
     world.time.now += HOLD_SECONDS + 1
@@ -132,7 +134,7 @@ async def test_a_fence_whose_tasks_write_is_not_silent(world: Producing) -> None
     assert (await fence(world)).producer.epoch == 2
 
 
-async def test_numbers_of_log_tables_are_forgotten_after_a_silence(world: Producing) -> None:
+async def test_numbers_of_log_tables_are_forgotten_after_a_silence(world: ProducerCluster) -> None:
     made = await world.catalog.create_table(EVENTS, table_json(), ignore_if_exists=True)
     world.table_id = made.info.table_id
     first, other = await world.init("nightly"), await world.init("stream")
@@ -145,7 +147,7 @@ async def test_numbers_of_log_tables_are_forgotten_after_a_silence(world: Produc
 
 
 async def test_nobody_is_forgotten_within_an_hour(tmp_path: Path) -> None:
-    world = await Producing(tmp_path / "meta", {"zufluss.producer.hold-max": "0ms"}).begin()
+    world = await ProducerCluster(tmp_path / "meta", {"zufluss.producer.hold-max": "0ms"}).begin()
     await fence(world)
     world.time.now += 3600
     await world.producers.book.look_for_silence()

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from tests.coordinator.producing import (
+from tests.coordinator.producer_cluster import (
     DAILY,
     PV,
     SEEN,
     TTL_MS,
     VIEWS,
-    Producing,
+    ProducerCluster,
     at,
     views_json,
 )
@@ -34,15 +34,15 @@ HOLD_SECONDS = 7 * 86_400
 
 
 @pytest_asyncio.fixture
-async def world(tmp_path: Path) -> AsyncIterator[Producing]:
+async def world(tmp_path: Path) -> AsyncIterator[ProducerCluster]:
     """Without the task that tells leaders: a test says when."""
-    world = await Producing(tmp_path / "meta").begin()
+    world = await ProducerCluster(tmp_path / "meta").begin()
     await world.producers.book.stop()
     yield world
     await world.stop()
 
 
-async def test_leaders_know_a_producer_before_it_does(world: Producing) -> None:
+async def test_leaders_know_a_producer_before_it_does(world: ProducerCluster) -> None:
     """It could write, and others too, before they were refused."""
     asked, ends = [], world.tablet.end_offsets
 
@@ -60,14 +60,14 @@ async def test_leaders_know_a_producer_before_it_does(world: Producing) -> None:
     assert world.told() == replace(first, baseline=made.baseline, holds=True)
 
 
-async def test_checkpoints_let_the_changelog_go(world: Producing) -> None:
+async def test_checkpoints_let_the_changelog_go(world: ProducerCluster) -> None:
     await world.init()
     await world.checkpoint(1, 5, 6)
     await world.producers.book.tell_all()
     assert world.told().baseline == at(5, 6)
 
 
-async def test_a_checkpoint_that_changes_nothing_tells_nothing(world: Producing) -> None:
+async def test_a_checkpoint_that_changes_nothing_tells_nothing(world: ProducerCluster) -> None:
     await world.init()
     await world.checkpoint(1, 5, 6)
     await world.producers.book.tell_all()
@@ -78,7 +78,9 @@ async def test_a_checkpoint_that_changes_nothing_tells_nothing(world: Producing)
     assert world.tablet.producers[world.table_id].version == version
 
 
-async def test_the_changelog_is_not_kept_for_ever_for_a_silent_producer(world: Producing) -> None:
+async def test_the_changelog_is_not_kept_for_ever_for_a_silent_producer(
+    world: ProducerCluster,
+) -> None:
     await world.init("a", PV)
     await world.init("b", SEEN)
     world.time.now += HOLD_SECONDS
@@ -92,7 +94,7 @@ async def test_the_changelog_is_not_kept_for_ever_for_a_silent_producer(world: P
     assert world.told("a").holds, "it lives after all"
 
 
-async def test_puts_keep_the_changelog(world: Producing) -> None:
+async def test_puts_keep_the_changelog(world: ProducerCluster) -> None:
     made = await world.init()
     await world.producers.book.tell_all()
     world.tablet.idle_ms = {made.producer.number: 1000}
@@ -105,7 +107,7 @@ async def test_puts_keep_the_changelog(world: Producing) -> None:
     assert world.told().holds, "nobody says that it is silent"
 
 
-async def test_a_release_that_cannot_be_told_is_told_later(world: Producing) -> None:
+async def test_a_release_that_cannot_be_told_is_told_later(world: ProducerCluster) -> None:
     await world.init()
     world.tablet.deaf = NetworkError("gone")
     await world.release()
@@ -116,7 +118,7 @@ async def test_a_release_that_cannot_be_told_is_told_later(world: Producing) -> 
 
 
 async def test_the_task_tells_by_itself(tmp_path: Path) -> None:
-    world = await Producing(tmp_path / "meta").begin()
+    world = await ProducerCluster(tmp_path / "meta").begin()
     await world.init()
     told = asyncio.Event()
     update = world.tablet.update_producers
@@ -132,7 +134,7 @@ async def test_the_task_tells_by_itself(tmp_path: Path) -> None:
     await world.stop()
 
 
-async def test_a_new_partition_knows_producers_before_it_serves(world: Producing) -> None:
+async def test_a_new_partition_knows_producers_before_it_serves(world: ProducerCluster) -> None:
     """Its first put would otherwise not be checked."""
     table = views_json(
         columns="k INT NOT NULL, d STRING NOT NULL, pv BIGINT SUM",
@@ -155,7 +157,7 @@ async def test_a_new_partition_knows_producers_before_it_serves(world: Producing
     assert world.told().holds, "the partition is kept from 0 on"
 
 
-async def test_a_server_that_joins_knows_all(world: Producing) -> None:
+async def test_a_server_that_joins_knows_all(world: ProducerCluster) -> None:
     await world.init()
     world.coordinator.tablets.detach(1)
     with pytest.raises(LeaderNotAvailableError):

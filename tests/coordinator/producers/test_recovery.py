@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from tests.coordinator.producing import (
+from tests.coordinator.producer_cluster import (
     PV,
     SEEN,
     VIEWS,
-    Producing,
+    ProducerCluster,
     StoreBrokenError,
     at,
     views_json,
@@ -39,8 +39,8 @@ from zufluss.meta.api import Put, StoreClosedError
 
 
 @pytest_asyncio.fixture
-async def world(tmp_path: Path) -> AsyncIterator[Producing]:
-    world = await Producing(tmp_path / "meta").begin()
+async def world(tmp_path: Path) -> AsyncIterator[ProducerCluster]:
+    world = await ProducerCluster(tmp_path / "meta").begin()
     yield world
     await world.stop()
 
@@ -49,7 +49,7 @@ async def world(tmp_path: Path) -> AsyncIterator[Producing]:
 
 
 async def test_a_restart_keeps_everything_but_gives_the_full_time_again(tmp_path: Path) -> None:
-    world = await Producing(tmp_path / "meta").begin()
+    world = await ProducerCluster(tmp_path / "meta").begin()
     world.end_at(3, 4)
     await world.init("a", PV)
     await world.init("a", PV)
@@ -68,7 +68,7 @@ async def test_a_restart_keeps_everything_but_gives_the_full_time_again(tmp_path
 
 
 async def test_a_lost_producer_stays_lost(tmp_path: Path) -> None:
-    world = await Producing(tmp_path / "meta").begin()
+    world = await ProducerCluster(tmp_path / "meta").begin()
     await world.init("a", PV)
     world.time.now += 61
     await world.init("b", PV)
@@ -81,7 +81,7 @@ async def test_a_lost_producer_stays_lost(tmp_path: Path) -> None:
 
 async def test_versions_grow_over_restarts(tmp_path: Path) -> None:
     """A leader that lived on would otherwise take new producers for old news."""
-    world = await Producing(tmp_path / "meta").begin()
+    world = await ProducerCluster(tmp_path / "meta").begin()
     for _ in range(5):
         await world.init()
     before = world.tablet.producers[world.table_id].version
@@ -90,7 +90,7 @@ async def test_versions_grow_over_restarts(tmp_path: Path) -> None:
     await world.stop()
 
 
-async def test_a_dropped_table_takes_its_producers_with_it(world: Producing) -> None:
+async def test_a_dropped_table_takes_its_producers_with_it(world: ProducerCluster) -> None:
     await world.init()
     await world.catalog.drop_table(VIEWS)
     await world.producers.book.stop()
@@ -101,7 +101,7 @@ async def test_a_dropped_table_takes_its_producers_with_it(world: Producing) -> 
 async def test_what_a_crash_left_of_a_dropped_table_is_deleted_at_the_start(
     tmp_path: Path,
 ) -> None:
-    world = await Producing(tmp_path / "meta").begin()
+    world = await ProducerCluster(tmp_path / "meta").begin()
     await world.init()
     world.catalog._changes = Feed()  # as if the process died right after the transaction
     await world.catalog.drop_table(VIEWS)
@@ -112,7 +112,7 @@ async def test_what_a_crash_left_of_a_dropped_table_is_deleted_at_the_start(
 
 
 async def test_a_record_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    world = await Producing(tmp_path / "meta").begin()
+    world = await ProducerCluster(tmp_path / "meta").begin()
     await world.init()
     path = producer_records.head_path(world.table_id, "job")
     await world.catalog.ledger.commit([Put(path, b"{}")])
@@ -165,7 +165,7 @@ async def test_a_store_that_fails_at_any_step_gives_no_epoch_twice(
     tmp_path: Path, step: int, applied: bool, restart: bool
 ) -> None:
     """The outcome of a failed commit is unknown, so the store is read before the next call."""
-    world = await Producing(tmp_path / "meta").begin()
+    world = await ProducerCluster(tmp_path / "meta").begin()
     world.end_at(3, 4)
     whole = world.store.transact
     world.break_store(step, applied=applied)
@@ -185,7 +185,7 @@ async def test_a_store_that_fails_at_any_step_gives_no_epoch_twice(
     await world.stop()
 
 
-async def test_a_store_that_is_closed_changes_nothing(world: Producing) -> None:
+async def test_a_store_that_is_closed_changes_nothing(world: ProducerCluster) -> None:
     await world.init()
     whole = world.store.transact
     world.break_store(0, applied=False, kind=lambda: StoreClosedError("closed"))
@@ -196,7 +196,9 @@ async def test_a_store_that_is_closed_changes_nothing(world: Producing) -> None:
 
 
 @pytest.mark.parametrize("applied", [False, True])
-async def test_a_release_whose_end_is_unknown_is_looked_up(world: Producing, applied: bool) -> None:
+async def test_a_release_whose_end_is_unknown_is_looked_up(
+    world: ProducerCluster, applied: bool
+) -> None:
     await world.init("a", PV)
     whole = world.store.transact
     world.break_store(0, applied=applied)
@@ -211,7 +213,9 @@ async def test_a_release_whose_end_is_unknown_is_looked_up(world: Producing, app
 
 
 @pytest.mark.parametrize("applied", [False, True])
-async def test_a_takeover_is_done_whole_or_not_at_all(world: Producing, applied: bool) -> None:
+async def test_a_takeover_is_done_whole_or_not_at_all(
+    world: ProducerCluster, applied: bool
+) -> None:
     """One transaction has the new epoch and the end of the old owner."""
     await world.init("a", PV)
     await world.init("b", SEEN)
@@ -230,7 +234,7 @@ async def test_a_takeover_is_done_whole_or_not_at_all(world: Producing, applied:
         assert (await world.init("a", PV)).producer.epoch == 2
 
 
-async def test_an_epoch_is_finished_when_its_caller_goes_away(world: Producing) -> None:
+async def test_an_epoch_is_finished_when_its_caller_goes_away(world: ProducerCluster) -> None:
     task = asyncio.ensure_future(world.init())
     await asyncio.sleep(0)
     task.cancel()
@@ -242,9 +246,9 @@ async def test_an_epoch_is_finished_when_its_caller_goes_away(world: Producing) 
 
 @pytest.mark.parametrize("seed", range(6))
 async def test_under_random_failures_answered_epochs_only_grow(tmp_path: Path, seed: int) -> None:
-    """Whatever fails, an answer is newer than all before, and its leader has nothing older."""
+    """Whatever fails, an answered epoch is above all earlier ones, and the leader has it."""
     chance = random.Random(seed)
-    world = await Producing(tmp_path / "meta").begin()
+    world = await ProducerCluster(tmp_path / "meta").begin()
     answered: list[tuple[int, int]] = []
     numbers: set[int] = set()
     whole = world.store.transact
@@ -274,8 +278,8 @@ async def test_under_random_failures_answered_epochs_only_grow(tmp_path: Path, s
     await world.stop()
 
 
-async def test_a_failed_push_is_made_up_for_by_the_task(world: Producing) -> None:
-    """Who lost its columns must not go on at a leader that was away, whoever calls again."""
+async def test_a_failed_push_is_made_up_for_by_the_task(world: ProducerCluster) -> None:
+    """A producer that lost its columns must not go on at a leader that was away."""
     await world.producers.book.stop()  # its rounds are made here
     await world.init("a", PV)
     await world.producers.book.tell_all()
@@ -315,7 +319,7 @@ def test_the_largest_part_fits_a_value() -> None:
 
 
 async def test_parts_that_are_not_needed_any_more_are_deleted(
-    world: Producing, monkeypatch: pytest.MonkeyPatch
+    world: ProducerCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(producer_records, "BUCKETS_PER_PART", 1)
     await world.init()
@@ -332,7 +336,7 @@ def test_a_damaged_part_is_named() -> None:
 async def test_a_checkpoint_of_many_buckets_is_read_back(tmp_path: Path) -> None:
     """More than fit on the event loop at once go through a thread."""
     conf = {"max.bucket.num": "20000"}
-    world = await Producing(tmp_path / "meta", conf).begin(views_json(buckets=10_000))
+    world = await ProducerCluster(tmp_path / "meta", conf).begin(views_json(buckets=10_000))
     made = (await world.init()).producer
     assert len(made.baseline or {}) == 10_000
     await world.checkpoint(1, *range(10_000), checkpoint_id=1)

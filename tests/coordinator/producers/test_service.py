@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from tests.coordinator.producing import NAMES, PV, SEEN, TTL_MS, Producing, at
+from tests.coordinator.producer_cluster import NAMES, PV, SEEN, TTL_MS, ProducerCluster, at
 from zufluss.errors import ProducerStateError
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
@@ -16,18 +16,18 @@ from zufluss.wire.tables import offsets_from_proto, offsets_to_proto
 
 
 @pytest_asyncio.fixture
-async def world(tmp_path: Path) -> AsyncIterator[Producing]:
-    world = await Producing(tmp_path / "meta").begin()
+async def world(tmp_path: Path) -> AsyncIterator[ProducerCluster]:
+    world = await ProducerCluster(tmp_path / "meta").begin()
     yield world
     await world.stop()
 
 
-async def init(world: Producing, **more: object) -> m.InitProducerResponse:
+async def init(world: ProducerCluster, **more: object) -> m.InitProducerResponse:
     fields = {"producer_id": "job", "table_id": world.table_id, "ttl_ms": TTL_MS} | more
     return await world.call(ApiKey.INIT_PRODUCER, **fields)
 
 
-async def test_a_producer_through_its_life(world: Producing) -> None:
+async def test_a_producer_through_its_life(world: ProducerCluster) -> None:
     world.end_at(3, 4)
     made = await init(world, column_ids=[SEEN, PV])
     assert (made.producer_number, made.epoch, made.created) == (1, 1, True)
@@ -47,7 +47,7 @@ async def test_a_producer_through_its_life(world: Producing) -> None:
     assert not (await world.call(ApiKey.LIST_PRODUCERS)).producers
 
 
-async def test_a_restore_goes_back_to_its_offsets(world: Producing) -> None:
+async def test_a_restore_goes_back_to_its_offsets(world: ProducerCluster) -> None:
     made = await init(world)
     again = await init(
         world,
@@ -60,7 +60,7 @@ async def test_a_restore_goes_back_to_its_offsets(world: Producing) -> None:
         await init(world, is_restore=True)
 
 
-async def test_offsets_without_is_restore_do_not_count(world: Producing) -> None:
+async def test_offsets_without_is_restore_do_not_count(world: ProducerCluster) -> None:
     made = await init(world, restored=offsets_to_proto(at(1, 2)))
     assert offsets_from_proto(made.baseline) == at(0, 0)
 
@@ -73,13 +73,15 @@ async def test_offsets_without_is_restore_do_not_count(world: Producing) -> None
     ],
     ids=["one_is_missing", "one_is_there_twice"],
 )
-async def test_malformed_offsets_are_refused(world: Producing, offsets: m.PbBucketOffsets) -> None:
+async def test_malformed_offsets_are_refused(
+    world: ProducerCluster, offsets: m.PbBucketOffsets
+) -> None:
     await init(world)
     with pytest.raises(ProducerStateError, match="malformed"):
         await init(world, is_restore=True, restored=[offsets])
 
 
-async def test_a_list_names_tables_and_columns(world: Producing) -> None:
+async def test_a_list_names_tables_and_columns(world: ProducerCluster) -> None:
     await init(world, producer_id="a", column_ids=[PV])
     await init(world, producer_id="b", column_ids=[SEEN, NAMES])
     world.time.now += 2
@@ -96,7 +98,7 @@ async def test_a_list_names_tables_and_columns(world: Producing) -> None:
     assert [offsets_from_proto(p.baseline) for p in one] == [at(0, 0)] * 2
 
 
-async def test_many_offsets_travel(world: Producing) -> None:
+async def test_many_offsets_travel(world: ProducerCluster) -> None:
     many = {(i % 3 or None, i): i for i in range(9_000)}
     assert offsets_from_proto(offsets_to_proto(many)) == many
     await init(world)

@@ -58,7 +58,7 @@ def bucket(cluster: Cluster) -> TableBucket:
 
 
 async def commit(cluster: Cluster, data: bytes, leader_epoch: int = 0) -> None:
-    """Commit, and wait until what that dropped was tried to be deleted."""
+    """Commit, and wait until the deletion of dropped snapshots was tried."""
     await cluster.coordinator.remote.commit_snapshot(data, leader_epoch)
     await cluster.coordinator.remote.snapshots.deletions.settle()
 
@@ -70,7 +70,7 @@ async def take(
     shared: tuple[SnapshotFile, ...] = (),
     location_id: int = 1,
 ) -> KvSnapshot:
-    """A snapshot with all kinds of files that counts."""
+    """A committed snapshot with all kinds of files."""
     made, data = await snapshot(
         cluster, bucket, snapshot_id, shared, location_id=location_id, writers=True
     )
@@ -101,7 +101,7 @@ async def test_the_newest_snapshots_are_kept_and_the_files_of_others_go(
 async def test_writers_that_lie_elsewhere_are_refused(
     cluster: Cluster, bucket: TableBucket
 ) -> None:
-    """They would be deleted with this snapshot, whose ever they are."""
+    """They would be deleted with this snapshot, although they belong to another one."""
     other = await shared_file(cluster, bucket, "1.sst")
     made, _ = await snapshot(cluster, bucket, 0, writers=True)
     wrong = replace(made, writers=other.file)

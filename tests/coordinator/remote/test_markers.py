@@ -94,7 +94,7 @@ async def alter(cluster: Cluster, op: AlterOp, location_id: int | None = None, *
 
 
 def away(directory: Path) -> Path:
-    """Take a directory away; where it went."""
+    """Move a directory away; returns its new path."""
     return directory.rename(directory.with_suffix(".away"))
 
 

@@ -53,7 +53,7 @@ T = TypeVar("T")
 
 
 class Retention(RuleBasedStateMachine):
-    """A bucket's snapshots, and what they should be."""
+    """The snapshots of a bucket and their model."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ class Retention(RuleBasedStateMachine):
     @precondition(lambda self: self.committed)
     @rule(data=st.data())
     def pin(self, data: st.DataObject) -> None:
-        """Lease what is kept, each snapshot with a lease of its own; again is fine."""
+        """Lease all kept snapshots, each with its own lease, which may exist already."""
         snapshot_id = data.draw(st.sampled_from([s.snapshot_id for s in self.kept()]))
         wanted = {self.bucket: snapshot_id}
         got = self.run(self.leases.acquire(f"s{snapshot_id}", DAY_MS, wanted, principal=None))
@@ -158,7 +158,7 @@ class Retention(RuleBasedStateMachine):
 
     @rule()
     def crash(self) -> None:
-        """What is under way ends where it is."""
+        """Changes under way end before the store is closed."""
         self.cluster = self.run(self.cluster.restart())
         self.watch()
 

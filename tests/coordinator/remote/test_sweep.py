@@ -56,7 +56,7 @@ def keyed(cluster: Cluster) -> TableBucket:
 
 
 async def sweep(cluster: Cluster) -> int:
-    """Sweep once; how many files went."""
+    """Sweep once; returns the number of deleted files."""
     before = cluster.coordinator.remote.sweep.counts.deleted_files
     await cluster.coordinator.remote.sweep.sweep()
     return cluster.coordinator.remote.sweep.counts.deleted_files - before

@@ -14,7 +14,7 @@ import pytest
 
 import zufluss
 from tests.conftest import SERVERS
-from tests.coordinator.producing import Producing, at
+from tests.coordinator.producer_cluster import ProducerCluster, at
 from tests.counts import rounds
 from tests.end_to_end.aggregation.job import Work, job
 from tests.end_to_end.aggregation.producers import Epoch
@@ -177,7 +177,7 @@ def test_restarted_after_its_time_when_others_have_its_columns_it_is_refused(
 
 
 async def test_a_producer_is_remembered_for_years_and_over_restarts(tmp_path: Path) -> None:
-    world = await Producing(tmp_path / "meta").begin()
+    world = await ProducerCluster(tmp_path / "meta").begin()
     world.end_at(3, 4)
     first = await world.init()
     for _ in range(2):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.coordinator.leasing import Leasing
+from tests.coordinator.lease_world import LeaseWorld
 from tests.coordinator.remotes import BY_DAY, snapshot
 from tests.coordinator.support import DAY_MS
 from tests.counts import rounds
@@ -56,7 +56,7 @@ def test_the_record_of_a_hundred_thousand_buckets_is_small(partitions: int) -> N
 async def test_a_lease_of_very_many_buckets_is_made_at_once_and_renewed_by_a_few_bytes(
     tmp_path: Path,
 ) -> None:
-    world = await Leasing.start(tmp_path, buckets=rounds(5_000, BUCKETS))
+    world = await LeaseWorld.start(tmp_path, buckets=rounds(5_000, BUCKETS))
     await world.take(world.buckets, 3)
     got = await world.leases.acquire_latest("a", HOUR_MS, world.buckets, principal=None)
     assert len(got.leased) == len(world.buckets)
@@ -83,7 +83,7 @@ async def test_a_lease_of_very_many_buckets_is_made_at_once_and_renewed_by_a_few
 
 async def test_an_acquire_waits_for_no_renewal_but_those_being_written(tmp_path: Path) -> None:
     """However many renewals wait: at most two transactions precede that of the acquire."""
-    world = await Leasing.start(tmp_path)
+    world = await LeaseWorld.start(tmp_path)
     await world.take(world.buckets, 0)
     ids = [f"l{i}" for i in range(rounds(2_000, 10_000))]
     for at in range(0, len(ids), 500):

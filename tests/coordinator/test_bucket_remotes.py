@@ -128,7 +128,7 @@ async def test_a_snapshot_whose_commit_took_place_counts_when_it_is_committed_ag
 async def test_a_server_that_asks_how_its_manifest_fared_is_told_what_the_store_has(
     cluster: Cluster,
 ) -> None:
-    """Told otherwise, it would delete the files of a manifest that counts."""
+    """With another answer it would delete the files of the valid manifest."""
     bucket = await bucket_of(cluster)
     made = await manifest(cluster, bucket, [await segment(cluster, bucket, 0, 10)])
     faults = Faults(cluster)

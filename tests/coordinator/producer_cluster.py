@@ -43,10 +43,10 @@ def views_json(
 
 
 class StoreBrokenError(Exception):
-    """What a broken store raises: nobody knows whether it has the change."""
+    """The error of a broken store: the outcome of the change is unknown."""
 
 
-class Producing(Cluster):
+class ProducerCluster(Cluster):
     """A cluster whose time stands still, with `views` in it."""
 
     def __init__(self, directory: Path, conf: Mapping[str, str] | None = None) -> None:
@@ -55,17 +55,17 @@ class Producing(Cluster):
         self.seconds = self.time
         self.table_id = -1
 
-    async def begin(self, table: bytes | None = None) -> Producing:
+    async def begin(self, table: bytes | None = None) -> ProducerCluster:
         """Start with the table."""
         await self.start()
         made = await self.catalog.create_table(VIEWS, table or views_json(), ignore_if_exists=True)
         self.table_id = made.info.table_id
         return self
 
-    async def again(self) -> Producing:
-        """Die, and come back with another tablet server and another monotonic clock."""
+    async def again(self) -> ProducerCluster:
+        """Stop, and start again with another tablet server and another monotonic clock."""
         await self.stop()
-        back = Producing(self.directory)
+        back = ProducerCluster(self.directory)
         back.conf, back.clock = self.conf, self.clock
         back.time.now = 5.0
         back.tablet.ends = self.tablet.ends
@@ -111,7 +111,7 @@ class Producing(Cluster):
         return () if found is None else found.producers
 
     def end_at(self, *ends: int) -> None:
-        """Let the logs of the buckets end there."""
+        """Set the end offsets of the logs of the buckets."""
         for bucket_id, end in enumerate(ends):
             self.tablet.ends[TableBucket(self.table_id, None, bucket_id)] = end
 

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from tests.coordinator.producing import (
+from tests.coordinator.producer_cluster import (
     DAILY,
     NAMES,
     PV,
     SEEN,
     TTL_MS,
     VIEWS,
-    Producing,
+    ProducerCluster,
     at,
     views_json,
 )
@@ -41,8 +41,8 @@ from zufluss.model.table import TableDescriptor, TablePath
 
 
 @pytest_asyncio.fixture
-async def world(tmp_path: Path) -> AsyncIterator[Producing]:
-    world = await Producing(tmp_path / "meta").begin()
+async def world(tmp_path: Path) -> AsyncIterator[ProducerCluster]:
+    world = await ProducerCluster(tmp_path / "meta").begin()
     yield world
     await world.stop()
 
@@ -50,7 +50,9 @@ async def world(tmp_path: Path) -> AsyncIterator[Producing]:
 # Epochs
 
 
-async def test_a_new_producer_owns_all_columns_from_where_the_logs_end(world: Producing) -> None:
+async def test_a_new_producer_owns_all_columns_from_where_the_logs_end(
+    world: ProducerCluster,
+) -> None:
     world.end_at(7, 9)
     made = await world.init()
     assert (made.producer.number, made.producer.epoch, made.created) == (1, 1, True)
@@ -60,7 +62,7 @@ async def test_a_new_producer_owns_all_columns_from_where_the_logs_end(world: Pr
     assert made.producer.baseline == at(7, 9)
 
 
-async def test_each_start_fences_the_one_before_at_the_leaders(world: Producing) -> None:
+async def test_each_start_fences_the_one_before_at_the_leaders(world: ProducerCluster) -> None:
     """Without this a writer that was thought dead could go on."""
     world.end_at(7, 9)
     await world.init()
@@ -71,7 +73,7 @@ async def test_each_start_fences_the_one_before_at_the_leaders(world: Producing)
     assert world.told().epoch == 2
 
 
-async def test_numbers_of_producers_are_not_used_again(world: Producing) -> None:
+async def test_numbers_of_producers_are_not_used_again(world: ProducerCluster) -> None:
     first = await world.init()
     await world.release(1)
     second = await world.init()
@@ -79,7 +81,7 @@ async def test_numbers_of_producers_are_not_used_again(world: Producing) -> None
     assert (second.producer.epoch, second.created) == (1, True)
 
 
-async def test_an_epoch_is_not_given_while_a_leader_cannot_be_told(world: Producing) -> None:
+async def test_an_epoch_is_not_given_while_a_leader_cannot_be_told(world: ProducerCluster) -> None:
     """A leader that does not know the epoch would let the old one write."""
     await world.init()
     world.tablet.deaf = NetworkError("gone")
@@ -90,14 +92,14 @@ async def test_an_epoch_is_not_given_while_a_leader_cannot_be_told(world: Produc
     assert (await world.init()).producer.epoch == 3
 
 
-async def test_an_epoch_is_not_given_while_a_leader_is_not_there(world: Producing) -> None:
+async def test_an_epoch_is_not_given_while_a_leader_is_not_there(world: ProducerCluster) -> None:
     world.coordinator.tablets.detach(1)
     with pytest.raises(LeaderNotAvailableError, match="is not there"):
         await world.init()
 
 
-async def test_a_producer_without_answer_has_nothing_to_undo(world: Producing) -> None:
-    """Its number was never known to anybody, so the logs' end of the second try counts."""
+async def test_a_producer_without_answer_has_nothing_to_undo(world: ProducerCluster) -> None:
+    """Nobody got its number, so the baseline is the end of the logs at the second try."""
     world.tablet.deaf = NetworkError("gone")
     with pytest.raises(LeaderNotAvailableError):
         await world.init()
@@ -108,7 +110,9 @@ async def test_a_producer_without_answer_has_nothing_to_undo(world: Producing) -
     assert made.producer.baseline == at(5, 5)
 
 
-async def test_the_last_epoch_is_refused(world: Producing, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_last_epoch_is_refused(
+    world: ProducerCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("zufluss.coordinator.producers.rules.EPOCH_MAX", 2)
     await world.init()
     await world.init()
@@ -119,12 +123,12 @@ async def test_the_last_epoch_is_refused(world: Producing, monkeypatch: pytest.M
 # Columns
 
 
-async def test_other_columns_are_free(world: Producing) -> None:
+async def test_other_columns_are_free(world: ProducerCluster) -> None:
     await world.init("a", PV)
     assert (await world.init("b", SEEN, NAMES)).producer.column_ids == {SEEN, NAMES}
 
 
-async def test_columns_of_a_producer_that_lives_are_refused_by_name(world: Producing) -> None:
+async def test_columns_of_a_producer_that_lives_are_refused_by_name(world: ProducerCluster) -> None:
     await world.init("a", PV, SEEN)
     world.time.now += 20
     with pytest.raises(ColumnLockedError, match=r"'a' owns the columns seen .* 40000 ms"):
@@ -132,7 +136,7 @@ async def test_columns_of_a_producer_that_lives_are_refused_by_name(world: Produ
     assert world.coordinator.producers.counts == ProducerCounts(1, 0)
 
 
-async def test_columns_of_a_silent_producer_are_taken_for_good(world: Producing) -> None:
+async def test_columns_of_a_silent_producer_are_taken_for_good(world: ProducerCluster) -> None:
     await world.init("a", PV)
     world.time.now += 61
     await world.init("b", PV)
@@ -146,7 +150,7 @@ async def test_columns_of_a_silent_producer_are_taken_for_good(world: Producing)
     assert (await world.init("a", SEEN)).producer.number == 3
 
 
-async def test_puts_that_only_leaders_saw_keep_the_columns(world: Producing) -> None:
+async def test_puts_that_only_leaders_saw_keep_the_columns(world: ProducerCluster) -> None:
     """A writer that writes, but whose renewals do not come through, lives."""
     made = await world.init("a", PV)
     world.time.now += 90
@@ -155,7 +159,9 @@ async def test_puts_that_only_leaders_saw_keep_the_columns(world: Producing) -> 
         await world.init("b", PV)
 
 
-async def test_nothing_is_taken_while_a_leader_does_not_say_who_wrote(world: Producing) -> None:
+async def test_nothing_is_taken_while_a_leader_does_not_say_who_wrote(
+    world: ProducerCluster,
+) -> None:
     await world.init("a", PV)
     world.time.now += 90
     world.tablet.deaf = NetworkError("gone")
@@ -165,7 +171,7 @@ async def test_nothing_is_taken_while_a_leader_does_not_say_who_wrote(world: Pro
     assert (await world.init("a", PV)).producer.epoch == 2
 
 
-async def test_a_renewal_keeps_the_columns(world: Producing) -> None:
+async def test_a_renewal_keeps_the_columns(world: ProducerCluster) -> None:
     await world.init("a", PV)
     world.time.now += 50
     assert await world.checkpoint(1, producer_id="a") == TTL_MS
@@ -174,7 +180,7 @@ async def test_a_renewal_keeps_the_columns(world: Producing) -> None:
         await world.init("b", PV)
 
 
-async def test_released_columns_are_free_at_once(world: Producing) -> None:
+async def test_released_columns_are_free_at_once(world: ProducerCluster) -> None:
     await world.init("a", PV)
     await world.release(1, producer_id="a")
     assert world.all_told() == ()
@@ -183,14 +189,14 @@ async def test_released_columns_are_free_at_once(world: Producing) -> None:
 
 @pytest.mark.parametrize(("column", "what"), [(0, "of the key"), (77, "unknown")])
 async def test_columns_that_nobody_can_own_are_refused(
-    world: Producing, column: int, what: str
+    world: ProducerCluster, column: int, what: str
 ) -> None:
     with pytest.raises(InvalidTargetColumnError, match=what):
         await world.init("a", column)
 
 
-async def test_a_producer_keeps_its_columns(world: Producing) -> None:
-    """What earlier epochs did to columns that it gives up could not be undone."""
+async def test_a_producer_keeps_its_columns(world: ProducerCluster) -> None:
+    """Changes of earlier epochs to columns that it gives up could not be undone."""
     await world.init("a", PV, SEEN)
     for columns in ((PV,), (PV, SEEN, NAMES), ()):
         with pytest.raises(ProducerStateError, match="pv, seen"):
@@ -198,7 +204,7 @@ async def test_a_producer_keeps_its_columns(world: Producing) -> None:
     assert (await world.init("a", SEEN, PV)).producer.epoch == 2
 
 
-async def test_a_producer_of_all_columns_gets_new_ones(world: Producing) -> None:
+async def test_a_producer_of_all_columns_gets_new_ones(world: ProducerCluster) -> None:
     await world.init("a")
     wider = Schema.of(
         "k INT NOT NULL, pv BIGINT SUM, seen BIGINT MAX, names STRING LISTAGG, more INT MAX", ("k",)
@@ -212,7 +218,7 @@ async def test_a_producer_of_all_columns_gets_new_ones(world: Producing) -> None
 
 async def test_shared_columns_may_have_several_producers(tmp_path: Path) -> None:
     shared = {"table.column-lock.enabled": "false"}
-    world = await Producing(tmp_path / "meta").begin(views_json(properties=shared))
+    world = await ProducerCluster(tmp_path / "meta").begin(views_json(properties=shared))
     a, b = await world.init("a", PV, SEEN), await world.init("b", PV)
     assert not a.producer.exclusive
     assert not b.producer.exclusive
@@ -222,16 +228,16 @@ async def test_shared_columns_may_have_several_producers(tmp_path: Path) -> None
 
 
 async def test_what_can_be_deleted_cannot_be_shared(tmp_path: Path) -> None:
-    """A delete takes what others added with it, and nobody knows how much of it was whose."""
+    """A delete removes the additions of all producers, which cannot be told apart after."""
     properties = {"table.column-lock.enabled": "false", "table.delete.behavior": "ALLOW"}
-    world = await Producing(tmp_path / "meta").begin(views_json(properties=properties))
+    world = await ProducerCluster(tmp_path / "meta").begin(views_json(properties=properties))
     with pytest.raises(InvalidTargetColumnError, match=r"'pv'.*ALLOW"):
         await world.init("a", PV)
     assert not (await world.init("a", SEEN)).producer.exclusive
     await world.stop()
 
 
-async def test_a_plain_table_is_shared(world: Producing) -> None:
+async def test_a_plain_table_is_shared(world: ProducerCluster) -> None:
     plain = TableDescriptor(Schema.of("k INT NOT NULL, v INT", ("k",)), bucket_count=1).to_json()
     world.table_id = (await world.catalog.create_table(EVENTS, plain)).info.table_id
     assert not (await world.init("a")).producer.exclusive
@@ -239,11 +245,11 @@ async def test_a_plain_table_is_shared(world: Producing) -> None:
 
 
 async def test_a_sum_of_floats_cannot_be_shared(tmp_path: Path) -> None:
-    """What one added cannot be taken away exactly when others have added since."""
+    """The additions of one producer cannot be undone exactly after others have added."""
     table = views_json(
         columns="k INT NOT NULL, pv DOUBLE SUM", properties={"table.column-lock.enabled": "false"}
     )
-    world = await Producing(tmp_path / "meta").begin(table)
+    world = await ProducerCluster(tmp_path / "meta").begin(table)
     with pytest.raises(InvalidTargetColumnError, match=r"sum of DOUBLE"):
         await world.init("a", PV)
     await world.stop()
@@ -252,14 +258,14 @@ async def test_a_sum_of_floats_cannot_be_shared(tmp_path: Path) -> None:
 # Undo
 
 
-async def test_columns_that_can_be_replayed_need_no_undo(world: Producing) -> None:
+async def test_columns_that_can_be_replayed_need_no_undo(world: ProducerCluster) -> None:
     assert not (await world.init("a", SEEN)).undo_needed
     assert (await world.init("b", PV)).undo_needed
 
 
 async def test_with_deletes_every_column_needs_an_undo(tmp_path: Path) -> None:
     table = views_json(properties={"table.delete.behavior": "ALLOW"})
-    world = await Producing(tmp_path / "meta").begin(table)
+    world = await ProducerCluster(tmp_path / "meta").begin(table)
     assert (await world.init("a", SEEN)).undo_needed
     await world.stop()
 
@@ -267,7 +273,7 @@ async def test_with_deletes_every_column_needs_an_undo(tmp_path: Path) -> None:
 # State
 
 
-async def test_without_state_a_producer_with_checkpoints_is_refused(world: Producing) -> None:
+async def test_without_state_a_producer_with_checkpoints_is_refused(world: ProducerCluster) -> None:
     """Its source would begin too early, or its checkpoint would be lost."""
     await world.init()
     await world.checkpoint(1, 3, 4)
@@ -276,7 +282,7 @@ async def test_without_state_a_producer_with_checkpoints_is_refused(world: Produ
     assert (await world.init(restored=at(3, 4))).producer.epoch == 2
 
 
-async def test_a_checkpoint_with_its_id_is_state_enough(world: Producing) -> None:
+async def test_a_checkpoint_with_its_id_is_state_enough(world: ProducerCluster) -> None:
     made = await world.init()
     assert made.producer.checkpoint_id is None
     await world.checkpoint(1, 3, 4, checkpoint_id=17)
@@ -288,7 +294,7 @@ async def test_a_checkpoint_with_its_id_is_state_enough(world: Producing) -> Non
         await world.init()
 
 
-async def test_the_id_of_checkpoints_never_goes_back(world: Producing) -> None:
+async def test_the_id_of_checkpoints_never_goes_back(world: ProducerCluster) -> None:
     await world.init()
     await world.checkpoint(1, 3, 4, checkpoint_id=17)
     await world.checkpoint(1, 3, 4, checkpoint_id=17)
@@ -297,7 +303,7 @@ async def test_the_id_of_checkpoints_never_goes_back(world: Producing) -> None:
     assert (await world.init()).producer.baseline == at(3, 4)
 
 
-async def test_a_restored_state_is_undone_from(world: Producing) -> None:
+async def test_a_restored_state_is_undone_from(world: ProducerCluster) -> None:
     made = await world.init()
     world.end_at(50, 60)
     again = await world.init(restored=at(30, 40), restored_number=made.producer.number)
@@ -306,7 +312,7 @@ async def test_a_restored_state_is_undone_from(world: Producing) -> None:
         await world.init()
 
 
-async def test_a_state_of_a_producer_that_was_dropped_is_refused(world: Producing) -> None:
+async def test_a_state_of_a_producer_that_was_dropped_is_refused(world: ProducerCluster) -> None:
     """Its changes have another number and would not be undone."""
     made = await world.init()
     await world.release()
@@ -328,7 +334,7 @@ async def test_a_state_of_a_producer_that_was_dropped_is_refused(world: Producin
     ],
 )
 async def test_a_state_that_does_not_fit_is_refused(
-    world: Producing, state: dict[tuple[int | None, int], int], what: str
+    world: ProducerCluster, state: dict[tuple[int | None, int], int], what: str
 ) -> None:
     await world.init()
     with pytest.raises(ProducerStateError, match=what):
@@ -336,7 +342,7 @@ async def test_a_state_that_does_not_fit_is_refused(
     assert (await world.init()).producer.epoch == 2
 
 
-async def test_partitions_that_are_gone_fall_out_of_a_state(world: Producing) -> None:
+async def test_partitions_that_are_gone_fall_out_of_a_state(world: ProducerCluster) -> None:
     key = "k INT NOT NULL, d STRING NOT NULL, pv BIGINT SUM"
     table = views_json(columns=key, key=("k", "d"), partitions=("d",))
     daily = await world.catalog.create_table(DAILY, table)
@@ -355,7 +361,7 @@ async def test_partitions_that_are_gone_fall_out_of_a_state(world: Producing) ->
         await world.init(restored=at(1, 1))
 
 
-async def test_a_state_of_another_table_is_refused(world: Producing) -> None:
+async def test_a_state_of_another_table_is_refused(world: ProducerCluster) -> None:
     key = "k INT NOT NULL, d STRING NOT NULL, pv BIGINT SUM"
     table = views_json(columns=key, key=("k", "d"), partitions=("d",))
     await world.catalog.create_table(DAILY, table)
@@ -367,14 +373,14 @@ async def test_a_state_of_another_table_is_refused(world: Producing) -> None:
         await world.init(restored={(foreign, 0): 1, (foreign, 1): 1})
 
 
-async def test_a_baseline_only_goes_forward(world: Producing) -> None:
+async def test_a_baseline_only_goes_forward(world: ProducerCluster) -> None:
     world.end_at(5, 5)
     await world.init()
     await world.checkpoint(1, 9, 3, checkpoint_id=1)
     assert (await world.init()).producer.baseline == at(9, 5)
 
 
-async def test_the_offsets_of_a_checkpoint_are_of_the_table(world: Producing) -> None:
+async def test_the_offsets_of_a_checkpoint_are_of_the_table(world: ProducerCluster) -> None:
     await world.init()
     with pytest.raises(ProducerStateError, match="bucket 2"):
         await world.checkpoint(1, 1, 1, 1)
@@ -383,7 +389,7 @@ async def test_the_offsets_of_a_checkpoint_are_of_the_table(world: Producing) ->
 # Calls of others
 
 
-async def test_a_call_of_an_earlier_epoch_is_fenced(world: Producing) -> None:
+async def test_a_call_of_an_earlier_epoch_is_fenced(world: ProducerCluster) -> None:
     await world.init()
     await world.init()
     for attempt in (world.checkpoint(1), world.checkpoint(1, 3, 3), world.release(1)):
@@ -391,7 +397,7 @@ async def test_a_call_of_an_earlier_epoch_is_fenced(world: Producing) -> None:
             await attempt
 
 
-async def test_a_producer_that_is_not_there(world: Producing) -> None:
+async def test_a_producer_that_is_not_there(world: ProducerCluster) -> None:
     with pytest.raises(ProducerNotFoundError, match=r"'fluss\.views'"):
         await world.checkpoint(1)
     with pytest.raises(ProducerNotFoundError):
@@ -407,7 +413,7 @@ async def test_a_producer_that_is_not_there(world: Producing) -> None:
 
 async def test_only_the_owner_and_super_users_act_for_a_producer(tmp_path: Path) -> None:
     conf = {"super.users": "User:root"}
-    world = await Producing(tmp_path / "meta", conf).begin()
+    world = await ProducerCluster(tmp_path / "meta", conf).begin()
     await world.init(principal="ann")
     for attempt in (
         world.init(principal="bob"),
@@ -423,7 +429,7 @@ async def test_only_the_owner_and_super_users_act_for_a_producer(tmp_path: Path)
     await world.stop()
 
 
-async def test_a_stranger_does_not_keep_a_producer_alive(world: Producing) -> None:
+async def test_a_stranger_does_not_keep_a_producer_alive(world: ProducerCluster) -> None:
     await world.init("a", PV, principal="ann")
     world.time.now += 61
     with pytest.raises(AuthorizationError):
@@ -432,19 +438,19 @@ async def test_a_stranger_does_not_keep_a_producer_alive(world: Producing) -> No
 
 
 @pytest.mark.parametrize("producer_id", ["", "../x", "x" * 300, ".."])
-async def test_an_id_that_is_none_is_refused(world: Producing, producer_id: str) -> None:
+async def test_an_id_that_is_none_is_refused(world: ProducerCluster, producer_id: str) -> None:
     with pytest.raises(InvalidProducerIdError):
         await world.init(producer_id)
 
 
 @pytest.mark.parametrize("ttl_ms", [0, 8 * 86_400_000])
-async def test_a_ttl_that_is_not_allowed_is_refused(world: Producing, ttl_ms: int) -> None:
+async def test_a_ttl_that_is_not_allowed_is_refused(world: ProducerCluster, ttl_ms: int) -> None:
     with pytest.raises(ConfigError, match=r"zufluss\.producer\.ttl-max"):
         await world.init(ttl_ms=ttl_ms)
 
 
 async def test_a_table_remembers_so_many_producers_and_no_more(tmp_path: Path) -> None:
-    world = await Producing(tmp_path / "meta", {"zufluss.producer.count-max": "2"}).begin()
+    world = await ProducerCluster(tmp_path / "meta", {"zufluss.producer.count-max": "2"}).begin()
     await world.init("a", PV)
     await world.init("b", SEEN)
     with pytest.raises(ConfigError, match="2 producers"):
@@ -453,7 +459,7 @@ async def test_a_table_remembers_so_many_producers_and_no_more(tmp_path: Path) -
     await world.stop()
 
 
-async def test_a_changelog_without_old_rows_has_no_producers(world: Producing) -> None:
+async def test_a_changelog_without_old_rows_has_no_producers(world: ProducerCluster) -> None:
     wal = TableDescriptor(
         Schema.of("k INT NOT NULL, v INT", ("k",)),
         bucket_count=1,
@@ -464,7 +470,7 @@ async def test_a_changelog_without_old_rows_has_no_producers(world: Producing) -
         await world.init()
 
 
-async def test_a_list_says_who_was_heard_of_last(world: Producing) -> None:
+async def test_a_list_says_who_was_heard_of_last(world: ProducerCluster) -> None:
     a = await world.init("a", PV)
     await world.init("b", SEEN)
     world.time.now += 30
@@ -477,7 +483,7 @@ async def test_a_list_says_who_was_heard_of_last(world: Producing) -> None:
 
 
 async def test_a_producer_that_is_renewed_begins_where_the_logs_end_and_knows_its_checkpoint(
-    world: Producing,
+    world: ProducerCluster,
 ) -> None:
     await world.init("job", PV)
     await world.checkpoint(1, 3, 4, checkpoint_id=8)
@@ -493,7 +499,7 @@ async def test_a_producer_that_is_renewed_begins_where_the_logs_end_and_knows_it
     await back.stop()
 
 
-async def test_a_renewal_that_is_interrupted_goes_on(world: Producing) -> None:
+async def test_a_renewal_that_is_interrupted_goes_on(world: ProducerCluster) -> None:
     await world.init("job", PV)
     await world.checkpoint(1, 3, 4, checkpoint_id=8)
     world.tablet.deaf = NetworkError("gone")
@@ -509,7 +515,7 @@ async def test_a_renewal_that_is_interrupted_goes_on(world: Producing) -> None:
 # Log tables
 
 
-async def log_table(world: Producing) -> None:
+async def log_table(world: ProducerCluster) -> None:
     made = await world.catalog.create_table(EVENTS, table_json(buckets=2))
     world.table_id = made.info.table_id
 
@@ -520,7 +526,7 @@ def number_of(made: Initialised) -> int:
     return made.producer.number
 
 
-async def test_on_a_log_table_a_producer_is_its_number(world: Producing) -> None:
+async def test_on_a_log_table_a_producer_is_its_number(world: ProducerCluster) -> None:
     """Tasks of a job that run again append nothing twice, because of the number alone."""
     await log_table(world)
     made, again = await world.init("job"), await world.init("job")
@@ -533,14 +539,16 @@ async def test_on_a_log_table_a_producer_is_its_number(world: Producing) -> None
     assert number_of(await world.init("job")) > number_of(made)
 
 
-async def test_on_a_log_table_no_id_gives_a_number_that_is_forgotten(world: Producing) -> None:
+async def test_on_a_log_table_no_id_gives_a_number_that_is_forgotten(
+    world: ProducerCluster,
+) -> None:
     await log_table(world)
     numbers = [number_of(await world.init("")) for _ in range(3)]
     assert len(set(numbers)) == 3
     assert await world.stored() == []
 
 
-async def test_a_producer_of_a_log_table_reports_checkpoints(world: Producing) -> None:
+async def test_a_producer_of_a_log_table_reports_checkpoints(world: ProducerCluster) -> None:
     await log_table(world)
     await world.init()
     await world.checkpoint(1, checkpoint_id=4)

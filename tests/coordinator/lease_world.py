@@ -45,8 +45,8 @@ def nobody(principal: str | None) -> bool:
     return False
 
 
-class Leasing:
-    """Leases, and the buckets they are about, of one coordinator."""
+class LeaseWorld:
+    """The leases of one coordinator, and the buckets that they pin."""
 
     def __init__(
         self, directory: Path, conf: Mapping[str, str], buckets: int, is_super: IsSuper
@@ -72,7 +72,7 @@ class Leasing:
         buckets: int = 4,
         is_super: IsSuper = nobody,
         clock: Callable[[], float] | None = None,
-    ) -> Leasing:
+    ) -> LeaseWorld:
         """A new store with tables whose buckets have nothing yet."""
         self = cls(directory, conf or {}, buckets, is_super)
         self.clock = clock or self.seconds
@@ -111,7 +111,7 @@ class Leasing:
         self.timer = LeaseTimer(book, self.clock, interval_ms / 1000)
 
     async def restart(self, *, away_seconds: float = 0) -> None:
-        """Die without a word, and come back with another monotonic clock."""
+        """Close the store without a stop, and start again with another monotonic clock."""
         buckets = dict(self.remotes.items())
         await self.store.close()
         self.wall.now_ms += int(away_seconds * 1000)
@@ -139,7 +139,7 @@ class Leasing:
     async def take(
         self, buckets: Iterable[TableBucket], snapshot_id: int, *, size: int = 100
     ) -> None:
-        """Have a snapshot of buckets kept, and drop what is not kept after it."""
+        """Add a snapshot to buckets, and drop the snapshots that are no longer kept."""
         handle = SnapshotHandle(snapshot_id, 10 * snapshot_id, 1 + snapshot_id % 2, "kv", size)
         await self.set({b: self._with(b, handle) for b in buckets})
 

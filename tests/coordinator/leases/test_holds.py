@@ -72,7 +72,7 @@ def pass_seconds(cluster: Cluster, seconds: float) -> None:
 
 
 async def fill(cluster: Cluster, bucket: TableBucket) -> None:
-    """A snapshot that counts, and a log segment beside it."""
+    """A committed snapshot, and a log segment beside it."""
     sst = await shared_file(cluster, bucket, "1.sst", 2)
     _, data = await snapshot(cluster, bucket, 0, [sst])
     await cluster.coordinator.remote.commit_snapshot(data, 0)

@@ -94,7 +94,7 @@ def test_dropping_a_table_takes_its_partitions_along() -> None:
 
 
 def test_a_name_can_be_used_again_before_the_old_table_is_reported_gone() -> None:
-    """The late word of the old table's end must not take the new one away."""
+    """The late news that the old table was dropped must not drop the new one."""
     image = image_of(table(7), table(8))
     assert image.table_by_id(7) is None
     image.apply([TableGone(7)])
@@ -149,7 +149,7 @@ def sensible(image: ClusterImage, change: ImageChange) -> bool:
 def test_a_copy_follows_by_snapshot_by_changes_and_over_the_wire(
     changes: list[ImageChange],
 ) -> None:
-    """However a tablet server came to its picture, it is the coordinator's; twice is as once."""
+    """The image of a tablet server equals the coordinator's; changes may be applied twice."""
     image, follower, wired = ClusterImage(), ClusterImage(), ClusterImage()
     for change in changes:
         if not sensible(image, change):

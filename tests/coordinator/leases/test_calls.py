@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from tests.coordinator.leasing import DAILY, HOUR_MS, LOGS, TABLE, Leasing
+from tests.coordinator.lease_world import DAILY, HOUR_MS, LOGS, TABLE, LeaseWorld
 from zufluss.coordinator.leases.epochs import EPOCHS_AT_ONCE
 from zufluss.coordinator.leases.rules import Acquired, LeaseCounts, TableShare
 from zufluss.coordinator.leases.writer import OPS_MAX
@@ -26,25 +26,25 @@ from zufluss.model.table import TableBucket
 
 
 @pytest_asyncio.fixture
-async def world(tmp_path: Path) -> AsyncIterator[Leasing]:
-    """Every bucket has snapshots 0 and 1, but for the last one, which has none."""
-    world = await Leasing.start(tmp_path, is_super=lambda name: name == "root")
+async def world(tmp_path: Path) -> AsyncIterator[LeaseWorld]:
+    """Every bucket except the last has snapshots 0 and 1."""
+    world = await LeaseWorld.start(tmp_path, is_super=lambda name: name == "root")
     for snapshot_id in (0, 1):
         await world.take([*world.buckets[:-1], *world.daily], snapshot_id)
     yield world
     await world.close()
 
 
-async def latest(world: Leasing, lease_id: str = "a", *buckets: TableBucket) -> Acquired:
+async def latest(world: LeaseWorld, lease_id: str = "a", *buckets: TableBucket) -> Acquired:
     return await world.leases.acquire_latest(lease_id, HOUR_MS, buckets, principal=None)
 
 
-async def unchanged(world: Leasing, before: dict[str, bytes], counts: LeaseCounts) -> None:
+async def unchanged(world: LeaseWorld, before: dict[str, bytes], counts: LeaseCounts) -> None:
     assert await world.stored() == before
     assert world.leases.book.counts == counts
 
 
-async def test_the_latest_snapshots_are_found_and_pinned_in_one_step(world: Leasing) -> None:
+async def test_the_latest_snapshots_are_found_and_pinned_in_one_step(world: LeaseWorld) -> None:
     first, second, _, empty = world.buckets
     got = await latest(world, "a", first, second, empty, world.daily[0])
     assert (got.epoch, got.remaining_ms, got.revoked) == (1, HOUR_MS, [])
@@ -58,7 +58,7 @@ async def test_the_latest_snapshots_are_found_and_pinned_in_one_step(world: Leas
 
 
 async def test_snapshots_are_leased_by_number_and_what_cannot_be_had_is_told_with_the_reason(
-    world: Leasing,
+    world: LeaseWorld,
 ) -> None:
     await world.take([world.buckets[0]], 2)
     wanted = {
@@ -84,14 +84,14 @@ async def test_snapshots_are_leased_by_number_and_what_cannot_be_had_is_told_wit
     assert world.leases.book.pins.pinned(world.buckets[0], 1)
 
 
-async def test_an_acquire_that_gets_nothing_makes_no_lease(world: Leasing) -> None:
+async def test_an_acquire_that_gets_nothing_makes_no_lease(world: LeaseWorld) -> None:
     got = await latest(world, "a", world.buckets[3])
     assert (got.epoch, got.remaining_ms) == (None, 0)
     assert world.leases.book.infos() == []
     assert await world.stored() == {}
 
 
-async def test_the_same_acquire_again_changes_nothing_but_the_time(world: Leasing) -> None:
+async def test_the_same_acquire_again_changes_nothing_but_the_time(world: LeaseWorld) -> None:
     wanted = {world.buckets[0]: 1, world.buckets[1]: 0}
     first = await world.leases.acquire("a", HOUR_MS, wanted, principal=None)
     counts = world.leases.book.counts
@@ -101,7 +101,7 @@ async def test_the_same_acquire_again_changes_nothing_but_the_time(world: Leasin
     assert world.leases.book.counts.snapshots == 0
 
 
-async def test_a_newer_snapshot_of_a_bucket_replaces_the_one_before(world: Leasing) -> None:
+async def test_a_newer_snapshot_of_a_bucket_replaces_the_one_before(world: LeaseWorld) -> None:
     bucket = world.buckets[0]
     await world.leases.acquire("a", HOUR_MS, {bucket: 0}, principal=None)
     await world.leases.acquire("a", HOUR_MS, {bucket: 1}, principal=None)
@@ -111,7 +111,7 @@ async def test_a_newer_snapshot_of_a_bucket_replaces_the_one_before(world: Leasi
     assert world.leases.book.counts.snapshots == 1
 
 
-async def test_a_snapshot_that_two_leases_have_is_free_when_both_let_go(world: Leasing) -> None:
+async def test_a_snapshot_that_two_leases_have_is_free_when_both_let_go(world: LeaseWorld) -> None:
     bucket = world.buckets[0]
     await latest(world, "a", bucket)
     await latest(world, "b", bucket)
@@ -121,7 +121,7 @@ async def test_a_snapshot_that_two_leases_have_is_free_when_both_let_go(world: L
     assert (world.leases.book.pins.pinned(bucket, 1), world.freed) == (False, [bucket])
 
 
-async def test_releasing_the_last_bucket_ends_the_lease(world: Leasing) -> None:
+async def test_releasing_the_last_bucket_ends_the_lease(world: LeaseWorld) -> None:
     await latest(world, "a", *world.buckets, *world.daily)
     await world.leases.release("a", [*world.buckets, world.daily[0]], principal=None)
     assert list(await world.stored()) == [
@@ -135,7 +135,7 @@ async def test_releasing_the_last_bucket_ends_the_lease(world: Leasing) -> None:
         await world.leases.renew("a", HOUR_MS, principal=None)
 
 
-async def test_releasing_and_dropping_what_is_not_there_changes_nothing(world: Leasing) -> None:
+async def test_releasing_and_dropping_what_is_not_there_changes_nothing(world: LeaseWorld) -> None:
     await latest(world, "a", world.buckets[0])
     before, counts = await world.stored(), world.leases.book.counts
     other = [world.buckets[1], TableBucket(TABLE, None, 10**6), TableBucket(77, 1, -3)]
@@ -148,7 +148,7 @@ async def test_releasing_and_dropping_what_is_not_there_changes_nothing(world: L
     assert await world.stored() == {}
 
 
-async def test_a_renewal_lasts_for_the_duration_from_now_on(world: Leasing) -> None:
+async def test_a_renewal_lasts_for_the_duration_from_now_on(world: LeaseWorld) -> None:
     await latest(world, "a", world.buckets[0])
     world.seconds.now += 600
     [info] = world.leases.book.infos()
@@ -162,7 +162,9 @@ async def test_a_renewal_lasts_for_the_duration_from_now_on(world: Leasing) -> N
     assert await world.stored() == {}
 
 
-async def test_an_acquire_without_snapshots_renews_and_never_makes_a_lease(world: Leasing) -> None:
+async def test_an_acquire_without_snapshots_renews_and_never_makes_a_lease(
+    world: LeaseWorld,
+) -> None:
     for call in (world.leases.acquire, world.leases.acquire_latest):
         with pytest.raises(KvSnapshotLeaseNotFoundError):
             await call("a", HOUR_MS, {}, principal=None)  # type: ignore[operator]
@@ -174,7 +176,9 @@ async def test_an_acquire_without_snapshots_renews_and_never_makes_a_lease(world
 
 
 @pytest.mark.parametrize("duration_ms", [0, -1, 7 * 24 * HOUR_MS + 1, 2**63 - 1])
-async def test_a_duration_that_is_not_allowed_is_refused(world: Leasing, duration_ms: int) -> None:
+async def test_a_duration_that_is_not_allowed_is_refused(
+    world: LeaseWorld, duration_ms: int
+) -> None:
     await latest(world, "a", world.buckets[0])
     for call in (
         world.leases.renew("a", duration_ms, principal=None),
@@ -188,7 +192,7 @@ async def test_a_duration_that_is_not_allowed_is_refused(world: Leasing, duratio
 
 @pytest.mark.parametrize("lease_id", ["", "x" * 129, "a/b", "..", ".", "a\0", "ä", "a b", "\udcff"])
 async def test_an_id_that_is_no_plain_name_is_refused_everywhere(
-    world: Leasing, lease_id: str
+    world: LeaseWorld, lease_id: str
 ) -> None:
     leases = world.leases
     for call in (
@@ -203,7 +207,7 @@ async def test_an_id_that_is_no_plain_name_is_refused_everywhere(
     assert await world.stored() == {}
 
 
-async def test_tables_that_have_no_snapshots_refuse_the_whole_request(world: Leasing) -> None:
+async def test_tables_that_have_no_snapshots_refuse_the_whole_request(world: LeaseWorld) -> None:
     good = world.buckets[0]
     with pytest.raises(UnknownTableOrBucketError):
         await latest(world, "a", good, TableBucket(77, None, 0))
@@ -214,7 +218,7 @@ async def test_tables_that_have_no_snapshots_refuse_the_whole_request(world: Lea
 
 
 async def test_a_lease_that_is_over_is_gone_for_every_call_before_the_timer_comes(
-    world: Leasing,
+    world: LeaseWorld,
 ) -> None:
     bucket = world.buckets[0]
     for lease_id in "abc":
@@ -233,7 +237,7 @@ async def test_a_lease_that_is_over_is_gone_for_every_call_before_the_timer_come
     assert world.freed == [bucket, bucket]  # when the last one expired, and now
 
 
-async def test_the_timer_ends_leases_in_the_order_of_their_deadlines(world: Leasing) -> None:
+async def test_the_timer_ends_leases_in_the_order_of_their_deadlines(world: LeaseWorld) -> None:
     buckets = world.buckets
     for lease_id, minutes in (("a", 30), ("b", 10), ("c", 20)):
         await world.leases.acquire_latest(lease_id, minutes * 60_000, buckets, principal=None)
@@ -247,7 +251,7 @@ async def test_the_timer_ends_leases_in_the_order_of_their_deadlines(world: Leas
     assert sorted(world.freed) == world.buckets[:3]
 
 
-async def test_a_takeover_fences_who_had_the_lease_before(world: Leasing) -> None:
+async def test_a_takeover_fences_who_had_the_lease_before(world: LeaseWorld) -> None:
     first = await latest(world, "a", *world.buckets)
     await world.take([world.buckets[0]], 2)
     second = await latest(world, "a")
@@ -271,9 +275,9 @@ async def test_a_takeover_fences_who_had_the_lease_before(world: Leasing) -> Non
 @pytest.mark.parametrize("restarts", [False, True], ids=["", "after-a-restart"])
 @pytest.mark.parametrize("ends", ["expires", "is-dropped"])
 async def test_a_lease_made_anew_fences_who_had_one_of_that_name_before(
-    world: Leasing, ends: str, restarts: bool
+    world: LeaseWorld, ends: str, restarts: bool
 ) -> None:
-    """Who slept until its lease was over may neither go on with another's nor drop it."""
+    """A reader that slept until its lease ended can neither use nor drop the new one."""
     leases = world.leases
     before = (await latest(world, "a", *world.buckets)).epoch
     if ends == "expires":
@@ -295,7 +299,7 @@ async def test_a_lease_made_anew_fences_who_had_one_of_that_name_before(
     assert (leases.book.counts.leases, leases.book.counts.snapshots) == (1, 3)
 
 
-async def test_epochs_go_on_where_they_are_kept_in_the_store(world: Leasing) -> None:
+async def test_epochs_go_on_where_they_are_kept_in_the_store(world: LeaseWorld) -> None:
     """More takeovers than epochs that are reserved at once."""
     await latest(world, "a", *world.buckets)
     for _ in range(EPOCHS_AT_ONCE):
@@ -308,14 +312,14 @@ async def test_epochs_go_on_where_they_are_kept_in_the_store(world: Leasing) -> 
     assert again.epoch > EPOCHS_AT_ONCE + 1
 
 
-async def test_a_call_with_an_epoch_never_makes_a_lease(world: Leasing) -> None:
+async def test_a_call_with_an_epoch_never_makes_a_lease(world: LeaseWorld) -> None:
     for call in (world.leases.acquire_latest, world.leases.acquire):
         with pytest.raises(KvSnapshotLeaseNotFoundError):
             await call("a", HOUR_MS, {world.buckets[0]: 1}, principal=None, epoch=1)  # type: ignore[operator]
     assert await world.stored() == {}
 
 
-async def test_nobody_but_its_owner_and_super_users_may_use_a_lease(world: Leasing) -> None:
+async def test_nobody_but_its_owner_and_super_users_may_use_a_lease(world: LeaseWorld) -> None:
     leases, bucket = world.leases, world.buckets[0]
     await leases.acquire_latest("a", HOUR_MS, [bucket], principal="ann")
     before = await world.stored()
@@ -339,7 +343,7 @@ async def test_nobody_but_its_owner_and_super_users_may_use_a_lease(world: Leasi
 
 
 async def test_an_owner_has_so_many_leases_and_no_more(tmp_path: Path) -> None:
-    world = await Leasing.start(tmp_path, {"zufluss.kv.snapshot.lease.count-max": "3"})
+    world = await LeaseWorld.start(tmp_path, {"zufluss.kv.snapshot.lease.count-max": "3"})
     await world.take(world.buckets, 0)
     made = await asyncio.gather(
         *(
@@ -359,7 +363,7 @@ async def test_an_owner_has_so_many_leases_and_no_more(tmp_path: Path) -> None:
 
 
 async def test_leased_snapshots_of_a_table_have_so_many_bytes_and_no_more(tmp_path: Path) -> None:
-    world = await Leasing.start(tmp_path, {"zufluss.kv.snapshot.lease.bytes-max": "250b"})
+    world = await LeaseWorld.start(tmp_path, {"zufluss.kv.snapshot.lease.bytes-max": "250b"})
     await world.take([*world.buckets, *world.daily], 0)
     await latest(world, "a", *world.buckets[:2], *world.daily[:2])
     await latest(world, "b", *world.buckets[:2])  # the same snapshots count once
@@ -375,7 +379,7 @@ async def test_leased_snapshots_of_a_table_have_so_many_bytes_and_no_more(tmp_pa
     await world.close()
 
 
-async def test_what_was_dropped_is_revoked_and_told_until_the_lease_ends(world: Leasing) -> None:
+async def test_what_was_dropped_is_revoked_and_told_until_the_lease_ends(world: LeaseWorld) -> None:
     await latest(world, "a", *world.buckets, *world.daily)
     await latest(world, "b", world.daily[0])
     await latest(world, "c", world.buckets[0])
@@ -402,7 +406,7 @@ async def test_what_was_dropped_is_revoked_and_told_until_the_lease_ends(world: 
     assert kept.revoked == [*told, Revoked(DAILY, None, "fluss.daily")]
 
 
-async def test_a_revocation_waits_for_an_acquire_under_way(world: Leasing) -> None:
+async def test_a_revocation_waits_for_an_acquire_under_way(world: LeaseWorld) -> None:
     acquiring = asyncio.ensure_future(latest(world, "a", *world.buckets))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
@@ -414,7 +418,7 @@ async def test_a_revocation_waits_for_an_acquire_under_way(world: Leasing) -> No
     assert told == [Revoked(TABLE, None, "fluss.keyed")]
 
 
-async def test_leases_are_listed_with_what_they_have(world: Leasing) -> None:
+async def test_leases_are_listed_with_what_they_have(world: LeaseWorld) -> None:
     await world.leases.acquire_latest("b", HOUR_MS, world.daily, principal="ann")
     world.wall.now_ms += 5000
     world.seconds.now += 5
@@ -431,7 +435,7 @@ async def test_leases_are_listed_with_what_they_have(world: Leasing) -> None:
     assert world.leases.book.counts == LeaseCounts(2, 7, 700, 5.0, 0)
 
 
-async def test_a_caller_that_goes_away_leaves_memory_and_store_the_same(world: Leasing) -> None:
+async def test_a_caller_that_goes_away_leaves_memory_and_store_the_same(world: LeaseWorld) -> None:
     task = asyncio.ensure_future(latest(world, "a", *world.buckets))
     await asyncio.sleep(0)
     task.cancel()
@@ -444,7 +448,7 @@ async def test_a_caller_that_goes_away_leaves_memory_and_store_the_same(world: L
     assert world.leases.book.counts == counts
 
 
-async def test_a_renewal_is_finished_even_when_its_caller_goes_away(world: Leasing) -> None:
+async def test_a_renewal_is_finished_even_when_its_caller_goes_away(world: LeaseWorld) -> None:
     await latest(world, "a", *world.buckets)
     world.seconds.now += 60
     task = asyncio.ensure_future(world.leases.renew("a", HOUR_MS, principal=None))
@@ -456,7 +460,7 @@ async def test_a_renewal_is_finished_even_when_its_caller_goes_away(world: Leasi
     assert world.leases.book.infos("a")[0].remaining_ms == HOUR_MS
 
 
-async def test_calls_of_one_lease_take_turns_with_its_renewals(world: Leasing) -> None:
+async def test_calls_of_one_lease_take_turns_with_its_renewals(world: LeaseWorld) -> None:
     await latest(world, "a", *world.buckets)
     renewals = [world.leases.renew("a", HOUR_MS + i, principal=None) for i in range(3)]
     drop = world.leases.drop("a", principal=None)
@@ -468,7 +472,7 @@ async def test_calls_of_one_lease_take_turns_with_its_renewals(world: Leasing) -
 
 
 async def test_thousands_of_renewals_and_expiries_share_transactions(tmp_path: Path) -> None:
-    world = await Leasing.start(tmp_path)
+    world = await LeaseWorld.start(tmp_path)
     await world.take(world.buckets, 0)
     ids = [f"l{i}" for i in range(3_000)]
     await asyncio.gather(*(latest(world, i, world.buckets[0]) for i in ids))
@@ -489,7 +493,7 @@ async def test_thousands_of_renewals_and_expiries_share_transactions(tmp_path: P
 
 async def test_a_lease_of_many_buckets_leaves_the_event_loop_to_others(tmp_path: Path) -> None:
     """And its renewal writes next to nothing."""
-    world = await Leasing.start(tmp_path, buckets=20_000)
+    world = await LeaseWorld.start(tmp_path, buckets=20_000)
     await world.take(world.buckets, 3)
     turns = 0
 
@@ -518,7 +522,7 @@ async def test_a_lease_of_many_buckets_leaves_the_event_loop_to_others(tmp_path:
     await world.close()
 
 
-async def test_random_calls_leave_what_a_restart_reads(world: Leasing) -> None:
+async def test_random_calls_leave_what_a_restart_reads(world: LeaseWorld) -> None:
     """Numbers and listing are the same before and after, whatever was done."""
     for i in range(30):
         lease_id, bucket = f"l{i % 7}", [*world.buckets, *world.daily][i % 8]
