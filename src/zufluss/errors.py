@@ -381,7 +381,7 @@ class KvSnapshotRevokedError(ZuflussError, LookupError):
 
 
 class KvPinGoneError(ZuflussError, LookupError):
-    """The pinned state of a bucket is no longer there and cannot be had again."""
+    """The pinned state of a bucket is gone and cannot be rebuilt."""
 
     code = ErrorCode.KV_PIN_GONE
 
@@ -415,7 +415,7 @@ class TooManyScannersError(ZuflussError):
 
 
 class InvalidProducerIdError(ZuflussError, ValueError):
-    """The id of a producer is not one."""
+    """The id of a producer is malformed."""
 
     code = ErrorCode.INVALID_PRODUCER_ID_EXCEPTION
 
@@ -433,7 +433,7 @@ class ProducerNotFoundError(ZuflussError, LookupError):
 
 
 class ProducerStateError(ZuflussError, ValueError):
-    """The state a producer wants to come back to is not one it can come back to."""
+    """The producer cannot be restored to the state it asks for."""
 
     code = ErrorCode.PRODUCER_STATE_INVALID
 
@@ -451,13 +451,13 @@ class AggregationError(ZuflussError, ValueError):
 
 
 class UndoUnderWayError(ZuflussError):
-    """The bucket takes no puts of the producer until its earlier ones are undone."""
+    """The bucket refuses puts of the producer until its earlier puts are undone."""
 
     code = ErrorCode.UNDO_UNDER_WAY
 
 
 class UndoImpossibleError(ZuflussError):
-    """Changes cannot be undone: the changelog does not reach back so far, or never came so far."""
+    """Changes cannot be undone: the changelog starts too late, or ends too early."""
 
     code = ErrorCode.UNDO_IMPOSSIBLE
 

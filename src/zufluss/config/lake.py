@@ -6,8 +6,9 @@ in the properties of lake tables as `table.datalake.<format>.*`: readers and the
 then need nothing but the bootstrap.
 
 A secret is never handed out, shown or logged: every client of the cluster may ask for a table, but
-not every client may write to the lake. Who has to know a secret gets it by its own configuration.
-What counts as a secret is decided by the key, and by values that are addresses with a password.
+not every client may write to the lake. A process that needs a secret has it in its own
+configuration. A property is a secret by its key, or because its value is an address with a
+password.
 
 In an environment variable `_` stands for `.` and `__` for `-`, because nobody knows the keys
 beforehand: `ZUFLUSS_DATALAKE_ICEBERG_S3_ACCESS__KEY__ID` is `datalake.iceberg.s3.access-key-id`.
@@ -25,7 +26,7 @@ SECRET_PARTS = ("password", "secret", "token", "credential", "key", "authorizati
 """A key with one of these in it is a secret."""
 
 EMBEDDED_LAKE = "lake"
-"""Where in its data directory a server in one process keeps a lake that nobody configured."""
+"""Folder in the data directory for the lake of `zufluss dev` when none is configured."""
 
 _KEY = re.compile(rf"datalake\.({'|'.join(LAKE_FORMATS)})\.(.+)")
 _VARIABLE = re.compile(rf"ZUFLUSS_DATALAKE_({'|'.join(LAKE_FORMATS).upper()})_(.+)")
@@ -47,7 +48,7 @@ def lake_key_of_variable(name: str) -> str | None:
 
 
 def is_secret(key: str, value: str) -> bool:
-    """Whether a lake property is nobody else's business."""
+    """Whether a lake property must not be shown or handed out."""
     name = key.lower()
     return any(part in name for part in SECRET_PARTS) or bool(_ADDRESS_WITH_PASSWORD.search(value))
 
@@ -60,11 +61,11 @@ def embedded_lake(format: str, data_dir: Path) -> dict[str, str]:
 
 
 def table_prefix(format: str) -> str:
-    """What the keys of a format begin with among the properties of a table."""
+    """Returns the prefix of a format's keys among the properties of a table."""
     return f"table.datalake.{format}."
 
 
 def handed_out(format: str, properties: Mapping[str, str]) -> dict[str, str]:
-    """What clients see of a format's properties, as table properties."""
+    """Returns a format's properties as table properties for clients, without secrets."""
     prefix = table_prefix(format)
     return {prefix + k: v for k, v in properties.items() if not is_secret(k, v)}

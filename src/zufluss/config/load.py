@@ -90,7 +90,7 @@ class Configuration:
 
     @classmethod
     def of(cls, pairs: Mapping[str, Any], origin: str = "code") -> Configuration:
-        """A configuration of nothing but these keys; values as text or as YAML would give them."""
+        """Returns a configuration of only these keys; values are text or YAML values."""
         return cls(_settings(_flatten(pairs), origin))
 
     def get(self, option: Option[T]) -> T:
@@ -102,7 +102,7 @@ class Configuration:
         return self.get(option)
 
     def is_set(self, option: Option[Any]) -> bool:
-        """Whether somebody set it, be it to its default."""
+        """Whether the option was set, even if to its default."""
         return option.key in self._settings
 
     def origin(self, option: Option[Any]) -> str:
@@ -125,7 +125,7 @@ class Configuration:
         }
 
     def lake_properties(self, format: str) -> dict[str, str]:
-        """What is set under `datalake.<format>.`, without that prefix, secrets included."""
+        """Returns the keys below `datalake.<format>.` without that prefix, secrets included."""
         prefix = f"datalake.{format}."
         return {
             key.removeprefix(prefix): setting.value

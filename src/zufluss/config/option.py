@@ -18,7 +18,7 @@ from zufluss.errors import ConfigError
 T = TypeVar("T")
 
 HIDDEN = "******"
-"""What is shown in place of a secret."""
+"""Text shown in place of a secret."""
 
 
 class Kind(Enum):
@@ -71,7 +71,7 @@ class Option(Generic[T]):
     default: T
     """The value when nothing is configured; None where absence has a meaning of its own."""
     help: str
-    """What it does, for whoever has to choose a value."""
+    """What the option does; helps to choose a value."""
     dynamic: bool = False
     """A server option that takes effect without a restart when the cluster is reconfigured."""
     alterable: bool = False

@@ -35,7 +35,7 @@ STORE_KEYS: Final = {
     "azure.tenant-id": "The tenant of a service principal.",
     "azure.sas-token": "A shared access signature.",
 }
-"""Every key with what it says."""
+"""Every key with its description."""
 
 SECRET_KEYS: Final = frozenset({
     "s3.access-key",
@@ -59,7 +59,7 @@ _OF_BUCKETS: Final = sorted((s for s in _SPELLINGS if s.startswith("s3.")), key=
 
 
 def bucket_prefix(bucket: str) -> str:
-    """What the keys of one bucket begin with."""
+    """Returns the prefix of the keys of one bucket."""
     return f"s3.bucket.{bucket}."
 
 
@@ -84,7 +84,7 @@ def general_key(key: str) -> str | None:
 
 
 def is_store_secret(key: str) -> bool:
-    """Whether the value of a key is nobody else's business."""
+    """Whether the value of a key must not be shown."""
     return general_key(key) in SECRET_KEYS
 
 

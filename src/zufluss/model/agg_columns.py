@@ -1,4 +1,4 @@
-"""What the columns of an aggregation table declare: from what users write to what is stored.
+"""The aggregation functions of columns: from the forms that users write to the stored form.
 
 A function can be named in three places, and what is stored is always the first of them:
 
@@ -45,7 +45,7 @@ from zufluss.model.types import Root
 AGGREGATION: Final = "aggregation"
 """The engine that merges column by column."""
 PREFIX: Final = "fields."
-"""What options of single columns begin with."""
+"""Prefix of the options of single columns."""
 LIMIT_MAX: Final = 2**31 - 1
 """The greatest `limit` of a list."""
 _SUFFIX: Final = ".agg"
@@ -97,7 +97,7 @@ def is_field_option(key: str, schema: Schema, engine: str | None) -> bool:
 def take_field_options(
     properties: Mapping[str, str], schema: Schema, engine: str | None
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Properties without `fields.*`, and these."""
+    """Returns the properties without `fields.*`, and the `fields.*` alone."""
     ours = {k: v for k, v in properties.items() if is_field_option(k, schema, engine)}
     return {k: v for k, v in properties.items() if k not in ours}, ours
 

@@ -51,7 +51,7 @@ class PropertyChange:
     value: str | None
     """The new value; none to delete."""
     op: int = ConfigOp.SET
-    """What happens to it."""
+    """Set or delete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class NewColumn:
     comment: str | None = None
     """A comment."""
     position: int = LAST
-    """Where it goes: 0 last, 1 first, 3 after another column."""
+    """The position: 0 last, 1 first, 3 after another column."""
     agg_function: AggFunction | None = None
     """How an aggregation table merges it."""
 

@@ -1,4 +1,4 @@
-"""What the cluster knows of a table's lake side: a snapshot there, and how far each bucket got."""
+"""A lake snapshot of a table as the cluster knows it, with the offset of each bucket."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class LakeSnapshot:
     snapshot_id: int
     """Its id in the lake."""
     offsets: Mapping[TableBucket, int]
-    """Everything below these log offsets is in it; buckets that are missing have nothing there."""
+    """The snapshot has all records below these log offsets; none of buckets that are missing."""
     partition_names: Mapping[int, str] = field(default_factory=dict)
     """Names of the partitions among the buckets, where the cluster still knows them."""
 
     def fresh(self, partitions: Mapping[int, str]) -> frozenset[str]:
-        """Names of those partitions, given by id, of which it has nothing.
+        """Returns the names of those of the given partitions that the snapshot has no rows of.
 
         Rows that the lake has under such a name are of an earlier partition that was dropped.
         """

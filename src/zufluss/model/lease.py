@@ -30,11 +30,11 @@ class LeasedSnapshot(NamedTuple):
     snapshot_id: int
     """Its number, per bucket."""
     log_offset: int
-    """The changelog goes on from here; -1 where that is not known any more."""
+    """The changelog continues from this offset; -1 when it is no longer known."""
 
 
 class Revoked(NamedTuple):
-    """What a lease held and lost, because it was dropped."""
+    """A table or partition that a lease lost because it was dropped."""
 
     table_id: int
     """The table's id."""

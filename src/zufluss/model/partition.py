@@ -41,9 +41,9 @@ PartitionSpec = Mapping[str, str]
 NAME_LENGTH_MAX = 200
 """Longest name of a database, table or partition value."""
 RESERVED_PREFIX = "__"
-"""Names of users do not start so."""
+"""Names given by users do not start with it."""
 SEPARATOR = "$"
-"""What joins the values in a partition's name."""
+"""Joins the values in a partition's name."""
 PARTITION_KEY_ROOTS = frozenset(Root) - {Root.DECIMAL, Root.ARRAY, Root.MAP, Root.ROW}
 """Types a partition key may have."""
 

@@ -4,11 +4,11 @@
 is used again and again; an answer that did not arrive whole gets memory of exactly its size and the
 socket fills that directly, so a fetch of 16 MiB is never copied. Requests are sent in the order of
 the calls and without waiting (`send` is a plain function), which is what keeps the batches of a
-writer in order; how much may be under way is the caller's business (the writer's buffer memory).
+writer in order. The caller limits how many bytes may be under way (the writer's buffer memory).
 
-Answers come in any order and are matched by request id. Every request has a deadline. When it
-passes the call fails; if in the meantime the server did not send a single byte it is taken for
-dead and the connection is closed, so that the next call gets a new one.
+Answers come in any order and are matched by request id. Every request has a deadline, after which
+the call fails. If the server has not sent a single byte meanwhile, it counts as dead and the
+connection is closed, so that the next call opens a new one.
 
 A connection that is lost stays lost: every call on it fails with `NetworkError`. Opening another
 one, and deciding whether a request may be sent twice, belongs to `zufluss.client.connection`.
@@ -68,7 +68,7 @@ AUTH_BACKOFF_MS: Final = (100, 5_000)
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """Who we say we are, with SASL/PLAIN."""
+    """User and password that the client sends with SASL/PLAIN."""
 
     username: str
     """The user; not empty."""
@@ -114,7 +114,7 @@ class RpcConnection(asyncio.BufferedProtocol):
 
     @property
     def closed(self) -> bool:
-        """Nothing can be sent any more."""
+        """Whether requests can no longer be sent."""
         return self._lost is not None or self._transport is None or self._transport.is_closing()
 
     @property
@@ -123,7 +123,7 @@ class RpcConnection(asyncio.BufferedProtocol):
         return len(self._calls)
 
     def version_of(self, api_key: int) -> int:
-        """The version to use for an API: the newest both sides know."""
+        """Returns the newest version of an API that client and server both know."""
         try:
             return self._versions[api_key]
         except KeyError:
@@ -187,7 +187,7 @@ class RpcConnection(asyncio.BufferedProtocol):
         if not call.future.done():
             call.future.set_exception(failure)
         if silent:
-            self.close(NetworkError(f"{self.peer} is silent since {timeout_ms} ms"))
+            self.close(NetworkError(f"{self.peer} has been silent for {timeout_ms} ms"))
 
     def _fail(self, reason: ZuflussError) -> None:
         if self._lost is None:
@@ -250,7 +250,7 @@ class RpcConnection(asyncio.BufferedProtocol):
         return False
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Where the next bytes go: into the frame that is being filled, else the scratch."""
+        """Returns the memory for the next bytes: the unfinished frame, else the scratch buffer."""
         if self._frame is not None:
             return self._frame[self._frame_filled :]
         return self._scratch[self._filled :]
@@ -272,7 +272,7 @@ class RpcConnection(asyncio.BufferedProtocol):
             self.close(e)
 
     def _take_frames(self) -> None:
-        """Handle every whole frame in the scratch, keep what is left of the last one."""
+        """Handle every whole frame in the scratch buffer; keep the start of an unfinished one."""
         pos, end = 0, self._filled
         while end - pos >= LENGTH.size:
             size = self._frame_size(pos)

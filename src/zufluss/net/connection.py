@@ -65,7 +65,7 @@ _pack_header = RESPONSE_HEADER.pack
 
 
 class ServerConnection(asyncio.BufferedProtocol):
-    """One client connection."""
+    """The server's side of one client connection."""
 
     __slots__ = (
         "_array",
@@ -126,7 +126,7 @@ class ServerConnection(asyncio.BufferedProtocol):
     # -- life -------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """A client came."""
+        """Called by asyncio when a client has connected."""
         self.transport = transport
         peer = transport.get_extra_info("peername")
         self.peer = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer)
@@ -136,7 +136,7 @@ class ServerConnection(asyncio.BufferedProtocol):
             transport.abort()  # type: ignore[attr-defined]
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """The client went, or we closed."""
+        """Called by asyncio when the connection has ended, from either side."""
         self.closing = True
         self._out.clear()
         self._wake_drained()
@@ -144,21 +144,21 @@ class ServerConnection(asyncio.BufferedProtocol):
         self.server.dismiss(self)
 
     def close(self) -> None:
-        """Send what is queued, then close."""
+        """Send the queued answers, then close."""
         if not self.closing:
             self.closing = True
             self.flush()
             self.transport.close()
 
     def abort(self) -> None:
-        """Close at once, whatever the client has not read."""
+        """Close at once and drop the answers that the client has not read."""
         self.closing = True
         self.transport.abort()
 
     # -- bytes in ---------------------------------------------------------------------------
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Where the next bytes go: the frame's own memory, or the shared scratch buffer."""
+        """Returns the memory for the next bytes: the frame's own, or the shared scratch buffer."""
         if self._buffer is not None:
             return self._buffer[self._filled : min(len(self._buffer), self._total)]
         carried = len(self._carry)
@@ -169,7 +169,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         return scratch
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Bytes arrived."""
+        """Called by asyncio after `nbytes` arrived in the memory that `get_buffer` returned."""
         self.active = True
         self.server.received_bytes += nbytes
         if self._buffer is not None:
@@ -212,7 +212,7 @@ class ServerConnection(asyncio.BufferedProtocol):
             self._keep_rest(view, pos, end)
 
     def _serve(self, served: bool) -> None:
-        """Serve this client, or nothing but its login and what leads there."""
+        """Accept all requests of this client, or only those that lead to its login."""
         limit = self.server.limits.frame_bytes_max
         self._served = served
         self._frame_max = limit if served else min(limit, UNAUTHENTICATED_BYTES_MAX)
@@ -264,7 +264,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._array, self._buffer = array, view
 
     def resume_receive(self) -> None:
-        """Receive memory was freed: try again what waited for it."""
+        """Go on receiving: memory that this connection waited for was freed."""
         if self.closing:
             return
         self._resume()
@@ -351,7 +351,7 @@ class ServerConnection(asyncio.BufferedProtocol):
             self.server.loop.call_soon(callback)
 
     def overdue(self, now: float) -> str | None:
-        """Why this connection should be closed now, if it should."""
+        """Returns the reason to close this connection now, None if there is none."""
         limits = self.server.limits
         if self.active:
             self.active, self.last_activity = False, now
@@ -519,7 +519,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._out.append(pack_error(request_id, code, message))
 
     def flush(self) -> None:
-        """Send what this turn gathered."""
+        """Send the answers that this loop turn gathered."""
         out, self._out = self._out, []
         self._queued = 0
         if not out or self.transport.is_closing():

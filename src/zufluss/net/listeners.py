@@ -66,7 +66,7 @@ def resolve_listeners(conf: Configuration) -> tuple[Listener, ...]:
 
 
 def _reachable(endpoint: Endpoint) -> Endpoint:
-    """What to tell clients of a listener that is bound to every address: this host's name."""
+    """Returns the endpoint for clients; this host's name replaces an address that means any."""
     if endpoint.host in _WILDCARDS:
         return replace(endpoint, host=socket.gethostname())
     return endpoint

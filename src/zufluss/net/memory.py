@@ -39,10 +39,10 @@ class Limits:
 
 
 class Receiver(Protocol):
-    """A connection, as far as memory is concerned."""
+    """A connection that takes receive memory."""
 
     def resume_receive(self) -> None:
-        """Memory was freed: ask again."""
+        """Called when memory was freed: ask again."""
 
 
 class ReceiveMemory:
@@ -69,7 +69,7 @@ class ReceiveMemory:
         return True
 
     def give(self, owner: Receiver, size: int) -> None:
-        """`owner` freed `size` bytes; wake those who waited."""
+        """Return `size` bytes of `owner`, and wake the connections that wait for memory."""
         self.used -= size
         if self._overdraft is owner:
             self._overdraft = None
@@ -78,7 +78,7 @@ class ReceiveMemory:
             connection.resume_receive()
 
     def forget(self, owner: Receiver) -> None:
-        """`owner` closed while it waited."""
+        """Remove `owner`, which closed while it waited."""
         with contextlib.suppress(ValueError):
             self._waiting.remove(owner)
 

@@ -1,4 +1,4 @@
-"""The listening side: all listeners and connections of one process, and their orderly end."""
+"""The listening side: all listeners and connections of one process, and how they end in order."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class NetServer:
         self.requests: dict[int, int] = dict.fromkeys(APIS, 0)
         """Requests by API key that reached a handler."""
         self.errors: dict[int, int] = {}
-        """Requests by the error they were answered with as a whole."""
+        """Count of requests by the error code of their answer."""
         self.received_bytes = self.sent_bytes = 0
         self.loop = asyncio.get_running_loop()
         self.scratch, self.scratch_view = new_buffer(SCRATCH_BYTES)
@@ -126,7 +126,7 @@ class NetServer:
         return True
 
     def dismiss(self, connection: ServerConnection) -> None:
-        """A connection ended."""
+        """Forget a connection that has ended."""
         self.connections.discard(connection)
 
     def has_answers(self, connection: ServerConnection) -> None:
@@ -144,7 +144,7 @@ class NetServer:
             self.loop.call_soon(self._end_turn)
 
     def _end_turn(self) -> None:
-        """Do what gathered while requests came in, then send the answers of the turn."""
+        """Run the work that requests left for the end of the turn, then send the turn's answers."""
         if self._turn_work:
             gathered, self._turn_work = self._turn_work, []
             for work in gathered:
@@ -158,7 +158,7 @@ class NetServer:
             connection.flush()
 
     async def _sweep(self) -> None:
-        """Close what is idle or stuck."""
+        """Close connections that are idle or stuck."""
         while True:
             await asyncio.sleep(min(1.0, self.limits.frame_seconds, self.limits.idle_seconds))
             now = self.loop.time()
@@ -172,7 +172,7 @@ class NetServer:
 def _api_versions(
     services: Services, server_type: int | None, internal_listener: str | None
 ) -> tuple[Api, Handler]:
-    """The handler of API_VERSIONS, answering from what is registered at the time of the call."""
+    """Returns the handler of API_VERSIONS; it lists the APIs registered at the time of a call."""
     always = [APIS[ApiKey.API_VERSIONS], APIS[ApiKey.AUTHENTICATE]]
 
     async def api_versions(request: Any, context: RequestContext) -> Any:

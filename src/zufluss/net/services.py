@@ -1,9 +1,9 @@
-"""What a server can answer: handlers by API key.
+"""The requests that a server answers: handlers by API key.
 
 Two kinds of handler exist. An ordinary one is a coroutine from request message to response
 message; most APIs are that. A raw one, for the hot path, gets the bytes of the frame where they
-lie in the receive buffer and answers through the connection by itself. What is registered is
-what the server advertises; everything else is answered with UNSUPPORTED_VERSION.
+lie in the receive buffer and answers through the connection by itself. The server advertises the
+registered APIs and answers all others with UNSUPPORTED_VERSION.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ class Reader(Protocol):
 
     @property
     def backlogged(self) -> bool:
-        """It has not read what it was sent."""
+        """Whether the client has not yet read the answers it was sent."""
         ...
 
     async def has_read(self) -> None:
-        """Wait until it has; `NetworkError` if it is gone, so that no work is done for nobody."""
+        """Wait until the client has read them; raises `NetworkError` if the client is gone."""
         ...
 
 
 class _AlwaysReads:
-    """A client that is never behind: a call within the process."""
+    """The reader of a call within the process, which is never behind."""
 
     backlogged = False
 
@@ -45,7 +45,7 @@ _ALWAYS_READS = _AlwaysReads()
 
 @dataclass(frozen=True, slots=True)
 class RequestContext:
-    """Who asks, and through which door."""
+    """The user, the listener and the version of a request."""
 
     principal: str | None
     """Authenticated user, or None on a plaintext listener."""
@@ -66,7 +66,8 @@ class RawHandler(Protocol):
     """A hot-path handler, called with the body where it lies: `view[start:end]`.
 
     `array` and `view` are the same memory, valid during the call only: the handler copies what it
-    keeps. It answers with `connection.respond`, now or later, and then calls `connection.done`.
+    keeps. It answers with `connection.respond`, now or later, and then calls `connection.done`. The
+    handlers repeat this list of parameters: an object for them would cost more than the call.
     """
 
     def __call__(

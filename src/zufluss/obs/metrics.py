@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class MetricKind(StrEnum):
-    """How a metric moves."""
+    """How the value of a metric changes."""
 
     COUNTER = "counter"
     """Up only, from 0 at the start of the process."""
@@ -42,7 +42,7 @@ class MetricKind(StrEnum):
 
 
 class MetricSource(StrEnum):
-    """Who shows a metric."""
+    """The process that serves a metric."""
 
     SERVER = "every server"
     TABLET = "tablet server"
@@ -55,15 +55,15 @@ class Metric:
     """A metric as it is served."""
 
     name: str
-    """Its name; counters end in `_total`, units come before that."""
+    """The metric's name; counters end in `_total`, after the unit."""
     kind: MetricKind
-    """How it moves."""
+    """How the value changes."""
     source: MetricSource
-    """Who shows it."""
+    """The process that serves the metric."""
     help: str
-    """What it says."""
+    """What the value means."""
     labels: tuple[str, ...] = ()
-    """What its series are told apart by."""
+    """The names of the labels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Sample:
     """The value of one series."""
 
     metric: Metric
-    """What it is a value of."""
+    """The metric."""
     value: float
     """The value."""
     labels: tuple[str, ...] = ()
@@ -538,29 +538,29 @@ class TieringServiceMetrics:
         self._last_commit = made(Gauge, SERVICE_LAST_COMMIT)
 
     def round_ended(self, outcome: str, seconds: float) -> None:
-        """A round is over: `committed`, `empty`, `fenced`, `failed` or `cancelled`."""
+        """Count a round by outcome: `committed`, `empty`, `fenced`, `failed` or `cancelled`."""
         self._rounds.labels(outcome).inc()
         self._seconds.observe(seconds)
 
     def committed(self, path: TablePath, rows: int, size: int, at_ms: int) -> None:
-        """A round put that many log records, and bytes of them in memory, into the lake."""
+        """Count the log records, and their bytes in memory, that a round put into the lake."""
         self._rows.labels(*path).inc(rows)
         self._bytes.labels(*path).inc(size)
         self._last_commit.labels(*path).set(at_ms / 1000)
 
     def lag(self, path: TablePath, rows: int) -> None:
-        """That many log records of the table are not in the lake."""
+        """Set how many log records of the table are not yet in the lake."""
         self._lag.labels(*path).set(rows)
 
     def forget(self, path: TablePath) -> None:
-        """The table is gone: its series end."""
+        """Remove the series of a table that was dropped."""
         for metric in (self._rows, self._bytes, self._lag, self._last_commit):
             with suppress(KeyError):  # it never had a value
                 metric.remove(*path)
 
 
 class SampleCollector:
-    """Shows the samples of a function that is called whenever somebody looks."""
+    """Serves the samples of a function that is called at each scrape."""
 
     def __init__(self, samples: ReadSamples) -> None:
         self._samples = samples
@@ -603,7 +603,7 @@ class MetricsEndpoint:
                 "choose another port, 0 takes a free one"
             ) from e
         self.port: int = self._server.server_port
-        """Where it listens."""
+        """The port it listens on."""
 
     def close(self) -> None:
         """Stop serving. Not from an event loop that a collector waits for."""

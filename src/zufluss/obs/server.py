@@ -1,4 +1,4 @@
-"""The metrics of a server: numbers it has anyway, read when somebody looks.
+"""The metrics of a server: numbers that it has anyway, read at each scrape.
 
 Everything a server knows belongs to its event loop, so a scrape, which comes in a thread, has the
 loop read it: one visit, no locks, and nothing to keep up to date in between. A loop that does not
@@ -77,7 +77,7 @@ def net_samples(net: NetServer, role: str) -> ReadSamples:
 
 
 def location_samples(storage: RemoteStorage) -> ReadSamples:
-    """What this process saw of the remote locations."""
+    """Health of the remote locations as this process sees it."""
 
     def read() -> Iterable[Sample]:
         for report in storage.reports():
@@ -96,7 +96,7 @@ def location_samples(storage: RemoteStorage) -> ReadSamples:
 
 
 def registry_samples(registry: LocationRegistry) -> ReadSamples:
-    """The registry of remote locations, and what lies in them."""
+    """The registry of remote locations, and their files."""
 
     def read() -> Iterable[Sample]:
         found, live = registry.locations, registry.live()
@@ -140,7 +140,7 @@ def tiering_samples(status: Callable[[], Sequence[TieringStatus]]) -> ReadSample
 
 
 def remote_files_samples(remote: RemoteKeeper) -> ReadSamples:
-    """What is deleted in remote storage."""
+    """Deletions in remote storage."""
 
     def read() -> Iterable[Sample]:
         cleaner, sweep = remote.cleaner, remote.sweep.counts

@@ -148,7 +148,7 @@ _NAMES = ("create", "mkdir", "rename", "unlink", "rmdir")
 def crash_image(
     operations: Sequence[Operation], root_inode: int, target: Path, rng: random.Random
 ) -> None:
-    """Write into `target` what a power failure after these operations could leave."""
+    """Write into `target` a state that a power failure after these operations could leave."""
     data: dict[int, _History] = {}
     names: dict[int, _History] = {}
     for operation in operations:

@@ -62,7 +62,7 @@ _REFUSALS: Final[dict[Kind, tuple[str, bytes]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What happens to which requests."""
+    """A kind of failure, and the requests that it hits."""
 
     kind: Kind
     """What happens."""
@@ -90,7 +90,7 @@ class Seen(NamedTuple):
     method: str
     path: str
     faults: tuple[Kind, ...]
-    """What was done to it."""
+    """The faults that hit the request."""
 
 
 class _Armed:
@@ -135,7 +135,7 @@ class FaultProxy:
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._server: asyncio.Server | None = None
         self._never = asyncio.Event()
-        """What half-open connections wait for; it keeps their tasks from being collected."""
+        """Half-open connections wait for it; it keeps their tasks from being collected."""
 
     @property
     def endpoint(self) -> str:

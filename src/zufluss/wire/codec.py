@@ -1,4 +1,4 @@
-"""Messages from bytes, checked: what protobuf leaves to its callers.
+"""Messages from bytes, with the checks that protobuf leaves to its callers.
 
 `FromString` alone is not enough for bytes from a peer. It accepts a message whose required fields
 are missing, and a proto2 `string` that is not UTF-8 comes out as `bytes`, to fail far away.
@@ -19,7 +19,7 @@ M = TypeVar("M", bound=Message)
 
 
 def decode(message_type: type[M], body: bytes | bytearray | memoryview) -> M:
-    """The message in `body`, complete and with valid texts; CorruptMessageError otherwise."""
+    """Returns the message in `body`; CorruptMessageError if fields are missing or not UTF-8."""
     try:
         # protobuf takes any buffer; its type stubs say bytes.
         message = message_type.FromString(body)  # type: ignore[arg-type, unused-ignore]
