@@ -4,7 +4,6 @@ The generated code is checked in, so that installing zufluss needs no compiler. 
 it again after a change of a `.proto` file:
 
     <topic>_pb2.py, <topic>_pb2.pyi   protoc (grpcio-tools) with the mypy-protobuf plugin
-    ../messages.py                    one flat, explicitly typed namespace over all topics
 
 `--check` writes nothing; it exits 1 and names the files that are not what would be generated.
 """
@@ -12,7 +11,6 @@ it again after a change of a `.proto` file:
 from __future__ import annotations
 
 import argparse
-import re
 import subprocess
 import sys
 import tempfile
@@ -20,14 +18,6 @@ from pathlib import Path
 
 SRC = Path(__file__).resolve().parent.parent / "src"
 PACKAGE = Path("zufluss/wire/proto")
-MESSAGE = re.compile(r"^message (\w+) \{", re.MULTILINE)
-MESSAGES_HEAD = '''"""Every message of the protocol in one namespace, whatever file declares it.
-
-Use it as `from zufluss.wire import messages as m` and then `m.ProduceLogRequest`.
-
-Written by `scripts/proto.py`; change the `.proto` files instead.
-"""
-'''
 
 
 def proto_files() -> list[Path]:
@@ -49,31 +39,11 @@ def compile_protos(out: Path) -> None:
     subprocess.run(command, check=True)
 
 
-def messages_module() -> str:
-    """The text of `messages.py`."""
-    names = {
-        path.stem: sorted(MESSAGE.findall(path.read_text()), key=str.lower)
-        for path in proto_files()
-    }
-    imports = "".join(
-        f"from zufluss.wire.proto.{topic}_pb2 import (\n{_lines('    {},', messages)})\n"
-        for topic, messages in names.items()
-    )
-    exports = _lines('    "{}",', sorted(name for group in names.values() for name in group))
-    return f"{MESSAGES_HEAD}\n{imports}\n__all__ = [\n{exports}]\n"
-
-
-def _lines(form: str, names: list[str]) -> str:
-    return "".join(form.format(name) + "\n" for name in names)
-
-
 def generate(out: Path) -> dict[Path, str]:
     """All generated files: path relative to `src`, and text."""
     compile_protos(out)
     generated = sorted(p for p in out.rglob("*") if p.suffix in (".py", ".pyi"))
-    files = {path.relative_to(out): path.read_text() for path in generated}
-    files[PACKAGE.parent / "messages.py"] = messages_module()
-    return files
+    return {path.relative_to(out): path.read_text() for path in generated}
 
 
 def stale(files: dict[Path, str]) -> list[Path]:
