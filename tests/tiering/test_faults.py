@@ -249,7 +249,7 @@ def rest_lake(server: WarmServer, connection: zufluss.Connection) -> Iterator[Re
     stormy = Stormy(catalog)
     with rest_server(stormy) as rest:  # type: ignore[arg-type]
         yield RestLake(server, rest, stormy)
-    catalog.settle()
+    catalog.close()
 
 
 FAULTS = ["+500", "+502", "+504", "lost-answer", "500", "503", "lost-request", "409", "+409", "400"]

@@ -27,7 +27,7 @@ def load_table(table: TableInfo, properties: Mapping[str, str]) -> Table:
     try:
         return catalog.load_table(tuple(table.path))
     finally:
-        catalog.settle()
+        catalog.close()
 
 
 def files_of(table: Table) -> set[str]:

@@ -11,7 +11,6 @@ import pytest
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table.update import RemoveSnapshotRefUpdate, RemoveSnapshotsUpdate
 
-from tests.counts import rounds
 from tests.lake.iceberg.lake import load_table, sqlite_properties
 from tests.lake.iceberg.tables import (
     catalog_properties,
@@ -24,7 +23,7 @@ from tests.lake.iceberg.tables import (
     write_round,
 )
 from tests.lake.iceberg.test_committer import FaultyCatalog
-from tests.lake.iceberg.test_maintenance import compact, sweep
+from tests.lake.iceberg.test_maintenance import compact, rounds, sweep
 from zufluss.lake.base import CommitterContext, LakeTableError
 from zufluss.lake.iceberg import maintenance
 from zufluss.lake.iceberg.catalog import load
