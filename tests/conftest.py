@@ -1,8 +1,8 @@
 """Fixtures every part of the test suite may use: one real server per worker, shared.
 
-Starting a server costs a second or two; almost no test needs one of its own. Tests keep out of
-each other's way by their table names, and a test that stops, kills or reconfigures a server takes
-`new_server`. When a test fails, what its servers printed stands in the report.
+Almost no test needs a server of its own: tests use tables with different names. A test that stops,
+kills or reconfigures a server takes `new_server`. The report of a failed test contains the output
+of its servers.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ BUCKETS_MAX = 128
 def dev_server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[DevServer]:
-    """The worker's server; nobody stops it."""
+    """The worker's server; no test stops it."""
     properties = {"max.bucket.num": str(BUCKETS_MAX)}
     server = WarmServer(tmp_path_factory.mktemp("server"), properties)
     request.config.stash.setdefault(SERVERS, []).append(server)
@@ -106,7 +106,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Show what the servers of a failed test printed."""
+    """Add the output of its servers to the report of a failed test."""
     report = yield
     if report.failed:
         for server in item.config.stash.get(SERVERS, []):

@@ -1,4 +1,4 @@
-"""Where the tests find files that are no Python: the pages, and bytes captured from Fluss."""
+"""Paths of files that tests read: the pages, and bytes captured from Fluss."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Servers for tests: quick to start, on ports that nobody takes while they are down."""
+"""Servers for tests: they start quickly, on ports that stay free while they are down."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any, Self, TextIO
 
 import yaml
 
-from tests import warm
+from tests import server_fork
 from zufluss.testing.server import DevServer
 
 PORTS = range(20_000, 32_000)
@@ -27,7 +27,7 @@ WAIT_SECONDS = 60.0
 """No server takes longer to end."""
 
 _forks = multiprocessing.get_context("forkserver")
-_forks.set_forkserver_preload(["pytest", warm.__name__, "tests.tiering.fault_driver"])
+_forks.set_forkserver_preload(["pytest", server_fork.__name__, "tests.tiering.fault_driver"])
 
 
 class WarmProcess:
@@ -36,7 +36,7 @@ class WarmProcess:
     def __init__(self, arguments: list[str], environ: Mapping[str, str]) -> None:
         reader, writer = _forks.Pipe(duplex=False)
         self._process: BaseProcess = _forks.Process(
-            target=warm.serve, args=(arguments, dict(environ), writer)
+            target=server_fork.serve, args=(arguments, dict(environ), writer)
         )
         self._process.start()
         writer.close()
@@ -112,7 +112,7 @@ class RoleServer(WarmServer):
         self._config = directory / f"{role}.yaml"
 
     def arguments(self) -> list[str]:
-        """What follows `zufluss` on the command line."""
+        """The arguments after `zufluss` on the command line."""
         settings = {
             "bind.listeners": f"FLUSS://127.0.0.1:{self.port}",
             "data.dir": str(self.data_dir),
@@ -123,7 +123,7 @@ class RoleServer(WarmServer):
 
 
 def free_port() -> int:
-    """A port nobody listens on."""
+    """A port that no process listens on."""
     while True:
         port = random.SystemRandom().choice(PORTS)
         with socket.socket() as probe:

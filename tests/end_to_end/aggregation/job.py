@@ -1,7 +1,7 @@
 """A job in a process of its own, to be killed: reads events, writes them once, keeps checkpoints.
 
-The process is forked from one that has imported everything (`tests/warm.py`). It writes a line to a
-pipe for each step, so that a test knows when to kill it:
+The process is forked from one that has imported everything (`tests/server_fork.py`). It writes a
+line to a pipe for each step, so that a test knows when to kill it:
 
 | line | |
 |---|---|
@@ -34,7 +34,7 @@ from typing import Literal
 import zufluss
 from tests import servers
 from tests.end_to_end.aggregation.recovery import columns_of, event, written
-from tests.warm import PR_SET_PDEATHSIG
+from tests.server_fork import PR_SET_PDEATHSIG
 from zufluss.client import ProducerHandle
 from zufluss.client.producer.undo import UndoProgress
 from zufluss.client.sync.write import ExactlyOnceWriter

@@ -14,7 +14,7 @@ import pytest
 
 import zufluss
 from tests.client.relay import Relay
-from tests.end_to_end.leases.inside import inside
+from tests.end_to_end.leases.local_coordinator import inside
 from tests.end_to_end.leases.stage import DAY_MS, Stage, exist, rows, stage, unique
 from tests.waiting import eventually
 from zufluss.client.sync.lease import KvSnapshotLease

@@ -26,7 +26,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tests.coordinator.remotes import files_below, paths_of, shared_file
 from tests.counts import rounds
-from tests.end_to_end.leases.inside import Inside, inside
+from tests.end_to_end.leases.local_coordinator import Inside, inside
 from tests.end_to_end.leases.stage import exist
 from zufluss.errors import KvSnapshotLeaseNotFoundError, KvSnapshotNotExistError
 from zufluss.model.table import TableBucket

@@ -12,7 +12,7 @@ import pytest
 import zufluss
 from tests.coordinator.remotes import snapshot
 from tests.counts import rounds
-from tests.end_to_end.leases.inside import Inside, inside
+from tests.end_to_end.leases.local_coordinator import Inside, inside
 from tests.end_to_end.leases.stage import HOUR_MS, Caller, Stage, exist, rows, stage, unique
 from tests.waiting import eventually
 from zufluss.client.sync.table import Table

@@ -11,7 +11,7 @@ import pytest_asyncio
 from google.protobuf.message import Message
 
 from tests.coordinator.remotes import BY_DAY, KEYED, keyed_json
-from tests.end_to_end.leases.inside import Inside, inside
+from tests.end_to_end.leases.local_coordinator import Inside, inside
 from tests.end_to_end.leases.stage import (
     HOUR_MS,
     USERS,

@@ -14,7 +14,7 @@ from tests.coordinator.lease_world import LeaseWorld
 from tests.coordinator.remotes import BY_DAY, snapshot
 from tests.coordinator.support import DAY_MS
 from tests.counts import rounds
-from tests.end_to_end.leases.inside import Inside, inside
+from tests.end_to_end.leases.local_coordinator import Inside, inside
 from tests.end_to_end.leases.stage import HOUR_MS, KEYED, Stage, exist, rows, stage, unique
 from tests.waiting import eventually
 from zufluss.coordinator.leases.records import decode_table, encode_table, expiry_path, head_path

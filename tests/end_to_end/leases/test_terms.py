@@ -13,7 +13,7 @@ import pytest
 
 from tests.coordinator.support import COORDINATOR
 from tests.counts import rounds
-from tests.end_to_end.leases.inside import Inside, inside
+from tests.end_to_end.leases.local_coordinator import Inside, inside
 from tests.end_to_end.leases.stage import (
     HOUR_MS,
     Stage,

@@ -1,9 +1,9 @@
-"""What a server process needs before it begins: imported once, then forked for every start.
+"""The process that test servers are forked from: it has imported everything a server needs.
 
-The tests start hundreds of servers. Importing everything and loading the compiled kernels takes two
-seconds of CPU, starting an empty server a tenth of one. So a fork server (of the standard library)
-imports this module once, and every server is a fork of it: a process of its own, with the real
-command line, killed with a real SIGKILL, only without the import.
+The tests start hundreds of servers. Importing all modules and loading the compiled kernels takes
+two seconds of CPU, starting an empty server a tenth of a second. So the fork server of
+`multiprocessing` imports this module once, and every server is a fork of that process: a process of
+its own with the real command line, killed with a real SIGKILL, that only skips the import.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ with contextlib.redirect_stdout(io.StringIO()):
 
 
 def serve(arguments: list[str], environ: dict[str, str], output: Connection) -> None:
-    """Be `zufluss <arguments>`; its output goes to `output`."""
+    """Run `zufluss <arguments>` in this process, with its output to `output`."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # nobody survives the tests
     os.dup2(output.fileno(), 1)
     os.dup2(output.fileno(), 2)

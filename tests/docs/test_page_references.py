@@ -1,12 +1,11 @@
-"""Files and headings that the pages and docstrings mention exist.
+"""Files that the pages name, and headings that they link to, exist.
 
-A refactoring that renames a module leaves its old name in prose, where no import fails. A name is
-looked for relative to the repository, to `src/zufluss`, and, in docstrings, to the own package.
+`test_module_names.py` checks the names in ARCHITECTURE.md, CONTRIBUTING.md and in the source. Here
+a file name counts from the repository, from `src/zufluss`, or from the directory of the page.
 """
 
 from __future__ import annotations
 
-import ast
 import re
 from pathlib import Path
 
@@ -16,10 +15,11 @@ from tests.paths import DOCS, ROOT
 
 SOURCE = ROOT / "src" / "zufluss"
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.glob("*.md"))]
-HISTORY = "CHANGELOG.md"
-"""The page that may name files as they were called at the time."""
+ELSEWHERE = ("ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md")
+"""Pages that `test_module_names.py` checks, and the one that may name files of the past."""
 
-MODULE = re.compile(r"`([A-Za-z_][\w./-]*\.py)`")
+MODULE = re.compile(r"(?:`|<i>|, )([A-Za-z_][\w./-]*\.py)(?=`|</i>|, )")
+"""A file name in backquotes, or in the italics of a diagram."""
 LINK = re.compile(r"\]\(([^)\s#]*)#([^)\s]+)\)")
 HEADING = re.compile(r"^#+ (.*)$", re.M)
 
@@ -30,7 +30,7 @@ def exists(name: str, *places: Path) -> bool:
 
 
 def named_files(page: Path) -> list[str]:
-    """The files in backquotes; a bare `test_x.py` belongs to the directory named before it."""
+    """The files that a page names; a bare `test_x.py` belongs to the directory named before it."""
     names: list[str] = []
     directory = ""
     for name in MODULE.findall(page.read_text()):
@@ -43,33 +43,10 @@ def named_files(page: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "page", [page for page in PAGES if page.name != HISTORY], ids=lambda page: page.name
+    "page", [page for page in PAGES if page.name not in ELSEWHERE], ids=lambda page: page.name
 )
 def test_files_that_a_page_names_exist(page: Path) -> None:
     missing = [name for name in named_files(page) if not exists(name, ROOT, SOURCE, page.parent)]
-    assert not missing
-
-
-def docstrings(module: Path) -> str:
-    """All texts that stand by themselves in a module: docstrings of everything in it."""
-    tree = ast.parse(module.read_text())
-    return "\n".join(
-        node.value.value
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Expr)
-        and isinstance(node.value, ast.Constant)
-        and isinstance(node.value.value, str)
-    )
-
-
-def test_modules_that_docstrings_name_exist() -> None:
-    missing = [
-        f"{module.relative_to(ROOT)}: {name}"
-        for module in sorted(SOURCE.rglob("*.py"))
-        if "proto" not in module.parts
-        for name in MODULE.findall(docstrings(module))
-        if not exists(name, ROOT, SOURCE, module.parent, module.parent.parent)
-    ]
     assert not missing
 
 
