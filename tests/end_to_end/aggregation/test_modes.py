@@ -87,7 +87,7 @@ def test_a_writer_of_the_client_has_one_mode_and_two_writers_do_not_mix_theirs(
     conn: Connection,
 ) -> None:
     table = aggregated(conn, "n BIGINT SUM, c INT COUNT", buckets=2)
-    with pytest.raises(ConfigError, match="pre_aggregate makes states of inputs"):
+    with pytest.raises(ConfigError, match="pre_aggregate turns inputs into states"):
         table.upsert(merge_mode="retract", pre_aggregate=True)
     with pytest.raises(ConfigError, match="merge_mode 'replace' is none of aggregate, overwrite"):
         table.upsert(merge_mode="replace")  # type: ignore[arg-type]
