@@ -69,4 +69,4 @@ def test_state_ahead_of_a_log_that_was_synced_is_not_served(
     cut(written(server), 3)
     server.start()
     assert "bucket_refused" in server.log()
-    assert "the rows between are lost" in server.log()
+    assert "the changes between are lost" in server.log()

@@ -66,7 +66,7 @@ def test_a_bucket_without_a_snapshot_is_told_and_read_from_the_beginning(
         with it.admin.kv_snapshot_lease(table.path) as lease:
             assert lease.unavailable == {bucket: Unavailable.NO_SNAPSHOT}
             lease.check()
-            with pytest.raises(KvSnapshotNotExistError, match="changelog has everything"):
+            with pytest.raises(KvSnapshotNotExistError, match="read its changelog"):
                 table.kv_snapshot(bucket, lease=lease)
             changes = table.changelog(buckets=[bucket.bucket_id]).to_arrow()
             assert changes["_log_offset"].to_pylist() == [0, 1, 2]
