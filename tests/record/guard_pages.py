@@ -27,7 +27,6 @@ from zufluss.record.arrow.layout import Layout
 from zufluss.record.arrow.project import Projector
 from zufluss.record.header import read_header
 from zufluss.record.kernels.batch_check import check_batch
-from zufluss.record.kernels.batch_walk import last_whole, scan_segment, walk
 from zufluss.record.kernels.lz4 import frame_fault
 from zufluss.record.kernels.message_read import read_message
 
@@ -76,9 +75,6 @@ def main() -> None:
                 for place in guarded.places(bad):
                     check_batch(place, 0, place.size, program, True)
                     read_message(place, min(52, place.size), place.size)
-                    walk(place, 0, place.size, 0, 2**31)
-                    last_whole(place, 0, place.size)
-                    scan_segment(place, 0, place.size)
                     try:
                         projector.project_all(place, (0, 2))
                         projector.project(place, 0, read_header(memoryview(place)), (0, 2))

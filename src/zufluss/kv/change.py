@@ -25,7 +25,7 @@ from zufluss.kv.merge.gather import CandidateRows, NewValues, gather, new_values
 from zufluss.kv.merge.partial import Ids, PartialUpdate
 from zufluss.kv.table import KvTable
 from zufluss.record.batch.kv import KvBatch
-from zufluss.record.rows.codec import Located
+from zufluss.record.rows.codec import LocatedRows
 from zufluss.record.slices import Slices
 
 _NO_IDS: Numbers = np.empty(0, np.int64)
@@ -45,7 +45,7 @@ class Change:
 
     kinds: npt.NDArray[np.uint8]
     """The change types of the changelog's rows."""
-    rows: pa.RecordBatch | Located
+    rows: pa.RecordBatch | LocatedRows
     """The rows of the changelog."""
 
     def __init__(
@@ -90,7 +90,7 @@ class Change:
             return self._merged_values
         return new_values(self._values, self._schema_id, self._final, self._candidates.old)
 
-    def _take(self, fold: Fold, rows: pa.RecordBatch | Located) -> None:
+    def _take(self, fold: Fold, rows: pa.RecordBatch | LocatedRows) -> None:
         """Take over the decisions of an engine."""
         self.kinds, self._final, self.rows = fold.kinds, fold.final, rows
 
@@ -114,7 +114,7 @@ class Change:
         new_keys = bool((self._candidates.old == NO_ROW).any())
         if new_keys and engine.divides(batch.schema_id) and table.key.encoding == "compacted":
             divided = engine.divide(self._candidates)
-            candidates = self._gather(divided.wanted)
+            candidates = self._gather(divided.needed)
             folded, values = engine.fold_divided(divided, batch.rows, candidates)
             table.check_compacted_keys(*candidates)
         else:
@@ -135,10 +135,10 @@ class Change:
         """Return all candidates as columns; absent rows are NULL in every column."""
         return self._table.codec.columns(self._all_located())
 
-    def _all_located(self) -> Located:
+    def _all_located(self) -> LocatedRows:
         return self._located(np.arange(self._batch.count + self._old.count, dtype=np.int64))
 
-    def _located(self, candidates: Numbers) -> Located:
+    def _located(self, candidates: Numbers) -> LocatedRows:
         """Locate candidates; raises `CorruptRecordError` for a bad row or a wrong key."""
         rows, counts, keys = self._gather(candidates)
         located = self._table.codec.locate(rows, counts)

@@ -19,7 +19,7 @@ from zufluss.record.arrow.serialize import ArrowSerializer
 from zufluss.record.arrow.zstd import ZstdMessages
 from zufluss.record.batch.check import CheckedBatch
 from zufluss.record.header import HEADER_SIZES, write_header
-from zufluss.record.rows.codec import Located, RowCodec
+from zufluss.record.rows.codec import LocatedRows, RowCodec
 from zufluss.record.rows.formats import encode_body
 
 MAGIC = 0
@@ -31,7 +31,7 @@ class Changes(NamedTuple):
 
     encoder: ChangelogEncoder
     """Encodes the changes."""
-    rows: pa.RecordBatch | Located
+    rows: pa.RecordBatch | LocatedRows
     """The rows, as `ChangelogEncoder.rows` returned them."""
     kinds: npt.NDArray[np.uint8]
     """Their change types."""
@@ -71,7 +71,7 @@ class ChangelogEncoder:
         self._codec = codec
         self._zstd = _zstd_messages(info)
 
-    def rows(self, located: Located) -> pa.RecordBatch | Located:
+    def rows(self, located: LocatedRows) -> pa.RecordBatch | LocatedRows:
         """Return checked rows as `encode` takes them.
 
         Raises `CorruptRecordError` if Arrow cannot hold a row.
@@ -83,7 +83,7 @@ class ChangelogEncoder:
 
     def encode(
         self,
-        rows: pa.RecordBatch | Located,
+        rows: pa.RecordBatch | LocatedRows,
         kinds: npt.NDArray[np.uint8],
         writer_id: int,
         sequence: int,
@@ -106,12 +106,12 @@ class ChangelogEncoder:
         )
         return ChangelogBatch(view, checked)
 
-    def _body(self, rows: pa.RecordBatch | Located, kinds: npt.NDArray[np.uint8]) -> memoryview:
+    def _body(self, rows: pa.RecordBatch | LocatedRows, kinds: npt.NDArray[np.uint8]) -> memoryview:
         """Return the records, with room for the header in front."""
         header = HEADER_SIZES[MAGIC]
         if not len(kinds):
             return memoryview(bytearray(header))
-        if isinstance(rows, Located):
+        if isinstance(rows, LocatedRows):
             assert self._zstd is not None
             assert self._codec.buffers is not None
             view = self._zstd.write(self._codec.buffers.of(rows), header + len(kinds))

@@ -36,7 +36,7 @@ from zufluss.model.table import TableInfo
 from zufluss.record.aggregate.registry import check_targets, operations
 from zufluss.record.batch.kv import split_values
 from zufluss.record.keys.encoding import KeyEncoder
-from zufluss.record.rows.codec import Located, RowCodec
+from zufluss.record.rows.codec import LocatedRows, RowCodec
 from zufluss.record.rows.formats import RowFormat
 from zufluss.record.slices import ABSENT, Slices
 
@@ -173,7 +173,7 @@ class KvTable:
                     f"the key of a delete is not one of {', '.join(self.key.columns)}: {e.message}"
                 ) from None
 
-    def check_keys(self, located: Located, keys: Slices) -> None:
+    def check_keys(self, located: LocatedRows, keys: Slices) -> None:
         """Refuse a row whose key is not the encoding of its columns."""
         if self.key.encoding == "compacted":
             self.check_compacted_keys(located.rows, located.field_counts, keys)
@@ -194,7 +194,7 @@ class KvTable:
                 f"{self.key.encoding} encoding of its columns {', '.join(self.key.columns)}"
             )
 
-    def _encoded_mismatch(self, located: Located, keys: Slices) -> int:
+    def _encoded_mismatch(self, located: LocatedRows, keys: Slices) -> int:
         there = np.flatnonzero(located.rows.starts != ABSENT)
         data, offsets = self.key.encode(self.codec.columns(located, there))
         for i, row in enumerate(there.tolist()):

@@ -22,7 +22,7 @@ from zufluss.model.merge import MergeMode
 from zufluss.model.schema import Column, Schema
 from zufluss.model.table import TableDescriptor, TableInfo, TablePath
 from zufluss.record.batch.kv import build_kv_batch
-from zufluss.record.rows.codec import Located, RowCodec
+from zufluss.record.rows.codec import LocatedRows, RowCodec
 from zufluss.record.slices import ABSENT, Slices
 
 Row = tuple[Any, ...]
@@ -130,7 +130,7 @@ class Bucket:
         assert len(view)
         self.tablet.store.horizon = prepared.end_offset
         made = prepared.changes.rows
-        columns = table.codec.columns(made) if isinstance(made, Located) else made
+        columns = table.codec.columns(made) if isinstance(made, LocatedRows) else made
         kinds = prepared.changes.kinds.tolist()
         return list(zip(kinds, rows_of(columns), strict=True)), prepared.end_offset
 

@@ -26,7 +26,7 @@ from zufluss.model.aggregate import FUNCTIONS
 from zufluss.model.merge import MergeMode
 from zufluss.model.schema import Schema
 from zufluss.model.types import Root
-from zufluss.record.aggregate.base import Refused
+from zufluss.record.aggregate.functions import RefusedValue
 from zufluss.record.aggregate.local import pre_aggregate
 from zufluss.record.aggregate.plain import PlainAggregation
 from zufluss.record.aggregate.registry import BUILDERS
@@ -195,7 +195,7 @@ def agree(bucket: Bucket, plain: PlainAggregation, rows: list[Row], mode: MergeM
     rows = _as_read(bucket, rows)
     try:
         wanted = plain.put(rows, mode)
-    except Refused:
+    except RefusedValue:
         with pytest.raises(AggregationError, match=r"column 'v' .* of key k = "):
             bucket.put(*rows, mode=mode)
     else:

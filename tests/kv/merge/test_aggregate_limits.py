@@ -17,7 +17,7 @@ from tests.kv.merge.aggregating import Bucket, arrow, column, rows_of, schema_of
 from zufluss.errors import AggregationError
 from zufluss.record.aggregate.hll_bytes import check_hll
 from zufluss.record.aggregate.local import pre_aggregate
-from zufluss.record.aggregate.outside import MADE_BYTES_MAX
+from zufluss.record.aggregate.python_fold import RESULT_BYTES_MAX
 
 KINDS = [
     datasketches.tgt_hll_type.HLL_4,
@@ -132,7 +132,7 @@ def test_so_is_one_whose_rows_have_a_long_text_that_it_does_not_write(tmp_path: 
     bucket = Bucket(tmp_path, [schema])
     text = "x" * (1 << 20)
     bucket.put((1, text, 0))
-    records = MADE_BYTES_MAX // len(text) + 1
+    records = RESULT_BYTES_MAX // len(text) + 1
     with pytest.raises(AggregationError, match=r"'t'.*batch-size"):
         bucket.put(*[(1, None, 1)] * records, targets=["k", "n"])
     assert bucket.rows((1,)) == [(1, text, 0)]
@@ -159,7 +159,7 @@ def test_what_changes_nothing_counts_for_nothing(tmp_path: Path) -> None:
     one = pyroaring.BitMap64(pyroaring.BitMap64.deserialize(users)[:1]).serialize()
     elements = list(range(10_000))
     bucket.put((1, users, elements))
-    records = MADE_BYTES_MAX // len(users) + 100
+    records = RESULT_BYTES_MAX // len(users) + 100
     assert bucket.put(*[(1, one, [7])] * records) == []
     assert bucket.rows((1,)) == [(1, users, elements)]
     bucket.close()

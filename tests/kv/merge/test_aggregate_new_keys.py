@@ -30,10 +30,10 @@ from tests.kv.merge.test_aggregate_functions import FLOATS, FUNCTIONS, VALUES, r
 from zufluss.errors import AggregationError, CorruptRecordError
 from zufluss.model.merge import MergeMode
 from zufluss.model.schema import Schema
-from zufluss.record.aggregate import kernels as k
+from zufluss.record.aggregate import opcodes as k
 from zufluss.record.aggregate.registry import BUILDERS
 from zufluss.record.batch.kv import build_kv_batch
-from zufluss.record.rows.codec import Located, RowCodec
+from zufluss.record.rows.codec import LocatedRows, RowCodec
 from zufluss.record.slices import Slices
 
 EXAMPLES = settings(
@@ -194,7 +194,7 @@ def _put(bucket: Bucket, rows: Slices, keys: Sequence[int]) -> list[Row]:
     prepared = bucket.tablet.prepare(np.frombuffer(batch, np.uint8), (), MergeMode.AGGREGATE, 0)
     assert prepared.changes is not None
     made = prepared.changes.rows
-    batches = table.codec.columns(made) if isinstance(made, Located) else made
+    batches = table.codec.columns(made) if isinstance(made, LocatedRows) else made
     return list(zip(*(c.to_pylist() for c in batches.columns), strict=True))
 
 

@@ -15,7 +15,7 @@ from zufluss.record import header as batch
 from zufluss.record import kernels as package
 from zufluss.record.arrow import layout
 from zufluss.record.batch import plain
-from zufluss.record.kernels import batch_check, cache
+from zufluss.record.kernels import batch_check, batch_header, batch_statistics, cache
 
 KERNELS = Path(package.__file__).parent
 
@@ -48,9 +48,15 @@ def test_constants_repeated_in_kernels_equal_their_originals() -> None:
     for name in ("NULLABLE", "NOT_NULL", "MASKED"):
         assert getattr(batch_check, name) == getattr(layout, name)
     assert batch_check.MAX_UNCOMPRESSED_BYTES == plain.MAX_UNCOMPRESSED_BYTES
-    assert (layout.PROGRAM_HEAD, layout.PROGRAM_STRIDE) == (8, 8)
+    for name in ("PROGRAM_HEAD", "PROGRAM_STRIDE"):
+        assert getattr(batch_check, name) == getattr(layout, name)
+    for name in ("SLOT_NONE", "SLOT_FIXED", "SLOT_VARIABLE", "SLOT_TIMESTAMP", "SLOT_DECIMAL"):
+        assert getattr(batch_statistics, name) == getattr(layout, name)
+    assert batch_header.LENGTH_OVERHEAD == batch.LENGTH_OVERHEAD
+    assert batch_header.MAGIC_MAX == batch.MAX_MAGIC
     for magic, size in enumerate(batch.HEADER_SIZES):
-        assert size == 48 + 4 * magic
+        assert size == batch_header.HEADER_BYTES_MIN + 4 * magic
+        assert batch_header.crc_at(0, magic) == batch.CRC_OFFSETS[magic]
 
 
 def test_a_directory_that_others_can_write_to_is_never_used(tmp_path: Path) -> None:
@@ -64,17 +70,17 @@ def test_a_directory_that_others_can_write_to_is_never_used(tmp_path: Path) -> N
 def test_a_directory_is_found_when_no_candidate_fits(tmp_path: Path) -> None:
     occupied = tmp_path / "file"
     occupied.write_text("not a directory")
-    found = cache.choose_directory((occupied, occupied / "below"), tmp_path)
-    assert found.parent == tmp_path
-    assert found.is_dir()
+    directory = cache.choose_directory((occupied, occupied / "below"), tmp_path)
+    assert directory.parent == tmp_path
+    assert directory.is_dir()
 
 
 @pytest.mark.slow
 def test_the_chosen_cache_directory_is_used_and_read_back(tmp_path: Path) -> None:
     code = (
-        "from zufluss.record.kernels import batch_walk as walk; import numpy as np;"
-        "walk.last_whole(np.zeros(9, np.uint8), 0, 9);"
-        "print(sum(walk._last_whole.stats.cache_hits.values()))"
+        "from zufluss.record.kernels.lz4 import frame_fault; import numpy as np;"
+        "frame_fault(np.zeros(9, np.uint8), 0, 9);"
+        "print(sum(frame_fault.stats.cache_hits.values()))"
     )
     assert in_a_new_process(code, NUMBA_CACHE_DIR=str(tmp_path)) == "0"
     assert list(tmp_path.glob("kernels-*/**/*.nbi"))

@@ -22,16 +22,16 @@ from typing import NamedTuple
 
 from zufluss.kv.merge.base import Candidates, Numbers
 from zufluss.kv.merge.gather import CandidateRows, NewValues, merged_values
-from zufluss.record.aggregate.fold import Aggregator, Divided, Folded, Records
+from zufluss.record.aggregate.fold import Aggregator, DividedBatch, FoldedBatch, FoldInput
 from zufluss.record.aggregate.registry import Operations
-from zufluss.record.rows.codec import Located, RowCodec
+from zufluss.record.rows.codec import LocatedRows, RowCodec
 from zufluss.record.slices import Slices
 
 
 class AggregateFold(NamedTuple):
     """What a batch does to the changelog and to the store."""
 
-    folded: Folded
+    folded: FoldedBatch
     """The changes and the rows of the changelog."""
     values: NewValues
     """The values for the store."""
@@ -55,28 +55,28 @@ class Aggregation:
         )
 
     def fold(
-        self, candidates: Candidates, rows: Slices, located: Located, fields: int, ids: Numbers
+        self, candidates: Candidates, rows: Slices, located: LocatedRows, fields: int, ids: Numbers
     ) -> AggregateFold:
         """Decide about a batch whose rows have `fields` fields; `located` has all candidates."""
-        records = Records(located, candidates.group, candidates.new, candidates.old, fields)
+        records = FoldInput(located, candidates.group, candidates.new, candidates.old, fields)
         return self._outcome(self._aggregator.fold(records, ids), rows, candidates.old)
 
     def divides(self, schema_id: int) -> bool:
         """Whether `divide` and `fold_divided` can decide about rows of a schema."""
         return self._aggregator.divides and schema_id == self._schema_id
 
-    def divide(self, candidates: Candidates) -> Divided:
+    def divide(self, candidates: Candidates) -> DividedBatch:
         """Decide as far as keys tell; the result names the candidates that the rest needs."""
         return self._aggregator.divide(candidates.group, candidates.new, candidates.old)
 
     def fold_divided(
-        self, divided: Divided, rows: Slices, candidates: CandidateRows
+        self, divided: DividedBatch, rows: Slices, candidates: CandidateRows
     ) -> AggregateFold:
         """Decide about the rest; `rows` are those of the batch, `candidates` those of `divide`."""
         folded = self._aggregator.fold_divided(divided, candidates.rows, candidates.field_counts)
         return self._outcome(folded, rows, divided.old)
 
-    def _outcome(self, folded: Folded, rows: Slices, old: Numbers) -> AggregateFold:
+    def _outcome(self, folded: FoldedBatch, rows: Slices, old: Numbers) -> AggregateFold:
         def encode(merged: Numbers, free_bytes: int) -> Slices:
             return self._aggregator.values(folded.rows, merged, self._schema_id, free_bytes)
 

@@ -1,7 +1,7 @@
-"""What the fold kernels are made of: sums and products that tell overflow, floats as their bits.
+"""Arithmetic for the fold kernels: sums and products that tell overflow, floats as their bits.
 
-The compiler takes it for granted that sums of integers do not overflow, so those that may are made
-of instructions that say what happens then.
+The compiler assumes that sums of integers do not overflow. Those that may are LLVM instructions
+with a defined result.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from zufluss.record.kernels.raw import peek_i64
 
 
 def _wrapped(name: str) -> Any:
-    """Make an intrinsic `f(a, b)`: the low 64 bits of the outcome."""
+    """Make an intrinsic `f(a, b)`: the low 64 bits of the result."""
 
     @intrinsic  # type: ignore[untyped-decorator]
     def wrapped(_context: Any, _a: Any, _b: Any) -> Any:
@@ -30,7 +30,7 @@ def _wrapped(name: str) -> Any:
 
 
 def _overflows(name: str) -> Any:
-    """Make an intrinsic `f(a, b)`: whether the outcome is beyond 64 bits."""
+    """Make an intrinsic `f(a, b)`: whether the result does not fit 64 bits."""
 
     @intrinsic  # type: ignore[untyped-decorator]
     def overflows(_context: Any, _a: Any, _b: Any) -> Any:
@@ -92,7 +92,7 @@ def bits_of_float(_context: Any, _value: Any) -> Any:
 
 @kernel(inline=True)
 def rank(bits: Any, single: Any) -> Any:
-    """A number that sorts as the float of these bits: −0.0 before 0.0, every NaN at the end."""
+    """A number that sorts as the float of these bits: −0.0 before 0.0, every NaN last."""
     value = float_of(bits) if single else double_of(bits)
     if value != value:
         return np.int64(2**63 - 1)
@@ -103,7 +103,7 @@ def rank(bits: Any, single: Any) -> Any:
 
 @kernel(inline=True)
 def negated(low: Any, high: Any) -> Any:
-    """The two words of a 128-bit number with the other sign."""
+    """The two words of the negative of a 128-bit number."""
     low = subtract(np.int64(0), low)
     high = ~high
     return low, (add(high, np.int64(1)) if low == 0 else high)
@@ -120,13 +120,10 @@ def wide_sum(low: Any, high: Any, other_low: Any, other_high: Any) -> Any:
 
 
 @kernel(inline=True)
-def within(low: Any, high: Any, limit: Any) -> Any:
-    """Whether a 128-bit number is less than the limit, sign aside; its words stand at an address.
-
-    The higher word of the limit comes first.
-    """
+def is_within(low: Any, high: Any, limit: Any) -> Any:
+    """Whether a 128-bit number is below the limit at an address by magnitude, high word first."""
     if high < 0:
         low, high = negated(low, high)
-    most_high, most_low = np.uint64(peek_i64(limit)), np.uint64(peek_i64(limit + 8))
-    above, below = np.uint64(high), np.uint64(low)
-    return above < most_high or (above == most_high and below < most_low)
+    limit_high, limit_low = np.uint64(peek_i64(limit)), np.uint64(peek_i64(limit + 8))
+    high_word, low_word = np.uint64(high), np.uint64(low)
+    return high_word < limit_high or (high_word == limit_high and low_word < limit_low)

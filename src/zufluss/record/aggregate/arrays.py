@@ -1,7 +1,7 @@
-"""`array_agg` and `collect`: the elements of arrays, in the order they arrive; all, or each once.
+"""`array_agg` and `collect`: the elements of arrays in the order they arrive, all or each once.
 
-A state is a tuple of element numbers, and equal elements may be known by equal `marks`: elements
-are never looked at here, so they can be of any type, nested ones included.
+A state is a tuple of element numbers, and equal elements have equal `marks`. The elements
+themselves are not looked at here, so they can be of any type, nested types included.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from zufluss.model.schema import Column
-from zufluss.record.aggregate.base import Builder, Carried, outside
+from zufluss.record.aggregate.functions import Builder, Implementation, in_python
 from zufluss.record.aggregate.limits import Limit
 
 ELEMENTS_MAX: Final = 100_000
@@ -19,27 +19,27 @@ ELEMENTS_MAX: Final = 100_000
 Elements = tuple[int, ...]
 
 
-class Collected:
-    """Elements by number."""
+class ElementCollector:
+    """Joins arrays, whose elements are known by number."""
 
     def __init__(self, limit: Limit, *, distinct: bool) -> None:
         self._limit = limit
         self.distinct = distinct
-        """Whether equal elements are kept once."""
+        """Whether equal elements are kept only once."""
         self._marks: Sequence[int] = ()
         self._last: tuple[Elements, set[int]] = ((), set())
-        """The state that was made last, with its marks: mostly the next one starts from it."""
+        """The state returned last, with its marks; the next call mostly starts from it."""
 
     def begin(self, marks: Sequence[int]) -> None:
-        """A batch begins; of each of its elements: a number that equal ones share."""
+        """Begin a batch; `marks` has a number for each element, the same for equal elements."""
         self._marks, self._last = marks, ((), set())
 
     def first(self, value: Elements, *, merging: bool) -> Elements:
-        """The elements, each once where that is wanted."""
+        """Return the elements, each once if `distinct`."""
         return self._with((), value)
 
     def add(self, state: Elements, value: Elements, *, merging: bool) -> Elements:
-        """The elements of both."""
+        """Return the elements of state and value, each once if `distinct`."""
         return self._with(state, value)
 
     def _with(self, state: Elements, value: Elements) -> Elements:
@@ -60,17 +60,17 @@ class Collected:
         if last is not state:
             known = {self._marks[element] for element in state}
             self._last = state, known
-        found = {self._marks[e]: e for e in reversed(value) if self._marks[e] not in known}
-        return sorted(found.values())
+        unknown = {self._marks[e]: e for e in reversed(value) if self._marks[e] not in known}
+        return sorted(unknown.values())
 
 
-def _collected(distinct: bool) -> Builder:
-    def build(column: Column) -> Carried:
+def _collector(distinct: bool) -> Builder:
+    def build(column: Column) -> Implementation:
         limit = Limit.of(column, ELEMENTS_MAX, "elements")
-        return outside(Collected(limit, distinct=distinct))
+        return in_python(ElementCollector(limit, distinct=distinct))
 
     return build
 
 
-ARRAYS: Final[Mapping[str, Builder]] = {"array_agg": _collected(False), "collect": _collected(True)}
-"""The family, by name."""
+ARRAYS: Final[Mapping[str, Builder]] = {"array_agg": _collector(False), "collect": _collector(True)}
+"""Builders of these functions, by name."""

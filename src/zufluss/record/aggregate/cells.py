@@ -1,14 +1,13 @@
 """Single values in cells: parts of kernels that load, store, copy and compare them.
 
-`record/kernels/row_read.py` describes cells. A value is named by the address of its column, the
-number of rows of the cells, and its row. `width` is the number of bytes of a value in its column
-(1 to 16), or `BITS`, or `PLACES` if the column holds only where its bytes start and end. **Nothing
-is checked here.**
+`record/kernels/row_read.py` describes cells. A value is named by its column and its row; `width` is
+the number of bytes of a value in its column (1 to 16), or `BITS`, or `PLACES` if the column holds
+only where its bytes start and end. **Nothing is checked here.**
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,29 +31,52 @@ from zufluss.record.kernels.row_read import (
     KEEP_1,
     KEEP_2,
     KEEP_4,
+    LINE,
     NUMBER,
     PARAM,
     SINK,
+    SLOT,
     TEXT,
     TIME,
 )
 
 BITS, PLACES = 0, -1
-"""Widths of values that are not whole bytes, or that are somewhere else."""
-WIDE = 16
+"""Widths of BOOLEANs, and of values whose bytes are not in the cells."""
+DECIMAL_BYTES = 16
 """The width of decimals, whatever their precision."""
+_LINE_BYTES = 8 * LINE
+
+
+class Column(NamedTuple):
+    """One column of cells, as kernels see it."""
+
+    values: Any
+    """Address of its first value."""
+    valid: Any
+    """Address of its validity bitmap."""
+    rows: Any
+    """Number of rows of the cells."""
+
+
+@kernel(inline=True)
+def column_of(program: Any, fields: Any, cells: Any, rows: Any, index: Any) -> Any:
+    """Column `index` of the cells at an address, which have `rows` rows and `fields` columns."""
+    slot = peek_i64(program + _LINE_BYTES * index + 8 * SLOT)
+    slots = peek_i64(program + _LINE_BYTES * fields + 8 * SLOT)
+    bitmaps, stride = cells + 8 * rows * slots, (rows + 63) // 64 * 8
+    return Column(cells + 8 * rows * slot, bitmaps + index * stride, rows)
 
 
 @kernel()
 def width_of(line: Any) -> Any:
-    """The width of the values of a program line."""
+    """Width of the values of a program line."""
     sink = peek_i64(line + 8 * SINK)
     if sink >= TEXT:
         return np.int64(PLACES)
     if sink == FLAG:
         return np.int64(BITS)
     if sink in (NUMBER, BIG_NUMBER):
-        return np.int64(WIDE)
+        return np.int64(DECIMAL_BYTES)
     if sink == KEEP_1:
         return np.int64(1)
     if sink == KEEP_2:
@@ -66,122 +88,126 @@ def width_of(line: Any) -> Any:
 
 @kernel(inline=True)
 def is_valid(bits: Any, row: Any) -> Any:
-    """Whether a value is not NULL."""
+    """Whether a value is not NULL, by the validity bitmap at an address."""
     return peek_u8(bits + (row >> 3)) >> (row & 7) & 1 != 0
 
 
 @kernel(inline=True)
 def load(width: Any, column: Any, row: Any) -> Any:
-    """A value of at most 8 bytes as a number; of a float its bits."""
+    """A value of at most 8 bytes as an integer; of a float its bits."""
     if width == 8:
-        return peek_i64(column + 8 * row)
+        return peek_i64(column.values + 8 * row)
     if width == 4:
-        return peek_i32(column + 4 * row)
+        return peek_i32(column.values + 4 * row)
     if width == 1:
-        return peek_i8(column + row)
+        return peek_i8(column.values + row)
     if width == 2:
-        return peek_i16(column + 2 * row)
-    return peek_u8(column + (row >> 3)) >> (row & 7) & 1
+        return peek_i16(column.values + 2 * row)
+    return peek_u8(column.values + (row >> 3)) >> (row & 7) & 1
 
 
 @kernel(inline=True)
 def store(width: Any, column: Any, row: Any, value: Any) -> Any:
-    """Write a value of at most 8 bytes; bits are 0 before."""
+    """Write a value of at most 8 bytes; the bit of a BOOLEAN must be 0 before."""
     if width == 8:
-        poke_i64(column + 8 * row, value)
+        poke_i64(column.values + 8 * row, value)
     elif width == 4:
-        poke_i32(column + 4 * row, value)
+        poke_i32(column.values + 4 * row, value)
     elif width == 1:
-        poke_u8(column + row, value)
+        poke_u8(column.values + row, value)
     elif width == 2:
-        poke_i16(column + 2 * row, value)
+        poke_i16(column.values + 2 * row, value)
     else:
-        at = column + (row >> 3)
-        poke_u8(at, peek_u8(at) | value << (row & 7))
+        byte = column.values + (row >> 3)
+        poke_u8(byte, peek_u8(byte) | value << (row & 7))
 
 
 @kernel(inline=True)
-def copy_value(
-    width: Any, column: Any, count: Any, row: Any, to: Any, to_count: Any, to_row: Any
-) -> Any:
-    """Copy a value that is not NULL; answers how many bytes it has elsewhere."""
+def store_decimal(column: Any, row: Any, low: Any, high: Any) -> Any:
+    """Write the two words of a decimal."""
+    poke_i64(column.values + 16 * row, low)
+    poke_i64(column.values + 16 * row + 8, high)
+
+
+@kernel(inline=True)
+def place_of(column: Any, row: Any) -> Any:
+    """Where the bytes of a value start and end; starts stand before ends in a column of places."""
+    return (
+        peek_i64(column.values + 8 * row),
+        peek_i64(column.values + 8 * (column.rows + row)),
+    )
+
+
+@kernel(inline=True)
+def copy_value(width: Any, source: Any, row: Any, target: Any, target_row: Any) -> Any:
+    """Copy a value that is not NULL; returns the bytes it has outside of the cells."""
     if width == PLACES:
-        start, end = peek_i64(column + 8 * row), peek_i64(column + 8 * (count + row))
-        poke_i64(to + 8 * to_row, start)
-        poke_i64(to + 8 * (to_count + to_row), end)
+        start, end = place_of(source, row)
+        poke_i64(target.values + 8 * target_row, start)
+        poke_i64(target.values + 8 * (target.rows + target_row), end)
         return end - start
-    if width == WIDE:
-        poke_i64(to + 16 * to_row, peek_i64(column + 16 * row))
-        poke_i64(to + 16 * to_row + 8, peek_i64(column + 16 * row + 8))
+    if width == DECIMAL_BYTES:
+        low, high = peek_i64(source.values + 16 * row), peek_i64(source.values + 16 * row + 8)
+        store_decimal(target, target_row, low, high)
     else:
-        store(width, to, to_row, load(width, column, row))
+        store(width, target, target_row, load(width, source, row))
     return np.int64(0)
 
 
 @kernel()
 def compare_bytes(one: Any, size: Any, other: Any, other_size: Any) -> Any:
-    """−1, 0 or 1 as a byte string sorts before, as, or behind another, by unsigned bytes."""
-    least = min(size, other_size)
-    at = np.int64(0)
-    while at + 8 <= least and peek_i64(one + at) == peek_i64(other + at):
-        at += 8
-    while at < least:
-        a, b = peek_u8(one + at), peek_u8(other + at)
-        if a != b:
-            return np.int64(-1 if a < b else 1)
-        at += 1
+    """−1, 0 or 1 as a byte string sorts before, equal to or after another, by unsigned bytes."""
+    shorter = min(size, other_size)
+    pos = np.int64(0)
+    while pos + 8 <= shorter and peek_i64(one + pos) == peek_i64(other + pos):
+        pos += 8
+    while pos < shorter:
+        byte, other_byte = peek_u8(one + pos), peek_u8(other + pos)
+        if byte != other_byte:
+            return np.int64(-1 if byte < other_byte else 1)
+        pos += 1
     return np.int64(0 if size == other_size else -1 if size < other_size else 1)
 
 
 @kernel(inline=True)
-def same(
-    width: Any,
-    data: Any,
-    column: Any,
-    count: Any,
-    row: Any,
-    other: Any,
-    other_count: Any,
-    other_row: Any,
-) -> Any:
-    """Whether two values are the same, bit by bit; neither is NULL."""
+def is_same(width: Any, data: Any, one: Any, row: Any, other: Any, other_row: Any) -> Any:
+    """Whether two values that are not NULL have the same bits."""
     if width == PLACES:
-        start, at = peek_i64(column + 8 * row), peek_i64(other + 8 * other_row)
-        size = peek_i64(column + 8 * (count + row)) - start
-        if size != peek_i64(other + 8 * (other_count + other_row)) - at:
+        start, end = place_of(one, row)
+        other_start, other_end = place_of(other, other_row)
+        size = end - start
+        if size != other_end - other_start:
             return False
-        return start == at or compare_bytes(data + start, size, data + at, size) == 0
-    if width == WIDE:
-        one, two = column + 16 * row, other + 16 * other_row
-        return peek_i64(one) == peek_i64(two) and peek_i64(one + 8) == peek_i64(two + 8)
-    return load(width, column, row) == load(width, other, other_row)
+        if start == other_start:
+            return True
+        return compare_bytes(data + start, size, data + other_start, size) == 0
+    if width == DECIMAL_BYTES:
+        words, other_words = one.values + 16 * row, other.values + 16 * other_row
+        if peek_i64(words) != peek_i64(other_words):
+            return False
+        return peek_i64(words + 8) == peek_i64(other_words + 8)
+    return load(width, one, row) == load(width, other, other_row)
 
 
 @kernel(inline=True)
 def compare(
-    width: Any,
-    line: Any,
-    data: Any,
-    column: Any,
-    count: Any,
-    row: Any,
-    other: Any,
-    other_count: Any,
-    other_row: Any,
+    width: Any, line: Any, data: Any, one: Any, row: Any, other: Any, other_row: Any
 ) -> Any:
     """−1, 0 or 1 as a value is less than, equal to or greater than another; neither is NULL."""
     if width == PLACES:
-        start, at = peek_i64(column + 8 * row), peek_i64(other + 8 * other_row)
-        size = peek_i64(column + 8 * (count + row)) - start
-        other_size = peek_i64(other + 8 * (other_count + other_row)) - at
-        return compare_bytes(data + start, size, data + at, other_size)
-    if width == WIDE:
-        a, b = peek_i64(column + 16 * row + 8), peek_i64(other + 16 * other_row + 8)
-        if a == b:
-            low, other_low = peek_i64(column + 16 * row), peek_i64(other + 16 * other_row)
-            a, b = low ^ np.int64(-(2**63)), other_low ^ np.int64(-(2**63))
+        start, end = place_of(one, row)
+        other_start, other_end = place_of(other, other_row)
+        size, other_size = end - start, other_end - other_start
+        return compare_bytes(data + start, size, data + other_start, other_size)
+    if width == DECIMAL_BYTES:
+        words, other_words = one.values + 16 * row, other.values + 16 * other_row
+        value, other_value = peek_i64(words + 8), peek_i64(other_words + 8)
+        if value == other_value:
+            # Equal high words: the low words decide, unsigned, hence with their sign bits flipped.
+            sign = np.int64(-(2**63))
+            value, other_value = peek_i64(words) ^ sign, peek_i64(other_words) ^ sign
     else:
-        a, b = load(width, column, row), load(width, other, other_row)
+        value, other_value = load(width, one, row), load(width, other, other_row)
         if peek_i64(line + 8 * FLOATING):
-            a, b = rank(a, width == 4), rank(b, width == 4)
-    return np.int64(-1 if a < b else 1 if a > b else 0)
+            value, other_value = rank(value, width == 4), rank(other_value, width == 4)
+    return np.int64(-1 if value < other_value else 1 if value > other_value else 0)

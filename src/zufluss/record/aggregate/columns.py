@@ -1,7 +1,8 @@
-"""Arrow columns to cells: what `RowCodec.locate` makes of rows, without rows in between.
+"""Arrow columns to cells: the result of `RowCodec.locate`, without rows in between.
 
-Numbers stand in cells as they do in Arrow buffers, and texts need only their places, so this copies
-whole buffers. Columns with nested values go through rows, since only these know their bytes.
+Numbers have the same bytes in cells as in Arrow buffers, and texts need only their places, so whole
+buffers are copied. A batch with nested columns is encoded to rows first, because their cells are
+places of encoded values.
 """
 
 from __future__ import annotations
@@ -10,15 +11,15 @@ import numpy as np
 import pyarrow as pa
 
 from zufluss.record.kernels import row_read as k
-from zufluss.record.rows.cells import Located
+from zufluss.record.rows.cells import LocatedRows
 from zufluss.record.rows.codec import RowCodec
 from zufluss.record.slices import Bytes
 
 _NO_BYTES: Bytes = np.empty(0, np.uint8)
 
 
-def located(codec: RowCodec, batch: pa.RecordBatch) -> Located:
-    """The rows of a batch, taken apart."""
+def located(codec: RowCodec, batch: pa.RecordBatch) -> LocatedRows:
+    """Return the cells of a batch."""
     plain = batch.schema.types == codec.schema.arrow.types
     if codec.plan.inner or not plain or any(column.offset for column in batch.columns):
         return codec.locate(codec.encode(batch))
@@ -36,7 +37,7 @@ def located(codec: RowCodec, batch: pa.RecordBatch) -> Located:
     return codec.moved(rows, np.concatenate(data) if data else _NO_BYTES)
 
 
-def _write_valid(codec: RowCodec, rows: Located, i: int, column: pa.Array) -> None:
+def _write_valid(codec: RowCodec, rows: LocatedRows, i: int, column: pa.Array) -> None:
     stride = (rows.count + 63) // 64 * 8
     at = 8 * rows.count * codec.plan.slots[-1] + i * stride
     bits, size = column.buffers()[0], (rows.count + 7) // 8
@@ -46,14 +47,14 @@ def _write_valid(codec: RowCodec, rows: Located, i: int, column: pa.Array) -> No
     rows.facts[i, k.NULLS] = column.null_count
 
 
-def _write_numbers(codec: RowCodec, rows: Located, i: int, column: pa.Array) -> None:
+def _write_numbers(codec: RowCodec, rows: LocatedRows, i: int, column: pa.Array) -> None:
     size = rows.count * codec.plan.widths[i] or (rows.count + 7) // 8
     at = 8 * rows.count * codec.plan.slots[i]
     rows.cells[at : at + size] = np.frombuffer(column.buffers()[1], np.uint8, size)
 
 
-def _write_places(codec: RowCodec, rows: Located, i: int, column: pa.Array, base: int) -> Bytes:
-    """Write where values lie from `base` on; the bytes that are there."""
+def _write_places(codec: RowCodec, rows: LocatedRows, i: int, column: pa.Array, base: int) -> Bytes:
+    """Write the places of the values, from `base` on; returns the bytes that they point into."""
     starts, ends = rows.places(codec.plan, i)
     buffers, count = column.buffers(), rows.count
     if codec.plan.sinks[i] == k.PADDED:

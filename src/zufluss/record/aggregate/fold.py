@@ -1,14 +1,15 @@
-"""Batches of records folded into the rows of their keys; the server's puts and the client's own.
+"""Folds batches of records into the rows of their keys, for puts of servers and for clients.
 
-    located rows → script → fold (kernel; then what is called outside) → settle, take → made rows
-    script → divide → located rows → fold of what is left → settle, take → made rows
+    located rows → script → fold (kernel, then Python functions) → settle, take → result rows
+    script → divide → located rows → fold of the other records → settle, take → result rows
 
-The second way is for whole rows whose columns begin with what came (`Aggregator.divides`): the
-first row of a key is taken apart where it goes, and never copied.
+`script.py` explains the steps. The second way needs whole rows, and operations that leave the first
+row of a key as it came (`Aggregator.divides`): such a row is read straight into its place and never
+copied.
 
-What comes out is rows that are taken apart as those that went in, so that the changelog is written
-from them at once, and the values of the store as well. A batch that cannot be folded is refused as
-a whole, with the column and the key.
+Result rows are cells, as source rows are, so the changelog and the stored values are written from
+them without another decoding. A batch that cannot be folded is refused as a whole; the error names
+the column and the key.
 """
 
 from __future__ import annotations
@@ -19,95 +20,96 @@ import numpy as np
 import numpy.typing as npt
 
 from zufluss.errors import AggregationError
-from zufluss.record.aggregate import kernels as k
-from zufluss.record.aggregate.outside import (
-    MADE_BYTES_MAX,
+from zufluss.record.aggregate import opcodes as op
+from zufluss.record.aggregate.column_fold import fold, take
+from zufluss.record.aggregate.python_fold import (
+    RESULT_BYTES_MAX,
     TOO_MUCH,
-    Made,
+    ByteBudget,
+    FoldCells,
+    RecordSteps,
     RefusedRecord,
-    Room,
-    Steps,
-    fold_outside,
+    fold_in_python,
 )
 from zufluss.record.aggregate.registry import Operations
+from zufluss.record.aggregate.script import divide, find_bare, script, settle
 from zufluss.record.aggregate.value_write import is_exact, put_values, value_bytes_max
 from zufluss.record.kernels.row_read import PLACED
 from zufluss.record.kernels.row_write import COLUMN
-from zufluss.record.rows.cells import Counts, Located
+from zufluss.record.rows.cells import Counts, LocatedRows
 from zufluss.record.rows.codec import RowCodec
 from zufluss.record.slices import Bytes, Positions, Slices
 
 _NONE: Positions = np.empty(0, np.int64)
-_NO_BYTES: Bytes = np.empty(0, np.uint8)
 
 
-class Records(NamedTuple):
-    """A batch, with the rows it meets."""
+class FoldInput(NamedTuple):
+    """A batch of records, with the stored rows of their keys."""
 
-    given: Located
-    """The rows of the records, then those stored."""
+    sources: LocatedRows
+    """The rows of the records, then the stored rows."""
     group: Positions
-    """Of each record: which key."""
+    """Per record: the number of its key."""
     new: Positions
-    """Of each record: its given row, `NO_ROW` for a delete."""
+    """Per record: its source row, `NO_ROW` for a delete."""
     old: Positions
-    """Of each group: its given row, `NO_ROW` if there is none."""
+    """Per group: its stored row among the source rows, `NO_ROW` if the key has none."""
     written: int
     """The number of columns that the records have; their schema may be an older one."""
 
 
 class Script(NamedTuple):
-    """Which rows the records of a batch make, see `kernels.script`."""
+    """Which result rows the records of a batch write, see the kernel `script`."""
 
     prev: Positions
-    """Of each record: the row it starts from."""
+    """Per record: the row it starts from."""
     at: Positions
-    """Of each record: its first made row, negative if it makes none."""
+    """Per record: its first result row, negative if it writes none."""
     kinds: npt.NDArray[np.uint8]
-    """The change types of the made rows, with room behind them."""
+    """Per result row: its change type; the array is longer than `results`."""
     keep: npt.NDArray[np.uint8]
-    """Whether they stay, as far as it is known."""
-    made: int
-    """How many there are."""
+    """Per result row: 1 if it is known to stay."""
+    results: int
+    """Number of result rows."""
     inserts: int
-    """How many of them are of new keys."""
+    """Number of result rows of new keys."""
 
 
-class Divided(NamedTuple):
-    """A script, and what of it is left to be folded, see `kernels.divide`."""
+class DividedBatch(NamedTuple):
+    """A script whose inserts need no fold, see the kernel `divide`."""
 
     script: Script
     group: Positions
-    """Of each record: which key."""
+    """Per record: the number of its key."""
     old: Positions
-    """Of each group: its stored row."""
+    """Per group: its stored row."""
     came: Positions
-    """Of each made row: the record whose row it is, or `NO_ROW`."""
+    """Per result row: the record whose row it is, or `NO_ROW`."""
     places: Positions
-    """The made rows that are rows as they came."""
-    wanted: Positions
-    """The rows to be located: those, then those of the fold."""
+    """The result rows of inserts."""
+    needed: Positions
+    """The source rows to locate: those of inserts, then those of the fold."""
     parts: npt.NDArray[np.int64]
-    """Of the records that are folded: new, prev and at."""
+    """new, prev and at of the records that go through the fold."""
 
 
-class Folded(NamedTuple):
-    """What a batch does."""
+class FoldedBatch(NamedTuple):
+    """The changes of a batch."""
 
     kinds: npt.NDArray[np.uint8]
-    """The change type of each row of the changelog."""
-    rows: Located
+    """Per row of the changelog: its change type."""
+    rows: LocatedRows
     """The rows of the changelog."""
     final: Positions
-    """Of each group: its row after the batch, `NO_ROW` if it has none, or `UNCHANGED`."""
+    """Per group: its row after the batch, `NO_ROW` if it has none, or `UNCHANGED`."""
     came: Positions
-    """Of each row of the changelog: the record whose row it is to the byte, `NO_ROW` if none."""
+    """Per row of the changelog: the record with the same bytes, `NO_ROW` if there is none."""
     inserts: int
-    """How many numbers were taken for an auto-increment column."""
+    """How many numbers were assigned to an auto-increment column."""
 
 
 class Aggregator:
-    """Folds batches that write the same columns of one schema in the same way."""
+    """Folds batches of one schema that write the same columns in the same mode."""
 
     def __init__(
         self,
@@ -118,119 +120,131 @@ class Aggregator:
         ignore_deletes: bool = True,
         before_images: bool = True,
     ) -> None:
-        """`partial`: a delete clears the columns written, and the row goes with the last one."""
+        """`partial`: a delete clears the written columns, and removes the row with its last one."""
         self._codec = codec
         self._operations = operations
         self._partial = partial
         self._ignore_deletes = ignore_deletes
         self._before_images = before_images
-        self._assigns = bool((operations.lines[:, k.OP] == k.ASSIGN).any())
+        self._assigns = bool((operations.lines[:, op.OP] == op.ASSIGN).any())
         self._table = np.empty((len(codec.schema.columns), COLUMN), np.int64)
         self._row_bytes = value_bytes_max(codec.plan.program)
         self._exact = is_exact(codec.plan.program)
-        as_came = bool(np.isin(operations.lines[:, k.OP], k.AS_CAME).all())
+        as_came = bool(np.isin(operations.lines[:, op.OP], op.AS_CAME).all())
         self.divides = as_came and not partial and not codec.plan.inner
-        """Batches of the present schema can be folded by `divide` and `fold_divided`."""
+        """Whether batches of the present schema can be folded by `divide` and `fold_divided`."""
 
-    def fold(self, records: Records, ids: Positions = _NONE) -> Folded:
-        """Fold a batch; `AggregationError` if that cannot be."""
-        codec, given = self._codec, records.given
-        codec.check(given)
-        clears = self._clears(records)
-        script = self._script(records.group, records.new, records.old, clears, given.count)
-        if self._assigns and script.inserts > len(ids):
-            raise IndexError(f"{script.inserts} new keys, but {len(ids)} numbers for them")
-        rows = codec.room(given.rows.data, script.made)
+    def fold(self, batch: FoldInput, ids: Positions = _NONE) -> FoldedBatch:
+        """Fold a batch; raises `AggregationError` if a value is refused.
+
+        `ids` has the numbers to assign to new keys, where a column is assigned.
+        """
+        codec, sources = self._codec, batch.sources
+        codec.check(sources)
+        clears = self._clears(batch)
+        plan = self._script(batch.group, batch.new, batch.old, clears, sources.count)
+        if self._assigns and plan.inserts > len(ids):
+            raise IndexError(f"{plan.inserts} new keys, but {len(ids)} numbers for them")
+        results = codec.room(sources.rows.data, plan.results)
         ops = self._operations
-        fault, column, record = k.fold(
-            given.rows.data, codec.plan.program, ops.lines, ops.order, given.cells, given.count,
-            rows.cells, script.made, rows.facts, records.new, script.prev, script.at, script.kinds,
-            given.field_counts, records.written, ids, script.keep, given.facts, False,
+        fault, column, record = fold(
+            sources.rows.data, codec.plan.program, ops.lines, ops.order, sources.cells,
+            sources.count, results.cells, plan.results, results.facts, batch.new, plan.prev,
+            plan.at, plan.kinds, sources.field_counts, batch.written, ids, plan.keep,
+            sources.facts, False,
         )  # fmt: skip
         if fault:
-            raise self._refusal(given, _row_of(records, record), column, fault)
-        if ops.outside:
-            rows = self._fold_outside(records, script, rows)
-        came = np.full(script.made, k.NO_ROW, np.int64)
-        return self._settled(script, records.group, records.old, rows, came)
+            raise self._refusal(sources, _row_of(batch, record), column, fault)
+        if ops.functions:
+            results = self._fold_in_python(batch, plan, results)
+        came = np.full(plan.results, op.NO_ROW, np.int64)
+        return self._settled(plan, batch.group, batch.old, results, came)
 
-    def divide(self, group: Positions, new: Positions, old: Positions) -> Divided:
-        """What a batch does and which rows that takes, before any is read.
+    def divide(self, group: Positions, new: Positions, old: Positions) -> DividedBatch:
+        """Decide which rows a batch writes and needs, before any row is read.
 
-        The arrays are those of `Records`, with rows numbered as the caller likes.
+        The arrays are those of `FoldInput`, with rows numbered as the caller likes.
         """
-        given = len(new) + len(old)
-        script = self._script(group, new, old, np.ones(len(old), np.uint8), given)
-        came, places = np.empty(script.made, np.int64), np.empty(script.inserts, np.int64)
-        wanted = np.empty(given, np.int64)
-        parts = np.empty((3, len(new) - script.inserts), np.int64)
-        left, rows = k.divide(
-            new, script.prev, script.at, script.kinds, given, script.inserts, came, places, wanted,
-            parts,
-        )  # fmt: skip
-        wanted = wanted[: script.inserts + rows]
-        return Divided(script, group, old, came, places, wanted, parts[:, :left])
+        sources = len(new) + len(old)
+        plan = self._script(group, new, old, np.ones(len(old), np.uint8), sources)
+        came, places = np.empty(plan.results, np.int64), np.empty(plan.inserts, np.int64)
+        needed = np.empty(sources, np.int64)
+        parts = np.empty((3, len(new) - plan.inserts), np.int64)
+        left, rows = divide(
+            new, plan.prev, plan.at, plan.kinds, sources, plan.inserts, came, places, needed, parts
+        )
+        needed = needed[: plan.inserts + rows]
+        return DividedBatch(plan, group, old, came, places, needed, parts[:, :left])
 
-    def fold_divided(self, divided: Divided, rows: Slices, counts: Counts) -> Folded:
-        """Fold a batch whose `wanted` rows are these, with so many fields each."""
-        script, codec, first = divided.script, self._codec, divided.script.inserts
+    def fold_divided(self, divided: DividedBatch, rows: Slices, counts: Counts) -> FoldedBatch:
+        """Fold a divided batch; `rows` are its `needed` rows, `counts` their numbers of fields."""
+        plan, codec, first = divided.script, self._codec, divided.script.inserts
         data, starts, ends = rows
         if first or not divided.parts.size:
-            came = Slices(data, starts[:first], ends[:first])
-            made = codec.locate_among(came, divided.places, script.made)
-            codec.check(made)
+            inserts = Slices(data, starts[:first], ends[:first])
+            results = codec.locate_among(inserts, divided.places, plan.results)
+            codec.check(results)
         else:
-            made = codec.room(data, script.made)
+            results = codec.room(data, plan.results)
         if divided.parts.shape[1]:
-            given = codec.locate(Slices(data, starts[first:], ends[first:]), counts[first:])
-            codec.check(given)
-            self._fold_left(divided, given, made)
-        kept = divided.came if self._exact else np.full(script.made, k.NO_ROW, np.int64)
-        return self._settled(script, divided.group, divided.old, made, kept)
+            sources = codec.locate(Slices(data, starts[first:], ends[first:]), counts[first:])
+            codec.check(sources)
+            self._fold_parts(divided, sources, results)
+        came = divided.came if self._exact else np.full(plan.results, op.NO_ROW, np.int64)
+        return self._settled(plan, divided.group, divided.old, results, came)
 
-    def _fold_left(self, divided: Divided, given: Located, made: Located) -> None:
-        codec, ops, script = self._codec, self._operations, divided.script
+    def _fold_parts(
+        self, divided: DividedBatch, sources: LocatedRows, results: LocatedRows
+    ) -> None:
+        """Fold the records of a divided batch that are no inserts."""
+        codec, ops, plan = self._codec, self._operations, divided.script
         new, prev, at = divided.parts
-        fault, column, record = k.fold(
-            given.rows.data, codec.plan.program, ops.lines, ops.order, given.cells, given.count,
-            made.cells, script.made, made.facts, new, prev, at, script.kinds, given.field_counts,
-            len(ops.lines), _NONE, script.keep, given.facts, script.inserts > 0,
+        fault, column, record = fold(
+            sources.rows.data, codec.plan.program, ops.lines, ops.order, sources.cells,
+            sources.count, results.cells, plan.results, results.facts, new, prev, at, plan.kinds,
+            sources.field_counts, len(ops.lines), _NONE, plan.keep, sources.facts,
+            plan.inserts > 0,
         )  # fmt: skip
         if fault:
-            raise self._refusal(given, int(new[record]), column, fault)
+            raise self._refusal(sources, int(new[record]), column, fault)
 
     def _script(
-        self, group: Positions, new: Positions, old: Positions, clears: Bytes, given: int
+        self, group: Positions, new: Positions, old: Positions, clears: Bytes, sources: int
     ) -> Script:
         prev, at = np.empty((2, len(new)), np.int64)
         kinds, keep = np.empty((2, 2 * len(new)), np.uint8)
-        made, inserts = k.script(
-            group, new, clears, given, self._ignore_deletes, self._before_images, old.copy(), prev,
-            at, kinds, keep,
+        results, inserts = script(
+            group, new, clears, sources, self._ignore_deletes, self._before_images, old.copy(),
+            prev, at, kinds, keep,
         )  # fmt: skip
-        return Script(prev, at, kinds, keep, made, inserts)
+        return Script(prev, at, kinds, keep, results, inserts)
 
     def _settled(
-        self, script: Script, group: Positions, old: Positions, rows: Located, came: Positions
-    ) -> Folded:
-        """The outcome, without updates that change nothing."""
-        final, index = np.empty(len(old), np.int64), np.empty(script.made, np.int64)
-        kinds = script.kinds
-        kept = k.settle(group, script.at, kinds, script.keep, old, final, index)
-        if kept < script.made:
+        self, plan: Script, group: Positions, old: Positions, rows: LocatedRows, came: Positions
+    ) -> FoldedBatch:
+        """Drop updates that change nothing."""
+        final, index = np.empty(len(old), np.int64), np.empty(plan.results, np.int64)
+        kinds = plan.kinds
+        kept = settle(group, plan.at, kinds, plan.keep, old, final, index)
+        if kept < plan.results:
             index = index[:kept]
             rows, kinds, came = self.taken(rows, index), kinds[index], came[index]
         self._check_size(rows)
-        return Folded(kinds[:kept], self._codec.completed(rows), final, came, script.inserts)
+        return FoldedBatch(kinds[:kept], self._codec.completed(rows), final, came, plan.inserts)
 
-    def taken(self, rows: Located, index: Positions) -> Located:
-        """Some of the rows, in an order."""
+    def taken(self, rows: LocatedRows, index: Positions) -> LocatedRows:
+        """Return the rows that `index` lists, in its order."""
         out = self._codec.room(rows.rows.data, len(index))
-        k.take(self._codec.plan.program, rows.cells, rows.count, index, out.cells, out.facts)
+        take(self._codec.plan.program, rows.cells, rows.count, index, out.cells, out.facts)
         return out
 
-    def values(self, rows: Located, index: Positions, schema_id: int, before: int = 0) -> Slices:
-        """Some of the rows as they are stored: schema id and row. `before` bytes are left free."""
+    def values(
+        self, rows: LocatedRows, index: Positions, schema_id: int, before: int = 0
+    ) -> Slices:
+        """Return the rows that `index` lists as stored values: schema id and row.
+
+        The first `before` bytes of the buffer are left free.
+        """
         if not len(index):
             return Slices(np.empty(before, np.uint8), _NONE, _NONE)
         data, program = rows.rows.data, self._codec.plan.program
@@ -243,52 +257,53 @@ class Aggregator:
         places += before
         return Slices(out, places[0], places[1])
 
-    def _clears(self, records: Records) -> Bytes:
-        clears = np.ones(len(records.old), np.uint8)
+    def _clears(self, batch: FoldInput) -> Bytes:
+        """Per group: 1 if a delete removes its row, 0 if other columns keep the row."""
+        clears = np.ones(len(batch.old), np.uint8)
         if self._partial and not self._ignore_deletes:
-            given, program = records.given, self._codec.plan.program
+            sources, program = batch.sources, self._codec.plan.program
             lines = self._operations.lines
-            k.bare(given.cells, program, lines, given.count, records.old, clears)
+            find_bare(sources.cells, program, lines, sources.count, batch.old, clears)
         return clears
 
-    def _fold_outside(self, records: Records, script: Script, rows: Located) -> Located:
-        count = script.made
-        steps = Steps(
-            records.new.tolist(), script.prev.tolist(), script.at.tolist(), script.kinds[:count],
-            script.keep[:count], not self._before_images,
+    def _fold_in_python(self, batch: FoldInput, plan: Script, results: LocatedRows) -> LocatedRows:
+        """Write the columns whose functions are in Python."""
+        count = plan.results
+        steps = RecordSteps(
+            batch.new.tolist(), plan.prev.tolist(), plan.at.tolist(), plan.kinds[:count],
+            plan.keep[:count], not self._before_images,
         )  # fmt: skip
-        data, room = [records.given.rows.data], Room(MADE_BYTES_MAX)
-        for column, function in self._operations.outside.items():
-            if column >= records.written:
+        merging, budget = self._operations.merging, ByteBudget(RESULT_BYTES_MAX)
+        for column, function in self._operations.functions.items():
+            if column >= batch.written:
                 continue
-            made = Made(self._codec, records.given, rows)
+            cells = FoldCells(self._codec, batch.sources, results)
             try:
-                more = fold_outside(made, steps, column, function, self._operations.merging, room)
+                more = fold_in_python(cells, steps, column, function, merging, budget)
             except RefusedRecord as e:
-                row = _row_of(records, e.record)
-                raise self._refusal(records.given, row, column, str(e)) from None
+                row = _row_of(batch, e.record)
+                raise self._refusal(batch.sources, row, column, str(e)) from None
             if more is not None:
-                data.append(more)
-                rows = self._codec.moved(rows, np.concatenate(data))
-                data = [rows.rows.data]
-        return rows
+                data = np.concatenate([results.rows.data, more])
+                results = self._codec.moved(results, data)
+        return results
 
-    def _check_size(self, rows: Located) -> None:
-        """Refuse a batch whose rows, each with its texts, are more than a changelog can take."""
-        placed, most = rows.facts[:, PLACED], 2 * MADE_BYTES_MAX
+    def _check_size(self, rows: LocatedRows) -> None:
+        """Refuse a batch whose rows, each with its texts, do not fit into a changelog."""
+        placed, most = rows.facts[:, PLACED], 2 * RESULT_BYTES_MAX
         if self._before_images and placed.sum() > most:
             column = self._codec.schema.columns[int(placed.argmax())]
             raise AggregationError(f"column {column.name!r}: {TOO_MUCH.format(most)}")
 
     def _refusal(
-        self, given: Located, row: int, column: int, reason: str | int
+        self, sources: LocatedRows, row: int, column: int, reason: str | int
     ) -> AggregationError:
-        """What to raise for a row; the reason is a text, or a fault of the kernel."""
+        """Return the error for a source row; the reason is a text, or a fault of the kernel."""
         schema = self._codec.schema
         if isinstance(reason, int):
-            reason = k.FAULTS[reason].format(schema.columns[column].data_type)
+            reason = op.FAULTS[reason].format(schema.columns[column].data_type)
         keys = [schema.index_of(name) for name in schema.primary_key]
-        values = (array[row].as_py() for array in self._codec.arrays(given, keys))
+        values = (array[row].as_py() for array in self._codec.arrays(sources, keys))
         key = ", ".join(f"{n} = {v!r:.80}" for n, v in zip(schema.primary_key, values, strict=True))
         function = schema.columns[column].agg_function
         named = "" if function is None else f" ({function.type})"
@@ -297,7 +312,7 @@ class Aggregator:
         )
 
 
-def _row_of(records: Records, record: int) -> int:
-    """A given row that has the key of a record."""
-    row = int(records.new[record])
-    return int(records.old[records.group[record]]) if row < 0 else row
+def _row_of(batch: FoldInput, record: int) -> int:
+    """Return a source row that has the key of a record."""
+    row = int(batch.new[record])
+    return int(batch.old[batch.group[record]]) if row < 0 else row

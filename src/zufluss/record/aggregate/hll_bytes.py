@@ -1,8 +1,8 @@
-"""The bytes of HyperLogLog sketches, checked before the library that unites them sees them.
+"""Checks the bytes of a HyperLogLog sketch before the library that unites sketches reads them.
 
-`datasketches` trusts what it is given: registers beyond what a hash can have, or a full register
-without its exception, make it read and write outside of its arrays. So everything it relies on is
-looked at here. Numbers are little-endian; a sketch is *compact*, or has room to be updated in.
+`datasketches` trusts its input: a register beyond the largest value of a hash, or a full register
+without its exception, makes it read and write outside of its arrays. So this module checks
+everything it relies on. Numbers are little-endian; a sketch is *compact*, or has room for updates.
 
 | bytes | content |
 |---|---|
@@ -40,19 +40,19 @@ _REGISTERS_AT: Final = 40
 _SLOT_BITS: Final = 26
 _VALUE_MAX: Final = 63
 _FULL: Final = 15
-"""A register of 4 bits whose value stands among the exceptions."""
+"""Value of a register of 4 bits whose real value stands among the exceptions."""
 
 Words = npt.NDArray[np.uint32]
 
 
 def check_hll(value: bytes) -> None:
-    """`ValueError` unless the bytes are a sound sketch."""
+    """Raise `ValueError` if the bytes are no valid sketch."""
     if len(value) < 8:
         raise ValueError("they are too few")
     head, version, family, slot_bits, room_bits, flags, count, mode = value[:8]
     kind, width = mode & 3, mode >> 2 & 3
     if (version, family) != (1, 7) or not 4 <= slot_bits <= 21 or width > 2:
-        raise ValueError("they begin otherwise")
+        raise ValueError("their first bytes are not those of a sketch")
     if _HEAD.get(kind) != head:
         raise ValueError(f"a head of {head} numbers does not go with mode {kind}")
     compact = bool(flags & _COMPACT)
@@ -71,7 +71,7 @@ def _words(value: bytes, start: int, count: int) -> Words:
 
 
 def _check_coupons(coupons: Words, count: int) -> None:
-    """So many of them are there, none twice."""
+    """Raise `ValueError` unless there are `count` coupons, none twice."""
     there = coupons[coupons != 0]
     if len(there) != count or len(np.unique(there)) != count:
         raise ValueError(f"they do not have {count} different coupons")
@@ -104,7 +104,7 @@ def _check_registers(
     if len(value) < _REGISTERS_AT + size:
         raise ValueError("they end too early")
     if not np.isfinite(np.array(unpack_from("<ddd", value, 8))).all():
-        raise ValueError("what estimates are made of is no number")
+        raise ValueError("an accumulator of its estimate is no finite number")
     zeros, exceptions = unpack_from("<ii", value, 32)
     registers = np.frombuffer(value, np.uint8, size, _REGISTERS_AT)
     if bits != 4 and (least or exceptions):
@@ -116,10 +116,10 @@ def _check_registers(
     nibbles = np.stack([registers & 15, registers >> 4], axis=1).reshape(-1)
     if least + _FULL > _VALUE_MAX + 1 or zeros != np.count_nonzero(nibbles == 0):
         raise ValueError("its least register is not what it says")
-    found = _exceptions(value, _REGISTERS_AT + size, exceptions, room_bits, compact)
+    exceptional = _exceptions(value, _REGISTERS_AT + size, exceptions, room_bits, compact)
     full = np.flatnonzero(nibbles == _FULL)
-    where = np.sort((found & (1 << _SLOT_BITS) - 1) & np.uint32(slots - 1))
-    if not np.array_equal(where, full) or (found >> _SLOT_BITS < least + _FULL).any():
+    where = np.sort((exceptional & (1 << _SLOT_BITS) - 1) & np.uint32(slots - 1))
+    if not np.array_equal(where, full) or (exceptional >> _SLOT_BITS < least + _FULL).any():
         raise ValueError("the exceptions are not those of its registers")
 
 

@@ -1,4 +1,4 @@
-"""The limit of functions whose states grow: how far, and what happens then."""
+"""The limit of functions whose states grow, and what happens beyond it."""
 
 from __future__ import annotations
 
@@ -6,20 +6,21 @@ from typing import NamedTuple
 
 from zufluss.model.aggregate import LIMIT, OVERFLOW
 from zufluss.model.schema import Column
-from zufluss.record.aggregate.base import Refused
+from zufluss.record.aggregate.functions import RefusedValue
 
 
 class Limit(NamedTuple):
-    """How much a state may hold."""
+    """How large a state may become."""
 
     most: int
+    """Largest size, in `unit`."""
     unit: str
     truncates: bool
-    """What does not fit is left out; else it is refused."""
+    """Whether values that do not fit are left out; otherwise they are refused."""
 
     @classmethod
     def of(cls, column: Column, default: int, unit: str) -> Limit:
-        """The limit of a column."""
+        """Return the limit of a column: its parameter `limit`, else `default`."""
         function = column.agg_function
         assert function is not None
         text = function.parameter(LIMIT)
@@ -27,12 +28,12 @@ class Limit(NamedTuple):
         return cls(default if text is None else int(text), unit, truncates)
 
     def fits(self, size: int) -> bool:
-        """Whether a state of this size may be; raises `Refused` unless what is more is left out."""
+        """Return whether a state of this size fits; raises `RefusedValue` unless it truncates."""
         if size <= self.most:
             return True
         if self.truncates:
             return False
-        raise Refused(
+        raise RefusedValue(
             f"it would have {size} {self.unit}, the limit is {self.most}; raise the column's "
             "limit, or set its overflow to truncate"
         )

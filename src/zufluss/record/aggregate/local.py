@@ -1,9 +1,9 @@
-"""Rows aggregated by whoever writes them: many rows of a key become one row of states.
+"""Pre-aggregation by the writer: many rows of a key become one row of states.
 
-A table whose few keys get many rows takes one row per key and batch then, sent as states
-(`MergeMode.MERGE_STATE`). The outcome is the same as if every row had been sent, but for the
-changelog, which has fewer changes; texts and arrays that are cut at a limit may be cut elsewhere,
-and floats are added in another order.
+For a table whose few keys get many rows the client then sends one row per key and batch, as states
+(`MergeMode.MERGE_STATE`). The stored rows are the same as if every row had been sent, with three
+differences: the changelog has fewer changes, texts and arrays that reach their limit may be cut
+elsewhere, and floats are added in another order.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import pyarrow.compute as pc
 
 from zufluss.model.merge import MergeMode
 from zufluss.model.schema import Schema
-from zufluss.record.aggregate import kernels as k
+from zufluss.record.aggregate import opcodes as op
 from zufluss.record.aggregate.columns import located
-from zufluss.record.aggregate.fold import Aggregator, Records
+from zufluss.record.aggregate.fold import Aggregator, FoldInput
 from zufluss.record.aggregate.registry import Operations, check_targets, operations
 from zufluss.record.rows.codec import RowCodec
 from zufluss.record.slices import Positions
@@ -31,11 +31,11 @@ def pre_aggregate(
     key_columns: Sequence[str],
     targets: Sequence[str] | None = None,
 ) -> pa.RecordBatch:
-    """One row of states for each key, in the order in which keys first appear.
+    """Return one row of states per key, in the order in which keys first appear.
 
-    `targets` are the columns that are written, None for all. The batch may have these alone, and so
-    does the outcome then; or all columns, of which the others become NULL. `AggregationError` if a
-    value cannot be aggregated.
+    `targets` are the columns to write, None for all. A batch of only these columns gives a batch of
+    only these; in a batch of all columns the others become NULL. Raises `AggregationError` if a
+    value is refused.
     """
     if batch.num_columns < len(schema.columns):
         whole = pre_aggregate(_widened(batch, schema), schema, key_columns, batch.schema.names)
@@ -46,11 +46,11 @@ def pre_aggregate(
         check_targets(schema, columns)
     codec = _codec(schema)
     group, groups = _groups(batch, key_columns)
-    records = Records(
+    records = FoldInput(
         located(codec, batch),
         group,
         np.arange(batch.num_rows, dtype=np.int64),
-        np.full(groups, k.NO_ROW, np.int64),
+        np.full(groups, op.NO_ROW, np.int64),
         len(schema.columns),
     )
     aggregator = Aggregator(codec, _operations(schema, columns), before_images=False)
@@ -59,7 +59,7 @@ def pre_aggregate(
 
 
 def _widened(batch: pa.RecordBatch, schema: Schema) -> pa.RecordBatch:
-    """The batch with the columns that it lacks, NULL throughout."""
+    """Return the batch with the columns that it lacks, all NULL."""
     names = frozenset(batch.schema.names)
     columns = [
         batch.column(field.name) if field.name in names else pa.nulls(batch.num_rows, field.type)
@@ -74,18 +74,18 @@ def _codec(schema: Schema) -> RowCodec:
 
 
 def _operations(schema: Schema, columns: frozenset[int]) -> Operations:
-    """Functions that are called keep something from call to call: every thread has its own."""
-    known = _known_operations(schema, columns)
-    return operations(schema, MergeMode.AGGREGATE, columns) if known.outside else known
+    """Return the operations; Python functions keep state between calls and are not shared."""
+    cached = _cached_operations(schema, columns)
+    return operations(schema, MergeMode.AGGREGATE, columns) if cached.functions else cached
 
 
 @lru_cache(maxsize=16)
-def _known_operations(schema: Schema, columns: frozenset[int]) -> Operations:
+def _cached_operations(schema: Schema, columns: frozenset[int]) -> Operations:
     return operations(schema, MergeMode.AGGREGATE, columns)
 
 
 def _groups(batch: pa.RecordBatch, key_columns: Sequence[str]) -> tuple[Positions, int]:
-    """Of each row: which key, numbered by first appearance; and how many keys there are."""
+    """Return the number of each row's key, by first appearance, and the number of keys."""
     group = _numbered(batch.column(key_columns[0]))
     for name in key_columns[1:]:
         pair = pc.add(pc.multiply(group, batch.num_rows), _numbered(batch.column(name)))
@@ -95,5 +95,5 @@ def _groups(batch: pa.RecordBatch, key_columns: Sequence[str]) -> tuple[Position
 
 
 def _numbered(values: pa.Array) -> pa.Array:
-    """Equal values numbered alike, by first appearance."""
+    """Return a number for each value, by first appearance; equal values have equal numbers."""
     return values.dictionary_encode().indices.cast(pa.int64())

@@ -1,7 +1,8 @@
 """Sums, products and counts. Integers and decimals never lose digits unless the column says wrap.
 
-A product of decimals is rounded to the scale of the column, half away from zero; so is what is left
-when a factor is taken back. It has more digits than a kernel computes with, so it is made outside.
+A product of decimals is rounded to the scale of the column, half away from zero, and so is the
+quotient when a factor is taken back. Both have more digits than a kernel computes with, so they are
+computed in Python.
 """
 
 from __future__ import annotations
@@ -11,8 +12,14 @@ from typing import Final
 
 from zufluss.model.schema import Column
 from zufluss.model.types import DecimalType
-from zufluss.record.aggregate import kernels as k
-from zufluss.record.aggregate.base import Builder, Carried, Refused, always, outside
+from zufluss.record.aggregate import opcodes as op
+from zufluss.record.aggregate.functions import (
+    Builder,
+    Implementation,
+    RefusedValue,
+    always,
+    in_python,
+)
 
 
 class DecimalProduct:
@@ -25,20 +32,20 @@ class DecimalProduct:
         self._divide = divide
 
     def first(self, value: int, *, merging: bool) -> int:
-        """The value itself."""
+        """Return the value; there is no product yet to divide."""
         if self._divide:
-            raise Refused(k.FAULTS[k.NO_STATE])
+            raise RefusedValue(op.FAULTS[op.NO_STATE])
         return value
 
     def add(self, state: int, value: int, *, merging: bool) -> int:
-        """The product, or what is left of it without a factor."""
+        """Return the product, or with `divide` the quotient."""
         if self._divide and value == 0:
-            raise Refused(k.FAULTS[k.BY_ZERO])
+            raise RefusedValue(op.FAULTS[op.BY_ZERO])
         factors = (state * self._one, value) if self._divide else (state * value, self._one)
-        made = _rounded(*factors)
-        if abs(made) >= self._limit:
-            raise Refused(k.FAULTS[k.OVERFLOWS].format(self._type))
-        return made
+        product = _rounded(*factors)
+        if abs(product) >= self._limit:
+            raise RefusedValue(op.FAULTS[op.OVERFLOWS].format(self._type))
+        return product
 
 
 def _rounded(dividend: int, divisor: int) -> int:
@@ -48,16 +55,16 @@ def _rounded(dividend: int, divisor: int) -> int:
     return whole if (dividend < 0) == (divisor < 0) else -whole
 
 
-def _product(column: Column) -> Carried:
+def _product(column: Column) -> Implementation:
     data_type = column.data_type
     if isinstance(data_type, DecimalType):
-        return outside(DecimalProduct(data_type), DecimalProduct(data_type, divide=True))
-    return Carried(k.PRODUCT, k.PRODUCT, k.DIVIDE)
+        return in_python(DecimalProduct(data_type), DecimalProduct(data_type, divide=True))
+    return Implementation(op.PRODUCT, op.PRODUCT, op.DIVIDE)
 
 
 NUMBERS: Final[Mapping[str, Builder]] = {
-    "sum": always(k.SUM, retract=k.SUBTRACT),
+    "sum": always(op.SUM, retract=op.SUBTRACT),
     "product": _product,
-    "count": always(k.COUNT, merge=k.SUM, retract=k.UNCOUNT),
+    "count": always(op.COUNT, merge=op.SUM, retract=op.UNCOUNT),
 }
-"""The family, by name."""
+"""Builders of these functions, by name."""

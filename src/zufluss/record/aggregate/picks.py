@@ -1,4 +1,4 @@
-"""Functions that choose one of the values there are: the first, the last, the greatest, the least.
+"""Functions that choose one value of the key: the first, the last, the greatest, the least.
 
 `bool_and` is the least of flags and `bool_or` the greatest.
 """
@@ -8,19 +8,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from zufluss.record.aggregate import kernels as k
-from zufluss.record.aggregate.base import Builder, always
+from zufluss.record.aggregate import opcodes as op
+from zufluss.record.aggregate.functions import Builder, always
 
 PICKS: Final[Mapping[str, Builder]] = {
-    "last_value": always(k.LAST),
-    "last_value_ignore_nulls": always(k.LAST_SET),
-    "first_value": always(k.FIRST),
-    "first_value_ignore_nulls": always(k.FIRST_SET),
-    "max": always(k.MAX),
-    "min": always(k.MIN),
-    "max_by": always(k.MAX_BY),
-    "min_by": always(k.MIN_BY),
-    "bool_and": always(k.MIN),
-    "bool_or": always(k.MAX),
+    "last_value": always(op.LAST),
+    "last_value_ignore_nulls": always(op.LAST_SET),
+    "first_value": always(op.FIRST),
+    "first_value_ignore_nulls": always(op.FIRST_SET),
+    "max": always(op.MAX),
+    "min": always(op.MIN),
+    "max_by": always(op.MAX_BY),
+    "min_by": always(op.MIN_BY),
+    "bool_and": always(op.MIN),
+    "bool_or": always(op.MAX),
 }
-"""The family, by name."""
+"""Builders of these functions, by name."""

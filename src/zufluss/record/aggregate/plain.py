@@ -1,7 +1,7 @@
-"""The fold in plain Python: what the kernels and everything around them must answer.
+"""The fold in plain Python: the oracle for the kernels and for the code around them.
 
-One record at a time, one column at a time, with the values that Arrow gives as Python objects.
-Bitmaps and sketches are united by their libraries here as there; tests compare what they hold.
+It folds one record at a time, one column at a time, with the Python objects of Arrow values.
+Bitmaps and sketches are united by the same libraries; tests compare their content.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from zufluss.model.aggregate import BY, DELIMITER, IGNORE_RETRACT, LIMIT, OVERFL
 from zufluss.model.merge import MergeMode
 from zufluss.model.schema import Column, Schema
 from zufluss.model.types import DecimalType, Root
-from zufluss.record.aggregate.base import Refused
-from zufluss.record.aggregate.kernels import DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE
+from zufluss.record.aggregate.functions import RefusedValue
+from zufluss.record.aggregate.opcodes import DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE
 from zufluss.record.aggregate.sketches import SKETCHES
 
 _BITS = {Root.TINYINT: 8, Root.SMALLINT: 16, Root.INTEGER: 32, Root.BIGINT: 64}
@@ -43,7 +43,7 @@ class Step(NamedTuple):
 
 
 class PlainAggregation:
-    """The rows of some keys, and what puts do to them."""
+    """The rows of a table by key, changed by puts."""
 
     def __init__(self, schema: Schema, *, deletes: bool = False) -> None:
         self._schema = schema
@@ -58,11 +58,11 @@ class PlainAggregation:
         mode: MergeMode = MergeMode.AGGREGATE,
         targets: Set[int] | None = None,
     ) -> list[tuple[int, Row]]:
-        """Fold records, all or none; the changelog. A record of only a key is a delete."""
+        """Fold all records or none; returns the changelog. A record of only a key is a delete."""
         before = dict(self.rows)
         try:
             return [change for record in records for change in self._put(record, mode, targets)]
-        except Refused:
+        except RefusedValue:
             self.rows = before
             raise
 
@@ -93,16 +93,16 @@ class PlainAggregation:
     def _after(
         self, old: Row | None, record: Row, mode: MergeMode, targets: Set[int] | None
     ) -> Row:
-        made: list[Any] = []
+        values: list[Any] = []
         for i, column in enumerate(self._schema.columns):
             state = None if old is None else old[i]
             if i in self._keys:
-                made.append(record[i])
+                values.append(record[i])
             elif targets is not None and i not in targets:
-                made.append(state)
+                values.append(state)
             else:
-                made.append(self._value(column, state, old, record, record[i], mode))
-        return tuple(made)
+                values.append(self._value(column, state, old, record, record[i], mode))
+        return tuple(values)
 
     def _value(
         self,
@@ -131,7 +131,7 @@ class PlainAggregation:
 
 
 def after(step: Step) -> Any:
-    """The state after a value."""
+    """Return the state after a value."""
     name = step.function.type
     if step.mode is MergeMode.RETRACT:
         return _taken_back(step)
@@ -169,9 +169,9 @@ def _first(step: Step) -> Any:
     if name in ("array_agg", "collect"):
         return _collected([], step)
     if name in SKETCHES:
-        outside = SKETCHES[name](step.column).outside
-        assert outside is not None
-        return outside.first(value, merging=False)
+        function = SKETCHES[name](step.column).function
+        assert function is not None
+        return function.first(value, merging=False)
     return value
 
 
@@ -193,9 +193,9 @@ def _added(step: Step) -> Any:
         return _listed([state], step)
     if name in ("array_agg", "collect"):
         return _collected(state, step)
-    outside = SKETCHES[name](step.column).outside
-    assert outside is not None
-    return outside.add(state, value, merging=False)
+    function = SKETCHES[name](step.column).function
+    assert function is not None
+    return function.add(state, value, merging=False)
 
 
 def _taken_back(step: Step) -> Any:
@@ -205,17 +205,17 @@ def _taken_back(step: Step) -> Any:
     if name == "count":
         return _whole((state or 0) - (value is not None), step)
     if name not in ("sum", "product"):
-        raise Refused(f"{name} cannot take a value back")
+        raise RefusedValue(f"{name} cannot take a value back")
     if value is None:
         return state
     if name == "sum":
         with np.errstate(all="ignore"):
             return _whole(_exact(state or 0, step) - _exact(value, step), step)
     if state is None or value == 0:
-        raise Refused("no product, or divided by 0")
+        raise RefusedValue("no product, or divided by 0")
     if step.column.data_type.root in _BITS:
         if state % value:
-            raise Refused("inexact")
+            raise RefusedValue("inexact")
         return _whole(state // value, step)
     if isinstance(state, Decimal):
         return _whole(_EXACT.divide(state, value), step)
@@ -227,7 +227,7 @@ def _taken_back(step: Step) -> Any:
 
 
 def _exact(value: Any, step: Step) -> Any:
-    """A number to compute with as its type does."""
+    """Return the number in a form that computes as its column type does."""
     root = step.column.data_type.root
     if root is Root.FLOAT:
         return np.float32(value)
@@ -252,33 +252,33 @@ class _Wide:
         return _EXACT.multiply(self.value, other.value)
 
 
-def _whole(made: Any, step: Step) -> Any:
-    """A computed number as a value of the column."""
+def _whole(result: Any, step: Step) -> Any:
+    """Return a computed number as a value of the column; raises `RefusedValue` beyond its type."""
     data_type = step.column.data_type
     if isinstance(data_type, DecimalType):
-        rounded = made.quantize(Decimal(1).scaleb(-data_type.scale), context=_EXACT)
+        rounded = result.quantize(Decimal(1).scaleb(-data_type.scale), context=_EXACT)
         if abs(rounded) >= Decimal(10) ** (data_type.precision - data_type.scale):
-            raise Refused(f"beyond {data_type}")
+            raise RefusedValue(f"beyond {data_type}")
         return rounded
     if data_type.root not in _BITS:
-        return float(made)
+        return float(result)
     half = 1 << (_BITS[data_type.root] - 1)
-    if -half <= made < half:
-        return made
+    if -half <= result < half:
+        return result
     if step.function.parameter(OVERFLOW) == "wrap":
-        return (made + half) % (2 * half) - half
-    raise Refused(f"beyond {data_type}")
+        return (result + half) % (2 * half) - half
+    raise RefusedValue(f"beyond {data_type}")
 
 
 def rank(value: Any) -> Any:
-    """What sorts as the value: −0.0 before 0.0, NaN at the end."""
+    """Return a sort key of the value: −0.0 before 0.0, NaN last."""
     if isinstance(value, float):
         return (True, 0.0, 1.0) if math.isnan(value) else (False, value, math.copysign(1, value))
     return value.encode() if isinstance(value, str) else value
 
 
 def _same(old: Sequence[Any], new: Sequence[Any]) -> bool:
-    """Whether rows are the same, bit by bit."""
+    """Return whether two rows have the same bits."""
     return all(_marked(a) == _marked(b) for a, b in zip(old, new, strict=True))
 
 
@@ -294,7 +294,7 @@ def _fits(size: int, default: int, step: Step) -> bool:
     if size <= (default if text is None else int(text)):
         return True
     if step.function.parameter(OVERFLOW) != "truncate":
-        raise Refused("beyond the limit")
+        raise RefusedValue("beyond the limit")
     return False
 
 

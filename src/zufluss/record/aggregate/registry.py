@@ -1,4 +1,4 @@
-"""Every function by its name, and the operations of a put on the columns of a schema."""
+"""All aggregation functions by name, and the operations of a put on the columns of a schema."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from zufluss.errors import AggregationError, InvalidTargetColumnError
 from zufluss.model.aggregate import BY, IGNORE_RETRACT, OVERFLOW, AggFunction
 from zufluss.model.merge import MergeMode
 from zufluss.model.schema import Column, Schema
-from zufluss.record.aggregate import kernels as k
+from zufluss.record.aggregate import opcodes as op
 from zufluss.record.aggregate.arrays import ARRAYS
-from zufluss.record.aggregate.base import Builder, Carried, Outside
+from zufluss.record.aggregate.functions import Builder, Implementation, ValueFunction
 from zufluss.record.aggregate.numbers import NUMBERS
 from zufluss.record.aggregate.picks import PICKS
 from zufluss.record.aggregate.sketches import SKETCHES
@@ -24,22 +24,22 @@ from zufluss.record.aggregate.texts import TEXTS
 BUILDERS: Final[Mapping[str, Builder]] = MappingProxyType(
     {**NUMBERS, **PICKS, **TEXTS, **ARRAYS, **SKETCHES}
 )
-"""How every function of `zufluss.model.aggregate` is carried out."""
+"""Implementation builders of all functions of `zufluss.model.aggregate`, by name."""
 
-_BY_ANOTHER = (k.MAX_BY, k.MIN_BY)
+_BY_ANOTHER = (op.MAX_BY, op.MIN_BY)
 
 
 class Operations(NamedTuple):
     """What a put does with each column."""
 
     lines: npt.NDArray[np.int64]
-    """The operations of the kernel."""
+    """One line per column, see `opcodes.py`."""
     order: npt.NDArray[np.int64]
-    """The columns in the order they are folded in."""
-    outside: Mapping[int, Outside]
-    """The functions that are called, by column."""
+    """The columns, in the order in which they are folded."""
+    functions: Mapping[int, ValueFunction]
+    """The functions in Python, by column."""
     merging: bool
-    """The rows have states."""
+    """Whether the rows hold states instead of input values."""
 
 
 def operations(
@@ -48,22 +48,23 @@ def operations(
     targets: Set[int],
     auto_increment: int | None = None,
 ) -> Operations:
-    """The operations of puts that write the columns `targets`; the key is among them.
+    """Return the operations of a put that writes the columns `targets`, the key among them.
 
-    `OVERWRITE` is none of its modes. `AggregationError` if a column cannot be taken back.
+    The mode `OVERWRITE` does not aggregate and is not allowed. Raises `AggregationError` if the
+    mode is `RETRACT` and a column cannot take values back.
     """
-    lines = np.zeros((len(schema.columns), k.OPS_LINE), np.int64)
-    functions: dict[int, Outside] = {}
+    lines = np.zeros((len(schema.columns), op.OPS_LINE), np.int64)
+    functions: dict[int, ValueFunction] = {}
     for i, column in enumerate(schema.columns):
         if column.name in schema.primary_key:
-            lines[i, k.OP] = k.KEY
+            lines[i, op.OP] = op.KEY
         elif i == auto_increment and i not in targets:
-            lines[i, k.OP] = k.ASSIGN
+            lines[i, op.OP] = op.ASSIGN
         elif i not in targets:
-            lines[i, k.OP] = k.KEEP
+            lines[i, op.OP] = op.KEEP
         else:
             _write_line(lines[i], i, column, schema, mode, functions)
-    late = np.isin(lines[:, k.OP], _BY_ANOTHER)
+    late = np.isin(lines[:, op.OP], _BY_ANOTHER)
     order = np.concatenate([np.flatnonzero(~late), np.flatnonzero(late)])
     return Operations(lines, order, functions, mode is MergeMode.MERGE_STATE)
 
@@ -74,17 +75,17 @@ def _write_line(
     column: Column,
     schema: Schema,
     mode: MergeMode,
-    functions: dict[int, Outside],
+    functions: dict[int, ValueFunction],
 ) -> None:
     function = _function(column)
-    carried = BUILDERS[function.type](column)
-    op, outside = _operation(carried, mode, column, function)
-    line[k.OP] = op
-    line[k.WRAP] = function.parameter(OVERFLOW) == "wrap"
-    if op in _BY_ANOTHER:
-        line[k.BY] = schema.index_of(function.parameter(BY) or "")
-    if op == k.OUTSIDE and outside is not None:
-        functions[index] = outside
+    implementation = BUILDERS[function.type](column)
+    operation, in_python = _operation(implementation, mode, column, function)
+    line[op.OP] = operation
+    line[op.WRAP] = function.parameter(OVERFLOW) == "wrap"
+    if operation in _BY_ANOTHER:
+        line[op.BY] = schema.index_of(function.parameter(BY) or "")
+    if operation == op.OUTSIDE and in_python is not None:
+        functions[index] = in_python
 
 
 def _function(column: Column) -> AggFunction:
@@ -98,24 +99,24 @@ def _function(column: Column) -> AggFunction:
 
 
 def _operation(
-    carried: Carried, mode: MergeMode, column: Column, function: AggFunction
-) -> tuple[int, Outside | None]:
+    implementation: Implementation, mode: MergeMode, column: Column, function: AggFunction
+) -> tuple[int, ValueFunction | None]:
     if mode is MergeMode.MERGE_STATE:
-        return carried.merge, carried.outside
+        return implementation.merge, implementation.function
     if mode is MergeMode.AGGREGATE:
-        return carried.add, carried.outside
+        return implementation.add, implementation.function
     if function.parameter(IGNORE_RETRACT) == "true":
-        return k.KEEP, None
-    if carried.retract is None:
+        return op.KEEP, None
+    if implementation.retract is None:
         raise AggregationError(
             f"column {column.name!r} is aggregated by {function.type}, which cannot take a value "
             "back; leave the column out of the put, or set its ignore_retract to true"
         )
-    return carried.retract, carried.retracting
+    return implementation.retract, implementation.retract_function
 
 
 def check_targets(schema: Schema, targets: Set[int]) -> None:
-    """`InvalidTargetColumnError` if a put of some columns would leave out one that it needs."""
+    """Raise `InvalidTargetColumnError` if a put of these columns lacks one that it needs."""
     for i, column in enumerate(schema.columns):
         function = column.agg_function
         if function is None:

@@ -1,4 +1,4 @@
-"""Sets as bytes: Roaring bitmaps, HyperLogLog and theta sketches. Their union is the function.
+"""Unions of sets that are stored as bytes: Roaring bitmaps, HyperLogLog and theta sketches.
 
 | function | bytes |
 |---|---|
@@ -7,10 +7,10 @@
 | hll | HyperLogLog sketch of Apache DataSketches, any of its types |
 | theta | compact theta sketch of Apache DataSketches, with the default seed |
 
-Bytes are checked when they first come, so that what is stored can always be merged. The bitmap that
-was made last is kept as an object: the next value of the same key mostly follows it. Sketches
-remember more than their bytes have, so they are always read from these: what comes out must not
-depend on how the values came in batches.
+Bytes are checked when they arrive, so that stored bytes can always be merged. The last bitmap is
+kept as an object, because the next value is mostly for the same key. A sketch object remembers more
+than its bytes, so sketches are always read from bytes: the result must not depend on how the values
+were divided into batches.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from zufluss.model.schema import Column
-from zufluss.record.aggregate.base import Builder, Carried, Refused, outside
+from zufluss.record.aggregate.functions import Builder, Implementation, RefusedValue, in_python
 from zufluss.record.aggregate.hll_bytes import check_hll
 
 _THETA_BITS: Final = 12
@@ -47,48 +47,48 @@ class Union:
         self._last: tuple[bytes, Any] = (b"", None)
 
     def first(self, value: bytes, *, merging: bool) -> bytes:
-        """The bytes as they are, if they are sound."""
+        """Return the bytes; raises `RefusedValue` if they are damaged."""
         self._loaded(value)
         return value
 
     def add(self, state: bytes, value: bytes, *, merging: bool) -> bytes:
-        """The bytes of the union."""
+        """Return the bytes of the union."""
         last, known = self._last
         known, more = known if last is state else self._loaded(state), self._loaded(value)
         if self._keeps and more <= known:
             self._last = (state, known)
             return state
         united = self._unite(known, more)
-        made = self._dump(united)
+        result = self._dump(united)
         if self._keeps:
-            self._last = (made, united)
-        return state if made == state else made
+            self._last = (result, united)
+        return state if result == state else result
 
     def _loaded(self, value: bytes) -> Any:
         try:
             return self._load(value)
         except (ValueError, IndexError, RuntimeError, MemoryError, TypeError) as e:
-            raise Refused(f"{len(value)} bytes are no {self._what}: {e}") from None
+            raise RefusedValue(f"{len(value)} bytes are no {self._what}: {e}") from None
 
 
 def _bitmap(name: str, what: str) -> Builder:
-    def build(_column: Column) -> Carried:
+    def build(_column: Column) -> Implementation:
         import pyroaring
 
         kind = getattr(pyroaring, name)
 
         def load(value: bytes) -> Any:
-            found = kind.deserialize(value)
-            if found.serialize() != value:
-                raise ValueError("bytes are left over, or not as the format has them")
-            return found
+            bitmap = kind.deserialize(value)
+            if bitmap.serialize() != value:
+                raise ValueError("bytes are left over, or not in the portable format")
+            return bitmap
 
-        return outside(Union(what, load, operator.or_, kind.serialize, keeps=True))
+        return in_python(Union(what, load, operator.or_, kind.serialize, keeps=True))
 
     return build
 
 
-def _hll(_column: Column) -> Carried:
+def _hll(_column: Column) -> Implementation:
     import datasketches
 
     def unite(one: Any, other: Any) -> Any:
@@ -103,10 +103,10 @@ def _hll(_column: Column) -> Carried:
         check_hll(value)
         return sketch.deserialize(value)
 
-    return outside(Union("HyperLogLog sketch", load, unite, sketch.serialize_compact))
+    return in_python(Union("HyperLogLog sketch", load, unite, sketch.serialize_compact))
 
 
-def _theta(_column: Column) -> Carried:
+def _theta(_column: Column) -> Implementation:
     import datasketches
 
     def unite(one: Any, other: Any) -> Any:
@@ -118,7 +118,7 @@ def _theta(_column: Column) -> Carried:
         return union.get_result()
 
     sketch = datasketches.compact_theta_sketch
-    return outside(Union("theta sketch", sketch.deserialize, unite, sketch.serialize))
+    return in_python(Union("theta sketch", sketch.deserialize, unite, sketch.serialize))
 
 
 SKETCHES: Final[Mapping[str, Builder]] = {
@@ -127,4 +127,4 @@ SKETCHES: Final[Mapping[str, Builder]] = {
     "hll": _hll,
     "theta": _theta,
 }
-"""The family, by name."""
+"""Builders of these functions, by name."""

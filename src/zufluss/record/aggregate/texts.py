@@ -1,7 +1,8 @@
-"""`listagg`, `string_agg`: texts one after the other, in the order they arrive.
+"""`listagg` and `string_agg`: texts joined by a delimiter, in the order they arrive.
 
-With `overflow = truncate` a text that does not fit is left out as a whole. A state is taken apart
-at its delimiters for that, so that it makes no difference who put the texts together.
+With `overflow = truncate` a text that does not fit is left out as a whole. A state that is merged
+is split at its delimiters first, so the result is the same whether its texts came one by one or
+joined.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ from typing import Final
 
 from zufluss.model.aggregate import DELIMITER
 from zufluss.model.schema import Column
-from zufluss.record.aggregate.base import Builder, Carried, outside
+from zufluss.record.aggregate.functions import Builder, Implementation, in_python
 from zufluss.record.aggregate.limits import Limit
 
 BYTES_MAX: Final = 1 << 20
 """Bytes of a text, unless the column says otherwise."""
 
 
-class Listed:
+class TextJoin:
     """Texts with a delimiter between them, as UTF-8."""
 
     def __init__(self, delimiter: bytes, limit: Limit) -> None:
@@ -26,13 +27,13 @@ class Listed:
         self._limit = limit
 
     def first(self, value: bytes, *, merging: bool) -> bytes | None:
-        """The text, or as many of its parts as fit."""
+        """Return the text, or as many of its parts as fit; None if none does."""
         if self._limit.fits(len(value)):
             return value
         return self._fitting(None, value) if merging else None
 
     def add(self, state: bytes, value: bytes, *, merging: bool) -> bytes:
-        """Both texts, or as many parts of the second as fit."""
+        """Return both texts joined, or the state with as many parts of the value as fit."""
         if self._limit.fits(len(state) + len(self._delimiter) + len(value)):
             return state + self._delimiter + value
         return (self._fitting(state, value) or state) if merging else state
@@ -45,11 +46,11 @@ class Listed:
         return state
 
 
-def _listed(column: Column) -> Carried:
+def _text_join(column: Column) -> Implementation:
     assert column.agg_function is not None
     delimiter = column.agg_function.parameter(DELIMITER) or ","
-    return outside(Listed(delimiter.encode(), Limit.of(column, BYTES_MAX, "bytes")))
+    return in_python(TextJoin(delimiter.encode(), Limit.of(column, BYTES_MAX, "bytes")))
 
 
-TEXTS: Final[Mapping[str, Builder]] = {"listagg": _listed, "string_agg": _listed}
-"""The family, by name."""
+TEXTS: Final[Mapping[str, Builder]] = {"listagg": _text_join, "string_agg": _text_join}
+"""Builders of these functions, by name."""

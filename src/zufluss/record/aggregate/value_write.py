@@ -1,7 +1,7 @@
-"""Cells to rows: the values that the keys of a batch end up with, written from what was folded.
+"""Cells to stored values: the rows of keys after a batch, without Arrow in between.
 
-The same rows as `record/kernels/row_write.py` writes from Arrow columns; between cells and rows no
-Arrow is needed. A value is the schema id (i16, little-endian) and the compacted row.
+A stored value is the schema id (i16, little-endian) and the compacted row. The rows are the same as
+those that `record/kernels/row_write.py` writes from Arrow columns.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ from zufluss.record.kernels.row_write import (
     COLUMN,
     OFFSET,
     VALUES,
-    _put_number,
     decimal_size,
     moment_of,
     number_of,
     put_decimal,
+    put_number,
 )
 from zufluss.record.kernels.varint import put_varint_fast
 
@@ -71,7 +71,7 @@ _MOST = {
     VARINT_64: 10,
     PREFIXED: 5,
 }
-"""The bytes a value takes at most by its source, those of texts and nested values aside."""
+"""Largest size of a value by its source, without the bytes of texts and nested values."""
 _SECONDS, _MICROS = 0, 2
 """Units of times, see `record/kernels/row_read.py`."""
 _NANO_BYTES = 5
@@ -79,7 +79,7 @@ _DECIMAL_BYTES = 16
 
 
 def value_bytes_max(program: npt.NDArray[np.int64]) -> int:
-    """The most bytes a value takes, those of texts and nested values aside."""
+    """Return the largest size of a stored value, without the bytes of texts and nested values."""
     lines = program[:-1]
     sinks: list[int] = lines[:, SINK].tolist()
     size = SCHEMA_ID_BYTES + -(-len(lines) // 8) + sum(_MOST[int(s)] for s in lines[:, SOURCE])
@@ -87,7 +87,7 @@ def value_bytes_max(program: npt.NDArray[np.int64]) -> int:
 
 
 def is_exact(program: npt.NDArray[np.int64]) -> bool:
-    """Whether cells keep all there is in a row: times in a coarser unit do not."""
+    """Return whether cells hold all bits of a row; times in a coarser Arrow unit do not."""
     sinks, units = program[:-1, SINK], program[:-1, PARAM]
     coarse = (sinks == TIME) & (units == _SECONDS) | (sinks == FINE_MOMENT) & (units == _MICROS)
     return not (coarse | (sinks == MOMENT)).any()
@@ -95,6 +95,7 @@ def is_exact(program: npt.NDArray[np.int64]) -> bool:
 
 @kernel(inline=True)
 def _put_placed(column: Any, count: Any, row: Any, data: Any, out: Any, pos: Any) -> Any:
+    """Write length and bytes of a placed value; returns the position after it."""
     start, end = peek_i64(column + 8 * row), peek_i64(column + 8 * (count + row))
     pos = put_varint_fast(end - start, out, pos)
     copy_bytes(out + pos, data + start, end - start)
@@ -105,7 +106,10 @@ def _put_placed(column: Any, count: Any, row: Any, data: Any, out: Any, pos: Any
 def _put_value(
     line: Any, table: Any, column: Any, count: Any, row: Any, data: Any, out: Any, pos: Any
 ) -> Any:
-    """Write one value; answers the position behind it."""
+    """Write a value that is not NULL; returns the position after it.
+
+    `table` is the address of its table line (`row_write.py`), `column` that of its cells.
+    """
     sink, source = peek_i64(line + 8 * SINK), peek_i64(line + 8 * SOURCE)
     if sink >= TEXT:
         return _put_placed(column, count, row, data, out, pos)
@@ -116,9 +120,9 @@ def _put_value(
         return pos + size
     if sink == FINE_MOMENT:
         millis, nano = moment_of(line, table, row)
-        pos = _put_number(millis, source, out, pos)
-        return _put_number(nano, np.int64(VARINT_32), out, pos)
-    return _put_number(number_of(line, table, row), source, out, pos)
+        pos = put_number(millis, source, out, pos)
+        return put_number(nano, np.int64(VARINT_32), out, pos)
+    return put_number(number_of(line, table, row), source, out, pos)
 
 
 @kernel(
@@ -137,37 +141,39 @@ def put_values(
     out: Any,
     places: Any,
 ) -> Any:
-    """Write the values of some rows; `places` gets their starts and ends. Answers the bytes used.
+    """Write the stored values of `rows`; returns the bytes used, and their places in `places`.
 
-    The rows are some of `cells`, which lie in `data` as `locate` or a fold left them, and `out` has
-    `value_bytes_max` for each and all the bytes of texts and nested values. `table` is scratch, a
-    line per column.
+    `cells` have `count` rows, and their places point into `data`. `out` has `value_bytes_max` bytes
+    for each row and the bytes of all texts and nested values. `table` is scratch memory, a line per
+    column.
     """
     fields, of, to = len(program) - 1, address_of(data), address_of(out)
     lines, columns = address_of(program), address_of(table)
     bitmaps = address_of(cells) + 8 * count * program[fields, SLOT]
     stride, head, pos = (count + 63) // 64 * 8, (fields + 7) // 8, np.int64(0)
-    for c in range(fields):
-        poke_i64(columns + _COLUMN_BYTES * c + 8 * OFFSET, 0)
-        begin = address_of(cells) + 8 * count * program[c, SLOT]
-        poke_i64(columns + _COLUMN_BYTES * c + 8 * VALUES, begin)
-    for k in range(len(rows)):
-        row = rows[k]
-        places[0, k] = pos
+    # Cells of numbers have the layout of Arrow buffers, so the parts of `row_write` can read them.
+    for number in range(fields):
+        column = columns + _COLUMN_BYTES * number
+        poke_i64(column + 8 * OFFSET, 0)
+        poke_i64(column + 8 * VALUES, address_of(cells) + 8 * count * program[number, SLOT])
+    for index in range(len(rows)):
+        # A stored value is the schema id, then a compacted row: null bits, then its fields.
+        row = rows[index]
+        places[0, index] = pos
         poke_i16(to + pos, schema_id)
         start = pos + SCHEMA_ID_BYTES
         pos = start + head
-        for at in range(start, pos):
-            poke_u8(to + at, 0)
+        for byte in range(start, pos):
+            poke_u8(to + byte, 0)
         line, column = lines, columns
-        for c in range(fields):
-            if is_valid(bitmaps + c * stride, row):
+        for number in range(fields):
+            if is_valid(bitmaps + number * stride, row):
                 values = peek_i64(column + 8 * VALUES)
                 pos = _put_value(line, column, values, count, row, of, to, pos)
             else:
-                at = to + start + (c >> 3)
-                poke_u8(at, peek_u8(at) | np.int64(1) << (c & 7))
+                byte = to + start + (number >> 3)
+                poke_u8(byte, peek_u8(byte) | np.int64(1) << (number & 7))
             line += _LINE_BYTES
             column += _COLUMN_BYTES
-        places[1, k] = pos
+        places[1, index] = pos
     return pos

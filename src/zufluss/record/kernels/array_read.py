@@ -44,39 +44,48 @@ _LEFT, _NULL = k.F_LEFT, k.F_NULL
 
 @kernel(_RESULT(BYTES, _I64, _I64, types.int64, _OFFSETS))
 def open_arrays(data: Any, starts: Any, ends: Any, source: Any, offsets: Any) -> Any:
-    """Count the elements of every array; answers fault, array, detail. Places lie in the data."""
+    """Write the Arrow offsets of the arrays at these places; returns fault, array, detail.
+
+    The places lie within the data; −1 is a NULL.
+    """
     total, zero, of = np.int64(0), np.int64(0), address_of(data)
-    for i in range(len(starts)):
-        offsets[i] = total
-        if starts[i] < 0:
+    for array in range(len(starts)):
+        offsets[array] = total
+        if starts[array] < 0:
             continue
-        size = ends[i] - starts[i]
+        # An array begins with its count, null bits in 4-byte steps, and one slot per element.
+        size = ends[array] - starts[array]
         if size < 4:
-            return np.int64(_CUT), i, size
-        count = peek_i32(of + starts[i])
+            return np.int64(_CUT), array, size
+        count = peek_i32(of + starts[array])
         if count < 0 or total + count > _ELEMENTS_MAX:
-            return np.int64(_COUNT), i, count
+            return np.int64(_COUNT), array, count
         if 4 + (count + 31) // 32 * 4 + (count << source) > size:
-            return np.int64(_CUT), i, size
+            return np.int64(_CUT), array, size
         total += count
     offsets[len(starts)] = total
     return zero, zero, zero
 
 
 @kernel(inline=True)
-def _number(at: Any, source: Any) -> Any:
+def _number(slot: Any, source: Any) -> Any:
+    """The number in the slot at an address."""
     if source == 3:
-        return peek_i64(at)
+        return peek_i64(slot)
     if source == 2:
-        return peek_i32(at)
+        return peek_i32(slot)
     if source == 1:
-        return peek_i16(at)
-    return peek_u8(at)
+        return peek_i16(slot)
+    return peek_u8(slot)
 
 
 @kernel(inline=True)
 def _piece(base: Any, end: Any, used: Any, offset: Any, size: Any) -> Any:
-    """Where a piece of the variable part starts, −1 if it may not lie there."""
+    """Position of a value in the variable part; −1 if it leaves the array.
+
+    Values stand in the order of their elements, so one that begins before `used`, the end of the
+    last one, would give its bytes a second meaning.
+    """
     start = base + offset
     if offset < 0 or size < 0 or start < used or start + size > end:
         return np.int64(-1)
@@ -94,20 +103,25 @@ def _read_slot(
     fact: Any,
     column: Any,
     count: Any,
-    i: Any,
+    index: Any,
 ) -> Any:
-    """Read the element in a slot; answers fault, detail and how much is used then."""
+    """Read the element in a slot; returns fault, detail, and the end of the last value then.
+
+    `base` and `end` bound the array; `count` and `index` are those of all elements of the column.
+    """
     sink = peek_i64(line + 8 * _SINK)
     if sink < _TEXT and sink != _BIG_NUMBER and sink != _FINE_MOMENT:
         value = _number(of + slot, peek_i64(line + 8 * _SOURCE))
-        return keep_number(line, sink, column, i, value), value, used
+        return keep_number(line, sink, column, index, value), value, used
+    # Larger values: the slot holds size (or nano of the millisecond) and offset in the array.
     low, high = peek_i32(of + slot), peek_i32(of + slot + 4)
     if sink == _FINE_MOMENT:
         start = _piece(base, end, used, high, 8)
         if start < 0:
             return np.int64(_PIECE), high, used
         millis = peek_i64(of + start)
-        return keep_moment(line, fact, column, i, millis, low), low, start + 8
+        return keep_moment(line, fact, column, index, millis, low), low, start + 8
+    # Up to 7 bytes stand in the slot itself, marked by its top bit.
     mark = peek_u8(of + slot + 7)
     if sink != _NESTED and mark & 0x80:
         start, low = slot, mark & 0x7F
@@ -118,7 +132,7 @@ def _read_slot(
         if start < 0:
             return np.int64(_PIECE), high, used
         used = start + low
-    fault, detail = keep_place(line, fact, column, count, i, of, start, start + low)
+    fault, detail = keep_place(line, fact, column, count, index, of, start, start + low)
     return fault, detail, used
 
 
@@ -126,50 +140,53 @@ def _read_slot(
 def read_arrays(
     data: Any, starts: Any, ends: Any, offsets: Any, program: Any, cells: Any, facts: Any
 ) -> Any:
-    """Read the elements of arrays that `open_arrays` has measured; fault, array, detail."""
+    """Read the elements of arrays that `open_arrays` measured; returns fault, array, detail."""
     total, zero, of = np.int64(offsets[len(starts)]), np.int64(0), address_of(data)
     line, fact, column = address_of(program), address_of(facts), address_of(cells)
     valid = begin_cells(line, 1, total, column, fact)
     source, sink = program[0, _SOURCE], program[0, _SINK]
+    # Writers may reserve the room of these types for NULLs too.
     reserved = 8 if sink == _FINE_MOMENT else (16 if sink == _BIG_NUMBER else 0)
-    for a in range(len(starts)):
-        if starts[a] < 0:
+    for array in range(len(starts)):
+        if starts[array] < 0:
             continue
-        base, end, first = starts[a], ends[a], np.int64(offsets[a])
-        count = np.int64(offsets[a + 1]) - first
+        # Count, null bits, slots, then the variable part at a multiple of 8 from the array's start.
+        base, end, first = starts[array], ends[array], np.int64(offsets[array])
+        count = np.int64(offsets[array + 1]) - first
         slots = base + 4 + (count + 31) // 32 * 4
         used = min(base + (slots + (count << source) - base + 7) // 8 * 8, end)
-        for i in range(count):
-            if peek_u8(of + base + 4 + (i >> 3)) >> (i & 7) & 1:
+        for element in range(count):
+            if peek_u8(of + base + 4 + (element >> 3)) >> (element & 7) & 1:
                 if program[0, _NOT_NULL]:
-                    return np.int64(_NULL), a, zero
-                keep_null(line, fact, valid, column, total, first + i)
+                    return np.int64(_NULL), array, zero
+                keep_null(line, fact, valid, column, total, first + element)
                 continue
-            slot = slots + (i << source)
+            slot = slots + (element << source)
             fault, detail, used = _read_slot(
-                of, base, end, used, slot, line, fact, column, total, first + i
+                of, base, end, used, slot, line, fact, column, total, first + element
             )
             if fault:
-                return fault, a, detail
+                return fault, array, detail
         if end - base > (used - base + 7) // 8 * 8 + reserved * count:
-            return np.int64(_LEFT), a, end - used
+            return np.int64(_LEFT), array, end - used
     return zero, zero, zero
 
 
 @kernel(_RESULT(BYTES, _I64, _I64, _TABLE))
 def open_maps(data: Any, starts: Any, ends: Any, keys: Any) -> Any:
-    """Find where the key array of every map starts and ends; answers fault, map, detail."""
+    """Find the key array of every map: starts and ends go to `keys`; returns fault, map, detail."""
     zero, of = np.int64(0), address_of(data)
-    for i in range(len(starts)):
-        keys[0, i] = keys[1, i] = -1
-        if starts[i] < 0:
+    for number in range(len(starts)):
+        keys[0, number] = keys[1, number] = -1
+        if starts[number] < 0:
             continue
-        left = ends[i] - starts[i] - 4
+        # A map is the size of its key array, the key array, then the value array.
+        left = ends[number] - starts[number] - 4
         if left < 0:
-            return np.int64(_CUT), i, left + 4
-        size = peek_i32(of + starts[i])
+            return np.int64(_CUT), number, left + 4
+        size = peek_i32(of + starts[number])
         if size < 0 or size > left:
-            return np.int64(_CUT), i, left
-        keys[0, i] = starts[i] + 4
-        keys[1, i] = starts[i] + 4 + size
+            return np.int64(_CUT), number, left
+        keys[0, number] = starts[number] + 4
+        keys[1, number] = starts[number] + 4 + size
     return zero, zero, zero

@@ -12,16 +12,29 @@ gives the same bytes. The plan (int64) says where each node and buffer of the re
 | 8 + 2·i     | node i: source node or −1 (the column is missing), its rows: 1 all, 0 none   |
 | then 4 each | buffer: source buffer or −1, zeros it needs (see `zeros`), width, rows: 1, 0 |
 
-It stops at a batch of another schema, or that does not fit into `out`, or that is damaged.
+A column that is missing in the source becomes NULLs. Projection stops at a batch of another schema,
+at one that does not fit into `out`, and at one that is damaged.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from zufluss.record.fault import Fault
+from zufluss.record.kernels.batch_header import (
+    ATTRIBUTES,
+    HEADER_BYTES_MIN,
+    LENGTH_OVERHEAD,
+    MAGIC_AT,
+    MAGIC_MAX,
+    RECORD_COUNT,
+    SCHEMA_ID,
+    STATISTICS_LENGTH,
+    crc_at,
+)
+from zufluss.record.kernels.batch_header import LENGTH_AT as LENGTH_FIELD_AT
 from zufluss.record.kernels.cache import kernel
 from zufluss.record.kernels.memory import (
     BYTES,
@@ -40,42 +53,48 @@ from zufluss.record.kernels.message_read import (
     BODY,
     BUFFERS,
     CODEC,
+    FIGURE_1,
+    FIGURE_2,
     LENGTH,
     NODES,
     NOTES,
-    A,
-    B,
     read_metadata,
     refuse,
 )
 
 DONE, OTHER_SCHEMA, FULL, DAMAGED = range(4)
+"""Why projection stopped."""
+
+PLAN_SCHEMA, SOURCE_NODES, SOURCE_BUFFERS, RESULT_NODES, RESULT_BUFFERS = range(5)
+PLAN_HEAD = 8
+"""Numbers of the plan before its nodes."""
+BATCH_BYTES_MAX = 2**31 - 1
 
 BODY_LENGTH_AT, LENGTH_AT, CODEC_AT, NODES_AT, CODED_NODES_AT = 24, 64, 92, 88, 104
-"""Where a template of `zufluss.record.arrow.project` holds what differs from batch to batch."""
+"""Positions in the metadata of a template (`arrow/template.py`) that differ from batch to batch."""
 
 
 @kernel()
-def zeros(need: Any, width: Any, n: Any) -> Any:
-    """Bytes of a buffer of n nulls: 0 none, 1 bits, 2 values of `width` bytes, 3 offsets."""
+def zeros(need: Any, width: Any, rows: Any) -> Any:
+    """Bytes of a buffer of NULLs: 0 none, 1 bits, 2 values of `width` bytes, 3 offsets."""
     if need == 1:
-        return (n + 7) >> 3
+        return (rows + 7) >> 3
     if need == 2:
-        return n * width
+        return rows * width
     if need == 3:
-        return 4 * (n + 1)
+        return 4 * (rows + 1)
     return np.int64(0)
 
 
 @kernel()
 def _clear(out: Any, at: Any, size: Any) -> Any:
-    for i in range(at, at + size):
-        store_u8(out, i, 0)
+    for position in range(at, at + size):
+        store_u8(out, position, 0)
 
 
 @kernel()
 def _buffer_size(buf: Any, plan: Any, entry: Any, count: Any, end: Any, note: Any) -> Any:
-    """Bytes of one buffer of the result, −fault if the source's place is damaged."""
+    """Bytes of one buffer of the result, −fault if the source buffer leaves its body."""
     source = plan[entry]
     if source < 0:
         size = zeros(plan[entry + 1], plan[entry + 2], count * plan[entry + 3])
@@ -90,10 +109,10 @@ def _buffer_size(buf: Any, plan: Any, entry: Any, count: Any, end: Any, note: An
 
 @kernel()
 def _body_size(buf: Any, plan: Any, count: Any, end: Any, note: Any) -> Any:
-    """Bytes of the result's body, −fault if a source's place is damaged."""
-    entry = 8 + 2 * plan[3]
+    """Bytes of the result's body, −fault if a source buffer leaves its body."""
+    entry = PLAN_HEAD + 2 * plan[RESULT_NODES]
     total = np.int64(0)
-    for _ in range(plan[4]):
+    for _ in range(plan[RESULT_BUFFERS]):
         size = _buffer_size(buf, plan, entry, count, end, note)
         if size < 0:
             return size
@@ -106,21 +125,23 @@ def _body_size(buf: Any, plan: Any, count: Any, end: Any, note: Any) -> Any:
 def _write_body(
     buf: Any, plan: Any, count: Any, end: Any, note: Any, out: Any, places: Any, body: Any
 ) -> Any:
-    """Write the buffers, and their places to `places`."""
-    entry = 8 + 2 * plan[3]
+    """Write the buffers from `body` on, and their offsets and sizes from `places` on."""
+    entry = PLAN_HEAD + 2 * plan[RESULT_NODES]
     offset = np.int64(0)
-    for i in range(plan[4]):
+    for buffer in range(plan[RESULT_BUFFERS]):
         size = _buffer_size(buf, plan, entry, count, end, note)
         padded = (size + 7) & ~7
         at = body + offset
-        store_i64(out, places + 16 * i, offset)
-        store_i64(out, places + 16 * i + 8, size)
+        store_i64(out, places + 16 * buffer, offset)
+        store_i64(out, places + 16 * buffer + 8, size)
         if plan[entry] >= 0:
+            # The padding is copied too, as far as the source has one.
             source = note[BODY] + load_i64(buf, note[BUFFERS] + 4 + 16 * plan[entry])
             available = min(padded, end - source)
             copy(out, at, buf, source, available)
             _clear(out, at + available, padded - available)
         else:
+            # In a compressed message the prefix −1 says that a buffer is stored as it is.
             _clear(out, at, padded)
             if note[CODEC] >= 0 and size > 0:
                 store_i64(out, at, -1)
@@ -130,60 +151,96 @@ def _write_body(
 
 @kernel()
 def _write_nodes(buf: Any, plan: Any, count: Any, note: Any, out: Any, at: Any) -> Any:
-    for i in range(plan[3]):
-        source, rows = plan[8 + 2 * i], plan[9 + 2 * i] * count
+    """Write length and null count of every node of the result."""
+    for node in range(plan[RESULT_NODES]):
+        source, rows = plan[PLAN_HEAD + 2 * node], plan[PLAN_HEAD + 2 * node + 1] * count
         length, nulls = rows, rows
         if source >= 0:
             place = note[NODES] + 4 + 16 * source
             length, nulls = load_i64(buf, place), load_i64(buf, place + 8)
-        store_i64(out, at + 16 * i, length)
-        store_i64(out, at + 16 * i + 8, nulls)
+        store_i64(out, at + 16 * node, length)
+        store_i64(out, at + 16 * node + 8, nulls)
+
+
+@kernel()
+def _write_message(
+    buf: Any, batch: Any, plan: Any, template: Any, body_size: Any, out: Any, at: Any, note: Any
+) -> Any:
+    """Write the Arrow message of a batch: the template, what differs from it, nodes, buffers."""
+    compressed = note[CODEC] >= 0
+    copy(out, at, template, 0, template.size)
+    metadata = at + 8
+    if compressed:
+        store_u8(out, metadata + CODEC_AT, note[CODEC])
+    store_i64(out, metadata + BODY_LENGTH_AT, body_size)
+    store_i64(out, metadata + LENGTH_AT, note[LENGTH])
+    nodes = metadata + (CODED_NODES_AT if compressed else NODES_AT)
+    _write_nodes(buf, plan, batch.count, note, out, nodes)
+    places, body = nodes + 16 * plan[RESULT_NODES] + 8, at + template.size
+    _write_body(buf, plan, batch.count, batch.end, note, out, places, body)
 
 
 @kernel()
 def _project(
-    buf: Any, pos: Any, size: Any, header: Any, records: Any, count: Any, plan: Any, plain: Any,
-    coded: Any, out: Any, at: Any, note: Any,
-) -> Any:  # fmt: skip
+    buf: Any, batch: Any, plan: Any, plain: Any, coded: Any, out: Any, at: Any, note: Any
+) -> Any:
     """Write one batch to `out` at `at`: its size there, 0 if it does not fit, or −fault."""
-    end = pos + size
-    fault = read_metadata(buf, records, end, note)
+    fault = read_metadata(buf, batch.records, batch.end, note)
     if fault != 0:
         return -fault
-    found = load_u32(buf, note[NODES])
-    if found != plan[1]:
-        return -refuse(note, Fault.NODE_COUNT, -1, found, plan[1])
-    found = load_u32(buf, note[BUFFERS])
-    if found != plan[2]:
-        return -refuse(note, Fault.BUFFER_COUNT, -1, found, plan[2])
-    body_size = _body_size(buf, plan, count, end, note)
+    nodes = load_u32(buf, note[NODES])
+    if nodes != plan[SOURCE_NODES]:
+        return -refuse(note, Fault.NODE_COUNT, -1, nodes, plan[SOURCE_NODES])
+    buffers = load_u32(buf, note[BUFFERS])
+    if buffers != plan[SOURCE_BUFFERS]:
+        return -refuse(note, Fault.BUFFER_COUNT, -1, buffers, plan[SOURCE_BUFFERS])
+    body_size = _body_size(buf, plan, batch.count, batch.end, note)
     if body_size < 0:
         return body_size
-    compressed = note[CODEC] >= 0
-    template_size = coded.size if compressed else plain.size
-    changes = count if load_u8(buf, pos + (31 if header == 56 else 27)) & 1 == 0 else 0
-    total = header + changes + template_size + body_size
-    if total > out.size - at or total > 2**31 - 1:
+    # The result: the header without statistics, the change types, the message.
+    template_size = coded.size if note[CODEC] >= 0 else plain.size
+    total = batch.header + batch.changes + template_size + body_size
+    if total > out.size - at or total > BATCH_BYTES_MAX:
         return np.int64(0)
-    copy(out, at, buf, pos, header)
-    store_i32(out, at + 8, total - 12)
-    if header > 48:
-        store_i32(out, at + header - 4, 0)
-    copy(out, at + header, buf, records - changes, changes)
-    message = at + header + changes
-    metadata = message + 8
-    if compressed:
-        copy(out, message, coded, 0, template_size)
-        store_u8(out, metadata + CODEC_AT, note[CODEC])
+    copy(out, at, buf, batch.start, batch.header)
+    store_i32(out, at + LENGTH_FIELD_AT, total - LENGTH_OVERHEAD)
+    if batch.header > HEADER_BYTES_MIN:
+        store_i32(out, at + batch.header - 4, 0)
+    copy(out, at + batch.header, buf, batch.records - batch.changes, batch.changes)
+    message = at + batch.header + batch.changes
+    if note[CODEC] >= 0:
+        _write_message(buf, batch, plan, coded, body_size, out, message, note)
     else:
-        copy(out, message, plain, 0, template_size)
-    store_i64(out, metadata + BODY_LENGTH_AT, body_size)
-    store_i64(out, metadata + LENGTH_AT, note[LENGTH])
-    nodes = metadata + (CODED_NODES_AT if compressed else NODES_AT)
-    _write_nodes(buf, plan, count, note, out, nodes)
-    body = message + template_size
-    _write_body(buf, plan, count, end, note, out, nodes + 16 * plan[3] + 8, body)
+        _write_message(buf, batch, plan, plain, body_size, out, message, note)
     return total
+
+
+class Batch(NamedTuple):
+    """The parts of a batch, as positions and sizes."""
+
+    start: Any
+    end: Any
+    header: Any
+    """Bytes of the header."""
+    count: Any
+    """Number of records."""
+    statistics: Any
+    """Bytes of the statistics."""
+    changes: Any
+    """Bytes of the change types."""
+    records: Any
+    """Position of the Arrow message."""
+
+
+@kernel(inline=True)
+def _parts_of(buf: Any, start: Any, size: Any, magic: Any) -> Any:
+    """Find the parts of a batch by its header; nothing is checked yet."""
+    crc, header = crc_at(start, magic), np.int64(HEADER_BYTES_MIN + 4 * magic)
+    count = load_i32(buf, crc + RECORD_COUNT)
+    statistics = load_i32(buf, crc + STATISTICS_LENGTH) if magic > 0 else np.int64(0)
+    changes = count if load_u8(buf, crc + ATTRIBUTES) & 1 == 0 else np.int64(0)
+    records = start + header + statistics + changes
+    return Batch(start, start + size, header, count, statistics, changes, records)
 
 
 _PLAN = types.Array(types.int64, 1, "C", readonly=True)
@@ -208,46 +265,37 @@ def project_batches(
     pos = start
     stop = DAMAGED if start < 0 or at < 0 or end > buf.size else DONE
     fault = np.int64(Fault.LENGTH_TOO_LARGE)
-    while stop == DONE and end - pos >= 48:
-        size, magic = load_i32(buf, pos + 8) + 12, load_u8(buf, pos + 12)
-        header = 48 + 4 * magic
-        if magic > 2 or size < header or size > end - pos:
+    while stop == DONE and end - pos >= HEADER_BYTES_MIN:
+        size = load_i32(buf, pos + LENGTH_FIELD_AT) + LENGTH_OVERHEAD
+        magic = load_u8(buf, pos + MAGIC_AT)
+        if magic > MAGIC_MAX or size < HEADER_BYTES_MIN + 4 * magic or size > end - pos:
             fault = refuse(note, Fault.LENGTH_TOO_LARGE, -1, size, end - pos)
             stop = DAMAGED
             break
-        p = pos + (29 if magic == 2 else 25)
-        count = load_i32(buf, p + 19)
-        statistics = load_i32(buf, p + 23) if magic > 0 else np.int64(0)
-        changes = count if load_u8(buf, p + 2) & 1 == 0 else np.int64(0)
-        records = pos + header + statistics + changes
-        if load_i16(buf, p) != plan[0]:
+        batch = _parts_of(buf, pos, size, magic)
+        # A batch without records is the same with any columns; the others are projected.
+        written = np.int64(0)
+        if load_i16(buf, crc_at(pos, magic) + SCHEMA_ID) != plan[PLAN_SCHEMA]:
             stop = OTHER_SCHEMA
-        elif count < 0:
-            fault = refuse(note, Fault.RECORD_COUNT, -1, count, 0)
-            stop = DAMAGED
-        elif statistics < 0 or records > pos + size:
-            fault = refuse(note, Fault.STATISTICS_LENGTH, -1, statistics, size)
-            stop = DAMAGED
-        elif count == 0:
-            if size > out.size - at:
-                stop = FULL
-            else:
+        elif batch.count < 0:
+            written = -refuse(note, Fault.RECORD_COUNT, -1, batch.count, 0)
+        elif batch.statistics < 0 or batch.records > batch.end:
+            written = -refuse(note, Fault.STATISTICS_LENGTH, -1, batch.statistics, size)
+        elif batch.count == 0:
+            if size <= out.size - at:
                 copy(out, at, buf, pos, size)
-                at += size
+                written = np.int64(size)
         else:
-            written = _project(
-                buf, pos, size, header, records, count, plan, plain, coded, out, at, note
-            )
-            if written > 0:
-                at += written
-            elif written == 0:
-                stop = FULL
-            else:
-                fault = -written
-                stop = DAMAGED
-        if stop == DONE:
+            written = _project(buf, batch, plan, plain, coded, out, at, note)
+        if written > 0:
+            at += written
             pos += size
+        elif written < 0:
+            fault = -written
+            stop = DAMAGED
+        elif stop == DONE:
+            stop = FULL
     if stop == DONE and pos != end:
-        fault = refuse(note, Fault.HEADER_CUT, -1, end - pos, 48)
+        fault = refuse(note, Fault.HEADER_CUT, -1, end - pos, HEADER_BYTES_MIN)
         stop = DAMAGED
-    return np.int64(stop), pos, at, fault, note[A], note[B]
+    return np.int64(stop), pos, at, fault, note[FIGURE_1], note[FIGURE_2]

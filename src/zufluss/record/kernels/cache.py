@@ -44,7 +44,10 @@ MODULES_OUTSIDE = (
     "zufluss.record.slices",
     "zufluss.record.aggregate.arithmetic",
     "zufluss.record.aggregate.cells",
-    "zufluss.record.aggregate.kernels",
+    "zufluss.record.aggregate.column_fold",
+    "zufluss.record.aggregate.compute",
+    "zufluss.record.aggregate.opcodes",
+    "zufluss.record.aggregate.script",
     "zufluss.record.aggregate.value_write",
 )
 """Modules outside this package that define kernels, or that kernels take constants from.

@@ -1,8 +1,8 @@
-"""Giving back the memory of the compiler once the kernels are loaded.
+"""Gives back the memory of the compiler once the kernels are loaded.
 
-Loading compiled kernels from the cache runs a good part of LLVM, some 50 MB of code that nothing
-needs afterwards. Its pages are clean copies of the library's file: dropping them from this process
-costs nothing, and should a kernel be compiled later after all, they come back by themselves.
+Loading compiled kernels from the cache runs a large part of LLVM, some 50 MB of code that is not
+needed afterwards. Its pages are clean copies of the library's file, so dropping them costs nothing,
+and the kernel loads them again if a function is compiled later.
 """
 
 from __future__ import annotations
@@ -16,24 +16,25 @@ _DONTNEED = 4
 
 
 def release_compiler() -> None:
-    """Drop LLVM's code from resident memory; does nothing but on Linux."""
+    """Drop LLVM's code from resident memory; does nothing on other systems than Linux."""
     if not sys.platform.startswith("linux"):
         return
     libc = ctypes.CDLL(None)
     libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     for start, end in code_of(Path("/proc/self/maps").read_text(), LIBRARY):
-        libc.madvise(start, end - start, _DONTNEED)  # a hint: what it cannot drop stays
+        libc.madvise(start, end - start, _DONTNEED)  # a hint: pages that cannot be dropped stay
 
 
 def code_of(maps: str, library: str) -> list[tuple[int, int]]:
-    """Where the code of a library lies, by the text of a process's `maps`.
+    """Return the address ranges of a library's code, from the text of a process's `maps`.
 
-    Only code: it is never written to. A page with relocations would be lost if it were dropped.
+    Only pages of code are never written to; a page with relocations would be lost if it were
+    dropped.
     """
-    found = []
+    ranges = []
     for line in maps.splitlines():
         addresses, rights, _, _, _, *path = line.split(maxsplit=5)
         if rights == "r-xp" and path and Path(path[0]).name.startswith(library):
             start, end = addresses.split("-")
-            found.append((int(start, 16), int(end, 16)))
-    return found
+            ranges.append((int(start, 16), int(end, 16)))
+    return ranges

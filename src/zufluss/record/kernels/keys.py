@@ -1,9 +1,9 @@
-"""Key encoding over whole columns, compiled with numba.
+"""Encodes keys from whole columns.
 
-A key is written column by column: kernels named `add_*` add the size of one column's values to the
-size of each key, kernels named `put_*` write the column and move each key's cursor on. Layouts and
-the plain-Python twin stand in `zufluss.record.keys.encoding`. All loops are bounds-checked by the
-compiler: offsets that leave their data end in an IndexError, never in a foreign read or write.
+Keys are written column by column: kernels named `add_*` add the size of a column's values to the
+size of each key, kernels named `put_*` write the column and advance each key's cursor. The layouts
+and the plain-Python twin stand in `zufluss.record.keys.encoding`. Every index is bounds-checked:
+offsets that leave their data raise IndexError.
 """
 
 from __future__ import annotations
@@ -34,53 +34,53 @@ def _put_varint(value: Any, pos: Any, out: Any) -> Any:
 
 @kernel(types.void(types.uint64, types.int64, types.int64, _OUT), boundscheck=True)
 def _put_low_bytes(value: Any, width: Any, pos: Any, out: Any) -> Any:
-    for i in range(width):
-        out[pos + i] = np.uint8((value >> np.uint64(8 * i)) & np.uint64(0xFF))
+    for byte in range(width):
+        out[pos + byte] = np.uint8((value >> np.uint64(8 * byte)) & np.uint64(0xFF))
 
 
 @kernel(types.void(_U64, _POSITIONS), boundscheck=True)
 def add_varints(values: Any, sizes: Any) -> Any:
-    """Add the varint size of each value."""
-    for i in range(len(values)):
-        sizes[i] += varint_size(np.int64(values[i]))
+    """Add the size of each value as a varint."""
+    for row in range(len(values)):
+        sizes[row] += varint_size(np.int64(values[row]))
 
 
 @kernel(types.void(_U64, _POSITIONS, _OUT), boundscheck=True)
 def put_varints(values: Any, cursors: Any, out: Any) -> Any:
     """Write each value as a varint."""
-    for i in range(len(values)):
-        cursors[i] = _put_varint(np.int64(values[i]), cursors[i], out)
+    for row in range(len(values)):
+        cursors[row] = _put_varint(np.int64(values[row]), cursors[row], out)
 
 
 @kernel(types.void(_U64, types.int64, _POSITIONS, _OUT), boundscheck=True)
 def put_fixed(values: Any, width: Any, cursors: Any, out: Any) -> Any:
-    """Write the low `width` bytes of each value."""
-    for i in range(len(values)):
-        _put_low_bytes(values[i], width, cursors[i], out)
-        cursors[i] += width
+    """Write the lowest `width` bytes of each value."""
+    for row in range(len(values)):
+        _put_low_bytes(values[row], width, cursors[row], out)
+        cursors[row] += width
 
 
 @kernel(types.void(_I64, types.boolean, _POSITIONS), boundscheck=True)
 def add_blobs(offsets: Any, prefix: Any, sizes: Any) -> Any:
     """Add the size of each blob, with its length in front if `prefix`."""
-    for i in range(len(offsets) - 1):
-        size = offsets[i + 1] - offsets[i]
-        sizes[i] += size
+    for row in range(len(offsets) - 1):
+        size = offsets[row + 1] - offsets[row]
+        sizes[row] += size
         if prefix:
-            sizes[i] += varint_size(size)
+            sizes[row] += varint_size(size)
 
 
 @kernel(types.void(_I64, _BYTES, types.boolean, _POSITIONS, _OUT), boundscheck=True)
 def put_blobs(offsets: Any, data: Any, prefix: Any, cursors: Any, out: Any) -> Any:
     """Write each blob, with its length in front if `prefix`."""
-    for i in range(len(offsets) - 1):
-        pos = cursors[i]
+    for row in range(len(offsets) - 1):
+        pos = cursors[row]
         if prefix:
-            pos = _put_varint(offsets[i + 1] - offsets[i], pos, out)
-        for at in range(offsets[i], offsets[i + 1]):
+            pos = _put_varint(offsets[row + 1] - offsets[row], pos, out)
+        for at in range(offsets[row], offsets[row + 1]):
             out[pos] = data[at]
             pos += 1
-        cursors[i] = pos
+        cursors[row] = pos
 
 
 @kernel(types.int64(_BYTES, types.int64), boundscheck=True)
@@ -97,36 +97,39 @@ def _decimal_size(raw: Any, start: Any) -> Any:
 
 @kernel(types.void(_BYTES, _POSITIONS), boundscheck=True)
 def add_decimals(raw: Any, sizes: Any) -> Any:
-    """Add the minimal size of each 16-byte decimal."""
-    for i in range(len(sizes)):
-        sizes[i] += _decimal_size(raw, 16 * i)
+    """Add the size of the shortest form of each 16-byte decimal."""
+    for row in range(len(sizes)):
+        sizes[row] += _decimal_size(raw, 16 * row)
 
 
 @kernel(types.void(_BYTES, _I64, _OUT), boundscheck=True)
 def put_decimals(raw: Any, offsets: Any, out: Any) -> Any:
-    """Write each 16-byte decimal big-endian and minimal at its offset."""
-    for i in range(len(offsets) - 1):
-        size = offsets[i + 1] - offsets[i]
-        for k in range(size):
-            out[offsets[i] + k] = raw[16 * i + size - 1 - k]
+    """Write each 16-byte decimal big-endian, in the size that its offsets leave."""
+    for row in range(len(offsets) - 1):
+        size = offsets[row + 1] - offsets[row]
+        for byte in range(size):
+            out[offsets[row] + byte] = raw[16 * row + size - 1 - byte]
 
 
 @kernel(types.void(_U64, types.int64, _I64, _OUT), boundscheck=True)
 def put_slots(values: Any, slot: Any, starts: Any, out: Any) -> Any:
     """Write each value into the 8-byte slot at `slot` of its row."""
-    for i in range(len(values)):
-        _put_low_bytes(values[i], 8, starts[i] + slot, out)
+    for row in range(len(values)):
+        _put_low_bytes(values[row], 8, starts[row] + slot, out)
 
 
 @kernel(types.void(_I64, types.int64, _POSITIONS), boundscheck=True)
 def add_slot_blobs(offsets: Any, reserved: Any, sizes: Any) -> Any:
-    """Add what each blob takes of the variable part: `reserved`, or 8-byte steps beyond 7 bytes."""
-    for i in range(len(offsets) - 1):
-        size = offsets[i + 1] - offsets[i]
+    """Add the bytes of each blob in the variable part.
+
+    These are `reserved`, or else 8-byte steps; none for up to 7 bytes, which fit the slot.
+    """
+    for row in range(len(offsets) - 1):
+        size = offsets[row + 1] - offsets[row]
         if reserved > 0:
-            sizes[i] += reserved
+            sizes[row] += reserved
         elif size > 7:
-            sizes[i] += (size + 7) // 8 * 8
+            sizes[row] += (size + 7) // 8 * 8
 
 
 @kernel(
@@ -135,29 +138,32 @@ def add_slot_blobs(offsets: Any, reserved: Any, sizes: Any) -> Any:
 def put_slot_blobs(
     offsets: Any, data: Any, reserved: Any, slot: Any, starts: Any, cursors: Any, out: Any
 ) -> Any:
-    """Write each blob into its slot or, named by it, into the variable part at the cursor."""
-    for i in range(len(offsets) - 1):
-        size = offsets[i + 1] - offsets[i]
-        at = starts[i] + slot
+    """Write each blob into its slot, or into the variable part at the cursor.
+
+    In the second case the slot holds the size and the offset in the row.
+    """
+    for row in range(len(offsets) - 1):
+        size = offsets[row + 1] - offsets[row]
+        at = starts[row] + slot
         if reserved == 0 and size <= 7:
-            for k in range(size):
-                out[at + k] = data[offsets[i] + k]
+            for byte in range(size):
+                out[at + byte] = data[offsets[row] + byte]
             out[at + 7] = np.uint8(0x80 | size)
             continue
         _put_low_bytes(np.uint64(size), 4, at, out)
-        _put_low_bytes(np.uint64(cursors[i] - starts[i]), 4, at + 4, out)
-        for k in range(size):
-            out[cursors[i] + k] = data[offsets[i] + k]
-        cursors[i] += max(reserved, (size + 7) // 8 * 8)
+        _put_low_bytes(np.uint64(cursors[row] - starts[row]), 4, at + 4, out)
+        for byte in range(size):
+            out[cursors[row] + byte] = data[offsets[row] + byte]
+        cursors[row] += max(reserved, (size + 7) // 8 * 8)
 
 
 @kernel(types.void(_U64, _U64, types.int64, _I64, _POSITIONS, _OUT), boundscheck=True)
 def put_slot_timestamps(
     millis: Any, nanos: Any, slot: Any, starts: Any, cursors: Any, out: Any
 ) -> Any:
-    """Write nano of milli and offset into each slot, the milliseconds into the variable part."""
-    for i in range(len(millis)):
-        _put_low_bytes(nanos[i], 4, starts[i] + slot, out)
-        _put_low_bytes(np.uint64(cursors[i] - starts[i]), 4, starts[i] + slot + 4, out)
-        _put_low_bytes(millis[i], 8, cursors[i], out)
-        cursors[i] += 8
+    """Write nano and offset into the slot, the milliseconds into the variable part."""
+    for row in range(len(millis)):
+        _put_low_bytes(nanos[row], 4, starts[row] + slot, out)
+        _put_low_bytes(np.uint64(cursors[row] - starts[row]), 4, starts[row] + slot + 4, out)
+        _put_low_bytes(millis[row], 8, cursors[row], out)
+        cursors[row] += 8

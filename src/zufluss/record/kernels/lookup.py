@@ -1,8 +1,8 @@
-"""LOOKUP requests and answers in one call each: single lookups are bound by calls, not by bytes.
+"""LOOKUP requests and answers in one call each: calls take the time of a single lookup, not bytes.
 
-`scan_lookup` takes the request that clients send nearly always (fields in number order, one bucket,
-nothing inserted) apart; everything else gets "not usual" and goes through protobuf, its twin.
-`write_values` writes the answer for one bucket straight from where the values lie.
+`scan_lookup` reads the request that clients send nearly always: fields in number order, one bucket,
+no insert. It refuses all others as "not usual", and they go through protobuf, its twin.
+`write_values` writes the answer for one bucket straight from the buffer of the values.
 
 | LookupRequest             | field | PbLookupReqForBucket | field |
 |---------------------------|-------|----------------------|-------|
@@ -37,9 +37,9 @@ _BYTES_OUT = types.Array(types.uint8, 1, "C")
 
 @kernel(_RESULT(BYTES, types.int64, types.int64, _OUT, _OUT), short=True)
 def scan_lookup(buf: Any, start: Any, end: Any, starts: Any, ends: Any) -> Any:
-    """Number of keys (−1: not usual), table id, partition id (−1: none), bucket id.
+    """Return number of keys (−1: not usual), table id, partition id (−1: none), bucket id.
 
-    Where the keys lie is written to `starts` and `ends`; as many as they hold are usual.
+    The places of the keys go to `starts` and `ends`; more keys than these hold are not usual.
     """
     zero = np.int64(0)
     unusual = (np.int64(-1), zero, zero, zero)
@@ -50,6 +50,7 @@ def scan_lookup(buf: Any, start: Any, end: Any, starts: Any, ends: Any) -> Any:
     size, pos = read_field(data, pos, end, 0x12, UINT28)
     if pos < 0 or pos + size > end:
         return unusual
+    # Behind the bucket entry, only insert_if_not_exists = false may follow.
     stop = pos + size
     if stop != end and not (
         stop + 2 == end and load_u8(buf, stop) == 0x18 and load_u8(buf, stop + 1) == 0
@@ -77,26 +78,28 @@ def scan_lookup(buf: Any, start: Any, end: Any, starts: Any, ends: Any) -> Any:
 def write_values(
     data: Any, starts: Any, ends: Any, partition: Any, bucket: Any, at: Any, out: Any
 ) -> Any:
-    """Write the answer for one bucket to `out` from `at` on; absent values are empty.
+    """Write the answer for one bucket to `out` from `at` on; absent values are empty messages.
 
-    Answers where it ends. If there is not enough room, or a value lies outside of `data`, it
-    answers minus the size needed, minus one, and nothing has been written.
+    Returns the position after it. If the answer does not fit, returns −1 − its size; if a value
+    lies outside of `data`, returns −1. In both cases nothing is written.
     """
+    # Protobuf writes the size of a message before it, so all sizes are needed first.
     size = 1 + varint_size(bucket)
     if partition >= 0:
         size += 1 + varint_size(partition)
-    for i in range(len(starts)):
-        if starts[i] < 0:
+    for value in range(len(starts)):
+        if starts[value] < 0:
             size += 2
             continue
-        length = ends[i] - starts[i]
-        if length < 0 or ends[i] > len(data):
+        length = ends[value] - starts[value]
+        if length < 0 or ends[value] > len(data):
             return -1
         inner = 1 + varint_size(length) + length
         size += 1 + varint_size(inner) + inner
     whole = 1 + varint_size(size) + size
     if at < 0 or at + whole > len(out):
         return -1 - whole
+    # buckets_resp, then partition_id and bucket_id, then values.
     to = address_of(out)
     store_u8(out, at, 0x0A)
     at = put_varint(size, to, at + 1)
@@ -105,16 +108,16 @@ def write_values(
         at = put_varint(partition, to, at + 1)
     store_u8(out, at, 0x10)
     at = put_varint(bucket, to, at + 1)
-    for i in range(len(starts)):
+    for value in range(len(starts)):
         store_u8(out, at, 0x2A)
-        if starts[i] < 0:
+        if starts[value] < 0:
             store_u8(out, at + 1, 0)
             at += 2
             continue
-        length = ends[i] - starts[i]
+        length = ends[value] - starts[value]
         at = put_varint(1 + varint_size(length) + length, to, at + 1)
         store_u8(out, at, 0x0A)
         at = put_varint(length, to, at + 1)
-        copy(out, at, data, starts[i], length)
+        copy(out, at, data, starts[value], length)
         at += length
     return at

@@ -1,4 +1,4 @@
-"""The walk over an LZ4 frame, compiled; its twin, with the layout, is `zufluss.record.lz4`."""
+"""Checks LZ4 frames; `zufluss.record.lz4` is the plain-Python twin and has the layout."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from zufluss.record.lz4 import (
 
 @kernel()
 def _length(buf: Any, pos: Any, end: Any, length: Any) -> Any:
-    """A length whose first part is in a token, and the position after it."""
+    """A length whose first four bits stand in a token, and the position after it."""
     if length < CONTINUED:
         return np.int64(length), np.int64(pos)
     while pos < end:
@@ -36,7 +36,8 @@ def _length(buf: Any, pos: Any, end: Any, length: Any) -> Any:
 
 @kernel()
 def _block_fault(buf: Any, pos: Any, end: Any) -> Any:
-    """Where the block in [pos, end) is wrong, −1 if nowhere."""
+    """Position of the first fault of the block in [pos, end), −1 if there is none."""
+    # A sequence is a token, literals, offset and length of a match; the last has only literals.
     while pos < end:
         token = load_u8(buf, pos)
         literals, pos = _length(buf, pos + 1, end, token >> 4)
@@ -53,13 +54,14 @@ def _block_fault(buf: Any, pos: Any, end: Any) -> Any:
 
 @kernel(types.int64(BYTES, types.int64, types.int64))
 def frame_fault(buf: Any, start: Any, end: Any) -> Any:
-    """Where the frame that fills buf[start:end] is wrong, −1 if nowhere."""
+    """Position of the first fault of the frame that fills buf[start:end], −1 if there is none."""
     if start < 0 or end > len(buf) or end - start < 7 or load_u32(buf, start) != MAGIC:
         return np.int64(start)
     flags, descriptor = load_u8(buf, start + 4), load_u8(buf, start + 5)
     size_code = descriptor >> 4
     if flags & FLAGS_FIXED != VERSION or descriptor & 0x8F != 0 or size_code < 4:
         return np.int64(start + 4)
+    # Blocks, each behind its size, up to a size of 0.
     pos = start + 7 + (8 if flags & CONTENT_SIZE else 0)
     checksum = 4 if flags & BLOCK_CHECKSUM else 0
     while end - pos >= 4:

@@ -1,9 +1,9 @@
 """Loads and stores for kernels: little-endian integers at any byte position of a uint8 array.
 
-numpy views demand alignment, and assembling integers from bytes keeps LLVM from vectorising, so
-each is one unaligned machine instruction, and a copy is one `memcpy`. **They do not check
-bounds**; the caller has compared the position with the end before, and tests run every kernel over
-mutated and truncated input.
+numpy views demand alignment, and assembling integers from bytes keeps LLVM from using vector
+instructions. So each load or store is one unaligned machine instruction, and a copy is one
+`memcpy`. **They do not check bounds**: the caller has compared the position with the end, and tests
+run every kernel over mutated and truncated input.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ intrinsic: Any = extending.intrinsic
 cgutils: Any = _cgutils
 
 BYTES = types.Array(types.uint8, 1, "C", readonly=True)
-"""Argument type of every kernel that only reads: writable arrays are accepted as well."""
+"""Type of an array that a kernel only reads; writable arrays are accepted too."""
 
 if sys.byteorder != "little":
     raise ImportError(

@@ -1,17 +1,17 @@
-"""A compressed Arrow message, put together: rows to buffers, which of them to pack, the message.
+"""Writes a compressed Arrow message: rows to buffers, the choice what to compress, the message.
 
-The buffers of a message stand in a *body* one after the other, each at a multiple of 8, and
-`numbers` (int64) says where, as the metadata of a message does:
+The buffers of a message stand in a *body* one after the other, each at a multiple of 8. `numbers`
+(int64) describes them as the metadata of a message does:
 
 | at                | content                                                            |
 |-------------------|--------------------------------------------------------------------|
 | 2·i               | node i: number of values, number of NULLs                          |
 | 2·nodes + 2·i     | buffer i: offset in the body, size                                 |
 
-`lay_out` makes both of rows that `rows.locate` has taken apart, `choose` says which buffers are
-worth packing, `assemble` writes the message around those that were packed and those that were not.
-The template of the metadata is that of `zufluss.record.arrow.project`; what is packed and why
-stands in `zufluss.record.arrow.zstd`. Nothing is written past an end, whatever the numbers say.
+`lay_out` makes both from the cells that `row_read.locate` filled, `choose` lists the buffers that
+are worth compressing ("packing"), and `assemble` writes the message from packed and unpacked ones.
+`zufluss.record.arrow.template` has the template of the metadata; `zufluss.record.arrow.zstd` says
+what is packed and why. Nothing is written past an end, whatever the numbers say.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ from zufluss.record.kernels.memory import (
 from zufluss.record.kernels.row_read import NESTED, NULLS, PADDED, SINK, SLOT, TEXT
 
 ZSTD = 1
-"""The codec's number in a message."""
+"""Number of the codec in a message."""
 
 SMALL_BYTES = 128
-"""Buffers below this stay as they are: a frame around them takes most of what it saves."""
+"""Smaller buffers are not packed: the frame around them takes most of the gain."""
 
 GAIN_SHARE = 16
-"""A packed buffer is used if it is smaller by one part in so many."""
+"""A packed buffer is used if it is smaller by at least 1 / GAIN_SHARE."""
 
 REST_BATCHES = 15
-"""How many messages a buffer that gained nothing is left alone for."""
+"""For how many messages a buffer that gained nothing is not packed."""
 
 PREFIX_BYTES = 8
-"""Before each buffer of a compressed message: its size uncompressed."""
+"""Size of the prefix of each buffer in a compressed message, its uncompressed size."""
 
 STORED = -1
-"""In place of that: the buffer is not compressed."""
+"""Prefix of a buffer that is stored uncompressed."""
 
 OUTSIDE = -1
-"""Answer of a kernel whose numbers leave its arrays."""
+"""Result of a kernel whose numbers leave its arrays."""
 
 _OFFSETS_MAX = 2**31 - 1
 _OUT = types.Array(types.uint8, 1, "C")
@@ -68,26 +68,27 @@ def _padded(size: Any) -> Any:
 
 @kernel()
 def _add(numbers: Any, buffer: Any, at: Any, size: Any) -> Any:
-    """Note a buffer; answers where the next one begins."""
+    """Note a buffer in `numbers`; returns where the next one begins."""
     numbers[buffer], numbers[buffer + 1] = at, size
     return at + _padded(size)
 
 
 @kernel()
 def _texts(data: Any, cells: Any, column: Any, count: Any, out: Any, at: Any) -> Any:
-    """Write int32 offsets at `at` and the placed values behind them; answers their bytes."""
+    """Write int32 offsets at `at` and the placed values behind them; returns the values' bytes."""
     body = at + _padded(4 * (count + 1))
     pos = body
     if body > out.size:
         return np.int64(OUTSIDE)
-    for i in range(count):
-        store_i32(out, at + 4 * i, pos - body)
-        start = load_i64(cells, column + 8 * i)
-        size = load_i64(cells, column + 8 * (count + i)) - start
+    for row in range(count):
+        store_i32(out, at + 4 * row, pos - body)
+        start = load_i64(cells, column + 8 * row)
+        size = load_i64(cells, column + 8 * (count + row)) - start
         if start < 0 or size <= 0:
             continue
         if start + size > data.size or pos + size > out.size:
             return np.int64(OUTSIDE)
+        # Most texts are short: two words cost less than a call of memcpy.
         if size <= 16 and start + 16 <= data.size and pos + 16 <= out.size:
             store_i64(out, pos, load_i64(data, start))
             store_i64(out, pos + 8, load_i64(data, start + 8))
@@ -102,18 +103,18 @@ def _texts(data: Any, cells: Any, column: Any, count: Any, out: Any, at: Any) ->
 def _equal_widths(
     data: Any, cells: Any, column: Any, count: Any, width: Any, out: Any, at: Any
 ) -> Any:
-    """Write the placed values in `width` bytes each, padded with zeros."""
+    """Write the placed values in `width` bytes each, padded with zeros; returns their bytes."""
     if at + count * width > out.size:
         return np.int64(OUTSIDE)
     out[at : at + count * width] = 0
-    for i in range(count):
-        start = load_i64(cells, column + 8 * i)
-        size = load_i64(cells, column + 8 * (count + i)) - start
+    for row in range(count):
+        start = load_i64(cells, column + 8 * row)
+        size = load_i64(cells, column + 8 * (count + row)) - start
         if start < 0 or size <= 0:
             continue
         if size > width or start + size > data.size:
             return np.int64(OUTSIDE)
-        copy(out, at + width * i, data, start, size)
+        copy(out, at + width * row, data, start, size)
     return count * width
 
 
@@ -129,7 +130,10 @@ def _column(
     out: Any,
     at: Any,
 ) -> Any:
-    """Write the values of a field at `at`; answers the bytes of its last buffer, or `OUTSIDE`."""
+    """Write the values of a field at `at`; returns the bytes of its last buffer, or `OUTSIDE`.
+
+    Fields that are no places stand in cells with the bytes of their Arrow buffer.
+    """
     if sink == PADDED:
         return _equal_widths(data, cells, column, count, size // max(count, 1), out, at)
     if sink >= TEXT:
@@ -154,10 +158,10 @@ def lay_out(
     out: Any,
     numbers: Any,
 ) -> Any:
-    """Fill body and numbers with the columns of rows; answers the body's size, or `OUTSIDE`.
+    """Write the columns of rows as a body; returns its size, or `OUTSIDE`.
 
-    `data`, `cells`, `facts` and `program` are those of `rows.locate`; `widths` has the bytes of a
-    value in its Arrow buffer, 0 for bits. There is nothing nested.
+    `data`, `cells`, `facts` and `program` are those of `row_read.locate`; `widths` has the bytes of
+    a value in its Arrow buffer, 0 for bits. Nested columns are not supported.
     """
     fields, stride, bits = widths.size, (count + 63) // 64 * 8, (count + 7) >> 3
     if len(program) != fields + 1 or len(facts) != fields or numbers.size < 2 * fields:
@@ -173,6 +177,7 @@ def lay_out(
             return np.int64(OUTSIDE)
         if at + valid > out.size:
             return np.int64(OUTSIDE)
+        # The node, then the buffers: validity (empty without NULLs), offsets of texts, values.
         numbers[2 * field], numbers[2 * field + 1] = count, nulls
         copy(out, at, cells, bitmaps + field * stride, valid)
         at = _add(numbers, buffer, at, valid)
@@ -192,43 +197,43 @@ def lay_out(
 
 @kernel(types.int64(_NUMBERS, types.int64, _NUMBERS_OUT, _NUMBERS_OUT), short=True)
 def choose(numbers: Any, nodes: Any, rest: Any, places: Any) -> Any:
-    """Write offset and size of the buffers to be packed to `places`; answers how many.
+    """Write offset and size of the buffers to pack to `places`; returns how many there are.
 
-    `rest` counts down for how many messages each buffer is left alone.
+    `rest` counts for each buffer the messages for which it is not packed.
     """
     chosen = 0
     if numbers.size < 2 * (nodes + rest.size) or places.size < 2 * rest.size:
         return np.int64(0)
-    for i in range(rest.size):
-        at = 2 * (nodes + i)
-        if rest[i] > 0:
-            rest[i] -= 1
-        elif numbers[at + 1] >= SMALL_BYTES:
-            places[2 * chosen], places[2 * chosen + 1] = numbers[at], numbers[at + 1]
+    for buffer in range(rest.size):
+        entry = 2 * (nodes + buffer)
+        if rest[buffer] > 0:
+            rest[buffer] -= 1
+        elif numbers[entry + 1] >= SMALL_BYTES:
+            places[2 * chosen], places[2 * chosen + 1] = numbers[entry], numbers[entry + 1]
             chosen += 1
     return np.int64(chosen)
 
 
 @kernel()
 def _begin(template: Any, numbers: Any, nodes: Any, count: Any, out: Any, at: Any) -> Any:
-    """Write the metadata but for buffers and body length; answers where the buffers' places go."""
+    """Write the metadata without buffers and body length; returns where the buffers' places go."""
     table = at + 8 + CODED_NODES_AT
     copy(out, at, template, 0, template.size)
     store_u8(out, at + 8 + CODEC_AT, np.int64(ZSTD))
     store_i64(out, at + 8 + LENGTH_AT, count)
-    for i in range(2 * nodes):
-        store_i64(out, table + 8 * i, numbers[i])
+    for number in range(2 * nodes):
+        store_i64(out, table + 8 * number, numbers[number])
     return table + 16 * nodes + 8
 
 
 @kernel()
 def _write(out: Any, pos: Any, prefix: Any, source: Any, start: Any, size: Any) -> Any:
-    """Write a buffer behind its prefix and fill up with zeros; answers where the next begins."""
+    """Write a buffer behind its prefix and pad it with zeros; returns where the next begins."""
     store_i64(out, pos, prefix)
     copy(out, pos + PREFIX_BYTES, source, start, size)
     end = pos + PREFIX_BYTES + _padded(size)
-    for i in range(pos + PREFIX_BYTES + size, end):
-        store_u8(out, i, np.int64(0))
+    for padding in range(pos + PREFIX_BYTES + size, end):
+        store_u8(out, padding, np.int64(0))
     return end
 
 
@@ -252,10 +257,11 @@ def assemble(
     out: Any,
     at: Any,
 ) -> Any:
-    """Write the message of `count` rows to `out` from `at` on; answers its end, or `OUTSIDE`.
+    """Write the message of `count` rows to `out` from `at` on; returns its end, or `OUTSIDE`.
 
-    `packed` has the buffers at `places` one after the other, of these `sizes`; a buffer that got
-    hardly smaller is written as it was, and given a rest.
+    `packed` holds the packed buffers one after the other: `places` says which buffers they are,
+    `sizes` how large they are. A buffer that is hardly smaller is written unpacked, and not packed
+    for the next `REST_BATCHES` messages.
     """
     begin = pos = at + template.size
     if at < 0 or begin > out.size or nodes < 0 or numbers.size != 2 * (nodes + rest.size):
@@ -263,28 +269,31 @@ def assemble(
     if 8 + CODED_NODES_AT + 16 * (nodes + rest.size) + 8 != template.size:
         return np.int64(OUTSIDE)
     table = _begin(template, numbers, nodes, count, out, at)
-    taken, source = 0, np.int64(0)
-    for i in range(rest.size):
-        offset, size = numbers[2 * (nodes + i)], numbers[2 * (nodes + i) + 1]
+    taken, packed_end = 0, np.int64(0)
+    for buffer in range(rest.size):
+        entry = 2 * (nodes + buffer)
+        offset, size = numbers[entry], numbers[entry + 1]
         if offset < 0 or size < 0 or size > body.size or offset > body.size - size:
             return np.int64(OUTSIDE)
         if PREFIX_BYTES + _padded(size) > out.size - pos:
             return np.int64(OUTSIDE)
-        small, before = size, pos
+        # Packed buffers come in the order of buffers: the next one is this, or a later one.
+        packed_size, start = size, pos
         if taken < sizes.size and 2 * taken < places.size and places[2 * taken] == offset and size:
-            small = sizes[taken]
+            packed_size = sizes[taken]
             taken += 1
-            source += small
-            if small < 0 or source > packed.size:
+            packed_end += packed_size
+            if packed_size < 0 or packed_end > packed.size:
                 return np.int64(OUTSIDE)
-            if small > size - size // GAIN_SHARE:
-                rest[i] = REST_BATCHES
-                small = size
-        if small < size:
-            pos = _write(out, pos, size, packed, source - small, small)
+            if packed_size > size - size // GAIN_SHARE:
+                rest[buffer] = REST_BATCHES
+                packed_size = size
+        if packed_size < size:
+            pos = _write(out, pos, size, packed, packed_end - packed_size, packed_size)
         elif size:
             pos = _write(out, pos, np.int64(STORED), body, offset, size)
-        store_i64(out, table + 16 * i, before - begin)
-        store_i64(out, table + 16 * i + 8, small + PREFIX_BYTES if size else np.int64(0))
+        store_i64(out, table + 16 * buffer, start - begin)
+        written = packed_size + PREFIX_BYTES if size else np.int64(0)
+        store_i64(out, table + 16 * buffer + 8, written)
     store_i64(out, at + 8 + BODY_LENGTH_AT, pos - begin)
     return pos if taken == sizes.size else np.int64(OUTSIDE)

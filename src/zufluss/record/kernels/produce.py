@@ -1,14 +1,14 @@
-"""A small append in one call: the usual PRODUCE_LOG request taken apart, its batch checked.
+"""A small append in one call: scans the usual PRODUCE_LOG request and checks its batch.
 
-Small appends are bound by calls, not by bytes, so for the request that clients send nearly always
-(`acks=all`, fields in number order, one bucket of a known table, one uncompressed Arrow batch) the
-field scanner and the batch checker are one kernel. Everything else, and everything that is wrong,
-gets the answer "not usual" and takes the plain path (`wire/hot/produce.py`, then
-`BatchChecker.check`), which is this kernel's twin and the one that finds words for what is wrong.
+Calls take the time of a small append, not bytes. So the field scanner and the batch checker are one
+kernel for the request that clients send nearly always: `acks=all`, fields in number order, one
+bucket of a known table, one uncompressed Arrow batch. Other requests, and those with a fault, are
+refused as "not usual" and take the plain path (`scan_produce` of `wire/hot/produce.py`, then
+`BatchChecker.check`), which is this kernel's twin and has the error messages.
 
 `check_produce(buf, start, end, table_id, program)` returns twelve integers: the eight of a
-`CheckedBatch` (its start is -1 if the request is not usual or not right), then CRC, partition id
-(-1 for none), bucket id and timeout_ms. The caller compares the CRC.
+`CheckedBatch` (its start is −1 if the request is not usual), then CRC, partition id (−1 for none),
+bucket id and timeout_ms. The caller compares the CRC.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _RESULT = types.UniTuple(types.int64, 12)
 _PROGRAM = types.Array(types.int64, 1, "C", readonly=True)
 
 SHORTEST = 24
-"""No usual request is shorter; guards the fixed bytes that are read first."""
+"""Least size of a usual request; guards the fixed bytes that are read first."""
 
 
 UINT28, UINT63 = 28, 63
@@ -48,14 +48,14 @@ def read_field(data: Any, pos: Any, end: Any, tag: Any, bits: Any) -> Any:
 
 @kernel(_RESULT(BYTES, types.int64, types.int64, types.int64, _PROGRAM), short=True)
 def check_produce(buf: Any, start: Any, end: Any, table_id: Any, program: Any) -> Any:
-    """Take one usual request apart and check its batch; see the module for what comes back."""
+    """Scan a usual request and check its batch; the module's docstring lists the results."""
     none = np.int64(-1)
     unusual = (none, none, none, none, none, none, none, none, none, none, none, none)
     if start < 0 or end > buf.size or end - start < SHORTEST or load_u8(buf, start) != 0x08:
         return unusual
     # Field 1, acks: -1 is a varint of ten bytes.
-    for i in range(1, 10):
-        if load_u8(buf, start + i) != 0xFF:
+    for offset in range(1, 10):
+        if load_u8(buf, start + offset) != 0xFF:
             return unusual
     if load_u8(buf, start + 10) != 0x01:
         return unusual

@@ -1,9 +1,9 @@
-"""Loads, stores and copies at addresses, for the parts that row kernels are made of.
+"""Loads, stores and copies at addresses, for parts of kernels that run once per value.
 
-An array handed from one compiled function to another travels as seven numbers, which costs more
-than reading a field of a row. Row kernels take the addresses of their
-arrays once and hand on numbers. As in `memory`, **nothing is checked here**: whoever calls has
-compared the position with the end before, and the caller of the kernel keeps the arrays alive.
+An array passed from one compiled function to another travels as seven numbers, which costs more
+than reading a field of a row. Such parts get the address of the array instead, which their kernel
+took once. As in `memory.py`, **nothing is checked here**: the caller has compared the position with
+the end, and the caller of the kernel keeps the arrays alive.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from zufluss.record.kernels.memory import cgutils, intrinsic, types
 
 @intrinsic  # type: ignore[untyped-decorator]
 def address_of(_context: Any, array: Any) -> Any:
-    """Where the data of an array begins."""
+    """The address of the first byte of an array."""
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         data = context.make_array(array)(context, builder, arguments[0]).data

@@ -1,6 +1,7 @@
-"""Log bodies made of rows, compiled with numba: where each record's row stands.
+"""Log bodies made of rows: finds the row of each record.
 
-The layout of a body and the plain-Python twin stand in `zufluss.record.rows.formats`.
+A record is its length (i32), its change type (u8) and its row. The
+layout of a body and the plain-Python twin stand in `zufluss.record.rows.formats`.
 """
 
 from __future__ import annotations
@@ -9,12 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from zufluss.record.kernels.batch_header import CHANGE_TYPE_MAX
 from zufluss.record.kernels.cache import kernel
 from zufluss.record.kernels.memory import BYTES, load_i32, load_u8, types
 
 RECORD_CUT, CHANGE_TYPE, LEFT_OVER = range(1, 4)
-CHANGE_TYPE_MAX = 4
-"""The largest change type, -D."""
 
 
 @kernel(
@@ -23,20 +23,20 @@ CHANGE_TYPE_MAX = 4
     )
 )
 def read_body(data: Any, pos: Any, end: Any, table: Any) -> Any:
-    """Find the rows (starts in line 0, ends in line 1) of as many records as `table` has columns.
+    """Find the rows of as many records as `table` has columns: starts in line 0, ends in line 1.
 
-    Answers fault, record, detail. The caller has compared `pos` and `end` with the data.
+    Returns fault, record, detail. The caller has compared `pos` and `end` with the data.
     """
     zero, count = np.int64(0), table.shape[1]
-    for i in range(count):
+    for record in range(count):
         left = end - pos - 4
         size = load_i32(data, pos) if left >= 0 else np.int64(0)
         if size < 1 or size > left:
-            return np.int64(RECORD_CUT), np.int64(i), size
+            return np.int64(RECORD_CUT), np.int64(record), size
         change = load_u8(data, pos + 4)
         if change > CHANGE_TYPE_MAX:
-            return np.int64(CHANGE_TYPE), np.int64(i), change
-        table[0, i], table[1, i] = pos + 5, pos + 4 + size
+            return np.int64(CHANGE_TYPE), np.int64(record), change
+        table[0, record], table[1, record] = pos + 5, pos + 4 + size
         pos += 4 + size
     if pos != end:
         return np.int64(LEFT_OVER), np.int64(count), end - pos

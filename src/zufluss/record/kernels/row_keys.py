@@ -35,7 +35,10 @@ _FIXED_1, _FIXED_2, _FLOATING, _LINE = k.FIXED_1, k.FIXED_2, k.FLOATING, 8 * k.L
 def _find(
     rows: Any, start: Any, end: Any, fields: Any, program: Any, last: Any, places: Any
 ) -> Any:
-    """Note where the fields up to `last` of a sound row stand; a NULL is at −1."""
+    """Write where the fields up to `last` of a checked row begin and end to `places`; −1 = NULL.
+
+    A row is its null bits, the length area (indexed rows only), then its fields in order.
+    """
     area = start + ((fields + 7) >> 3)
     pos = area + 4 * peek_i64(program + _LINE * fields + 8 * _LENGTHS)
     for field in range(last + 1):
@@ -67,18 +70,21 @@ def _same_varint(value: Any, keys: Any, pos: Any, end: Any) -> Any:
 
 @kernel(inline=True)
 def _same_bytes(rows: Any, first: Any, last: Any, keys: Any, pos: Any, end: Any) -> Any:
+    """The position in the key after the bytes of a field; −1 if the key has other bytes there."""
     if last - first > end - pos:
         return np.int64(-1)
-    for i in range(last - first):
-        if peek_u8(rows + first + i) != peek_u8(keys + pos + i):
+    for offset in range(last - first):
+        if peek_u8(rows + first + offset) != peek_u8(keys + pos + offset):
             return np.int64(-1)
     return pos + last - first
 
 
 @kernel(inline=True)
 def _same_field(rows: Any, first: Any, last: Any, line: Any, keys: Any, pos: Any, end: Any) -> Any:
-    """The position in the key behind a field of the row, −1 if the key has something else."""
+    """The position in the key after a field of the row; −1 if the key has another value there."""
     source, sink = peek_i64(line + 8 * _SOURCE), peek_i64(line + 8 * _SINK)
+    # Bytes: the shortest length, then the bytes; without the padding of CHAR, and without bytes of
+    # a decimal that only repeat its sign.
     if source >= _PREFIXED:
         if source == _EXACT and sink == _TEXT:
             last = stripped(rows, first, last)
@@ -89,6 +95,7 @@ def _same_field(rows: Any, first: Any, last: Any, line: Any, keys: Any, pos: Any
                 first += 1
         pos = _same_varint(last - first, keys, pos, end)
         return pos if pos < 0 else _same_bytes(rows, first, last, keys, pos, end)
+    # Numbers: small ones and floats as they are, the others as the shortest varint.
     if source in (_FIXED_1, _FIXED_2) or peek_i64(line + 8 * _FLOATING):
         return _same_bytes(rows, first, last, keys, pos, end)
     value, after = read_number(rows, first, last, source)
@@ -114,7 +121,11 @@ def match_keys(
     columns: Any,
     places: Any,
 ) -> Any:
-    """The first of rows that `locate` found sound whose key is another, −1 if none; see `rows`."""
+    """Index of the first row whose key is not its own, −1 if there is none.
+
+    `row_read.locate` has checked the rows. `fields` and `program` are its arguments; `columns` are
+    the key columns in key order. `places` has a line per field and is overwritten.
+    """
     last, width = np.int64(-1), len(program) - 1
     for column in columns:
         if column < 0 or column >= width:
@@ -122,20 +133,21 @@ def match_keys(
         last = max(last, column)
     of, key = address_of(rows), address_of(keys)
     lines, at = address_of(program), address_of(places)
-    for i in range(len(starts)):
-        if starts[i] < 0:
+    for row in range(len(starts)):
+        if starts[row] < 0:
             continue
-        own = np.int64(fields[i]) if len(fields) else np.int64(width)
-        _find(of, starts[i], ends[i], own, lines, last, at)
-        pos, end = key_starts[i], key_ends[i]
+        # Find the fields once, then compare them in key order, which may differ from row order.
+        own = np.int64(fields[row]) if len(fields) else np.int64(width)
+        _find(of, starts[row], ends[row], own, lines, last, at)
+        pos, end = key_starts[row], key_ends[row]
         if pos < 0 or end > len(keys):
-            return np.int64(i)
+            return np.int64(row)
         for column in columns:
             first, behind = places[column, 0], places[column, 1]
             if first >= 0:
                 pos = _same_field(of, first, behind, lines + _LINE * column, key, pos, end)
             if first < 0 or pos < 0:
-                return np.int64(i)
+                return np.int64(row)
         if pos != end:
-            return np.int64(i)
+            return np.int64(row)
     return np.int64(-1)

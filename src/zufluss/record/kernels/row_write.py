@@ -1,20 +1,20 @@
 """Arrow columns to rows: one pass over a batch that writes row after row.
 
-The columns come as `table`, one line per column, whose buffers are addresses: a kernel cannot take
-an unknown number of arrays. `measure` compares every buffer with what the rows need of it and says
-how large the rows can become at most; only then may `put_rows` run. The caller keeps the buffers
-alive.
+The columns come as `table`, one line per column, with the addresses of their buffers: a kernel
+cannot take an unknown number of arrays. `measure` compares the size of every buffer with the rows
+and returns the largest size that the rows can have; only then may `put_rows` run. The caller keeps
+the buffers alive.
 
 | table line | content |
 |---|---|
-| VALID, VALID_SIZE | validity bitmap, 0 if nothing is NULL |
+| VALID, VALID_SIZE | validity bitmap, 0 if no value is NULL |
 | VALUES, VALUES_SIZE | values or offsets |
 | BODY, BODY_SIZE | the bytes that offsets point into |
-| OFFSET | where the array begins, in values |
+| OFFSET | index of the array's first value in its buffers |
 | WIDE | 1 = offsets of 8 bytes, as encoded nested values have |
 
-What the program lines mean stands in `kernels/row_read.py`, the layouts and the twin in
-`zufluss.record.rows.formats`.
+`line` and `column` are the addresses of a program line (`row_read.py`) and of a table line. The
+layouts of rows and the plain-Python twin stand in `zufluss.record.rows.formats`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ FAULTS = {
     BAD_DECIMAL: "a decimal has more digits than the type",
     BAD_LENGTH: "a value has {0} bytes, more than the type holds",
 }
-"""What to say of a fault and its detail."""
+"""Messages of faults; {0} is their detail."""
 
 LINES = types.Array(types.int64, 2, "C", readonly=True)
 OUT = types.Array(types.uint8, 1, "C")
@@ -66,30 +66,32 @@ _TIME, _MOMENT, _FINE_MOMENT = k.TIME, k.MOMENT, k.FINE_MOMENT
 _NUMBER, _BIG_NUMBER = k.NUMBER, k.BIG_NUMBER
 _TEXT, _PADDED, _LINE = k.TEXT, k.PADDED, 8 * k.LINE
 _FIELD_MAX = 24
-"""No field takes more, bytes of texts and nested values and fixed lengths aside."""
+"""Largest size of a field, without the bytes of texts and nested values and without PARAM."""
 
 
 @kernel(inline=True)
-def is_null(column: Any, i: Any) -> Any:
-    """Whether value `i` of a column is NULL."""
+def is_null(column: Any, row: Any) -> Any:
+    """Whether a value of a column is NULL."""
     valid = peek_i64(column + 8 * VALID)
     if valid == 0:
         return False
-    at = peek_i64(column + 8 * OFFSET) + i
-    return peek_u8(valid + (at >> 3)) >> (at & 7) & 1 == 0
+    index = peek_i64(column + 8 * OFFSET) + row
+    return peek_u8(valid + (index >> 3)) >> (index & 7) & 1 == 0
 
 
 @kernel(inline=True)
-def offset_of(column: Any, i: Any) -> Any:
-    """Entry `i` of a column's offsets."""
-    at = peek_i64(column + 8 * OFFSET) + i
+def offset_of(column: Any, row: Any) -> Any:
+    """The offset of a value in the column's body."""
+    index = peek_i64(column + 8 * OFFSET) + row
     values = peek_i64(column + 8 * VALUES)
-    return peek_i64(values + 8 * at) if peek_i64(column + 8 * WIDE) else peek_i32(values + 4 * at)
+    if peek_i64(column + 8 * WIDE):
+        return peek_i64(values + 8 * index)
+    return peek_i32(values + 4 * index)
 
 
 @kernel()
 def _bits(line: Any, column: Any) -> Any:
-    """Bits of a value or offset in the values buffer."""
+    """Bits of one value, or of one offset, in the values buffer."""
     sink = peek_i64(line + 8 * _SINK)
     if sink == _FLAG:
         return np.int64(1)
@@ -110,22 +112,26 @@ def _bits(line: Any, column: Any) -> Any:
 
 @kernel(types.UniTuple(types.int64, 3)(LINES, LINES, types.int64))
 def measure(program: Any, table: Any, count: Any) -> Any:
-    """Check the buffers of `count` rows; answers fault, column, and the most bytes of the rows."""
+    """Check the buffers of `count` rows; returns fault, column and the largest size of the rows."""
     zero, columns = np.int64(0), len(program) - 1
+    # Every row begins with its null bits and its length area.
     most = count * ((columns + 7) // 8 + 4 * program[columns, _LENGTHS])
-    for c in range(columns if count else 0):
-        line, column = address_of(program) + _LINE * c, address_of(table) + 8 * COLUMN * c
+    for number in range(columns if count else 0):
+        line = address_of(program) + _LINE * number
+        column = address_of(table) + 8 * COLUMN * number
+        # The buffers must hold all values up to the last row; offsets are one more.
         end, sink = peek_i64(column + 8 * OFFSET) + count, peek_i64(line + 8 * _SINK)
-        placed = sink >= _TEXT and sink != _PADDED
-        need = (end + (1 if placed else 0)) * _bits(line, column)
+        has_offsets = sink >= _TEXT and sink != _PADDED
+        need = (end + (1 if has_offsets else 0)) * _bits(line, column)
         if 8 * peek_i64(column + 8 * VALUES_SIZE) < need:
-            return np.int64(BAD_BUFFER), c, zero
+            return np.int64(BAD_BUFFER), number, zero
         if peek_i64(column + 8 * VALID) and 8 * peek_i64(column + 8 * VALID_SIZE) < end:
-            return np.int64(BAD_BUFFER), c, zero
-        if placed:
+            return np.int64(BAD_BUFFER), number, zero
+        # Only the outer offsets: `bytes_of` compares those in between when it reads them.
+        if has_offsets:
             first, last = offset_of(column, zero), offset_of(column, count)
             if first < 0 or last < first or last > peek_i64(column + 8 * BODY_SIZE):
-                return np.int64(BAD_OFFSETS), c, zero
+                return np.int64(BAD_OFFSETS), number, zero
             most += last - first
         if sink == _PADDED or peek_i64(line + 8 * _SOURCE) == _EXACT:
             most += count * peek_i64(line + 8 * _PARAM)
@@ -134,91 +140,98 @@ def measure(program: Any, table: Any, count: Any) -> Any:
 
 
 @kernel(inline=True)
-def number_of(line: Any, column: Any, i: Any) -> Any:
-    """Value `i` of a column that is a number, as rows have it."""
-    sink, at = peek_i64(line + 8 * _SINK), peek_i64(column + 8 * OFFSET) + i
+def number_of(line: Any, column: Any, row: Any) -> Any:
+    """A number of a column, in the unit that rows have it in."""
+    sink, index = peek_i64(line + 8 * _SINK), peek_i64(column + 8 * OFFSET) + row
     values = peek_i64(column + 8 * VALUES)
     if sink == _KEEP_8:
-        return peek_i64(values + 8 * at)
+        return peek_i64(values + 8 * index)
     if sink == _KEEP_4:
-        return peek_i32(values + 4 * at)
+        return peek_i32(values + 4 * index)
     if sink == _KEEP_1:
-        return peek_i8(values + at)
+        return peek_i8(values + index)
     if sink == _KEEP_2:
-        return peek_i16(values + 2 * at)
+        return peek_i16(values + 2 * index)
     if sink == _FLAG:
-        return peek_u8(values + (at >> 3)) >> (at & 7) & 1
+        return peek_u8(values + (index >> 3)) >> (index & 7) & 1
     if sink == _MOMENT:
-        return peek_i64(values + 8 * at) * 1000
+        return peek_i64(values + 8 * index) * 1000
     if sink == _NUMBER:
-        return peek_i64(values + 16 * at)
+        return peek_i64(values + 16 * index)
+    # A time of day: rows hold milliseconds, the Arrow column its own unit.
     unit = peek_i64(line + 8 * _PARAM)
     if unit == 0:
-        return peek_i32(values + 4 * at) * 1000
+        return peek_i32(values + 4 * index) * 1000
     if unit == 1:
-        return peek_i32(values + 4 * at)
-    return peek_i64(values + 8 * at) // (1000 if unit == 2 else 1_000_000)
+        return peek_i32(values + 4 * index)
+    return peek_i64(values + 8 * index) // (1000 if unit == 2 else 1_000_000)
 
 
 @kernel(inline=True)
-def moment_of(line: Any, column: Any, i: Any) -> Any:
-    """Milliseconds and nano of the millisecond of value `i`."""
-    value = peek_i64(peek_i64(column + 8 * VALUES) + 8 * (peek_i64(column + 8 * OFFSET) + i))
+def moment_of(line: Any, column: Any, row: Any) -> Any:
+    """Milliseconds and nano of the millisecond of a timestamp."""
+    value = peek_i64(peek_i64(column + 8 * VALUES) + 8 * (peek_i64(column + 8 * OFFSET) + row))
     per_milli = 1000 if peek_i64(line + 8 * _PARAM) == 2 else 1_000_000
     millis = value // per_milli
     return millis, (value - millis * per_milli) * (1_000_000 // per_milli)
 
 
 @kernel(inline=True)
-def decimal_fits(line: Any, column: Any, i: Any) -> Any:
-    """Whether decimal `i` has no more digits than its type."""
-    at = peek_i64(column + 8 * VALUES) + 16 * (peek_i64(column + 8 * OFFSET) + i)
-    low, high = np.uint64(peek_i64(at)), np.uint64(peek_i64(at + 8))
-    if peek_i64(at + 8) < 0:
+def _decimal_at(column: Any, row: Any) -> Any:
+    """Address of a decimal: 16 bytes, little-endian two's complement."""
+    return peek_i64(column + 8 * VALUES) + 16 * (peek_i64(column + 8 * OFFSET) + row)
+
+
+@kernel(inline=True)
+def decimal_fits(line: Any, column: Any, row: Any) -> Any:
+    """Whether a decimal has no more digits than its type."""
+    address = _decimal_at(column, row)
+    low, high = np.uint64(peek_i64(address)), np.uint64(peek_i64(address + 8))
+    if peek_i64(address + 8) < 0:
         low = ~low + np.uint64(1)
         high = ~high + (np.uint64(1) if low == np.uint64(0) else np.uint64(0))
-    most_high, most_low = (
-        np.uint64(peek_i64(line + 8 * _HIGH)),
-        np.uint64(peek_i64(line + 8 * _LOW)),
-    )
-    return high < most_high or (high == most_high and low < most_low)
+    limit_high = np.uint64(peek_i64(line + 8 * _HIGH))
+    limit_low = np.uint64(peek_i64(line + 8 * _LOW))
+    return high < limit_high or (high == limit_high and low < limit_low)
 
 
 @kernel()
-def decimal_size(column: Any, i: Any) -> Any:
-    """Bytes of the shortest two's complement of decimal `i`."""
-    at = peek_i64(column + 8 * VALUES) + 16 * (peek_i64(column + 8 * OFFSET) + i)
-    sign = 0xFF if peek_u8(at + 15) & 0x80 else 0
+def decimal_size(column: Any, row: Any) -> Any:
+    """Bytes of the shortest two's complement of a decimal."""
+    address = _decimal_at(column, row)
+    sign = 0xFF if peek_u8(address + 15) & 0x80 else 0
     size = np.int64(16)
-    while size > 1 and peek_u8(at + size - 1) == sign:
-        if (peek_u8(at + size - 2) ^ sign) & 0x80:
+    # A byte of sign bits is superfluous if the byte below it has the same top bit.
+    while size > 1 and peek_u8(address + size - 1) == sign:
+        if (peek_u8(address + size - 2) ^ sign) & 0x80:
             break
         size -= 1
     return size
 
 
 @kernel()
-def put_decimal(column: Any, i: Any, size: Any, out: Any, pos: Any) -> Any:
-    """Write decimal `i` big-endian."""
-    at = peek_i64(column + 8 * VALUES) + 16 * (peek_i64(column + 8 * OFFSET) + i)
-    for byte in range(size):
-        poke_u8(out + pos + byte, peek_u8(at + size - 1 - byte))
+def put_decimal(column: Any, row: Any, size: Any, out: Any, pos: Any) -> Any:
+    """Write a decimal big-endian in `size` bytes."""
+    address = _decimal_at(column, row)
+    for offset in range(size):
+        poke_u8(out + pos + offset, peek_u8(address + size - 1 - offset))
 
 
 @kernel(inline=True)
-def bytes_of(line: Any, column: Any, i: Any) -> Any:
-    """Address and size of value `i` of texts, bytes or nested values; size −1 if it is outside."""
+def bytes_of(line: Any, column: Any, row: Any) -> Any:
+    """Address and size of a text, bytes or nested value; size −1 if its offsets are wrong."""
     if peek_i64(line + 8 * _SINK) == _PADDED:
         width = peek_i64(line + 8 * _PARAM)
-        return peek_i64(column + 8 * VALUES) + width * (peek_i64(column + 8 * OFFSET) + i), width
-    start, end = offset_of(column, i), offset_of(column, i + 1)
+        return peek_i64(column + 8 * VALUES) + width * (peek_i64(column + 8 * OFFSET) + row), width
+    start, end = offset_of(column, row), offset_of(column, row + 1)
     if start < 0 or end < start or end > peek_i64(column + 8 * BODY_SIZE):
         return np.int64(0), np.int64(-1)
     return peek_i64(column + 8 * BODY) + start, end - start
 
 
 @kernel(inline=True)
-def _put_number(value: Any, source: Any, out: Any, pos: Any) -> Any:
+def put_number(value: Any, source: Any, out: Any, pos: Any) -> Any:
+    """Write a number as its source says; returns the position after it."""
     if source == _VARINT_32:
         return put_varint_fast(value & 0xFFFFFFFF, out, pos)
     if source == _VARINT_64:
@@ -237,68 +250,74 @@ def _put_number(value: Any, source: Any, out: Any, pos: Any) -> Any:
 
 
 @kernel(inline=True)
-def _put_bytes(line: Any, column: Any, i: Any, out: Any, pos: Any, area: Any, most: Any) -> Any:
-    """Write value `i` and its length; answers fault, detail and the position behind it."""
-    source, big = peek_i64(line + 8 * _SOURCE), peek_i64(line + 8 * _SINK) == _BIG_NUMBER
+def _put_bytes(line: Any, column: Any, row: Any, out: Any, pos: Any, area: Any, most: Any) -> Any:
+    """Write a value that has a length; returns fault, detail and the position after it."""
+    source, is_decimal = peek_i64(line + 8 * _SOURCE), peek_i64(line + 8 * _SINK) == _BIG_NUMBER
     address, zero = np.int64(0), np.int64(0)
-    if big:
-        size = decimal_size(column, i)
+    if is_decimal:
+        size = decimal_size(column, row)
     else:
-        address, size = bytes_of(line, column, i)
+        address, size = bytes_of(line, column, row)
+    # Offsets that fall and rise again could claim more bytes than `measure` counted.
     width = peek_i64(line + 8 * _PARAM) if source == _EXACT else size
     if size < 0 or width + 5 > most - pos:
         return np.int64(BAD_OFFSETS), zero, pos
     if size > width:
         return np.int64(BAD_LENGTH), size, pos
+    # The length: before the bytes, in the length area, or none if it is the type's.
     if source == _PREFIXED:
         pos = put_varint_fast(size, out, pos)
     elif source == _IN_AREA:
         poke_i32(out + area, size)
-    if big:
-        put_decimal(column, i, size, out, pos)
+    if is_decimal:
+        put_decimal(column, row, size, out, pos)
     else:
         copy_bytes(out + pos, address, size)
-    for at in range(pos + size, pos + width):
-        poke_u8(out + at, 0)
+    for padding in range(pos + size, pos + width):
+        poke_u8(out + padding, 0)
     return zero, zero, pos + width
 
 
 @kernel(inline=True)
-def _put_field(line: Any, column: Any, i: Any, out: Any, pos: Any, area: Any, most: Any) -> Any:
-    """Write value `i` of a column that is not NULL; answers fault, detail, position behind it."""
+def _put_field(line: Any, column: Any, row: Any, out: Any, pos: Any, area: Any, most: Any) -> Any:
+    """Write a value that is not NULL; returns fault, detail and the position after it."""
     source, sink, zero = peek_i64(line + 8 * _SOURCE), peek_i64(line + 8 * _SINK), np.int64(0)
-    if sink in (_NUMBER, _BIG_NUMBER) and not decimal_fits(line, column, i):
+    if sink in (_NUMBER, _BIG_NUMBER) and not decimal_fits(line, column, row):
         return np.int64(BAD_DECIMAL), zero, pos
     if source >= _PREFIXED:
-        return _put_bytes(line, column, i, out, pos, area, most)
+        return _put_bytes(line, column, row, out, pos, area, most)
     if sink == _FINE_MOMENT:
-        millis, nano = moment_of(line, column, i)
-        pos = _put_number(millis, source, out, pos)
+        millis, nano = moment_of(line, column, row)
+        pos = put_number(millis, source, out, pos)
         fine = _VARINT_32 if source == _VARINT_64 else _FIXED_4
-        return zero, zero, _put_number(nano, fine, out, pos)
-    return zero, zero, _put_number(number_of(line, column, i), source, out, pos)
+        return zero, zero, put_number(nano, fine, out, pos)
+    return zero, zero, put_number(number_of(line, column, row), source, out, pos)
 
 
 @kernel(types.UniTuple(types.int64, 3)(LINES, LINES, OUT, OFFSETS))
 def put_rows(program: Any, table: Any, out: Any, offsets: Any) -> Any:
-    """Write the rows of measured columns; answers fault, column, detail. Row i is at offset i."""
+    """Write the rows of measured columns; returns fault, column, detail.
+
+    `offsets` gets where each row begins, and where the last one ends.
+    """
     zero, pos, columns, to = np.int64(0), np.int64(0), len(program) - 1, address_of(out)
-    bits = (columns + 7) // 8
-    head = bits + 4 * program[columns, _LENGTHS]
-    for i in range(len(offsets) - 1):
-        offsets[i] = start = pos
-        area, pos = start + bits, start + head
-        for at in range(start, pos):
-            poke_u8(to + at, 0)
+    null_bytes = (columns + 7) // 8
+    head = null_bytes + 4 * program[columns, _LENGTHS]
+    for row in range(len(offsets) - 1):
+        # A row begins with null bits and length area, both zero until a field sets them.
+        offsets[row] = start = pos
+        area, pos = start + null_bytes, start + head
+        for byte in range(start, pos):
+            poke_u8(to + byte, 0)
         line, column = address_of(program), address_of(table)
-        for c in range(columns):
-            if is_null(column, i):
-                at = to + start + (c >> 3)
-                poke_u8(at, peek_u8(at) | np.int64(1) << (c & 7))
+        for number in range(columns):
+            if is_null(column, row):
+                byte = to + start + (number >> 3)
+                poke_u8(byte, peek_u8(byte) | np.int64(1) << (number & 7))
             else:
-                fault, detail, pos = _put_field(line, column, i, to, pos, area, len(out))
+                fault, detail, pos = _put_field(line, column, row, to, pos, area, len(out))
                 if fault:
-                    return fault, np.int64(c), detail
+                    return fault, np.int64(number), detail
                 area += 4 if peek_i64(line + 8 * _SOURCE) == _IN_AREA else 0
             line += _LINE
             column += 8 * COLUMN

@@ -11,7 +11,7 @@ import numpy as np
 from zufluss.record.arrow.zstd import Buffers
 from zufluss.record.kernels import message_write
 from zufluss.record.kernels import row_read as k
-from zufluss.record.rows.cells import Located, beyond_arrow
+from zufluss.record.rows.cells import LocatedRows, beyond_arrow
 from zufluss.record.rows.plan import Plan
 
 _MOMENTS = (k.MOMENT, k.FINE_MOMENT)
@@ -32,13 +32,13 @@ class RowBuffers:
         self._padded_width = sum(wide)
         self._moments = [i for i, sink in enumerate(plan.sinks) if sink in _MOMENTS]
 
-    def check(self, located: Located) -> None:
+    def check(self, located: LocatedRows) -> None:
         """`CorruptRecordError` if a timestamp is beyond what Arrow holds; then `of` works."""
         for i in self._moments:
             if beyond := int(located.facts[i, k.BEYOND]):
                 raise beyond_arrow(f"record {beyond - 1}", i, self._plan)
 
-    def of(self, located: Located) -> Buffers:
+    def of(self, located: LocatedRows) -> Buffers:
         """The buffers of rows, at least one, that were checked."""
         count, data, cells = located.count, located.rows.data, located.cells
         placed = int(located.facts[:, k.PLACED].sum()) if located.shared else data.size

@@ -43,12 +43,12 @@ class Inner:
 
     offsets: Counts
     """Where the elements of each array or map begin; empty for a ROW."""
-    parts: tuple[Located, ...]
+    parts: tuple[LocatedRows, ...]
     """Element; keys and values; or the fields of a ROW together."""
 
 
 @dataclass(frozen=True, slots=True)
-class Located:
+class LocatedRows:
     """Rows that have been checked: their numbers, and where texts and bytes lie."""
 
     rows: Slices
@@ -73,7 +73,7 @@ class Located:
         return starts.view(np.int64), ends.view(np.int64)
 
 
-def read_rows(rows: Slices, plan: Plan, counts: Counts = _ALL) -> Located:
+def read_rows(rows: Slices, plan: Plan, counts: Counts = _ALL) -> LocatedRows:
     """Check rows and everything nested in them; raises `CellFault`."""
     located = empty_cells(rows, counts, rows.count, plan)
     fault, row, index, detail = k.locate(*rows, counts, plan.program, located.cells, located.facts)
@@ -84,7 +84,7 @@ def read_rows(rows: Slices, plan: Plan, counts: Counts = _ALL) -> Located:
     return located
 
 
-def read_among(rows: Slices, plan: Plan, at: Positions, room: Located) -> None:
+def read_among(rows: Slices, plan: Plan, at: Positions, room: LocatedRows) -> None:
     """Check rows, but for what is nested in them, and make them the rows `at` of some room."""
     fault, row, index, detail = k.locate_among(
         *rows, plan.program, room.cells, room.facts, at, room.count
@@ -102,15 +102,15 @@ def _row_fault(fault: int, row: int, index: int, detail: int, plan: Plan) -> Cel
 
 def empty_cells(
     rows: Slices, counts: Counts, count: int, plan: Plan, *, shared: bool = False
-) -> Located:
+) -> LocatedRows:
     """Room for rows that are yet to be taken apart or made."""
     fields = len(plan.types)
     size = 8 * count * plan.slots[-1] + fields * ((count + 63) // 64 * 8)
     cells, facts = np.empty(size, np.uint8), np.empty((fields, k.FACTS), np.int64)
-    return Located(rows, counts, count, cells, facts, {}, shared)
+    return LocatedRows(rows, counts, count, cells, facts, {}, shared)
 
 
-def read_inner(located: Located, plan: Plan) -> None:
+def read_inner(located: LocatedRows, plan: Plan) -> None:
     """Check what stands in the places of nested columns and take it apart."""
     for index, inner in plan.inner.items():
         starts, ends = located.places(plan, index)
@@ -166,7 +166,7 @@ def _read_maps(maps: Slices, plans: Sequence[Plan]) -> Inner:
 
 
 def to_arrow(
-    located: Located, plan: Plan, what: str = "record", fields: Sequence[int] | None = None
+    located: LocatedRows, plan: Plan, what: str = "record", fields: Sequence[int] | None = None
 ) -> list[pa.Array]:
     """The columns of rows, or some of them, as Arrow arrays; a refusal calls a row `what`."""
     buffer, count = pa.py_buffer(located.cells), located.count
@@ -199,7 +199,7 @@ def beyond_arrow(where: str, index: int, plan: Plan) -> CorruptRecordError:
     )
 
 
-def _gathered(located: Located, plan: Plan, index: int, placed: int) -> list[pa.Buffer]:
+def _gathered(located: LocatedRows, plan: Plan, index: int, placed: int) -> list[pa.Buffer]:
     """The Arrow buffers behind the validity of a column of texts or bytes."""
     count, slot = located.count, plan.slots[index]
     if plan.sinks[index] == k.PADDED:

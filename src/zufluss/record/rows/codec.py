@@ -24,7 +24,7 @@ from zufluss.record.kernels.row_keys import match_keys
 from zufluss.record.rows.buffers import RowBuffers
 from zufluss.record.rows.cells import (
     CellFault,
-    Located,
+    LocatedRows,
     empty_cells,
     read_among,
     read_inner,
@@ -36,7 +36,7 @@ from zufluss.record.rows.plan import Plan
 from zufluss.record.rows.write import nested_values, write_rows
 from zufluss.record.slices import Bytes, Positions, Slices
 
-__all__ = ["Located", "RowCodec"]
+__all__ = ["LocatedRows", "RowCodec"]
 
 _ALL = np.empty(0, np.int32)
 _NOWHERE: Positions = np.empty(0, np.int64)
@@ -58,7 +58,9 @@ class RowCodec:
     def __repr__(self) -> str:
         return f"RowCodec({self.row_format}, {len(self.schema.columns)} columns)"
 
-    def locate(self, rows: Slices, field_counts: npt.NDArray[np.int32] | None = None) -> Located:
+    def locate(
+        self, rows: Slices, field_counts: npt.NDArray[np.int32] | None = None
+    ) -> LocatedRows:
         """Check every byte of every row; `CorruptRecordError` names the record and the field.
 
         `field_counts` has the number of fields of each row: columns are only ever added at the end,
@@ -70,14 +72,14 @@ class RowCodec:
             raise CorruptRecordError(f"record {e.index}: {e.text}") from None
 
     def columns(
-        self, located: Located, selection: npt.NDArray[np.int64] | None = None
+        self, located: LocatedRows, selection: npt.NDArray[np.int64] | None = None
     ) -> pa.RecordBatch:
         """The rows, or those with the indexes `selection` in its order, as an Arrow batch."""
         arrays = to_arrow(located, self._plan)
         batch = pa.RecordBatch.from_arrays(arrays, schema=self._arrow)
         return batch if selection is None else batch.take(pa.array(selection))
 
-    def arrays(self, located: Located, fields: Sequence[int]) -> list[pa.Array]:
+    def arrays(self, located: LocatedRows, fields: Sequence[int]) -> list[pa.Array]:
         """Some columns of the rows, by their indexes; nothing is copied of the others."""
         return to_arrow(located, self._plan, fields=fields)
 
@@ -98,7 +100,7 @@ class RowCodec:
             batch = self._fitted(batch)
         return write_rows(batch.columns, batch.num_rows, self._plan)
 
-    def key_mismatch(self, located: Located, key_columns: Sequence[int], keys: Slices) -> int:
+    def key_mismatch(self, located: LocatedRows, key_columns: Sequence[int], keys: Slices) -> int:
         """The first row whose compacted key is not `keys[i]`, −1 if there is none.
 
         Absent rows have no key and never differ. The key columns are indexes in key order.
@@ -126,7 +128,7 @@ class RowCodec:
         """What the kernels know of the schema."""
         return self._plan
 
-    def check(self, located: Located) -> None:
+    def check(self, located: LocatedRows) -> None:
         """`CorruptRecordError` if a timestamp is beyond what Arrow holds; nested ones aside."""
         if self.buffers is not None:
             self.buffers.check(located)
@@ -134,11 +136,11 @@ class RowCodec:
             sinks = enumerate(self._plan.sinks)
             self.arrays(located, [i for i, sink in sinks if sink in (k.MOMENT, k.FINE_MOMENT)])
 
-    def room(self, data: Bytes, count: int) -> Located:
+    def room(self, data: Bytes, count: int) -> LocatedRows:
         """Room for rows that kernels make; their texts and bytes lie in `data`, or are shared."""
         return empty_cells(Slices(data, _NOWHERE, _NOWHERE), _ALL, count, self._plan, shared=True)
 
-    def locate_among(self, rows: Slices, at: Positions, count: int) -> Located:
+    def locate_among(self, rows: Slices, at: Positions, count: int) -> LocatedRows:
         """Room for `count` rows, with these at the places `at`; the others are yet to be made.
 
         They have all fields, and are checked as by `locate`, but for what is nested in them.
@@ -150,11 +152,11 @@ class RowCodec:
             raise CorruptRecordError(f"record {e.index}: {e.text}") from None
         return room
 
-    def moved(self, located: Located, data: Bytes) -> Located:
+    def moved(self, located: LocatedRows, data: Bytes) -> LocatedRows:
         """Made rows whose texts and bytes lie in other, longer data."""
         return replace(located, rows=located.rows._replace(data=data))
 
-    def completed(self, located: Located) -> Located:
+    def completed(self, located: LocatedRows) -> LocatedRows:
         """Made rows that are whole now: what is nested in them is taken apart."""
         if self._plan.inner:
             read_inner(located, self._plan)

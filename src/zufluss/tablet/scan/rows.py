@@ -21,7 +21,7 @@ from zufluss.model.predicate import Predicate, leaves
 from zufluss.model.schema import Schema
 from zufluss.record.arrow.matching import matching
 from zufluss.record.batch.kv import build_value_batch, split_values
-from zufluss.record.rows.codec import Located
+from zufluss.record.rows.codec import LocatedRows
 from zufluss.record.slices import Slices
 
 DECODED_BYTES_MAX: Final = 32 << 20
@@ -98,7 +98,7 @@ class RowReader:
         batch = batch.slice(0, limit)
         return Rows(batch.serialize().to_pybytes(), batch.num_rows, cut_key)
 
-    def _located(self, values: Slices) -> Located:
+    def _located(self, values: Slices) -> LocatedRows:
         table = self._table
         schema_ids, rows = split_values(values)
         known = len(table.field_counts)
@@ -111,11 +111,11 @@ class RowReader:
             return table.codec.locate(rows)
         return table.codec.locate(rows, table.field_counts[schema_ids])
 
-    def _matching(self, predicate: Predicate, located: Located) -> pa.BooleanArray:
+    def _matching(self, predicate: Predicate, located: LocatedRows) -> pa.BooleanArray:
         arrays = self._table.codec.arrays(located, [*self._tested.values()])
         return matching(predicate, dict(zip(self._tested, arrays, strict=True)))
 
-    def _key(self, located: Located, row: int) -> bytes:
+    def _key(self, located: LocatedRows, row: int) -> bytes:
         """The key that a row stands under."""
         table = self._table
         arrays = table.codec.arrays(located, table.key_columns)
