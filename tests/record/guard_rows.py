@@ -48,7 +48,7 @@ def rows(guarded: Guarded, codec: RowCodec, data: bytes) -> int:
             whole = Slices(place, np.array([0]), np.array([place.size]))
             try:
                 located = codec.locate(whole)
-                codec.key_mismatch(located, [0, 2], keys)
+                codec.row_mismatch(located.rows, located.field_counts, [0, 2], keys)
                 codec.columns(located)
             except CorruptRecordError:
                 pass

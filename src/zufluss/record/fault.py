@@ -1,8 +1,8 @@
-"""What can be wrong with a batch, and the words for it.
+"""Reasons to refuse a batch, and their messages.
 
-The kernel and its twin name a fault by number, with the place and two figures; here it becomes a
-sentence that says which batch, which column, what was found and what is allowed. One list for
-both keeps them comparable: the tests demand the same fault from either.
+The kernel and its plain-Python twin return a fault as a number, with the node and two figures. The
+message names the batch, the column, the value and what is allowed. Tests demand the same fault from
+both.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from zufluss.errors import CorruptRecordError
 
 
 class Fault(IntEnum):
-    """Reasons to refuse a batch; 0 to 2 are not faults but the three ways to be accepted."""
+    """Reasons to refuse a batch; 0 to 2 are the three ways to accept it."""
 
     NONE = 0
     COMPRESSED = 1
@@ -139,7 +139,7 @@ _TEXTS = {
 
 
 class RefusedBatchError(CorruptRecordError):
-    """A batch that must not be written, with the fault by number."""
+    """A batch that must not be written; `fault` is the reason."""
 
     def __init__(self, where: str, fault: Fault, a: int = 0, b: int = 0, name: str = "") -> None:
         super().__init__(f"{where}: {_TEXTS[fault].format(a=a, b=b, name=name)}")

@@ -1,8 +1,8 @@
 """The log batch header: reading, building and stamping.
 
-A log is a sequence of batches. This is the only file that knows the layout of their header; the
-kernels repeat the numbers of the table (numba freezes module constants), and a test holds them
-equal. Everything is little-endian.
+A log is a sequence of batches. This module has the layout of their header;
+`kernels/batch_header.py` repeats its numbers for kernels, and a test holds them equal. Everything
+is little-endian.
 
 | field                    | type | magic 0 | magic 1 | magic 2 | set by | in CRC |
 |--------------------------|------|---------|---------|---------|--------|--------|
@@ -22,8 +22,8 @@ equal. Everything is little-endian.
 | body                     |      | 48      | 52      | 56      | client | yes    |
 
 body = statistics (magic ≥ 1), change types (one byte per record, only when not append-only), then
-one Arrow message (`arrow/message.py`) or rows (`rows/formats.py`). What the server sets lies
-outside the CRC, so a batch is stamped in place. An empty changelog batch (count 0, delta 0, no
+one Arrow message (`arrow/message.py`) or rows (`rows/formats.py`). The fields that the server sets
+are outside the CRC, so a batch is stamped in place. An empty changelog batch (count 0, delta 0, no
 body) still takes one offset.
 """
 
@@ -47,13 +47,13 @@ HEADER_SIZES = (48, 52, 56)
 """Header size by magic."""
 
 CRC_OFFSETS = (21, 21, 25)
-"""Where the CRC stands, by magic; what it covers starts four bytes later."""
+"""Position of the CRC, by magic; the bytes that it covers start four bytes later."""
 
 LENGTH_OVERHEAD = 12
 """Bytes of base offset and length, which the length does not count."""
 
 MIN_BATCH_SIZE = HEADER_SIZES[0]
-"""No batch is smaller than a bare magic 0 header."""
+"""Size of the smallest batch, a bare magic 0 header."""
 
 ATTRIBUTE_APPEND_ONLY = 1
 """Attribute bit: every record is an append, no change types are stored."""
@@ -72,7 +72,7 @@ _CRC = struct.Struct("<I")
 
 
 class BatchHeader(NamedTuple):
-    """The header of one batch; fields a magic lacks have their "none" value."""
+    """The header of one batch; fields that its magic lacks have their "none" value."""
 
     base_offset: int
     """Offset of the first record."""
@@ -83,7 +83,7 @@ class BatchHeader(NamedTuple):
     timestamp: int
     """Commit time in milliseconds, set by the server."""
     leader_epoch: int
-    """Epoch of the leader that appended it, −1 if the magic has none."""
+    """Epoch of the leader that appended the batch, −1 if the magic has none."""
     crc: int
     """CRC-32C of everything from the schema id on."""
     schema_id: int
@@ -123,7 +123,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def append_only(self) -> bool:
-        """No change types are stored."""
+        """Whether the batch has no change types, because all records are appends."""
         return bool(self.attributes & ATTRIBUTE_APPEND_ONLY)
 
     @property
@@ -133,12 +133,12 @@ class BatchHeader(NamedTuple):
 
     @property
     def body_offset(self) -> int:
-        """From the batch's start to its records, past statistics and change types."""
+        """Bytes before the records: header, statistics and change types."""
         return self.header_size + self.statistics_length + self.change_types_size
 
 
 def read_header(view: Buffer, pos: int = 0) -> BatchHeader:
-    """Read the header at `pos`; `CorruptRecordError` if it is cut, unknown or impossible."""
+    """Read the header at `pos`; raises `CorruptRecordError` if it is cut, unknown or impossible."""
     try:
         magic = view[pos + LENGTH_OVERHEAD]
         if magic == 0:
@@ -165,9 +165,9 @@ def read_header(view: Buffer, pos: int = 0) -> BatchHeader:
 
 
 def iter_headers(view: Buffer, pos: int = 0) -> Iterator[tuple[int, BatchHeader]]:
-    """Yield position and header of every whole batch; a batch cut at the end is left out.
+    """Yield position and header of every whole batch; a batch that is cut at the end is left out.
 
-    Servers may cut the last batch of a fetch at their byte limit, and readers must not mind.
+    Servers may cut the last batch of a fetch at their byte limit.
     """
     end = len(view)
     while end - pos >= MIN_BATCH_SIZE:
@@ -191,7 +191,7 @@ def build_batch(
     change_types: Buffer | None = None,
     statistics: Buffer = b"",
 ) -> bytearray:
-    """Build a batch around `body`, CRC included; offset, timestamp and epoch are left unset."""
+    """Return a batch with this body and its CRC; offset, timestamp and epoch are unset."""
     if magic == 0 and len(statistics):
         raise ValueError("statistics need magic 1 or 2, magic 0 has no field for their length")
     if append_only is not (change_types is None):
@@ -228,7 +228,7 @@ def write_header(
     append_only: bool = True,
     statistics_length: int = 0,
 ) -> None:
-    """Write the header, CRC included, of the batch that fills `view`; its body is there already."""
+    """Write header and CRC of the batch that fills `view` and whose body is written already."""
     covered = (schema_id, int(append_only), max(count - 1, 0), writer_id, sequence, count)
     length = len(view) - LENGTH_OVERHEAD
     if magic == 0:
@@ -242,19 +242,19 @@ def write_header(
 
 
 def crc_of(view: Buffer, pos: int, magic: int, end: int) -> int:
-    """CRC-32C of the batch in [pos, end)."""
+    """Return the CRC-32C of the batch in [pos, end)."""
     return int(crc32c(memoryview(view)[pos + CRC_OFFSETS[magic] + 4 : end]))
 
 
 def seal(view: Buffer, pos: int) -> None:
-    """Write the right CRC into the batch at `pos`."""
+    """Compute the CRC of the batch at `pos` and write it."""
     _, length, magic = _OFFSET_LENGTH_MAGIC.unpack_from(view, pos)
     crc = crc_of(view, pos, magic, pos + length + LENGTH_OVERHEAD)
     _CRC.pack_into(view, pos + CRC_OFFSETS[magic], crc)
 
 
 def verify_crc(view: Buffer, pos: int, header: BatchHeader) -> bool:
-    """Whether the batch at `pos` is whole and carries the CRC of its bytes."""
+    """Return whether the batch at `pos` is whole and has the CRC of its bytes."""
     end = pos + header.size
     return end <= len(view) and crc_of(view, pos, header.magic, end) == header.crc
 
@@ -262,7 +262,7 @@ def verify_crc(view: Buffer, pos: int, header: BatchHeader) -> bool:
 def stamp(
     view: Buffer, pos: int, magic: int, base_offset: int, timestamp: int, leader_epoch: int
 ) -> None:
-    """Set what the server decides: base offset, commit time, leader epoch (magic 2 only)."""
+    """Write the fields of the server: base offset, commit time, leader epoch (magic 2 only)."""
     _OFFSET.pack_into(view, pos, base_offset)
     if magic == MAX_MAGIC:
         _TIMESTAMP_EPOCH.pack_into(view, pos + 13, timestamp, leader_epoch)

@@ -1,10 +1,10 @@
 """LZ4 frames that every reader can decompress.
 
-pyarrow decompresses with liblz4, which forgives what the format forbids: a match that lies zero
-bytes back, a frame that names a dictionary nobody gave it, bytes after the end. The decoders of
-the Rust and Java clients refuse these, and would be stuck at such a batch for ever. So the
-structure is walked here, without decompressing, beside the decompression in `batch/check.py`.
-`kernels/lz4.py` is the compiled form; `frame_fault` is its twin.
+pyarrow decompresses with liblz4, which accepts frames that the format forbids: a match zero bytes
+back, the id of an unknown dictionary, bytes after the end. The decoders of the Rust and Java
+clients refuse such a frame and would never get past its batch. So `batch/check.py` checks the
+structure of frames too, without decompressing. `kernels/lz4.py` is the compiled form; `frame_fault`
+is its twin.
 
 | frame            | bytes |                                                                      |
 |------------------|-------|----------------------------------------------------------------------|
@@ -31,18 +31,18 @@ from zufluss.record.header import Buffer
 
 MAGIC = 0x184D2204
 FLAGS_FIXED = 0b1100_0011
-"""Flag bits whose value is given: version, reserved, dictionary id."""
+"""Flag bits with a fixed value: version, reserved, dictionary id."""
 VERSION = 0b0100_0000
 BLOCK_CHECKSUM = 0b0001_0000
 CONTENT_SIZE = 0b0000_1000
 CONTENT_CHECKSUM = 0b0000_0100
 STORED = 0x8000_0000
 CONTINUED = 15
-"""A length of this in a token goes on in the following bytes."""
+"""Length in a token that continues in the following bytes."""
 
 
 def frame_fault(view: Buffer, start: int, end: int) -> int:
-    """Where the frame that fills view[start:end] is wrong, −1 if nowhere."""
+    """Return the position of the first fault of the frame view[start:end], −1 if there is none."""
     if end - start < 7 or struct.unpack_from("<I", view, start)[0] != MAGIC:
         return start
     flags, descriptor = view[start + 4], view[start + 5]
@@ -83,7 +83,7 @@ def _block_fault(view: Buffer, pos: int, end: int) -> int:
 
 
 def _length(view: Buffer, pos: int, end: int, length: int) -> tuple[int, int]:
-    """A length whose first part is in a token, and the position after it."""
+    """Return a length whose first four bits stand in a token, and the position after it."""
     if length < CONTINUED:
         return length, pos
     while pos < end:

@@ -1,8 +1,7 @@
-"""Many byte strings in one buffer: what the batch interfaces of rows, keys and values pass on.
+"""Many byte strings in one buffer: the argument of all batch interfaces of rows, keys and values.
 
-A batch of a thousand keys as a thousand `bytes` objects costs more than everything that is done
-with them. `Slices` says where each one lies instead, so that a kernel goes through all of them and
-nothing is copied until it has to be.
+A thousand keys as a thousand `bytes` objects cost more than the work on them. `Slices` holds their
+places in one buffer instead: a kernel walks over all of them, and nothing is copied needlessly.
 """
 
 from __future__ import annotations
@@ -17,22 +16,22 @@ Bytes: TypeAlias = npt.NDArray[np.uint8]
 Positions: TypeAlias = npt.NDArray[np.int64]
 
 ABSENT = -1
-"""The start of a byte string that is not there, such as the row of a delete."""
+"""Start of a byte string that does not exist, such as the row of a delete."""
 
 
 class Slices(NamedTuple):
     """Byte strings; number i is `data[starts[i]:ends[i]]`."""
 
     data: Bytes
-    """The buffer they lie in, in any order, overlapping or not."""
+    """The buffer of all strings, which stand there in any order and may overlap."""
     starts: Positions
-    """Where each begins; `ABSENT` if it is not there."""
+    """Position of each string; `ABSENT` if it does not exist."""
     ends: Positions
-    """Where each ends."""
+    """Position after each string."""
 
     @classmethod
     def of(cls, values: Iterable[bytes | None]) -> Slices:
-        """The slices of byte strings, for tests and small numbers."""
+        """Copy byte strings into one buffer; for tests and small numbers."""
         known = list(values)
         lengths = np.fromiter((len(v) if v is not None else 0 for v in known), np.int64, len(known))
         ends = np.cumsum(lengths)
@@ -44,28 +43,28 @@ class Slices(NamedTuple):
 
     @classmethod
     def contiguous(cls, data: Bytes, offsets: Positions) -> Slices:
-        """Strings that follow each other; number i begins at `offsets[i]`."""
+        """Return strings that follow each other; number i is `data[offsets[i]:offsets[i + 1]]`."""
         return cls(data, offsets[:-1], offsets[1:])
 
     @property
-    def count(self) -> int:  # type: ignore[override]  # nobody counts in a tuple of arrays
-        """How many there are, absent ones included."""
+    def count(self) -> int:  # type: ignore[override]  # hides tuple.count, which is not used
+        """Number of strings, absent ones included."""
         return len(self.starts)
 
     @property
     def lengths(self) -> Positions:
-        """How long each is, absent ones 0."""
+        """Length of each string, 0 for absent ones."""
         return np.where(self.starts == ABSENT, 0, self.ends - self.starts)
 
     def take(self, indexes: npt.NDArray[np.intp] | npt.NDArray[np.int64]) -> Slices:
-        """Some of them, in another order."""
+        """Return the strings with these indexes, in this order."""
         return Slices(self.data, self.starts[indexes], self.ends[indexes])
 
     def item(self, i: int) -> bytes | None:
-        """Number i as bytes, None if it is absent."""
+        """Return string i as bytes, None if it is absent."""
         start = int(self.starts[i])
         return None if start == ABSENT else self.data[start : int(self.ends[i])].tobytes()
 
     def tolist(self) -> list[bytes | None]:
-        """All of them as bytes."""
+        """Return all strings as bytes, None for absent ones."""
         return [self.item(i) for i in range(self.count)]

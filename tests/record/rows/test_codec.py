@@ -85,7 +85,7 @@ def test_captured_kv_rows_decode_and_encode_byte_for_byte(name: str) -> None:
     assert codec.encode(decoded).tolist() == there.tolist()
     located = codec.locate(batch.rows)
     key_columns = schema.indexes_of(schema.primary_key)
-    assert codec.key_mismatch(located, key_columns, batch.keys) == -1
+    assert codec.row_mismatch(located.rows, located.field_counts, key_columns, batch.keys) == -1
 
 
 @pytest.mark.parametrize("name", ["kv_all-0", "kv_all-1", "kv_indexed-0", "kv_nested-0"])
@@ -266,7 +266,12 @@ def test_an_absent_row_is_all_null_and_has_no_key() -> None:
     row = rows.encode_compacted([7, "x", (1,), b"ab"], types_of(schema))
     located = codec.locate(Slices.of([None, row, None]))
     assert [column.null_count for column in codec.columns(located).columns] == [2, 2, 2, 2]
-    assert codec.key_mismatch(located, [0], Slices.of([b"?", b"\x07", b"?"])) == -1
+    assert (
+        codec.row_mismatch(
+            located.rows, located.field_counts, [0], Slices.of([b"?", b"\x07", b"?"])
+        )
+        == -1
+    )
 
 
 def test_a_selection_takes_rows_in_its_order() -> None:
@@ -304,7 +309,7 @@ def test_a_key_belongs_to_its_row_and_to_no_other(
     encoded = encode_keys(batch, [f"c{i}" for i in columns], "compacted")
     keys = Slices.contiguous(*encoded)
     located = codec.locate(codec.encode(batch))
-    assert codec.key_mismatch(located, columns, keys) == -1
+    assert codec.row_mismatch(located.rows, located.field_counts, columns, keys) == -1
     foreign = keys.tolist()
     at = data.draw(st.integers(0, len(values) - 1))
     changed = bytearray(foreign[at] or b"")
@@ -312,19 +317,36 @@ def test_a_key_belongs_to_its_row_and_to_no_other(
     for wrong in (bytes(changed), bytes(foreign[at] or b"")[:-1], (foreign[at] or b"") + b"\0"):
         other: list[bytes | None] = [*foreign]
         other[at] = wrong
-        assert codec.key_mismatch(located, columns, Slices.of(other)) == at
+        assert (
+            codec.row_mismatch(located.rows, located.field_counts, columns, Slices.of(other)) == at
+        )
 
 
 def test_a_key_in_a_longer_form_is_not_the_key_of_its_row() -> None:
     # the row may have it, but then one row would have two keys
     codec = RowCodec(schema_of("INT NOT NULL", "DECIMAL(20, 0) NOT NULL"))
     located = codec.locate(Slices.of([bytes.fromhex("00 8700 020005")]))
-    assert codec.key_mismatch(located, [0, 1], Slices.of([bytes.fromhex("07 0105")])) == -1
-    assert codec.key_mismatch(located, [0, 1], Slices.of([bytes.fromhex("8700 0105")])) == 0
-    assert codec.key_mismatch(located, [0, 1], Slices.of([bytes.fromhex("07 020005")])) == 0
-    assert codec.key_mismatch(located, [0, 1], Slices.of([None])) == 0
+    assert (
+        codec.row_mismatch(
+            located.rows, located.field_counts, [0, 1], Slices.of([bytes.fromhex("07 0105")])
+        )
+        == -1
+    )
+    assert (
+        codec.row_mismatch(
+            located.rows, located.field_counts, [0, 1], Slices.of([bytes.fromhex("8700 0105")])
+        )
+        == 0
+    )
+    assert (
+        codec.row_mismatch(
+            located.rows, located.field_counts, [0, 1], Slices.of([bytes.fromhex("07 020005")])
+        )
+        == 0
+    )
+    assert codec.row_mismatch(located.rows, located.field_counts, [0, 1], Slices.of([None])) == 0
     with pytest.raises(ValueError, match="2 keys do not belong to 1 rows"):
-        codec.key_mismatch(located, [0], Slices.of([b"a", b"b"]))
+        codec.row_mismatch(located.rows, located.field_counts, [0], Slices.of([b"a", b"b"]))
 
 
 def test_a_fault_names_the_record_and_the_field_at_every_depth() -> None:

@@ -1,24 +1,24 @@
-"""Compressed Arrow messages of a client's rows: each buffer packed, or left as it is.
+"""Compressed Arrow messages of a client's rows: each buffer is packed, or stays as it is.
 
-Arrow compresses every buffer of a message, with a context of its own for each. To make one costs as
-much as to pack a small buffer, and a buffer that does not get smaller, as one of random numbers,
-costs its readers the unpacking all the same. So Arrow writes the message uncompressed, which is one
-copy, and what is worth it is packed here:
+Arrow compresses every buffer of a message, with a context of its own for each. To create a context
+costs as much as to pack a small buffer, and a buffer that does not get smaller, such as random
+numbers, still costs its readers the unpacking. So Arrow writes the message uncompressed, which is
+one copy, and this module packs the buffers that are worth it:
 
     Arrow writes   [ metadata ][ buffer         ][ buffer    ][ buffer                 ] …
-    we send        [ metadata ][ size, packed ][ -1, as it was ][ size, packed ] …
+    we send        [ metadata ][ size, packed ][ -1, unpacked ][ size, packed ] …
 
-| a buffer                                   | is                                              |
-|--------------------------------------------|-------------------------------------------------|
-| of no bytes                                | left out, as Arrow does                         |
-| below `SMALL_BYTES`                        | as it was                                       |
-| that got smaller by a share of `GAIN`      | packed                                          |
-| that did not                               | as it was, and untried for `REST_BATCHES` more  |
+| a buffer                              | is                                                      |
+|---------------------------------------|---------------------------------------------------------|
+| of no bytes                           | left out, as Arrow does                                 |
+| below `SMALL_BYTES`                   | sent unpacked                                           |
+| that gets smaller by 1 / `GAIN`       | sent packed                                             |
+| that does not                         | sent unpacked, and not packed for `REST_BATCHES` more   |
 
-What a column of numbers did in one batch it does in the next, so columns that cannot be packed cost
-the writer next to nothing. To pack and unpack for less than a tenth takes a core longer than the
-bytes would take a gigabit network. The bytes are not those of Arrow's own writer, and the same rows
-may give others the next time.
+A column of numbers behaves in the next batch as in this one, so columns that cannot be packed cost
+the writer next to nothing. To pack and unpack for a gain below a tenth takes a core longer than a
+gigabit network takes for the bytes. The bytes are not those of Arrow's own writer, and the same
+rows may give other bytes the next time.
 
 `zufluss.record.arrow.zstd` does the same for changelogs with kernels, which clients do not load.
 """
@@ -45,31 +45,31 @@ from zufluss.record.arrow.template import (
 )
 
 SMALL_BYTES: Final = 128
-"""Buffers below this stay as they are: a frame around them takes most of what it saves."""
+"""Smaller buffers are not packed: the frame around them takes most of the gain."""
 
 GAIN: Final = 10
-"""A packed buffer is used if it is smaller by one part in so many."""
+"""A packed buffer is used if it is smaller by at least 1 / GAIN."""
 
 REST_BATCHES: Final = 15
-"""How many messages a buffer that gained nothing is left alone for."""
+"""For how many messages a buffer that gained nothing is not packed."""
 
 Packer: TypeAlias = Callable[[memoryview], bytes]
 """Packs one buffer into a frame."""
 
 _NUMBER = struct.Struct("<q")
 _PADDING = [bytes(-size % 8) for size in range(8)]
-"""What follows a buffer, by its size modulo 8."""
+"""Padding of a buffer, by its size modulo 8."""
 
 
 class CompressedMessages:
     """Writes the messages of one schema; safe to use from several threads."""
 
     def __init__(self, schema: pa.Schema, codec: int, level: int) -> None:
-        """`codec` is its number in a message; `level` is that of Zstandard."""
+        """`codec` is the codec's number in a message, `level` the level of Zstandard."""
         nulls = [pa.nulls(1, field.type) for field in schema]
         message = memoryview(pa.RecordBatch.from_arrays(nulls, schema=schema).serialize())
         plain = self._plain = parse_message(message, 0, len(message))
-        """Where the numbers stand in what Arrow writes, for any rows of the schema."""
+        """Positions in the message that Arrow writes; the same for any rows of the schema."""
         template = bytearray(message_template(plain.node_count, plain.buffer_count, coded=True))
         template[PREFIX_BYTES + CODEC_AT] = codec
         self._template = template
@@ -78,10 +78,10 @@ class CompressedMessages:
         self._level = level
         self._own = threading.local()
         self._rest = [0] * plain.buffer_count
-        """For how many batches each buffer is left alone; a guess, so threads need no order."""
+        """Messages for which each buffer is not packed; a guess, so threads need no lock."""
 
     def write(self, rows: pa.RecordBatch, before: int) -> memoryview:
-        """The message of some rows, with `before` bytes left free in front of it."""
+        """Return the message of rows, with `before` free bytes in front of it."""
         plain = self._plain
         message = memoryview(rows.serialize())
         metadata = self._template.copy()
@@ -99,12 +99,12 @@ class CompressedMessages:
     def _add_buffers(
         self, message: memoryview, parts: list[bytes | bytearray | memoryview]
     ) -> tuple[list[int], int]:
-        """Add the buffers of a message to the parts of ours; their places and the body's size."""
+        """Append the buffers of Arrow's message to `parts`; returns their places and total size."""
         body = message[self._plain.body_start :]
-        found = self._places.unpack_from(message, self._plain.buffers_pos)
+        numbers = self._places.unpack_from(message, self._plain.buffers_pos)
         places: list[int] = []
         at = 0
-        for index, (start, size) in enumerate(zip(found[::2], found[1::2], strict=True)):
+        for index, (start, size) in enumerate(zip(numbers[::2], numbers[1::2], strict=True)):
             taken = 0
             if size:
                 data = body[start : start + size]
@@ -118,7 +118,7 @@ class CompressedMessages:
         return places, at
 
     def _packed(self, index: int, data: memoryview) -> bytes | None:
-        """The frame of a buffer, None if it is to stay as it is."""
+        """Return the frame of a buffer, None if it is sent unpacked."""
         size = len(data)
         if size < SMALL_BYTES:
             return None
@@ -133,7 +133,7 @@ class CompressedMessages:
 
     @property
     def _pack(self) -> Packer:
-        """One for each thread: its context is not safe to use from several."""
+        """The packer of this thread; its context is not safe to use from several."""
         own: Packer | None = getattr(self._own, "pack", None)
         if own is None:
             own = self._own.pack = _packer(self._codec, self._level)

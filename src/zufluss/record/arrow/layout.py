@@ -1,8 +1,8 @@
-"""Which nodes and buffers an Arrow record batch of a schema consists of.
+"""The nodes and buffers of an Arrow record batch, for one schema.
 
-Arrow flattens a record batch depth first: every field, nested ones after their parent, has one
-node (length, null count) and its type's buffers (validity first). A `Layout` is that list for one
-schema, worked out once: as objects for the plain code and for projection, as an array of integers
+Arrow flattens a record batch depth first: every field, nested ones after their parent, has one node
+(length, null count) and the buffers of its type, validity first. A `Layout` is the list of these
+nodes, computed once per schema: as objects for plain code and projection, as an array of integers
 (`program`) for the kernel.
 
 The program, all int64:
@@ -49,18 +49,18 @@ class Node:
     kind: int
     """FIXED, BOOL, STRING, …"""
     width: int
-    """Bytes per value, 0 where the kind has none."""
+    """Bytes per value, 0 for kinds without a width."""
     parent: int
     """Index of the parent node, −1 at the top."""
     column: int
-    """Index of the top-level column it belongs to."""
+    """Index of its top-level column."""
     path: str
     """Dotted name for messages."""
     nulls: int
     """NULLABLE, NOT_NULL (a NOT NULL column or element, map keys and entries) or MASKED (a NOT NULL
     field of a ROW: null only where its row is)."""
     limit: int = 0
-    """Values lie below it: ticks of a day (TIME) or 10^precision (DECIMAL, by magnitude)."""
+    """Upper bound of values: ticks of a day (TIME) or 10^precision (DECIMAL, by magnitude)."""
 
     @property
     def buffer_count(self) -> int:
@@ -69,7 +69,7 @@ class Node:
 
 
 def _scalar(dtype: pa.DataType) -> tuple[int, int, int] | None:
-    """Kind, width and limit of a type without children, None for the others."""
+    """Return kind, width and limit of a type without children, None for other types."""
     if pat.is_boolean(dtype):
         return BOOL, 0, 0
     if pat.is_string(dtype):
@@ -114,7 +114,7 @@ def _child(field: pa.Field, name: str, unless_nullable: int) -> tuple[pa.Field, 
 
 
 def _statistics_slot(dtype: pa.DataType) -> int:
-    """How a column's minimum and maximum stand in the 8-byte slot of a statistics row."""
+    """Return how minimum and maximum of a column stand in the 8-byte slot of a statistics row."""
     if pat.is_string(dtype):
         return SLOT_VARIABLE
     if pat.is_decimal128(dtype):
@@ -131,7 +131,7 @@ class Layout:
     """The flattened form of one schema."""
 
     schema: pa.Schema
-    """The Arrow schema it was made from."""
+    """The Arrow schema."""
     nodes: tuple[Node, ...]
     """Every field, depth first."""
 
@@ -163,16 +163,16 @@ class Layout:
 
     @cached_property
     def schema_message(self) -> bytes:
-        """The schema as Arrow's stream format begins with it."""
+        """The schema message that begins an Arrow stream."""
         return bytes(self.schema.serialize())
 
     @cached_property
     def slots(self) -> tuple[int, ...]:
-        """By top-level column: how it stands in a statistics row."""
+        """By top-level column: the kind of its slot in a statistics row."""
         return tuple(_statistics_slot(field.type) for field in self.schema)
 
     def program(self, schema_id: int, rows: bool = False) -> npt.NDArray[np.int64]:
-        """Return the kernel's form; `rows` when bodies are rows instead of Arrow messages."""
+        """Return the layout as integers; `rows`: bodies are rows instead of Arrow messages."""
         columns = len(self.schema)
         size = PROGRAM_HEAD + PROGRAM_STRIDE * len(self.nodes) + columns
         program = np.zeros(size, dtype=np.int64)

@@ -1,13 +1,12 @@
-"""Which rows a predicate is true of: whole Arrow columns at a time.
+"""Finds the rows that match a predicate, whole Arrow columns at a time.
 
-A predicate that came over the wire is what statistics are pruned by (`model/predicate.py`): it may
-be weaker than what the user wrote, never stronger. It is taken at its word here, so a row that the
-user's own filter keeps is always among the matching ones, and where the predicate is exact they are
-the same rows. NULL matches nothing but IS_NULL; there are no negations above a leaf, so a NULL
-outcome may count as "no" from the start.
+A predicate on the wire (`model/predicate.py`) may be weaker than the user's filter, never stronger.
+So a row that the user's filter keeps always matches, and if the predicate is exact the rows are the
+same. NULL matches nothing but IS_NULL; there are no negations above a leaf, so a NULL result counts
+as false from the start.
 
-Literals are in canonical form, in units that a column may not have: a TIMESTAMP is compared in the
-unit of its column, a TIME finer than a millisecond after rounding it down.
+Literals have canonical units, which may differ from the column's: a TIMESTAMP is compared in the
+unit of its column, a TIME finer than a millisecond is rounded down first.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ _LONG_MIN, _LONG_MAX = -(2**63), 2**63 - 1
 
 
 def matching(predicate: Predicate, columns: Mapping[int, pa.Array]) -> pa.BooleanArray:
-    """True for the rows that match, without NULLs; `columns` has the tested columns by id."""
+    """Return true for each row that matches, without NULLs; `columns` are the columns by id."""
     if isinstance(predicate, Leaf):
         return _leaf(predicate, columns[predicate.field_id]).fill_null(False)
     join = pc.and_ if predicate.function is CompoundFunction.AND else pc.or_
@@ -76,7 +75,7 @@ def _leaf(leaf: Leaf, array: pa.Array) -> pa.BooleanArray:
 
 
 def _plain(array: pa.Array) -> pa.Array:
-    """A column in a type that every literal of the wire fits into."""
+    """Return a column in a type that holds every literal of the wire."""
     kind = array.type
     if pa.types.is_fixed_size_binary(kind):
         return array.cast(pa.binary())
@@ -110,7 +109,7 @@ def _outside(values: pa.Array, inside: pa.BooleanArray) -> pa.BooleanArray:
 
 
 def _moments(array: pa.Array) -> tuple[pa.Array, int]:
-    """A column of times as numbers, and how many nanoseconds one of them is."""
+    """Return a column of times as numbers, and their unit in nanoseconds."""
     kind = array.type
     wide = array.cast(pa.int32()) if pa.types.is_time32(kind) else array
     numbers, step = wide.cast(pa.int64()), _NANOS[kind.unit]
@@ -125,7 +124,7 @@ def _nanos(value: Value, kind: pa.DataType) -> int:
 
 
 def _moment(function: LeafFunction, numbers: pa.Array, nanos: list[int], step: int) -> Any:
-    """Compare with literals that may lie between two numbers of the column, or beyond all."""
+    """Compare a column with literals that its unit or its 64 bits may not be able to express."""
     if function in LIST_TESTS:
         there = [n // step for n in nanos if not n % step and _fits(n // step)]
         inside = pc.is_in(numbers, value_set=pa.array(there, pa.int64()))

@@ -14,9 +14,9 @@ The header is a `RecordBatch` table: length, a vector of nodes (i64 length, i64 
 vector of buffers (i64 offset in the body, i64 length), and optionally the compression (codec 0 LZ4
 frame, 1 ZSTD; each buffer then starts with its i64 uncompressed length, −1 for "stored as is").
 
-`parse_message` is the twin of the kernel's reader: every step is bounded by the metadata, and what
-the flatbuffer verifiers of Arrow's own readers demand (alignment, forward offsets) is demanded
-here. `decode` hands the bytes to pyarrow without a copy.
+`parse_message` is the plain-Python twin of `kernels/message_read.py`: every step is bounded by the
+metadata, and it demands what the flatbuffer verifiers of Arrow's own readers demand (alignment,
+forward offsets). `decode` passes the bytes to pyarrow without a copy.
 """
 
 from __future__ import annotations
@@ -43,28 +43,28 @@ _FIELD_FORMATS = {1: "<B", 2: "<h", 8: "<q"}
 
 
 class ArrowMessage(NamedTuple):
-    """What the metadata of a RecordBatch message says; positions are absolute in the buffer."""
+    """The metadata of a RecordBatch message; positions are absolute in the buffer."""
 
     length: int
     """Number of records."""
     nodes_pos: int
-    """Where the nodes begin, 16 bytes each."""
+    """Position of the nodes, 16 bytes each."""
     node_count: int
     """Number of nodes."""
     buffers_pos: int
-    """Where the buffers' places begin, 16 bytes each."""
+    """Position of the buffers' places, 16 bytes each."""
     buffer_count: int
     """Number of buffers."""
     codec: int | None
     """0 LZ4 frame, 1 ZSTD, None uncompressed."""
     body_start: int
-    """Where the body begins."""
+    """Position of the body."""
     body_length: int
     """Bytes of the body."""
 
 
 class _Metadata:
-    """Flatbuffer reading within [lo, hi) of a view."""
+    """Reads a flatbuffer within [lo, hi) of a view."""
 
     def __init__(self, view: Buffer, lo: int, hi: int, where: str) -> None:
         self.view, self.lo, self.hi, self.where = view, lo, hi, where
@@ -77,7 +77,7 @@ class _Metadata:
         return value
 
     def vtable(self, table: int) -> int:
-        """Position of the vtable of `table`."""
+        """Return the position of the vtable of a table."""
         lo, hi = self.lo, self.hi
         if lo <= table <= hi - 4 and (table - lo) % 4 == 0:
             vtable = table - self.read("<i", table)
@@ -88,7 +88,7 @@ class _Metadata:
         raise self.refuse(Fault.METADATA_TABLE, table - lo)
 
     def place(self, table: int, vtable: int, field: int, size: int) -> int | None:
-        """Position of a field of `size` bytes, None if it is absent, −1 if it lies outside."""
+        """Return the position of a field, None if it is absent, −1 if it lies outside."""
         entry = 4 + 2 * field
         if entry >= self.read("<H", vtable):
             return None
@@ -99,7 +99,7 @@ class _Metadata:
         return pos if pos + size <= self.hi and (pos - self.lo) % size == 0 else -1
 
     def scalar(self, table: int, vtable: int, field: int, size: int, fault: Fault) -> int:
-        """Value of a field, 0 if it is absent."""
+        """Return the value of a field, 0 if it is absent."""
         pos = self.place(table, vtable, field, size)
         if pos is None:
             return 0
@@ -108,7 +108,7 @@ class _Metadata:
         return self.read(_FIELD_FORMATS[size], pos)
 
     def follow(self, table: int, vtable: int, field: int) -> int | None:
-        """Where an offset field points, None if it is absent, −1 if outside."""
+        """Return the target of an offset field, None if it is absent, −1 if it lies outside."""
         pos = self.place(table, vtable, field, 4)
         if pos is None or pos < 0:
             return pos
@@ -118,7 +118,7 @@ class _Metadata:
         return target if inside else -1
 
     def structs(self, table: int, vtable: int, field: int) -> tuple[int, int]:
-        """Position and count of a vector of 16-byte structs, which must be there."""
+        """Return position and count of a vector of 16-byte structs; raises if it is absent."""
         vector = self.follow(table, vtable, field)
         if vector is None or vector < 0:
             raise self.refuse(Fault.METADATA_FIELD, table - self.lo, field)
@@ -128,13 +128,13 @@ class _Metadata:
         return vector + 4, count
 
     def must_be_absent(self, table: int, vtable: int, field: int) -> None:
-        """Refuse a vector field that holds anything."""
+        """Raise if a vector field is not absent or empty."""
         vector = self.follow(table, vtable, field)
         if vector is not None and (vector < 0 or self.read("<I", vector) != 0):
             raise self.refuse(Fault.MESSAGE_EXTRAS)
 
     def codec(self, table: int, vtable: int) -> int | None:
-        """Compression codec of a RecordBatch table."""
+        """Return the codec of a RecordBatch table, None if it is not compressed."""
         target = self.follow(table, vtable, 3)
         if target is None:
             return None
@@ -192,10 +192,10 @@ def parse_message(view: Buffer, start: int, end: int, where: str = "Arrow messag
 def decode(
     view: Buffer, pos: int, header: BatchHeader, schema: pa.Schema
 ) -> tuple[pa.RecordBatch, npt.NDArray[np.uint8] | None]:
-    """Decode the Arrow batch at `pos` to a record batch and its change types (None: all appends).
+    """Return the Arrow batch at `pos` and its change types (None: all are appends).
 
-    The arrays point into `view` wherever the body is not compressed, so keep it unchanged while
-    they live. `schema` is that of the batch's schema id, or of its projection.
+    The arrays of an uncompressed body point into `view`, which must not change while they live.
+    `schema` is that of the batch's schema id, or of its projection.
     """
     data = memoryview(view)
     change_types = None

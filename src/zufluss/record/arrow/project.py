@@ -1,10 +1,10 @@
-"""Projection: an Arrow batch rewritten to some of its columns, without touching their bytes.
+"""Projection: rewrites an Arrow batch to some of its columns, without touching their bytes.
 
-The header stays, but for the length and a statistics length of 0; the change types stay; the Arrow
-message gets new metadata that lists only the nodes and buffers of the wanted columns, nested ones
-with their parents; the buffers, compressed or not, follow as they are, each padded to 8. **The CRC
-is left as it was**, as Apache Fluss does, so a reader of projected batches cannot check it. Empty
-batches pass unchanged.
+The header keeps all fields but length and statistics length, which becomes 0. The change types
+stay. The Arrow message gets new metadata that lists only the nodes and buffers of the chosen
+columns, nested ones with their parents. The buffers follow as they are, compressed or not, each
+padded to 8. **The CRC stays too**, as in Apache Fluss, so a reader of projected batches cannot
+check it. Empty batches pass unchanged.
 
 Columns are indexes into the latest schema. A batch of an older schema is matched by column id, and
 a column that it lacks becomes a column of nulls.
@@ -12,9 +12,9 @@ a column that it lacks becomes a column of nulls.
 The metadata is a template (`arrow/template.py`): only numbers differ between the batches of a
 table.
 
-Three ways to use it: `project_all` for what a fetch read (one kernel call, the fast way for many
-batches), `project` for one batch as a list of views, `plan` for a large batch of which only the
-wanted ranges shall be read from disk.
+There are three ways to use it: `project_all` for the batches that a fetch read, in one kernel call;
+`project` for one batch, as a list of views; `plan` for a large batch of which only the needed
+ranges are read from disk.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ from zufluss.record.kernels import batch_project as kernel
 from zufluss.record.kernels.message_read import read_message
 
 Piece: TypeAlias = tuple[int, int] | bytes
-"""Part of a projected body: a range (offset from the source batch's start, size), or new bytes."""
+"""Part of a projected body: a range of the source batch (offset, size), or new bytes."""
 
 MAX_PLANS = 64
-"""Projections remembered per table; more than clients of one table are likely to use at once."""
+"""Projections kept per table; clients of one table rarely use more at once."""
 
 EXTRA_ROOM = 4096
-"""What the result may need beyond the source's size before a second piece is begun."""
+"""Bytes that a result may have beyond the source's size before a second piece is begun."""
 
 _PAIR = struct.Struct("<qq")
 _NUMBER = struct.Struct("<q")
@@ -60,20 +60,20 @@ _LENGTH = struct.Struct("<i")
 
 
 class _Source(NamedTuple):
-    """Where one buffer of the result comes from."""
+    """The source of one buffer of the result."""
 
     buffer: int
     """Buffer of the source, −1 if the column is missing there."""
     need: int
-    """Zeros it takes then: 0 none, 1 bits, 2 values, 3 offsets."""
+    """Zeros of a missing column's buffer: 0 none, 1 bits, 2 values, 3 offsets."""
     width: int
     """Bytes per value for need 2."""
     rows: int
-    """1: as many rows as the batch, 0: none (below a list)."""
+    """1: as many rows as the batch has; 0: none, below a list."""
 
 
 class _Plan(NamedTuple):
-    """How batches of one schema become a projection."""
+    """How to project batches of one schema."""
 
     source_nodes: int
     """Nodes of a batch of the schema."""
@@ -84,21 +84,21 @@ class _Plan(NamedTuple):
     buffers: tuple[_Source, ...]
     """Buffers of the result."""
     program: npt.NDArray[np.int64]
-    """All of this for the kernel."""
+    """The plan in the form of the kernel, see `kernels/batch_project.py`."""
     plain: npt.NDArray[np.uint8]
     """Template of an uncompressed message."""
     coded: npt.NDArray[np.uint8]
     """Template of a compressed one."""
     numbers: struct.Struct
-    """Packs nodes, the buffers' vector length and the buffers in one go."""
+    """Packs nodes, the number of buffers, and buffers."""
 
     def metadata_size(self, message: ArrowMessage) -> int:
-        """Bytes of the metadata of the result."""
+        """Return the bytes of the result's metadata."""
         return len(self.plain if message.codec is None else self.coded) - 8
 
 
 def _missing(layout: Layout, column: int) -> tuple[list[tuple[int, int]], list[_Source]]:
-    """Nodes and buffers of a column that consists of nulls."""
+    """Return nodes and buffers of a column of NULLs."""
     first, last, _, _ = layout.columns[column]
     rows: dict[int, int] = {-1: 1}
     nodes: list[tuple[int, int]] = []
@@ -148,7 +148,7 @@ def _make_plan(schema_id: int, batch: Schema, latest: Schema, columns: tuple[int
 
 
 class Projector:
-    """Projects the batches of one table; `schemas` gives the schema of an id, or None."""
+    """Projects the batches of one table; `schemas` returns the schema of an id, or None."""
 
     def __init__(self, schemas: Callable[[int], Schema | None], latest: Schema) -> None:
         self._schemas = schemas
@@ -171,7 +171,7 @@ class Projector:
         return plan
 
     def project_all(self, view: Buffer, columns: tuple[int, ...]) -> list[memoryview]:
-        """Project the whole batches that fill `view`; the result is a few large pieces."""
+        """Project the whole batches that fill `view`; returns a few large pieces."""
         buf = np.frombuffer(view, dtype=np.uint8)
         pieces: list[memoryview] = []
         pos, end = 0, buf.size
@@ -194,7 +194,7 @@ class Projector:
     def project(
         self, view: Buffer, pos: int, header: BatchHeader, columns: tuple[int, ...]
     ) -> list[Buffer]:
-        """Project the batch at `pos`: new bytes, then views into `view`."""
+        """Project the batch at `pos`; returns new bytes, then views into `view`."""
         data = memoryview(view)
         if header.record_count == 0:
             return [data[pos : pos + header.size]]
@@ -211,7 +211,7 @@ class Projector:
     def plan(
         self, view: Buffer, pos: int, header: BatchHeader, columns: tuple[int, ...]
     ) -> tuple[bytearray, list[Piece]]:
-        """Plan the projection of the batch at `pos`, of which `view` need only hold the metadata.
+        """Plan the projection of the batch at `pos`; `view` need not hold its body.
 
         Returns the new bytes up to the body, and the pieces of the body. The batch must have
         records.
@@ -266,7 +266,7 @@ def _read_message(view: Buffer, start: int, end: int, plan: _Plan, where: str) -
 def _prefix(
     view: Buffer, pos: int, header: BatchHeader, plan: _Plan, message: ArrowMessage
 ) -> bytearray:
-    """Header without statistics, change types, and the template with record count and codec."""
+    """Return the header without statistics, the change types, and the metadata to be completed."""
     data = memoryview(view)
     records = pos + header.body_offset
     prefix = bytearray(data[pos : pos + header.header_size])
@@ -282,7 +282,7 @@ def _prefix(
 
 
 class _Body:
-    """The body of a projected batch in the making: adjacent buffers become one piece."""
+    """Builds the body of a projected batch; adjacent buffers become one piece."""
 
     def __init__(self, message: ArrowMessage, pos: int, where: str) -> None:
         self.message, self.where = message, where
@@ -292,7 +292,7 @@ class _Body:
         self.last = -1
 
     def add(self, view: Buffer, index: int) -> tuple[int, int]:
-        """Append a buffer of the source, padded to 8; return its new place."""
+        """Append a buffer of the source, padded to 8; returns its new place."""
         offset, size = _PAIR.unpack_from(view, self.message.buffers_pos + 16 * index)
         room = self.message.body_length
         if offset < 0 or size < 0 or offset > room or size > room - offset:
@@ -313,9 +313,9 @@ class _Body:
         return place
 
     def add_nulls(self, source: _Source, count: int) -> tuple[int, int]:
-        """Append a buffer of a column of nulls."""
-        n = count * source.rows
-        size = (0, (n + 7) // 8, n * source.width, 4 * (n + 1))[source.need]
+        """Append a buffer of a column of NULLs; returns its place."""
+        rows = count * source.rows
+        size = (0, (rows + 7) // 8, rows * source.width, 4 * (rows + 1))[source.need]
         stored = STORED if size and self.message.codec is not None else b""
         place = (self.size, len(stored) + size)
         padded = (len(stored) + size + 7) & ~7

@@ -1,12 +1,12 @@
-"""Arrow rows into the body of a log batch, with room for what stands before it.
+"""Writes Arrow rows as the body of a log batch, with room for the header in front of it.
 
-Arrow writes a stream: first the schema, then the batch. The schema does not travel, so its place
-is used for what stands before the message on the wire, and nothing is copied afterwards:
+Arrow writes a stream: first the schema, then the batch. The schema is not sent, so header,
+statistics and change types take its place, and the message need not be copied:
 
     Arrow writes   [ room ][ schema message           ][ record batch message      ]
     we send                    [ header ][ statistics or change types ][ message   ]
 
-Messages that are compressed are put together from their buffers (`arrow/compress.py`).
+`arrow/compress.py` writes compressed messages.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ArrowSerializer:
         self._schema_bytes = schema.serialize().size
 
     def serialize(self, rows: pa.RecordBatch, before: int) -> memoryview:
-        """The Arrow message of the rows, with `before` bytes left free in front of it."""
+        """Return the Arrow message of the rows, with `before` free bytes in front of it."""
         if self._compressed is not None:
             return self._compressed.write(rows, before)
         room = max(0, before - self._schema_bytes)

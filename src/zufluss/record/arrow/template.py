@@ -1,4 +1,4 @@
-"""The metadata of an Arrow message as a template: only numbers differ within a table.
+"""The metadata of an Arrow message as a template, in which only numbers differ within a table.
 
 Positions are from the metadata's start; the marker and the metadata length stand before it.
 
@@ -23,7 +23,7 @@ PREFIX_BYTES = 8
 """Marker and metadata length, before the metadata."""
 
 BODY_LENGTH_AT, LENGTH_AT, CODEC_AT, NODES_AT, CODED_NODES_AT = 24, 64, 92, 88, 104
-"""Where a template holds what differs from batch to batch."""
+"""Positions of the numbers that differ from batch to batch."""
 
 STORED = b"\xff" * 8
 """Prefix of a buffer that a compressed message holds uncompressed."""

@@ -1,17 +1,17 @@
-"""Arrow messages compressed with Zstandard: the buffers of one message, packed together.
+"""Arrow messages compressed with Zstandard: one context packs all buffers of a message.
 
-Arrow compresses each buffer of a message with a context of its own. To make and clear one costs as
-much as to compress the few kilobytes that a column of a small batch has, and a batch has two or
+Arrow compresses each buffer of a message with a context of its own. To create and clear a context
+costs as much as to compress the few kilobytes of a column of a small batch, and a batch has two or
 three buffers for every column. Here the buffers are laid out uncompressed first, by Arrow or
-straight from rows, one context packs those of all columns, and the metadata is written around them:
+straight from rows; one context packs those of all columns, and the metadata is written around them:
 
     laid out   [ buffer              ][ buffer     ][ buffer                      ] …
-    sent       [ metadata ][ size, packed ][ -1, as it was ][ size, packed ] …
+    sent       [ metadata ][ size, packed ][ -1, unpacked ][ size, packed ] …
 
-A buffer stays as it was where packing gains nothing: it is small, or it got hardly smaller. The
-numbers of a column that did not get smaller in one batch will not in the next; such a buffer is
-left alone for some batches before it is tried again. So the bytes are not those of Arrow's own
-writer, and the same rows may give others the next time.
+A buffer stays unpacked if it is small or gets hardly smaller. Numbers that did not get smaller in
+one batch will not in the next, so such a buffer is not packed for some batches before it is tried
+again. The bytes are not those of Arrow's own writer, and the same rows may give other bytes the
+next time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from zufluss.record.kernels import message_write as k
 from zufluss.record.slices import Bytes, Positions
 
 _PADDING_BYTES = 16
-"""What a buffer takes in a message besides its bytes, at most."""
+"""Largest prefix and padding of a buffer in a message."""
 _NONE = np.empty(0, np.int64)
 
 
@@ -37,7 +37,7 @@ class Buffers(NamedTuple):
     """The content of a message, uncompressed."""
 
     rows: int
-    """How many, at least one."""
+    """Number of rows, at least one."""
     numbers: Positions
     """Nodes and places of the buffers, see `kernels/message_write.py`."""
     body: Bytes
@@ -51,16 +51,16 @@ class ZstdMessages:
         nulls = [pa.nulls(1, field.type) for field in schema]
         message = memoryview(pa.RecordBatch.from_arrays(nulls, schema=schema).serialize())
         plain = self._plain = parse_message(message, 0, len(message))
-        """What Arrow writes for any rows, but for the numbers."""
+        """Positions in the message that Arrow writes; the same for any rows of the schema."""
         template = message_template(plain.node_count, plain.buffer_count, coded=True)
         self._template = np.frombuffer(template, np.uint8)
         self._level = level
         self._own = threading.local()
         self._rest = np.zeros(plain.buffer_count, np.int64)
-        """For how many batches each buffer is left alone; a guess, so threads need no order."""
+        """Messages for which each buffer is not packed; a guess, so threads need no lock."""
 
     def of(self, rows: pa.RecordBatch) -> Buffers:
-        """The content of some rows, at least one."""
+        """Return the buffers of one or more rows."""
         plain = self._plain
         message = np.frombuffer(rows.serialize(), np.uint8)
         nodes = message[plain.nodes_pos : plain.nodes_pos + 16 * plain.node_count]
@@ -69,7 +69,7 @@ class ZstdMessages:
         return Buffers(rows.num_rows, numbers, message[plain.body_start :])
 
     def write(self, buffers: Buffers, before: int) -> memoryview:
-        """The message, with `before` bytes left free in front of it."""
+        """Return the message, with `before` free bytes in front of it."""
         rows, numbers, body = buffers
         rest, nodes = self._rest, self._plain.node_count
         places = np.empty(2 * len(rest), np.int64)
@@ -86,7 +86,7 @@ class ZstdMessages:
         return out.data[:end]
 
     def _pack(self, body: Bytes, places: Positions) -> tuple[bytes, Positions]:
-        """The buffers at some places, packed, one after the other, and their sizes."""
+        """Pack the buffers at these places; returns them one after the other, and their sizes."""
         source = zstandard.BufferWithSegments(body.data, places.tobytes())
         packed = self._compressor.multi_compress_to_buffer(source)
         parts = [packed[i].tobytes() for i in range(len(packed))]
@@ -94,7 +94,7 @@ class ZstdMessages:
 
     @property
     def _compressor(self) -> zstandard.ZstdCompressor:
-        """One for each thread: it is not safe to use from several."""
+        """The compressor of this thread; it is not safe to use from several."""
         own: zstandard.ZstdCompressor | None = getattr(self._own, "compressor", None)
         if own is None:
             own = self._own.compressor = zstandard.ZstdCompressor(level=self._level)

@@ -1,15 +1,14 @@
-"""Refuses every batch that some reader could stumble over, before a byte of it is written.
+"""Refuses every batch that a reader could not read, before a byte of it is written.
 
-A `BatchChecker` belongs to one table and takes what a produce request carries for one bucket: one
-or more whole batches. Uncompressed Arrow batches are checked by one kernel call; of compressed
-ones the kernel checks the structure and that no buffer claims more than it can need, then pyarrow
-decompresses and validates the content; rows of INDEXED and COMPACTED tables are checked by
-`batch/row_body.py`. The rules stand in `batch/plain.py`. A batch of an unknown schema id is a
-`SchemaNotExistError`, everything else a `CorruptRecordError` that says which batch, which column
-and what is wrong. One bad batch refuses all of its bucket's.
+A `BatchChecker` belongs to one table and checks the batches of a produce request for one bucket.
+One kernel call checks an uncompressed Arrow batch. Of a compressed one the kernel checks the
+structure and the claimed sizes, then pyarrow decompresses and validates the content.
+`batch/row_body.py` checks the rows of INDEXED and COMPACTED tables. `batch/plain.py` has the rules.
+An unknown schema id raises `SchemaNotExistError`, everything else a `CorruptRecordError` that names
+the batch, the column and the fault. One bad batch refuses all batches of its bucket.
 
-NOT NULL is enforced here too: Arrow readers in other languages fail on a null in a column that
-their schema declares non-nullable, and would then be stuck at that batch for ever.
+NOT NULL is enforced here too: Arrow readers in other languages fail on a NULL in a column that
+their schema declares non-nullable, and would never get past that batch.
 """
 
 from __future__ import annotations
@@ -45,16 +44,16 @@ _ONE_THREAD = pa.ipc.IpcReadOptions(use_threads=False)
 _COVERED = tuple(offset + 4 for offset in CRC_OFFSETS)
 _FRAMELESS = (Fault.HEADER_CUT, Fault.MAGIC, Fault.LENGTH_TOO_SMALL, Fault.LENGTH_TOO_LARGE)
 _NO_PROGRAM = np.full(8, -(2**31), dtype=np.int64)
-"""Matches no schema id, which has 16 bits, so that the first batch looks its schema up."""
+"""The program of no schema: schema ids have 16 bits, so the first batch looks up its schema."""
 
 
 class CheckedBatch(NamedTuple):
     """A batch that may be written."""
 
     start: int
-    """Where it begins in the buffer."""
+    """Position of the batch in the buffer."""
     end: int
-    """Where it ends."""
+    """Position after the batch."""
     magic: int
     """Header version."""
     schema_id: int
@@ -62,7 +61,7 @@ class CheckedBatch(NamedTuple):
     record_count: int
     """Number of records."""
     last_offset_delta: int
-    """Offsets it takes, less one."""
+    """Last offset minus base offset."""
     writer_id: int
     """Idempotent writer, −1 for none."""
     batch_sequence: int
@@ -70,7 +69,7 @@ class CheckedBatch(NamedTuple):
 
 
 class _Known(NamedTuple):
-    """A schema the checker has met."""
+    """A schema in the forms that the checker needs."""
 
     layout: Layout
     program: npt.NDArray[np.int64]
@@ -78,10 +77,10 @@ class _Known(NamedTuple):
 
 
 class BatchChecker:
-    """Checks batches on their way into the log of one table.
+    """Checks batches before they are appended to the log of one table.
 
-    `schemas` gives the table's schema of an id, or None. `changelog` admits what only the server
-    itself writes to the log of a primary-key table: change types and empty batches.
+    `schemas` returns the table's schema of an id, or None. `changelog` allows change types and
+    empty batches, which only the server itself writes, to the log of a primary-key table.
     """
 
     def __init__(
@@ -97,7 +96,7 @@ class BatchChecker:
         return f"BatchChecker({self._log_format}, schemas {sorted(self._known)})"
 
     def check(self, buf: ByteArray, start: int, end: int) -> tuple[CheckedBatch, ...]:
-        """Check the batches that fill buf[start:end] exactly; at least one must be there."""
+        """Check the batches that fill buf[start:end] exactly; raises if there is none."""
         result = check_batch(buf, start, end, self._program, self._changelog)
         if (
             result[0] == 0
@@ -110,22 +109,22 @@ class BatchChecker:
     def check_produce(
         self, buf: ByteArray, view: memoryview, start: int, end: int, table_id: int
     ) -> tuple[int, ...] | None:
-        """Take a usual small PRODUCE_LOG request of this table apart and check its batch.
+        """Scan a usual small PRODUCE_LOG request of this table and check its batch.
 
-        Returns what `kernels/produce.py` says: the fields of a `CheckedBatch`, its CRC, partition
-        id (-1 for none), bucket id and timeout_ms. None for a request that is not the usual one or
-        not right: scan it, then `check`, which says why.
+        Returns the fields of a `CheckedBatch`, its CRC, partition id (-1 for none), bucket id and
+        timeout_ms. Returns None for a request that is not usual or has a fault: the caller scans it
+        and calls `check`, which raises the fault.
         """
-        found: tuple[int, ...] = check_produce(buf, start, end, table_id, self._program)
-        at = found[0]
-        if at < 0 or crc32c(view[at + _COVERED[found[2]] : end]) != found[8]:
+        result: tuple[int, ...] = check_produce(buf, start, end, table_id, self._program)
+        at = result[0]
+        if at < 0 or crc32c(view[at + _COVERED[result[2]] : end]) != result[8]:
             return None
-        return found
+        return result
 
     def _check_all(
         self, buf: ByteArray, start: int, end: int, result: tuple[int, ...]
     ) -> tuple[CheckedBatch, ...]:
-        """Check batch after batch; `result` is what the kernel said of the first."""
+        """Check batch after batch; `result` is the kernel's result for the first."""
         checked: list[CheckedBatch] = []
         while True:
             batch = self._settle(buf, start, end, result, len(checked))
@@ -143,7 +142,7 @@ class BatchChecker:
         result: tuple[int, ...],
         index: int,
     ) -> CheckedBatch:
-        """Do what the kernel left open for one batch, or raise its fault."""
+        """Complete the check of one batch after the kernel; raises its fault."""
         where = f"batch {index} of the bucket entry"
         fault = Fault(result[0])
         if fault not in _FRAMELESS:
@@ -185,26 +184,26 @@ class BatchChecker:
         return known
 
     def _name(self, result: tuple[int, ...]) -> str:
-        """Return the column that a fault is about."""
+        """Return the column of a fault, empty if it concerns none."""
         known = self._known.get(result[7])
         return known.layout.nodes[result[1]].path if known and result[1] >= 0 else ""
 
 
 def _row_codec(schema: Schema, log_format: str) -> RowCodec | None:
-    """What checks the rows of a table's log, None if its log has Arrow batches."""
+    """Return the codec of a log of rows, None for a log of Arrow batches."""
     if log_format == "INDEXED":
         return RowCodec(schema, "INDEXED")
     return RowCodec(schema, "COMPACTED") if log_format == "COMPACTED" else None
 
 
 def _check_crc(buf: ByteArray, start: int, result: tuple[int, ...], where: str) -> None:
-    found = crc32c(buf[start + _COVERED[result[6]] : result[5]])
-    if found != result[4]:
-        raise RefusedBatchError(where, Fault.CRC, result[4], found)
+    computed = crc32c(buf[start + _COVERED[result[6]] : result[5]])
+    if computed != result[4]:
+        raise RefusedBatchError(where, Fault.CRC, result[4], computed)
 
 
 def _decompress(message: ByteArray, layout: Layout) -> pa.RecordBatch:
-    """Let pyarrow read a message: small ones here, as its threads cost more than they save."""
+    """Decompress a message with pyarrow, small ones without its threads, which cost more there."""
     if len(message) > INLINE_BYTES_MAX:
         return pa.ipc.read_record_batch(pa.py_buffer(message), layout.schema)
     stream = pa.py_buffer(layout.schema_message + message.tobytes())
@@ -225,7 +224,7 @@ def _check_content(message: ByteArray, layout: Layout, where: str) -> None:
 
 
 def _check_frames(message: ByteArray, where: str) -> None:
-    """Refuse LZ4 frames that pyarrow forgives and other readers do not (`lz4.py`)."""
+    """Refuse LZ4 frames that pyarrow accepts and other readers do not (`lz4.py`)."""
     parsed = parse_message(memoryview(message), 0, len(message), where)
     if parsed.codec != LZ4_FRAME:
         return

@@ -1,4 +1,4 @@
-"""Batches of keys and rows: what PUT_KV carries, and the value batches that scans answer.
+"""Batches of keys and rows (PUT_KV requests), and batches of values (answers of scans).
 
 Everything is little-endian. A varint is unsigned LEB128.
 
@@ -30,7 +30,7 @@ Everything is little-endian. A varint is unsigned LEB128.
 | each: value, which is a schema id i16 and a row | length |
 
 Reading checks every length, the CRC and that the records fill the batch exactly; a batch is
-accepted whole or refused with a `CorruptRecordError`. Keys and rows are not copied: they stay
+accepted as a whole or refused with a `CorruptRecordError`. Keys and rows are not copied: they are
 places in the buffer that was read.
 """
 
@@ -67,18 +67,18 @@ class KvBatch(NamedTuple):
     """Idempotent writer, −1 for none."""
     batch_sequence: int
     """Sequence within the writer, −1 for none."""
-    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody needs
+    count: int  # type: ignore[assignment]  # hides tuple.count, which is not used
     """Number of records."""
     keys: Slices
     """The keys, none of them empty."""
     rows: Slices
     """The rows; absent = delete the key."""
     end: int
-    """Where the batch ends in the buffer."""
+    """Position after the batch in the buffer."""
 
 
 def parse_kv_batches(data: Bytes, start: int, end: int) -> list[KvBatch]:
-    """The batches that fill `data[start:end]` exactly; at least one must be there."""
+    """Return the batches that fill `data[start:end]` exactly; raises if there is none."""
     if not 0 <= start <= end <= len(data):
         raise CorruptRecordError(f"bytes {start} to {end} leave the buffer of {len(data)} bytes")
     batches: list[KvBatch] = []
@@ -103,9 +103,9 @@ def _parse(data: Any, start: int, end: int, index: int) -> KvBatch:
         raise CorruptRecordError(
             f"{where}: its length is {size}, {HEADER.size - 4} to {end - start - 4} are possible"
         )
-    found = crc32c(data[start + _COVERED : last])
-    if found != crc:
-        raise CorruptRecordError(f"{where}: its CRC is {crc:08x}, its content has {found:08x}")
+    computed = crc32c(data[start + _COVERED : last])
+    if computed != crc:
+        raise CorruptRecordError(f"{where}: its CRC is {crc:08x}, its content has {computed:08x}")
     if attributes != 0:
         raise CorruptRecordError(f"{where}: attributes {attributes} are unknown, 0 is allowed")
     most = (size + 4 - HEADER.size) // _RECORD_MIN
@@ -126,7 +126,7 @@ def _refusal(where: str, fault: int, record: int, detail: int) -> CorruptRecordE
 def build_kv_batch(
     schema_id: int, keys: Slices, rows: Slices, writer_id: int = -1, sequence: int = -1
 ) -> bytearray:
-    """The bytes of a batch; an absent row deletes its key."""
+    """Return the bytes of a batch; an absent row deletes its key."""
     if keys.count != rows.count:
         raise ValueError(f"{keys.count} keys do not belong to {rows.count} rows")
     fault, record, size = k.records_size(*keys, *rows)
@@ -141,7 +141,7 @@ def build_kv_batch(
 
 
 def build_value_batch(values: Slices) -> bytes:
-    """The value batch of values (schema id and row); absent ones are left out."""
+    """Return the value batch of values (schema id and row); absent ones are left out."""
     fault, record, size = k.values_size(*values)
     if fault:
         raise ValueError(k.FAULTS[fault].format(record, size))
@@ -152,7 +152,7 @@ def build_value_batch(values: Slices) -> bytes:
 
 
 def parse_value_batch(data: Bytes | bytes | memoryview) -> Slices:
-    """The values (schema id and row) of a value batch; empty bytes have none."""
+    """Return the values (schema id and row) of a value batch; empty bytes are no values."""
     buf: Any = np.frombuffer(data, np.uint8)
     where = "value batch"
     if len(buf) == 0:
@@ -175,7 +175,7 @@ def parse_value_batch(data: Bytes | bytes | memoryview) -> Slices:
 
 
 def split_values(values: Slices) -> tuple[npt.NDArray[np.int16], Slices]:
-    """The schema ids and rows of stored values; −1 and absent where a value is absent."""
+    """Return schema ids and rows of stored values; −1 and absent for absent values."""
     fault, record, detail = k.values_size(*values)
     if fault:
         raise _refusal("values", fault, record, detail)

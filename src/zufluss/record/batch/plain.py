@@ -1,10 +1,9 @@
-"""The rules for a log batch in plain Python: the twin of `kernels.arrow.check_batch`.
+"""The rules for a log batch in plain Python: the twin of `kernels/batch_check.py`.
 
-Slow and meant to be read. The tests run both over the same right, mutated and truncated bytes and
-demand the same verdict with the same fault, so the order of the checks is part of it. What a
-batch must satisfy:
+Slow and meant to be read. Tests run both over the same right, mutated and truncated bytes and
+demand the same fault, so the order of the checks matters. A batch must satisfy:
 
-* the header's fields agree with each other and with the bytes that are there;
+* the header's fields agree with each other and with the size of the batch;
 * statistics name columns of the schema and stay inside their block;
 * the Arrow message has exactly the nodes and buffers of the schema, for as many records as the
   header says; every buffer lies in the body, in order, aligned, and is long enough;
@@ -45,7 +44,7 @@ MAX_VALUES = 2**31 - 1
 
 
 class _Check:
-    """One batch under check."""
+    """The check of one batch."""
 
     def __init__(self, view: Buffer, layout: Layout, where: str) -> None:
         self.view, self.layout, self.where = memoryview(view), layout, where
@@ -201,7 +200,7 @@ class _Check:
     def buffer(
         self, message: ArrowMessage, node: Node, index: int, most: int
     ) -> tuple[int, memoryview | None]:
-        """Size and bytes of a buffer; no bytes if it is compressed."""
+        """Return size and bytes of a buffer; None instead of bytes if it is compressed."""
         offset, size = self.numbers("qq", message.buffers_pos + 16 * index)
         room = message.body_length
         if offset < 0 or offset % 8 or size < 0 or offset > room or size > room - offset:
@@ -216,7 +215,7 @@ class _Check:
         return self.claimed(node, begin, size, most), None
 
     def claimed(self, node: Node, begin: int, size: int, most: int) -> int:
-        """Uncompressed size of a buffer of a compressed message."""
+        """Return the uncompressed size of a buffer of a compressed message."""
         if size == 0:
             return 0
         if size < 8:
@@ -233,7 +232,7 @@ class _Check:
     def validity(
         self, message: ArrowMessage, node: Node, index: int, n: int, nulls: int
     ) -> list[bool] | None:
-        """Which values are valid; None if all are, or while compressed."""
+        """Return which values are not NULL; None if all are, or if the buffer is compressed."""
         needed = (n + 7) // 8
         size, bits = self.buffer(message, node, index, _round64(needed))
         if n == 0:
@@ -317,5 +316,5 @@ def check_batch(
     changelog: bool = False,
     where: str = "batch",
 ) -> Fault:
-    """Check the batch at `start`; NONE, COMPRESSED or ROWS if accepted, else it raises."""
+    """Check the batch at `start`; returns NONE, COMPRESSED or ROWS, or raises the fault."""
     return _Check(view, layout, where).batch(start, end, rows, changelog)

@@ -1,7 +1,7 @@
-"""Checks log bodies made of rows, on their way into the log of an INDEXED or COMPACTED table.
+"""Checks log bodies made of rows, before they are appended to an INDEXED or COMPACTED table.
 
-The layout of a body stands in `rows/formats.py`, whose `check_body` is the plain-Python twin. Here
-the records are found by one kernel and all rows are checked by another.
+`rows/formats.py` has the layout of a body, and its `check_body` is the plain-Python twin. One
+kernel finds the records, another checks all rows.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _FAULTS = {
 
 
 def check_body(buf: Bytes, start: int, end: int, count: int, codec: RowCodec) -> None:
-    """Raise `CorruptRecordError` unless `buf[start:end]` is exactly `count` sound records."""
+    """Raise `CorruptRecordError` unless `buf[start:end]` is exactly `count` valid records."""
     if not 0 <= start <= end <= len(buf):
         raise CorruptRecordError(f"bytes {start} to {end} leave the buffer of {len(buf)} bytes")
     most = (end - start) // _RECORD_MIN

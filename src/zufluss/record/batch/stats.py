@@ -1,10 +1,11 @@
 """Column statistics of a log batch: reading, building, and skipping batches by them.
 
-A table with `table.statistics.columns` has, in front of each batch's records, how many NULLs each
-of those columns has and its smallest and largest value. A fetch with a filter skips batches whose
-statistics prove that no record matches. Writers compute the block (`build_statistics`), the server
-checks its shape on produce (`check_statistics`) and reads it on fetch (`read_statistics`,
-`may_match`). It does not prove the numbers true: a writer that lies hides its own rows.
+With `table.statistics.columns`, each batch of a table has a block in front of its records with the
+number of NULLs, the smallest and the largest value of those columns. A fetch with a filter skips
+batches whose statistics prove that no record matches. Writers compute the block
+(`build_statistics`); the server checks its shape on produce (`kernels/batch_statistics.py`) and
+reads it on fetch (`read_statistics`, `may_match`). The server does not check the values: a writer
+with wrong statistics hides its own rows.
 
 | offset | field |
 |---|---|
@@ -15,9 +16,9 @@ checks its shape on produce (`check_statistics`) and reads it on fetch (`read_st
 | 3 + 6n | size of the minimum row i32 (0 = none), aligned row of n fields (`slots`) |
 | then | size of the maximum row i32 (0 = none), aligned row of n fields |
 
-A NULL in the minimum or maximum row means "unknown", never "no value": Java writers leave them out
-for CHAR. So pruning goes by a bound only where it stands, and is deliberately weak around
-floating-point numbers, where writers and readers differ on NaN and on the sign of zero.
+A NULL in the minimum or maximum row means "unknown", never "no value": Java writers leave bounds of
+CHAR out. Pruning is deliberately weak for floating-point numbers, where writers and readers differ
+on NaN and on the sign of zero.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ VERSION = 1
 """The only version of the block."""
 
 TEXT_BOUND_BYTES_MAX = 1024
-"""Longer texts are left out as bounds: statistics must stay small beside their batch."""
+"""Longer texts are no bounds: statistics must be small compared with their batch."""
 
 _UNSUPPORTED = NESTED | {Root.BYTES, Root.BINARY}
 _FLOATS = (Root.FLOAT, Root.DOUBLE)
@@ -52,7 +53,7 @@ _FLOATS = (Root.FLOAT, Root.DOUBLE)
 
 @dataclass(frozen=True, slots=True)
 class ColumnStatistics:
-    """What a batch says about one column."""
+    """The statistics of one column in a batch."""
 
     data_type: DataType
     """The column's type."""
@@ -69,16 +70,16 @@ class Statistics:
     """The statistics of one batch."""
 
     columns: Mapping[int, ColumnStatistics]
-    """By the column's id, which predicates name too."""
+    """Statistics by column id, which predicates use too."""
 
 
 def supports(data_type: DataType) -> bool:
-    """Whether columns of the type can have statistics."""
+    """Return whether columns of the type can have statistics."""
     return data_type.root not in _UNSUPPORTED
 
 
 def parse_statistics_columns(value: str | None, schema: Schema) -> tuple[int, ...]:
-    """Column indexes that `table.statistics.columns` names: `*` or names with commas between."""
+    """Return the column indexes of `table.statistics.columns`: `*`, or names between commas."""
     if value is None:
         return ()
     if value.strip() == "*":
@@ -97,7 +98,7 @@ def parse_statistics_columns(value: str | None, schema: Schema) -> tuple[int, ..
 
 
 def read_statistics(view: Any, start: int, length: int, schema: Schema) -> Statistics:
-    """The statistics in `view[start:start + length]`; `schema` is that of the batch."""
+    """Return the statistics in `view[start:start + length]`; `schema` is that of the batch."""
     reader = Reader(memoryview(view), start, start + length)
     version = reader.number(b.BOOL)
     if version != VERSION:
@@ -110,19 +111,19 @@ def read_statistics(view: Any, start: int, length: int, schema: Schema) -> Stati
     types = [column.data_type for column in columns]
     lows, highs = _read_bounds(reader, types), _read_bounds(reader, types)
     reader.finish("the statistics")
-    found = {}
+    statistics = {}
     for column, nulls, low, high in zip(columns, null_counts, lows, highs, strict=True):
         if low is not None and high is not None and low > high:
             raise CorruptRecordError(f"column {column.name!r} has a minimum above its maximum")
         count = None if nulls < 0 else nulls
-        found[column.id] = ColumnStatistics(column.data_type, count, low, high)
-    return Statistics(found)
+        statistics[column.id] = ColumnStatistics(column.data_type, count, low, high)
+    return Statistics(statistics)
 
 
 def check_statistics(
     view: Any, start: int, length: int, schema: Schema, record_count: int | None = None
 ) -> None:
-    """Raise `CorruptRecordError` unless the block is sound and fits the schema and the count."""
+    """Raise `CorruptRecordError` unless the block is valid and fits schema and record count."""
     statistics = read_statistics(view, start, length, schema)
     for column_id, column in statistics.columns.items():
         if record_count is not None and (column.null_count or 0) > record_count:
@@ -133,7 +134,7 @@ def check_statistics(
 
 
 def build_statistics(batch: pa.RecordBatch, schema: Schema, columns: Sequence[int]) -> bytes:
-    """The block of a batch for the columns with these indexes; empty if there is nothing to say."""
+    """Return the block of a batch for these columns; empty without columns or rows."""
     if not columns or batch.num_rows == 0:
         return b""
     types = [schema.columns[i].data_type for i in columns]
@@ -151,7 +152,7 @@ def build_statistics(batch: pa.RecordBatch, schema: Schema, columns: Sequence[in
 
 
 def may_match(predicate: Predicate, statistics: Statistics, record_count: int) -> bool:
-    """False only if no record of the batch can match."""
+    """Return false only if no record of the batch can match."""
     if isinstance(predicate, Compound):
         join = all if predicate.function is CompoundFunction.AND else any
         return join(may_match(child, statistics, record_count) for child in predicate.children)
@@ -179,11 +180,11 @@ _LOOSE = {
     LeafFunction.NOT_EQUAL: LeafFunction.IS_NOT_NULL,
     LeafFunction.NOT_IN: LeafFunction.IS_NOT_NULL,
 }
-"""Tests of floating-point columns: -0.0 may count below 0.0, and a NaN may be in no bound."""
+"""Weaker tests for floating-point columns: -0.0 may sort below 0.0, and bounds may ignore NaN."""
 
 
 def _in_range(function: LeafFunction, low: Any, high: Any, literals: Sequence[Any]) -> bool:
-    """Whether a value between `low` and `high` may pass the test."""
+    """Return whether a value between `low` and `high` can pass the test."""
     x = literals[0]
     match function:
         case LeafFunction.EQUAL | LeafFunction.IN:
@@ -205,7 +206,7 @@ def _in_range(function: LeafFunction, low: Any, high: Any, literals: Sequence[An
 
 
 def _comparable(literal: Value, bound: Value) -> bool:
-    """Values of one kind with an order; NaN has none."""
+    """Return whether two values have one kind and an order; NaN has none."""
     if any(isinstance(v, float) and math.isnan(v) for v in (literal, bound)):
         return False
     if _is_number(literal) and _is_number(bound):
@@ -246,7 +247,7 @@ def _read_bounds(reader: Reader, types: Sequence[DataType]) -> list[Value]:
 
 
 def _bounds(array: pa.Array, data_type: DataType) -> tuple[Value, Value]:
-    """Minimum and maximum of a column, (None, None) where they are unknown or unsafe."""
+    """Return minimum and maximum of a column, (None, None) if they are unknown or unsafe."""
     if data_type.root is Root.CHAR or array.null_count == len(array):
         return None, None
     if data_type.root in _FLOATS:
@@ -263,7 +264,7 @@ def _bounds(array: pa.Array, data_type: DataType) -> tuple[Value, Value]:
 
 
 def _float_bounds(array: pa.Array) -> tuple[float, float]:
-    """Bounds in which NaN is the largest number and -0.0 is below 0.0."""
+    """Return bounds with NaN as the largest number and -0.0 below 0.0."""
     nan = pc.is_nan(array)
     numbers = pc.min_max(array.filter(pc.invert(nan)))
     if numbers["min"].as_py() is None:
@@ -275,7 +276,7 @@ def _float_bounds(array: pa.Array) -> tuple[float, float]:
 
 
 def _whole_milliseconds(ends: pa.Array) -> bool:
-    """Whether times survive the milliseconds of a bound; some clients keep finer ones."""
+    """Return whether times have whole milliseconds, the unit of a bound."""
     per_milli = {"us": 1_000, "ns": 1_000_000}.get(ends.type.unit, 1)
     return per_milli == 1 or all(v % per_milli == 0 for v in ends.cast(pa.int64()).to_pylist())
 

@@ -434,7 +434,7 @@ def _walk(data: Any, start: Any, end: Any, own: Any, cells: Any, row: Any) -> An
     zero = np.int64(0)
     if pos > end:
         return np.int64(ALL_CUT), zero, end - start
-    line, fact, valid, null_bits = cells.program, cells.facts, cells.bitmaps, zero
+    line, fact, null_bits = cells.program, cells.facts, zero
     for field in range(cells.fields):
         # Null bits are loaded a byte at a time; fields that an older schema lacks are NULL.
         if field & 7 == 0:
@@ -443,6 +443,7 @@ def _walk(data: Any, start: Any, end: Any, own: Any, cells: Any, row: Any) -> An
         if null_bits & 1 or field >= own:
             if peek_i64(line + 8 * NOT_NULL):
                 return np.int64(F_NULL), field, zero
+            valid = cells.bitmaps + field * cells.stride
             keep_null(line, fact, valid, column, cells.rows, row)
         else:
             fault, detail, pos, area = _read_field(
@@ -453,7 +454,6 @@ def _walk(data: Any, start: Any, end: Any, own: Any, cells: Any, row: Any) -> An
         null_bits >>= 1
         line += _LINE_BYTES
         fact += _FACT_BYTES
-        valid += cells.stride
     if pos != end:
         return np.int64(ALL_LEFT), zero, end - pos
     return zero, zero, zero

@@ -1,10 +1,10 @@
-"""Keys as bytes: what a bucket hash and a key-value store see of a row.
+"""Encodes keys as bytes, for bucket hashes and for key-value stores.
 
-Keys are encoded from Arrow columns, all rows at once; the bytes of key i are
-`data[offsets[i]:offsets[i + 1]]`. Which encoding a bucket hash uses depends on the lake the table
-is tiered to, so that zufluss and the lake agree on buckets: none or lance → compacted, paimon →
-paimon, iceberg → iceberg, hudi → hudi. `encode_key` is the plain-Python twin, the oracle of the
-compiled kernels. A NULL in a key column is an error that names the column.
+Keys are encoded from Arrow columns, all rows at once; key i is `data[offsets[i]:offsets[i + 1]]`.
+The encoding for a bucket hash depends on the lake of the table, so that zufluss and the lake agree
+on buckets: none or lance → compacted, paimon → paimon, iceberg → iceberg, hudi → hudi. `encode_key`
+is the plain-Python twin and the oracle for the kernels. A NULL in a key column raises an error that
+names the column.
 
 | encoding | key |
 |---|---|
@@ -67,7 +67,7 @@ class _Numbers:
     width: int
     """Bytes of the type."""
     varint: bool
-    """Compacted keys write it as a varint."""
+    """Whether compacted keys hold varints of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class _Blobs:
     """A column of values of variable length."""
 
     offsets: Offsets
-    """Where value i starts."""
+    """Value i is `data[offsets[i]:offsets[i + 1]]`."""
     data: Bytes
     """The values, one after the other."""
     reserved: int = 0
@@ -108,7 +108,7 @@ class KeyEncoder:
 
     @classmethod
     def of_bucket_key(cls, info: TableInfo) -> KeyEncoder:
-        """The encoder of a table's bucket key."""
+        """Return the encoder of a table's bucket key."""
         if not info.bucket_keys:
             raise KeyEncodingError(f"table {info.path} has no bucket key; choose buckets in turn")
         lake = _lake_of(info)
@@ -142,13 +142,13 @@ class KeyEncoder:
         return cls(columns, "compacted", lake)
 
     def encode(self, batch: pa.RecordBatch) -> tuple[Bytes, Offsets]:
-        """The key of every row."""
+        """Return the key of every row, see `encode_keys`."""
         return encode_keys(batch, self.columns, self.encoding)
 
     def bucket_ids(
         self, batch: pa.RecordBatch, buckets: int, hash: HashKind = "pyfluss"
     ) -> npt.NDArray[np.int32]:
-        """The bucket of every row."""
+        """Return the bucket of every row."""
         data, offsets = self.encode(batch)
         return bucket_ids(data, offsets, buckets, self.lake, hash)
 
@@ -156,7 +156,7 @@ class KeyEncoder:
 def bucket_assign(
     batch: pa.RecordBatch, info: TableInfo, hash: HashKind = "pyfluss"
 ) -> npt.NDArray[np.int32]:
-    """The bucket of every row of a table with a bucket key."""
+    """Return the bucket of every row of a table with a bucket key."""
     return KeyEncoder.of_bucket_key(info).bucket_ids(batch, info.bucket_count, hash)
 
 
@@ -167,7 +167,7 @@ def _lake_of(info: TableInfo) -> str | None:
 
 
 def bucket_encoding(lake: str | None) -> KeyEncoding:
-    """The encoding whose bytes a table's bucket hash takes."""
+    """Return the encoding of bucket keys for a lake."""
     if lake is None:
         return "compacted"
     if lake not in LAKE_FORMATS:
@@ -178,7 +178,7 @@ def bucket_encoding(lake: str | None) -> KeyEncoding:
 def encode_keys(
     batch: pa.RecordBatch, columns: Sequence[str], encoding: KeyEncoding
 ) -> tuple[Bytes, Offsets]:
-    """The key of every row: key i is `data[offsets[i]:offsets[i + 1]]`."""
+    """Return the keys of all rows: key i is `data[offsets[i]:offsets[i + 1]]`."""
     arrays = [_key_array(batch, name) for name in columns]
     if encoding == "hudi":
         return _hudi(arrays, columns)
@@ -193,7 +193,7 @@ def encode_keys(
 def encode_key(
     batch: pa.RecordBatch, row: int, columns: Sequence[str], encoding: KeyEncoding
 ) -> bytes:
-    """The key of one row, in plain Python."""
+    """Return the key of one row, in plain Python."""
     arrays = [_key_array(batch, name).slice(row, 1) for name in columns]
     types = [from_arrow(array.type) for array in arrays]
     values = [values_of(array, ty)[0] for array, ty in zip(arrays, types, strict=True)]
@@ -248,7 +248,7 @@ def _number(values: npt.NDArray[np.generic], kind: npt.DTypeLike, *, varint: boo
 
 
 def _time_micros(array: pa.Array) -> npt.NDArray[np.int64]:
-    """Microseconds of the day of a TIME column, rounded down to whole milliseconds."""
+    """Return a TIME column in microseconds of the day, rounded down to whole milliseconds."""
     unit = array.type.unit
     integers = array.cast(pa.int32() if at.is_time32(array.type) else pa.int64())
     values = integers.to_numpy().astype(np.int64)
@@ -387,7 +387,7 @@ def _iceberg(arrays: Sequence[pa.Array], columns: Sequence[str]) -> tuple[Bytes,
 
 
 def _wide(values: npt.NDArray[np.generic]) -> tuple[Bytes, Offsets]:
-    """Keys that are one number each."""
+    """Return keys that are one number each."""
     raw = np.ascontiguousarray(values)
     width = raw.dtype.itemsize
     return raw.view(np.uint8), np.arange(len(raw) + 1, dtype=np.int64) * width

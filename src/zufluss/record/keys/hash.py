@@ -1,10 +1,9 @@
-"""Which bucket a key belongs to.
+"""The bucket of a key.
 
-Clients choose the bucket of a row; the server trusts them. So every client of one table must hash
-alike, and a table that is tiered must hash as its lake does. This module is the one place where the
-four hashes live. It takes keys already encoded (`zufluss.record.keys.encoding`) as one byte buffer
-and an offsets array, and answers all buckets at once; `bucket_id` is the plain-Python twin for one
-key and the oracle of the compiled kernels.
+Clients choose the bucket of a row, and the server trusts them. So all clients of a table must hash
+alike, and a tiered table must hash as its lake does. This module has the four hashes. `bucket_ids`
+takes encoded keys (`keys/encoding.py`) as one buffer and an offsets array and returns all buckets
+at once; `bucket_id` is the plain-Python twin for one key and the oracle for the kernels.
 
 All arithmetic is 32-bit and wraps.
 
@@ -50,7 +49,7 @@ def bucket_ids(
     lake: str | None = None,
     hash: HashKind = "pyfluss",
 ) -> npt.NDArray[np.int32]:
-    """The bucket of every key; key i is `data[offsets[i]:offsets[i + 1]]`."""
+    """Return the bucket of every key; key i is `data[offsets[i]:offsets[i + 1]]`."""
     _check_arguments(buckets, lake, hash)
     positions = np.ascontiguousarray(offsets, dtype=np.int64)
     keys = np.ascontiguousarray(data)
@@ -69,20 +68,20 @@ def bucket_ids(
 
 
 def bucket_id(key: bytes, buckets: int, lake: str | None = None, hash: HashKind = "pyfluss") -> int:
-    """The bucket of one encoded key, in plain Python."""
+    """Return the bucket of one encoded key, in plain Python."""
     _check_arguments(buckets, lake, hash)
     if lake == "hudi":
         return int.from_bytes(key, "big") % 2**31 % buckets
     if lake == "iceberg":
         return (murmur3_32(key) & 0x7FFFFFFF) % buckets
-    h = key_hash(key, hash)
+    code = key_hash(key, hash)
     if lake == "paimon":
-        return abs(h) % buckets
-    return spread(h) % buckets
+        return abs(code) % buckets
+    return spread(code) % buckets
 
 
 def key_hash(key: bytes, hash: HashKind = "pyfluss") -> int:
-    """H of the module's table, as a signed 32-bit number."""
+    """Return H of the module's table, as a signed 32-bit number."""
     whole = len(key) // 4 * 4
     h = _words(key, 42)
     for byte in key[whole:]:
@@ -92,13 +91,13 @@ def key_hash(key: bytes, hash: HashKind = "pyfluss") -> int:
 
 
 def spread(value: int) -> int:
-    """G of the module's table: a second hash of a hash, never negative."""
+    """Return G of the module's table: a second hash of a hash, never negative."""
     g = _signed(_final(_mix(0, _scramble(value & _MASK)) ^ 4))
     return 0 if g == -(2**31) else abs(g)
 
 
 def murmur3_32(key: bytes) -> int:
-    """Standard murmur3 (x86, 32 bits, seed 0), unsigned."""
+    """Return the standard murmur3 hash (x86, 32 bits, seed 0), unsigned."""
     h = _words(key, 0)
     tail = key[len(key) // 4 * 4 :]
     if tail:

@@ -1,10 +1,10 @@
-"""The bucket key of Hudi tables: a Java hash of the values written as Java writes them.
+"""The bucket key of Hudi tables: a Java hash of the values as Java writes them.
 
-Hudi turns a record's key into a list of texts and takes `List<String>.hashCode()`. To land in the
-same bucket we need the same texts, so this module writes numbers, decimals and times as Java's
-`toString` does. The hash of a column is computed once per distinct value; lists are then hashed for
-all rows at once. A key of several columns refuses what Hudi could not take apart again: values with
-a comma, and the words it uses for NULL and the empty text.
+Hudi turns the key of a record into a list of texts and takes `List<String>.hashCode()`. The same
+bucket needs the same texts, so this module writes numbers, decimals and times as Java's `toString`
+does. The hash of a column is computed once per distinct value; lists are then hashed for all rows
+at once. Keys of several columns must be separable for Hudi: values with a comma, and the words that
+it uses for NULL and the empty text, are refused.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NO_TEXT = (Root.BYTES, Root.BINARY, Root.ARRAY, Root.MAP, Root.ROW)
 
 
 def hudi_codes(arrays: Sequence[pa.Array], columns: Sequence[str]) -> npt.NDArray[np.uint32]:
-    """`List<String>.hashCode()` of every row."""
+    """Return `List<String>.hashCode()` of every row."""
     codes = np.ones(len(arrays[0]), np.uint32)
     for array, name in zip(arrays, columns, strict=True):
         distinct = array.dictionary_encode()
@@ -45,7 +45,7 @@ def hudi_codes(arrays: Sequence[pa.Array], columns: Sequence[str]) -> npt.NDArra
 
 
 def hudi_code(values: Sequence[Value], types: Sequence[DataType], columns: Sequence[str]) -> int:
-    """`List<String>.hashCode()` of one row, in plain Python."""
+    """Return `List<String>.hashCode()` of one row, in plain Python."""
     code = 1
     for value, data_type, name in zip(values, types, columns, strict=True):
         code = code * 31 + string_hash(_element(value, data_type, name, len(values) > 1))
@@ -53,7 +53,7 @@ def hudi_code(values: Sequence[Value], types: Sequence[DataType], columns: Seque
 
 
 def string_hash(text: str) -> int:
-    """Java's `String.hashCode`, as an unsigned number."""
+    """Return Java's `String.hashCode`, as an unsigned number."""
     code = 0
     units = text.encode("utf-16-le")
     for i in range(0, len(units), 2):
@@ -62,7 +62,7 @@ def string_hash(text: str) -> int:
 
 
 def java_text(value: Value, data_type: DataType) -> str:
-    """A value as Java's `String.valueOf` writes it."""
+    """Return a value as Java's `String.valueOf` writes it."""
     match data_type.root:
         case Root.BOOLEAN:
             return "true" if value else "false"
@@ -93,7 +93,7 @@ def _element(value: Value, data_type: DataType, name: str, composite: bool) -> s
 
 
 def _floating(value: np.floating[Any]) -> str:
-    """The shortest digits, with an exponent from 10^7 up and below 10^-3."""
+    """Return the shortest digits, with an exponent from 10^7 up and below 10^-3."""
     number = float(value)
     if math.isnan(number):
         return "NaN"
@@ -129,7 +129,7 @@ def _moment(seconds: int) -> dt.datetime:
 
 
 def _fraction(nano: int) -> str:
-    """Nothing, or 3, 6 or 9 digits."""
+    """Return the fraction of a second: nothing, or 3, 6 or 9 digits."""
     if nano == 0:
         return ""
     digits = f"{nano:09}"

@@ -1,9 +1,9 @@
-"""A bounds-checked cursor over bytes, and how single values look in Python.
+"""A bounds-checked cursor over bytes, and the conversions between bytes and Python values.
 
-Compacted rows, indexed rows, arrays and statistics write the same values in different places. What
-they share stands here: `Reader`, which refuses to step outside its range, and the conversions
-between a value's bytes and its Python form. Callers are `rows`, `slots` and `stats`; all of it is
-plain Python, clear rather than fast, and the oracle for compiled kernels.
+Compacted rows, indexed rows, arrays and statistics hold the same values in different places. This
+module has what they share: `Reader`, which refuses to leave its range, and the conversions between
+a value's bytes and its Python form. It is plain Python, clear rather than fast, and part of the
+oracle for the kernels. Callers are `formats.py`, `slots.py` and `batch/stats.py`.
 
 | type | Python form |
 |---|---|
@@ -40,7 +40,6 @@ I8 = struct.Struct("<b")
 I16 = struct.Struct("<h")
 I32 = struct.Struct("<i")
 I64 = struct.Struct("<q")
-U64 = struct.Struct("<Q")
 F32 = struct.Struct("<f")
 F64 = struct.Struct("<d")
 
@@ -58,13 +57,13 @@ FIXED = {
 """The types that are one little-endian number."""
 
 COMPACT_DECIMAL_PRECISION = 18
-"""Decimals up to here are an i64; larger ones are big-endian bytes."""
+"""Decimals up to this precision are an i64; others are big-endian bytes."""
 
 COMPACT_TIMESTAMP_PRECISION = 3
-"""Timestamps up to here are milliseconds alone; larger ones carry the nanosecond of it."""
+"""Timestamps up to this precision are only milliseconds; others have a nano of the millisecond."""
 
 DECIMAL_BYTES_MAX = 16
-"""No DECIMAL(38) needs more."""
+"""Bytes of the largest DECIMAL(38)."""
 
 DAY_MS = 86_400_000
 MILLI_NS = 1_000_000
@@ -84,7 +83,7 @@ class Reader:
         self.end = end
 
     def take(self, size: int) -> int:
-        """Step over `size` bytes; answers where they start."""
+        """Step over `size` bytes; return where they start."""
         start = self.pos
         if size < 0 or size > self.end - start:
             raise CorruptRecordError(f"{size} bytes are needed, {self.end - start} are left")
@@ -92,16 +91,16 @@ class Reader:
         return start
 
     def number(self, layout: struct.Struct) -> Any:
-        """The number with this layout."""
+        """Read a number."""
         return layout.unpack_from(self.view, self.take(layout.size))[0]
 
     def blob(self, size: int) -> bytes:
-        """A copy of the next `size` bytes."""
+        """Read `size` bytes as a copy."""
         start = self.take(size)
         return self.view[start : start + size].tobytes()
 
     def varint(self, bits: int) -> int:
-        """An unsigned LEB128 number of at most 32 or 64 bits (5 or 10 bytes)."""
+        """Read a varint of at most 32 or 64 bits (5 or 10 bytes)."""
         bytes_max = -(-bits // 7)
         value, after = decode_varint(self.view, self.pos, self.end, bytes_max)
         if after == TOO_LONG:
@@ -114,23 +113,23 @@ class Reader:
         return value
 
     def signed_varint(self, bits: int) -> int:
-        """The signed number of the bit pattern in a varint."""
+        """Read a varint whose bit pattern is a signed number."""
         value = self.varint(bits)
         return value - (1 << bits) if value >> (bits - 1) else value
 
     def finish(self, what: str) -> None:
-        """Refuse bytes that nobody has read."""
+        """Raise `CorruptRecordError` if bytes are left over."""
         if self.pos != self.end:
             raise CorruptRecordError(f"{self.end - self.pos} bytes are left over after {what}")
 
 
 def varint(value: int, bits: int = 64) -> bytes:
-    """Varint of the lowest `bits` bits of a number."""
+    """Return the varint of the lowest `bits` bits of a number."""
     return encode_varint(value & ((1 << bits) - 1))
 
 
 def text(data: bytes) -> str:
-    """Text of UTF-8 bytes."""
+    """Return the text of UTF-8 bytes."""
     try:
         return data.decode()
     except UnicodeDecodeError as e:
@@ -138,47 +137,47 @@ def text(data: bytes) -> str:
 
 
 def boolean(byte: int) -> bool:
-    """True or false of its byte."""
+    """Return the BOOLEAN of a byte."""
     if byte > 1:
         raise CorruptRecordError(f"a BOOLEAN is {byte}, neither 0 nor 1")
     return byte == 1
 
 
 def time_of_day(milliseconds: int) -> int:
-    """A TIME that lies within the day."""
+    """Return a TIME after checking that it lies within the day."""
     if not 0 <= milliseconds < DAY_MS:
         raise CorruptRecordError(f"a TIME is {milliseconds} ms, outside the day")
     return milliseconds
 
 
 def timestamp(milliseconds: int, nano_of_milli: int = 0) -> int:
-    """A TIMESTAMP of its two parts."""
+    """Return the TIMESTAMP of its two parts."""
     if not 0 <= nano_of_milli < MILLI_NS:
         raise CorruptRecordError(f"nano of the millisecond {nano_of_milli} is not 0 to 999999")
     return milliseconds * MILLI_NS + nano_of_milli
 
 
 def timestamp_parts(nanoseconds: int) -> tuple[int, int]:
-    """Milliseconds (rounded down) and the nano of the millisecond of a TIMESTAMP."""
+    """Return milliseconds (rounded down) and nano of the millisecond of a TIMESTAMP."""
     return divmod(nanoseconds, MILLI_NS)
 
 
 def decimal(unscaled: int, data_type: DecimalType) -> Decimal:
-    """A DECIMAL of its unscaled number."""
+    """Return the DECIMAL of an unscaled number."""
     if abs(unscaled) >= 10**data_type.precision:
         raise CorruptRecordError(f"unscaled decimal {unscaled} has too many digits for {data_type}")
     return Decimal(unscaled).scaleb(-data_type.scale, _EXACT)
 
 
 def decimal_from_bytes(data: bytes, data_type: DecimalType) -> Decimal:
-    """A DECIMAL of its unscaled number as big-endian two's complement."""
+    """Return the DECIMAL of an unscaled number in big-endian two's complement."""
     if not 1 <= len(data) <= DECIMAL_BYTES_MAX:
         raise CorruptRecordError(f"a decimal has {len(data)} bytes, 1 to 16 are allowed")
     return decimal(int.from_bytes(data, "big", signed=True), data_type)
 
 
 def unscaled(value: Decimal, data_type: DecimalType) -> int:
-    """The unscaled number of a DECIMAL; `ValueError` if the type cannot hold it."""
+    """Return the unscaled number of a DECIMAL; raises `ValueError` if the type cannot hold it."""
     shifted = value.scaleb(data_type.scale, _EXACT)
     number = int(shifted)
     if number != shifted or abs(number) >= 10**data_type.precision:
@@ -187,13 +186,16 @@ def unscaled(value: Decimal, data_type: DecimalType) -> int:
 
 
 def minimal_bytes(number: int) -> bytes:
-    """The shortest big-endian two's complement of a number."""
+    """Return the shortest big-endian two's complement of a number."""
     bits = (number if number >= 0 else ~number).bit_length()
     return number.to_bytes(bits // 8 + 1, "big", signed=True)
 
 
 def is_compact(data_type: DataType) -> bool:
-    """A decimal that fits an i64, a timestamp of whole milliseconds; true of all other types."""
+    """Return whether a decimal fits an i64 or a timestamp has whole milliseconds.
+
+    True for all other types.
+    """
     if isinstance(data_type, DecimalType):
         return data_type.precision <= COMPACT_DECIMAL_PRECISION
     if isinstance(data_type, TemporalType) and data_type.root is not Root.TIME:
@@ -202,7 +204,7 @@ def is_compact(data_type: DataType) -> bool:
 
 
 def from_number(number: Any, data_type: DataType) -> Value:
-    """The value of a fixed-width number, checked."""
+    """Return the value of a fixed-width number, after checking its range."""
     if data_type.root is Root.BOOLEAN:
         return boolean(number)
     if data_type.root is Root.TIME:

@@ -1,7 +1,7 @@
-"""Rows that have been taken apart, as the buffers of an Arrow message, without Arrow in between.
+"""Writes located rows as the buffers of an Arrow message, without pyarrow in between.
 
-The changelog of a put is compressed at once and never looked at: to make an array of each column
-first costs as much as to write them all. Only rows without nested values have this short way.
+The changelog of a put is compressed at once and never read here; an Arrow array for each column
+would cost as much as writing all columns. Only rows without nested values are written this way.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from zufluss.record.rows.plan import Plan
 
 _MOMENTS = (k.MOMENT, k.FINE_MOMENT)
 _PADDING_BYTES = 32
-"""What the buffers of a field take besides their bytes, at most."""
+"""Largest padding of the buffers of a field."""
 
 
 class RowBuffers:
-    """Writes the buffers of rows with one plan."""
+    """Writes the buffers of rows of one plan."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -33,13 +33,13 @@ class RowBuffers:
         self._moments = [i for i, sink in enumerate(plan.sinks) if sink in _MOMENTS]
 
     def check(self, located: LocatedRows) -> None:
-        """`CorruptRecordError` if a timestamp is beyond what Arrow holds; then `of` works."""
+        """Raise `CorruptRecordError` if Arrow cannot hold a timestamp of the rows."""
         for i in self._moments:
             if beyond := int(located.facts[i, k.BEYOND]):
                 raise beyond_arrow(f"record {beyond - 1}", i, self._plan)
 
     def of(self, located: LocatedRows) -> Buffers:
-        """The buffers of rows, at least one, that were checked."""
+        """Return the buffers of one or more rows that `check` accepted."""
         count, data, cells = located.count, located.rows.data, located.cells
         placed = int(located.facts[:, k.PLACED].sum()) if located.shared else data.size
         room = cells.size + placed + _PADDING_BYTES * len(self._widths)
@@ -49,5 +49,5 @@ class RowBuffers:
             data, cells, located.facts, self._plan.program, self._widths, count, body, numbers
         )
         if size == message_write.OUTSIDE:
-            raise IndexError(f"the columns of {count} rows do not lie within what was read of them")
+            raise IndexError(f"the columns of {count} rows leave their cells")
         return Buffers(count, numbers, body[:size])

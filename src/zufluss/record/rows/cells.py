@@ -1,9 +1,8 @@
-"""Rows that have been checked, and their way to Arrow.
+"""Checked rows as cells, and Arrow columns from them.
 
-`read_rows` runs the row kernel and then, column by column, the kernels of what is nested: the
-arrays of a column become one child column, and so on down. All of it is checked then; `to_arrow`
-only copies texts and bytes to where Arrow wants them and makes the arrays. A fault names the record
-and the field, whatever the depth at which it was found.
+`read_rows` runs the row kernel and then the array kernels on each nested column: all arrays of a
+column become one child column, and so on down. Everything is checked then; `to_arrow` only copies
+texts and bytes and builds the arrays. A fault names the record and the field, at any depth.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _ARROW_BYTES_MAX = 2**31 - 1
 
 
 class CellFault(Exception):
-    """Something is wrong with one row, array or map of those that were read together."""
+    """One row, array or map is malformed; `index` is its number among those read together."""
 
     def __init__(self, index: int, text: str) -> None:
         super().__init__(text)
@@ -39,42 +38,42 @@ class CellFault(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Inner:
-    """What a nested column consists of."""
+    """The content of a nested column."""
 
     offsets: Counts
-    """Where the elements of each array or map begin; empty for a ROW."""
+    """Arrow offsets of arrays and maps; empty for a ROW."""
     parts: tuple[LocatedRows, ...]
-    """Element; keys and values; or the fields of a ROW together."""
+    """The elements of an ARRAY; keys and values of a MAP; or the fields of a ROW together."""
 
 
 @dataclass(frozen=True, slots=True)
 class LocatedRows:
-    """Rows that have been checked: their numbers, and where texts and bytes lie."""
+    """Checked rows as cells: their numbers, and the places of their texts and bytes."""
 
     rows: Slices
-    """The rows; their buffer must not change as long as this is in use."""
+    """The rows; their buffer must not change while the cells are in use."""
     field_counts: Counts
     """Number of fields of each row, empty if all have the schema's."""
     count: int
     """Number of rows, absent ones included."""
     cells: Bytes
-    """What the kernels filled, see `kernels/row_read.py`."""
+    """The cells, see `kernels/row_read.py`."""
     facts: npt.NDArray[np.int64]
-    """NULLs, bytes and unfit timestamps per field."""
+    """Per field: NULLs, bytes in places, and the first timestamp that Arrow cannot hold."""
     inner: dict[int, Inner] = field(default_factory=dict)
     """The content of nested columns."""
     shared: bool = False
-    """Rows may share bytes: the places of a field may have more of them than there are."""
+    """Whether places may overlap, so that their bytes can be more than the buffer has."""
 
     def places(self, plan: Plan, index: int) -> tuple[Positions, Positions]:
-        """Starts (−1 = NULL) and ends of a field of texts, bytes or nested values."""
+        """Return starts (−1 = NULL) and ends of a field of texts, bytes or nested values."""
         at, size = 8 * self.count * plan.slots[index], 8 * self.count
         starts, ends = self.cells[at : at + size], self.cells[at + size : at + 2 * size]
         return starts.view(np.int64), ends.view(np.int64)
 
 
 def read_rows(rows: Slices, plan: Plan, counts: Counts = _ALL) -> LocatedRows:
-    """Check rows and everything nested in them; raises `CellFault`."""
+    """Check rows and their nested values; raises `CellFault`."""
     located = empty_cells(rows, counts, rows.count, plan)
     fault, row, index, detail = k.locate(*rows, counts, plan.program, located.cells, located.facts)
     if fault:
@@ -85,7 +84,7 @@ def read_rows(rows: Slices, plan: Plan, counts: Counts = _ALL) -> LocatedRows:
 
 
 def read_among(rows: Slices, plan: Plan, at: Positions, room: LocatedRows) -> None:
-    """Check rows, but for what is nested in them, and make them the rows `at` of some room."""
+    """Check rows, without their nested values, and write them as the rows `at` of `room`."""
     fault, row, index, detail = k.locate_among(
         *rows, plan.program, room.cells, room.facts, at, room.count
     )
@@ -103,7 +102,7 @@ def _row_fault(fault: int, row: int, index: int, detail: int, plan: Plan) -> Cel
 def empty_cells(
     rows: Slices, counts: Counts, count: int, plan: Plan, *, shared: bool = False
 ) -> LocatedRows:
-    """Room for rows that are yet to be taken apart or made."""
+    """Return cells for `count` rows, not yet filled."""
     fields = len(plan.types)
     size = 8 * count * plan.slots[-1] + fields * ((count + 63) // 64 * 8)
     cells, facts = np.empty(size, np.uint8), np.empty((fields, k.FACTS), np.int64)
@@ -111,7 +110,7 @@ def empty_cells(
 
 
 def read_inner(located: LocatedRows, plan: Plan) -> None:
-    """Check what stands in the places of nested columns and take it apart."""
+    """Check the nested values of rows and read them as cells."""
     for index, inner in plan.inner.items():
         starts, ends = located.places(plan, index)
         slices, data_type = Slices(located.rows.data, starts, ends), plan.types[index]
@@ -160,15 +159,19 @@ def _read_maps(maps: Slices, plans: Sequence[Plan]) -> Inner:
     items = _read_arrays(Slices(maps.data, values, maps.ends), plans[1])
     if not np.array_equal(keys.offsets, items.offsets):
         unlike = int(np.flatnonzero(keys.offsets != items.offsets)[0]) - 1
-        found = keys.offsets[unlike + 1] - keys.offsets[unlike]
-        raise CellFault(unlike, k.FAULTS[k.F_MAP_COUNTS].format(found))
+        count = keys.offsets[unlike + 1] - keys.offsets[unlike]
+        raise CellFault(unlike, k.FAULTS[k.F_MAP_COUNTS].format(count))
     return Inner(keys.offsets, (*keys.parts, *items.parts))
 
 
 def to_arrow(
     located: LocatedRows, plan: Plan, what: str = "record", fields: Sequence[int] | None = None
 ) -> list[pa.Array]:
-    """The columns of rows, or some of them, as Arrow arrays; a refusal calls a row `what`."""
+    """Return the columns of rows, or only `fields`, as Arrow arrays.
+
+    Raises `CorruptRecordError` for a timestamp that Arrow cannot hold; the error calls a row
+    `what`.
+    """
     buffer, count = pa.py_buffer(located.cells), located.count
     facts = located.facts.tolist()
     stride = (count + 63) // 64 * 8
@@ -192,7 +195,7 @@ def to_arrow(
 
 
 def beyond_arrow(where: str, index: int, plan: Plan) -> CorruptRecordError:
-    """What to raise for a timestamp that a column cannot have."""
+    """Return the error for a timestamp that an Arrow column cannot hold."""
     return CorruptRecordError(
         f"{where}: field {index} ({plan.types[index]}): "
         f"a timestamp is beyond what Arrow holds in its unit"
@@ -200,7 +203,7 @@ def beyond_arrow(where: str, index: int, plan: Plan) -> CorruptRecordError:
 
 
 def _gathered(located: LocatedRows, plan: Plan, index: int, placed: int) -> list[pa.Buffer]:
-    """The Arrow buffers behind the validity of a column of texts or bytes."""
+    """Return the Arrow buffers of a column of texts or bytes, without its validity."""
     count, slot = located.count, plan.slots[index]
     if plan.sinks[index] == k.PADDED:
         width = plan.widths[index]

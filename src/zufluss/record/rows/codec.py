@@ -1,9 +1,9 @@
-"""Rows of a table as bytes and as Arrow batches, whole batches at a time.
+"""Converts the rows of a table between bytes and Arrow batches, whole batches at a time.
 
-A `RowCodec` belongs to one schema and one row format. Its work is done by compiled kernels; the
-plain-Python twin is `rows/formats.py`, which also has the layouts. Reading comes in two steps,
-because a server that only checks rows, or compares their keys, has no use for the Arrow batch:
-`locate` checks every byte of every row, `columns` makes the batch.
+A `RowCodec` belongs to one schema and one row format, and works with compiled kernels; the
+plain-Python twin is `rows/formats.py`, which also has the layouts. Reading takes two steps, because
+a server that only checks rows or compares their keys needs no Arrow batch: `locate` checks every
+byte of every row, `columns` builds the batch.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class RowCodec:
         self._arrow = schema.arrow
         self._plan = Plan([column.data_type for column in schema.columns], row_format)
         self.buffers = None if self._plan.inner else RowBuffers(self._plan)
-        """Makes messages of rows that were located; None where something is nested."""
+        """Writes located rows as Arrow buffers; None if a column is nested."""
 
     def __repr__(self) -> str:
         return f"RowCodec({self.row_format}, {len(self.schema.columns)} columns)"
@@ -61,10 +61,10 @@ class RowCodec:
     def locate(
         self, rows: Slices, field_counts: npt.NDArray[np.int32] | None = None
     ) -> LocatedRows:
-        """Check every byte of every row; `CorruptRecordError` names the record and the field.
+        """Check every byte of every row; a `CorruptRecordError` names the record and the field.
 
-        `field_counts` has the number of fields of each row: columns are only ever added at the end,
-        so a row of an older schema has fewer, and the rest is NULL. Absent rows are all NULL.
+        `field_counts` has the number of fields of each row: columns are only added at the end, so a
+        row of an older schema has fewer, and the others are NULL. Absent rows are all NULL.
         """
         try:
             return read_rows(rows, self._plan, _ALL if field_counts is None else field_counts)
@@ -74,38 +74,31 @@ class RowCodec:
     def columns(
         self, located: LocatedRows, selection: npt.NDArray[np.int64] | None = None
     ) -> pa.RecordBatch:
-        """The rows, or those with the indexes `selection` in its order, as an Arrow batch."""
+        """Return the rows as an Arrow batch, or only those that `selection` lists, in its order."""
         arrays = to_arrow(located, self._plan)
         batch = pa.RecordBatch.from_arrays(arrays, schema=self._arrow)
         return batch if selection is None else batch.take(pa.array(selection))
 
     def arrays(self, located: LocatedRows, fields: Sequence[int]) -> list[pa.Array]:
-        """Some columns of the rows, by their indexes; nothing is copied of the others."""
+        """Return the columns with these indexes as Arrow arrays."""
         return to_arrow(located, self._plan, fields=fields)
 
     @property
     def cells_per_row(self) -> int:
-        """How many cells of 8 bytes a row takes while it is decoded."""
+        """Number of cells of 8 bytes of a row."""
         return self._plan.slots[-1] + 1
 
     def decode(
         self, rows: Slices, field_counts: npt.NDArray[np.int32] | None = None
     ) -> pa.RecordBatch:
-        """The rows as an Arrow batch."""
+        """Check rows and return them as an Arrow batch."""
         return self.columns(self.locate(rows, field_counts))
 
     def encode(self, batch: pa.RecordBatch) -> Slices:
-        """The rows of an Arrow batch, one after the other."""
+        """Return the rows of an Arrow batch, one after the other in one buffer."""
         if not batch.schema.equals(self._arrow):
             batch = self._fitted(batch)
         return write_rows(batch.columns, batch.num_rows, self._plan)
-
-    def key_mismatch(self, located: LocatedRows, key_columns: Sequence[int], keys: Slices) -> int:
-        """The first row whose compacted key is not `keys[i]`, −1 if there is none.
-
-        Absent rows have no key and never differ. The key columns are indexes in key order.
-        """
-        return self.row_mismatch(located.rows, located.field_counts, key_columns, keys)
 
     def row_mismatch(
         self,
@@ -114,22 +107,26 @@ class RowCodec:
         key_columns: Sequence[int],
         keys: Slices,
     ) -> int:
-        """The same of rows that were located, whatever has become of what was read of them."""
+        """Return the index of the first row whose compacted key is not `keys[i]`, −1 if none.
+
+        The rows must have been located. Absent rows have no key and never differ. `key_columns` are
+        indexes in key order.
+        """
         if keys.count != rows.count:
             raise ValueError(f"{keys.count} keys do not belong to {rows.count} rows")
         columns = np.array(key_columns, np.int64)
         places = np.empty((len(self._plan.types), 2), np.int64)
         return int(match_keys(*keys, *rows, field_counts, self._plan.program, columns, places))
 
-    # ------------------------------------------------------------- rows that are made, not read
+    # ------------------------------------------------------------- rows that a fold writes
 
     @property
     def plan(self) -> Plan:
-        """What the kernels know of the schema."""
+        """The schema in the form of the kernels."""
         return self._plan
 
     def check(self, located: LocatedRows) -> None:
-        """`CorruptRecordError` if a timestamp is beyond what Arrow holds; nested ones aside."""
+        """Raise `CorruptRecordError` if Arrow cannot hold a timestamp; nested ones aside."""
         if self.buffers is not None:
             self.buffers.check(located)
         else:
@@ -137,13 +134,14 @@ class RowCodec:
             self.arrays(located, [i for i, sink in sinks if sink in (k.MOMENT, k.FINE_MOMENT)])
 
     def room(self, data: Bytes, count: int) -> LocatedRows:
-        """Room for rows that kernels make; their texts and bytes lie in `data`, or are shared."""
+        """Return cells for `count` rows that a kernel writes; their places point into `data`."""
         return empty_cells(Slices(data, _NOWHERE, _NOWHERE), _ALL, count, self._plan, shared=True)
 
     def locate_among(self, rows: Slices, at: Positions, count: int) -> LocatedRows:
-        """Room for `count` rows, with these at the places `at`; the others are yet to be made.
+        """Return cells for `count` rows, of which `rows` become the rows `at`.
 
-        They have all fields, and are checked as by `locate`, but for what is nested in them.
+        The other rows are not filled. `rows` have all fields of the schema and are checked as by
+        `locate`, without their nested values.
         """
         room = self.room(rows.data, count)
         try:
@@ -153,27 +151,27 @@ class RowCodec:
         return room
 
     def moved(self, located: LocatedRows, data: Bytes) -> LocatedRows:
-        """Made rows whose texts and bytes lie in other, longer data."""
+        """Return the same cells for places that point into other, longer data."""
         return replace(located, rows=located.rows._replace(data=data))
 
     def completed(self, located: LocatedRows) -> LocatedRows:
-        """Made rows that are whole now: what is nested in them is taken apart."""
+        """Read the nested values of rows that a fold wrote, and return the rows."""
         if self._plan.inner:
             read_inner(located, self._plan)
         return located
 
     def encoded_values(self, array: pa.Array, index: int) -> Slices:
-        """The bytes that rows have for the values of a nested column, nothing for a NULL."""
+        """Return the bytes of the values of a nested column, nothing for a NULL."""
         return nested_values(array, self._plan, index)
 
     def encoded_elements(self, elements: pa.Array, index: int) -> Slices:
-        """Bytes of elements of an ARRAY column; equal ones have the same, and NULL has some too."""
+        """Return bytes for the elements of an ARRAY column, NULLs too; equal elements are equal."""
         data_type = self.schema.columns[index].data_type
         assert isinstance(data_type, ArrayType)
         return write_rows([elements], len(elements), Plan((data_type.element,), "COMPACTED"))
 
     def _fitted(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """A batch whose columns are the schema's, in other Arrow types or nullability."""
+        """Return the batch in the schema's Arrow types; raises `ValueError` for other names."""
         if batch.schema.names != self._arrow.names:
             raise ValueError(
                 f"columns {', '.join(batch.schema.names)} are not the schema's "

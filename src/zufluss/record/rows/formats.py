@@ -1,11 +1,10 @@
 """Compacted and indexed rows, and log bodies made of them.
 
-A log table's format is ARROW unless its owner chose INDEXED or COMPACTED; then a body is rows, one
-after the other. Primary-key tables keep their values as compacted (rarely indexed) rows anyway.
-This is the plain-Python codec: it checks every bound and every value, so that nothing a reader
-could stumble over gets into a log, and it is the oracle for compiled kernels. Values have the
-Python forms of `binary`; arrays and maps stand in `slots`. Everything is little-endian; a varint is
-unsigned LEB128 of the bit pattern.
+The bodies of a log table are Arrow messages, or rows one after the other if its format is INDEXED
+or COMPACTED. Primary-key tables store their values as compacted (rarely indexed) rows. This is the
+plain-Python codec and the oracle for the kernels: it checks every bound and every value. Values
+have the Python forms of `binary.py`; `slots.py` has arrays and maps. Everything is little-endian; a
+varint is unsigned LEB128 of the bit pattern.
 
 | record of a body | bytes |
 |---|---|
@@ -57,7 +56,7 @@ _VARINTS = (Root.INTEGER, Root.DATE, Root.TIME, Root.BIGINT)
 
 
 def check_body(buf: Any, start: int, end: int, count: int, schema: Schema, log_format: str) -> None:
-    """Raise `CorruptRecordError` unless `buf[start:end]` is exactly `count` sound records."""
+    """Raise `CorruptRecordError` unless `buf[start:end]` is exactly `count` valid records."""
     for _ in _records(buf, start, end, count, schema, log_format):
         pass
 
@@ -65,7 +64,7 @@ def check_body(buf: Any, start: int, end: int, count: int, schema: Schema, log_f
 def decode_body(
     buf: Any, start: int, end: int, count: int, schema: Schema, log_format: str
 ) -> tuple[pa.RecordBatch, npt.NDArray[np.uint8]]:
-    """The records of a body as an Arrow batch, and their change types."""
+    """Return the records of a body as an Arrow batch, and their change types."""
     records = list(_records(buf, start, end, count, schema, log_format))
     changes = np.array([change for change, _ in records], dtype=np.uint8)
     return batch_of_rows([row for _, row in records], schema), changes
@@ -77,7 +76,7 @@ def encode_body(
     log_format: str,
     change_types: Sequence[int] | npt.NDArray[np.uint8] | None = None,
 ) -> bytes:
-    """The body of a batch: appends, or what `change_types` says."""
+    """Return the body of a batch; all records are appends unless `change_types` are given."""
     _, encode = _codec(log_format)
     types = [column.data_type for column in schema.columns]
     changes = [0] * batch.num_rows if change_types is None else [int(c) for c in change_types]
@@ -93,7 +92,7 @@ def encode_body(
 def decode_compacted(
     view: memoryview, pos: int, end: int, types: Sequence[DataType]
 ) -> list[Value]:
-    """The fields of the compacted row that is exactly `view[pos:end]`."""
+    """Return the fields of the compacted row `view[pos:end]`."""
     reader = Reader(view, pos, end)
     nulls = reader.take(-(-len(types) // 8))
     values: list[Value] = []
@@ -110,7 +109,7 @@ def decode_compacted(
 
 
 def encode_compacted(values: Sequence[Value], types: Sequence[DataType]) -> bytes:
-    """The bytes of a compacted row."""
+    """Return the bytes of a compacted row."""
     out = _null_bits(values)
     for value, data_type in zip(values, types, strict=True):
         if value is not None:
@@ -119,7 +118,7 @@ def encode_compacted(values: Sequence[Value], types: Sequence[DataType]) -> byte
 
 
 def compacted_field(value: Value, data_type: DataType) -> bytes:
-    """One field of a compacted row; a compacted key is such fields without null bits."""
+    """Return one field of a compacted row; a compacted key is such fields without null bits."""
     root = data_type.root
     if root in _VARINTS:
         return b.varint(value, 64 if root is Root.BIGINT else 32)
@@ -137,7 +136,7 @@ def compacted_field(value: Value, data_type: DataType) -> bytes:
 
 
 def decode_indexed(view: memoryview, pos: int, end: int, types: Sequence[DataType]) -> list[Value]:
-    """The fields of the indexed row that is exactly `view[pos:end]`."""
+    """Return the fields of the indexed row `view[pos:end]`."""
     reader = Reader(view, pos, end)
     nulls = reader.take(-(-len(types) // 8))
     variable = sum(map(_is_variable, types))
@@ -156,7 +155,7 @@ def decode_indexed(view: memoryview, pos: int, end: int, types: Sequence[DataTyp
 
 
 def encode_indexed(values: Sequence[Value], types: Sequence[DataType]) -> bytes:
-    """The bytes of an indexed row."""
+    """Return the bytes of an indexed row."""
     lengths, fields = bytearray(), bytearray()
     for value, data_type in zip(values, types, strict=True):
         if value is not None:
@@ -285,7 +284,7 @@ def _variable_bytes(
 
 
 def _is_variable(data_type: DataType) -> bool:
-    """Whether an indexed row keeps a length for the type."""
+    """Return whether an indexed row has a length for the type."""
     if isinstance(data_type, DecimalType):
         return not b.is_compact(data_type)
     return data_type.root in (Root.STRING, Root.BYTES) or data_type.root in NESTED

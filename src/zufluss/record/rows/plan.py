@@ -1,8 +1,8 @@
-"""What the row kernels must know of a list of types: their program, made once per schema.
+"""The program of the row kernels for a list of types, made once per schema.
 
-A `Plan` covers the fields of a row, or the single element of an array. Nested types have plans of
+A `Plan` covers the fields of a row, or the one element of an array. Nested types have plans of
 their own below it: a ROW one for its fields, an ARRAY one for its element, a MAP one each for keys
-and values. The program's lines are described in `kernels/row_read.py`.
+and values. `kernels/row_read.py` describes the lines of a program.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _TWO_CELLS = frozenset({k.NUMBER, k.BIG_NUMBER, k.TEXT, k.RAW, k.PADDED, k.NESTE
 
 
 class Plan:
-    """The program of some fields and the plans of what is nested in them."""
+    """The program of some fields, and the plans of nested types."""
 
     __slots__ = ("arrow", "inner", "program", "sinks", "slots", "types", "widths")
 
@@ -77,7 +77,7 @@ def _inner(data_type: DataType, row_format: str) -> tuple[Plan, ...]:
 
 
 def _width(arrow: pa.DataType) -> int:
-    """Bytes of a value in its Arrow buffer, 0 for bits and for places."""
+    """Return the bytes of a value in its Arrow buffer, 0 for bits and for places."""
     try:
         return int(arrow.bit_width) // 8
     except ValueError:
@@ -125,7 +125,7 @@ def _sink(data_type: DataType) -> int:
 
 
 def _source(data_type: DataType, row_format: str, element: bool) -> int:
-    """Where a row keeps the value; of an array's element only the stride counts."""
+    """Return how a row stores the value; for an array's element the logarithm of its slot size."""
     compacted, root = row_format == "COMPACTED" and not element, data_type.root
     if compacted and root in _VARINTS:
         return _VARINTS[root]

@@ -1,9 +1,9 @@
 """Arrays, maps and aligned rows: values in slots of equal width with a variable part behind.
 
-Arrays and maps stand inside compacted and indexed rows; aligned rows carry the minima and maxima of
-batch statistics and are also the keys of Paimon tables. All three place a value in a slot and what
-does not fit into the variable part. Offsets count from the start of the array or row. Everything is
-little-endian.
+Arrays and maps stand inside compacted and indexed rows; aligned rows hold the minima and maxima of
+batch statistics and are also the keys of Paimon tables. All three put a small value into its slot
+and a larger one into the variable part. Offsets count from the start of the array or row.
+Everything is little-endian.
 
 | array | bytes |
 |---|---|
@@ -30,9 +30,9 @@ little-endian.
 
 A map is `size of the key array i32`, key array, value array.
 
-A reader insists that variable parts come in slot order and never overlap, so the work is bounded by
-the bytes. What a ROW looks like depends on the row around it, so the caller hands in how to read
-and write one.
+Values in the variable part must come in slot order and never overlap, so the work of a reader is
+bounded by the bytes. A ROW has the format of the row around it, so the caller passes the functions
+that read and write one.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _BLOB = (Root.CHAR, Root.STRING, Root.BYTES, Root.BINARY)
 def read_array(
     view: memoryview, pos: int, end: int, element: DataType, read_row: RowReader
 ) -> list[Value]:
-    """The elements of the array in `view[pos:end]`."""
+    """Return the elements of the array `view[pos:end]`."""
     values = _elements(view, pos, end, element, read_row)
     if not element.nullable and None in values:
         raise CorruptRecordError(f"element {values.index(None)} of an array is NOT NULL and NULL")
@@ -89,7 +89,7 @@ def _elements(
 def read_map(
     view: memoryview, pos: int, end: int, data_type: MapType, read_row: RowReader
 ) -> list[tuple[Value, Value]]:
-    """The entries of the map in `view[pos:end]`."""
+    """Return the entries of the map `view[pos:end]`."""
     reader = Reader(view, pos, end)
     start = reader.take(reader.number(b.I32))
     keys = _elements(view, start, reader.pos, data_type.key, read_row)
@@ -102,7 +102,7 @@ def read_map(
 
 
 def read_aligned(view: memoryview, pos: int, end: int, types: Sequence[DataType]) -> list[Value]:
-    """The fields of the aligned row in `view[pos:end]`; scalars only."""
+    """Return the fields of the aligned row `view[pos:end]`, which has no nested types."""
     reader = Reader(view, pos, end)
     header = reader.take(_aligned_header(len(types)))
     slots = reader.take(SLOT * len(types))
@@ -117,7 +117,7 @@ def read_aligned(view: memoryview, pos: int, end: int, types: Sequence[DataType]
 
 
 def write_array(values: Sequence[Value], element: DataType, write_row: RowWriter) -> bytes:
-    """The bytes of an array."""
+    """Return the bytes of an array."""
     nulls = -(-len(values) // 32) * 4
     stride = _stride(element)
     out = bytearray(b.I32.pack(len(values)) + bytes(nulls + stride * len(values)))
@@ -133,14 +133,14 @@ def write_array(values: Sequence[Value], element: DataType, write_row: RowWriter
 def write_map(
     entries: Sequence[tuple[Value, Value]], data_type: MapType, write_row: RowWriter
 ) -> bytes:
-    """The bytes of a map."""
+    """Return the bytes of a map."""
     keys = write_array([key for key, _ in entries], data_type.key, write_row)
     values = write_array([value for _, value in entries], data_type.value, write_row)
     return b.I32.pack(len(keys)) + keys + values
 
 
 def write_aligned(values: Sequence[Value], types: Sequence[DataType]) -> bytes:
-    """The bytes of an aligned row."""
+    """Return the bytes of an aligned row."""
     header = _aligned_header(len(types))
     out = bytearray(header + SLOT * len(types))
     for i, (value, data_type) in enumerate(zip(values, types, strict=True)):
@@ -152,7 +152,7 @@ def write_aligned(values: Sequence[Value], types: Sequence[DataType]) -> bytes:
 
 
 class _VariablePart:
-    """Hands out pieces of the variable part, each behind the one before."""
+    """Returns places in the variable part, each behind the one before."""
 
     __slots__ = ("base", "end", "used", "view")
 
@@ -210,7 +210,7 @@ def _read_decimal(part: _VariablePart, slot: int, data_type: DecimalType) -> Val
 
 
 def from_blob(data: bytes, data_type: DataType) -> Value:
-    """The value of CHAR, STRING, BYTES or BINARY bytes."""
+    """Return the CHAR, STRING, BYTES or BINARY value of its bytes."""
     if data_type.root in _TEXT:
         return b.text(data)
     length = getattr(data_type, "length", None)
@@ -220,14 +220,14 @@ def from_blob(data: bytes, data_type: DataType) -> Value:
 
 
 def to_blob(value: Value, data_type: DataType) -> bytes:
-    """The bytes of a CHAR, STRING, BYTES or BINARY value."""
+    """Return the bytes of a CHAR, STRING, BYTES or BINARY value."""
     return value.encode() if data_type.root in _TEXT else bytes(value)
 
 
 def read_nested(
     view: memoryview, pos: int, end: int, data_type: DataType, read_row: RowReader
 ) -> Value:
-    """The ARRAY, MAP or ROW in `view[pos:end]`."""
+    """Return the ARRAY, MAP or ROW `view[pos:end]`."""
     if isinstance(data_type, ArrayType):
         return read_array(view, pos, end, data_type.element, read_row)
     if isinstance(data_type, MapType):
@@ -240,7 +240,7 @@ def read_nested(
 
 
 def write_nested(value: Value, data_type: DataType, write_row: RowWriter) -> bytes:
-    """The bytes of an ARRAY, MAP or ROW."""
+    """Return the bytes of an ARRAY, MAP or ROW."""
     if isinstance(data_type, ArrayType):
         return write_array(value, data_type.element, write_row)
     if isinstance(data_type, MapType):
@@ -297,7 +297,7 @@ def _stride(element: DataType) -> int:
 
 
 def _reserved(data_type: DataType) -> int:
-    """Bytes of the variable part that a value may leave unused, NULL or short."""
+    """Return the bytes of the variable part that a NULL or short value may leave unused."""
     if b.is_compact(data_type):
         return 0
     return b.DECIMAL_BYTES_MAX if data_type.root is Root.DECIMAL else SLOT

@@ -1,9 +1,9 @@
-"""Row values (the Python forms of `binary`) to Arrow columns and back.
+"""Converts row values (the Python forms of `binary.py`) to Arrow columns and back.
 
-The row codecs work on one value at a time, everything else in zufluss on Arrow batches; this is the
-bridge. Row forms keep what the wire keeps: a TIME in milliseconds, a TIMESTAMP in nanoseconds.
-Arrow columns have the unit of the type's precision, so a value is rounded down to it, as other
-clients do when they write Arrow.
+The plain row codecs work on one value at a time, everything else in zufluss on Arrow batches. Row
+values have the units of the wire: a TIME is in milliseconds, a TIMESTAMP in nanoseconds. Arrow
+columns have the unit of the type's precision, so a value is rounded down to it, as other clients do
+when they write Arrow.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MILLI_NS = 1_000_000
 
 
 def batch_of_rows(rows: Sequence[Sequence[Value]], schema: Schema) -> pa.RecordBatch:
-    """An Arrow batch of row values; `CorruptRecordError` where Arrow has no such value."""
+    """Return an Arrow batch of row values; raises `CorruptRecordError` if Arrow cannot hold one."""
     arrays = []
     for i, column in enumerate(schema.columns):
         values = [_arrow_form(row[i], column.data_type) for row in rows]
@@ -44,7 +44,7 @@ def batch_of_rows(rows: Sequence[Sequence[Value]], schema: Schema) -> pa.RecordB
 
 
 def rows_of_batch(batch: pa.RecordBatch, schema: Schema) -> list[tuple[Value, ...]]:
-    """The row values of an Arrow batch that has the schema's Arrow types."""
+    """Return the row values of an Arrow batch that has the schema's Arrow types."""
     columns = [
         values_of(batch.column(i), column.data_type) for i, column in enumerate(schema.columns)
     ]
@@ -52,7 +52,7 @@ def rows_of_batch(batch: pa.RecordBatch, schema: Schema) -> list[tuple[Value, ..
 
 
 def values_of(array: pa.Array, data_type: DataType) -> list[Value]:
-    """The row values of an Arrow array."""
+    """Return the row values of an Arrow array."""
     if isinstance(data_type, TemporalType):
         return _temporal_values(array, data_type)
     if data_type.root is Root.DATE:
@@ -90,7 +90,7 @@ def _slices(array: pa.Array, items: list[Value]) -> list[Value]:
 
 
 def _arrow_form(value: Value, data_type: DataType) -> Value:
-    """A row value as `pa.array` wants it for the type's Arrow type."""
+    """Return a row value in the form that `pa.array` takes for the type's Arrow type."""
     if value is None:
         return None
     if isinstance(data_type, TemporalType):

@@ -1,8 +1,7 @@
-"""Arrow columns to rows: what is nested becomes bytes first, from the inside out.
+"""Arrow columns to rows: nested columns become bytes first, from the inside out.
 
-A nested column is encoded to one byte string per value before its row is, and then stands in the
-row like any other bytes. The kernels get the buffers of all columns as a table of addresses, see
-`kernels/row_write.py`.
+A nested column is encoded to one byte string per value, which then stands in the row as any other
+bytes. The kernels get the buffers of all columns as a table of addresses (`kernels/row_write.py`).
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _NOTHING = (0,) * k.COLUMN
 
 
 def write_rows(arrays: Sequence[pa.Array], count: int, plan: Plan) -> Slices:
-    """The rows of columns that have the plan's Arrow types; `ValueError` names what cannot be."""
+    """Return the rows of columns in the plan's Arrow types; raises `ValueError` with the column."""
     blobs = {i: nested_values(arrays[i], plan, i) for i in plan.inner}
     lines = [_line(array, blobs.get(i)) for i, array in enumerate(arrays)]
     table = np.array([*lines, _NOTHING], np.int64)
@@ -41,13 +40,13 @@ def _refusal(fault: int, column: int, detail: int, plan: Plan) -> ValueError:
 
 
 def _trimmed(out: Bytes, size: int) -> Bytes:
-    """The used part; copied if most of the memory would be kept for nothing."""
+    """Return the used part of a buffer; a copy if most of the buffer is unused."""
     used = out[:size]
     return used.copy() if len(out) > 2 * size + _WASTE_MIN else used
 
 
 def _line(array: pa.Array, blobs: Slices | None) -> tuple[int, ...]:
-    """The table line of a column; `blobs` are its values if it is nested."""
+    """Return the table line of a column; `blobs` are its encoded values if it is nested."""
     buffers = array.buffers()
     valid = buffers[0]
     head = (valid.address, valid.size) if valid is not None else (0, 0)
@@ -64,14 +63,14 @@ def _line(array: pa.Array, blobs: Slices | None) -> tuple[int, ...]:
 
 
 def _blob_line(head: tuple[int, int], offset: int, blobs: Slices) -> tuple[int, ...]:
-    """The line of values that are bytes now; they begin at the array's offset, not at 0."""
+    """Return the table line of encoded values; value 0 stands at the array's offset."""
     data, starts, _ = blobs
     address, size = starts.ctypes.data - 8 * offset, 8 * (offset + len(starts) + 1)
     return (*head, address, size, data.ctypes.data, data.size, offset, 1)
 
 
 def nested_values(array: pa.Array, plan: Plan, index: int) -> Slices:
-    """The bytes of every value of a nested column, nothing for a NULL."""
+    """Return the bytes of every value of a nested column, nothing for a NULL."""
     data_type, plans = plan.types[index], plan.inner[index]
     if isinstance(data_type, ArrayType):
         data, offsets = _arrays(array, array.values, plans[0])
@@ -114,7 +113,7 @@ def _maps(array: pa.Array, plans: Sequence[Plan]) -> tuple[Bytes, Positions]:
 
 
 def _parent(array: pa.Array) -> tuple[int, ...]:
-    """The table line of a column of which only the NULLs are asked."""
+    """Return the table line of a column for a kernel that only reads its NULLs."""
     valid = array.buffers()[0]
     address = 0 if valid is None else valid.address
     return (address, 0, 0, 0, 0, 0, array.offset, 0)
