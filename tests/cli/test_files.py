@@ -111,7 +111,7 @@ def test_the_part_read_grows_to_one(tmp_path: Path) -> None:
 
 
 def test_an_unknown_suffix_asks_for_the_format() -> None:
-    with pytest.raises(ValueError, match="say --format parquet, csv, ndjson"):
+    with pytest.raises(ValueError, match="give --format parquet, csv, ndjson"):
         format_of(Path("rows.xlsx"))
 
 

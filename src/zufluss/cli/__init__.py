@@ -1,8 +1,9 @@
 """The `zufluss` command.
 
-`main` assembles the commands and owns the exit codes, `session` has what all of them share,
-`servers` runs servers, `database`, `table` and `partition` change the catalog, `data` appends and
-scans; `schema_file` and `files` read what users hand over, `output` prints.
+`main` assembles the commands and owns the exit codes. `session` holds what all commands share,
+`servers` runs servers, `tiering` runs the tiering service. `database`, `table`, `partition`,
+`location`, `lease` and `producer` administer a cluster; `data` and `keyed` move rows.
+`schema_file`, `files`, `keys` and `times` parse user input, `output` prints.
 
-Importing it is light: pyarrow, numba and the client are loaded by the command that needs them.
+Importing the package is cheap: each command imports pyarrow, numba and the client when it runs.
 """

@@ -1,4 +1,4 @@
-"""`zufluss append`, `zufluss scan`, `zufluss offsets`: rows in, rows out, where a log stands."""
+"""`zufluss append`, `zufluss scan`, `zufluss offsets`: write rows, read rows, show offsets."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def append(
     settings: Settings = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Append rows of a file or of standard input to a log table.
+    """Append rows from a file or from standard input to a log table.
 
     Columns are matched by name; missing ones become NULL. When the command succeeds, every row
     is acknowledged. When it fails, rows before the bad one may have been written.
@@ -75,8 +75,8 @@ def append(
     tally.report(output, name, rows, "appended {} rows to")
 
 
-class Source(StrEnum):
-    """Where a scan takes rows from."""
+class ScanSource(StrEnum):
+    """The source of the rows of a scan."""
 
     LIVE = "live"
     SNAPSHOT = "snapshot"
@@ -92,25 +92,25 @@ def scan(
     limit: LimitOption = None,
     follow: FollowOption = False,
     origin: Annotated[
-        Source | None,
+        ScanSource | None,
         typer.Option(
             "--source",
-            help="log, lake, or union: both together. Of a primary-key table also live (the "
-            "default): its rows now; snapshot: its newest key-value snapshots.",
+            help="log, lake, or union for both together. For a primary-key table also live (its "
+            "rows now, the default) and snapshot (its newest key-value snapshots).",
         ),
     ] = None,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     settings: Settings = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Print the rows of a table; with --follow of a log table also those still to come.
+    """Print the rows of a table; --follow waits for new rows of a log table.
 
-    Of a primary-key table it prints the rows as they are when the scan begins, by bucket in the
-    order of their keys; `zufluss lookup` finds rows by key, `zufluss changelog` prints changes.
-    With --source union it reads what was tiered from the lake and the rest from the log.
+    The rows of a primary-key table are those at the beginning of the scan, by bucket in the order
+    of their keys; `zufluss lookup` finds rows by key, `zufluss changelog` prints changes. --source
+    union reads tiered rows from the lake and the others from the log.
 
-    JSON output is one object per line, the form that `zufluss append` and `upsert` read. When it
-    goes to a file or a pipe, stderr shows how far the scan of a primary-key table is.
+    JSON output is one object per line, which `zufluss append` and `upsert` can read. If the output
+    goes to a file or a pipe, stderr shows the progress of a scan of a primary-key table.
 
     Examples:
 
@@ -162,7 +162,7 @@ def offsets(
     settings: Settings = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Show where the buckets of a table begin and end, or which offset belongs to a time.
+    """Show the first and last offsets of the buckets of a table, or the offsets at a time.
 
     Examples:
 
@@ -181,10 +181,12 @@ def offsets(
         admin = connection.admin
         partitioned = admin.table_info(name).is_partitioned
         for part in _partitions(admin, name, partition, partitioned):
-            found = [
+            offsets_at = [
                 admin.list_offsets(name, where, partition=part) for where in positions.values()
             ]
-            rows += [[part, b, *(offset[b] for offset in found)] for b in sorted(found[0])]
+            rows += [
+                [part, b, *(offset[b] for offset in offsets_at)] for b in sorted(offsets_at[0])
+            ]
     headings = ["partition", "bucket", *positions]
     skip = 0 if partitioned else 1
     print_rows(output, headings[skip:], [row[skip:] for row in rows])
@@ -196,34 +198,37 @@ def _partitions(admin: Any, name: str, chosen: str | None, partitioned: bool) ->
     return [item.name for item in admin.list_partitions(name)] if partitioned else [None]
 
 
-def _usual(table: Table) -> Source:
-    """Where rows come from unless told otherwise."""
+def _usual(table: Table) -> ScanSource:
+    """The default source of a table."""
     if table.lake_only:
-        return Source.LAKE
-    return Source.LIVE if table.info.has_primary_key else Source.LOG
+        return ScanSource.LAKE
+    return ScanSource.LIVE if table.info.has_primary_key else ScanSource.LOG
 
 
-def _is_state(origin: Source, keyed: bool) -> bool:
-    """Whether rows are asked for that a primary-key table has, or would have."""
-    return origin in (Source.LIVE, Source.SNAPSHOT) or (keyed and origin is Source.LOG)
+def _is_state(origin: ScanSource, keyed: bool) -> bool:
+    """Whether a scan reads the rows of a primary-key table."""
+    return origin in (ScanSource.LIVE, ScanSource.SNAPSHOT) or (keyed and origin is ScanSource.LOG)
 
 
-def _check_state(name: TablePath, origin: Source, start: str, follow: bool, keyed: bool) -> None:
+def _check_state(
+    name: TablePath, origin: ScanSource, start: str, follow: bool, keyed: bool
+) -> None:
     if not keyed:
         raise typer.BadParameter(
-            f"table {name} has no primary key, so --source {origin} has no rows of it; its log has "
-            "them all: --source log"
+            f"table {name} has no primary key, so --source {origin} has no rows; use --source log"
         )
-    if origin is Source.LOG or follow or start != EARLIEST:
+    if origin is ScanSource.LOG or follow or start != EARLIEST:
         raise typer.BadParameter(
             f"table {name} has a primary key, so its log has changes and not rows: zufluss "
-            f"changelog {name} prints these, also with --from and --follow; zufluss scan {name} "
-            f"prints its rows, zufluss lookup {name} KEY finds some"
+            f"changelog {name} prints the changes, also with --from and --follow; zufluss scan "
+            f"{name} prints its rows, zufluss lookup {name} KEY finds rows by key"
         )
 
 
-def _check_union(name: TablePath, origin: Source, start: str, follow: bool, keyed: bool) -> None:
-    if origin is Source.LOG:
+def _check_union(
+    name: TablePath, origin: ScanSource, start: str, follow: bool, keyed: bool
+) -> None:
+    if origin is ScanSource.LOG:
         return
     if start != EARLIEST:
         raise typer.BadParameter(f"--from {start} is for --source log; {origin} reads everything")
@@ -232,16 +237,16 @@ def _check_union(name: TablePath, origin: Source, start: str, follow: bool, keye
             f"table {name} has a primary key; its changes are followed by zufluss changelog "
             f"{name} --follow"
         )
-    if follow and origin is Source.LAKE:
+    if follow and origin is ScanSource.LAKE:
         raise typer.BadParameter(
             "a lake cannot be followed; --source union prints what is in it, then follows the log"
         )
 
 
 def _print_state(
-    source: Table, columns: str | None, limit: int | None, origin: Source, output: Output
+    source: Table, columns: str | None, limit: int | None, origin: ScanSource, output: Output
 ) -> None:
-    """Rows of a primary-key table; a server without scans gives some rows, in no order."""
+    """Print rows of a primary-key table; from a server without scans some rows, in no order."""
     from zufluss.errors import UnsupportedVersionError
 
     chosen = chosen_columns(source, columns)
@@ -249,7 +254,7 @@ def _print_state(
     try:
         print_scan(scan, output, f"scan {source.path}")
     except UnsupportedVersionError:
-        if limit is None or origin is not Source.LIVE:
+        if limit is None or origin is not ScanSource.LIVE:
             raise
         show = row_printer(output, chosen)
         for batch in source.head(limit).select(chosen).to_batches():

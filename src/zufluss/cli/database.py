@@ -1,4 +1,4 @@
-"""`zufluss db …`: databases."""
+"""`zufluss db …`: list, create, describe, alter and drop databases."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from zufluss.cli.output import Output, print_document, print_fields, print_rows
 from zufluss.cli.session import (
     DEFAULT_BOOTSTRAP,
     Bootstrap,
+    CustomProperties,
+    IfExists,
+    IfNotExists,
     OutputOption,
     Settings,
     connected,
@@ -37,21 +40,16 @@ def list_(
       zufluss db list --output json
     """
     with connected(bootstrap, settings) as connection:
-        found = connection.admin.list_databases()
-    print_rows(output, ["database"], [(name,) for name in found])
+        databases = connection.admin.list_databases()
+    print_rows(output, ["database"], [(name,) for name in databases])
 
 
 @app.command()
 def create(
     database: DatabaseArgument,
     comment: Annotated[str | None, typer.Option(help="A comment.")] = None,
-    custom: Annotated[
-        list[str] | None,
-        typer.Option("--custom-property", metavar="KEY=VALUE", help="A property of your own."),
-    ] = None,
-    if_not_exists: Annotated[
-        bool, typer.Option("--if-not-exists", help="Succeed when it exists.")
-    ] = False,
+    custom: CustomProperties = None,
+    if_not_exists: IfNotExists = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     settings: Settings = None,
 ) -> None:
@@ -131,14 +129,14 @@ def alter(
 @app.command()
 def drop(
     database: DatabaseArgument,
-    cascade: Annotated[bool, typer.Option("--cascade", help="Drop its tables too.")] = False,
-    if_exists: Annotated[
-        bool, typer.Option("--if-exists", help="Succeed when there is none.")
+    cascade: Annotated[
+        bool, typer.Option("--cascade", help="Drop the tables of the database, too.")
     ] = False,
+    if_exists: IfExists = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     settings: Settings = None,
 ) -> None:
-    """Drop a database; with tables in it only with --cascade.
+    """Drop a database; one with tables needs --cascade.
 
     Example:
 

@@ -1,12 +1,12 @@
-"""Rows from parquet, csv and ndjson files or standard input, as record batches.
+"""Reads rows from parquet, csv and ndjson files or standard input as record batches.
 
-The table's schema tells how text is to be read, so a column of digits stays text where the table
-says STRING. Columns are matched by name; one the input lacks is left out of the batch (the writer
-fills in nulls), one the table lacks is an error.
+The table's schema says how to read text, so digits stay text in a STRING column. Columns are
+matched by name. A column that the input lacks is left out of the batch (the writer fills in nulls);
+a column that the table lacks is an error.
 
-ndjson is read as far as it has arrived, so `tail -f x | zufluss append t -` delivers line by
-line. Plain columns go through pyarrow's parser; a table with dates, decimals, binary or maps
-takes the slower way through `jsonvalues`, which knows the forms that `zufluss scan` prints.
+ndjson is read as it arrives, so `tail -f x | zufluss append t -` delivers line by line. pyarrow
+parses plain columns; a table with dates, decimals, binary or maps goes through the slower
+`jsonvalues`, which reads the forms that `zufluss scan` prints.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from zufluss.cli import jsonvalues
 from zufluss.cli.formats import Format
 
 BATCH_ROWS = 64 * 1024
-"""Rows of one parquet batch."""
+"""Rows per parquet batch."""
 CHUNK_BYTES = 4 * 1024 * 1024
-"""What is read of a text file at once."""
+"""Bytes of a text file that are read at once."""
 
 
 def read_batches(
     path: Path | None, form: Format, schema: pa.Schema
 ) -> Iterator[tuple[pa.RecordBatch, float | None]]:
-    """The batches of a file (None: standard input), each with the part read so far, 0 to 1."""
+    """Yield the batches of a file, or of stdin if None, with the share read so far (0 to 1)."""
     source: BinaryIO = sys.stdin.buffer if path is None else path.open("rb")
     with source:
         readers: dict[Format, Callable[[BinaryIO, pa.Schema], Iterator[pa.RecordBatch]]]
@@ -78,7 +78,7 @@ def _ndjson(source: BinaryIO, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
 
 
 def _whole_lines(source: BinaryIO) -> Iterator[bytes]:
-    """What has arrived, cut after the last whole line; at the end the rest."""
+    """Yield the lines that have arrived, only whole ones; at the end the rest."""
     read = getattr(source, "read1", source.read)
     pieces: list[bytes] = []
     while piece := read(CHUNK_BYTES):
@@ -105,7 +105,7 @@ def _parse_plain(lines: bytes, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
             ),
         )
     except pa.ArrowInvalid:
-        yield from _parse_any(lines, schema)  # which names the column that is wrong
+        yield from _parse_any(lines, schema)  # raises an error that names the wrong column
     else:
         yield from table.to_batches()
 

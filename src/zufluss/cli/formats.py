@@ -1,4 +1,4 @@
-"""The file formats that rows are read from, and how a file name tells its format."""
+"""The formats of row files, by suffix."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 class Format(StrEnum):
-    """How the rows are written."""
+    """The format of a file of rows."""
 
     PARQUET = "parquet"
     CSV = "csv"
@@ -24,12 +24,12 @@ SUFFIXES = {
 
 
 def format_of(path: Path | None) -> Format:
-    """The format of a file by its suffix; standard input is ndjson unless said otherwise."""
+    """The format of a file by its suffix; standard input (None) is ndjson."""
     if path is None:
         return Format.NDJSON
     try:
         return SUFFIXES[path.suffix.lower()]
     except KeyError:
         raise ValueError(
-            f"the suffix {path.suffix!r} is unknown; say --format {', '.join(Format)}"
+            f"the suffix {path.suffix!r} is unknown; give --format {', '.join(Format)}"
         ) from None

@@ -1,4 +1,4 @@
-"""JSON values as values of an Arrow type: the inverse of what `zufluss scan` prints.
+"""Converts JSON values to values of an Arrow type: the inverse of `zufluss scan`.
 
 | Arrow type   | JSON                                                                  |
 |--------------|-----------------------------------------------------------------------|
@@ -36,7 +36,7 @@ Convert = Callable[[Any], Any]
 
 
 def converter(data_type: pa.DataType) -> Convert:
-    """What makes values for `pa.array` of JSON values of that type; it passes null through."""
+    """A function that converts JSON values of this type for `pa.array`; null stays null."""
     convert = _converter(data_type)
     return lambda item: None if item is None else convert(item)
 
@@ -101,7 +101,7 @@ def _timestamp(item: Any, data_type: pa.DataType) -> int:
 
 
 def _split(text: str, unit: str) -> tuple[str, int, str]:
-    """The text without its fraction of a second, the fraction in units, and the zone after it."""
+    """Split into the text before the fraction of a second, the fraction in units, the zone."""
     match = _FRACTION.fullmatch(text)
     if match is None:
         return text, 0, ""

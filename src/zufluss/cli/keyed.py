@@ -1,4 +1,4 @@
-"""`zufluss upsert`, `delete`, `lookup`, `changelog`: the rows and changes of primary-key tables."""
+"""`zufluss upsert`, `delete`, `lookup`, `changelog`: rows and changes of primary-key tables."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ if TYPE_CHECKING:
     from zufluss.model.table import TablePath
 
 MISSING: Final = 4
-"""The exit code when a key has no row."""
+"""Exit code if a key has no row."""
 MISSING_SHOWN: Final = 10
-"""Keys without a row that are named."""
+"""Keys without a row that the message names."""
 
 
 def upsert(
@@ -60,7 +60,7 @@ def upsert(
         typer.Option(
             "--columns",
             metavar="A,B",
-            help="Change only these columns, the primary key among them; the others stay.",
+            help="Change only these columns, including the primary key; keep the others.",
         ),
     ] = None,
     form: FormatOption = None,
@@ -68,12 +68,12 @@ def upsert(
     settings: Settings = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Insert rows into a primary-key table, or replace those whose key is there.
+    """Insert rows into a primary-key table, or replace the rows with the same keys.
 
     Columns are matched by name. Rows are whole rows: a column that the file lacks becomes NULL,
-    also where the key has a row already. To change some columns and keep the others, name them
-    with --columns. When the command succeeds, every row is acknowledged. When it fails, rows
-    before the bad one may have been written.
+    even if the key has a row already. --columns names the columns to change and keeps the others.
+    When the command succeeds, every row is acknowledged. When it fails, rows before the bad one
+    may have been written.
 
     Examples:
 
@@ -88,12 +88,12 @@ def upsert(
     tally = Tally()
     with connected(bootstrap, settings) as connection:
         target = _keyed(connection, name, f"zufluss append {name}")
-        wanted = list(names(columns)) or None
-        with usage("--columns" if wanted else ""):
-            writer = target.upsert(wanted)
+        partial = list(names(columns)) or None
+        with usage("--columns" if partial else ""):
+            writer = target.upsert(partial)
         with writer:
             rows = source.send(
-                f"upsert {name}", target.schema.arrow, _having(wanted, file, writer.write)
+                f"upsert {name}", target.schema.arrow, _requiring(partial, file, writer.write)
             )
     tally.report(output, name, rows, "upserted {} rows into")
 
@@ -102,13 +102,11 @@ def delete(
     table: TableArgument,
     file: Annotated[
         str | None,
-        typer.Argument(
-            metavar="FILE", help="Whole rows or only their keys; `-` is standard input."
-        ),
+        typer.Argument(metavar="FILE", help="Whole rows, or only keys; `-` is standard input."),
     ] = None,
     keys: Annotated[
         list[str] | None,
-        typer.Option("--key", metavar="KEY", help="A key instead of a file, as often as needed."),
+        typer.Option("--key", metavar="KEY", help="A key instead of a file; may be repeated."),
     ] = None,
     form: FormatOption = None,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
@@ -117,7 +115,7 @@ def delete(
 ) -> None:
     """Delete rows of a primary-key table by their keys.
 
-    A key without a row is fine. Keys are written as for `zufluss lookup`.
+    A key without a row is no error. Keys are written as for `zufluss lookup`.
 
     Examples:
 
@@ -151,16 +149,19 @@ def lookup(
     table: TableArgument,
     keys: Annotated[
         list[str] | None,
-        typer.Argument(metavar="KEY", help="`7`, `id=7`; of several columns `4711,1`, `a=1,b=x`."),
+        typer.Argument(
+            metavar="KEY", help="`7` or `id=7`; for several columns `4711,1` or `a=1,b=x`."
+        ),
     ] = None,
     file: Annotated[
         str | None,
-        typer.Option("--file", metavar="FILE", help="Read the keys from here; `-` is stdin."),
+        typer.Option("--file", metavar="FILE", help="A file of keys; `-` is stdin."),
     ] = None,
     prefix: Annotated[
         bool,
         typer.Option(
-            "--prefix", help="Keys are bucket keys: find all rows whose primary key begins so."
+            "--prefix",
+            help="Keys are bucket keys: find all rows whose primary key begins with one.",
         ),
     ] = False,
     columns: ColumnsOption = None,
@@ -169,14 +170,14 @@ def lookup(
     settings: Settings = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Print the rows of a primary-key table that have the given keys, in their order.
+    """Print the rows of a primary-key table with the given keys, in the order of the keys.
 
-    Ends with 0 when every key has a row (with --prefix: at least one); with 4 when some have none.
-    Those are named on stderr, and the rows of the others are printed all the same.
+    The exit code is 0 if every key has a row (with --prefix: at least one), and 4 if some have
+    none. Keys without a row are named on stderr; the rows of the others are printed.
 
-    Values are written as in JSON output: dates and times in ISO 8601, binary in base64. A value
-    with a comma stands in double quotes when the key has several columns. A negative number looks
-    like an option unless `--` stands before it.
+    Values are written as in JSON output: dates and times in ISO 8601, binary in base64. In a key
+    of several columns, put a value with a comma in double quotes. Put `--` before a negative
+    number, which looks like an option otherwise.
 
     Examples:
 
@@ -197,14 +198,9 @@ def lookup(
         target = _keyed(connection, name, f"zufluss scan {name}")
         key_columns = _prefix_columns(target) if prefix else target.schema.primary_key
         chosen = chosen_columns(target, columns)
-        find = _prefixed if prefix else _found
-        show = row_printer(output, chosen)
-        with until_told_to_stop():
-            for wanted in _key_batches(key_columns, keys or [], source, target):
-                with fitting(file or "key"):
-                    rows = find(target, wanted, missing)
-                for batch in rows.select(chosen).to_batches():
-                    show(batch)
+        find = _rows_by_prefix if prefix else _rows_by_key
+        batches = _key_batches(key_columns, keys or [], source, target)
+        _print_rows(batches, lambda batch: find(target, batch, missing), chosen, file, output)
     if missing.count:
         say(missing.text(name))
         raise typer.Exit(MISSING)
@@ -220,10 +216,10 @@ def changelog(
     settings: Settings = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Print the changes of a primary-key table; with --follow also those still to come.
+    """Print the changes of a primary-key table; --follow waits for new ones.
 
     `_change_type` is +I for a new row, -U and +U for a row before and after its change, -D for a
-    deleted one. Changes of one bucket come in their order.
+    deleted row. Changes of one bucket are printed in order.
 
     Examples:
 
@@ -245,8 +241,25 @@ def changelog(
         print_scan(changes, output)
 
 
+def _print_rows(
+    keys: Iterator[pa.RecordBatch],
+    find: Callable[[pa.RecordBatch], pa.Table],
+    columns: list[str],
+    file: str | None,
+    output: Output,
+) -> None:
+    """Print the rows that `find` returns for each batch of keys."""
+    show = row_printer(output, columns)
+    with until_told_to_stop():
+        for batch in keys:
+            with fitting(file or "key"):
+                rows = find(batch)
+            for part in rows.select(columns).to_batches():
+                show(part)
+
+
 class _Missing:
-    """The keys that have no row: how many, and the first of them."""
+    """Counts the keys without a row, and remembers the first ones."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -265,17 +278,17 @@ class _Missing:
 
 
 def _keyed(connection: Connection, name: TablePath, instead: str) -> Table:
-    """The table, which must have a primary key."""
-    found = connection.table(str(name))
-    if not found.info.has_primary_key:
+    """Open a table; a table without primary key is a usage error."""
+    table = connection.table(str(name))
+    if not table.info.has_primary_key:
         raise typer.BadParameter(f"table {name} has no primary key; {instead}")
-    return found
+    return table
 
 
-def _having(
+def _requiring(
     columns: list[str] | None, file: str, write: Callable[[pa.RecordBatch], None]
 ) -> Callable[[pa.RecordBatch], None]:
-    """`write`, for batches that have every column of a partial update."""
+    """Wrap `write`: a batch that lacks a column of a partial update is a usage error."""
 
     def checked(batch: pa.RecordBatch) -> None:
         lacking = [name for name in columns or () if name not in batch.schema.names]
@@ -308,7 +321,7 @@ def _prefix_columns(table: Table) -> tuple[str, ...]:
 
 
 def _keys_of(columns: tuple[str, ...], texts: list[str], table: Table) -> pa.RecordBatch:
-    """Keys from the command line."""
+    """Parse keys from the command line."""
     import pyarrow as pa
 
     from zufluss.cli.keys import keys_batch
@@ -321,7 +334,7 @@ def _keys_of(columns: tuple[str, ...], texts: list[str], table: Table) -> pa.Rec
 def _key_batches(
     columns: tuple[str, ...], texts: list[str], source: RowFile | None, table: Table
 ) -> Iterator[pa.RecordBatch]:
-    """The keys of the command line or of a file, with just their columns."""
+    """Yield the keys of the command line or of a file, with only the key columns."""
     if source is None:
         yield _keys_of(columns, texts, table)
         return
@@ -334,8 +347,8 @@ def _key_batches(
         yield batch.select(list(columns))
 
 
-def _found(table: Table, keys: pa.RecordBatch, missing: _Missing) -> pa.Table:
-    """The rows of whole keys, those that are there."""
+def _rows_by_key(table: Table, keys: pa.RecordBatch, missing: _Missing) -> pa.Table:
+    """The rows of whole keys; notes the keys without a row."""
     import pyarrow.compute as pc
 
     rows = table.lookup(keys)
@@ -344,8 +357,8 @@ def _found(table: Table, keys: pa.RecordBatch, missing: _Missing) -> pa.Table:
     return rows.filter(pc.invert(absent))
 
 
-def _prefixed(table: Table, keys: pa.RecordBatch, missing: _Missing) -> pa.Table:
-    """The rows whose keys begin so."""
+def _rows_by_prefix(table: Table, keys: pa.RecordBatch, missing: _Missing) -> pa.Table:
+    """The rows with these prefixes; notes the prefixes without a row."""
     rows = table.prefix_lookup(keys)
     there = {tuple(row.values()) for row in rows.select(keys.schema.names).to_pylist()}
     missing.add([key for key in keys.to_pylist() if tuple(key.values()) not in there])

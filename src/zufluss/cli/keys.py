@@ -6,8 +6,8 @@
 | of several columns   | `4711,1` in the order of the key, or `customer=4711,order=1`     |
 | a comma in a value   | in double quotes: `'"Ulm, Bahnhof",1'`                           |
 
-A key of one column is taken as it stands, commas and quotes too. Values have the forms that JSON
-output has: dates and times in ISO 8601, binary in base64.
+A key of one column is taken literally, with its commas and quotes. Values are written as in JSON
+output: dates and times in ISO 8601, binary in base64.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import pyarrow.types as pat
 
 
 def keys_batch(texts: Sequence[str], schema: pa.Schema) -> pa.RecordBatch:
-    """Keys as a batch of the key columns, which `schema` has; `ValueError` names the bad one."""
+    """Parse keys to a batch of `schema`, which has the key columns; raises `ValueError`."""
     rows = [_split(text, schema.names) for text in texts]
     columns = [
         _column(field, [row[i] for row in rows]) for i, field in enumerate(schema)
@@ -31,12 +31,12 @@ def keys_batch(texts: Sequence[str], schema: pa.Schema) -> pa.RecordBatch:
 
 
 def key_text(row: dict[str, object]) -> str:
-    """A key as a message names it."""
+    """A key as text for messages."""
     return ", ".join(f"{name}={value}" for name, value in row.items())
 
 
 def _split(text: str, names: Sequence[str]) -> list[str]:
-    """The value of each key column, in their order."""
+    """Split a key into the values of the key columns."""
     if len(names) == 1:
         return [text.removeprefix(f"{names[0]}=")]
     parts = next(csv.reader([text], skipinitialspace=True), [])

@@ -1,4 +1,4 @@
-"""`zufluss lease …`: who keeps which key-value snapshots from being deleted."""
+"""`zufluss lease …`: list, show and drop leases, which keep key-value snapshots for readers."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ def list_(
     settings: Settings = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """List the leases, how much they hold, and how long they last.
+    """List leases with their snapshots, sizes and remaining times.
 
     Example:
 
       zufluss lease list
     """
     with connected(bootstrap, settings) as connection:
-        found = connection.admin.kv_snapshot_leases()
+        leases = connection.admin.kv_snapshot_leases()
     if output is Output.JSON:
-        print_document([_document(lease) for lease in found])
+        print_document([_document(lease) for lease in leases])
         return
     columns = ["id", "owner", "tables", "snapshots", "bytes", "age", "remaining", "remarks"]
-    print_rows(output, columns, [_row(lease) for lease in found])
+    print_rows(output, columns, [_row(lease) for lease in leases])
 
 
 @app.command()
@@ -66,10 +66,10 @@ def show(
     from zufluss.errors import KvSnapshotLeaseNotFoundError
 
     with connected(bootstrap, settings) as connection:
-        found = connection.admin.kv_snapshot_leases(lease_id)
-    if not found:
+        leases = connection.admin.kv_snapshot_leases(lease_id)
+    if not leases:
         raise KvSnapshotLeaseNotFoundError(f"there is no lease {lease_id!r}, or it has expired")
-    lease = found[0]
+    lease = leases[0]
     if output is Output.JSON:
         print_document(_document(lease) | {"buckets": [_bucket(*each) for each in _buckets(lease)]})
         return
@@ -85,7 +85,7 @@ def drop(
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     settings: Settings = None,
 ) -> None:
-    """End a lease at once; who reads with it is told, and its snapshots may go.
+    """End a lease at once. Its readers fail, and its snapshots may be deleted.
 
     Example:
 
@@ -141,10 +141,10 @@ def _document(lease: KvSnapshotLeaseInfo) -> dict[str, Any]:
 
 
 def _buckets(lease: KvSnapshotLeaseInfo) -> list[tuple[TableBucket, LeasedSnapshot]]:
-    """By table, partition and number."""
-    found = lease.snapshots.items()
+    """The leased snapshots by table, partition and bucket."""
+    snapshots = lease.snapshots.items()
     return sorted(
-        found, key=lambda item: (item[0].table_id, item[0].partition_id or 0, item[0].bucket_id)
+        snapshots, key=lambda item: (item[0].table_id, item[0].partition_id or 0, item[0].bucket_id)
     )
 
 

@@ -1,4 +1,4 @@
-"""`zufluss location …`: the places where remote files lie."""
+"""`zufluss location …`: administer the locations of remote files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ app = typer.Typer(
 )
 
 FAILED = 1
-"""The exit code of `probe` when a location does not work."""
+"""Exit code of `probe` if a location does not work."""
 
 LocationArgument = Annotated[int, typer.Argument(metavar="ID", help="The location's id.")]
 UriArgument = Annotated[str, typer.Argument(metavar="URI", help="A path or a URI.")]
@@ -33,7 +33,7 @@ WeightArgument = Annotated[int, typer.Argument(metavar="WEIGHT", min=0, help="0 
 VersionOption = Annotated[
     int | None,
     typer.Option(
-        "--if-version", metavar="N", help="Only if the registry has this version (see list)."
+        "--if-version", metavar="N", help="Change only if the registry has this version (see list)."
     ),
 ]
 
@@ -44,20 +44,20 @@ def list_(
     settings: Settings = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """List the locations, what lies there, and whether servers can use them.
+    """List locations with their files, and whether servers can use them.
 
     Example:
 
       zufluss location list
     """
     with connected(bootstrap, settings) as connection:
-        found = connection.admin.locations()
+        registry = connection.admin.locations()
     if output is Output.JSON:
-        print_document(_document(found))
+        print_document(_document(registry))
         return
     columns = ["id", "uri", "weight", "state", "health", "files", "bytes", "errors", "last error"]
-    print_rows(output, columns, [_row(location) for location in found.locations])
-    say(f"version {found.version} of the registry")
+    print_rows(output, columns, [_row(location) for location in registry.locations])
+    say(f"version {registry.version} of the registry")
 
 
 @app.command()
@@ -84,7 +84,7 @@ def drain(
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     settings: Settings = None,
 ) -> None:
-    """Send no new files to a location; those it has are read until they are replaced or expire.
+    """Send no new files to a location; its files are read until they are replaced or expire.
 
     Example:
 
@@ -116,7 +116,7 @@ def retire(
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     settings: Settings = None,
 ) -> None:
-    """Give up a location that was drained and has no files any more.
+    """Retire a location that is drained and has no files.
 
     Example:
 
@@ -150,10 +150,10 @@ def move(
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     settings: Settings = None,
 ) -> None:
-    """Change the address of a location to one where its files were copied.
+    """Change the address of a location after its files were copied.
 
-    Give it weight 0, copy everything, move it, and give its weight back: files written meanwhile
-    would be missing.
+    Set its weight to 0, copy all files, move it, and restore its weight: files that are written
+    during the copy would be missing.
 
     Example:
 
@@ -165,23 +165,23 @@ def move(
 @app.command()
 def probe(
     location: Annotated[
-        int | None, typer.Argument(metavar="[ID]", help="One location; without it, all.")
+        int | None, typer.Argument(metavar="[ID]", help="One location; all if omitted.")
     ] = None,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     settings: Settings = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Have the coordinator write, read and delete a small object; exit code 1 if one fails.
+    """Write, read and delete a small object from the coordinator; exit code 1 on a failure.
 
     Example:
 
       zufluss location probe
     """
     with connected(bootstrap, settings) as connection:
-        found = connection.admin.probe_locations(location)
-    rows = [(p.location_id, p.error is None, _rounded(p.latency_ms), p.error) for p in found]
+        probes = connection.admin.probe_locations(location)
+    rows = [(p.location_id, p.error is None, _rounded(p.latency_ms), p.error) for p in probes]
     print_rows(output, ["id", "works", "latency_ms", "error"], rows)
-    if any(p.error is not None for p in found):
+    if any(p.error is not None for p in probes):
         raise typer.Exit(FAILED)
 
 
@@ -206,8 +206,8 @@ def _alter(
 
 
 def _row(location: RemoteLocation) -> tuple[Any, ...]:
-    errors = sum(seen.errors for seen in location.servers)
-    last = next((seen.last_error for seen in location.servers if seen.last_error), "")
+    errors = sum(report.errors for report in location.servers)
+    last = next((report.last_error for report in location.servers if report.last_error), "")
     return (
         location.location_id,
         location.uri,
@@ -221,9 +221,9 @@ def _row(location: RemoteLocation) -> tuple[Any, ...]:
     )
 
 
-def _document(found: RemoteLocations) -> dict[str, Any]:
+def _document(registry: RemoteLocations) -> dict[str, Any]:
     return {
-        "version": found.version,
+        "version": registry.version,
         "locations": [
             {
                 "id": location.location_id,
@@ -233,23 +233,23 @@ def _document(found: RemoteLocations) -> dict[str, Any]:
                 "health": location.health.name.lower(),
                 "files": location.live_files,
                 "bytes": location.live_bytes,
-                "servers": [_seen(seen) for seen in location.servers],
+                "servers": [_report(report) for report in location.servers],
             }
-            for location in found.locations
+            for location in registry.locations
         ],
     }
 
 
-def _seen(seen: LocationReport) -> dict[str, Any]:
+def _report(report: LocationReport) -> dict[str, Any]:
     return {
-        "server_id": seen.server_id,
-        "health": seen.health.name.lower(),
-        "placed_files": seen.placed_files,
-        "placed_bytes": seen.placed_bytes,
-        "errors": seen.errors,
-        "latency_ms": _rounded(seen.latency_ms),
-        "effective_weight": seen.effective_weight,
-        "last_error": seen.last_error,
+        "server_id": report.server_id,
+        "health": report.health.name.lower(),
+        "placed_files": report.placed_files,
+        "placed_bytes": report.placed_bytes,
+        "errors": report.errors,
+        "latency_ms": _rounded(report.latency_ms),
+        "effective_weight": report.effective_weight,
+        "last_error": report.last_error,
     }
 
 

@@ -66,8 +66,8 @@ app.command(rich_help_panel=_DATA)(keyed.changelog)
 app.command(rich_help_panel=_DATA)(data.offsets)
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"zufluss {__version__}")
         raise typer.Exit
 
@@ -81,11 +81,11 @@ def _global(
         ),
     ] = False,
 ) -> None:
-    """What stands before the command; `--version` has ended the process by now."""
+    """Options before the command; `--version` ends the process before this runs."""
 
 
 def main() -> None:
-    """Run the command line; ends the process with one of the codes above."""
+    """Run the command line; exits with one of the codes above."""
     try:
         app()
     except ZuflussError as problem:
@@ -97,7 +97,7 @@ def main() -> None:
 
 
 def exit_code(problem: ZuflussError) -> int:
-    """The exit code of an error that reached the top."""
+    """The exit code for an error of the cluster or the network."""
     if isinstance(problem, (NetworkError, RequestTimeoutError)):
         return UNREACHABLE
     return REFUSED

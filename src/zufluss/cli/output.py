@@ -1,8 +1,8 @@
-"""What commands print: aligned text for people, JSON for programs.
+"""Prints results: aligned text for people, JSON for programs.
 
 Text tables are plain columns, not cut to the width of a terminal, so that they survive a pipe.
-JSON of a list or a description is one document; JSON of rows is one object per line, the form
-that `zufluss append` reads back.
+JSON of a list or a description is one document; JSON of rows is one object per line, which
+`zufluss append` reads.
 
 | Arrow value             | text             | JSON               |
 |-------------------------|------------------|--------------------|
@@ -35,7 +35,7 @@ class Output(StrEnum):
 
 
 def print_rows(output: Output, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Print a list of things: a table, or one JSON array of objects."""
+    """Print a list as a text table, or as one JSON array of objects."""
     if output is Output.JSON:
         print_document([dict(zip(columns, row, strict=True)) for row in rows])
     else:
@@ -61,7 +61,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
 
 
 class TablePrinter:
-    """Prints a table in pieces, as rows arrive; the first piece decides the widths."""
+    """Prints a table in parts, as rows arrive; the first part sets the column widths."""
 
     def __init__(self, columns: Sequence[str]) -> None:
         self._columns = list(columns)
@@ -84,7 +84,7 @@ class TablePrinter:
 
 
 def cell(value: Any) -> str:
-    """A value as the text of one table cell: one line, whatever it holds."""
+    """A value as the text of one table cell, always one line."""
     if value is None:
         return "NULL"
     if isinstance(value, str):
@@ -102,7 +102,7 @@ def cell(value: Any) -> str:
 
 
 def plain(value: Any) -> Any:
-    """A Python value as JSON knows it; see the table above."""
+    """Convert a Python value to JSON; the module's docstring has the rules."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if value is None or isinstance(value, (str, int)):

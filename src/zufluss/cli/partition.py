@@ -10,6 +10,8 @@ from zufluss.cli.output import Output, print_rows
 from zufluss.cli.session import (
     DEFAULT_BOOTSTRAP,
     Bootstrap,
+    IfExists,
+    IfNotExists,
     OutputOption,
     Settings,
     TableArgument,
@@ -45,17 +47,15 @@ def list_(
     """
     partial = pairs(where, "--where") or None
     with connected(bootstrap, settings) as connection:
-        found = connection.admin.list_partitions(str(table_path(table)), partial)
-    print_rows(output, ["id", "partition"], [(item.partition_id, item.name) for item in found])
+        partitions = connection.admin.list_partitions(str(table_path(table)), partial)
+    print_rows(output, ["id", "partition"], [(item.partition_id, item.name) for item in partitions])
 
 
 @app.command()
 def create(
     table: TableArgument,
     spec: SpecArgument,
-    if_not_exists: Annotated[
-        bool, typer.Option("--if-not-exists", help="Succeed when it exists.")
-    ] = False,
+    if_not_exists: IfNotExists = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     settings: Settings = None,
 ) -> None:
@@ -77,13 +77,11 @@ def create(
 def drop(
     table: TableArgument,
     spec: SpecArgument,
-    if_exists: Annotated[
-        bool, typer.Option("--if-exists", help="Succeed when there is none.")
-    ] = False,
+    if_exists: IfExists = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     settings: Settings = None,
 ) -> None:
-    """Drop a partition and its data.
+    """Drop a partition with its data.
 
     Example:
 

@@ -1,7 +1,7 @@
-"""Record batches whose values all have a Python form that prints.
+"""Converts record batches so that all values can be printed.
 
-Dates, times and timestamps become text in Arrow, where nanoseconds and far years have a form;
-Python's `datetime` has none for them.
+Arrow converts dates, times and timestamps to text, because Python's `datetime` has no nanoseconds
+and no far years.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import pyarrow.types as pat
 
 
 def printable(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The batch with temporal values as ISO 8601 text, nested ones too."""
+    """Convert temporal values to ISO 8601 text, also nested ones."""
     columns = [
         column if (target := _text_type(column.type)) == column.type else column.cast(target)
         for column in batch.columns
@@ -20,7 +20,7 @@ def printable(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _text_type(data_type: pa.DataType) -> pa.DataType:
-    """The type with text in place of every temporal type."""
+    """Replace every temporal type by text."""
     if pat.is_temporal(data_type):
         return pa.string()
     if pat.is_list(data_type):

@@ -1,4 +1,4 @@
-"""`zufluss producer …`: who writes which columns exactly once."""
+"""`zufluss producer …`: list and drop the producers of exactly-once writers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ app = typer.Typer(
 )
 
 TableOption = Annotated[
-    str | None, typer.Argument(metavar="[TABLE]", help="Only those of this table.")
+    str | None, typer.Argument(metavar="[TABLE]", help="Only producers of this table.")
 ]
 
 
@@ -36,7 +36,7 @@ def list_(
     settings: Settings = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """List the producers, the columns they own, and when they were last heard of.
+    """List producers, the columns they own, and the time since they last reported.
 
     Examples:
 
@@ -45,24 +45,24 @@ def list_(
       zufluss producer list shop.page_views -o json
     """
     with connected(bootstrap, settings) as connection:
-        found = connection.admin.list_producers(table)
+        producers = connection.admin.list_producers(table)
     if output is Output.JSON:
-        print_document([_document(producer) for producer in found])
+        print_document([_document(producer) for producer in producers])
         return
     columns = ["table", "id", "owner", "columns", "lock", "epoch", "idle", "ttl", "remarks"]
-    print_rows(output, columns, [_row(producer) for producer in found])
+    print_rows(output, columns, [_row(producer) for producer in producers])
 
 
 @app.command()
 def drop(
-    table: Annotated[str, typer.Argument(metavar="TABLE", help="The table it writes.")],
+    table: Annotated[str, typer.Argument(metavar="TABLE", help="The table of the producer.")],
     producer_id: Annotated[str, typer.Argument(metavar="ID", help="The producer's id.")],
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     settings: Settings = None,
 ) -> None:
-    """End a producer: its columns are free, and what it wrote can never be undone.
+    """End a producer: its columns are free, and its writes are never undone.
 
-    A writer that still runs as it gets an error and ends.
+    A writer of this producer that still runs fails with an error.
 
     Example:
 

@@ -1,4 +1,4 @@
-"""Rows in and out, as the commands that move them share it: files, progress, printing."""
+"""Reading, writing and printing rows, for all commands that move rows."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from zufluss.model.table import TablePath
 
 PRINT_ROWS: Final = 1000
-"""Rows that are turned into text at once."""
+"""Rows that are converted to text at once."""
 
 POLL_MS: Final = 500
-"""How long a scan waits for rows before it looks whether it is to stop."""
+"""How long a scan waits for rows before it checks for Ctrl-C."""
 RATE_ROWS: Final = 1000
-"""Fewer rows than this say nothing about how fast rows are written."""
+"""No rate is printed for fewer rows, because it would say nothing."""
 
 FormatOption = Annotated[
     Format | None,
-    typer.Option("--format", help="By default the file's suffix says; ndjson on stdin."),
+    typer.Option("--format", help="Default: by the file's suffix; ndjson on stdin."),
 ]
 ColumnsOption = Annotated[
     str | None, typer.Option("--columns", metavar="A,B", help="Only these columns.")
@@ -57,11 +57,11 @@ FollowOption = Annotated[
 
 
 class RowFile:
-    """A file of rows, or standard input (`-`), that is there and whose format is known."""
+    """An existing file of rows in a known format, or standard input (`-`)."""
 
     def __init__(self, name: str, form: Format | None) -> None:
         self.name = name
-        """As the user wrote it."""
+        """The file's name as the user wrote it."""
         self._path = None if name == "-" else Path(name)
         with usage(name):
             self._form = form or format_of(self._path)
@@ -69,7 +69,7 @@ class RowFile:
                 raise ValueError("no such file")
 
     def batches(self, schema: pa.Schema) -> Iterator[tuple[pa.RecordBatch, float | None]]:
-        """Its batches, each with the part read so far; one that cannot be read is exit code 2."""
+        """Yield batches with the share read so far; an unreadable batch is a usage error."""
         from zufluss.cli.files import read_batches
 
         batches = read_batches(self._path, self._form, schema)
@@ -81,7 +81,7 @@ class RowFile:
             yield item
 
     def send(self, title: str, schema: pa.Schema, write: Callable[[pa.RecordBatch], None]) -> int:
-        """Hand all batches to `write`, with a progress line; returns the number of rows."""
+        """Pass all batches to `write`, with a progress line; returns the number of rows."""
         rows = 0
         with _progress(title) as advance:
             for batch, fraction in self.batches(schema):
@@ -93,7 +93,7 @@ class RowFile:
 
 
 class Tally:
-    """Tells at the end how many rows a command wrote, and how fast."""
+    """Reports how many rows a command wrote, and how fast."""
 
     def __init__(self) -> None:
         self._started = time.monotonic()
@@ -109,7 +109,7 @@ class Tally:
 
 
 def chosen_columns(table: Table, columns: str | None) -> list[str]:
-    """The columns that `--columns` names, or all."""
+    """The columns in `--columns`, or all."""
     chosen = list(names(columns)) or list(table.schema.names)
     unknown = [name for name in chosen if name not in table.schema]
     if unknown:
@@ -121,7 +121,7 @@ def chosen_columns(table: Table, columns: str | None) -> list[str]:
 
 
 def print_scan(batches: LogScan, output: Output, title: str = "") -> None:
-    """Print what a scan hands out, as it comes; with a title and a progress line beside a file."""
+    """Print the rows of a scan as they arrive; a title adds a progress line beside a file."""
     show = row_printer(output, batches.schema.names)
     beside = bool(title) and not sys.stdout.isatty()
     with until_told_to_stop(), batches.open() as scanner, _progress(title, beside) as advance:
@@ -133,33 +133,33 @@ def print_scan(batches: LogScan, output: Output, title: str = "") -> None:
 
 
 def _polled(scanner: LogScanner) -> Iterator[pa.RecordBatch]:
-    """What a scanner hands out, in short waits.
+    """Yield the batches of a scanner in short waits.
 
-    A Ctrl-C that comes just before a thread begins to wait is only noticed when it wakes up.
+    A Ctrl-C that arrives just before a thread waits is noticed only when the thread wakes up.
     """
     while True:
         batch = scanner.poll(POLL_MS)
         if batch is not None:
             yield batch
         elif scanner.finished:
-            yield from scanner  # nothing, unless something came or failed in between
+            yield from scanner  # raises an error, or yields rows, that came meanwhile
             return
 
 
 def row_printer(output: Output, columns: Sequence[str]) -> Callable[[pa.RecordBatch], None]:
-    """What prints batches of these columns: a growing table, or one JSON object per line."""
+    """A printer of batches with these columns: a growing table, or a JSON object per line."""
     return _print_json if output is Output.JSON else _table_printer(columns)
 
 
 def start_of(text: str, bucket_count: int) -> Position | dict[int, int]:
-    """What `--from` says, in the client's terms."""
+    """Parse `--from` to a start of the client's scans."""
     if not text.startswith("offset:"):
         return parse_position(text)
-    given = text.removeprefix("offset:")
-    if given.isdecimal():
-        return dict.fromkeys(range(bucket_count), int(given))
+    offsets = text.removeprefix("offset:")
+    if offsets.isdecimal():
+        return dict.fromkeys(range(bucket_count), int(offsets))
     try:
-        return {int(bucket): int(at) for bucket, at in (p.split("=") for p in given.split(","))}
+        return {int(bucket): int(at) for bucket, at in (p.split("=") for p in offsets.split(","))}
     except ValueError:
         raise typer.BadParameter(
             f"--from {text!r} is no offset; allowed: offset:N or offset:BUCKET=N,BUCKET=N"
@@ -192,7 +192,7 @@ def _printable(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 @contextmanager
 def fitting(file: str) -> Iterator[None]:
-    """Rows that do not fit the table's columns are the user's to mend as well."""
+    """Turn rows that do not fit the table's columns into a usage error."""
     from zufluss.client.core.convert import ColumnMismatchError
 
     try:
@@ -203,20 +203,20 @@ def fitting(file: str) -> Iterator[None]:
 
 @contextmanager
 def until_told_to_stop() -> Iterator[None]:
-    """Ctrl-C, and a reader such as `head` that has seen enough, are ways out and no errors."""
+    """End quietly on Ctrl-C, and when the reader of a pipe such as `head` has ended."""
     try:
         yield
     except KeyboardInterrupt:
         sys.stdout.flush()
     except BrokenPipeError:
-        # What is still buffered has nowhere to go; without this, Python fails as it exits.
+        # Buffered output has nowhere to go; without this, Python fails at its exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextmanager
-def _progress(title: str, wanted: bool = True) -> Iterator[Callable[[int, float | None], None]]:
-    """A progress line on the terminal; nothing when stderr is no terminal."""
-    if not wanted or not sys.stderr.isatty():
+def _progress(title: str, enabled: bool = True) -> Iterator[Callable[[int, float | None], None]]:
+    """A progress line on stderr, if that is a terminal."""
+    if not enabled or not sys.stderr.isatty():
         yield lambda rows, fraction: None
         return
     from rich.console import Console

@@ -1,4 +1,4 @@
-"""A table descriptor from what a user has at hand.
+"""Reads a table descriptor from a column list or a schema file.
 
 | source                    | meaning                                                       |
 |---------------------------|---------------------------------------------------------------|
@@ -18,7 +18,7 @@ The short form:
     partition_by: [day]
     bucket_key: [id]
     buckets: 4
-    comment: what it is for
+    comment: orders of the shop
     properties: {table.log.ttl: 1d}
     custom_properties: {owner: me}
 """
@@ -56,7 +56,7 @@ def descriptor_of_text(columns: str) -> TableDescriptor:
 
 
 def descriptor_of_file(path: Path) -> TableDescriptor:
-    """The descriptor of a schema file; which kind its suffix says."""
+    """The descriptor of a schema file; the suffix tells its kind."""
     suffix = path.suffix.lower()
     if suffix in (".json", ".yaml", ".yml"):
         return _of_document(_document(path), path)
@@ -111,17 +111,17 @@ def _of_short_form(document: Mapping[str, Any]) -> TableDescriptor:
 
 
 def _names(document: Mapping[str, Any], key: str) -> tuple[str, ...]:
-    found = document.get(key) or ()
-    return (found,) if isinstance(found, str) else tuple(map(str, found))
+    value = document.get(key) or ()
+    return (value,) if isinstance(value, str) else tuple(map(str, value))
 
 
 def _texts(document: Mapping[str, Any], key: str) -> dict[str, str]:
-    found = document.get(key) or {}
-    if not isinstance(found, Mapping):
-        raise InvalidTableError(f"'{key}' must be a map of keys and values, not {found!r:.80}")
+    values = document.get(key) or {}
+    if not isinstance(values, Mapping):
+        raise InvalidTableError(f"'{key}' must be a map of keys and values, not {values!r:.80}")
     return {
         str(name): str(value).lower() if isinstance(value, bool) else str(value)
-        for name, value in found.items()
+        for name, value in values.items()
     }
 
 

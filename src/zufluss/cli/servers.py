@@ -1,4 +1,4 @@
-"""`zufluss dev`, `zufluss server`, `zufluss config`: commands that need no server to talk to."""
+"""`zufluss dev`, `zufluss server`, `zufluss config`: commands that need no running server."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ CONFIGURABLE_ERRORS = frozenset(
     {errno.EADDRINUSE, errno.EADDRNOTAVAIL}
     | {errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOTDIR}
 )
-"""What another address, port or directory would mend."""
+"""Errors of a wrong address, port or directory, which are usage errors."""
 
 
 class Role(StrEnum):
-    """What a server process does."""
+    """The role of a server process."""
 
     COORDINATOR = "coordinator"
     TABLET = "tablet"
@@ -41,14 +41,14 @@ else:
 
 def dev(
     data_dir: Annotated[
-        Path | None, typer.Option("--data-dir", metavar="DIR", help="Where the data lives.")
+        Path | None, typer.Option("--data-dir", metavar="DIR", help="The data directory.")
     ] = None,
     port: Annotated[
         int | None,
-        typer.Option("--port", min=0, max=65535, help="TCP port, 9123; 0 takes a free one."),
+        typer.Option("--port", min=0, max=65535, help="TCP port; default 9123, 0 for a free one."),
     ] = None,
     host: Annotated[
-        str | None, typer.Option("--host", help="Address to listen on, localhost.")
+        str | None, typer.Option("--host", help="Address to listen on; default localhost.")
     ] = None,
     lake: Annotated[
         Lake | None,
@@ -59,7 +59,7 @@ def dev(
 ) -> None:
     """Run a whole cluster in one process: both roles, one port, one data directory.
 
-    Prints one line when ready. SIGTERM or Ctrl-C stops it cleanly; the data stays.
+    Prints one line when it is ready. SIGTERM or Ctrl-C stops it cleanly; the data stays.
 
     Examples:
 
@@ -79,7 +79,7 @@ def dev(
 
 
 def server(
-    role: Annotated[Role, typer.Option("--role", help="Which part this process is.")],
+    role: Annotated[Role, typer.Option("--role", help="The role of this process.")],
     config_file: ConfigFile = None,
     settings: Settings = None,
 ) -> None:
@@ -101,7 +101,7 @@ def server(
 def config(
     config_file: ConfigFile = None, settings: Settings = None, output: OutputOption = Output.TABLE
 ) -> None:
-    """Print the configuration that is in effect, where each value comes from, secrets hidden.
+    """Print the effective configuration and the origin of each value; secrets are hidden.
 
     Examples:
 
@@ -123,7 +123,7 @@ def _dev_configuration(
     port: int | None,
     lake: Lake | None,
 ) -> Configuration:
-    """The configuration with what the options of `dev` say in place of their keys."""
+    """Apply the options of `dev` to the configuration."""
     from zufluss.config.options import BIND_LISTENERS, DATA_DIR, DATALAKE_FORMAT
 
     overrides: dict[str, str] = {}
@@ -142,7 +142,7 @@ def _dev_configuration(
 
 
 def _run(serve: Callable[[], int]) -> None:
-    """Serve until stopped; a configuration that shows only now to be wrong is a usage error."""
+    """Serve until stopped; a wrong configuration is a usage error."""
     from zufluss.errors import ConfigError
 
     try:

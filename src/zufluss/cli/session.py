@@ -1,7 +1,7 @@
-"""What the commands share: their common options, the connection, and refusals.
+"""What the commands share: common options, the connection, usage errors.
 
-A mistake of the user (an option, a file, a column list) is a `typer.BadParameter`: exit code 2
-with the usage. Errors of the server and of the network pass through to `main`.
+A mistake of the user (an option, a file, a column list) is a `typer.BadParameter`: exit code 2 with
+the usage. Errors of the server and of the network pass through to `main`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Bootstrap = Annotated[
         "-b",
         metavar="HOST:PORT",
         envvar="ZUFLUSS_BOOTSTRAP",
-        help="A server of the cluster; several separated by commas.",
+        help="A server of the cluster, or several separated by commas.",
     ),
 ]
 Settings = Annotated[
@@ -39,7 +39,7 @@ Settings = Annotated[
     typer.Option(
         "-D",
         metavar="KEY=VALUE",
-        help="A configuration key, as often as needed (docs/configuration.md).",
+        help="A configuration option; may be repeated (docs/configuration.md).",
     ),
 ]
 OutputOption = Annotated[
@@ -47,16 +47,27 @@ OutputOption = Annotated[
 ]
 ConfigFile = Annotated[
     Path | None,
-    typer.Option("--config", metavar="FILE", envvar="ZUFLUSS_CONFIG", help="A server.yaml."),
+    typer.Option(
+        "--config",
+        metavar="FILE",
+        envvar="ZUFLUSS_CONFIG",
+        help="A configuration file such as server.yaml.",
+    ),
 ]
+CustomProperties = Annotated[
+    list[str] | None,
+    typer.Option("--custom-property", metavar="KEY=VALUE", help="A property of your own."),
+]
+IfNotExists = Annotated[bool, typer.Option("--if-not-exists", help="Succeed if it exists.")]
+IfExists = Annotated[bool, typer.Option("--if-exists", help="Succeed if it does not exist.")]
 TableArgument = Annotated[
-    str, typer.Argument(metavar="TABLE", help="`database.table`, or a table of `fluss`.")
+    str, typer.Argument(metavar="TABLE", help="`database.table`, or `table` in database `fluss`.")
 ]
 
 
 @contextmanager
 def usage(about: str = "") -> Iterator[None]:
-    """Turn what the user's own input causes into a usage error (exit code 2)."""
+    """Turn errors that the user's input causes into usage errors (exit code 2)."""
     from zufluss.errors import ZuflussError
 
     prefix = f"{about}: " if about else ""
@@ -73,7 +84,7 @@ def usage(about: str = "") -> Iterator[None]:
 def configuration(
     config_file: Path | None = None, settings: Sequence[str] | None = None
 ) -> Configuration:
-    """The configuration of this process, from all sources."""
+    """Load the configuration from file, environment and `-D` options."""
     from zufluss.config import Configuration
 
     with usage():
@@ -81,7 +92,7 @@ def configuration(
 
 
 def log_warnings() -> None:
-    """Let client commands say warnings on stderr and nothing else."""
+    """Log only warnings and errors, to stderr."""
     from zufluss.obs.logging import configure
 
     configure(level="warning")
@@ -89,7 +100,7 @@ def log_warnings() -> None:
 
 @contextmanager
 def connected(bootstrap: str, settings: Sequence[str] | None) -> Iterator[Connection]:
-    """A connection to the cluster, closed at the end."""
+    """Connect to the cluster for the time of a block."""
     import zufluss
     from zufluss.errors import ConfigError
 
@@ -104,7 +115,7 @@ def connected(bootstrap: str, settings: Sequence[str] | None) -> Iterator[Connec
 
 
 def table_path(text: str) -> TablePath:
-    """The path of a table as the user wrote it."""
+    """Parse the path of a table."""
     from zufluss.model.table import TablePath
 
     with usage():
@@ -112,21 +123,21 @@ def table_path(text: str) -> TablePath:
 
 
 def names(text: str | None) -> tuple[str, ...]:
-    """The names of a comma-separated list."""
+    """Split a comma-separated list."""
     return tuple(part.strip() for part in (text or "").split(",") if part.strip())
 
 
-def pairs(items: Sequence[str] | None, what: str) -> dict[str, str]:
-    """The `key=value` items of a repeated option."""
-    found: dict[str, str] = {}
+def pairs(items: Sequence[str] | None, option: str) -> dict[str, str]:
+    """Parse the `key=value` items of a repeated option."""
+    values: dict[str, str] = {}
     for item in items or ():
         key, equals, value = item.partition("=")
         if not equals or not key.strip():
-            raise typer.BadParameter(f"{what} {item!r} is not of the form key=value")
-        found[key.strip()] = value.strip()
-    return found
+            raise typer.BadParameter(f"{option} {item!r} is not of the form key=value")
+        values[key.strip()] = value.strip()
+    return values
 
 
 def say(message: str) -> None:
-    """Tell what was done, on stderr so that stdout stays the result."""
+    """Print a message to stderr, because stdout is for results."""
     typer.echo(message, err=True)

@@ -1,4 +1,4 @@
-"""`zufluss table …`: tables."""
+"""`zufluss table …`: list, create, describe, alter and drop tables, show their lake."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from zufluss.cli.session import (
     DEFAULT_BOOTSTRAP,
     DEFAULT_DATABASE,
     Bootstrap,
+    CustomProperties,
+    IfExists,
+    IfNotExists,
     OutputOption,
     Settings,
     TableArgument,
@@ -48,8 +51,8 @@ def list_(
       zufluss table list shop
     """
     with connected(bootstrap, settings) as connection:
-        found = connection.admin.list_tables(database)
-    print_rows(output, ["table"], [(name,) for name in found])
+        tables = connection.admin.list_tables(database)
+    print_rows(output, ["table"], [(name,) for name in tables])
 
 
 @app.command()
@@ -57,12 +60,14 @@ def create(
     table: TableArgument,
     columns: Annotated[
         str | None,
-        typer.Argument(metavar="COLUMNS", help="A column list as in SQL; or use --schema."),
+        typer.Argument(metavar="COLUMNS", help="A column list as in SQL; --schema replaces it."),
     ] = None,
     schema: Annotated[
         Path | None,
         typer.Option(
-            "--schema", metavar="FILE", help="A .json, .yaml, .parquet or .arrow file instead."
+            "--schema",
+            metavar="FILE",
+            help="A .json, .yaml, .parquet or .arrow file with the columns.",
         ),
     ] = None,
     primary_key: Annotated[str | None, typer.Option(metavar="A,B", help="The primary key.")] = None,
@@ -75,20 +80,15 @@ def create(
         list[str] | None,
         typer.Option("--property", metavar="KEY=VALUE", help="A `table.…` property."),
     ] = None,
-    custom: Annotated[
-        list[str] | None,
-        typer.Option("--custom-property", metavar="KEY=VALUE", help="A property of your own."),
-    ] = None,
+    custom: CustomProperties = None,
     comment: Annotated[str | None, typer.Option(help="A comment.")] = None,
-    if_not_exists: Annotated[
-        bool, typer.Option("--if-not-exists", help="Succeed when it exists.")
-    ] = False,
+    if_not_exists: IfNotExists = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     settings: Settings = None,
 ) -> None:
     """Create a table from a column list or a schema file.
 
-    An option given beside a file wins over what the file says.
+    Options override the values of a schema file.
 
     Examples:
 
@@ -129,7 +129,7 @@ def describe(
 ) -> None:
     """Show columns, keys, buckets and properties of a table.
 
-    The JSON is a schema file: `zufluss table create copy --schema that.json` makes a twin.
+    The JSON output is a schema file: `zufluss table create copy --schema FILE` reads it.
 
     Examples:
 
@@ -166,7 +166,7 @@ def lake(
     settings: Settings = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Show how far a table has been tiered: its lake snapshot, and per bucket what is missing.
+    """Show how far a table is tiered: its lake snapshot, and the lag of each bucket.
 
     Examples:
 
@@ -201,16 +201,16 @@ def alter(
         typer.Option("--set", metavar="KEY=VALUE", help="Set a property, `table.…` or your own."),
     ] = None,
     reset: Annotated[
-        str | None, typer.Option(metavar="KEY,…", help="Set properties back to their default.")
+        str | None, typer.Option(metavar="KEY,…", help="Reset properties to their defaults.")
     ] = None,
     add_column: Annotated[
         list[str] | None,
-        typer.Option(metavar="'NAME TYPE'", help="Add a column at the end; it must be nullable."),
+        typer.Option(metavar="'NAME TYPE'", help="Append a column; it must be nullable."),
     ] = None,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     settings: Settings = None,
 ) -> None:
-    """Change properties of a table, or add columns; not both in one call.
+    """Change properties of a table, or append columns; not both in one call.
 
     Examples:
 
@@ -234,13 +234,11 @@ def alter(
 @app.command()
 def drop(
     table: TableArgument,
-    if_exists: Annotated[
-        bool, typer.Option("--if-exists", help="Succeed when there is none.")
-    ] = False,
+    if_exists: IfExists = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     settings: Settings = None,
 ) -> None:
-    """Drop a table and its data.
+    """Drop a table with its data.
 
     Example:
 
@@ -263,18 +261,18 @@ def _descriptor(columns: str | None, schema: Path | None) -> TableDescriptor:
 
 
 def _with_options(descriptor: TableDescriptor, changes: dict[str, Any]) -> TableDescriptor:
-    """The descriptor with what the options say; properties are merged key by key."""
-    given = {name: value for name, value in changes.items() if value}
-    primary_key = given.pop("primary_key", None)
+    """Apply options to a descriptor; properties are merged key by key."""
+    options = {name: value for name, value in changes.items() if value}
+    primary_key = options.pop("primary_key", None)
     if primary_key:
-        given["schema"] = replace(descriptor.schema, primary_key=primary_key)
+        options["schema"] = replace(descriptor.schema, primary_key=primary_key)
     for name in ("properties", "custom_properties"):
-        given[name] = {**getattr(descriptor, name), **changes[name]}
-    return replace(descriptor, **given)
+        options[name] = {**getattr(descriptor, name), **changes[name]}
+    return replace(descriptor, **options)
 
 
 def _print_columns(descriptor: TableDescriptor) -> None:
-    """The columns; with their functions where some have one."""
+    """Print the columns; with their aggregate functions if one has a function."""
     columns = descriptor.schema.columns
     shown = {
         "column": [c.name for c in columns],

@@ -1,11 +1,11 @@
-"""`zufluss tiering`: the tiering service, with the options of Fluss's own."""
+"""`zufluss tiering`: runs the tiering service, with the options of Fluss's own service."""
 
 from __future__ import annotations
 
 import typer
 
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
-"""The service reads its options itself: their names have dots, and most are not known here."""
+"""The service parses its options itself, because their names have dots and are open-ended."""
 
 
 def tiering(context: typer.Context) -> None:

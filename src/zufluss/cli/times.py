@@ -1,4 +1,4 @@
-"""Points in time and in a log, as users write and read them."""
+"""Parses and prints times and positions in a log."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Position = Literal["earliest", "latest"] | int
 
 
 def iso_time(epoch_ms: int) -> str:
-    """Epoch milliseconds as ISO 8601 in UTC."""
+    """Format epoch milliseconds as ISO 8601 in UTC."""
     moment = datetime.fromtimestamp(epoch_ms / 1000, UTC)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def parse_time_ms(text: str) -> int:
-    """Epoch milliseconds of an ISO 8601 time (UTC unless it says otherwise) or of a number."""
+    """Parse ISO 8601 (UTC unless it has a zone) or a number to epoch milliseconds."""
     if text.isdecimal():
         return int(text)
     try:
@@ -37,7 +37,7 @@ def parse_time_ms(text: str) -> int:
 
 
 def parse_position(text: str) -> Position:
-    """`earliest`, `latest`, or epoch milliseconds: what list offsets and scans take."""
+    """Parse `earliest`, `latest` or a time to a position of the client."""
     if text == EARLIEST:
         return EARLIEST
     return LATEST if text == LATEST else parse_time_ms(text)

@@ -1,33 +1,33 @@
-"""Exactly-once writers of primary-key tables: checkpoints, and restarts that undo what came after.
+"""Exactly-once writers of primary-key tables: checkpoints, and restarts that undo later writes.
 
     writer = await table.exactly_once_writer("page-views")
     ...
-    state = await writer.checkpoint()     # keep it, in one step with the position of the source
+    state = await writer.checkpoint()     # store it in one step with the position of the source
 
-A writer is an epoch of a *producer*. While it lives nobody else can write its columns, and from the
-moment it begins no earlier epoch can. After a crash the next one is given the last checkpoint that
-was kept; before it writes anything, what earlier epochs wrote behind that checkpoint is undone.
+A writer is an epoch of a *producer*. While it lives, nobody else can write its columns, and from
+its beginning on no earlier epoch can. After a crash, the next writer gets the last stored
+checkpoint. Before it writes, all writes of earlier epochs behind that checkpoint are undone.
 
-| restart | what is undone |
+| restart | undone |
 |---|---|
-| with `state` | everything behind that checkpoint |
-| without, and no checkpoint was kept | everything since the first start: read the source anew |
-| without, although one was kept | nothing: `ProducerStateError`, for it would count twice |
-| the functions make no odds of a replay | nothing |
+| with `state` | all writes behind that checkpoint |
+| without, and no checkpoint was stored | all writes since the first start: read the source anew |
+| without, although one was stored | nothing: `ProducerStateError`, as rows would count twice |
+| aggregate functions for which a replay changes nothing | nothing |
 
-A checkpoint is kept when the caller comes back for the next one, so the coordinator is always told
-of the one before. With a `checkpoint_id`, whoever restarts can ask which one was reported last, and
-needs no state: then the coordinator is told of this one.
+A checkpoint counts as stored when the caller makes the next one, so the coordinator is told of the
+checkpoint before. With a `checkpoint_id` a checkpoint counts at once: a restarted caller can ask
+which id was reported last and needs no state.
 
-Any batch that fails ends the writer: what follows would be counted without it. Restore the last
-checkpoint then, in a new writer. Rows that do not fit the table's columns are refused before they
-are taken over, and end nothing.
+Any batch that fails ends the writer, because later batches would count without it. Open a new
+writer with the last checkpoint then. Rows that do not fit the table's columns are refused before
+they are taken, and do not end the writer.
 
-Jobs of several processes: the writer is the driver's, and `handle` is sent to the tasks, which open
-`table.producer_writer(handle, task=n)`. Under one handle the number of a task stands for one stream
-of rows. A task that is run again writes the same rows in the same order, and what is there already
-is dropped. Checkpoint when all tasks have ended, or, if no two of them write the same buckets, with
-the offsets that their `close` gave.
+In a job of several processes the driver has the writer and sends `handle` to its tasks, which open
+`table.producer_writer(handle, task=n)`. Under one handle, a task number stands for one stream of
+rows. A task that runs again writes the same rows in the same order, and the server drops those that
+it has. Checkpoint when all tasks have ended, or, if no two tasks write the same buckets, with the
+offsets that `finish` returned.
 """
 
 from __future__ import annotations
@@ -74,17 +74,17 @@ from zufluss.wire import messages as m
 log = logging.getLogger(__name__)
 
 UndoBy = Literal["server", "client"]
-"""Who undoes: the leaders of the buckets, or this client, which reads their changelogs."""
+"""Who undoes: the leaders of the buckets, or this client by reading their changelogs."""
 TaskOffsets = Mapping[TableBucket, int]
-"""Where the buckets that a task wrote to stood when it ended."""
+"""The end offsets of the buckets that a task wrote to."""
 
 
 class AsyncExactlyOnceWriter(AsyncUpsertWriter):
-    """Writes each row once, whatever crashes; `await table.exactly_once_writer(…)` makes it.
+    """Writes each row once, even after a crash; `await table.exactly_once_writer(…)` opens it.
 
-    >>> async with await table.exactly_once_writer("views", state=kept) as writer:  # doctest: +SKIP
-    ...     await writer.write({"page": ["/"], "views": [1]})
-    ...     kept = (await writer.checkpoint()).to_bytes()
+    >>> writer = await table.exactly_once_writer("views", state=state)  # doctest: +SKIP
+    >>> await writer.write({"page": ["/"], "views": [1]})  # doctest: +SKIP
+    >>> state = await writer.checkpoint()  # doctest: +SKIP
     """
 
     def __init__(
@@ -101,56 +101,57 @@ class AsyncExactlyOnceWriter(AsyncUpsertWriter):
         identity = Identity(producer.handle.writer_id(OWN_TASK))
         super().__init__(connection, info, columns, pre_aggregate=pre_aggregate, identity=identity)
         self.state = state
-        """The last checkpoint: made by this writer, or restored; None before the first."""
+        """The last checkpoint, made by this writer or restored; None before the first one."""
         self.undone = undone
-        """What was undone before it began; None if nothing had to be."""
+        """What was undone when the writer began; None if nothing was."""
         self._producer = producer
         self._marks: dict[BucketQueue, int] = {}
         producer.on_loss = self._sender.end
 
     @property
     def handle(self) -> ProducerHandle:
-        """What tasks of the job need to write as this producer."""
+        """The handle that tasks of the job need to write for this producer."""
         return self._producer.handle
 
     @property
     def producer_id(self) -> str:
-        """Its id, the same after each restart."""
+        """The producer's id, the same after each restart."""
         return self.handle.producer_id
 
     @property
     def epoch(self) -> int:
-        """Which start of the producer it is."""
+        """The number of this start of the producer."""
         return self.handle.epoch
 
     @property
     def last_checkpoint_id(self) -> int | None:
-        """The number of the last checkpoint that was reported with one, before this start."""
+        """The last `checkpoint_id` reported before this start; None if there is none."""
         return self.handle.last_checkpoint_id
 
     @property
     def exclusive(self) -> bool:
-        """Nobody else can write its columns."""
+        """Whether nobody else can write its columns."""
         return self._producer.exclusive
 
     async def checkpoint(
         self, *, checkpoint_id: int | None = None, tasks: Iterable[TaskOffsets] | None = None
     ) -> ProducerState:
-        """Have everything acknowledged, and say where the table stands; writes wait meanwhile.
+        """Wait until all rows are acknowledged, and return the state of the table.
 
-        Keep the state, in one step with the position of the source, before the next checkpoint: by
-        coming back you say that you have it. With a `checkpoint_id`, a number of your own that
-        grows, the checkpoint counts at once, and `last_checkpoint_id` tells it after a restart.
+        Store the state, in one step with the position of the source, before the next checkpoint:
+        the next call tells the cluster that this state is stored. With a `checkpoint_id`, an
+        increasing number of your own, the checkpoint counts at once, and `last_checkpoint_id` has
+        the number after a restart. Writes wait meanwhile.
 
-        All tasks of the job must have ended. If others go on, `tasks` has the offsets of those that
-        ended, from their `finish`, and no two tasks may write to the same buckets.
+        All tasks of the job must have ended. If some still run, give the offsets that the ended
+        tasks returned from `finish` as `tasks`; then no two tasks may write the same buckets.
         """
         async with self._order:
             await self._convert_rows()
             self._seal_all()
             await self._acknowledged()
-            given = None if tasks is None else list(tasks)
-            offsets = await (self._all_offsets() if given is None else self._moved_to(given))
+            ended = None if tasks is None else list(tasks)
+            offsets = await (self._all_offsets() if ended is None else self._moved_to(ended))
             before = None if self.state is None else self.state.offsets
             await self._producer.report(before if checkpoint_id is None else offsets, checkpoint_id)
             self._marks = {queue: queue.next_sequence for queue in self._queues.values()}
@@ -173,13 +174,13 @@ class AsyncExactlyOnceWriter(AsyncUpsertWriter):
         offsets = await list_all_offsets(self._connection, self.info.path, "latest")
         if any(bucket.table_id != self.info.table_id for bucket in offsets):
             raise ProducerStateError(
-                f"table {self.info.path} was dropped and created again; what this writer wrote is "
-                "gone, so start anew without a state"
+                f"table {self.info.path} was dropped and created again, with all rows of this "
+                "writer; start a new one without a state"
             )
         return offsets
 
     async def _moved_to(self, tasks: Sequence[TaskOffsets]) -> TaskOffsets:
-        """The last checkpoint, moved on where tasks or this writer have written since."""
+        """The last checkpoint, advanced by the writes of tasks and of this writer since."""
         moved = [
             BucketPlace(queue.bucket, queue.partition)
             for queue in self._queues.values()
@@ -187,8 +188,8 @@ class AsyncExactlyOnceWriter(AsyncUpsertWriter):
         ]
         own = await end_offsets(self._connection, self.info, moved)
         offsets = dict(self._producer.baseline if self.state is None else self.state.offsets)
-        for found in (own, *tasks):
-            for bucket, offset in found.items():
+        for reached in (own, *tasks):
+            for bucket, offset in reached.items():
                 offsets[bucket] = max(offset, offsets.get(bucket, 0))
         kept: set[int | None] = {None}
         if self.info.is_partitioned:
@@ -197,11 +198,11 @@ class AsyncExactlyOnceWriter(AsyncUpsertWriter):
         return _completed(self.info, offsets, kept)
 
     async def close(self, *, release: bool = False) -> None:
-        """Have everything acknowledged, and end; with `release` the producer is over for good.
+        """Wait until all rows are acknowledged, and end the writer.
 
-        Without it the producer stays: the next start is given the last checkpoint, and undoes what
-        was written behind it. After a release its columns are free, and a start under the same id
-        is a new producer.
+        The producer stays: the next start undoes all writes behind the last stored checkpoint. With
+        `release` the producer ends, too: its columns are free, nothing is ever undone, and a start
+        under the same id is a new producer.
         """
         if self._closed:
             return
@@ -215,11 +216,11 @@ class AsyncExactlyOnceWriter(AsyncUpsertWriter):
             await self._producer.stop()
 
     async def release(self) -> None:
-        """The work is done: close, and let go of the columns; nothing is ever undone."""
+        """Close the writer and end its producer for good: `close(release=True)`."""
         await self.close(release=True)
 
     def for_task(self, task: int, *, pre_aggregate: bool = False) -> AsyncTaskUpsertWriter:
-        """A writer of a task of this job, in this process; elsewhere use `handle`."""
+        """Open the writer of a task of this job in this process; elsewhere use `handle`."""
         return AsyncTaskUpsertWriter(
             self._connection, self.info, self.handle, task, pre_aggregate=pre_aggregate
         )
@@ -230,10 +231,10 @@ class AsyncExactlyOnceWriter(AsyncUpsertWriter):
 
 
 class _TaskWriter(BatchWriter):
-    """What the writers of tasks have in common."""
+    """The base of the writers of tasks."""
 
     async def finish(self) -> TaskOffsets:
-        """Have everything acknowledged, end, and say where the buckets written to stand."""
+        """Wait until all rows are acknowledged, close, and return the offsets of the buckets."""
         await self.flush()
         places = [BucketPlace(queue.bucket, queue.partition) for queue in self._queues.values()]
         offsets = await end_offsets(self._connection, self.info, places)
@@ -242,7 +243,7 @@ class _TaskWriter(BatchWriter):
 
 
 class AsyncTaskUpsertWriter(_TaskWriter, AsyncUpsertWriter):
-    """A task's writer to a primary-key table; `table.producer_writer(handle, task)` makes it.
+    """The writer of a task to a primary-key table; `table.producer_writer(…)` makes it.
 
     >>> async with table.producer_writer(handle, task=3) as writer:  # doctest: +SKIP
     ...     await writer.write(rows)
@@ -270,7 +271,7 @@ class AsyncTaskUpsertWriter(_TaskWriter, AsyncUpsertWriter):
 
 
 class AsyncTaskAppendWriter(_TaskWriter, AsyncAppendWriter):
-    """A task's writer to a log table; `table.producer_writer(handle, task)` makes it."""
+    """The writer of a task to a log table; `table.producer_writer(…)` makes it."""
 
     def __init__(
         self, connection: ClusterConnection, info: TableInfo, handle: ProducerHandle, task: int
@@ -300,7 +301,7 @@ def task_writer(
     *,
     pre_aggregate: bool = False,
 ) -> AsyncTaskWriter:
-    """What `table.producer_writer` makes."""
+    """Open the writer of a task, for `table.producer_writer`."""
     if info.has_primary_key:
         return AsyncTaskUpsertWriter(connection, info, handle, task, pre_aggregate=pre_aggregate)
     if pre_aggregate:
@@ -319,7 +320,7 @@ async def open_exactly_once(
     undo: UndoBy,
     on_undo: OnUndo | None,
 ) -> AsyncExactlyOnceWriter:
-    """What `table.exactly_once_writer` does."""
+    """Open a writer, for `table.exactly_once_writer`."""
     check_primary_key(info, "exactly-once writer", "table.append(), which writes each batch once")
     put_mode(info, "aggregate", pre_aggregate)
     if undo not in get_args(UndoBy):
@@ -351,7 +352,7 @@ async def open_exactly_once(
 async def open_append_producer(
     connection: ClusterConnection, info: TableInfo, producer_id: str | None
 ) -> ProducerHandle:
-    """What `table.append_producer` does."""
+    """Open a producer of a log table, for `table.append_producer`."""
     if info.has_primary_key:
         raise InvalidTableError(
             f"table {info.path} has a primary key; its producers are exactly-once writers: use "
@@ -366,9 +367,10 @@ async def open_append_producer(
 async def renew_producer(
     connection: ClusterConnection, info: TableInfo, handle: ProducerHandle
 ) -> ProducerHandle:
-    """The same producer under a new number, from epoch 1 on; its last checkpoint stays.
+    """Give a producer a new number, with epochs from 1 on; its last checkpoint stays.
 
-    For who begins an epoch so often that they run out. Nobody may have written under this one.
+    For producers that begin so many epochs that the numbers of epochs run out. Nobody may have
+    written under the present epoch.
     """
     request = m.InitProducerRequest(
         producer_id=handle.producer_id,
@@ -383,10 +385,10 @@ async def renew_producer(
 async def open_fence(
     connection: ClusterConnection, info: TableInfo, producer_id: str
 ) -> ProducerHandle:
-    """An epoch for tasks that upsert: writers of earlier ones are refused from now on.
+    """Begin an epoch for tasks that upsert: the server refuses writers of earlier epochs.
 
-    It owns no columns, and nothing is undone. It is over when it is released, or when it was silent
-    for the cluster's `zufluss.producer.hold-max`.
+    The epoch owns no columns, and nothing is undone. It ends when it is released, or silent for the
+    cluster's `zufluss.producer.hold-max`.
     """
     check_primary_key(info, "fence", "table.append_producer()")
     request = m.InitProducerRequest(
@@ -435,11 +437,11 @@ def _same_producer(restored: ProducerState, producer_id: str | None) -> str:
 def _column_ids(
     info: TableInfo, columns: Sequence[str] | None, restored: ProducerState | None
 ) -> Sequence[int]:
-    """The columns to own: those given, or restored; none: all beside the key."""
-    given = column_ids_of(info, columns)
+    """The ids of the columns to own, given or restored; empty for all beside the key."""
+    ids = column_ids_of(info, columns)
     if restored is None:
-        return given
-    if columns is not None and given != restored.column_ids:
+        return ids
+    if columns is not None and ids != restored.column_ids:
         raise ProducerStateError(
             f"{restored} has other columns than {', '.join(columns or ())}; leave them out to "
             "go on with those it had, or release the producer and start another one"
@@ -451,7 +453,7 @@ def _column_ids(
 def _completed(
     info: TableInfo, offsets: TaskOffsets, partitions: Iterable[int | None]
 ) -> TaskOffsets:
-    """The offsets in these partitions; buckets nobody wrote to, in new ones, at their beginning."""
+    """The offsets of every bucket in these partitions; 0 for a bucket without writes."""
     known = {bucket.partition_id for bucket in offsets} & set(partitions)
     places = [
         TableBucket(info.table_id, partition_id, bucket_id)
@@ -464,7 +466,7 @@ def _completed(
 async def end_offsets(
     connection: ClusterConnection, info: TableInfo, places: Sequence[BucketPlace]
 ) -> TaskOffsets:
-    """Where buckets stand; those of partitions that were dropped are left out."""
+    """The end offsets of buckets; buckets of dropped partitions are left out."""
     try:
         return await list_offsets(connection, info, places, "latest")
     except (PartitionNotExistError, UnknownTableOrBucketError):

@@ -1,12 +1,12 @@
-"""A producer as its client holds it: begun, kept alive, told of checkpoints, ended.
+"""A producer session: begins an epoch, keeps it alive, reports checkpoints, releases the producer.
 
-`begin` is the moment that counts. When the coordinator has answered, every leader of the table
-refuses puts of earlier epochs, so that what is found afterwards is all there is to undo. From then
-on a task on the connection's loop gives signs of life (`core/renewal.py` says when), so that
-nobody else takes the columns of a writer that is idle, or busy undoing.
+`begin` is the decisive moment. When the coordinator has answered, every leader of the table refuses
+puts of earlier epochs, so all that must be undone is in the changelogs. From then on a task on the
+connection's loop reports that the producer is alive (`core/renewal.py` says when), so that nobody
+takes over the columns of a writer that is idle or busy undoing.
 
-A producer is lost when somebody began a later epoch of it, took its columns after it was silent for
-too long, or dropped it. It is told so by whoever it asks next, and `on_loss` is called.
+A session is lost when somebody began a later epoch, took over its columns after a long silence, or
+dropped the producer. The next call that notices raises the reason, and calls `on_loss`.
 """
 
 from __future__ import annotations
@@ -40,57 +40,57 @@ from zufluss.wire.api import ApiKey
 log = logging.getLogger(__name__)
 
 OWN_TASK: Final = TASK_MAX
-"""The task of an exactly-once writer itself."""
+"""The task number of an exactly-once writer itself."""
 CLIENT_UNDO_TASK: Final = TASK_MAX - 1
-"""The task of an undo by the client."""
+"""The task number of an undo by the client."""
 JOB_TASK_MAX: Final = TASK_MAX - 2
-"""The last task that a job may give to a process of its own."""
+"""The highest task number of a job."""
 LOSSES: Final = (ProducerFencedError, ProducerNotFoundError)
-"""Answers after which nothing can be written as this producer any more."""
+"""Answers after which nothing can be written for this producer any more."""
 
 Sleep = Callable[[float], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
 class ProducerHandle:
-    """An epoch of a producer: small, and to be sent to the tasks of a job.
+    """An epoch of a producer: a small value that a driver sends to the tasks of its job.
 
     >>> table.producer_writer(handle, task=3)  # doctest: +SKIP
     """
 
     table_id: int
-    """The table it writes to."""
+    """The table's id."""
     producer_id: str
-    """Its id; empty of one that nobody comes back to."""
+    """The producer's id; empty for an anonymous producer."""
     number: int
-    """What the cluster calls it."""
+    """The producer's number in the cluster."""
     epoch: int
-    """Which start of it."""
+    """The number of the start of the producer."""
     column_ids: tuple[int, ...] = ()
-    """The columns it writes beside the key; none: all there are."""
+    """The ids of the written columns beside the key; empty for all."""
     last_checkpoint_id: int | None = None
-    """The caller's number of the last checkpoint it reported with one, before this epoch."""
+    """The last `checkpoint_id` reported before this epoch; None if there is none."""
 
     def writer_id(self, task: int) -> int:
         """The writer id of a task."""
         return ProducerWriter(self.number, self.epoch, task).writer_id
 
     def columns(self, info: TableInfo) -> tuple[str, ...]:
-        """The names, with the key, of the columns it writes; they may have changed meanwhile."""
+        """The names of the key and of the written columns; columns may have been renamed."""
         self.check(info)
         return column_names(info, self.column_ids)
 
     def check(self, info: TableInfo) -> None:
-        """`ProducerStateError` unless it is of this table."""
+        """Raise `ProducerStateError` unless the handle belongs to this table."""
         if self.table_id != info.table_id:
             raise ProducerStateError(
                 f"producer {self.producer_id!r} writes to table id {self.table_id}, but "
-                f"{info.path} has id {info.table_id}; it is another table by now"
+                f"{info.path} has id {info.table_id}; it was created again"
             )
 
 
 class ProducerSession:
-    """One epoch of a producer, from its begin on."""
+    """One epoch of a producer, kept alive until it is released or stopped."""
 
     def __init__(
         self,
@@ -103,19 +103,19 @@ class ProducerSession:
         sleep: Sleep = asyncio.sleep,
     ) -> None:
         self.producer_id = producer_id
-        """Its id."""
+        """The producer's id."""
         self.handle = ProducerHandle(info.table_id, producer_id, 0, 0)
-        """Its epoch, for tasks."""
+        """The epoch, for tasks."""
         self.undo_from: BucketOffsets | None = None
-        """Its changes from here on are to be undone; None: there are none, or it makes no odds."""
+        """Changes from these offsets on must be undone; None if no undo is needed."""
         self.baseline: BucketOffsets = {}
-        """Where it would be undone to, buckets that are missing to their beginning."""
+        """The offsets to which an undo goes back; a missing bucket goes back to 0."""
         self.exclusive = False
-        """Nobody else writes its columns."""
+        """Whether nobody else can write its columns."""
         self.lost: ZuflussError | None = None
-        """Why it cannot write any more, None while it can."""
+        """Why the producer cannot write any more; None while it can."""
         self.on_loss: Callable[[ZuflussError], None] = lambda loss: None
-        """Called once, when it is lost."""
+        """Called once, with the reason, when the session is lost."""
         self._connection = connection
         self._info = info
         self._ttl_ms = ttl_ms
@@ -126,7 +126,7 @@ class ProducerSession:
         self._renewer: asyncio.Task[None] | None = None
 
     async def begin(self, column_ids: Sequence[int], restored: ProducerState | None) -> None:
-        """Begin an epoch: earlier ones are fenced when this returns."""
+        """Begin an epoch; earlier epochs are fenced when this returns."""
         sent_at = self._clock()
         request = m.InitProducerRequest(
             producer_id=self.producer_id,
@@ -152,12 +152,12 @@ class ProducerSession:
     async def report(
         self, baseline: BucketOffsets | None, checkpoint_id: int | None = None
     ) -> None:
-        """Give a sign of life; changes before `baseline`, if it is given, are never undone."""
+        """Report a checkpoint, before which nothing is undone; None only reports being alive."""
         async with self._calls:
             await self._report(baseline, checkpoint_id)
 
     async def release(self) -> None:
-        """End it for good: its columns are free, nothing it wrote can be undone."""
+        """End the producer for good: its columns are free, and nothing can be undone."""
         await self.stop()
         request = m.ReleaseProducerRequest(
             producer_id=self.producer_id, table_id=self._info.table_id, epoch=self.handle.epoch
@@ -168,13 +168,13 @@ class ProducerSession:
             log.debug("producer %s was released already", self.producer_id)
 
     async def stop(self) -> None:
-        """Give no more signs of life."""
+        """Stop reporting that the producer is alive."""
         renewer, self._renewer = self._renewer, None
         if renewer is not None:
             renewer.cancel()
             await asyncio.gather(renewer, return_exceptions=True)
 
-    # -- signs of life -------------------------------------------------------------------------
+    # -- keeping alive -------------------------------------------------------------------------
 
     async def _keep(self) -> None:
         renewals = self._renewals
@@ -187,8 +187,8 @@ class ProducerSession:
             except (ZuflussError, TimeoutError) as problem:
                 if renewals.problem is None and self.lost is None:
                     log.warning(
-                        "producer %s could give no sign of life, others may take its columns "
-                        "after %s: %s",
+                        "producer %s could not report that it is alive, others may take its "
+                        "columns after %s: %s",
                         self.producer_id,
                         format_duration(self._ttl_ms),
                         problem or type(problem).__name__,
@@ -222,7 +222,7 @@ class ProducerSession:
 async def init_producer(
     connection: ClusterConnection, info: TableInfo, request: m.InitProducerRequest
 ) -> m.InitProducerResponse:
-    """INIT_PRODUCER; beginning twice does no harm, it is one epoch more."""
+    """Send INIT_PRODUCER. Repeating it only begins one more epoch."""
     try:
         answer: m.InitProducerResponse = await connection.call_coordinator(
             ApiKey.INIT_PRODUCER, request
@@ -236,7 +236,7 @@ async def init_producer(
 
 
 def handle_of(request: m.InitProducerRequest, answer: m.InitProducerResponse) -> ProducerHandle:
-    """The epoch that an answer gave."""
+    """The handle of the epoch in an answer."""
     return ProducerHandle(
         request.table_id,
         request.producer_id,
@@ -247,21 +247,21 @@ def handle_of(request: m.InitProducerRequest, answer: m.InitProducerResponse) ->
     )
 
 
-def producer_id_of(connection: ClusterConnection, given: str | None) -> str:
-    """The id of a producer that is given one, or takes the configured one, or needs one."""
-    found = connection.options.producer_id if given is None else given
-    return str(uuid4()) if found is None else check_producer_id(found)
+def producer_id_of(connection: ClusterConnection, producer_id: str | None) -> str:
+    """The given producer id, or the configured one, or a random one."""
+    configured = connection.options.producer_id if producer_id is None else producer_id
+    return str(uuid4()) if configured is None else check_producer_id(configured)
 
 
-def ttl_ms_of(connection: ClusterConnection, given: Duration | None) -> int:
-    """Milliseconds of a time to live; whether they are allowed is for the server to say."""
-    if given is None:
+def ttl_ms_of(connection: ClusterConnection, ttl: Duration | None) -> int:
+    """The given time to live in milliseconds, or the configured one."""
+    if ttl is None:
         return connection.options.producer_ttl_ms
-    return duration_ms_of(given, "ttl of a producer")
+    return duration_ms_of(ttl, "ttl of a producer")
 
 
 def column_ids_of(info: TableInfo, columns: Sequence[str] | None) -> tuple[int, ...]:
-    """The ids of columns that are not in the key, ascending; none for all there are."""
+    """The ids of columns beside the key, ascending; empty for all."""
     names = target_columns(info, columns)
     if columns is None:
         return ()
@@ -270,7 +270,7 @@ def column_ids_of(info: TableInfo, columns: Sequence[str] | None) -> tuple[int, 
 
 
 def column_names(info: TableInfo, column_ids: Collection[int]) -> tuple[str, ...]:
-    """The key, and the columns of these ids, in table order; all for no ids."""
+    """The key and the columns with these ids, in table order; no ids mean all columns."""
     if not column_ids:
         return target_columns(info, None)
     schema = info.schema

@@ -1,7 +1,6 @@
-"""Producers of tables, as an administrator sees them.
+"""Producers of tables as an administrator sees them.
 
-What `AsyncAdmin.list_producers` gives, and how it is read from the wire. Whoever writes as one has
-another view of it, `producer/exactly_once.py`.
+`AsyncAdmin.list_producers` returns these. `producer/exactly_once.py` is the writer's view.
 """
 
 from __future__ import annotations
@@ -19,55 +18,55 @@ class ProducerInfo:
     """A producer of a table."""
 
     producer_id: str
-    """Its id."""
+    """The producer's id."""
     table_id: int
     """The table's id."""
     table: str | None
-    """`database.table`; None if it was just dropped."""
+    """`database.table`; None if the table was just dropped."""
     number: int
-    """What tells its batches from those of others."""
+    """The producer's number, which its batches contain."""
     epoch: int
-    """Each start of it has a higher one."""
+    """Grows with each start of the producer."""
     owner: str | None
-    """Who made it; None without authentication."""
+    """The user who created the producer; None without authentication."""
     columns: tuple[str, ...]
-    """The columns it writes."""
+    """The written columns."""
     exclusive: bool
-    """Nobody else may write them."""
+    """Whether nobody else may write these columns."""
     ttl_ms: int
-    """Others may take its columns when it is silent for so long."""
+    """Others may take over the columns after a silence of this length."""
     idle_ms: int
-    """How long ago it gave a sign of life."""
+    """Time since the producer last reported."""
     lost: bool
-    """Others have taken columns of it, so that it cannot come back."""
+    """Whether others took over its columns, so that it cannot continue."""
     checkpointed: bool
-    """It has reported a checkpoint."""
+    """Whether the producer has reported a checkpoint."""
     checkpoint_id: int | None = None
-    """The id of the last checkpoint that it reported with one."""
+    """The last `checkpoint_id` that was reported; None if there is none."""
     baseline: Mapping[TableBucket, int] = field(default_factory=dict)
-    """What it wrote from here on may be undone, if one table was asked for."""
+    """Writes from these offsets on may be undone; empty in a list of all tables."""
 
 
 def producers_of(response: m.ListProducersResponse) -> list[ProducerInfo]:
-    """The producers of an answer, by table and id."""
-    found = map(_producer, response.producers)
-    return sorted(found, key=lambda producer: (producer.table_id, producer.producer_id))
+    """The producers in an answer, by table and id."""
+    producers = map(_producer, response.producers)
+    return sorted(producers, key=lambda producer: (producer.table_id, producer.producer_id))
 
 
-def _producer(found: m.PbProducer) -> ProducerInfo:
+def _producer(message: m.PbProducer) -> ProducerInfo:
     return ProducerInfo(
-        found.producer_id,
-        found.table_id,
-        found.table if found.HasField("table") else None,
-        found.producer_number,
-        found.epoch,
-        found.owner if found.HasField("owner") else None,
-        tuple(found.column_names),
-        found.exclusive,
-        found.ttl_ms,
-        found.idle_ms,
-        found.lost,
-        found.checkpointed,
-        found.checkpoint_id if found.HasField("checkpoint_id") else None,
-        offsets_from_wire(found.table_id, found.baseline),
+        message.producer_id,
+        message.table_id,
+        message.table if message.HasField("table") else None,
+        message.producer_number,
+        message.epoch,
+        message.owner if message.HasField("owner") else None,
+        tuple(message.column_names),
+        message.exclusive,
+        message.ttl_ms,
+        message.idle_ms,
+        message.lost,
+        message.checkpointed,
+        message.checkpoint_id if message.HasField("checkpoint_id") else None,
+        offsets_from_wire(message.table_id, message.baseline),
     )

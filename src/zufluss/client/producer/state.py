@@ -1,24 +1,24 @@
-"""What an exactly-once writer gives its caller to keep: where every bucket stood at a checkpoint.
+"""The checkpoint of an exactly-once writer: the offset of every bucket at that moment.
 
-The caller stores it beside the position of its source, in one step, and gives it back after a
-crash: changes of the producer behind these offsets are undone, and the source is read again from
-the position that belongs to them.
+The caller stores it in one step with the position of its source, and passes it back after a crash.
+Changes of the producer behind these offsets are then undone, and the source is read again from the
+position that belongs to them.
 
 `to_bytes` is JSON, one object:
 
 | key                    | value                                                          |
 |------------------------|----------------------------------------------------------------|
-| zufluss_producer_state | the version of this form, 1                                    |
-| table, table_id        | `database.table`, and the id that a table of that name has     |
-| producer_id, epoch     | who wrote it                                                   |
+| zufluss_producer_state | the version of this format, 1                                  |
+| table, table_id        | `database.table`, and the table's id                           |
+| producer_id, epoch     | the producer and its epoch                                     |
 | number                 | the producer's number: a later one of the same id has another  |
-| column_ids             | the columns it writes, by ids, which outlive renames; [] all   |
+| column_ids             | ids of the written columns, which outlive renames; [] for all  |
 | checkpoint             | 1, 2, … over the life of the producer                          |
 | offsets                | [[partition id or null, [bucket ids], [offsets]], …], complete |
-| crc32c                 | of the text without this key                                   |
+| crc32c                 | checksum of the text without this key                          |
 
-Offsets are complete: every bucket of every partition there was. So a partition that is missing is
-newer than the checkpoint, and everything in it is undone.
+Offsets are complete: they have every bucket of every partition of that moment. So a missing
+partition is newer than the checkpoint, and everything in it is undone.
 """
 
 from __future__ import annotations
@@ -47,24 +47,24 @@ class ProducerState:
     """
 
     table: TablePath
-    """The table's name when it was written."""
+    """The table's path at the checkpoint."""
     table_id: int
-    """The table's id: one of the same name that was created later has another."""
+    """The table's id; a table that was created again has another one."""
     producer_id: str
-    """Whose it is."""
+    """The producer's id."""
     number: int
-    """What the cluster calls it; a later producer of the same id has another one."""
+    """The producer's number; a later producer of the same id has another one."""
     epoch: int
-    """The start of the producer that wrote it."""
+    """The epoch that made the checkpoint."""
     column_ids: tuple[int, ...]
-    """The columns it writes beside the key, ascending; none: all there are."""
+    """Ids of the written columns beside the key, ascending; empty for all."""
     checkpoint: int
-    """Its number: 1, 2, … over the life of the producer."""
+    """The checkpoint's number: 1, 2, … over the life of the producer."""
     offsets: Mapping[TableBucket, int]
-    """Where each bucket of the table stood."""
+    """The offset of each bucket of the table."""
 
     def to_bytes(self) -> bytes:
-        """The state as text to be stored; `from_bytes` reads it."""
+        """Serialise the state for storage; `from_bytes` reads it."""
         document = {
             _VERSION_KEY: STATE_VERSION,
             "table": str(self.table),
@@ -80,7 +80,7 @@ class ProducerState:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """The state that `to_bytes` made; `ProducerStateError` if it is none, or damaged."""
+        """Read what `to_bytes` wrote; raises `ProducerStateError` if it is damaged."""
         document = _document(data)
         try:
             table_id = int(document["table_id"])
@@ -97,20 +97,20 @@ class ProducerState:
         except (KeyError, TypeError, ValueError) as problem:
             raise ProducerStateError(
                 f"the state of a producer lacks something: {problem!r}; give what "
-                "checkpoint().to_bytes() gave"
+                "checkpoint().to_bytes() returned"
             ) from problem
 
     @classmethod
     def merge(cls, states: Iterable[ProducerState]) -> ProducerState:
-        """One state of the pieces, or copies, that the tasks of a job kept of one checkpoint."""
-        found = list(states)
-        if not found:
+        """Merge the parts or copies of one checkpoint that the tasks of a job stored."""
+        parts = list(states)
+        if not parts:
             raise ProducerStateError(
                 "there is no state to merge; a producer that starts without one is given state=None"
             )
-        first = found[0]
+        first = parts[0]
         offsets: dict[TableBucket, int] = {}
-        for state in found:
+        for state in parts:
             if state._whose != first._whose:
                 raise ProducerStateError(
                     f"states of one checkpoint belong together, and {state} is not of the same as "
@@ -130,7 +130,7 @@ class ProducerState:
         return (*place, self.number, self.epoch, self.column_ids, self.checkpoint)
 
     def check(self, info: TableInfo) -> None:
-        """`ProducerStateError` unless it is a complete state of this table."""
+        """Raise `ProducerStateError` unless this is a complete state of the table."""
         if self.table_id != info.table_id:
             raise ProducerStateError(
                 f"{self} is of table id {self.table_id}, but {info.path} has id {info.table_id}: "
@@ -144,8 +144,8 @@ class ProducerState:
                 bucket = TableBucket(info.table_id, partition_id, bucket_id)
                 if bucket not in self.offsets:
                     raise ProducerStateError(
-                        f"{self} is not complete: {bucket} is missing. Where tasks kept pieces of "
-                        "it, ProducerState.merge puts them together"
+                        f"{self} is not complete: {bucket} is missing. If tasks stored parts, "
+                        "ProducerState.merge joins them"
                     )
 
     def __str__(self) -> str:
@@ -153,24 +153,24 @@ class ProducerState:
 
 
 States = ProducerState | bytes | Iterable[ProducerState | bytes]
-"""A state, its bytes, or several of these that are merged."""
+"""A state, its bytes, or several of these to be merged."""
 
 
-def state_of(given: States) -> ProducerState:
-    """The state that a caller came back with."""
-    if isinstance(given, ProducerState):
-        return given
-    if isinstance(given, bytes | bytearray | memoryview):
-        return ProducerState.from_bytes(bytes(given))
-    return ProducerState.merge(map(state_of, given))
+def state_of(state: States) -> ProducerState:
+    """The state in any form that callers pass."""
+    if isinstance(state, ProducerState):
+        return state
+    if isinstance(state, bytes | bytearray | memoryview):
+        return ProducerState.from_bytes(bytes(state))
+    return ProducerState.merge(map(state_of, state))
 
 
 def _columns(offsets: Mapping[TableBucket, int]) -> list[list[Any]]:
     grouped: dict[int | None, tuple[list[int], list[int]]] = {}
     for bucket in sorted(offsets, key=lambda each: (each.partition_id or -1, each.bucket_id)):
-        ids, found = grouped.setdefault(bucket.partition_id, ([], []))
+        ids, values = grouped.setdefault(bucket.partition_id, ([], []))
         ids.append(bucket.bucket_id)
-        found.append(offsets[bucket])
+        values.append(offsets[bucket])
     return [[partition_id, *columns] for partition_id, columns in grouped.items()]
 
 

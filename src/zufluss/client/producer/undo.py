@@ -1,12 +1,13 @@
-"""Undoing what earlier epochs of a producer wrote, bucket by bucket, by the leaders themselves.
+"""Undoes what earlier epochs of a producer wrote, bucket by bucket, on the leaders.
 
-The leader of a bucket reads its changelog from the offset given and takes back the changes of this
-producer; nothing travels but the question and how far it is. Every bucket of every partition that
-exists is asked about, also those that did not move: only the leader knows what was on its way when
-the epoch began. A bucket without a baseline is newer than it, and is undone from its beginning; a
-partition that was dropped has nothing to undo.
+The leader of a bucket reads its changelog from the given offset and takes back the changes of this
+producer; the network carries only requests and progress. Every bucket of every existing partition
+is asked, even without changes, because only the leader knows what was under way when the epoch
+began. A bucket without a baseline is newer than the checkpoint and is undone from its beginning; a
+dropped partition has nothing to undo.
 
-A call that times out, a leader that moves or restarts: asked again. Undoing twice does no harm.
+After a timeout, or if a leader moves or restarts, the request is repeated: undoing twice does no
+harm.
 """
 
 from __future__ import annotations
@@ -32,44 +33,44 @@ from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
 
 BUCKETS_AT_ONCE: Final = 32
-"""Buckets of a table that are undone at the same time."""
+"""Buckets of a table that are undone concurrently."""
 STALLED_MS: Final = 10 * 60_000
-"""When no bucket moves for so long the undo is given up."""
+"""An undo without progress for this long is given up."""
 AGAIN: Final = PASSING | {ErrorCode.UNDO_UNDER_WAY}
-"""The same call may succeed later."""
+"""Errors after which the same request may succeed later."""
 
 
 @dataclass(frozen=True, slots=True)
 class UndoProgress:
-    """How far an undo is."""
+    """The progress of an undo."""
 
     buckets: int
     """Buckets of the table."""
     buckets_done: int = 0
-    """Buckets where nothing is left to undo."""
+    """Buckets that are finished."""
     records: int = 0
-    """Changes in the changelogs of buckets that were begun, since the baseline; of all writers."""
+    """Changes of all writers since the baseline, in buckets that were begun."""
     records_read: int = 0
-    """So many of them are read."""
+    """Changes that were read."""
     keys: int = 0
-    """Keys whose row was put back."""
+    """Keys whose row was restored."""
 
 
 OnUndo = Callable[[UndoProgress], None]
-"""Told how far an undo is, from time to time and at its end."""
+"""Called with the progress of an undo, from time to time and at its end."""
 
 
 class UndoTally:
-    """Adds up what is known of the buckets."""
+    """Adds up the progress of the buckets."""
 
     def __init__(self, buckets: int, on_progress: OnUndo | None) -> None:
         self.total = UndoProgress(buckets)
-        """All buckets together."""
+        """The progress of all buckets."""
         self._on_progress = on_progress
         self._known: dict[TableBucket, tuple[int, int, int]] = {}
 
     def note(self, bucket: TableBucket, records: int, read: int, keys: int, done: bool) -> None:
-        """How far one bucket is; what was known of it before counts no more."""
+        """Note the progress of one bucket; it replaces earlier figures of the bucket."""
         before = self._known.get(bucket, (0, 0, 0))
         self._known[bucket] = (records, read, keys)
         total = self.total
@@ -83,7 +84,7 @@ class UndoTally:
         self._tell()
 
     def gone(self) -> None:
-        """A bucket was dropped."""
+        """Count a dropped bucket as finished."""
         self.total = replace(self.total, buckets_done=self.total.buckets_done + 1)
         self._tell()
 
@@ -99,7 +100,7 @@ async def undo_on_leaders(
     baseline: Mapping[TableBucket, int],
     on_progress: OnUndo | None = None,
 ) -> UndoProgress:
-    """Have every leader undo what earlier epochs wrote behind the baseline."""
+    """Let every leader undo the writes of earlier epochs behind the baseline."""
     places = await chosen_places(connection, info, None, None)
     undo = _Undo(connection, info, handle, UndoTally(len(places), on_progress))
     work = iter(places)
@@ -133,7 +134,7 @@ class _Undo:
     async def buckets(
         self, places: Iterable[BucketPlace], baseline: Mapping[TableBucket, int]
     ) -> None:
-        """Undo one after the other; several tasks take from the same places."""
+        """Undo buckets one after the other; several tasks share the iterator."""
         for place in places:
             try:
                 await self._bucket(place, baseline.get(place.bucket, 0))
@@ -168,7 +169,7 @@ class _Undo:
             self.tally.note(bucket, records, read, answer.keys, answer.done)
             if answer.done:
                 return
-            if self.tally.total != before:  # also of others: a leader undoes few at a time
+            if self.tally.total != before:  # of any bucket: a leader undoes few at a time
                 before, backoff = self.tally.total, Backoff(STALLED_MS)
             else:
                 await backoff.pause(_stalled(bucket, answer))
@@ -176,13 +177,13 @@ class _Undo:
 
 def _stalled(bucket: TableBucket, answer: m.UndoProducerResponse) -> ZuflussError:
     return RequestTimeoutError(
-        f"{bucket}: an undo stands at offset {answer.position} of {answer.end_offset} and does not "
-        "move; the server goes on with it, so start the writer again later"
+        f"{bucket}: an undo made no progress at offset {answer.position} of {answer.end_offset}; "
+        "the server continues it, so start the writer again later"
     )
 
 
 async def find_leader(connection: ClusterConnection, info: TableInfo, place: BucketPlace) -> None:
-    """Ask who leads a bucket now; `PartitionNotExistError` if its partition is gone."""
+    """Refresh the leader of a bucket; raises `PartitionNotExistError` if it is gone."""
     names = [] if place.partition is None else [place.partition]
     try:
         await connection.refresh_leaders(info, names)

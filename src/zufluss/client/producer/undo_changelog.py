@@ -1,20 +1,18 @@
-"""Undoing on the client's side: read the changelog, put back what every key had before.
+"""Undo by the client: reads the changelog and writes back what every key had before.
 
-For whoever wants it out of the leaders' hands; the server's own undo (`producer/undo.py`) reads
-nothing over the network and is the usual one. Only a producer that owns its columns can do it: then
-nobody else changed them, so the *first* change of a key behind the baseline, whoever made it, shows
-its columns as they were there. And the table must take deletes, where the server's undo needs no
-such leave.
+The leaders' own undo (`producer/undo.py`) reads nothing over the network and is the usual one. Only
+a producer that owns its columns can be undone by the client: nobody else changed them, so the
+*first* change of a key behind the baseline shows the columns as they were there. The table must
+allow deletes.
 
-| first change | what is written, past the merge engine and to the producer's columns only |
+| first change | write, bypassing the merge engine, to the producer's columns only |
 |---|---|
-| `+I` | a delete: the row goes, unless others have values in it |
+| `+I` | a delete: the row is removed, unless others have values in it |
 | `-U`, `-D` | the columns of that row |
 
-Before a bucket is read an empty put of the new epoch goes there. Puts are done in turn, so when it
-is acknowledged everything of earlier epochs that was still on its way is in the changelog, below
-the end that is then read to. Crashing in the middle does no harm: what was put back comes behind
-the first change of its key.
+Before a bucket is read, an empty put of the new epoch is sent to it. Puts are done in turn, so when
+it is acknowledged, all puts of earlier epochs are in the changelog, below the end that is then
+read. A crash in the middle does no harm: restored rows come behind the first change of their keys.
 """
 
 from __future__ import annotations
@@ -47,7 +45,7 @@ async def undo_by_changelog(
     baseline: BucketOffsets,
     on_progress: OnUndo | None = None,
 ) -> UndoProgress:
-    """Put back what the columns of the producer had at the baseline."""
+    """Restore the producer's columns as they were at the baseline."""
     check_undoable(info, producer)
     places = await chosen_places(connection, info, None, None)
     tally = UndoTally(len(places), on_progress)
@@ -66,7 +64,7 @@ async def undo_by_changelog(
 
 
 def check_undoable(info: TableInfo, producer: ProducerSession) -> None:
-    """`ProducerStateError` where a client cannot undo what the server could."""
+    """Raise `ProducerStateError` if only the server can undo."""
     if not producer.exclusive:
         raise ProducerStateError(
             f"producer {producer.producer_id!r} shares its columns of {info.path} with others, and "
@@ -96,7 +94,7 @@ def _check_range(start: int, first: int, end: int, bucket: object) -> None:
 
 
 class _UndoWriter(AsyncUpsertWriter):
-    """Writes rows as they were, under the epoch that begins."""
+    """Writes old rows back, under the new epoch."""
 
     def __init__(
         self, connection: ClusterConnection, info: TableInfo, producer: ProducerSession
@@ -106,7 +104,7 @@ class _UndoWriter(AsyncUpsertWriter):
         super().__init__(connection, info, columns, "overwrite", identity=identity)
 
     async def settle(self, places: list[BucketPlace]) -> None:
-        """Have one empty put done in every bucket."""
+        """Send an empty put to every bucket and wait for it."""
         schema = pa.schema([self.info.schema.arrow.field(name) for name in self.columns])
         nothing = RowChunk(pa.RecordBatch.from_pylist([], schema=schema), False)
         async with self._order:
@@ -126,7 +124,7 @@ async def _undo_bucket(
     start: int,
     end: int,
 ) -> int:
-    """Put back the keys of one bucket; how many there were."""
+    """Restore the keys of one bucket; returns their number."""
     if start == end:
         return 0
     first = _FirstChanges(info)
@@ -150,17 +148,17 @@ async def _undo_bucket(
 
 
 class _FirstChanges:
-    """Tells the first change of each key from later ones."""
+    """Finds the first change of each key."""
 
     def __init__(self, info: TableInfo) -> None:
         from zufluss.record.keys.encoding import KeyEncoder  # loads the compiled kernels
 
         self.seen: set[bytes] = set()
-        """Keys that have changed."""
+        """Keys whose first change was found."""
         self._keys = KeyEncoder.of_stored_key(info)
 
     def of(self, changes: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
-        """The rows of first changes: those that were inserted, and those that were there."""
+        """The rows of first changes: inserted rows, and rows before their change."""
         kinds = changes.column(CHANGE_TYPE).dictionary_decode()
         rows = changes.select(changes.schema.names[3:])
         chosen = self._first(rows, np.array(kinds.to_pylist()) == "+U")

@@ -1,4 +1,4 @@
-"""Offsets of producers as messages: by bucket here, columns per partition on the wire."""
+"""Offsets of producers as messages: by bucket here, as columns per partition on the wire."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from zufluss.wire import messages as m
 from zufluss.wire.tables import offsets_from_proto, offsets_to_proto
 
 BucketOffsets = Mapping[TableBucket, int]
-"""Where buckets stand."""
+"""Offsets by bucket."""
 
 
 def offsets_to_wire(offsets: BucketOffsets) -> list[m.PbBucketOffsets]:
