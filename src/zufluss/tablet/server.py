@@ -1,21 +1,21 @@
 """The tablet server: orders from the coordinator, periodic work, and the wiring of its parts.
 
-The coordinator tells it which tables exist (`update_metadata`), which buckets to serve
+The coordinator tells the server which tables exist (`update_metadata`), which buckets to serve
 (`start_replicas`) and which to stop (`stop_replicas`). In one process with the coordinator these
 are plain calls; apart they arrive as RPCs (`link.py`). Either way they run on the event-loop
 thread, which owns every log.
 
 Clients read and write through the handlers that `register` attaches. Each of them gets the
-directory of buckets (`buckets.py`) and what else it needs; none of them knows the server. The life
-of a bucket is that of its `Replica` (`replica/replica.py`). A bucket that waits for remote storage
-is tried again (`reopen.py`).
+directory of buckets (`buckets.py`) and what else it needs; none of them knows the server. Buckets
+are opened and closed by `assignments.py`; the life of one bucket is that of its `Replica`
+(`replica/replica.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -23,7 +23,7 @@ import structlog
 
 from zufluss.cluster.image import ClusterImage, ImageChange, TablePut
 from zufluss.cluster.producers import TableProducers
-from zufluss.cluster.remote import BucketRemote, RemoteGateway
+from zufluss.cluster.remote import RemoteGateway
 from zufluss.cluster.replicas import (
     KvSnapshotOffset,
     LakeOffsets,
@@ -33,17 +33,15 @@ from zufluss.cluster.replicas import (
 from zufluss.cluster.token_service import MayRead, everybody
 from zufluss.config import options
 from zufluss.config.load import Configuration
-from zufluss.errors import ZuflussError
 from zufluss.log.files import Files
 from zufluss.log.holds import Holder
-from zufluss.log.manager import log_directories, log_directory
-from zufluss.log.segment import DELETED_SUFFIX
 from zufluss.model.table import TableBucket
 from zufluss.net.services import Services
 from zufluss.remote.locations import Locations
 from zufluss.remote.storage import RemoteStorage
 from zufluss.replica.kv_host import KvHost
-from zufluss.replica.replica import Replica, ReplicaHost, ReplicaSettings
+from zufluss.replica.replica import ReplicaHost
+from zufluss.tablet.assignments import Assignments
 from zufluss.tablet.buckets import Buckets
 from zufluss.tablet.changelog_reader import ChangelogReader
 from zufluss.tablet.contention import Contention
@@ -55,11 +53,9 @@ from zufluss.tablet.produce import ProduceHandler
 from zufluss.tablet.producers import Producers
 from zufluss.tablet.put import AllocateIds, PutHandler
 from zufluss.tablet.remote.context import RemoteContext
-from zufluss.tablet.remote.copy import BucketCopy
 from zufluss.tablet.remote.kv_snapshots import KvSnapshotter
 from zufluss.tablet.remote.logs import RemoteLogs
 from zufluss.tablet.remote.restore import Restorer
-from zufluss.tablet.reopen import Reopener, may_pass
 from zufluss.tablet.scan.rebuild import Rebuilder
 from zufluss.tablet.scan.service import ScanService
 from zufluss.tablet.scan.sessions import ScanSessions
@@ -77,11 +73,6 @@ BUCKETS_AT_A_TIME = 1000
 """Buckets that are gone through before the event loop gets to do something else."""
 TIMEOUT_CHECK_SECONDS = 0.25
 """How often the timeouts of produce and put requests are checked."""
-
-OpenReplica = Callable[
-    [ReplicaHost, ReplicaAssignment, ReplicaSettings, BucketCopy], Awaitable[Replica]
-]
-"""`Replica.open` or `Replica.reopen`."""
 
 
 class TabletServer:
@@ -122,20 +113,20 @@ class TabletServer:
         self.lookup = LookupHandler(buckets, self.kv, self.put, contention, tasks)
         self.service = TabletService(buckets, self.lookup, self._readers, clock_ms)
 
-        self._remote = remote = RemoteContext(buckets, storage, gateway, files)
+        remote = RemoteContext(buckets, storage, gateway, files)
         self.remote_logs = RemoteLogs(conf, remote, self.logs, tasks, clock_ms)
         self.fetch = FetchHandler(buckets, self.remote_logs, self._readers, tasks)
         self.snapshots = KvSnapshotter(conf, remote, self.kv)
-        self._restorer = Restorer(remote, self.logs, self.kv)
+        restorer = Restorer(remote, self.logs, self.kv)
 
-        reader = ChangelogReader(buckets, self._restorer, self._readers)
+        reader = ChangelogReader(buckets, restorer, self._readers)
         self.undos = Undos(remote, self.put, self.producers, reader, clock_ms)
-        rebuilder = Rebuilder(conf, remote, self._restorer, reader)
+        rebuilder = Rebuilder(conf, remote, restorer, reader)
         self.pin_states = PinStates(conf, buckets, self.kv, rebuilder, contention, tasks)
         self.scans = ScanService(conf, buckets, self.pin_states, tasks, may_read, monotonic)
 
         followers = (self.remote_logs, self.snapshots, self.scans, self.undos, self.pin_states)
-        self._host = ReplicaHost(
+        host = ReplicaHost(
             self.logs,
             self.kv,
             self.producers,
@@ -143,7 +134,9 @@ class TabletServer:
             opened=(self.pin_states.opened,),
             closed=tuple(follower.closed for follower in followers),
         )
-        self._reopener = Reopener(self._reopen)
+        self._assignments = Assignments(
+            self.data_dir, host, remote, restorer, self.remote_logs, self.scans.closed
+        )
         self._started = False
 
     @property
@@ -179,23 +172,16 @@ class TabletServer:
 
         `producers` are complete: a table without an entry has no producers.
         """
-        await self._reopener.end_all()
+        await self._assignments.retries.end_all()
         self.buckets.image = image
         await self._fence(self.producers.replace(producers))
-        assigned = {assignment.table_bucket for assignment in replicas}
+        self._assignments.close_others(replicas)
         for replica in self.buckets.replicas():
-            if replica.bucket not in assigned:
-                self._close(replica, delete=True)
-            else:
-                replica.lake_reached(None)  # the coordinator tells it again
-        self.buckets.forget_all_refused()
-        self._remove_others(replicas)
+            replica.lake_reached(None)  # the coordinator tells it again
         for entry in image.tables():
             self.buckets.alter(entry)
         self.snapshots.ask_again()
-        remotes = await self._remotes(replicas)
-        for assignment in replicas:
-            await self._start(assignment, remotes.get(assignment.table_bucket))
+        await self._assignments.open_all(replicas)
         if not self._started:
             self._started = True
             self._begin_periodic_work()
@@ -210,24 +196,14 @@ class TabletServer:
 
     async def start_replicas(self, replicas: Sequence[ReplicaAssignment]) -> None:
         """Hold these buckets; raises the reason when one of them cannot be served."""
-        await self._reopener.end(assignment.table_bucket for assignment in replicas)
-        remotes = await self._remotes(replicas)
-        for assignment in replicas:
-            refusal = await self._start(assignment, remotes.get(assignment.table_bucket))
-            if refusal is not None:
-                raise refusal
+        await self._assignments.retries.end(each.table_bucket for each in replicas)
+        await self._assignments.open(replicas)
 
     async def stop_replicas(self, replicas: Sequence[ReplicaStop]) -> None:
         """Give these buckets up, and free their disk where it says delete."""
-        await self._reopener.end(stop.table_bucket for stop in replicas)
+        await self._assignments.retries.end(stop.table_bucket for stop in replicas)
         for stop in replicas:
-            replica = self.buckets.find(*stop.table_bucket)
-            if replica is not None:
-                self._close(replica, delete=stop.delete)
-                continue
-            refused = self.buckets.forget_refused(stop.table_bucket)
-            if refused is not None and stop.delete:
-                self._host.remove(refused.path, stop.table_bucket)
+            self._assignments.close(stop)
 
     async def notify_lake_offsets(self, offsets: Sequence[LakeOffsets]) -> None:
         """Know how far these buckets got in the lake; buckets that are not here are passed over.
@@ -284,79 +260,6 @@ class TabletServer:
             if count % BUCKETS_AT_A_TIME == 0:
                 await asyncio.sleep(0)
 
-    # -- buckets ----------------------------------------------------------------------------
-
-    async def _remotes(
-        self, replicas: Sequence[ReplicaAssignment]
-    ) -> Mapping[TableBucket, BucketRemote]:
-        """What the coordinator knows of the remote files of buckets that are to be opened."""
-        buckets = [r.table_bucket for r in replicas if self.buckets.find(*r.table_bucket) is None]
-        return await self._remote.gateway.bucket_remotes(buckets) if buckets else {}
-
-    async def _start(
-        self, assignment: ReplicaAssignment, remote: BucketRemote | None
-    ) -> ZuflussError | None:
-        """Open a bucket unless it is open, and lead it; returns why it cannot be served.
-
-        `remote` is what remote storage has of the bucket, from where lost files are brought back.
-        """
-        try:
-            await self._open(assignment, remote, Replica.open)
-        except (ZuflussError, OSError) as e:
-            bucket = str(assignment.table_bucket)
-            log.error("bucket_refused", bucket=bucket, reason=str(e))
-            if may_pass(e):
-                self._reopener.add(assignment)
-            return self.buckets.refuse(assignment, e)
-        return None
-
-    async def _reopen(self, assignment: ReplicaAssignment) -> Exception | None:
-        """Try to open a bucket that was refused; returns why that is still not possible."""
-        try:
-            remotes = await self._remotes([assignment])
-        except ZuflussError as e:
-            return e
-        try:
-            await self._open(assignment, remotes.get(assignment.table_bucket), Replica.reopen)
-        except (ZuflussError, OSError) as e:
-            self.buckets.refuse(assignment, e)
-            return e
-        return None
-
-    async def _open(
-        self,
-        assignment: ReplicaAssignment,
-        remote: BucketRemote | None,
-        open_replica: OpenReplica,
-    ) -> None:
-        replica = self.buckets.find(*assignment.table_bucket)
-        if replica is not None:
-            if replica.leader_epoch != assignment.leader_epoch:
-                self.scans.closed(replica)
-            replica.lead(assignment.leader_epoch)
-            return
-        settings = self.buckets.table(assignment.table_bucket.table_id).settings
-        copy = BucketCopy(self._restorer, self.remote_logs, assignment, remote)
-        self.buckets.add(await open_replica(self._host, assignment, settings, copy))
-
-    def _close(self, replica: Replica, *, delete: bool) -> None:
-        self.buckets.remove(replica)
-        replica.close(delete=delete)
-
-    def _remove_others(self, replicas: Sequence[ReplicaAssignment]) -> None:
-        """Remove files of buckets that were dropped while this server was away or died."""
-        data_dir = self.data_dir
-        assigned = {log_directory(data_dir, r.physical_path, r.table_bucket) for r in replicas}
-        for directory in log_directories(data_dir):
-            if directory not in assigned and directory.suffix != DELETED_SUFFIX:
-                log.info("dropped_log_removed", directory=str(directory))
-                self._files.remove_tree(directory)
-                self.logs.remove_empty_parents(directory)
-        states = {self.kv.directory(r.physical_path, r.table_bucket) for r in replicas}
-        for directory in self.kv.remove_others(states):
-            log.info("dropped_state_removed", directory=str(directory))
-            self.logs.remove_empty_parents(directory)
-
     # -- periodic work ----------------------------------------------------------------------
 
     def _begin_periodic_work(self) -> None:
@@ -369,7 +272,7 @@ class TabletServer:
         tasks.repeat(scanner_seconds, self.scans.pins.sweep)
         tasks.spawn(self.remote_logs.run())
         self.snapshots.start()
-        self._reopener.begin()
+        self._assignments.retries.begin()
 
     def _expire_requests(self) -> None:
         now = asyncio.get_running_loop().time()
@@ -385,7 +288,7 @@ class TabletServer:
     async def close(self) -> None:
         """Sync and close every log; the next start needs no recovery."""
         self._tasks.cancel()
-        await self._reopener.stop()
+        await self._assignments.retries.stop()
         await self.snapshots.stop()
         self.scans.stop()
         await self.undos.stop()
