@@ -29,7 +29,7 @@ from zufluss.config.load import Configuration
 from zufluss.config.options import OPTIONS
 from zufluss.config.table_options import TABLE_OPTIONS
 from zufluss.errors import ZuflussError
-from zufluss.log.checkpoint import Checkpoint, write_checkpoint
+from zufluss.log.checkpoint import LogCheckpoint, write_checkpoint
 from zufluss.log.commit_log import BLOCK_BYTES
 from zufluss.log.writer_state import WriterState
 from zufluss.model.expression import col
@@ -270,7 +270,7 @@ def commit_files() -> list[bytes]:
 def checkpoints() -> list[bytes]:
     with tempfile.TemporaryDirectory() as directory:
         for counter in range(2):
-            write_checkpoint(SilentFiles(), Path(directory), Checkpoint(counter, 1, 2, 3, 4, 5))
+            write_checkpoint(SilentFiles(), Path(directory), LogCheckpoint(counter, 1, 2, 3, 4, 5))
         return [(Path(directory) / "log.checkpoint").read_bytes()]
 
 

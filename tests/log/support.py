@@ -7,7 +7,7 @@ from pathlib import Path
 
 from zufluss.log.config import LogConfig
 from zufluss.log.files import Files
-from zufluss.log.log import Appended, Log
+from zufluss.log.log import AppendResult, Log
 from zufluss.model.table import TableBucket
 from zufluss.record.batch.check import CheckedBatch
 from zufluss.record.header import build_batch, iter_headers
@@ -44,7 +44,7 @@ def entry(*batches: bytes | bytearray) -> tuple[memoryview, tuple[CheckedBatch, 
 
 def append(
     log: Log, *batches: bytes | bytearray, now_ms: int = 1000, visible: bool = True
-) -> Appended:
+) -> AppendResult:
     view, checked = entry(*batches)
     result = log.append(view, checked, now_ms)
     if visible:

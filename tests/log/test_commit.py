@@ -16,7 +16,7 @@ from zufluss.errors import CorruptRecordError, LogStorageError
 from zufluss.log.commit_log import BLOCK_BYTES, kept_in, read_commit_log
 from zufluss.log.config import FlushMode, LogConfig
 from zufluss.log.files import Files, OpenFile
-from zufluss.log.log import Appended, Log
+from zufluss.log.log import AppendResult, Log
 from zufluss.log.manager import COMMIT_DIRECTORY, COPY_BYTES_MAX, LogManager, log_directory
 from zufluss.log.writer_state import WriterState
 from zufluss.model.table import PhysicalTablePath, TableBucket
@@ -69,7 +69,7 @@ class Server:
         assert log is not None
         return log
 
-    def append(self, bucket: TableBucket = FIRST, body: bytes = b"body") -> Appended:
+    def append(self, bucket: TableBucket = FIRST, body: bytes = b"body") -> AppendResult:
         view, checked = entry(batch(2, body=body))
         result = self.log(bucket).append(view, checked, 1)
         self.manager.commit(

@@ -11,7 +11,7 @@ import pytest
 from tests.log.support import append, batch, crash, offsets, open_log, read_all, segment_files
 from tests.paths import FIXTURES
 from zufluss.errors import CorruptRecordError, OutOfOrderSequenceError
-from zufluss.log.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from zufluss.log.checkpoint import LogCheckpoint, read_checkpoint, write_checkpoint
 from zufluss.log.log import Log
 from zufluss.log.segment import Segment, headers
 from zufluss.testing.files import SilentFiles
@@ -223,7 +223,7 @@ def test_a_damaged_writer_snapshot_is_replaced_by_the_batches(
 def test_a_torn_checkpoint_falls_back_to_the_one_before(tmp_path: Path) -> None:
     files = SilentFiles()
     for counter in range(4):
-        write_checkpoint(files, tmp_path, Checkpoint(counter, 10 * counter, 0, 0, 0, 0))
+        write_checkpoint(files, tmp_path, LogCheckpoint(counter, 10 * counter, 0, 0, 0, 0))
     path = tmp_path / "log.checkpoint"
     for at, expected in ((512 + 20, 20), (20, None)):
         _damage(path, at)

@@ -18,9 +18,9 @@ from zufluss.tablet.buckets import Buckets
 from zufluss.tablet.contention import Contention
 from zufluss.tablet.durability import Durability
 from zufluss.tablet.produce import ProduceHandler
-from zufluss.tablet.producers import Producers
+from zufluss.tablet.producers import KnownProducers
 from zufluss.tablet.put import PutHandler
-from zufluss.tablet.tasks import Tasks
+from zufluss.tablet.tasks import BackgroundTasks
 from zufluss.testing.files import SilentFiles
 
 NOW_MS = 1000
@@ -49,7 +49,7 @@ class Parts:
         self.files = SilentFiles()
         self.buckets = Buckets(self.conf)
         self.buckets.image = picture(schema, buckets=1)
-        self.tasks = Tasks()
+        self.tasks = BackgroundTasks()
         self.contention = Contention()
         self.durability = Durability(self.conf, self.files, self.buckets)
         self.kv = KvHost(self.conf, data_dir, self.files, asyncio.get_running_loop())
@@ -57,7 +57,7 @@ class Parts:
         self.host = ReplicaHost(
             self.durability.logs,
             self.kv,
-            Producers(),
+            KnownProducers(),
             lambda: NOW_MS,
             opened=(lambda replica: self.events.append("opened"),),
             closed=(lambda replica: self.events.append("closed"),),

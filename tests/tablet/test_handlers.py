@@ -23,7 +23,7 @@ from zufluss.remote.registry import reconcile
 from zufluss.remote.storage import RemoteStorage
 from zufluss.tablet.fetch import FetchHandler
 from zufluss.tablet.remote.context import RemoteContext
-from zufluss.tablet.remote.logs import RemoteLogs
+from zufluss.tablet.remote.logs import RemoteLogRunner
 from zufluss.wire import messages as m
 
 
@@ -38,7 +38,7 @@ def fetch_handler(log_table: Parts) -> FetchHandler:
     storage = RemoteStorage(conf, reconcile(None, conf, {}), state_file=None)
     context = RemoteContext(buckets, storage, Gateway(), log_table.files)
     logs = log_table.durability.logs
-    remote_logs = RemoteLogs(conf, context, logs, log_table.tasks, lambda: NOW_MS)
+    remote_logs = RemoteLogRunner(conf, context, logs, log_table.tasks, lambda: NOW_MS)
     return FetchHandler(buckets, remote_logs, ThreadPoolExecutor(1), log_table.tasks)
 
 

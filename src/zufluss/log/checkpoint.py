@@ -41,7 +41,7 @@ _PREFIX = struct.Struct("<II")
 _FIELDS = struct.Struct("<qqqqqq")
 
 
-class Checkpoint(NamedTuple):
+class LogCheckpoint(NamedTuple):
     """What is known to be durable in the segment files of a log."""
 
     counter: int
@@ -58,7 +58,7 @@ class Checkpoint(NamedTuple):
     """Number of truncations so far."""
 
 
-def write_checkpoint(files: Files, directory: Path, checkpoint: Checkpoint) -> None:
+def write_checkpoint(files: Files, directory: Path, checkpoint: LogCheckpoint) -> None:
     """Write the checkpoint into its slot and make it durable."""
     fields = _FIELDS.pack(*checkpoint)
     slot = _PREFIX.pack(_MAGIC, crc32c(fields)) + fields
@@ -72,7 +72,7 @@ def write_checkpoint(files: Files, directory: Path, checkpoint: Checkpoint) -> N
         files.sync_directory(directory)
 
 
-def read_checkpoint(directory: Path) -> Checkpoint | None:
+def read_checkpoint(directory: Path) -> LogCheckpoint | None:
     """The newest valid checkpoint, or None if there is none."""
     try:
         fd = os.open(directory / FILE_NAME, os.O_RDONLY | os.O_CLOEXEC)
@@ -86,7 +86,7 @@ def read_checkpoint(directory: Path) -> Checkpoint | None:
     return max((slot for slot in slots if slot is not None), default=None)
 
 
-def _read_slot(data: bytes, at: int) -> Checkpoint | None:
+def _read_slot(data: bytes, at: int) -> LogCheckpoint | None:
     slot = data[at : at + _PREFIX.size + _FIELDS.size]
     if len(slot) < _PREFIX.size + _FIELDS.size:
         return None
@@ -94,4 +94,4 @@ def _read_slot(data: bytes, at: int) -> Checkpoint | None:
     fields = slot[_PREFIX.size :]
     if magic != _MAGIC or crc != crc32c(fields):
         return None
-    return Checkpoint(*_FIELDS.unpack(fields))
+    return LogCheckpoint(*_FIELDS.unpack(fields))

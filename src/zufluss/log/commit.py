@@ -35,7 +35,7 @@ from zufluss.log.commit_log import (
     write_group,
 )
 from zufluss.log.files import Files
-from zufluss.log.flush import Flusher, OnFailure, fail_log, plan_sync, run_plan
+from zufluss.log.flush import LogFlusher, OnFailure, fail_log, plan_sync, run_plan
 from zufluss.log.log import Log
 from zufluss.log.sync import SyncPlan
 from zufluss.log.worker import Worker
@@ -107,7 +107,7 @@ class GroupCommit:
         *,
         files: Files,
         worker: Worker,
-        flusher: Flusher,
+        flusher: LogFlusher,
         on_durable: OnDurable,
         on_failure: OnFailure,
         generation: int = 0,

@@ -203,9 +203,9 @@ def read_commit_log(directory: Path) -> tuple[dict[EntryKey, list[ReplayEntry]],
     groups: list[Group] = []
     generations = [0]
     for path in paths_in(directory):
-        generation, found = _read_file(path)
+        generation, file_groups = _read_file(path)
         generations.append(generation)
-        groups += found
+        groups += file_groups
     groups.sort(key=lambda group: (group.generation, group.number))
     _report_gaps(groups)
     entries: dict[EntryKey, list[ReplayEntry]] = {}

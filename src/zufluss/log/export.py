@@ -126,9 +126,9 @@ def build_indexes(segment: Segment, files: Files) -> tuple[bytes, bytes]:
 
 def _writers_at(segment: Segment, offset: int, files: Files, expiry_ms: int) -> bytes:
     """The writer snapshot at the end of a segment, from the one at its start if it is lost."""
-    found = _snapshot(segment.directory, offset)
-    if found is not None:
-        return found
+    snapshot = _snapshot(segment.directory, offset)
+    if snapshot is not None:
+        return snapshot
     before = _snapshot(segment.directory, segment.base_offset)
     if before is None and segment.base_offset:
         raise CorruptRecordError(

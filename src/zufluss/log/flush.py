@@ -19,7 +19,7 @@ OnFailure = Callable[[Log, Exception], None]
 """Told about a log that had to be closed for writes."""
 
 
-class Flusher:
+class LogFlusher:
     """Carries out sync plans with checkpoints."""
 
     def __init__(self, files: Files, worker: Worker, on_failure: OnFailure) -> None:

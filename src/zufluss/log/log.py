@@ -26,13 +26,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import structlog
 
 from zufluss.errors import LogStorageError, OffsetOutOfRangeError
-from zufluss.log.checkpoint import Checkpoint, write_checkpoint
+from zufluss.log.checkpoint import LogCheckpoint, write_checkpoint
 from zufluss.log.config import INT32_MAX, LogConfig
 from zufluss.log.files import Files
 from zufluss.log.holds import RECORD_HOLDERS, Holder, Holds
 from zufluss.log.reader import LogReader
-from zufluss.log.recovery import Recovered, ReplayEntry, recover
-from zufluss.log.retention import Retired, expired, surplus
+from zufluss.log.recovery import RecoveredLog, ReplayEntry, recover
+from zufluss.log.retention import RetiredSegments, expired, surplus
 from zufluss.log.segment import (
     DELETED_SUFFIX,
     LOG_SUFFIX,
@@ -56,7 +56,7 @@ RESERVE_BYTES_MAX = 16 << 20
 """Most that is reserved ahead."""
 
 
-class Appended(NamedTuple):
+class AppendResult(NamedTuple):
     """The outcome of an append."""
 
     base_offset: int
@@ -81,7 +81,7 @@ class Log(LogReader):
         directory: Path,
         config: LogConfig,
         files: Files,
-        found: Recovered,
+        recovered: RecoveredLog,
         bucket: TableBucket | None,
     ) -> None:
         self.directory = directory
@@ -106,19 +106,19 @@ class Log(LogReader):
         self._names: dict[Path, int] = {}
         self._names_changes = 0
         self._side_files: dict[Path, None] = {}
-        self._adopt(found)
+        self._adopt(recovered)
 
-    def _adopt(self, found: Recovered) -> None:
-        self._show(found.segments, found.end_offset)
-        self._unsynced = [s for s in found.segments[:-1] if s.synced < s.size]
+    def _adopt(self, recovered: RecoveredLog) -> None:
+        self._show(recovered.segments, recovered.end_offset)
+        self._unsynced = [s for s in recovered.segments[:-1] if s.synced < s.size]
         self._roll_above = self.config.segment_bytes_max
-        self._snapshots = found.snapshots
-        self._checkpoint = found.checkpoint
-        self.incarnation = found.checkpoint.incarnation if found.checkpoint else 0
+        self._snapshots = recovered.snapshots
+        self._checkpoint = recovered.checkpoint
+        self.incarnation = recovered.checkpoint.incarnation if recovered.checkpoint else 0
         """Number of truncations in the log's life."""
-        self.writers = found.writers
+        self.writers = recovered.writers
         """Last batches of the idempotent writers."""
-        self.last_timestamp = found.last_timestamp
+        self.last_timestamp = recovered.last_timestamp
         """Commit timestamp of the last batch; the next one is not less."""
 
     @classmethod
@@ -140,14 +140,14 @@ class Log(LogReader):
         or damaged: the files are left as they are, and the log must not be served.
         """
         files.make_directories(directory)
-        found = recover(directory, config, files, replay)
-        log = cls(directory, config, files, found, bucket)
-        if found.checkpoint is None:
+        recovered = recover(directory, config, files, replay)
+        log = cls(directory, config, files, recovered, bucket)
+        if recovered.checkpoint is None:
             log._never_synced(root or directory.parent)
-        for batches in found.replay:
+        for batches in recovered.replay:
             log.append_stamped(batches)
         log.writers.forget_expired(now_ms)
-        if found.unsynced or log.log_end_offset > found.end_offset:
+        if recovered.unsynced or log.log_end_offset > recovered.end_offset:
             log._names_changed(directory)
             log._suspect_side_files()
             log._sync_now()
@@ -176,7 +176,7 @@ class Log(LogReader):
         files.put(target / f"{stem}{SNAPSHOT_SUFFIX}", writers, sync=True)
         files.put(target / f"{stem}{LOG_SUFFIX}", b"", sync=True)
         write_checkpoint(
-            files, target, Checkpoint(0, offset, offset, 0, last_timestamp, incarnation)
+            files, target, LogCheckpoint(0, offset, offset, 0, last_timestamp, incarnation)
         )
         files.sync_directory(target)
         files.rename(target, directory)
@@ -195,7 +195,9 @@ class Log(LogReader):
 
     # ------------------------------------------------------------------------------------ append
 
-    def append(self, view: memoryview, batches: Sequence[CheckedBatch], now_ms: int) -> Appended:
+    def append(
+        self, view: memoryview, batches: Sequence[CheckedBatch], now_ms: int
+    ) -> AppendResult:
         """Append the checked batches of one bucket entry, all or none.
 
         Their positions are absolute in `view`, the receive buffer, and they follow each other in
@@ -207,12 +209,12 @@ class Log(LogReader):
             raise self._refusal()
         copy = self.writers.check(batches, now_ms)
         if copy is not None:
-            return Appended(copy[0], copy[1], True)
+            return AppendResult(copy[0], copy[1], True)
         return self.append_new(view, batches, now_ms)
 
     def append_new(
         self, view: memoryview, batches: Sequence[CheckedBatch], now_ms: int
-    ) -> Appended:
+    ) -> AppendResult:
         """`append` for batches of which the writer state says that they come next."""
         if self.failure is not None:
             raise self._refusal()
@@ -246,7 +248,7 @@ class Log(LogReader):
         self.log_end_offset = offset
         self._boundaries.append((offset, segment, segment.size))
         self._note(batches, segment, position - start, base, timestamp)
-        return Appended(base, offset, False)
+        return AppendResult(base, offset, False)
 
     def _note(
         self,
@@ -425,7 +427,7 @@ class Log(LogReader):
         plan = SyncPlan(self, self.log_end_offset, self.incarnation, segments, dict(self._names))
         if checkpoint:
             plan.side_files = list(self._side_files)
-            plan.checkpoint = Checkpoint(
+            plan.checkpoint = LogCheckpoint(
                 0,
                 self.log_end_offset,
                 self._active.base_offset,
@@ -450,7 +452,7 @@ class Log(LogReader):
         for path in plan.side_files:
             self._side_files.pop(path, None)
 
-    def write_checkpoint(self, checkpoint: Checkpoint) -> None:
+    def write_checkpoint(self, checkpoint: LogCheckpoint) -> None:
         """Record a checkpoint durably unless a truncation or a later one overtook it.
 
         May run in any thread.
@@ -526,7 +528,9 @@ class Log(LogReader):
         with self._checkpoint_lock:
             self.incarnation += 1
         self.write_checkpoint(
-            Checkpoint(0, end, segment.base_offset, position, self.last_timestamp, self.incarnation)
+            LogCheckpoint(
+                0, end, segment.base_offset, position, self.last_timestamp, self.incarnation
+            )
         )
         self._cut_files(segment, position, end)
         self._adopt(recover(self.directory, self.config, self.files))
@@ -550,7 +554,7 @@ class Log(LogReader):
         files.fdatasync(file.fd)
         files.sync_directory(self.directory)
 
-    def expire(self, now_ms: int) -> Retired | None:
+    def expire(self, now_ms: int) -> RetiredSegments | None:
         """Let go of the segments older than the time to live; the caller has them removed.
 
         Only records below the high watermark that nobody holds (`holds.py`) are let go of. The
@@ -586,20 +590,20 @@ class Log(LogReader):
         for path in paths:
             self.files.forget(path)
             self._side_files.pop(path, None)
-        return Retired(
+        return RetiredSegments(
             self.directory, tuple(old), tuple(map(self._snapshot_path, ends)), tuple(paths)
         )
 
     def closed_from(self, offset: int) -> list[tuple[Segment, int]]:
         """Segments from `offset` on that will not change any more and are durable, each with its
         end: what can be copied to remote storage."""
-        found = []
+        segments = []
         first = bisect_left(self._bases, offset)
         for segment, end in zip(self._segments[first:], self._bases[first + 1 :], strict=False):
             if end > self.high_watermark or segment.synced < segment.size:
                 break
-            found.append((segment, end))
-        return found
+            segments.append((segment, end))
+        return segments
 
     def _rolled_to_expire(self, until: int) -> bool:
         """Close the segment being written, if that frees it and the disk has room for it."""
@@ -655,5 +659,5 @@ class Log(LogReader):
                 self.files.forget(path)
 
 
-def _order(checkpoint: Checkpoint) -> tuple[int, int, int]:
+def _order(checkpoint: LogCheckpoint) -> tuple[int, int, int]:
     return checkpoint.incarnation, checkpoint.recovery_point, checkpoint.segment_base

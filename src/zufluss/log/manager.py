@@ -25,7 +25,7 @@ from zufluss.log.commit import FILE_BYTES, GroupCommit, OnDurable
 from zufluss.log.commit_log import EntryKey, keep, kept_in, key_of, paths_in, read_commit_log
 from zufluss.log.config import FlushMode, LogConfig
 from zufluss.log.files import Files
-from zufluss.log.flush import Flusher, OnFailure
+from zufluss.log.flush import LogFlusher, OnFailure
 from zufluss.log.log import Log
 from zufluss.log.recovery import ReplayEntry, continuing
 from zufluss.log.retention import remove_deleted
@@ -112,7 +112,7 @@ class LogManager:
         self._replay, self._generation = read_commit_log(self._commit_dir)
         make_worker = make_worker or _thread_worker
         self._workers = (make_worker("zufluss-flush"), make_worker("zufluss-commit"))
-        self._flusher = Flusher(files, self._workers[0], on_failure)
+        self._flusher = LogFlusher(files, self._workers[0], on_failure)
         self._group = GroupCommit(
             self._commit_dir,
             files=files,
@@ -215,7 +215,7 @@ class LogManager:
     def started(self) -> None:
         """All logs of the catalog are open, or were refused: begin to use the commit log."""
         refused = {key_of(bucket) for bucket in self._refused}
-        self._replay = {key: found for key, found in self._replay.items() if key in refused}
+        self._replay = {key: entries for key, entries in self._replay.items() if key in refused}
         if self._refused:
             _logger.error("commit_log_kept", refused=[str(bucket) for bucket in self._refused])
             keep(self._files, self._commit_dir)

@@ -264,8 +264,8 @@ class LogReader:
         i = bisect_left(filled, timestamp, key=lambda s: s.newest_timestamp(files, nowait=nowait))
         if i == len(filled):
             return self.high_watermark
-        found = filled[i].first_at_or_after(files, timestamp, nowait=nowait)
-        return self.high_watermark if found is None else min(found, self.high_watermark)
+        offset = filled[i].first_at_or_after(files, timestamp, nowait=nowait)
+        return self.high_watermark if offset is None else min(offset, self.high_watermark)
 
     def __str__(self) -> str:
         return f"log of {self.bucket}" if self.bucket is not None else f"log {self.directory}"

@@ -33,7 +33,7 @@ from typing import NamedTuple
 import structlog
 
 from zufluss.errors import CorruptRecordError
-from zufluss.log.checkpoint import Checkpoint, read_checkpoint
+from zufluss.log.checkpoint import LogCheckpoint, read_checkpoint
 from zufluss.log.config import LogConfig
 from zufluss.log.files import Files, OpenFile
 from zufluss.log.segment import (
@@ -61,7 +61,7 @@ class ReplayEntry(NamedTuple):
 
 
 @dataclass(slots=True)
-class Recovered:
+class RecoveredLog:
     """The state of a log as found on disk."""
 
     segments: list[Segment]
@@ -72,7 +72,7 @@ class Recovered:
     """Commit timestamp of the last batch, 0 if there is none."""
     writers: WriterState
     """State right before `end_offset`."""
-    checkpoint: Checkpoint | None
+    checkpoint: LogCheckpoint | None
     """The last checkpoint."""
     unsynced: bool
     """The files hold, or lost, something the checkpoint does not know of."""
@@ -92,7 +92,7 @@ class _Inventory:
 
 def recover(
     directory: Path, config: LogConfig, files: Files, replay: Sequence[ReplayEntry] = ()
-) -> Recovered:
+) -> RecoveredLog:
     """Establish the state of the log in `directory`; `replay` is what the commit log has for it."""
     inventory = _take_inventory(directory, files)
     checkpoint = read_checkpoint(directory)
@@ -102,23 +102,23 @@ def recover(
         for base in sorted(inventory.sizes)
     ]
     if not segments:
-        found = _new_log(directory, config, checkpoint)
+        recovered = _new_log(directory, config, checkpoint)
     else:
         clean = _open_clean(directory, config, files, segments, checkpoint, inventory)
         if clean is None:
             scan = _Scan(directory, config, files, segments, checkpoint, inventory)
             scan.run()
             _check_replay(directory, entries, scan.end_offset)
-            found = scan.apply()
+            recovered = scan.apply()
         else:
-            found = clean
-    _check_replay(directory, entries, found.end_offset)
-    found.replay = entries
-    return found
+            recovered = clean
+    _check_replay(directory, entries, recovered.end_offset)
+    recovered.replay = entries
+    return recovered
 
 
 def _of_this_incarnation(
-    replay: Sequence[ReplayEntry], checkpoint: Checkpoint | None
+    replay: Sequence[ReplayEntry], checkpoint: LogCheckpoint | None
 ) -> list[memoryview]:
     """Entries appended since the last truncation; without a checkpoint, the newest there are."""
     if checkpoint is not None:
@@ -129,7 +129,7 @@ def _of_this_incarnation(
 
 
 def _take_inventory(directory: Path, files: Files) -> _Inventory:
-    found = _Inventory()
+    inventory = _Inventory()
     indexes: list[tuple[int, Path]] = []
     for entry in os.scandir(directory):
         stem, dot, suffix = entry.name.rpartition(".")
@@ -139,25 +139,25 @@ def _take_inventory(directory: Path, files: Files) -> _Inventory:
         elif not stem.isdecimal():
             continue
         elif suffix == LOG_SUFFIX:
-            found.sizes[int(stem)] = entry.stat().st_size
+            inventory.sizes[int(stem)] = entry.stat().st_size
         elif suffix == SNAPSHOT_SUFFIX:
-            found.snapshots.append(int(stem))
+            inventory.snapshots.append(int(stem))
         elif suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX):
             indexes.append((int(stem), Path(entry.path)))
     for base, path in indexes:
-        if base not in found.sizes:
+        if base not in inventory.sizes:
             files.unlink_if_there(path)
-    found.snapshots.sort()
-    return found
+    inventory.snapshots.sort()
+    return inventory
 
 
-def _new_log(directory: Path, config: LogConfig, checkpoint: Checkpoint | None) -> Recovered:
+def _new_log(directory: Path, config: LogConfig, checkpoint: LogCheckpoint | None) -> RecoveredLog:
     if checkpoint is not None and checkpoint.recovery_point > 0:
         raise _refusal(
             directory, f"no segment is there, the recovery point is {checkpoint.recovery_point}"
         )
     segment = Segment(directory, 0, 0, config.index_interval_bytes)
-    return Recovered(
+    return RecoveredLog(
         [segment], 0, 0, WriterState(config.writer_expiry_ms), checkpoint, unsynced=False
     )
 
@@ -167,9 +167,9 @@ def _open_clean(
     config: LogConfig,
     files: Files,
     segments: list[Segment],
-    checkpoint: Checkpoint | None,
+    checkpoint: LogCheckpoint | None,
     inventory: _Inventory,
-) -> Recovered | None:
+) -> RecoveredLog | None:
     """The log if it was stopped cleanly: it ends where the checkpoint and a snapshot say."""
     last = segments[-1]
     if checkpoint is None or (last.base_offset, last.size) != (
@@ -185,7 +185,7 @@ def _open_clean(
         return None
     _check_ends(directory, files, segments)
     last.synced = last.size
-    return Recovered(
+    return RecoveredLog(
         segments,
         end,
         checkpoint.last_timestamp,
@@ -231,7 +231,7 @@ class _Scan:
         config: LogConfig,
         files: Files,
         segments: list[Segment],
-        checkpoint: Checkpoint | None,
+        checkpoint: LogCheckpoint | None,
         inventory: _Inventory,
     ) -> None:
         self.directory = directory
@@ -332,7 +332,7 @@ class _Scan:
             reason=reason,
         )
 
-    def apply(self) -> Recovered:
+    def apply(self) -> RecoveredLog:
         """Remove what does not stay, and hand over the rest."""
         last = self.segments[self.kept - 1]
         cut = self.kept < len(self.segments) or last.size != self.cut_size
@@ -345,7 +345,7 @@ class _Scan:
             self.files.truncate(file.fd, self.cut_size)
             last.size = self.cut_size
         self._mark_synced()
-        return Recovered(
+        return RecoveredLog(
             self.segments,
             self.end_offset,
             self.last_timestamp,

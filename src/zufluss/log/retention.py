@@ -47,7 +47,7 @@ def surplus(
 
 
 @dataclass(frozen=True, slots=True)
-class Retired:
+class RetiredSegments:
     """Segments a log has let go of."""
 
     directory: Path

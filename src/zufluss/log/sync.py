@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from zufluss.log.checkpoint import Checkpoint
+from zufluss.log.checkpoint import LogCheckpoint
 from zufluss.log.files import Files, OpenFile
 from zufluss.log.segment import Segment
 
@@ -43,7 +43,7 @@ class SyncPlan:
     """Segments with bytes not yet durable, oldest first, and their size then."""
     directories: dict[Path, int]
     """Directories with new names, each with the number of the change."""
-    checkpoint: Checkpoint | None = None
+    checkpoint: LogCheckpoint | None = None
     """To be written afterwards, if at all."""
     side_files: list[Path] = field(default_factory=list)
     """Indexes and snapshots that go with the checkpoint."""
@@ -60,7 +60,7 @@ class SyncPlan:
         if self.checkpoint is not None:
             self._record(self.checkpoint)
 
-    def _record(self, checkpoint: Checkpoint) -> None:
+    def _record(self, checkpoint: LogCheckpoint) -> None:
         """Write the checkpoint; a full disk only makes the next recovery read more."""
         try:
             self.log.write_checkpoint(checkpoint)

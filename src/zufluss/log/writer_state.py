@@ -49,7 +49,7 @@ _CRC_KEY = "zufluss_crc32c"
 _RECENT_KEY = "zufluss_recent"
 
 
-class WriterBatch(NamedTuple):
+class LoggedBatch(NamedTuple):
     """A batch that was appended."""
 
     sequence: int
@@ -69,7 +69,7 @@ class WriterState:
 
     def __init__(self, expiry_ms: int) -> None:
         self.expiry_ms = expiry_ms
-        self._writers: dict[int, list[WriterBatch]] = {}
+        self._writers: dict[int, list[LoggedBatch]] = {}
         self._tasks: dict[int, int] = {}
         """Of each task of a producer: the writer id of its newest epoch, which is in `_writers`."""
 
@@ -93,7 +93,7 @@ class WriterState:
         """The time of the newest batch of all writers, 0 if there are none."""
         return max((retained[-1].timestamp for retained in self._writers.values()), default=0)
 
-    def retained(self, writer_id: int) -> tuple[WriterBatch, ...]:
+    def retained(self, writer_id: int) -> tuple[LoggedBatch, ...]:
         """The remembered batches of a writer, oldest first."""
         return tuple(self._writers.get(writer_id, ()))
 
@@ -124,7 +124,7 @@ class WriterState:
         return self._decide(batches, now_ms)
 
     def _decide(self, batches: Sequence[CheckedBatch], now_ms: int) -> tuple[int, int] | None:
-        copies: list[WriterBatch] = []
+        copies: list[LoggedBatch] = []
         last: dict[int, int] = {}
         for batch in batches:
             writer_id, sequence = batch.writer_id, batch.batch_sequence
@@ -149,7 +149,7 @@ class WriterState:
             )
         return copies[0].base_offset, copies[-1].end_offset
 
-    def _copy_of(self, writer_id: int, sequence: int) -> WriterBatch | None:
+    def _copy_of(self, writer_id: int, sequence: int) -> LoggedBatch | None:
         retained = self._writers.get(writer_id, ())
         for batch in retained:
             if batch.sequence == sequence:
@@ -158,7 +158,7 @@ class WriterState:
             self._check_epoch(writer_id)
             if retained and sequence < retained[0].sequence:
                 oldest = retained[0]
-                return WriterBatch(
+                return LoggedBatch(
                     sequence, oldest.base_offset, oldest.base_offset, oldest.timestamp
                 )
         return None
@@ -203,7 +203,7 @@ class WriterState:
         self, writer_id: int, sequence: int, base_offset: int, end_offset: int, timestamp: int
     ) -> None:
         """Remember an appended batch."""
-        batch = WriterBatch(sequence, base_offset, end_offset, timestamp)
+        batch = LoggedBatch(sequence, base_offset, end_offset, timestamp)
         retained = self._writers.get(writer_id)
         if retained is None or sequence != _next(retained[-1][0]):
             self._writers[writer_id] = [batch]
@@ -256,7 +256,7 @@ class WriterState:
             raise ValueError(f"writer snapshot: {e!r}") from e
         return state
 
-    def _restore(self, writer_id: int, batches: list[WriterBatch]) -> None:
+    def _restore(self, writer_id: int, batches: list[LoggedBatch]) -> None:
         """Take a writer from a snapshot; of a task that is there twice the newer epoch counts."""
         if is_producer(writer_id):
             other = self._tasks.get(task_of(writer_id), writer_id)
@@ -282,7 +282,7 @@ def _dump(document: dict[str, Any]) -> bytes:
     return json.dumps(document, separators=(",", ":")).encode()
 
 
-def _entry_json(writer_id: int, retained: list[WriterBatch]) -> dict[str, Any]:
+def _entry_json(writer_id: int, retained: list[LoggedBatch]) -> dict[str, Any]:
     rows = [
         [b.sequence, b.end_offset - 1, b.end_offset - 1 - b.base_offset, b.timestamp]
         for b in retained
@@ -300,7 +300,7 @@ def _entry_json(writer_id: int, retained: list[WriterBatch]) -> dict[str, Any]:
     return entry
 
 
-def _entry_batches(entry: dict[str, Any]) -> list[WriterBatch]:
+def _entry_batches(entry: dict[str, Any]) -> list[LoggedBatch]:
     last = [
         entry["last_batch_sequence"],
         entry["last_batch_base_offset"],
@@ -308,6 +308,6 @@ def _entry_batches(entry: dict[str, Any]) -> list[WriterBatch]:
         entry["last_batch_timestamp"],
     ]
     return [
-        WriterBatch(sequence, last_offset - delta, last_offset + 1, timestamp)
+        LoggedBatch(sequence, last_offset - delta, last_offset + 1, timestamp)
         for sequence, last_offset, delta, timestamp in [*entry.get(_RECENT_KEY, ()), last]
     ]

@@ -186,26 +186,26 @@ class KvHost:
         """
         tablet = replica.tablet
         target = tablet.store.directory / CHECKPOINT_DIRECTORY
-        wanted = tablet.store.horizon
+        horizon = tablet.store.horizon
         while True:
             self._check_open(tablet, replica)
-            made = await self.call(partial(tablet.checkpoint, target, wanted))
-            if isinstance(made, Checkpoint):
-                return made
-            await asyncio.shield(asyncio.wrap_future(made))
+            checkpoint = await self.call(partial(tablet.checkpoint, target, horizon))
+            if isinstance(checkpoint, Checkpoint):
+                return checkpoint
+            await asyncio.shield(asyncio.wrap_future(checkpoint))
 
-    async def pin(self, replica: KvBucket, target: Path, wanted: int, rests: Rests) -> KvState:
-        """Everything below `wanted`, at least, flushed and as hard links; what it holds.
+    async def pin(self, replica: KvBucket, target: Path, horizon: int, rests: Rests) -> KvState:
+        """Everything below `horizon`, at least, flushed and as hard links; what it holds.
 
         `target` is not made if there are no rows. A flush that is needed for it rests as told.
         """
         tablet = replica.tablet
         while True:
             self._check_open(tablet, replica)
-            made = await self.call(partial(tablet.pin, target, wanted, rests))
-            if isinstance(made, KvState):
-                return made
-            await asyncio.shield(asyncio.wrap_future(made))
+            state = await self.call(partial(tablet.pin, target, horizon, rests))
+            if isinstance(state, KvState):
+                return state
+            await asyncio.shield(asyncio.wrap_future(state))
 
     async def remove_checkpoint(self, replica: KvBucket) -> None:
         """Free the disk that a checkpoint holds, unless the bucket is gone with all of it."""
@@ -260,9 +260,9 @@ class KvHost:
         """Remove what is left of a bucket that was never opened."""
         self._remove(kv_directory(self._data_dir, path, bucket))
 
-    def remove_others(self, wanted: set[Path]) -> list[Path]:
+    def remove_others(self, assigned: set[Path]) -> list[Path]:
         """Remove the state of buckets that do not exist any more; returns what was removed."""
-        others = [d for d in kv_directories(self._data_dir) if d not in wanted]
+        others = [d for d in kv_directories(self._data_dir) if d not in assigned]
         for directory in others:
             self._remove(directory)
         return others

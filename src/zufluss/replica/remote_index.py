@@ -72,10 +72,10 @@ class RemoteIndexes:
         """An index that is in memory; raises why it could not be fetched, if that was tried."""
         if not file.size:
             return b""
-        found = self._kept.get(file)
-        if found is not None:
+        index = self._kept.get(file)
+        if index is not None:
             self._kept.move_to_end(file)
-            return found
+            return index
         failed = self._failed.get(file)
         if failed is not None:
             if self._clock() - failed[0] >= FAILURE_SECONDS:
@@ -85,9 +85,9 @@ class RemoteIndexes:
 
     async def fetch(self, file: RemoteFile) -> bytes:
         """An index, from its location if need be; who asks meanwhile waits for the same answer."""
-        found = self.get(file)
-        if found is not None:
-            return found
+        index = self.get(file)
+        if index is not None:
+            return index
         return await asyncio.shield(self._begin(file))
 
     def _begin(self, file: RemoteFile) -> asyncio.Task[bytes]:

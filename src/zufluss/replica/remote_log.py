@@ -51,7 +51,7 @@ class IndexNeededError(Exception):
         self.file = file
 
 
-class Pending(NamedTuple):
+class PendingManifest(NamedTuple):
     """A manifest that is written, of which nobody knows yet whether it counts."""
 
     manifest: LogManifest
@@ -85,7 +85,7 @@ class RemoteLog:
         """Everything below this offset was copied once; it may have expired since."""
         self.range: tuple[int, int] | None = None
         """Start and end of the remote part as the coordinator said, None until it did."""
-        self.pending: Pending | None = None
+        self.pending: PendingManifest | None = None
         """Nothing else is begun, and nothing is deleted, until this is settled."""
         self.garbage: list[RemoteFile] = []
         """Files that no manifest has any more; readers may still be at them for a while."""
@@ -227,13 +227,13 @@ class RemoteLog:
 
     async def batches_below(self, end: int, offset: int, bytes_max: int) -> list[bytes] | None:
         """The batches from the one that has `offset` up to `end`; None if they are too large."""
-        found: list[bytes] = []
+        batches: list[bytes] = []
         while offset < end:
             _, segment = self.segment_of(offset)
             data = await self.indexes.batches(segment, offset, bytes_max)
             if data is None:
                 return None
             bytes_max -= len(data)
-            found.append(data)
+            batches.append(data)
             offset = segment.end_offset
-        return found
+        return batches

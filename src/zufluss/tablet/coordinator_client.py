@@ -64,13 +64,13 @@ class CoordinatorClient:
         self, buckets: Sequence[TableBucket]
     ) -> dict[TableBucket, BucketRemote]:
         """What buckets have in remote storage."""
-        found: dict[TableBucket, BucketRemote] = {}
+        remotes: dict[TableBucket, BucketRemote] = {}
         for at in range(0, len(buckets), BUCKETS_PER_REQUEST_MAX):
             some = buckets[at : at + BUCKETS_PER_REQUEST_MAX]
             request = m.GetBucketRemotesRequest(buckets=map(bucket_to_proto, some))
             answer = await self.call(ApiKey.GET_BUCKET_REMOTES, request)
-            found |= {r.bucket: r for r in map(remote_from_proto, answer.remotes)}
-        return found
+            remotes |= {r.bucket: r for r in map(remote_from_proto, answer.remotes)}
+        return remotes
 
     async def commit_manifest(self, commit: ManifestCommit) -> bool:
         """Make the manifest of a remote log count."""
@@ -94,7 +94,7 @@ class CoordinatorClient:
             answer = await self.call(ApiKey.GET_LAKE_SNAPSHOT, request)
         except LakeSnapshotNotExistError:
             return 0
-        for found in answer.bucket_snapshots:
-            if bucket_key(found) == bucket[1:]:
-                return int(found.log_offset)
+        for entry in answer.bucket_snapshots:
+            if bucket_key(entry) == bucket[1:]:
+                return int(entry.log_offset)
         return 0

@@ -48,8 +48,8 @@ from zufluss.record.header import iter_headers
 from zufluss.replica.replica import Replica
 from zufluss.tablet.buckets import Buckets
 from zufluss.tablet.projected import read_projected
-from zufluss.tablet.remote.logs import RemoteLogs
-from zufluss.tablet.tasks import Tasks
+from zufluss.tablet.remote.logs import RemoteLogRunner
+from zufluss.tablet.tasks import BackgroundTasks
 from zufluss.wire import messages as m
 from zufluss.wire.api import APIS, ApiKey
 from zufluss.wire.codec import decode
@@ -96,7 +96,7 @@ class BucketFetch:
     bucket_id: int
     """Bucket."""
     offset: int
-    """First offset wanted, or EARLIEST_OFFSET."""
+    """First offset bucket, or EARLIEST_OFFSET."""
     bytes_max: int
     """Limit for this bucket; the first bucket with data may pass it by one batch."""
 
@@ -121,7 +121,7 @@ class FetchReader:
     """Reads one fetch request from the replicas of a server."""
 
     def __init__(
-        self, buckets: Buckets, remote_logs: RemoteLogs, request: m.FetchLogRequest
+        self, buckets: Buckets, remote_logs: RemoteLogRunner, request: m.FetchLogRequest
     ) -> None:
         count = len(request.tables_req) + sum(len(t.buckets_req) for t in request.tables_req)
         if count > BUCKETS_MAX:
@@ -146,29 +146,29 @@ class FetchReader:
 
     def replicas(self) -> list[Replica]:
         """The replicas this fetch can wait on."""
-        found = []
+        replicas = []
         for table in self.tables:
-            for wanted in table.buckets:
-                replica = self._buckets.find(table.table_id, wanted.partition_id, wanted.bucket_id)
+            for bucket in table.buckets:
+                replica = self._buckets.find(table.table_id, bucket.partition_id, bucket.bucket_id)
                 if replica is not None:
-                    found.append(replica)
-        return found
+                    replicas.append(replica)
+        return replicas
 
     def worth_reading(self, bytes_min: int) -> bool:
         """Whether there may be `bytes_min`, or something to say; looks, and reads no records."""
-        found = 0
+        size = 0
         for table in self.tables:
-            for wanted in table.buckets:
-                replica = self._buckets.find(table.table_id, wanted.partition_id, wanted.bucket_id)
+            for bucket in table.buckets:
+                replica = self._buckets.find(table.table_id, bucket.partition_id, bucket.bucket_id)
                 if replica is None:
                     continue
                 try:
-                    first = _first_offset(wanted, replica)
+                    first = _first_offset(bucket, replica)
                     length = replica.log.locate(first, FETCH_BYTES_MAX).length
                 except (ZuflussError, OSError):
                     return True
-                found += min(length, wanted.bytes_max)
-                if found >= bytes_min:
+                size += min(length, bucket.bytes_max)
+                if size >= bytes_min:
                     return True
         return False
 
@@ -178,17 +178,17 @@ class FetchReader:
         self.answer_now = False
         return [
             FetchedTable(
-                table.table_id, [self._bucket(table, wanted, nowait) for wanted in table.buckets]
+                table.table_id, [self._bucket(table, bucket, nowait) for bucket in table.buckets]
             )
             for table in self.tables
         ]
 
-    def _bucket(self, table: TableFetch, wanted: BucketFetch, nowait: bool) -> FetchedBucket:
+    def _bucket(self, table: TableFetch, bucket: BucketFetch, nowait: bool) -> FetchedBucket:
         try:
-            replica = self._buckets.replica(table.table_id, wanted.partition_id, wanted.bucket_id)
+            replica = self._buckets.replica(table.table_id, bucket.partition_id, bucket.bucket_id)
             if table.refusal is not None:
                 raise table.refusal
-            return self._read_bucket(table, wanted, replica, nowait)
+            return self._read_bucket(table, bucket, replica, nowait)
         except PagesNotCachedError:
             raise
         except (ZuflussError, OSError) as e:
@@ -200,17 +200,17 @@ class FetchReader:
             if problem.code not in HELD:
                 self.answer_now = True
             return FetchedBucket(
-                wanted.partition_id, wanted.bucket_id, problem.code, problem.message
+                bucket.partition_id, bucket.bucket_id, problem.code, problem.message
             )
 
     def _read_bucket(
-        self, table: TableFetch, wanted: BucketFetch, replica: Replica, nowait: bool
+        self, table: TableFetch, bucket: BucketFetch, replica: Replica, nowait: bool
     ) -> FetchedBucket:
         log = replica.log
-        offset = _first_offset(wanted, replica)
+        offset = _first_offset(bucket, replica)
         if offset < log.log_start_offset and replica.remote is not None:
-            return self._remote_bucket(wanted, replica, offset)
-        room = min(wanted.bytes_max, self.bytes_max - self.bytes_read)
+            return self._remote_bucket(bucket, replica, offset)
+        room = min(bucket.bytes_max, self.bytes_max - self.bytes_read)
         first = not self.bytes_read
         records: Buffers = []
         filtered_end: int | None = None
@@ -218,10 +218,10 @@ class FetchReader:
         if not (room > 0 or first):
             pass
         elif table.columns is not None and table.predicate is None:
-            records, found = read_projected(
+            records, span = read_projected(
                 log, projector, table.columns, offset, room, at_least_one=first, nowait=nowait
             )
-            self.bytes_found += found
+            self.bytes_found += span
         else:
             read = log.read(offset, max(room, 0), at_least_one=first, nowait=nowait)
             records = [read.records] if len(read.records) else []
@@ -234,8 +234,8 @@ class FetchReader:
         if filtered_end is not None:
             self.answer_now = True
         return FetchedBucket(
-            wanted.partition_id,
-            wanted.bucket_id,
+            bucket.partition_id,
+            bucket.bucket_id,
             0,
             None,
             log.high_watermark,
@@ -244,7 +244,7 @@ class FetchReader:
             filtered_end,
         )
 
-    def _remote_bucket(self, wanted: BucketFetch, replica: Replica, offset: int) -> FetchedBucket:
+    def _remote_bucket(self, bucket: BucketFetch, replica: Replica, offset: int) -> FetchedBucket:
         """The segments that have an offset which is not held here; nothing while they are found."""
         refused: Buffers = []
         info = None
@@ -255,8 +255,8 @@ class FetchReader:
         if info is not None or refused:
             self.answer_now = True
         return FetchedBucket(
-            wanted.partition_id,
-            wanted.bucket_id,
+            bucket.partition_id,
+            bucket.bucket_id,
             high_watermark=replica.log.high_watermark,
             log_start_offset=_start_offset(replica),
             records=None if info is not None else refused,
@@ -299,8 +299,8 @@ def _pruned(predicate: Predicate, records: memoryview, pos: int, header: Any, sc
     return not may_match(predicate, statistics, header.record_count)
 
 
-def _first_offset(wanted: BucketFetch, replica: Replica) -> int:
-    return replica.start_offset if wanted.offset == EARLIEST_OFFSET else wanted.offset
+def _first_offset(bucket: BucketFetch, replica: Replica) -> int:
+    return replica.start_offset if bucket.offset == EARLIEST_OFFSET else bucket.offset
 
 
 def _start_offset(replica: Replica) -> int | None:
@@ -481,9 +481,9 @@ class FetchHandler:
     def __init__(
         self,
         buckets: Buckets,
-        remote_logs: RemoteLogs,
+        remote_logs: RemoteLogRunner,
         readers: ThreadPoolExecutor,
-        tasks: Tasks,
+        tasks: BackgroundTasks,
     ) -> None:
         """`readers` are the threads that bring cold pages into the page cache."""
         self._buckets = buckets

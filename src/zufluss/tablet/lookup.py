@@ -27,7 +27,7 @@ from zufluss.replica.replica import Replica
 from zufluss.tablet.buckets import Buckets
 from zufluss.tablet.contention import Contention
 from zufluss.tablet.put import PutHandler
-from zufluss.tablet.tasks import Tasks
+from zufluss.tablet.tasks import BackgroundTasks
 from zufluss.wire import messages as m
 from zufluss.wire.codec import decode
 from zufluss.wire.tables import partition_id_of
@@ -51,7 +51,7 @@ class LookupHandler:
         kv: KvHost,
         put: PutHandler,
         contention: Contention,
-        tasks: Tasks,
+        tasks: BackgroundTasks,
     ) -> None:
         """`put` inserts the rows of lookups that insert missing keys."""
         self._buckets = buckets
@@ -113,17 +113,17 @@ class LookupHandler:
 
     async def _look_up(self, request: m.LookupRequest) -> m.LookupResponse:
         response = m.LookupResponse()
-        for wanted in request.buckets_req:
-            partition_id = partition_id_of(wanted)
-            entry = response.buckets_resp.add(bucket_id=wanted.bucket_id)
+        for bucket in request.buckets_req:
+            partition_id = partition_id_of(bucket)
+            entry = response.buckets_resp.add(bucket_id=bucket.bucket_id)
             if partition_id is not None:
                 entry.partition_id = partition_id
             try:
-                replica = self._buckets.kv_replica(request.table_id, partition_id, wanted.bucket_id)
-                keys = Slices.of(wanted.keys)
+                replica = self._buckets.kv_replica(request.table_id, partition_id, bucket.bucket_id)
+                keys = Slices.of(bucket.keys)
                 values = await self._values(replica, keys)
                 if request.insert_if_not_exists and None in values:
-                    missing = [k for k, v in zip(wanted.keys, values, strict=True) if v is None]
+                    missing = [k for k, v in zip(bucket.keys, values, strict=True) if v is None]
                     await self._put.insert(replica, Slices.of(dict.fromkeys(missing)))
                     values = await self._values(replica, keys)
                 for value in values:
@@ -144,14 +144,14 @@ class LookupHandler:
     ) -> m.PrefixLookupResponse:
         """All rows whose key begins with one of some prefixes, in the order of their keys."""
         response = m.PrefixLookupResponse()
-        for wanted in request.buckets_req:
-            partition_id = partition_id_of(wanted)
-            entry = response.buckets_resp.add(bucket_id=wanted.bucket_id)
+        for bucket in request.buckets_req:
+            partition_id = partition_id_of(bucket)
+            entry = response.buckets_resp.add(bucket_id=bucket.bucket_id)
             if partition_id is not None:
                 entry.partition_id = partition_id
             try:
-                replica = self._buckets.kv_replica(request.table_id, partition_id, wanted.bucket_id)
-                for values in await self._prefixes(replica, Slices.of(wanted.keys)):
+                replica = self._buckets.kv_replica(request.table_id, partition_id, bucket.bucket_id)
+                for values in await self._prefixes(replica, Slices.of(bucket.keys)):
                     entry.value_lists.add(values=values)
             except ZuflussError as e:
                 entry.error_code, entry.error_message = e.code, e.message
@@ -162,14 +162,14 @@ class LookupHandler:
         horizon = replica.log.high_watermark
 
         def work() -> list[list[bytes]]:
-            found = tablet.store.prefix(prefixes, horizon)
-            size = sum(int((values.ends - values.starts).sum()) for values in found)
+            groups = tablet.store.prefix(prefixes, horizon)
+            size = sum(int((values.ends - values.starts).sum()) for values in groups)
             if size > PREFIX_BYTES_MAX:
                 raise RecordTooLargeError(
                     f"the rows of these prefixes take {size} bytes, {PREFIX_BYTES_MAX} fit into an "
                     "answer; ask for fewer prefixes or longer ones"
                 )
-            lists = (tablet.table.for_clients(values) for values in found)
+            lists = (tablet.table.for_clients(values) for values in groups)
             return [[value for value in values if value is not None] for values in lists]
 
         return await self._kv.call(work)

@@ -11,10 +11,10 @@ touches another entry. `acks=all` (-1) waits for the high watermark; 1 and 0 are
 written. The receive buffer is ours only during the call.
 
 A small append costs a call into the kernel more than its bytes, so usual small requests (one
-bucket, one batch, `acks=all`) are checked as they come and then gather, a `Gathered` per bucket,
-until the end of the loop turn: one write and one step of the high watermark for all of them. Their
-order is the order of their arrival, since whatever else is appended to a bucket has its gathered
-entries written first. If the write fails, exactly they are refused.
+bucket, one batch, `acks=all`) are checked as they come and then gather in an `AppendBuffer` per
+bucket until the end of the loop turn: one write and one step of the high watermark for all of them.
+They are written in the order of their arrival, because any other append to a bucket first writes
+the gathered entries. If the write fails, exactly these entries are refused.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from zufluss.errors import (
     LogStorageError,
     ZuflussError,
 )
-from zufluss.log.log import Appended
+from zufluss.log.log import AppendResult
 from zufluss.net.connection import ServerConnection
 from zufluss.record.batch.check import CheckedBatch
 from zufluss.replica.replica import Replica
@@ -59,7 +59,7 @@ _LONE = {0}
 """What waits of a request with one entry; shared, since nothing is ever taken from it."""
 
 
-class Awaiting(Protocol):
+class PendingOwner(Protocol):
     """A handler with requests that wait to be acknowledged."""
 
     pending: set[PendingProduce]
@@ -79,7 +79,7 @@ class PendingProduce:
     )
 
     def __init__(
-        self, owner: Awaiting, connection: ServerConnection, request_id: int, deadline: float
+        self, owner: PendingOwner, connection: ServerConnection, request_id: int, deadline: float
     ) -> None:
         self.owner = owner
         self.connection = connection
@@ -154,7 +154,7 @@ class PendingEntry:
             self.pending.settled(self.position)
 
 
-class Gathered:
+class AppendBuffer:
     """Small entries of one bucket that came in this loop turn: one batch and one request each."""
 
     __slots__ = ("batches", "buffer", "requests", "table", "writers")
@@ -182,7 +182,7 @@ class ProduceHandler:
         self._durability = durability
         self._loop = asyncio.get_running_loop()
         self.pending: set[PendingProduce] = set()
-        self._gathered: dict[Replica, Gathered] = {}
+        self._gathered: dict[Replica, AppendBuffer] = {}
         self._last: TableState | None = None
         """The table of the last request: the next one is usually of the same."""
 
@@ -245,7 +245,7 @@ class ProduceHandler:
         if gathered is None:
             if not self._gathered:
                 connection.at_turn_end(self.write_gathered)
-            gathered = self._gathered[replica] = Gathered(table)
+            gathered = self._gathered[replica] = AppendBuffer(table)
         buffer = gathered.buffer
         at = len(buffer)
         stop = at + end - start
@@ -270,7 +270,7 @@ class ProduceHandler:
         for replica, entries in gathered.items():
             self._write(replica, entries)
 
-    def _write(self, replica: Replica, gathered: Gathered) -> None:
+    def _write(self, replica: Replica, gathered: AppendBuffer) -> None:
         """Append the gathered entries of a bucket, and answer their requests or let them wait."""
         if not gathered.batches:
             return
@@ -301,7 +301,7 @@ class ProduceHandler:
                 pending.entries.append(ProducedBucket(partition_id, bucket_id, offset))
                 replica.await_append(base, pending)
 
-    def _refuse_gathered(self, e: Exception, gathered: Gathered, bucket: BucketKey) -> None:
+    def _refuse_gathered(self, e: Exception, gathered: AppendBuffer, bucket: BucketKey) -> None:
         """Answer those whose entries could not be written."""
         if not isinstance(e, ZuflussError):
             log.exception("append_failed", bucket=bucket)
@@ -393,7 +393,7 @@ class ProduceHandler:
 
     def _append(
         self, replica: Replica, view: memoryview, batches: tuple[CheckedBatch, ...]
-    ) -> Appended:
+    ) -> AppendResult:
         gathered = self._gathered.pop(replica, None)
         if gathered is not None:
             self._write(replica, gathered)

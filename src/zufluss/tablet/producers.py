@@ -18,7 +18,7 @@ from zufluss.kv.producer.fence import OPEN, Activity, Fence, Owner
 from zufluss.model.table import TableBucket
 
 
-class Fenced(NamedTuple):
+class TableFence(NamedTuple):
     """A table that has producers, or had some."""
 
     producers: TableProducers
@@ -27,11 +27,11 @@ class Fenced(NamedTuple):
     """For its buckets."""
 
 
-class Producers:
+class KnownProducers:
     """Every producer this server knows."""
 
     def __init__(self) -> None:
-        self._tables: dict[int, Fenced] = {}
+        self._tables: dict[int, TableFence] = {}
         self._activity: dict[int, Activity] = {}
 
     def update(self, table: TableProducers) -> bool:
@@ -85,12 +85,12 @@ class Producers:
     def _take(self, table: TableProducers) -> None:
         table_id = table.table_id
         if not table.producers:
-            self._tables[table_id] = Fenced(table, OPEN)
+            self._tables[table_id] = TableFence(table, OPEN)
             self._activity.pop(table_id, None)
             return
         activity = self._activity.setdefault(table_id, Activity())
         fence = Fence(map(_owner, table.producers), activity)
-        self._tables[table_id] = Fenced(table, fence)
+        self._tables[table_id] = TableFence(table, fence)
 
 
 def _owner(entry: ProducerEntry) -> Owner:

@@ -44,7 +44,7 @@ def read_projected(
             read = log.read(offset, max(room, 0), at_least_one=first, nowait=nowait)
             if not len(read.records):
                 break
-            found = projector.project_all(read.records, columns)
+            batches = projector.project_all(read.records, columns)
             offset = read.end_offset
             span += len(read.records)
         else:
@@ -52,11 +52,11 @@ def read_projected(
             size = len(prefix) + sum(p[1] if isinstance(p, tuple) else len(p) for p in pieces)
             if size > room and not first:
                 break
-            found = [_read_pieces(log, large, prefix, pieces, size)]
+            batches = [_read_pieces(log, large, prefix, pieces, size)]
             offset = large.header.next_offset
             span += large.header.size
-        records += found
-        room -= sum(map(len, found))
+        records += batches
+        room -= sum(map(len, batches))
     return records, span
 
 

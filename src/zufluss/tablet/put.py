@@ -53,7 +53,7 @@ from zufluss.tablet.buckets import BucketKey, Buckets
 from zufluss.tablet.contention import Contention
 from zufluss.tablet.durability import Durability
 from zufluss.tablet.produce import ACKS, ALL, PendingEntry, PendingProduce
-from zufluss.tablet.tasks import Tasks
+from zufluss.tablet.tasks import BackgroundTasks
 from zufluss.wire import messages as m
 from zufluss.wire.hot.produce import ProducedBucket, produce_response
 from zufluss.wire.hot.put import PutScan, scan_put
@@ -79,7 +79,7 @@ _COUNT_AT = 24
 _COUNT = struct.Struct("<i")
 
 
-class Encoded(NamedTuple):
+class EncodedPut(NamedTuple):
     """A put batch that is ready to be appended."""
 
     batch: ChangelogBatch | None
@@ -124,7 +124,7 @@ class PutEntry(PendingEntry):
         self.pending.entries[self.position] = entry
 
 
-class Insert:
+class ServerPut:
     """A put of the server's own, for a lookup that inserts."""
 
     __slots__ = ("outcome",)
@@ -161,7 +161,7 @@ class PutHandler:
         durability: Durability,
         kv: KvHost,
         contention: Contention,
-        tasks: Tasks,
+        tasks: BackgroundTasks,
         clock_ms: Callable[[], int],
         allocate_ids: AllocateIds,
     ) -> None:
@@ -244,7 +244,7 @@ class PutHandler:
         )
 
     def _submit(
-        self, entry: PutEntry | Insert, replica: Replica, scan: PutScan, records: Bytes
+        self, entry: PutEntry | ServerPut, replica: Replica, scan: PutScan, records: Bytes
     ) -> None:
         """Have the records of one bucket worked out."""
         if replica.tablet.table.auto_increment is not None:
@@ -254,7 +254,7 @@ class PutHandler:
 
     def work(
         self,
-        entry: PutEntry | Insert,
+        entry: PutEntry | ServerPut,
         replica: Replica,
         acks: int,
         records: Bytes,
@@ -275,7 +275,7 @@ class PutHandler:
 
     def run(
         self,
-        entry: PutEntry | Insert,
+        entry: PutEntry | ServerPut,
         replica: Replica,
         acks: int,
         prepare: Callable[[], PreparedPut],
@@ -291,23 +291,23 @@ class PutHandler:
             began, lookups = time.monotonic(), contention.lookups
             contention.puts += 1
             try:
-                made = prepare()
+                put = prepare()
             except Exception as e:
                 encoder.submit(partial(_raise, e), done)
             else:
-                encoder.submit(partial(_encode, made), done)
+                encoder.submit(partial(_encode, put), done)
             contention.puts += 1
             if contention.lookups > lookups:
                 time.sleep(YIELD_TO_LOOKUPS * (time.monotonic() - began))
 
-        def done(outcome: Encoded | Exception) -> None:
+        def done(outcome: EncodedPut | Exception) -> None:
             prepared()
             self._prepared(entry, replica, acks, outcome)
 
         self._kv.worker.run(work)
 
     async def _submit_with_ids(
-        self, entry: PutEntry | Insert, replica: Replica, scan: PutScan, records: Bytes
+        self, entry: PutEntry | ServerPut, replica: Replica, scan: PutScan, records: Bytes
     ) -> None:
         """The same for tables that number their rows: get numbers first, in order of arrival."""
         try:
@@ -345,12 +345,16 @@ class PutHandler:
         targets = tuple(sorted(table.schema.index_of(name) for name in table.schema.primary_key))
         if table.auto_increment is not None:
             await self.reserve_ids(replica, keys.count)
-        insert = Insert(self._loop)
+        insert = ServerPut(self._loop)
         self.work(insert, replica, ALL, records, targets, 0)
         await insert.outcome
 
     def _prepared(
-        self, entry: PutEntry | Insert, replica: Replica, acks: int, outcome: Encoded | Exception
+        self,
+        entry: PutEntry | ServerPut,
+        replica: Replica,
+        acks: int,
+        outcome: EncodedPut | Exception,
     ) -> None:
         """Append what the worker made, and acknowledge it in time."""
         bucket = replica.bucket
@@ -367,7 +371,7 @@ class PutHandler:
         if replica.tablet.flush_due(self._flush_bytes):
             self._kv.worker.submit(replica.tablet.flush, partial(_flush_begun, replica))
 
-    def _append(self, replica: Replica, outcome: Encoded | Exception) -> int:
+    def _append(self, replica: Replica, outcome: EncodedPut | Exception) -> int:
         if isinstance(outcome, ZuflussError):
             raise outcome
         if isinstance(outcome, Exception):
@@ -398,7 +402,7 @@ class PutHandler:
         return replica.failure
 
     def refuse(
-        self, entry: PutEntry | Insert, error: ZuflussError, table_id: int, bucket: BucketKey
+        self, entry: PutEntry | ServerPut, error: ZuflussError, table_id: int, bucket: BucketKey
     ) -> None:
         """Have one entry answered with an error."""
         log.info("put_refused", table_id=table_id, bucket=bucket, error=str(error))
@@ -407,12 +411,12 @@ class PutHandler:
         entry.failed(error)
 
 
-def _encode(prepared: PreparedPut) -> Encoded:
+def _encode(prepared: PreparedPut) -> EncodedPut:
     try:
         batch = None if prepared.changes is None else prepared.changes.encode()
     except ZuflussError as e:  # a refusal would leave the state ahead of the log
         raise RuntimeError(f"the changelog of a put could not be encoded: {e}") from e
-    return Encoded(batch, prepared.end_offset, prepared.now_ms)
+    return EncodedPut(batch, prepared.end_offset, prepared.now_ms)
 
 
 def _raise(error: Exception) -> None:

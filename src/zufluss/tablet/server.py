@@ -50,19 +50,19 @@ from zufluss.tablet.fetch import FetchHandler
 from zufluss.tablet.identity import claim
 from zufluss.tablet.lookup import LookupHandler
 from zufluss.tablet.produce import ProduceHandler
-from zufluss.tablet.producers import Producers
+from zufluss.tablet.producers import KnownProducers
 from zufluss.tablet.put import AllocateIds, PutHandler
 from zufluss.tablet.remote.context import RemoteContext
 from zufluss.tablet.remote.kv_snapshots import KvSnapshotter
-from zufluss.tablet.remote.logs import RemoteLogs
+from zufluss.tablet.remote.logs import RemoteLogRunner
 from zufluss.tablet.remote.restore import Restorer
 from zufluss.tablet.scan.rebuild import Rebuilder
 from zufluss.tablet.scan.service import ScanService
 from zufluss.tablet.scan.sessions import ScanSessions
 from zufluss.tablet.scan.states import PinStates
 from zufluss.tablet.service import TabletService
-from zufluss.tablet.tasks import Tasks
-from zufluss.tablet.undo import Undos
+from zufluss.tablet.tasks import BackgroundTasks
+from zufluss.tablet.undo import UndoHandler
 from zufluss.wire.api import ApiKey
 
 log = structlog.get_logger(__name__)
@@ -98,8 +98,8 @@ class TabletServer:
         self.data_dir = Path(conf.get(options.DATA_DIR))
         self.storage = storage
         self.buckets = buckets = Buckets(conf)
-        self.producers = Producers()
-        self._tasks = tasks = Tasks()
+        self.producers = KnownProducers()
+        self._tasks = tasks = BackgroundTasks()
         self._readers = ThreadPoolExecutor(READER_THREADS, thread_name_prefix="zufluss-read")
         durability = Durability(conf, files, buckets)
         self.logs = durability.logs
@@ -114,13 +114,13 @@ class TabletServer:
         self.service = TabletService(buckets, self.lookup, self._readers, clock_ms)
 
         remote = RemoteContext(buckets, storage, gateway, files)
-        self.remote_logs = RemoteLogs(conf, remote, self.logs, tasks, clock_ms)
+        self.remote_logs = RemoteLogRunner(conf, remote, self.logs, tasks, clock_ms)
         self.fetch = FetchHandler(buckets, self.remote_logs, self._readers, tasks)
         self.snapshots = KvSnapshotter(conf, remote, self.kv)
         restorer = Restorer(remote, self.logs, self.kv)
 
         reader = ChangelogReader(buckets, restorer, self._readers)
-        self.undos = Undos(remote, self.put, self.producers, reader, clock_ms)
+        self.undos = UndoHandler(remote, self.put, self.producers, reader, clock_ms)
         rebuilder = Rebuilder(conf, remote, restorer, reader)
         self.pin_states = PinStates(conf, buckets, self.kv, rebuilder, contention, tasks)
         self.scans = ScanService(conf, buckets, self.pin_states, tasks, may_read, monotonic)

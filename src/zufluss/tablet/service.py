@@ -64,11 +64,11 @@ class TabletService:
             entry = response.buckets_resp.add(bucket_id=bucket_id)
             try:
                 replica = self._buckets.replica(request.table_id, partition_id, bucket_id)
-                found = await self._when_cached(partial(find, replica))
+                offset = await self._when_cached(partial(find, replica))
                 if timestamp is not None and replica.remote is not None:
                     remote = await replica.remote.offset_for_timestamp(timestamp)
-                    found = found if remote is None else remote
-                entry.offset = found
+                    offset = offset if remote is None else remote
+                entry.offset = offset
             except ZuflussError as e:
                 entry.error_code, entry.error_message = e.code, e.message
         return response
@@ -111,11 +111,11 @@ class TabletService:
         """The number of rows in some buckets; there are no statistics of single columns."""
         _check_bucket_count(len(request.buckets_req))
         response = m.GetTableStatsResponse()
-        for wanted in request.buckets_req:
-            partition_id = partition_id_of(wanted)
-            entry = response.buckets_resp.add(bucket_id=wanted.bucket_id, partition_id=partition_id)
+        for bucket in request.buckets_req:
+            partition_id = partition_id_of(bucket)
+            entry = response.buckets_resp.add(bucket_id=bucket.bucket_id, partition_id=partition_id)
             try:
-                replica = self._buckets.replica(request.table_id, partition_id, wanted.bucket_id)
+                replica = self._buckets.replica(request.table_id, partition_id, bucket.bucket_id)
                 entry.row_count = replica.row_count()
             except ZuflussError as e:
                 entry.error_code, entry.error_message = e.code, e.message

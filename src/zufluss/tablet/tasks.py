@@ -11,7 +11,7 @@ import structlog
 log = structlog.get_logger(__name__)
 
 
-class Tasks:
+class BackgroundTasks:
     """The tasks of a server: referenced while they run, cancelled when the server stops."""
 
     def __init__(self) -> None:

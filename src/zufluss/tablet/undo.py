@@ -52,8 +52,8 @@ from zufluss.net.services import RequestContext, Services
 from zufluss.replica.replica import Replica
 from zufluss.tablet.changelog_reader import Changelog, ChangelogReader
 from zufluss.tablet.produce import ALL
-from zufluss.tablet.producers import Producers
-from zufluss.tablet.put import Insert, PutHandler
+from zufluss.tablet.producers import KnownProducers
+from zufluss.tablet.put import PutHandler, ServerPut
 from zufluss.tablet.remote.context import RemoteContext
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
@@ -69,7 +69,7 @@ TRIES: Final = 5
 """How often it is planned: retention may move to remote storage what was going to be read."""
 
 
-class UndoWrite(Insert):
+class UndoWrite(ServerPut):
     """A put of an undo."""
 
     __slots__ = ("end_offset", "keys")
@@ -128,14 +128,14 @@ class Undo:
         return shared_steps(source, self.owner.column_ids, own_changes.UNDO_SUMS_MAX)
 
 
-class Undos:
+class UndoHandler:
     """The undos of a server. Belongs to the event loop."""
 
     def __init__(
         self,
         context: RemoteContext,
         put: PutHandler,
-        producers: Producers,
+        producers: KnownProducers,
         reader: ChangelogReader,
         clock_ms: Callable[[], int],
     ) -> None:
@@ -296,12 +296,12 @@ class Undos:
 
     async def _find_end(self, undo: Undo) -> None:
         """Find the end, in the worker, and wait until everything below it is durable."""
-        found = UndoWrite(self._loop)
+        marker = UndoWrite(self._loop)
         tablet = undo.replica.tablet
         begin = partial(tablet.begin_undo, undo.writer, self._clock_ms())
-        self._put.run(found, undo.replica, ALL, begin)
-        await found.outcome
-        undo.end_offset = found.end_offset
+        self._put.run(marker, undo.replica, ALL, begin)
+        await marker.outcome
+        undo.end_offset = marker.end_offset
         if undo.from_offset > undo.end_offset:
             raise _impossible(undo.replica, undo.from_offset, f"it ends at {undo.end_offset}")
 

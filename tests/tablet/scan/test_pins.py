@@ -16,7 +16,7 @@ from zufluss.errors import (
 )
 from zufluss.model.table import TableBucket
 from zufluss.tablet.scan import pins as module
-from zufluss.tablet.scan.pins import Pin, PinLimits, Pins
+from zufluss.tablet.scan.pins import PinLimits, StatePin, StatePins
 
 IDLE, AGE = 60.0, 600.0
 BUCKET, OTHER = TableBucket(7, None, 0), TableBucket(7, None, 1)
@@ -29,18 +29,18 @@ class World:
         self.now = 1000.0
         self.free: list[str] = []
         limits = PinLimits(IDLE, AGE, per_bucket, per_server)
-        self.pins: Pins[str] = Pins(limits, self.free.append, lambda: self.now)
+        self.pins: StatePins[str] = StatePins(limits, self.free.append, lambda: self.now)
         self._made = 0
 
     def open(
         self, bucket: TableBucket = BUCKET, owner: str | None = None, epoch: int = 1
-    ) -> Pin[str]:
+    ) -> StatePin[str]:
         pin = self.pins.begin(bucket, owner, epoch)
         self._made += 1
         self.pins.complete(pin, f"state {self._made}")
         return pin
 
-    def call(self, pin: Pin[str], owner: str | None = None) -> str:
+    def call(self, pin: StatePin[str], owner: str | None = None) -> str:
         with self.pins.use(self.pins.find(pin.pin_id, owner)) as content:
             return content
 
@@ -257,7 +257,7 @@ def test_the_oldest_age_is_that_of_the_oldest(world: World) -> None:
 class Known:
     """What the model knows of a pin."""
 
-    pin: Pin[str]
+    pin: StatePin[str]
     content: str
     opened: float
     used: float

@@ -27,7 +27,7 @@ from zufluss.tablet.scan.states import PAGES_MAX, PinnedState
 ALL = 1 << 40
 EXAMPLES = rounds(25, 1_000)
 
-Rows = list[tuple[int, str]]
+PageRows = list[tuple[int, str]]
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ async def opened(tablet: Keyed) -> PinnedState:
     return await tablet.server.pin_states.open_state(tablet.replica())
 
 
-async def rows_of(tablet: Keyed, state: PinnedState, rows: int = ALL, size: int = ALL) -> Rows:
+async def rows_of(tablet: Keyed, state: PinnedState, rows: int = ALL, size: int = ALL) -> PageRows:
     """All rows, page by page, in the order they come."""
     found: list[tuple[int, str]] = []
     after = None
@@ -55,7 +55,7 @@ async def rows_of(tablet: Keyed, state: PinnedState, rows: int = ALL, size: int 
             return found
 
 
-async def sorted_rows(tablet: Keyed) -> Rows:
+async def sorted_rows(tablet: Keyed) -> PageRows:
     """What is visible now, in the order of the keys."""
     rows = await tablet.rows()
     return sorted(rows.items(), key=lambda row: tablet.codec.key((row[0],)))
@@ -347,8 +347,8 @@ class Scans:
         self.tablet = tablet
         self.rng = rng
         self.states: list[PinnedState] = []
-        self.wanted: list[Rows] = []
-        self.got: list[Rows] = []
+        self.wanted: list[PageRows] = []
+        self.got: list[PageRows] = []
         self.cursors: list[bytes | None] = []
         self.done: list[bool] = []
         self.count = 0

@@ -6,7 +6,7 @@ from zufluss.cluster.remote import BucketRemote
 from zufluss.cluster.replicas import ReplicaAssignment
 from zufluss.kv.replay import EarlierChangelog
 from zufluss.replica.replica import Replica
-from zufluss.tablet.remote.logs import RemoteLogs
+from zufluss.tablet.remote.logs import RemoteLogRunner
 from zufluss.tablet.remote.restore import Restorer
 
 
@@ -16,7 +16,7 @@ class BucketCopy:
     def __init__(
         self,
         restorer: Restorer,
-        remote_logs: RemoteLogs,
+        remote_logs: RemoteLogRunner,
         assignment: ReplicaAssignment,
         remote: BucketRemote | None,
     ) -> None:

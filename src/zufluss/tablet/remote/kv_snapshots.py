@@ -70,7 +70,7 @@ READ_BYTES: Final = 1 << 20
 """How much of them is read at a time."""
 
 
-class Sent(NamedTuple):
+class SentFile(NamedTuple):
     """A table file in remote storage."""
 
     file: RemoteFile
@@ -95,7 +95,7 @@ class BucketSnapshots:
         self.next_id = 0
         self.log_offset: int | None = None
         """Of the last one, None if there is none that can be continued."""
-        self.sent: dict[str, Sent] = {}
+        self.sent: dict[str, SentFile] = {}
         """Table files by name that need not be sent again."""
         self.locations: deque[frozenset[int]] = deque(maxlen=retained)
         """Where the files of the last ones lie, as many as are retained."""
@@ -112,7 +112,7 @@ class BucketSnapshots:
         self.next_id = max(self.next_id, snapshot.snapshot_id + 1)
         self.log_offset = snapshot.log_offset
         self.locations.append(locations_of(snapshot))
-        self.sent = {f.name: Sent(f.file, True, None) for f in snapshot.shared}
+        self.sent = {f.name: SentFile(f.file, True, None) for f in snapshot.shared}
 
 
 def locations_of(snapshot: KvSnapshot) -> frozenset[int]:
@@ -161,8 +161,8 @@ class KvSnapshotter:
 
     def ask_again(self) -> None:
         """Another coordinator may know more than we do: ask before the next snapshots."""
-        for found in self._buckets.values():
-            found.known = False
+        for bucket in self._buckets.values():
+            bucket.known = False
 
     async def _again_and_again(self) -> None:
         low, high = TICK_SECONDS
@@ -181,11 +181,11 @@ class KvSnapshotter:
                 self._begin(replica)
 
     def _bucket(self, replica: Replica) -> BucketSnapshots:
-        found = self._buckets.get(replica.bucket)
-        if found is None:
-            found = BucketSnapshots(replica.bucket, self._retained)
-            self._buckets[replica.bucket] = found
-        return found
+        bucket = self._buckets.get(replica.bucket)
+        if bucket is None:
+            bucket = BucketSnapshots(replica.bucket, self._retained)
+            self._buckets[replica.bucket] = bucket
+        return bucket
 
     def _begin(self, replica: Replica) -> None:
         bucket = replica.bucket
@@ -247,16 +247,16 @@ class KvSnapshotter:
     async def _ask(self, replica: Replica, bucket: BucketSnapshots) -> None:
         """Learn from the coordinator which snapshots there are, and what is in them."""
         remote = await self._context.bucket_remote(replica.bucket)
-        found = [await self._read(handle) for handle in remote.snapshots]
+        snapshots = [await self._read(handle) for handle in remote.snapshots]
         pending = {name: sent for name, sent in bucket.sent.items() if sent.since is not None}
-        last = found[-1] if found else None
+        last = snapshots[-1] if snapshots else None
         bucket.next_id = max(bucket.next_id, remote.next_snapshot_id)
         bucket.log_offset = None if last is None else last.log_offset
         bucket.locations.clear()
-        bucket.locations.extend(locations_of(s) for s in found if s is not None)
+        bucket.locations.extend(locations_of(s) for s in snapshots if s is not None)
         bucket.sent = pending
         if last is not None:
-            bucket.sent |= {f.name: Sent(f.file, False, None) for f in last.shared}
+            bucket.sent |= {f.name: SentFile(f.file, False, None) for f in last.shared}
         bucket.known = True
 
     async def _read(self, handle: SnapshotHandle) -> KvSnapshot | None:
@@ -321,11 +321,11 @@ class KvSnapshotter:
         if sent is None or not await self._is_same(sent, path):
             upload = Upload(new_shared_file(placed.directory), path)
             (file,) = await self._storage.upload([upload], placed.policy, placed.home)
-            sent, size = Sent(file, True, self._loop.time()), file.size
+            sent, size = SentFile(file, True, self._loop.time()), file.size
         bucket.sent[path.name] = sent._replace(checked=True)
         return SnapshotFile(path.name, sent.file), size
 
-    async def _is_same(self, sent: Sent, path: Path) -> bool:
+    async def _is_same(self, sent: SentFile, path: Path) -> bool:
         """Whether what was sent is this file, will stay, and may stay where it is."""
         now = self._loop.time()
         if sent.since is not None and now - sent.since >= self._reusable_seconds:
@@ -404,13 +404,13 @@ async def read_snapshot(storage: RemoteStorage, handle: SnapshotHandle) -> KvSna
     data = await storage.read_at(
         handle.metadata_location, handle.metadata_path, limit=METADATA_BYTES_MAX
     )
-    found = KvSnapshot.from_json(data)
-    if (found.snapshot_id, found.log_offset) != (handle.snapshot_id, handle.log_offset):
+    snapshot = KvSnapshot.from_json(data)
+    if (snapshot.snapshot_id, snapshot.log_offset) != (handle.snapshot_id, handle.log_offset):
         raise CorruptRecordError(
-            f"{handle.metadata_path} describes snapshot {found.snapshot_id} at offset "
-            f"{found.log_offset}, not {handle.snapshot_id} at {handle.log_offset}"
+            f"{handle.metadata_path} describes snapshot {snapshot.snapshot_id} at offset "
+            f"{snapshot.log_offset}, not {handle.snapshot_id} at {handle.log_offset}"
         )
-    return found
+    return snapshot
 
 
 async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

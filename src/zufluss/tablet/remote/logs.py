@@ -29,8 +29,8 @@ from zufluss.replica.remote_index import RemoteIndexes
 from zufluss.replica.remote_log import IndexNeededError, RemoteLog
 from zufluss.replica.replica import Replica
 from zufluss.tablet.remote.context import RemoteContext
-from zufluss.tablet.remote.rounds import Round, RoundSettings, due, take_note
-from zufluss.tablet.tasks import Tasks
+from zufluss.tablet.remote.rounds import RemoteRound, RemoteRoundSettings, due, take_note
+from zufluss.tablet.tasks import BackgroundTasks
 from zufluss.wire import messages as m
 
 RETRY_SECONDS_MAX: Final = 30.0
@@ -46,7 +46,7 @@ FAILURES: Final = (ZuflussError, OSError, TimeoutError)
 log = structlog.get_logger(__name__)
 
 
-class RemoteLogs:
+class RemoteLogRunner:
     """Runs the rounds of all buckets of a server. Belongs to the event loop."""
 
     def __init__(
@@ -54,14 +54,14 @@ class RemoteLogs:
         conf: Configuration,
         context: RemoteContext,
         logs: LogManager,
-        tasks: Tasks,
+        tasks: BackgroundTasks,
         clock_ms: Callable[[], int],
     ) -> None:
         self.interval = conf.get(options.REMOTE_LOG_TASK_INTERVAL_DURATION) / 1000
         self._conf = conf
         self._context = context
         self._storage = context.storage
-        self._settings = RoundSettings(
+        self._settings = RemoteRoundSettings(
             logs,
             clock_ms,
             Path(conf.get(options.DATA_DIR)) / MOVING,
@@ -139,7 +139,7 @@ class RemoteLogs:
             more = True
             while more:
                 async with self._slots:
-                    round = Round(self._context, self._settings, replica, remote)
+                    round = RemoteRound(self._context, self._settings, replica, remote)
                     more = await round.run(copies=self.enabled)
         except FAILURES as e:
             self._failed(replica, remote, e)
@@ -213,6 +213,6 @@ class RemoteLogs:
         if location == locations.first:
             return
         first, other = (parse_location(x.uri, str(x)) for x in (locations.first, location))
-        found = [store_properties(self._conf, uri) for uri in (first, other)]
-        if first.scheme != other.scheme or found[0] != found[1] or ROLE in found[0]:
+        properties = [store_properties(self._conf, uri) for uri in (first, other)]
+        if first.scheme != other.scheme or properties[0] != properties[1] or ROLE in properties[0]:
             raise RefusedLocationError(location.location_id, location.uri)

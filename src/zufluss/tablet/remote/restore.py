@@ -131,9 +131,9 @@ class Restorer:
         for handle in reversed(remote.snapshots):
             if handle.log_offset <= remote_end:
                 break
-            found = await self._snapshot_writers(handle, bucket)
-            if found is not None:
-                writers, latest = found
+            known = await self._snapshot_writers(handle, bucket)
+            if known is not None:
+                writers, latest = known
                 return writers, max(timestamp, latest)
         if not segments:
             return WriterState(0).to_json(), timestamp
@@ -295,13 +295,13 @@ class FetchedSegments:
 
     def batches(self, segments: Sequence[RemoteSegment], offset: int) -> Iterator[memoryview]:
         """The batches of segments from the one that has `offset` on. Not on the event loop."""
-        wanted = [segment for segment in segments if segment.end_offset > offset]
+        needed = [segment for segment in segments if segment.end_offset > offset]
         self._files.make_directories(self._directory)
-        coming = [self._fetch(segment) for segment in wanted[:1]]
+        coming = [self._fetch(segment) for segment in needed[:1]]
         try:
-            for i in range(len(wanted)):
+            for i in range(len(needed)):
                 path = coming.pop().result()
-                coming += [self._fetch(segment) for segment in wanted[i + 1 : i + 2]]
+                coming += [self._fetch(segment) for segment in needed[i + 1 : i + 2]]
                 with path.open("rb") as file:
                     data = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
                 self._files.unlink(path)

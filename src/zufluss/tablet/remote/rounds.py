@@ -38,7 +38,7 @@ from zufluss.remote.locations import AdminState, Health
 from zufluss.remote.manifest import FILES, MANIFEST_BYTES_MAX, LogManifest, RemoteSegment
 from zufluss.remote.placement import Policy, Spread
 from zufluss.remote.storage import NoLocationError, RemoteStorage, Upload
-from zufluss.replica.remote_log import Pending, RemoteLog
+from zufluss.replica.remote_log import PendingManifest, RemoteLog
 from zufluss.replica.replica import Replica
 from zufluss.tablet.remote.context import RemoteContext
 
@@ -113,7 +113,7 @@ def take_note(remote: RemoteLog, told: BucketRemote) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class RoundSettings:
+class RemoteRoundSettings:
     """What the rounds of a server share besides remote storage."""
 
     logs: LogManager
@@ -125,11 +125,15 @@ class RoundSettings:
     """How long files that nothing refers to are safe from the sweep."""
 
 
-class Round:
+class RemoteRound:
     """One round of one bucket."""
 
     def __init__(
-        self, context: RemoteContext, settings: RoundSettings, replica: Replica, remote: RemoteLog
+        self,
+        context: RemoteContext,
+        settings: RemoteRoundSettings,
+        replica: Replica,
+        remote: RemoteLog,
     ) -> None:
         self.context = context
         self.settings = settings
@@ -181,11 +185,11 @@ class Round:
 
     async def _read_manifest(self, location_id: int, path: str) -> LogManifest:
         data = await self.storage.read_at(location_id, path, limit=MANIFEST_BYTES_MAX)
-        found = await asyncio.to_thread(LogManifest.from_json, data)
-        end = found.end_offset or 0
-        if found.bucket != self.replica.bucket:
+        manifest = await asyncio.to_thread(LogManifest.from_json, data)
+        end = manifest.end_offset or 0
+        if manifest.bucket != self.replica.bucket:
             raise CorruptRecordError(
-                f"manifest {self.storage.uri(location_id)}/{path} is of {found.bucket}, not of "
+                f"manifest {self.storage.uri(location_id)}/{path} is of {manifest.bucket}, not of "
                 f"{self.replica.bucket}"
             )
         if end > self.replica.log.log_end_offset:
@@ -194,7 +198,7 @@ class Round:
                 f"has it up to {end}: nothing is copied there until the log on this server was "
                 "restored"
             )
-        return found
+        return manifest
 
     # -- changes --------------------------------------------------------------------------------
 
@@ -209,7 +213,7 @@ class Round:
         file = await self._upload_manifest(manifest, Upload(path, data))
         self.uploaded.append(file)
         self.files.reach("remote-manifest")
-        self.remote.pending = Pending(manifest, file, tuple(removed), self.begun)
+        self.remote.pending = PendingManifest(manifest, file, tuple(removed), self.begun)
         await self._settle(self.remote.pending)
 
     async def _upload_manifest(self, manifest: LogManifest, upload: Upload) -> RemoteFile:
@@ -228,14 +232,14 @@ class Round:
         [file] = await self._upload([upload])
         return file
 
-    def _may_be_gone(self, pending: Pending) -> bool:
+    def _may_be_gone(self, pending: PendingManifest) -> bool:
         """Whether files of a manifest that nothing refers to may be deleted by now."""
         if self._loop.time() - pending.since > self.settings.sweep_grace_seconds / 2:
             return True
         live = {x.location_id for x in self.storage.locations.live}
         return not live.issuperset(f.location_id for f in (pending.file, *pending.manifest.files))
 
-    async def _settle(self, pending: Pending, *, send: bool = True) -> None:
+    async def _settle(self, pending: PendingManifest, *, send: bool = True) -> None:
         """Find out whether a pending manifest counts, by committing it unless `send` is false."""
         taken, problem = False, None
         try:
@@ -254,7 +258,7 @@ class Round:
         self.files.reach("remote-committed")
         self._take_over(pending, base)
 
-    def _as_commit(self, pending: Pending) -> ManifestCommit:
+    def _as_commit(self, pending: PendingManifest) -> ManifestCommit:
         manifest, remote = pending.manifest, self.remote
         end = manifest.end_offset
         start = manifest.start_offset
@@ -269,7 +273,7 @@ class Round:
             None if remote.manifest_file is None else remote.manifest_file[1],
         )
 
-    def _take_over(self, pending: Pending, base: tuple[int, str] | None) -> None:
+    def _take_over(self, pending: PendingManifest, base: tuple[int, str] | None) -> None:
         remote = self.remote
         remote.pending = None
         remote.take_over(pending.manifest, (pending.file.location_id, pending.file.path))
@@ -279,7 +283,7 @@ class Round:
         del remote.garbage[:-GARBAGE_MAX]
         self.uploaded.clear()
 
-    async def _refused(self, pending: Pending, problem: Exception | None) -> None:
+    async def _refused(self, pending: PendingManifest, problem: Exception | None) -> None:
         """Another manifest counts: what was made for this one is of no use."""
         self.remote.pending = None
         self.remote.unload()
@@ -351,27 +355,27 @@ class Round:
 
     async def _copied(self, segment: Segment, end: int) -> RemoteSegment:
         expiry_ms = self.replica.log.config.writer_expiry_ms
-        found = await asyncio.to_thread(export, segment, end, self.files, expiry_ms)
-        copied = await self._upload_segment(found)
+        exported = await asyncio.to_thread(export, segment, end, self.files, expiry_ms)
+        copied = await self._upload_segment(exported)
         self.files.reach("remote-uploaded")
         log.info(
             "segment_copied",
             log=str(self.replica.log),
-            start=found.start_offset,
+            start=exported.start_offset,
             end=end,
             bytes=copied.log.size,
             location=copied.location_id,
         )
         return copied
 
-    async def _upload_segment(self, found: Export) -> RemoteSegment:
+    async def _upload_segment(self, exported: Export) -> RemoteSegment:
         segment_id = str(uuid.uuid4())
-        start, end = found.start_offset, found.end_offset
+        start, end = exported.start_offset, exported.end_offset
         sources: tuple[Path | bytes, ...] = (
-            found.log,
-            found.index,
-            found.timeindex,
-            found.writer_snapshot,
+            exported.log,
+            exported.index,
+            exported.timeindex,
+            exported.writer_snapshot,
         )
         uploads = [
             Upload(segment_file(self.remote.directory, segment_id, offset, suffix), source)
@@ -381,7 +385,7 @@ class Round:
         ]
         files = await self._upload(uploads)
         self.uploaded += files
-        return RemoteSegment(segment_id, start, end, found.max_timestamp, *files)
+        return RemoteSegment(segment_id, start, end, exported.max_timestamp, *files)
 
     # -- leaving --------------------------------------------------------------------------------
 

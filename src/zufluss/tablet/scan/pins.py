@@ -75,7 +75,7 @@ class PinLimits:
         )
 
 
-class Pin(Generic[T]):
+class StatePin(Generic[T]):
     """The state of a bucket, held for one principal."""
 
     __slots__ = (
@@ -119,7 +119,7 @@ class Pin(Generic[T]):
         return self.held
 
 
-class Pins(Generic[T]):
+class StatePins(Generic[T]):
     """All pins of a server."""
 
     def __init__(
@@ -132,8 +132,8 @@ class Pins(Generic[T]):
         self.limits = limits
         self._let_go = let_go
         self._clock = clock
-        self._pins: dict[bytes, Pin[T]] = {}
-        self._of_bucket: dict[TableBucket, set[Pin[T]]] = {}
+        self._pins: dict[bytes, StatePin[T]] = {}
+        self._of_bucket: dict[TableBucket, set[StatePin[T]]] = {}
         self._expired: dict[bytes, tuple[float, str]] = {}
 
     def __len__(self) -> int:
@@ -148,13 +148,13 @@ class Pins(Generic[T]):
         now = self._clock()
         return max((now - pin.opened for pin in self._pins.values()), default=0.0)
 
-    def remaining_seconds(self, pin: Pin[T]) -> float:
+    def remaining_seconds(self, pin: StatePin[T]) -> float:
         """How long a pin can live at most from now on."""
         return max(pin.opened + self.limits.age_seconds - self._clock(), 0.0)
 
     # -- opening ----------------------------------------------------------------------------
 
-    def begin(self, bucket: TableBucket, owner: str | None, leader_epoch: int) -> Pin[T]:
+    def begin(self, bucket: TableBucket, owner: str | None, leader_epoch: int) -> StatePin[T]:
         """A pin whose state is yet to be made: `complete` or `abandon` must follow.
 
         `KvScanBusyError` if there are too many, those that have expired not counted.
@@ -163,12 +163,14 @@ class Pins(Generic[T]):
             self.sweep()
         if refusal := self._full(bucket):
             raise KvScanBusyError(refusal)
-        pin: Pin[T] = Pin(secrets.token_bytes(ID_BYTES), bucket, owner, leader_epoch, self._clock())
+        pin: StatePin[T] = StatePin(
+            secrets.token_bytes(ID_BYTES), bucket, owner, leader_epoch, self._clock()
+        )
         self._pins[pin.pin_id] = pin
         self._of_bucket.setdefault(bucket, set()).add(pin)
         return pin
 
-    def complete(self, pin: Pin[T], content: T) -> None:
+    def complete(self, pin: StatePin[T], content: T) -> None:
         """The state of a pin is made; `NotLeaderError` if the bucket stopped meanwhile."""
         pin.held = content
         pin.opened = self._clock()
@@ -179,7 +181,7 @@ class Pins(Generic[T]):
                 "refresh the metadata and open it again"
             )
 
-    def abandon(self, pin: Pin[T]) -> None:
+    def abandon(self, pin: StatePin[T]) -> None:
         """Nobody is told of a pin: its state could not be made, or is wanted no more."""
         self._end(pin)
 
@@ -199,7 +201,7 @@ class Pins(Generic[T]):
 
     # -- using ------------------------------------------------------------------------------
 
-    def find(self, pin_id: bytes, owner: str | None) -> Pin[T]:
+    def find(self, pin_id: bytes, owner: str | None) -> StatePin[T]:
         """The pin of an id; this is no use of it yet, a request may still turn out to be wrong.
 
         `KvScanExpiredError` if it has ended or never was, `AuthorizationError` if it is not yours.
@@ -215,7 +217,7 @@ class Pins(Generic[T]):
         return pin
 
     @contextmanager
-    def use(self, pin: Pin[T]) -> Iterator[T]:
+    def use(self, pin: StatePin[T]) -> Iterator[T]:
         """Use a pin that `find` returned in this turn of the loop: it stays until the block ends.
 
         Its time-to-live begins anew, now and at the end.
@@ -227,17 +229,17 @@ class Pins(Generic[T]):
         finally:
             self._leave(pin)
 
-    def _leave(self, pin: Pin[T]) -> None:
+    def _leave(self, pin: StatePin[T]) -> None:
         pin.calls -= 1
         pin.used = self._clock()
         self._free(pin)
 
     def _gone(self, pin_id: bytes) -> KvScanExpiredError:
         self._forget_old()
-        found = self._expired.get(pin_id)
-        if found is not None:
+        expired = self._expired.get(pin_id)
+        if expired is not None:
             return KvScanExpiredError(
-                f"the scan or pin {pin_id.hex()} has ended: {found[1]}; open it again"
+                f"the scan or pin {pin_id.hex()} has ended: {expired[1]}; open it again"
             )
         return KvScanExpiredError(
             f"the scan or pin {pin_id.hex():.64} is not known here: it was closed, read to its "
@@ -245,7 +247,7 @@ class Pins(Generic[T]):
             code=ErrorCode.UNKNOWN_SCANNER_ID,
         )
 
-    def _check_owner(self, pin: Pin[T], owner: str | None) -> None:
+    def _check_owner(self, pin: StatePin[T], owner: str | None) -> None:
         if pin.owner != owner:
             raise AuthorizationError(
                 f"the scan or pin {pin.pin_id.hex()} was opened by another user; open your own"
@@ -273,7 +275,7 @@ class Pins(Generic[T]):
                 self._expire(pin, reason)
         self._forget_old()
 
-    def _over(self, pin: Pin[T]) -> str | None:
+    def _over(self, pin: StatePin[T]) -> str | None:
         """Why a pin has expired; one that is being made has not."""
         if pin.held is None:
             return None
@@ -286,13 +288,13 @@ class Pins(Generic[T]):
             return f"nobody used it for {limits.idle_seconds:g} s, the limit of {key}"
         return None
 
-    def _expire(self, pin: Pin[T], reason: str) -> None:
+    def _expire(self, pin: StatePin[T], reason: str) -> None:
         self._end(pin)
         self._expired[pin.pin_id] = (self._clock() + 2 * self.limits.idle_seconds, reason)
         if len(self._expired) > REMEMBERED_MAX:
             del self._expired[next(iter(self._expired))]
 
-    def _end(self, pin: Pin[T]) -> None:
+    def _end(self, pin: StatePin[T]) -> None:
         if pin.ended:
             return
         pin.ended = True
@@ -303,7 +305,7 @@ class Pins(Generic[T]):
             del self._of_bucket[pin.bucket]
         self._free(pin)
 
-    def _free(self, pin: Pin[T]) -> None:
+    def _free(self, pin: StatePin[T]) -> None:
         if pin.ended and not pin.calls:
             held, pin.held = pin.held, None
             if held is not None:

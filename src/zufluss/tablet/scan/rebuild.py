@@ -126,12 +126,12 @@ class Rebuilder:
             changelog = await self._reader.changelog(replica, remote, log_offset, fresh)
             await self._install_base(changelog, remote, log_offset, fresh)
             state = await self._replay(changelog, log_offset, fresh)
-            made = await asyncio.to_thread(pins.finish, fresh, state)
+            files = await asyncio.to_thread(pins.finish, fresh, state)
         except BaseException:
             await asyncio.to_thread(pins.discard, fresh)
             raise
         log.info("kv_state_rebuilt_at", bucket=str(replica.bucket), log_offset=log_offset)
-        return made
+        return files
 
     # -- the snapshot to begin with -----------------------------------------------------------
 

@@ -29,7 +29,7 @@ DECODED_BYTES_MAX: Final = 32 << 20
 CELL_BYTES: Final = 8
 
 
-class Rows(NamedTuple):
+class PageRows(NamedTuple):
     """What is left of a page."""
 
     records: bytes | None
@@ -77,26 +77,26 @@ class RowReader:
         """How many rows may be read at once, for the memory they take decoded."""
         return max(DECODED_BYTES_MAX // (CELL_BYTES * self._table.codec.cells_per_row), 1)
 
-    def read(self, values: Slices, limit: int) -> Rows:
+    def read(self, values: Slices, limit: int) -> PageRows:
         """At most `limit` rows of these values, in their order."""
         located = self._located(values)
         keep = None
         cut_key = None
         if self._predicate is not None:
             keep = self._matching(self._predicate, located)
-            found = np.flatnonzero(keep.to_numpy(zero_copy_only=False))
-            if len(found) == 0:
-                return Rows(None, 0, None)
-            if len(found) > limit:
-                cut_key = self._key(located, int(found[limit - 1]))
+            matches = np.flatnonzero(keep.to_numpy(zero_copy_only=False))
+            if len(matches) == 0:
+                return PageRows(None, 0, None)
+            if len(matches) > limit:
+                cut_key = self._key(located, int(matches[limit - 1]))
         if located.count == 0:
-            return Rows(None, 0, None)
+            return PageRows(None, 0, None)
         arrays = self._table.codec.arrays(located, self._projected)
         batch = pa.RecordBatch.from_arrays(arrays, schema=self._arrow)
         if keep is not None:
             batch = batch.filter(keep)
         batch = batch.slice(0, limit)
-        return Rows(batch.serialize().to_pybytes(), batch.num_rows, cut_key)
+        return PageRows(batch.serialize().to_pybytes(), batch.num_rows, cut_key)
 
     def _located(self, values: Slices) -> LocatedRows:
         table = self._table

@@ -36,10 +36,10 @@ from zufluss.errors import (
 from zufluss.net.services import Reader, RequestContext, Services
 from zufluss.replica.replica import Replica
 from zufluss.tablet.buckets import Buckets
-from zufluss.tablet.scan.pins import Pin, PinLimits, Pins
-from zufluss.tablet.scan.rows import RowReader, Rows
+from zufluss.tablet.scan.pins import PinLimits, StatePin, StatePins
+from zufluss.tablet.scan.rows import PageRows, RowReader
 from zufluss.tablet.scan.states import Page, PinnedState, PinStates
-from zufluss.tablet.tasks import Tasks
+from zufluss.tablet.tasks import BackgroundTasks
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
 from zufluss.wire.codec import decode
@@ -56,7 +56,7 @@ CALLS_MAX: Final = 16
 
 
 @dataclass(slots=True)
-class Session:
+class ScanSession:
     """Where a SCAN_KV stands (`scan/sessions.py`)."""
 
     left: int | None
@@ -72,16 +72,16 @@ class Session:
 
 
 @dataclass(slots=True)
-class Pinned:
+class PinContent:
     """What a pin stands for."""
 
     state: PinnedState
     """The rows, shared by all pins of the bucket at the same offset."""
-    session: Session | None = None
+    session: ScanSession | None = None
     """Where a SCAN_KV stands that the pin was opened for."""
 
 
-class Wanted(NamedTuple):
+class PinTarget(NamedTuple):
     """A state that shall be pinned."""
 
     replica: Replica
@@ -112,7 +112,7 @@ class ScanService:
         conf: Configuration,
         buckets: Buckets,
         states: PinStates,
-        tasks: Tasks,
+        tasks: BackgroundTasks,
         may_read: MayRead = everybody,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -121,7 +121,7 @@ class ScanService:
         self._states = states
         self._tasks = tasks
         self.loop = asyncio.get_running_loop()
-        self.pins: Pins[Pinned] = Pins(PinLimits.of(conf), self._let_go, clock)
+        self.pins: StatePins[PinContent] = StatePins(PinLimits.of(conf), self._let_go, clock)
         self.counts = ScanCounts()
         self.calls = asyncio.Semaphore(CALLS_MAX)
         self.seconds_max = conf.get(options.ZUFLUSS_KV_SCANNER_TIME_LIMIT) / 1000
@@ -156,13 +156,13 @@ class ScanService:
             raise InvalidScanRequestError(
                 f"{count} buckets are to be pinned in one call; name 1 to {BUCKETS_MAX} of them"
             )
-        wanted = [self._wanted(request.table_id, b, context.principal) for b in request.buckets]
+        targets = [self._target(request.table_id, b, context.principal) for b in request.buckets]
         seconds = None
         if request.HasField("time_limit_ms"):
             seconds = not_negative("time_limit_ms", request.time_limit_ms) / 1000
         try:
             async with asyncio.timeout(seconds):
-                pins = await self.open(wanted, context.principal)
+                pins = await self.open(targets, context.principal)
         except TimeoutError:
             raise KvScanBusyError(
                 f"the state of {count} buckets is still being made after {seconds:g} s; ask again"
@@ -219,19 +219,21 @@ class ScanService:
             )
         return replica
 
-    async def open(self, wanted: Sequence[Wanted], principal: str | None) -> list[Pin[Pinned]]:
+    async def open(
+        self, targets: Sequence[PinTarget], principal: str | None
+    ) -> list[StatePin[PinContent]]:
         """Pin states, all of them or none."""
-        if len(wanted) > self.pins.limits.per_server:
+        if len(targets) > self.pins.limits.per_server:
             raise InvalidScanRequestError(
-                f"{len(wanted)} buckets are to be pinned at once; "
+                f"{len(targets)} buckets are to be pinned at once; "
                 f"{options.KV_SCANNER_MAX_PER_SERVER.key} allows {self.pins.limits.per_server} on "
                 "this server: raise it, or scan fewer partitions or buckets at a time"
             )
-        pins: list[Pin[Pinned]] = []
+        pins: list[StatePin[PinContent]] = []
         try:
-            for replica, _ in wanted:
+            for replica, _ in targets:
                 pins.append(self.pins.begin(replica.bucket, principal, replica.leader_epoch))
-            work = (self._make(pin, each) for pin, each in zip(pins, wanted, strict=True))
+            work = (self._make(pin, each) for pin, each in zip(pins, targets, strict=True))
             outcomes = await asyncio.gather(*work, return_exceptions=True)
             for outcome in outcomes:
                 if isinstance(outcome, BaseException):
@@ -244,15 +246,15 @@ class ScanService:
             raise
         return pins
 
-    async def _make(self, pin: Pin[Pinned], wanted: Wanted) -> None:
+    async def _make(self, pin: StatePin[PinContent], target: PinTarget) -> None:
         states = self._states
-        if wanted.log_offset is None:
-            state = await states.open_state(wanted.replica)
+        if target.log_offset is None:
+            state = await states.open_state(target.replica)
         else:
-            state = await states.rebuild_state(wanted.replica, wanted.log_offset)
-        self.pins.complete(pin, Pinned(state))
+            state = await states.rebuild_state(target.replica, target.log_offset)
+        self.pins.complete(pin, PinContent(state))
 
-    def check_leader(self, pin: Pin[Pinned], replica: Replica) -> None:
+    def check_leader(self, pin: StatePin[PinContent], replica: Replica) -> None:
         """Refuse a pin of another bucket, or of an earlier time of this one."""
         if pin.bucket != replica.bucket:
             raise KvScanExpiredError(
@@ -263,7 +265,7 @@ class ScanService:
             self.pins.end_bucket(pin.bucket)
             self.pins.find(pin.pin_id, pin.owner)  # raises why it has ended
 
-    def _let_go(self, pinned: Pinned) -> None:
+    def _let_go(self, pinned: PinContent) -> None:
         self._tasks.spawn(pinned.state.release())
 
     # -- rows -------------------------------------------------------------------------------
@@ -303,7 +305,7 @@ class ScanService:
             )
         return min(asked, self._size_max)
 
-    def _wanted(self, table_id: int, bucket: m.PbPinBucket, principal: str | None) -> Wanted:
+    def _target(self, table_id: int, bucket: m.PbPinBucket, principal: str | None) -> PinTarget:
         partition_id = partition_id_of(bucket)
         replica = self.replica(table_id, partition_id, bucket.bucket_id, principal)
         offset = bucket.log_offset if bucket.HasField("log_offset") else None
@@ -311,7 +313,7 @@ class ScanService:
             raise InvalidScanRequestError(
                 f"{replica.bucket} has no log offset {offset}; they begin at 0"
             )
-        return Wanted(replica, offset)
+        return PinTarget(replica, offset)
 
     def _search(self, request: m.ScanKvSnapshotRequest, replica: Replica) -> Search:
         """What a call looks for; refused if it is malformed."""
@@ -350,7 +352,7 @@ class ScanService:
                     records=rows.records, last_key=after, done=done, rows=rows.count
                 )
 
-    async def _read(self, search: Search, page: Page) -> Rows:
+    async def _read(self, search: Search, page: Page) -> PageRows:
         values = page.values
         limit = search.limit or values.count
         return await self.in_thread(lambda: search.reader.read(values, limit))

@@ -30,9 +30,15 @@ from zufluss.errors import (
 )
 from zufluss.kv.table import KvTable
 from zufluss.net.services import RequestContext, Services
-from zufluss.tablet.scan.pins import RETRY_AFTER_MS, Pin
+from zufluss.tablet.scan.pins import RETRY_AFTER_MS, StatePin
 from zufluss.tablet.scan.rows import value_batch
-from zufluss.tablet.scan.service import Pinned, ScanService, Session, Wanted, not_negative
+from zufluss.tablet.scan.service import (
+    PinContent,
+    PinTarget,
+    ScanService,
+    ScanSession,
+    not_negative,
+)
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
 from zufluss.wire.tables import partition_id_of
@@ -62,12 +68,12 @@ class _LastAnswers:
     def find(
         self, scanner_id: bytes, owner: str | None, call_seq_id: int
     ) -> m.ScanKvResponse | None:
-        found = self._answers.get(scanner_id)
-        if found is None or found[1] != call_seq_id:
+        last = self._answers.get(scanner_id)
+        if last is None or last[1] != call_seq_id:
             return None
-        if found[0] != owner:
+        if last[0] != owner:
             raise AuthorizationError("the scan was another user's; open your own")
-        return found[2]
+        return last[2]
 
 
 class ScanSessions:
@@ -110,16 +116,16 @@ class ScanSessions:
         return await self._go_on(request, principal)
 
     async def _open(self, request: m.ScanKvRequest, principal: str | None) -> m.ScanKvResponse:
-        wanted = request.bucket_scan_req
+        target = request.bucket_scan_req
         _check_sequence(request.call_seq_id, 0)
-        left = not_negative("limit", wanted.limit) or None
-        partition_id = partition_id_of(wanted)
-        replica = self._scans.replica(wanted.table_id, partition_id, wanted.bucket_id, principal)
+        left = not_negative("limit", target.limit) or None
+        partition_id = partition_id_of(target)
+        replica = self._scans.replica(target.table_id, partition_id, target.bucket_id, principal)
         try:
-            (pin,) = await self._scans.open([Wanted(replica, None)], principal)
+            (pin,) = await self._scans.open([PinTarget(replica, None)], principal)
         except KvScanBusyError as e:
             raise TooManyScannersError(e.message) from None
-        pin.content.session = Session(left)
+        pin.content.session = ScanSession(left)
         try:
             answer = await self._next(pin, request, replica.tablet.table)
         except BaseException:
@@ -154,7 +160,7 @@ class ScanSessions:
         return await self._next(pin, request, replica.tablet.table)
 
     async def _next(
-        self, pin: Pin[Pinned], request: m.ScanKvRequest, table: KvTable
+        self, pin: StatePin[PinContent], request: m.ScanKvRequest, table: KvTable
     ) -> m.ScanKvResponse:
         """The next rows of a scan, which stays where it is if they cannot be had."""
         with self._pins.use(pin) as pinned:
@@ -181,7 +187,7 @@ class ScanSessions:
         return answer
 
     async def _page(
-        self, pinned: Pinned, session: Session, size: int, deadline: float, table: KvTable
+        self, pinned: PinContent, session: ScanSession, size: int, deadline: float, table: KvTable
     ) -> m.ScanKvResponse:
         rows = ROWS_MAX if session.left is None else min(session.left, ROWS_MAX)
         wait = max(deadline - self._scans.loop.time(), 0.0)

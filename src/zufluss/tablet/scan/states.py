@@ -44,7 +44,7 @@ from zufluss.replica.replica import Replica
 from zufluss.tablet.buckets import Buckets
 from zufluss.tablet.contention import Contention
 from zufluss.tablet.scan.rebuild import Rebuilder
-from zufluss.tablet.tasks import Tasks
+from zufluss.tablet.tasks import BackgroundTasks
 
 __all__ = ["Page", "PinStates", "PinnedState"]
 
@@ -195,7 +195,7 @@ class PinStates:
         kv: KvHost,
         rebuilder: Rebuilder,
         contention: Contention,
-        tasks: Tasks,
+        tasks: BackgroundTasks,
     ) -> None:
         self.rests = Rests(lambda: contention.puts)
         """When scans rest, so that writers get on."""
@@ -276,16 +276,16 @@ class PinStates:
     async def _open(self, replica: Replica) -> PinnedState:
         store, bucket = replica.tablet.store, replica.bucket
         async with self._turn(bucket):
-            wanted = store.horizon
-            known = await self._known((bucket, wanted))
+            horizon = store.horizon
+            known = await self._known((bucket, horizon))
             if known is not None:
                 return known.acquire()
             fresh = await asyncio.to_thread(store.pins.fresh)
             try:
                 target = fresh / COLD_DIRECTORY
-                made = await self._kv.pin(replica, target, wanted, self.rests)
-                finish = partial(asyncio.to_thread, store.pins.finish, fresh, made)
-                return await self._known_or(replica, made.flushed_offset, finish)
+                state = await self._kv.pin(replica, target, horizon, self.rests)
+                finish = partial(asyncio.to_thread, store.pins.finish, fresh, state)
+                return await self._known_or(replica, state.flushed_offset, finish)
             finally:
                 await asyncio.to_thread(store.pins.discard, fresh)
 
@@ -358,11 +358,11 @@ class PinStates:
         """
         if replica.kv is None:
             return
-        found = replica.tablet.store.pins.offsets()
-        if found:
+        offsets = replica.tablet.store.pins.offsets()
+        if offsets:
             later = partial(self._remove_later, replica)
             self._timers[replica] = self._loop.call_later(self._left_seconds, later)
-        if found and found[-1] > replica.log.log_end_offset:
+        if offsets and offsets[-1] > replica.log.log_end_offset:
             self._tasks.spawn(self._remove_left(replica, replica.log.log_end_offset + 1))
 
     def closed(self, replica: Replica) -> None:

@@ -1,0 +1,161 @@
+"""Opening and closing the buckets that the coordinator assigns to this server.
+
+A bucket whose data cannot be served is refused, and tried again in the background if that may help
+(`reopen.py`). The orders come from `server.py`, one at a time. Before each of them the retries of
+its buckets are ended.
+
+Belongs to the event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+
+import structlog
+
+from zufluss.cluster.remote import BucketRemote
+from zufluss.cluster.replicas import ReplicaAssignment, ReplicaStop
+from zufluss.errors import LogStorageError, ZuflussError
+from zufluss.log.manager import log_directories, log_directory
+from zufluss.log.segment import DELETED_SUFFIX
+from zufluss.model.table import TableBucket
+from zufluss.replica.replica import Replica, ReplicaHost, ReplicaSettings
+from zufluss.tablet.remote.context import RemoteContext
+from zufluss.tablet.remote.copy import BucketCopy
+from zufluss.tablet.remote.logs import RemoteLogRunner
+from zufluss.tablet.remote.restore import Restorer
+from zufluss.tablet.reopen import Reopener, may_pass
+
+log = structlog.get_logger(__name__)
+
+OpenReplica = Callable[
+    [ReplicaHost, ReplicaAssignment, ReplicaSettings, BucketCopy], Awaitable[Replica]
+]
+"""`Replica.open` or `Replica.reopen`."""
+
+
+class Assignments:
+    """Opens, refuses, reopens and closes the buckets of a server."""
+
+    def __init__(
+        self,
+        data_dir: Path,
+        host: ReplicaHost,
+        context: RemoteContext,
+        restorer: Restorer,
+        remote_logs: RemoteLogRunner,
+        epoch_ended: Callable[[Replica], None],
+    ) -> None:
+        """`epoch_ended` is called with a replica that gets another leader epoch."""
+        self._data_dir = data_dir
+        self._host = host
+        self._context = context
+        self._buckets = context.buckets
+        self._restorer = restorer
+        self._remote_logs = remote_logs
+        self._epoch_ended = epoch_ended
+        self.retries = Reopener(self._reopen)
+
+    async def open(self, assignments: Sequence[ReplicaAssignment]) -> None:
+        """Open these buckets and lead them; raises why one of them cannot be served."""
+        remotes = await self._remotes(assignments)
+        for assignment in assignments:
+            refusal = await self._open_or_refuse(assignment, remotes)
+            if refusal is not None:
+                raise refusal
+
+    async def open_all(self, assignments: Sequence[ReplicaAssignment]) -> None:
+        """Open these buckets and lead them; the others are served when some are refused."""
+        remotes = await self._remotes(assignments)
+        for assignment in assignments:
+            await self._open_or_refuse(assignment, remotes)
+
+    async def _open_or_refuse(
+        self, assignment: ReplicaAssignment, remotes: Mapping[TableBucket, BucketRemote]
+    ) -> LogStorageError | None:
+        try:
+            await self._open(assignment, remotes, Replica.open)
+        except (ZuflussError, OSError) as e:
+            log.error("bucket_refused", bucket=str(assignment.table_bucket), reason=str(e))
+            if may_pass(e):
+                self.retries.add(assignment)
+            return self._buckets.refuse(assignment, e)
+        return None
+
+    async def _reopen(self, assignment: ReplicaAssignment) -> Exception | None:
+        """Try to open a bucket that was refused; returns why that is still not possible."""
+        try:
+            remotes = await self._remotes([assignment])
+        except ZuflussError as e:
+            return e
+        try:
+            await self._open(assignment, remotes, Replica.reopen)
+        except (ZuflussError, OSError) as e:
+            self._buckets.refuse(assignment, e)
+            return e
+        return None
+
+    async def _remotes(
+        self, assignments: Sequence[ReplicaAssignment]
+    ) -> Mapping[TableBucket, BucketRemote]:
+        """What the coordinator knows of the remote files of buckets that are not open yet."""
+        buckets = [assignment.table_bucket for assignment in assignments]
+        closed = [bucket for bucket in buckets if self._buckets.find(*bucket) is None]
+        return await self._context.gateway.bucket_remotes(closed) if closed else {}
+
+    async def _open(
+        self,
+        assignment: ReplicaAssignment,
+        remotes: Mapping[TableBucket, BucketRemote],
+        open_replica: OpenReplica,
+    ) -> None:
+        """Open a bucket, or lead it in another epoch if it is open; raises why it cannot be."""
+        bucket = assignment.table_bucket
+        replica = self._buckets.find(*bucket)
+        if replica is not None:
+            if replica.leader_epoch != assignment.leader_epoch:
+                self._epoch_ended(replica)
+            replica.lead(assignment.leader_epoch)
+            return
+        settings = self._buckets.table(bucket.table_id).settings
+        copy = BucketCopy(self._restorer, self._remote_logs, assignment, remotes.get(bucket))
+        self._buckets.add(await open_replica(self._host, assignment, settings, copy))
+
+    def close(self, stop: ReplicaStop) -> None:
+        """Give a bucket up, open or refused; its files go if the order says delete."""
+        bucket = stop.table_bucket
+        replica = self._buckets.find(*bucket)
+        if replica is not None:
+            self._close(replica, delete=stop.delete)
+            return
+        refused = self._buckets.forget_refused(bucket)
+        if refused is not None and stop.delete:
+            self._host.remove(refused.path, bucket)
+
+    def close_others(self, assignments: Sequence[ReplicaAssignment]) -> None:
+        """Close every bucket that is not assigned, and delete its files."""
+        assigned = {assignment.table_bucket for assignment in assignments}
+        for replica in self._buckets.replicas():
+            if replica.bucket not in assigned:
+                self._close(replica, delete=True)
+        self._buckets.forget_all_refused()
+        self._remove_others(assignments)
+
+    def _close(self, replica: Replica, *, delete: bool) -> None:
+        self._buckets.remove(replica)
+        replica.close(delete=delete)
+
+    def _remove_others(self, assignments: Sequence[ReplicaAssignment]) -> None:
+        """Remove files of buckets that were dropped while this server was away or died."""
+        logs, kv, data_dir = self._host.logs, self._host.kv, self._data_dir
+        places = [(a.physical_path, a.table_bucket) for a in assignments]
+        assigned = {log_directory(data_dir, *place) for place in places}
+        for directory in log_directories(data_dir):
+            if directory not in assigned and directory.suffix != DELETED_SUFFIX:
+                log.info("dropped_log_removed", directory=str(directory))
+                self._context.files.remove_tree(directory)
+                logs.remove_empty_parents(directory)
+        for directory in kv.remove_others({kv.directory(*place) for place in places}):
+            log.info("dropped_state_removed", directory=str(directory))
+            logs.remove_empty_parents(directory)
