@@ -97,7 +97,7 @@ def run_role(role: str, conf: Configuration) -> int:
 
 
 def _with_lake(conf: Configuration) -> Configuration:
-    """The configuration with a lake in the data directory, if it has a format and says no more."""
+    """The configuration, with a lake in the data directory if only a lake format is configured."""
     format = conf.get(options.DATALAKE_FORMAT)
     if format is None or conf.lake_properties(format):
         return conf
@@ -175,7 +175,7 @@ def _do_without_pandas() -> None:
 
 
 def settle_memory() -> None:
-    """What start-up made stays; later collections need not look at it, and are rarer."""
+    """Exempt the objects of the start-up from garbage collection, and collect more rarely."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(*COLLECT_AFTER)

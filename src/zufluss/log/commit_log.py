@@ -79,13 +79,13 @@ class Group(NamedTuple):
 
 
 def key_of(bucket: TableBucket) -> EntryKey:
-    """Under which key the entries of a bucket are filed."""
+    """The key of the entries of a bucket."""
     partition_id = -1 if bucket.partition_id is None else bucket.partition_id
     return bucket.table_id, partition_id, bucket.bucket_id
 
 
 def entry_prefix(log: Log) -> bytes:
-    """What stands before the length in every entry of a log."""
+    """The bytes before the length in every entry of a log."""
     if log.bucket is None:
         raise ValueError(f"{log!r} was opened without its bucket, the commit log needs it")
     return _ENTRY_KEY.pack(*key_of(log.bucket), log.incarnation)

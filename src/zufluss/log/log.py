@@ -89,7 +89,7 @@ class Log(LogReader):
         """May be replaced when the table's properties change."""
         self.files = files
         self.bucket = bucket
-        """Which bucket it is; the commit log files its entries under it."""
+        """The bucket of the log, and the key of its entries in the commit log."""
         self.leader_epoch = 0
         """Stamped into batches that have room for it."""
         self.failure: Exception | None = None

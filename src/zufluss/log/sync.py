@@ -36,9 +36,9 @@ class SyncPlan:
     log: Log
     """The log."""
     end_offset: int
-    """Its end when the plan was made."""
+    """The end of the log when the plan was made."""
     incarnation: int
-    """Its number of truncations then."""
+    """The number of truncations when the plan was made."""
     segments: list[tuple[Segment, OpenFile, int]]
     """Segments with bytes not yet durable, oldest first, and their size then."""
     directories: dict[Path, int]

@@ -40,7 +40,7 @@ class ThreadWorker:
         self._jobs: SimpleQueue[tuple[Job, Done | None] | None] = SimpleQueue()
         self._outcomes: deque[tuple[Done, Any]] = deque()
         self._reported = False
-        """The loop has been told of outcomes and has not looked yet."""
+        """The loop was woken and has not delivered the outcomes yet."""
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -74,7 +74,7 @@ class ThreadWorker:
             del item, job, done, outcome
 
     def _report(self) -> None:
-        """On the loop: hand out what has gathered; waking it for each would cost more than some."""
+        """On the loop: deliver the outcomes that gathered; a wake-up for each would cost more."""
         self._reported = False
         try:
             while self._outcomes:

@@ -48,7 +48,7 @@ _KV = re.compile(r"kv-\d+")
 
 
 def kv_directory(data_dir: Path, path: PhysicalTablePath, bucket: TableBucket) -> Path:
-    """Where the state of a bucket lies."""
+    """Directory of the state of a bucket."""
     return log_directory(data_dir, path, bucket).with_name(f"kv-{bucket.bucket_id}")
 
 
@@ -92,7 +92,7 @@ class KvBucket(Protocol):
 
 
 class KvHost:
-    """What the key-value state of a server's buckets shares. Belongs to the event loop."""
+    """Worker, memory and tablets of a server. Belongs to the event loop."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class KvHost:
         return self._encoder
 
     async def call(self, job: Callable[[], T]) -> T:
-        """Have something done in the worker, after everything submitted before."""
+        """Run a job in the worker, after every job submitted earlier."""
         future: asyncio.Future[T] = self._loop.create_future()
 
         def done(outcome: Any) -> None:
@@ -140,7 +140,7 @@ class KvHost:
         return await future
 
     async def settled(self) -> None:
-        """Wait until the worker has done what it is doing, and what waits for it."""
+        """Wait until the worker has done every job submitted so far."""
         if self._worker is not None:
             await self.call(lambda: None)
 
@@ -180,7 +180,7 @@ class KvHost:
         return tablet
 
     async def checkpoint(self, replica: KvBucket) -> Checkpoint:
-        """Everything below the high watermark, flushed and as hard links beside the state.
+        """Flush up to the high watermark and hard-link the table files beside the state.
 
         There is one of a bucket at a time: the next one takes its place.
         """
@@ -195,7 +195,7 @@ class KvHost:
             await asyncio.shield(asyncio.wrap_future(checkpoint))
 
     async def pin(self, replica: KvBucket, target: Path, horizon: int, rests: Rests) -> KvState:
-        """Everything below `horizon`, at least, flushed and as hard links; what it holds.
+        """Flush at least up to `horizon` and hard-link the table files; returns the linked state.
 
         `target` is not made if there are no rows. A flush that is needed for it rests as told.
         """
@@ -208,7 +208,7 @@ class KvHost:
             await asyncio.shield(asyncio.wrap_future(state))
 
     async def remove_checkpoint(self, replica: KvBucket) -> None:
-        """Free the disk that a checkpoint holds, unless the bucket is gone with all of it."""
+        """Remove the files of a checkpoint, unless the bucket was closed."""
         store = replica.tablet.store
         if replica.tablet in self._tablets:
             await self.call(partial(remove_left_overs, self._files, store.directory))
@@ -218,11 +218,11 @@ class KvHost:
             raise UnknownTableOrBucketError(f"{replica.path} {replica.bucket} has stopped")
 
     def _when_passed(self, work: Callable[[], None]) -> None:
-        """Have something done on the event loop in its next turn. From any thread."""
+        """Run something on the event loop in its next turn. For any thread."""
         self._loop.call_soon_threadsafe(work)
 
     def _flush_ended(self, tablet: KvTablet) -> None:
-        """Let the log go as far as the state is on disk by itself."""
+        """Move the hold on the log to the offset up to which the state is on disk."""
         replica = self._tablets.get(tablet)
         if replica is not None:
             self.worker.submit(
@@ -231,13 +231,13 @@ class KvHost:
             )
 
     def flush_held_back(self) -> None:
-        """Flush buckets whose old changelog could go if their state were on disk."""
+        """Flush buckets whose state alone keeps old changelog segments."""
         for tablet, replica in self._tablets.items():
             if replica.log.held_back:
                 self.worker.submit(tablet.flush, partial(self._logged, tablet, "kv_flush_failed"))
 
     def forget_expired_writers(self, now_ms: int) -> None:
-        """Drop what tablets remember of writers that have not written for long."""
+        """Forget writers that have expired."""
         for tablet in self._tablets:
             self.worker.submit(
                 partial(tablet.forget_expired_writers, now_ms),
@@ -245,7 +245,7 @@ class KvHost:
             )
 
     def stop(self, replica: KvBucket, *, delete: bool, then: Callable[[Path], None]) -> None:
-        """Give up the state of a bucket after what is under way, and remove it with `delete`."""
+        """Close the state of a bucket after the jobs under way; with `delete` remove it."""
         tablet = replica.tablet
         del self._tablets[tablet]
         directory = tablet.store.directory
@@ -257,18 +257,18 @@ class KvHost:
         self.worker.submit(tablet.store.destroy if delete else tablet.close, done)
 
     def remove(self, path: PhysicalTablePath, bucket: TableBucket) -> None:
-        """Remove what is left of a bucket that was never opened."""
+        """Remove the state of a bucket that is not open."""
         self._remove(kv_directory(self._data_dir, path, bucket))
 
     def remove_others(self, assigned: set[Path]) -> list[Path]:
-        """Remove the state of buckets that do not exist any more; returns what was removed."""
+        """Remove the states of buckets that are not assigned; returns their directories."""
         others = [d for d in kv_directories(self._data_dir) if d not in assigned]
         for directory in others:
             self._remove(directory)
         return others
 
     def directory(self, path: PhysicalTablePath, bucket: TableBucket) -> Path:
-        """Where the state of a bucket lies."""
+        """Directory of the state of a bucket."""
         return kv_directory(self._data_dir, path, bucket)
 
     def _remove(self, directory: Path) -> None:

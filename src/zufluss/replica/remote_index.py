@@ -37,7 +37,7 @@ WINDOW_BYTES: Final = 64 << 10
 
 
 def position_in(index: bytes, relative_offset: int) -> int:
-    """Where to start reading for an offset: a batch at or before the one that has it."""
+    """The position of a batch at or before the one with an offset."""
     i = bisect_right(
         range(len(index) // OFFSET_ENTRY.size),
         relative_offset,
@@ -69,7 +69,7 @@ class RemoteIndexes:
         self._loading: dict[RemoteFile, asyncio.Task[bytes]] = {}
 
     def get(self, file: RemoteFile) -> bytes | None:
-        """An index that is in memory; raises why it could not be fetched, if that was tried."""
+        """An index in memory, None if it was not fetched; raises the last failure to fetch it."""
         if not file.size:
             return b""
         index = self._kept.get(file)
@@ -84,7 +84,7 @@ class RemoteIndexes:
         return None
 
     async def fetch(self, file: RemoteFile) -> bytes:
-        """An index, from its location if need be; who asks meanwhile waits for the same answer."""
+        """An index, fetched if needed; concurrent callers share one fetch."""
         index = self.get(file)
         if index is not None:
             return index

@@ -33,13 +33,13 @@ SEGMENTS_MAX: Final = 64
 
 
 class RemoteNotReadError(ZuflussError):
-    """What remote storage has of a bucket is not known yet; trying again helps."""
+    """The remote part of a log is not known yet; a later attempt may succeed."""
 
     code = ErrorCode.STORAGE_EXCEPTION
 
     @property
     def retriable(self) -> bool:
-        """It is read again and again until it could be."""
+        """True: the manifest is read again until that succeeds."""
         return True
 
 
@@ -52,19 +52,19 @@ class IndexNeededError(Exception):
 
 
 class PendingManifest(NamedTuple):
-    """A manifest that is written, of which nobody knows yet whether it counts."""
+    """A manifest that is uploaded and whose commit has no known outcome yet."""
 
     manifest: LogManifest
     file: RemoteFile
-    """The manifest itself."""
+    """The uploaded manifest."""
     removed: tuple[RemoteFile, ...]
-    """Files of which there is no need when it counts."""
+    """Files that can be deleted once the manifest is committed."""
     since: float
-    """When the upload of what it has began, by the loop's clock."""
+    """When the upload of its segments began, by the loop's clock."""
 
 
 class RemoteLog:
-    """What remote storage has of one bucket's log. Belongs to the event loop."""
+    """The remote part of one bucket's log. Belongs to the event loop."""
 
     def __init__(
         self, bucket: TableBucket, path: PhysicalTablePath, log: Log, indexes: RemoteIndexes
@@ -72,23 +72,23 @@ class RemoteLog:
         self.log = log
         self.indexes = indexes
         self.directory = bucket_directory(LOG, path, bucket)
-        """Of the bucket, below the root of each location."""
+        """Directory of the bucket below the root of each location."""
         self.manifest = LogManifest(path, bucket)
-        """What is there, once `loaded`."""
+        """The committed manifest, once `loaded`."""
         self.manifest_file: tuple[int, str] | None = None
-        """Location and path of the manifest that counts."""
+        """Location and path of the committed manifest, None without one."""
         self.loaded = False
-        """The manifest that counts was read."""
+        """The committed manifest was read."""
         self.problem: ZuflussError | None = None
-        """Why it could not be read the last time."""
+        """Why the last attempt to read the manifest failed."""
         self.copied_to = 0
         """Everything below this offset was copied once; it may have expired since."""
         self.range: tuple[int, int] | None = None
-        """Start and end of the remote part as the coordinator said, None until it did."""
+        """Start and end of the remote part, None until the coordinator was asked."""
         self.pending: PendingManifest | None = None
-        """Nothing else is begun, and nothing is deleted, until this is settled."""
+        """While set, no other change is begun and nothing is deleted."""
         self.garbage: list[RemoteFile] = []
-        """Files that no manifest has any more; readers may still be at them for a while."""
+        """Files that the manifest does not list any more; deleted a round later."""
         self.failures = 0
         """Rounds in a row that failed."""
         self.retry_at = 0.0
@@ -96,18 +96,18 @@ class RemoteLog:
         self.guard()
 
     def unload(self) -> None:
-        """Forget what is there, because it may have changed; nothing is deleted here meanwhile."""
+        """Forget the manifest because another may be committed; local retention stops meanwhile."""
         self.loaded = False
         self.range = None
         self.guard()
 
     def told(self, manifest_file: tuple[int, str] | None, start: int, end: int) -> None:
-        """Take note of what the coordinator says of the remote part; the manifest says the rest."""
+        """Note the manifest and the offsets that the coordinator reports."""
         self.manifest_file, self.range = manifest_file, (start, end)
         self.copied_to = max(self.copied_to, end)
 
     def take_over(self, manifest: LogManifest, file: tuple[int, str] | None) -> None:
-        """This manifest counts."""
+        """Take over a committed manifest."""
         self.manifest, self.manifest_file = manifest, file
         self.loaded, self.problem = True, None
         start, end = manifest.start_offset, manifest.end_offset
@@ -118,7 +118,7 @@ class RemoteLog:
         self.guard()
 
     def guard(self) -> None:
-        """Let local retention delete what is in remote storage, and nothing while it is unknown."""
+        """Let local retention delete copied segments, and nothing while the manifest is unknown."""
         self.hold_back_from(self.manifest.end_offset if self.loaded else 0)
 
     def hold_back_from(self, offset: int | None) -> None:
@@ -166,7 +166,7 @@ class RemoteLog:
         return i, segments[i]
 
     def segments_from(self, offset: int) -> Sequence[RemoteSegment]:
-        """The segments that have `offset` and what follows: of one location, not held here."""
+        """The segment with `offset` and those after it, of one location and not held here."""
         i, first = self.segment_of(offset)
         here = self.log.log_start_offset
         return list(
@@ -177,7 +177,7 @@ class RemoteLog:
         )
 
     def fetch_info(self, offset: int) -> m.PbRemoteLogFetchInfo:
-        """Where a reader finds `offset`, which is not held here.
+        """The remote segments and the position from which to read `offset`, not held here.
 
         `IndexNeededError` if that needs an index; what `RemoteIndexes.get` raises if that cannot be
         fetched.

@@ -23,21 +23,21 @@ from zufluss.tablet.buckets import Buckets
 from zufluss.tablet.remote.restore import Restorer
 
 READ_BYTES: Final = 1 << 20
-"""How much of the log is read at a time, by the event loop."""
+"""Bytes of the log that the event loop reads at a time."""
 
 
 class Changelog(NamedTuple):
-    """What there is of a changelog."""
+    """The changelog of a bucket: a remote part and the log."""
 
     replica: Replica
     earlier: EarlierChangelog | None
-    """The part in remote storage, before the log."""
+    """The part before the log, which is only in remote storage; None if it is not needed."""
     log_start: int
-    """Where the log begins."""
+    """The first offset of the log."""
 
     @property
     def start(self) -> int:
-        """Its first offset."""
+        """The first offset of the changelog."""
         return self.log_start if self.earlier is None else self.earlier.start_offset
 
 
@@ -54,7 +54,7 @@ class ChangelogReader:
     async def changelog(
         self, replica: Replica, remote: BucketRemote, until: int, directory: Path
     ) -> Changelog:
-        """What there is of a changelog up to an offset; `directory` is for its remote part."""
+        """The changelog up to an offset; remote segments are fetched into `directory`."""
         log_start = replica.log.log_start_offset
         manifest = await self._restorer.manifest(remote) if log_start else None
         earlier = self._restorer.earlier(manifest, min(log_start, until), directory)
@@ -63,7 +63,7 @@ class ChangelogReader:
     def batches(
         self, changelog: Changelog, offset: int, until: int
     ) -> Generator[memoryview, None, None]:
-        """The changelog from an offset to another one. Not on the event loop."""
+        """The batches from `offset` up to `until`. Not for the event loop."""
         replica, earlier, log_start = changelog
         if earlier is not None and offset < min(log_start, until):
             yield from earlier.batches(offset)
@@ -76,7 +76,7 @@ class ChangelogReader:
             yield records
 
     async def _read(self, replica: Replica, offset: int) -> LogRead:
-        """A part of the log, which belongs to the event loop."""
+        """Read a part of the log, on the event loop."""
         while True:
             if not self._buckets.serves(replica):
                 raise UnknownTableOrBucketError(f"{replica.path} {replica.bucket} has stopped")

@@ -65,7 +65,7 @@ MAX_WAIT_MS = 60_000
 FETCH_BYTES_MAX = 64 * 1024 * 1024
 """Longest answer that a client can ask for; a first batch that is larger still comes whole."""
 PRUNE_BATCHES_MAX = 1000
-"""Batches whose statistics one fetch looks at; it ends there, since others wait meanwhile."""
+"""Batches whose statistics one fetch reads at most; other requests wait meanwhile."""
 COLD_READ_ATTEMPTS = 8
 """A fetch whose pages are evicted again and again is served blocking after this many tries."""
 
@@ -89,21 +89,21 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class BucketFetch:
-    """What a request wants of one bucket."""
+    """The part of a request for one bucket."""
 
     partition_id: int | None
     """Partition id, absent for plain tables."""
     bucket_id: int
     """Bucket."""
     offset: int
-    """First offset bucket, or EARLIEST_OFFSET."""
+    """First offset to read, or EARLIEST_OFFSET."""
     bytes_max: int
     """Limit for this bucket; the first bucket with data may pass it by one batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableFetch:
-    """What a request wants of one table."""
+    """The part of a request for one table."""
 
     table_id: int
     """Table."""
@@ -114,7 +114,7 @@ class TableFetch:
     buckets: tuple[BucketFetch, ...]
     """Its buckets in request order."""
     refusal: ZuflussError | None = None
-    """Why nothing of this table can be read as asked; other tables of the request can."""
+    """Why this table cannot be read as asked; None if it can. Other tables are not concerned."""
 
 
 class FetchReader:
@@ -138,11 +138,11 @@ class FetchReader:
         self.bytes_read = 0
         """Bytes of the answer."""
         self.bytes_found = 0
-        """Bytes they were in the log, before projection."""
+        """Bytes that the batches of the answer have in the log, before projection."""
         self.batches_pruned = 0
-        """Batches whose statistics were looked at."""
+        """Batches whose statistics were read."""
         self.answer_now = False
-        """A bucket has something a client must learn at once."""
+        """A bucket has an answer that must not wait for more data."""
 
     def replicas(self) -> list[Replica]:
         """The replicas this fetch can wait on."""
@@ -155,7 +155,7 @@ class FetchReader:
         return replicas
 
     def worth_reading(self, bytes_min: int) -> bool:
-        """Whether there may be `bytes_min`, or something to say; looks, and reads no records."""
+        """Whether a read may return `bytes_min` or an error; reads no records."""
         size = 0
         for table in self.tables:
             for bucket in table.buckets:
@@ -173,7 +173,7 @@ class FetchReader:
         return False
 
     def read(self, *, nowait: bool) -> list[FetchedTable]:
-        """Read every bucket within the limits; PagesNotCachedError if that means to wait."""
+        """Read every bucket within the limits; `PagesNotCachedError` if a page is not cached."""
         self.bytes_read = self.bytes_found = self.batches_pruned = 0
         self.answer_now = False
         return [
@@ -245,7 +245,7 @@ class FetchReader:
         )
 
     def _remote_bucket(self, bucket: BucketFetch, replica: Replica, offset: int) -> FetchedBucket:
-        """The segments that have an offset which is not held here; nothing while they are found."""
+        """Answer with the remote segments that have an offset; nothing while they are looked up."""
         refused: Buffers = []
         info = None
         try:
@@ -266,7 +266,7 @@ class FetchReader:
     def _prune(
         self, table: TableFetch, predicate: Predicate, records: memoryview
     ) -> tuple[Buffers, int | None]:
-        """Leave out batches that cannot match; also how far that went, if at the end."""
+        """The batches that may match, and the offset after the last one if that was left out."""
         state = self._buckets.tables[table.table_id]
         kept: Buffers = []
         begin = end = 0
@@ -304,7 +304,7 @@ def _first_offset(bucket: BucketFetch, replica: Replica) -> int:
 
 
 def _start_offset(replica: Replica) -> int | None:
-    """Where the log starts, None while that is not known; readers of what is here need not wait."""
+    """The first offset of the log, None while its remote part is not known."""
     remote = replica.remote
     return None if remote is not None and remote.range is None else replica.start_offset
 
@@ -363,7 +363,7 @@ def _check_projection(buckets: Buckets, table_id: int, columns: Sequence[int]) -
 
 
 class Fetch:
-    """One request on its way to an answer: read, or park and be read later."""
+    """One request until it is answered: read at once, or parked and read later."""
 
     __slots__ = (
         "_handler",
@@ -399,7 +399,7 @@ class Fetch:
         self.cold_reads = 0
 
     def serve(self, *, final: bool) -> None:
-        """Answer if there is enough, or if this is the `final` chance; park otherwise."""
+        """Answer if there is enough data or `final` is set; park otherwise."""
         if self.connection.closing:
             self._unpark()  # nobody is there to answer
             return
@@ -457,7 +457,7 @@ class Fetch:
         self._handler.parked.discard(self)
 
     def wake(self) -> None:
-        """A bucket moved: look again at the end of this loop turn."""
+        """A bucket has new data: look again at the end of this loop turn."""
         if not self.scheduled:
             self.scheduled = True
             self._handler.loop.call_soon(self._look)
@@ -470,7 +470,7 @@ class Fetch:
             self.serve(final=False)
 
     def expire(self) -> None:
-        """The time limit: answer with what there is."""
+        """The time limit passed: answer with the data that is there."""
         if self.timer is not None:
             self.serve(final=True)
 
@@ -514,7 +514,7 @@ class FetchHandler:
         fetch.serve(final=wait_ms <= 0 or self.draining)
 
     def drain(self) -> None:
-        """Answer every parked fetch with what there is; the server stops."""
+        """Answer every parked fetch with the data that is there; the server stops."""
         self.draining = True
         for fetch in tuple(self.parked):
             fetch.expire()

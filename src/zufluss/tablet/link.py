@@ -1,4 +1,4 @@
-"""The other end of a registration: a tablet server's link to its coordinator.
+"""The registration of a tablet server with its coordinator, kept alive.
 
 Used by a tablet server that runs on its own. It registers, applies the picture and the replicas in
 the answer, sends heartbeats, and registers again when the coordinator does not know it any more or
@@ -43,7 +43,7 @@ log = structlog.get_logger(__name__)
 HEARTBEAT_SECONDS = 3.0
 """Time between heartbeats; five of them fit into a session."""
 OFFSETS_AT_ONCE = 4096
-"""Offsets of producers that are read on the event loop; more are in a thread."""
+"""Most producer offsets that are decoded on the event loop; more are decoded in a thread."""
 
 
 class CoordinatorLink:
@@ -73,7 +73,7 @@ class CoordinatorLink:
         self._task: asyncio.Task[None] | None = None
 
     def register(self, services: Services) -> None:
-        """Attach the handlers of what the coordinator sends."""
+        """Attach the handlers of the orders of the coordinator."""
         services.register(ApiKey.UPDATE_METADATA, self.update_metadata)
         services.register(ApiKey.NOTIFY_LEADER_AND_ISR, self.notify_leader_and_isr)
         services.register(ApiKey.STOP_REPLICA, self.stop_replica)
@@ -100,7 +100,7 @@ class CoordinatorLink:
             self._task = None
 
     async def join(self) -> None:
-        """Register once, and become what the coordinator says."""
+        """Register once, and take over the picture and the buckets in the answer."""
         request = m.RegisterTabletServerRequest(
             server_id=self._node.node_id,
             listeners=codec.listeners_to_text(self._node.endpoints),
@@ -120,7 +120,7 @@ class CoordinatorLink:
         log.info("registered", server_id=self._node.node_id, epoch=self.server_epoch)
 
     async def heartbeat(self) -> None:
-        """Say that we live; register again when the coordinator does not know us."""
+        """Send a heartbeat; register again if the coordinator does not know this server."""
         request = m.TabletHeartbeatRequest(
             server_id=self._node.node_id,
             server_epoch=self.server_epoch,
@@ -223,7 +223,7 @@ class CoordinatorLink:
     async def get_lake_snapshot(
         self, request: m.GetLakeSnapshotRequest, ctx: RequestContext
     ) -> m.GetLakeSnapshotResponse:
-        """GET_LAKE_SNAPSHOT (1032): asked on, because only the coordinator knows snapshots."""
+        """GET_LAKE_SNAPSHOT (1032): passed on, because only the coordinator knows snapshots."""
         key = ApiKey.GET_LAKE_SNAPSHOT
         answer: m.GetLakeSnapshotResponse = await self._coordinator.call(key, request)
         return answer
@@ -231,7 +231,7 @@ class CoordinatorLink:
     async def get_latest_kv_snapshots(
         self, request: m.GetLatestKvSnapshotsRequest, ctx: RequestContext
     ) -> m.GetLatestKvSnapshotsResponse:
-        """GET_LATEST_KV_SNAPSHOTS (1023): asked on."""
+        """GET_LATEST_KV_SNAPSHOTS (1023): passed on."""
         key = ApiKey.GET_LATEST_KV_SNAPSHOTS
         answer: m.GetLatestKvSnapshotsResponse = await self._coordinator.call(key, request)
         return answer
@@ -239,7 +239,7 @@ class CoordinatorLink:
     async def get_kv_snapshot_metadata(
         self, request: m.GetKvSnapshotMetadataRequest, ctx: RequestContext
     ) -> m.GetKvSnapshotMetadataResponse:
-        """GET_KV_SNAPSHOT_METADATA (1024): asked on."""
+        """GET_KV_SNAPSHOT_METADATA (1024): passed on."""
         key = ApiKey.GET_KV_SNAPSHOT_METADATA
         answer: m.GetKvSnapshotMetadataResponse = await self._coordinator.call(key, request)
         return answer
@@ -247,7 +247,7 @@ class CoordinatorLink:
     async def describe_cluster_configs(
         self, request: m.DescribeClusterConfigsRequest, ctx: RequestContext
     ) -> m.DescribeClusterConfigsResponse:
-        """DESCRIBE_CLUSTER_CONFIGS (1045): asked on, because the coordinator changes them."""
+        """DESCRIBE_CLUSTER_CONFIGS (1045): passed on, because the coordinator changes them."""
         key = ApiKey.DESCRIBE_CLUSTER_CONFIGS
         answer: m.DescribeClusterConfigsResponse = await self._coordinator.call(key, request)
         return answer
@@ -261,7 +261,7 @@ class CoordinatorLink:
             )
 
     async def _join(self) -> None:
-        """Register, again and again until the coordinator is there."""
+        """Register; try again until the coordinator answers."""
         while True:
             try:
                 return await self.join()
@@ -283,7 +283,7 @@ class CoordinatorLink:
 
 
 async def _producers(tables: Sequence[m.PbTableProducers]) -> list[TableProducers]:
-    """Producers as they arrived; read in a thread where there are many offsets."""
+    """Decode the producers of a message, in a thread if they have many offsets."""
     parts = [part for table in tables for each in table.producers for part in each.baseline]
     if sum(len(part.bucket_ids) for part in parts) <= OFFSETS_AT_ONCE:
         return list(map(producers_from_proto, tables))

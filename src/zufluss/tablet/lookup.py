@@ -35,11 +35,11 @@ from zufluss.wire.tables import partition_id_of
 log = structlog.get_logger(__name__)
 
 KEYS_MAX = 4096
-"""Keys of a request that the short way takes."""
+"""Most keys of a request that is answered on the event loop."""
 ANSWER_BYTES = 256 * 1024
-"""Answers up to this size are written the short way."""
+"""Largest answer that is written on the event loop."""
 PREFIX_BYTES_MAX = 64 << 20
-"""A prefix lookup answers with at most so many bytes of rows; beyond that it is refused."""
+"""Most bytes of rows in the answer to a prefix lookup; a larger one is refused."""
 
 
 class LookupHandler:
@@ -97,7 +97,7 @@ class LookupHandler:
     async def _answer(
         self, connection: ServerConnection, request_id: int, request: m.LookupRequest
     ) -> None:
-        """The long way: several buckets, rows that are not in memory, rows to be inserted."""
+        """Answer a lookup of several buckets, of rows that are not in memory, or that inserts."""
         try:
             response = await self._look_up(request)
             connection.respond_small(request_id, response.SerializeToString())
@@ -142,7 +142,7 @@ class LookupHandler:
     async def prefix_lookup(
         self, request: m.PrefixLookupRequest, context: RequestContext
     ) -> m.PrefixLookupResponse:
-        """All rows whose key begins with one of some prefixes, in the order of their keys."""
+        """PREFIX_LOOKUP: the rows whose keys begin with one of some prefixes, in key order."""
         response = m.PrefixLookupResponse()
         for bucket in request.buckets_req:
             partition_id = partition_id_of(bucket)

@@ -56,7 +56,7 @@ GATHERED_BYTES_MAX = 64 * 1024
 
 _new = tuple.__new__
 _LONE = {0}
-"""What waits of a request with one entry; shared, since nothing is ever taken from it."""
+"""The waiting positions of a request with one entry; shared, since it is never changed."""
 
 
 class PendingOwner(Protocol):
@@ -91,17 +91,17 @@ class PendingProduce:
         """Positions of the entries that are not acknowledged yet."""
 
     def acknowledged(self) -> None:
-        """Its lone entry passed the high watermark."""
+        """The only entry passed the high watermark."""
         self._answer()
 
     def failed(self, error: ZuflussError) -> None:
-        """What still waits will not be acknowledged; what was acknowledged stays so."""
+        """Refuse the entries that still wait; acknowledged entries stay acknowledged."""
         for position in self.waiting:
             self.refuse(position, error)
         self._answer()
 
     def refuse(self, position: int, error: ZuflussError) -> None:
-        """Have one entry answered with an error."""
+        """Answer one entry with an error."""
         self.entries[position] = self.entries[position]._replace(
             base_offset=None, error_code=error.code, error_message=error.message
         )
@@ -144,11 +144,11 @@ class PendingEntry:
         self.position = position
 
     def acknowledged(self) -> None:
-        """It passed the high watermark."""
+        """The entry passed the high watermark."""
         self.pending.settled(self.position)
 
     def failed(self, error: ZuflussError) -> None:
-        """It will not be acknowledged; the other entries may well be."""
+        """Refuse the entry; the others may still be acknowledged."""
         if not self.pending.answered:
             self.pending.refuse(self.position, error)
             self.pending.settled(self.position)
@@ -164,11 +164,12 @@ class AppendBuffer:
         self.buffer = bytearray()
         """The batches, back to back."""
         self.batches: list[CheckedBatch] = []
-        """Where they are in the buffer."""
+        """Their positions in the buffer."""
         self.requests: list[tuple[ServerConnection, int, int]] = []
-        """Who sent them: connection, request id, timeout_ms."""
+        """The requests of the batches: connection, request id, timeout_ms."""
         self.writers: set[int] = set()
-        """The idempotent writers among them, each once: what is next is known one at a time."""
+        """The idempotent writers of the batches. A second batch of a writer takes the general path: its
+        sequence number can only be checked after the first was written."""
 
 
 class ProduceHandler:
@@ -184,7 +185,7 @@ class ProduceHandler:
         self.pending: set[PendingProduce] = set()
         self._gathered: dict[Replica, AppendBuffer] = {}
         self._last: TableState | None = None
-        """The table of the last request: the next one is usually of the same."""
+        """The table of the last request, which is usually that of the next one."""
 
     def handle(
         self,
@@ -233,7 +234,7 @@ class ProduceHandler:
         view: memoryview,
         usual: tuple[int, ...],
     ) -> bool:
-        """Keep a usual request for the end of the turn; False if it must go the plain way."""
+        """Gather a usual request until the end of the turn; False if it takes the general path."""
         (
             start, end, magic, schema_id, count, delta, writer_id, sequence,
             _, partition, bucket_id, timeout_ms,
@@ -265,13 +266,13 @@ class ProduceHandler:
         return True
 
     def write_gathered(self) -> None:
-        """Write what gathered in this loop turn."""
+        """Write the entries that gathered in this loop turn."""
         gathered, self._gathered = self._gathered, {}
         for replica, entries in gathered.items():
             self._write(replica, entries)
 
     def _write(self, replica: Replica, gathered: AppendBuffer) -> None:
-        """Append the gathered entries of a bucket, and answer their requests or let them wait."""
+        """Append the gathered entries of a bucket; answer their requests now or when durable."""
         if not gathered.batches:
             return
         bucket = (replica.bucket.partition_id, replica.bucket.bucket_id)
@@ -302,7 +303,7 @@ class ProduceHandler:
                 replica.await_append(base, pending)
 
     def _refuse_gathered(self, e: Exception, gathered: AppendBuffer, bucket: BucketKey) -> None:
-        """Answer those whose entries could not be written."""
+        """Refuse the requests whose entries could not be written."""
         if not isinstance(e, ZuflussError):
             log.exception("append_failed", bucket=bucket)
             e = ZuflussError("internal server error", code=ErrorCode.UNKNOWN_SERVER_ERROR)
@@ -323,7 +324,7 @@ class ProduceHandler:
         view: memoryview,
         batches: tuple[CheckedBatch, ...],
     ) -> None:
-        """Append the checked batches of a request with one bucket, and answer or wait."""
+        """Append the checked batches of a request with one bucket; answer now or when durable."""
         partition_id, bucket_id = bucket
         try:
             replica = table.replicas.get(bucket) or self._missing(table, bucket)
@@ -347,7 +348,7 @@ class ProduceHandler:
         array: Any,
         view: memoryview,
     ) -> None:
-        """Several bucket entries, each on its own, answered together."""
+        """Append several bucket entries, each on its own, and answer them together."""
         entries: list[ProducedBucket] = []
         waits: list[tuple[int, Replica, int]] = []
         refused = 0
@@ -377,14 +378,14 @@ class ProduceHandler:
     def _check(
         self, table_id: int, bucket: BucketKey, array: Any, start: int, end: int
     ) -> tuple[CheckedBatch, ...]:
-        """Check a bucket entry of a log table that is served here; raises what is wrong."""
+        """Check a bucket entry; raises why the bucket or a batch is refused."""
         table = self._buckets.tables.get(table_id)
         if table is None or table.has_primary_key or bucket not in table.replicas:
             raise self._buckets.why_not(table_id, *bucket)
         return table.checker.check(array, start, end)
 
     def _missing(self, table: TableState, bucket: BucketKey) -> Replica:
-        """The replica, if the table has another state since its last bucket was dropped."""
+        """The replica in the new state of a table whose last bucket was dropped meanwhile."""
         current = self._buckets.tables.get(table.info.table_id)
         if current is None or bucket not in current.replicas:
             raise self._buckets.why_not(table.info.table_id, *bucket)
@@ -417,7 +418,7 @@ class ProduceHandler:
     def _refused(
         self, e: ZuflussError, table_id: int, bucket: BucketKey, *, quiet: bool = False
     ) -> ProducedBucket:
-        """The answer for a refused entry; the log gets one line per request, not per entry."""
+        """The answer for a refused entry; with `quiet` nothing is logged."""
         if isinstance(e, LogStorageError):
             log.error("append_failed", table_id=table_id, bucket=bucket, error=str(e))
         elif not quiet:

@@ -19,16 +19,16 @@ from zufluss.model.table import TableBucket
 
 
 class TableFence(NamedTuple):
-    """A table that has producers, or had some."""
+    """The producers of one table, and its fence."""
 
     producers: TableProducers
-    """As the coordinator said."""
+    """The producers, as the coordinator reported them."""
     fence: Fence
-    """For its buckets."""
+    """Shared by all buckets of the table."""
 
 
 class KnownProducers:
-    """Every producer this server knows."""
+    """The producers of all tables, as far as this server was told."""
 
     def __init__(self) -> None:
         self._tables: dict[int, TableFence] = {}
@@ -43,7 +43,7 @@ class KnownProducers:
         return True
 
     def replace(self, tables: Sequence[TableProducers]) -> set[int]:
-        """These are all there are, whatever was known; returns the tables this may concern."""
+        """Replace everything that is known; returns the tables that may have changed."""
         before = {*self._tables}
         self._tables.clear()
         for table in tables:
@@ -57,12 +57,12 @@ class KnownProducers:
             self._activity.pop(table_id, None)
 
     def fence(self, table_id: int) -> Fence:
-        """What the puts of a table's buckets are checked by."""
+        """The fence that checks the puts of a table."""
         known = self._tables.get(table_id)
         return OPEN if known is None else known.fence
 
     def held_from(self, bucket: TableBucket) -> int | None:
-        """From where on the changelog of a bucket must be kept; None if nobody needs it."""
+        """The first offset of a changelog that a producer may have to undo; None without one."""
         known = self._tables.get(bucket.table_id)
         if known is None:
             return None
@@ -71,14 +71,14 @@ class KnownProducers:
         return min(held, default=None)
 
     def baseline(self, bucket: TableBucket, number: int) -> int:
-        """From where on changes of a producer may have to be undone in a bucket."""
+        """The first offset of a bucket at which changes of a producer may have to be undone."""
         known = self._tables.get(bucket.table_id)
         key = (bucket.partition_id, bucket.bucket_id)
         entries = () if known is None else known.producers.producers
         return next((e.baseline.get(key, 0) for e in entries if e.number == number), 0)
 
     def idle_ms(self, table_id: int, numbers: Iterable[int]) -> list[int]:
-        """How long ago producers wrote to a table here; −1 for never."""
+        """Milliseconds since each producer wrote to a table here; −1 for never."""
         activity = self._activity.get(table_id, Activity())
         return [activity.idle_ms(number) for number in numbers]
 

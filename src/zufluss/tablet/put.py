@@ -83,11 +83,11 @@ class EncodedPut(NamedTuple):
     """A put batch that is ready to be appended."""
 
     batch: ChangelogBatch | None
-    """None if it was appended before."""
+    """None if the batch is a duplicate of one that was appended earlier."""
     end_offset: int
-    """Where the log ends after it."""
+    """The end of the log after the batch."""
     now_ms: int
-    """The time it was prepared at."""
+    """The time at which the batch was prepared."""
 
 
 class PendingPut(PendingProduce):
@@ -102,7 +102,7 @@ class PendingPut(PendingProduce):
         self.pressure: Callable[[], float] = owner.pressure
 
     def body(self) -> bytes:
-        """The answer; with the pressure where it is worth mentioning."""
+        """The answer; with the pressure from `PRESSURE_FROM` on."""
         answer = produce_response(self.entries)
         pressure = self.pressure()
         if pressure < PRESSURE_FROM:
@@ -119,13 +119,13 @@ class PutEntry(PendingEntry):
     __slots__ = ()
 
     def appended(self, bucket: TableBucket, end_offset: int) -> None:
-        """Its changelog is in the log and ends there."""
+        """The changelog of the entry is in the log, up to `end_offset`."""
         entry = ProducedBucket(bucket.partition_id, bucket.bucket_id, end_offset)
         self.pending.entries[self.position] = entry
 
 
 class ServerPut:
-    """A put of the server's own, for a lookup that inserts."""
+    """A put that the server itself makes, for a lookup that inserts."""
 
     __slots__ = ("outcome",)
 
@@ -133,15 +133,15 @@ class ServerPut:
         self.outcome: asyncio.Future[None] = loop.create_future()
 
     def appended(self, bucket: TableBucket, end_offset: int) -> None:
-        """It is in the log."""
+        """The put is in the log."""
 
     def acknowledged(self) -> None:
-        """It is durable."""
+        """The put is durable."""
         if not self.outcome.done():
             self.outcome.set_result(None)
 
     def failed(self, error: ZuflussError) -> None:
-        """It was refused, or will never be durable."""
+        """The put was refused, or will never be durable."""
         if not self.outcome.done():
             self.outcome.set_exception(error)
 
@@ -175,7 +175,7 @@ class PutHandler:
         self._loop = asyncio.get_running_loop()
         self.pending: set[PendingProduce] = set()
         self.fenced = 0
-        """Puts that were refused because of producers."""
+        """Puts that a fence refused."""
         self._queued_bytes = 0
         self._authority = Authority(conf)
         self._flush_bytes = conf.get(options.ZUFLUSS_KV_FLUSH_LOG_SIZE)
@@ -246,7 +246,7 @@ class PutHandler:
     def _submit(
         self, entry: PutEntry | ServerPut, replica: Replica, scan: PutScan, records: Bytes
     ) -> None:
-        """Have the records of one bucket worked out."""
+        """Hand the records of one bucket to the worker."""
         if replica.tablet.table.auto_increment is not None:
             self._tasks.spawn(self._submit_with_ids(entry, replica, scan, records))
             return
@@ -281,9 +281,9 @@ class PutHandler:
         prepare: Callable[[], PreparedPut],
         prepared: Callable[[], None] = lambda: None,
     ) -> None:
-        """Have a batch prepared in the worker, after all before it, and append what comes of it.
+        """Prepare a batch in the worker, after all earlier ones, and append its changelog.
 
-        `prepared` is called on the event loop, whether that has succeeded or not.
+        `prepared` is called on the event loop when `prepare` has succeeded or failed.
         """
         encoder, contention = self._kv.encoder, self._contention
 
@@ -309,7 +309,7 @@ class PutHandler:
     async def _submit_with_ids(
         self, entry: PutEntry | ServerPut, replica: Replica, scan: PutScan, records: Bytes
     ) -> None:
-        """The same for tables that number their rows: get numbers first, in order of arrival."""
+        """Reserve ids for the rows of an auto-increment table, in order of arrival, then submit."""
         try:
             await self.reserve_ids(replica, _record_count(records))
         except ZuflussError as e:
@@ -318,7 +318,7 @@ class PutHandler:
             self.work(entry, replica, scan.acks, records, scan.targets, scan.mode)
 
     async def reserve_ids(self, replica: Replica, count: int) -> None:
-        """See to it that a batch of `count` records finds numbers for all of them.
+        """Reserve ids for a batch of `count` records.
 
         Near the end of the column's type fewer are handed out than asked for, then an error.
         """
@@ -338,7 +338,7 @@ class PutHandler:
             tablet.ids.promised += count
 
     async def insert(self, replica: Replica, keys: Slices) -> None:
-        """Insert rows that have nothing but these keys, unless the keys exist, and wait for it."""
+        """Insert a row for each of these keys that does not exist; returns when durable."""
         table = replica.tablet.table
         rows = table.codec.encode(table.rows_of_keys(keys))
         records = np.frombuffer(build_kv_batch(table.info.schema_id, keys, rows), np.uint8)
@@ -356,7 +356,7 @@ class PutHandler:
         acks: int,
         outcome: EncodedPut | Exception,
     ) -> None:
-        """Append what the worker made, and acknowledge it in time."""
+        """Append the changelog that the worker prepared, and acknowledge it when durable."""
         bucket = replica.bucket
         try:
             end_offset = self._append(replica, outcome)
@@ -404,7 +404,7 @@ class PutHandler:
     def refuse(
         self, entry: PutEntry | ServerPut, error: ZuflussError, table_id: int, bucket: BucketKey
     ) -> None:
-        """Have one entry answered with an error."""
+        """Answer one entry with an error."""
         log.info("put_refused", table_id=table_id, bucket=bucket, error=str(error))
         if isinstance(error, ProducerFencedError | ColumnLockedError):
             self.fenced += 1
@@ -428,7 +428,7 @@ def _bucket_key(replica: Replica) -> BucketKey:
 
 
 def _record_count(records: Bytes) -> int:
-    """What a batch says it holds, before it has been checked; never more than can be in it."""
+    """The record count of an unchecked batch, at most its number of bytes."""
     if len(records) < _COUNT_AT + 4:
         return 0
     (count,) = _COUNT.unpack(records[_COUNT_AT : _COUNT_AT + 4].tobytes())
@@ -445,7 +445,7 @@ def _check_mode(mode: int) -> None:
 
 
 def _check_overwrite(replica: Replica, principal: str | None) -> None:
-    """Refuse rows past a merge engine, where there is one, to who may not put them."""
+    """Refuse an overwrite past the merge engine of a table to a user who may not overwrite."""
     engine = merge_engine(replica.tablet.table.info.descriptor.properties)
     if engine is not None:
         raise AuthorizationError(

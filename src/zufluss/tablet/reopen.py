@@ -24,9 +24,9 @@ from zufluss.model.table import TableBucket
 log = structlog.get_logger(__name__)
 
 FIRST_SECONDS: Final = 1.0
-"""How long a bucket waits for its second try."""
+"""Seconds before the first retry of a bucket."""
 MOST_SECONDS: Final = 60.0
-"""How long it waits at most."""
+"""Most seconds between two retries."""
 
 Open = Callable[[ReplicaAssignment], Awaitable[Exception | None]]
 """Opens a bucket, or returns why it still cannot be opened."""
@@ -42,7 +42,7 @@ def may_pass(problem: Exception) -> bool:
 
 
 class Reopener:
-    """Tries buckets again. Belongs to the event loop."""
+    """Retries refused buckets. Belongs to the event loop."""
 
     def __init__(self, open_bucket: Open) -> None:
         self._open = open_bucket
@@ -53,15 +53,15 @@ class Reopener:
 
     @property
     def waiting(self) -> int:
-        """Buckets that are tried again."""
+        """Number of buckets that are being retried."""
         return len(self._tries)
 
     def begin(self) -> None:
-        """Everything else is open: the tries may begin."""
+        """Begin to retry: all other buckets are open."""
         self._begun.set()
 
     def add(self, assignment: ReplicaAssignment) -> None:
-        """Try a bucket again from now on, until it opens or there is no more hope."""
+        """Retry a bucket until it opens or the problem cannot pass."""
         bucket = assignment.table_bucket
         if bucket in self._tries:
             return
@@ -73,7 +73,7 @@ class Reopener:
         self._ending.discard(bucket)
 
     async def end(self, buckets: Iterable[TableBucket]) -> None:
-        """Try these no more; when this returns, what was under way has ended one way or another."""
+        """Stop retrying these buckets; returns when tries under way have ended."""
         tasks = {bucket: self._tries[bucket] for bucket in buckets if bucket in self._tries}
         for bucket, task in tasks.items():
             self._ending.add(bucket)
@@ -83,11 +83,11 @@ class Reopener:
             await asyncio.wait(tasks.values())
 
     async def end_all(self) -> None:
-        """Try no bucket any more."""
+        """Stop retrying every bucket."""
         await self.end(tuple(self._tries))
 
     async def stop(self) -> None:
-        """The server stops: give up at once."""
+        """Cancel every retry; the server stops."""
         tasks = list(self._tries.values())
         for task in tasks:
             task.cancel()

@@ -54,7 +54,7 @@ class TabletService:
     async def list_offsets(
         self, request: m.ListOffsetsRequest, context: RequestContext
     ) -> m.ListOffsetsResponse:
-        """Earliest, latest, or by-timestamp offsets of some buckets of a table or partition."""
+        """LIST_OFFSETS: earliest, latest or by-timestamp offsets of buckets."""
         _check_bucket_count(len(request.bucket_id))
         find = self._offset_finder(request)
         timestamp = request.startTimestamp if request.offset_type == TIMESTAMP else None
@@ -74,7 +74,7 @@ class TabletService:
         return response
 
     async def _when_cached(self, look: Callable[[], T]) -> T:
-        """Look something up in a log; a thread brings what is not in memory."""
+        """Call `look`, again after a thread has read the pages that were not cached."""
         while True:
             try:
                 return look()
@@ -108,7 +108,7 @@ class TabletService:
     async def get_table_stats(
         self, request: m.GetTableStatsRequest, context: RequestContext
     ) -> m.GetTableStatsResponse:
-        """The number of rows in some buckets; there are no statistics of single columns."""
+        """GET_TABLE_STATS: the number of rows in buckets; there are no column statistics."""
         _check_bucket_count(len(request.buckets_req))
         response = m.GetTableStatsResponse()
         for bucket in request.buckets_req:
@@ -124,7 +124,7 @@ class TabletService:
     async def limit_scan(
         self, request: m.LimitScanRequest, context: RequestContext
     ) -> m.LimitScanResponse:
-        """The last `limit` rows of a log, in whole batches, or rows of a primary-key table."""
+        """LIMIT_SCAN: the last rows of a log in whole batches, or rows of a primary-key table."""
         while True:
             await context.reader.has_read()
             async with self._limit_scans:

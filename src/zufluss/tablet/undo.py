@@ -66,7 +66,7 @@ AT_ONCE: Final = 2
 ANSWER_SECONDS: Final = 10.0
 """A call is answered after this time, whether the undo is done or not."""
 TRIES: Final = 5
-"""How often it is planned: retention may move to remote storage what was going to be read."""
+"""Attempts of an undo; retention may move segments to remote storage while they are read."""
 
 
 class UndoWrite(ServerPut):
@@ -77,12 +77,12 @@ class UndoWrite(ServerPut):
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop)
         self.end_offset = 0
-        """Where the log ended after it."""
+        """The end of the log after the put."""
         self.keys = 0
-        """The keys that it changed."""
+        """Number of keys that the put changed."""
 
     def appended(self, bucket: TableBucket, end_offset: int) -> None:
-        """It is in the log."""
+        """The put is in the log, up to `end_offset`."""
         self.end_offset = end_offset
 
 
@@ -95,13 +95,13 @@ class Undo:
         self.from_offset = from_offset
         """Changes from here on are undone."""
         self.position = from_offset
-        """How far it is; never goes back."""
+        """The changelog below this offset is undone; never moves back."""
         self.end_offset = from_offset
-        """Where it ends."""
+        """Changes from here on are not undone."""
         self.keys = 0
-        """Keys that it has changed."""
+        """Number of keys changed so far."""
         self.ended = threading.Event()
-        """Its thread shall end."""
+        """Set when the thread of the undo shall end."""
         self.task: asyncio.Task[None]
 
     @property
@@ -112,24 +112,24 @@ class Undo:
 
     @property
     def writer(self) -> ProducerWriter:
-        """Who writes what it writes."""
+        """The writer of the changes that the undo makes."""
         return ProducerWriter(self.owner.number, self.owner.epoch, UNDO_TASK)
 
     def source(self, reader: ChangelogReader, changelog: Changelog) -> Source:
-        """What has to be read."""
+        """The part of the changelog that the undo reads."""
         batches = partial(reader.batches, changelog, self.from_offset, self.end_offset)
         table = self.replica.tablet.table
         return Source(table, batches, self.from_offset, self.end_offset, self.owner.number)
 
     def steps(self, source: Source) -> Iterator[Progress]:
-        """What has to be written."""
+        """The steps that have to be written."""
         if self.owner.exclusive:
             return exclusive_steps(source, own_changes.UNDO_KEYS_MAX)
         return shared_steps(source, self.owner.column_ids, own_changes.UNDO_SUMS_MAX)
 
 
 class UndoHandler:
-    """The undos of a server. Belongs to the event loop."""
+    """The handler of UNDO_PRODUCER, and the undos of a server. Belongs to the event loop."""
 
     def __init__(
         self,
@@ -140,7 +140,7 @@ class UndoHandler:
         clock_ms: Callable[[], int],
     ) -> None:
         self.keys_total = 0
-        """Keys that were changed since the server started."""
+        """Keys that undos changed since the server started."""
         self._context = context
         self._put = put
         self._producers = producers
@@ -148,7 +148,7 @@ class UndoHandler:
         self._clock_ms = clock_ms
         self._loop = asyncio.get_running_loop()
         self._undos: dict[tuple[TableBucket, int], Undo] = {}
-        """Under way or done, by bucket and producer."""
+        """Undos under way or done, by bucket and producer number."""
         self._running: set[Undo] = set()
         self._at_once = asyncio.Semaphore(AT_ONCE)
         self._threads: ThreadPoolExecutor | None = None
@@ -180,12 +180,12 @@ class UndoHandler:
         )
 
     def _hold_changelog(self, replica: Replica) -> None:
-        """Have retention spare what the undos under way in a bucket read."""
+        """Have retention spare the changes that undos of a bucket are reading."""
         offsets = (undo.from_offset for undo in self._running if undo.replica is replica)
         replica.log.holds.set(Holder.UNDO, min(offsets, default=None))
 
     def forget_others(self, table_id: int) -> None:
-        """The producers of a table have changed: what is known of epochs that are past may go."""
+        """The producers of a table have changed: end or forget the undos of earlier epochs."""
         fence = self._producers.fence(table_id)
         for key, undo in [*self._undos.items()]:
             owner = fence.owner(undo.owner.number)
@@ -198,7 +198,7 @@ class UndoHandler:
             self._end(undo)
 
     async def stop(self) -> None:
-        """The server stops; wait for what is under way."""
+        """End every undo and wait for its thread; the server stops."""
         tasks = [undo.task for undo in self._running]
         for undo in [*self._undos.values()]:
             self._end(undo)
@@ -218,7 +218,7 @@ class UndoHandler:
     # -- one undo -----------------------------------------------------------------------------
 
     def _begun(self, replica: Replica, number: int, epoch: int, from_offset: int) -> Undo:
-        """The undo that is asked for, begun if it is not under way or done."""
+        """The undo of a producer in a bucket, begun if it is neither under way nor done."""
         tablet = replica.tablet
         writer = ProducerWriter(number, epoch, UNDO_TASK)
         owner = tablet.fence.present(tablet.table, writer.writer_id, task=UNDO_TASK)
@@ -261,7 +261,7 @@ class UndoHandler:
         return undo
 
     def _ended(self, undo: Undo, task: asyncio.Task[None]) -> None:
-        """Take puts again; forget an undo that failed, so that the next call tries it again."""
+        """Accept puts again; forget an undo that failed, so that the next call tries again."""
         tablet, owner = undo.replica.tablet, undo.owner
         self._running.discard(undo)
         if not any(u.replica is undo.replica and u.writer == undo.writer for u in self._running):
@@ -295,7 +295,7 @@ class UndoHandler:
         undo.position = undo.end_offset
 
     async def _find_end(self, undo: Undo) -> None:
-        """Find the end, in the worker, and wait until everything below it is durable."""
+        """Determine the end of the undo in the worker; returns when the log is durable up to it."""
         marker = UndoWrite(self._loop)
         tablet = undo.replica.tablet
         begin = partial(tablet.begin_undo, undo.writer, self._clock_ms())
@@ -306,7 +306,7 @@ class UndoHandler:
             raise _impossible(undo.replica, undo.from_offset, f"it ends at {undo.end_offset}")
 
     async def _read(self, undo: Undo) -> None:
-        """Read the changelog and write what it says. Not ended before its thread has."""
+        """Read the changelog and write the steps. Returns when the thread has ended."""
         if undo.from_offset == undo.end_offset:
             return
         replica, reader = undo.replica, self._reader
@@ -334,7 +334,7 @@ class UndoHandler:
             raise
 
     def _steps(self, undo: Undo, changelog: Changelog) -> None:
-        """In a thread: one step is worked out while the one before is written."""
+        """In a thread: work out each step while the one before is written."""
         writing: Future[None] | None = None
         source = undo.source(self._reader, changelog)
         steps = undo.steps(source)
@@ -351,7 +351,7 @@ class UndoHandler:
             writing.result()
 
     async def _write(self, undo: Undo, step: UndoStep | None, position: int) -> None:
-        """Write a step, in parts if that has to be, and wait until it is durable."""
+        """Write a step, in parts if it is too large, and wait until it is durable."""
         parts = [] if step is None else [step]
         while parts:
             part = parts.pop()
@@ -378,7 +378,7 @@ class UndoHandler:
 
 
 def _outcome(undo: Undo) -> None:
-    """Raise why an undo has not ended well."""
+    """Raise the reason if an undo failed or was cancelled."""
     if undo.task.cancelled():
         tablet = undo.replica.tablet
         tablet.fence.present(tablet.table, undo.writer.writer_id, task=UNDO_TASK)

@@ -1,4 +1,4 @@
-"""Key-value snapshots: the state of buckets, copied to remote storage again and again.
+"""Key-value snapshots: the state of buckets, copied to remote storage at intervals.
 
     checkpoint (hard links) → new table files → the other files, writers → `_METADATA` → commit
 
@@ -59,15 +59,15 @@ T = TypeVar("T")
 BUCKETS_AT_ONCE: Final = 4
 """Buckets that are being copied at the same time."""
 TICKS: Final = 50
-"""How often in an interval buckets are looked at, about."""
+"""How often in an interval the buckets are checked, within `TICK_SECONDS`."""
 TICK_SECONDS: Final = (0.01, 5.0)
-"""But not more often, and not less."""
+"""Shortest and longest time between two checks."""
 METADATA_TRIES: Final = 2
-"""How often the small files of a snapshot are sent anew when their location fails in between."""
+"""Attempts to send the small files of a snapshot when a location fails."""
 FILES_READ_AT_ONCE: Final = 2
-"""Table files that are read at the same time to see whether they are those that were sent."""
+"""Table files whose checksums are computed at the same time."""
 READ_BYTES: Final = 1 << 20
-"""How much of them is read at a time."""
+"""Bytes of a table file that are read at a time."""
 
 
 class SentFile(NamedTuple):
@@ -75,40 +75,40 @@ class SentFile(NamedTuple):
 
     file: RemoteFile
     checked: bool
-    """It is known to be the one of that name here."""
+    """The file was compared with the local file of that name."""
     since: float | None
-    """When it was sent, if no snapshot that counts has it yet."""
+    """When the file was sent; None once a committed snapshot refers to it."""
 
 
 class BucketSnapshots:
-    """What is known of the snapshots of one bucket."""
+    """The snapshots of one bucket, as far as this server knows them."""
 
     def __init__(self, bucket: TableBucket, retained: int) -> None:
         self.turn = asyncio.Lock()
-        """Held by who takes one."""
+        """Held while a snapshot is taken."""
         self.phase = crc32c(repr(bucket).encode()) / 2**32
         """The place of the bucket in the interval."""
         self.period: int | None = None
-        """The interval it was last looked at in."""
+        """The interval of the last check."""
         self.known = False
-        """The coordinator was asked, and nothing happened since of which we do not know the end."""
+        """The coordinator was asked, and every commit since then has a known outcome."""
         self.next_id = 0
         self.log_offset: int | None = None
-        """Of the last one, None if there is none that can be continued."""
+        """Log offset of the last snapshot, None if there is none that can be read."""
         self.sent: dict[str, SentFile] = {}
         """Table files by name that need not be sent again."""
         self.locations: deque[frozenset[int]] = deque(maxlen=retained)
-        """Where the files of the last ones lie, as many as are retained."""
+        """Locations of the files of the retained snapshots."""
 
     def due(self, seconds: float, interval: float) -> bool:
-        """Whether a new interval has begun for this bucket since it was last asked."""
+        """Whether a new interval has begun for this bucket since the last call."""
         period = int(seconds / interval + self.phase)
         begun = self.period is not None and period != self.period
         self.period = period
         return begun
 
     def committed(self, snapshot: KvSnapshot) -> None:
-        """This one counts and is the last."""
+        """Note that this snapshot was committed."""
         self.next_id = max(self.next_id, snapshot.snapshot_id + 1)
         self.log_offset = snapshot.log_offset
         self.locations.append(locations_of(snapshot))
@@ -116,7 +116,7 @@ class BucketSnapshots:
 
 
 def locations_of(snapshot: KvSnapshot) -> frozenset[int]:
-    """Where the files of a snapshot lie."""
+    """Locations of the files of a snapshot."""
     return frozenset(file.location_id for file in snapshot.objects)
 
 
@@ -145,7 +145,7 @@ class KvSnapshotter:
             self._timer = self._loop.create_task(self._again_and_again())
 
     async def stop(self) -> None:
-        """Give up what is under way; the next start removes what it leaves here."""
+        """Cancel the snapshots under way; the next start removes their local files."""
         tasks = [*self._tasks.values(), *([self._timer] if self._timer else ())]
         self._timer = None
         for task in tasks:
@@ -160,7 +160,7 @@ class KvSnapshotter:
             task.cancel()
 
     def ask_again(self) -> None:
-        """Another coordinator may know more than we do: ask before the next snapshots."""
+        """Have the coordinator asked again before the next snapshots."""
         for bucket in self._buckets.values():
             bucket.known = False
 
@@ -195,7 +195,7 @@ class KvSnapshotter:
             task.add_done_callback(lambda _: self._tasks.pop(bucket, None))
 
     async def _quietly(self, replica: Replica) -> None:
-        """A failure is logged and ends nothing: the next interval may well be better."""
+        """Take a snapshot; a failure is logged and the next interval tries again."""
         try:
             async with self._at_once:
                 await self.snapshot(replica)
@@ -207,9 +207,9 @@ class KvSnapshotter:
     # -- one snapshot -------------------------------------------------------------------------
 
     async def snapshot(self, replica: Replica) -> KvSnapshot | None:
-        """Take a snapshot of a bucket now; None if there is no need of one.
+        """Take a snapshot of a bucket now; None if none is needed.
 
-        Raises why it could not be taken; whatever that is, the last one still counts.
+        Raises why it could not be taken; the last snapshot stays valid.
         """
         bucket = self._bucket(replica)
         async with bucket.turn:
@@ -227,7 +227,7 @@ class KvSnapshotter:
             return taken
 
     def _needed(self, replica: Replica, bucket: BucketSnapshots) -> bool:
-        """Something changed since the last one, or a location is to be emptied."""
+        """Whether the state changed since the last snapshot, or a location is being drained."""
         if replica.failure is not None or replica.tablet.failure is not None:
             return False
         end = replica.log.high_watermark
@@ -245,7 +245,7 @@ class KvSnapshotter:
         return location.state is not AdminState.ACTIVE
 
     async def _ask(self, replica: Replica, bucket: BucketSnapshots) -> None:
-        """Learn from the coordinator which snapshots there are, and what is in them."""
+        """Ask the coordinator for the retained snapshots and read their metadata."""
         remote = await self._context.bucket_remote(replica.bucket)
         snapshots = [await self._read(handle) for handle in remote.snapshots]
         pending = {name: sent for name, sent in bucket.sent.items() if sent.since is not None}
@@ -260,7 +260,7 @@ class KvSnapshotter:
         bucket.known = True
 
     async def _read(self, handle: SnapshotHandle) -> KvSnapshot | None:
-        """A snapshot that counts; None if it cannot be read: then the next one has all files."""
+        """Read a retained snapshot; None if it cannot be read: the next one sends all files."""
         try:
             return await read_snapshot(self._storage, handle)
         except (RemoteStorageError, CorruptRecordError, UnknownLocationError) as e:
@@ -270,7 +270,7 @@ class KvSnapshotter:
     async def _copy(
         self, replica: Replica, bucket: BucketSnapshots, checkpoint: Checkpoint
     ) -> KvSnapshot:
-        """Send what is not there yet and have it count."""
+        """Send the files that remote storage lacks and commit the snapshot."""
         files = self._context.files
         files.reach("snapshot-checkpoint")
         snapshot_id, bucket.next_id = bucket.next_id, bucket.next_id + 1
@@ -306,7 +306,7 @@ class KvSnapshotter:
         return Placement(context.policy(bucket), context.home(bucket), directory)
 
     def _id_ranges(self, replica: Replica, checkpoint: Checkpoint) -> tuple[IdRange, ...]:
-        """Reserved numbers in Fluss's form, whose ranges contain their end."""
+        """Reserved ids in the form of Fluss, whose ranges include their end."""
         table = replica.tablet.table
         if table.auto_increment is None:
             return ()
@@ -316,7 +316,7 @@ class KvSnapshotter:
     async def _table_file(
         self, placed: Placement, bucket: BucketSnapshots, path: Path
     ) -> tuple[SnapshotFile, int]:
-        """A table file where it lies in remote storage, and how many bytes were sent for that."""
+        """A table file in remote storage, sent if needed, and the number of bytes sent."""
         sent, size = bucket.sent.get(path.name), 0
         if sent is None or not await self._is_same(sent, path):
             upload = Upload(new_shared_file(placed.directory), path)
@@ -326,7 +326,7 @@ class KvSnapshotter:
         return SnapshotFile(path.name, sent.file), size
 
     async def _is_same(self, sent: SentFile, path: Path) -> bool:
-        """Whether what was sent is this file, will stay, and may stay where it is."""
+        """Whether a sent file equals this one, is safe from the sweep, and is not being drained."""
         now = self._loop.time()
         if sent.since is not None and now - sent.since >= self._reusable_seconds:
             return False
@@ -341,7 +341,7 @@ class KvSnapshotter:
     async def _describe(
         self, placed: Placement, snapshot: KvSnapshot, checkpoint: Checkpoint, beside: int | None
     ) -> tuple[KvSnapshot, bytes]:
-        """Write the small files and `_METADATA`; the snapshot with them.
+        """Write the small files and `_METADATA`; returns the snapshot with them.
 
         They lie together, and beside a table file that was just sent: with a turn of their own in
         the round-robin, of two locations one would get all large files and the other all small.
@@ -377,7 +377,7 @@ class KvSnapshotter:
     async def _commit(
         self, replica: Replica, bucket: BucketSnapshots, snapshot: KvSnapshot, metadata: bytes
     ) -> None:
-        """Have a snapshot count; raises if it does not, or nobody knows."""
+        """Commit the snapshot at the coordinator; raises if refused or of unknown outcome."""
         bucket.known = False
         try:
             await self._context.gateway.commit_snapshot(metadata, replica.leader_epoch)
@@ -390,17 +390,17 @@ class KvSnapshotter:
 
 
 class Placement(NamedTuple):
-    """Where the files of a bucket go."""
+    """Placement of the files of a bucket."""
 
     policy: Policy
     home: int | None
-    """The location of its table or partition."""
+    """The location that was chosen for its table or partition."""
     directory: str
-    """The bucket's, below the root of each location."""
+    """Directory of the bucket below the root of each location."""
 
 
 async def read_snapshot(storage: RemoteStorage, handle: SnapshotHandle) -> KvSnapshot:
-    """What the `_METADATA` of a snapshot says."""
+    """Read the `_METADATA` of a snapshot."""
     data = await storage.read_at(
         handle.metadata_location, handle.metadata_path, limit=METADATA_BYTES_MAX
     )
@@ -414,7 +414,7 @@ async def read_snapshot(storage: RemoteStorage, handle: SnapshotHandle) -> KvSna
 
 
 async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """All results; after the first failure the others are ended before it is raised."""
+    """All results; after a failure the others are cancelled before it is raised."""
     tasks = [asyncio.ensure_future(each) for each in work]
     try:
         return await asyncio.gather(*tasks)
@@ -428,7 +428,7 @@ async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 def _with_private(
     snapshot: KvSnapshot, others: Sequence[Path], files: Sequence[RemoteFile]
 ) -> KvSnapshot:
-    """The snapshot with the files of its own: RocksDB's, and, if there is one more, the writers."""
+    """The snapshot with its private files: those of RocksDB and, if sent, the writers."""
     private = (SnapshotFile(path.name, file) for path, file in zip(others, files, strict=False))
     return replace(
         snapshot,

@@ -34,11 +34,11 @@ from zufluss.tablet.tasks import BackgroundTasks
 from zufluss.wire import messages as m
 
 RETRY_SECONDS_MAX: Final = 30.0
-"""Longest time between two rounds of a bucket that fail, unless rounds are rarer anyway."""
+"""Longest time between two failing rounds of a bucket, unless the interval is longer."""
 READ_AGAIN_SECONDS: Final = 1.0
-"""Where nothing is copied: the time until a manifest that could not be read is tried again."""
+"""Seconds until an unreadable manifest is read again on a server that copies nothing."""
 ROLE: Final = "s3.assumed.role.arn"
-"""With a role, tokens open one location only."""
+"""With this property, a token opens one location only."""
 MOVING: Final = ".remote/moving"
 """Where segments lie on their way from one location to another, below the data directory."""
 FAILURES: Final = (ZuflussError, OSError, TimeoutError)
@@ -78,7 +78,7 @@ class RemoteLogRunner:
 
     @property
     def enabled(self) -> bool:
-        """Logs are copied to remote storage: somebody said where, and did not switch it off."""
+        """Whether logs are copied: locations are configured and the interval is not 0."""
         return self.interval > 0 and self._storage.locations.explicit
 
     def adopt(self, replica: Replica, told: BucketRemote) -> None:
@@ -184,9 +184,9 @@ class RemoteLogRunner:
     def fetch_info(
         self, replica: Replica, offset: int, *, any_location: bool
     ) -> m.PbRemoteLogFetchInfo | None:
-        """Where a reader finds an offset that is not held here; None if that is not known yet.
+        """The remote segments that have an offset; None if they are not known yet.
 
-        Whoever waits on the replica is woken when it is.
+        Fetches that wait on the replica are woken when they are.
         """
         assert replica.remote is not None
         if not replica.remote.loaded and replica.remote.problem is None:
@@ -205,7 +205,7 @@ class RemoteLogRunner:
         replica.wake_fetches()
 
     def _check_readable(self, replica: Replica, offset: int) -> None:
-        """Refuse a reader that has the credentials of the first location only, for another one."""
+        """Refuse a reader with credentials of the first location if the offset is elsewhere."""
         assert replica.remote is not None
         _, segment = replica.remote.segment_of(offset)
         locations = self._storage.locations

@@ -65,12 +65,12 @@ class NotRestoredError(ZuflussError):
 
     @property
     def retriable(self) -> bool:
-        """What stands in the way may pass: a location did not answer, or can be settled."""
+        """Whether a later attempt may succeed, because a location may answer by then."""
         return self._retriable
 
 
 class Restorer:
-    """Brings back what the disk of this server has lost. Belongs to the event loop."""
+    """Restores logs and states that the disk of this server lost. Belongs to the event loop."""
 
     def __init__(self, context: RemoteContext, logs: LogManager, kv: KvHost) -> None:
         self._context = context
@@ -178,9 +178,9 @@ class Restorer:
     async def restore_state(
         self, replica: Replica, remote: BucketRemote
     ) -> EarlierChangelog | None:
-        """Put a snapshot where the state was, if that is lost.
+        """Install a snapshot if the state is lost.
 
-        Returns the part of the changelog before the log, if that is needed to go on from there.
+        Returns the part of the changelog before the log if it has to be replayed.
         """
         directory = self._kv.directory(replica.path, replica.bucket)
         start = replica.log.log_start_offset
@@ -196,7 +196,7 @@ class Restorer:
     def earlier(
         self, manifest: LogManifest | None, until: int, directory: Path
     ) -> EarlierChangelog | None:
-        """The remote part of a changelog up to some offset, if it reaches there."""
+        """The remote part of a changelog up to an offset; None if it does not reach it."""
         segments = [] if manifest is None else manifest.segments
         needed = [s for s in segments if s.start_offset < until]
         if not needed or needed[-1].end_offset < until:
@@ -245,7 +245,7 @@ class Restorer:
             )
 
     async def install(self, handle: SnapshotHandle, directory: Path) -> None:
-        """Make a snapshot the state of the bucket that has this directory."""
+        """Install a snapshot as the state in this directory."""
         snapshot = await read_snapshot(self._storage, handle)
         files = self._files
         incoming = await asyncio.to_thread(incoming_directory, files, directory)
@@ -261,7 +261,7 @@ class Restorer:
 def _lake_is_ahead(
     path: PhysicalTablePath, bucket: TableBucket, lake_end: int, end: int
 ) -> NotRestoredError:
-    """New changes would get offsets that the lake has: they would never be tiered."""
+    """The error for a log that would give offsets again which the lake already has."""
     return NotRestoredError(
         f"the disk of {path} {bucket} is lost. The lake has its changes up to offset "
         f"{lake_end - 1}, remote storage only up to {end - 1}. To go on with what remote storage "
@@ -294,7 +294,7 @@ class FetchedSegments:
         self._directory = directory
 
     def batches(self, segments: Sequence[RemoteSegment], offset: int) -> Iterator[memoryview]:
-        """The batches of segments from the one that has `offset` on. Not on the event loop."""
+        """The batches from the segment with `offset` on. Not for the event loop."""
         needed = [segment for segment in segments if segment.end_offset > offset]
         self._files.make_directories(self._directory)
         coming = [self._fetch(segment) for segment in needed[:1]]

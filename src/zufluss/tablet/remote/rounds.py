@@ -43,13 +43,13 @@ from zufluss.replica.replica import Replica
 from zufluss.tablet.remote.context import RemoteContext
 
 SEGMENTS_PER_COMMIT: Final = 8
-"""Segments that are copied before a manifest with them is committed, and others get their turn."""
+"""Segments that are copied before their manifest is committed and other buckets get a turn."""
 MOVED_PER_ROUND: Final = 4
 """Segments that leave drained locations in one round of a bucket."""
 GARBAGE_MAX: Final = 10_000
 """Files that are kept to be deleted later; more are left to the sweep."""
 UNKNOWN: Final = (OSError, TimeoutError)
-"""Besides errors of the protocol, what a call to the coordinator may end with."""
+"""Errors of a call to the coordinator besides those of the protocol; its outcome is unknown."""
 
 SUFFIXES: Final = tuple(f".{name}" for name in FILES)
 
@@ -59,7 +59,7 @@ log = structlog.get_logger(__name__)
 def due(
     replica: Replica, remote: RemoteLog, now_ms: int, storage: RemoteStorage, *, copies: bool
 ) -> bool:
-    """Whether there is something to do for a bucket; cheap, since most have nothing."""
+    """Whether a bucket needs a round; cheap, since most do not."""
     return bool(
         not remote.loaded
         or remote.pending is not None
@@ -86,7 +86,7 @@ def expired_count(replica: Replica, remote: RemoteLog, now_ms: int) -> int:
 
 
 def _drained(remote: RemoteLog, storage: RemoteStorage) -> list[RemoteSegment]:
-    """Segments that lie where nothing shall lie any more."""
+    """Segments in locations that are being drained."""
     leaving = _leaving(storage)
     return [s for s in remote.manifest.segments if s.location_id in leaving] if leaving else []
 
@@ -101,7 +101,7 @@ def _leaving(storage: RemoteStorage) -> set[int]:
 
 
 def take_note(remote: RemoteLog, told: BucketRemote) -> None:
-    """Tell a remote log what the coordinator knows of it."""
+    """Note in a remote log what the coordinator knows of it."""
     if told.manifest_path is None or told.manifest_location is None:
         remote.told(None, 0, 0)
     else:
@@ -147,7 +147,7 @@ class RemoteRound:
         """Files of this round that no committed manifest has yet."""
 
     async def run(self, *, copies: bool = True) -> bool:
-        """Do what is due, and say whether more is to be copied; what fails is done again later.
+        """Carry out the steps that are due; returns whether more segments are to be copied.
 
         Without `copies` nothing new goes there, and what is there is read until it has expired:
         only then the log may expire here, since there is never a hole in between.
@@ -173,7 +173,7 @@ class RemoteRound:
     # -- what is there --------------------------------------------------------------------------
 
     async def _load(self) -> None:
-        """Read the manifest that counts, as the server was told when it took the bucket over."""
+        """Read the committed manifest."""
         remote = self.remote
         if remote.range is None or remote.failures:
             take_note(remote, await self.context.bucket_remote(self.replica.bucket))
@@ -207,7 +207,7 @@ class RemoteRound:
         return await self.storage.upload(uploads, context.policy(bucket), context.home(bucket))
 
     async def _commit(self, manifest: LogManifest, removed: Sequence[RemoteFile]) -> None:
-        """Make a manifest count."""
+        """Upload a manifest and commit it at the coordinator."""
         path = new_manifest(self.remote.directory)
         data = await asyncio.to_thread(manifest.to_json)
         file = await self._upload_manifest(manifest, Upload(path, data))
@@ -233,14 +233,14 @@ class RemoteRound:
         return file
 
     def _may_be_gone(self, pending: PendingManifest) -> bool:
-        """Whether files of a manifest that nothing refers to may be deleted by now."""
+        """Whether the sweep or a retired location may have deleted files of a pending manifest."""
         if self._loop.time() - pending.since > self.settings.sweep_grace_seconds / 2:
             return True
         live = {x.location_id for x in self.storage.locations.live}
         return not live.issuperset(f.location_id for f in (pending.file, *pending.manifest.files))
 
     async def _settle(self, pending: PendingManifest, *, send: bool = True) -> None:
-        """Find out whether a pending manifest counts, by committing it unless `send` is false."""
+        """Find out whether a pending manifest is committed; commits it again if `send` is set."""
         taken, problem = False, None
         try:
             if send:
@@ -284,7 +284,7 @@ class RemoteRound:
         self.uploaded.clear()
 
     async def _refused(self, pending: PendingManifest, problem: Exception | None) -> None:
-        """Another manifest counts: what was made for this one is of no use."""
+        """Discard a pending manifest because another one is committed."""
         self.remote.pending = None
         self.remote.unload()
         if problem is None:  # otherwise the commit may still be under way somewhere
@@ -298,7 +298,7 @@ class RemoteRound:
     # -- copying --------------------------------------------------------------------------------
 
     async def _copy(self) -> None:
-        """Copy closed segments, oldest first, and let local retention have what is there."""
+        """Copy closed segments, oldest first, and let local retention delete the copied ones."""
         segments = self._to_copy()[:SEGMENTS_PER_COMMIT]
         if not segments:
             return
@@ -314,7 +314,7 @@ class RemoteRound:
             raise problem
 
     async def _copy_some(self, segments: Sequence[tuple[Segment, int]]) -> Exception | None:
-        """Commit what could be copied, and return what went wrong with the rest."""
+        """Copy segments and commit those that were copied; returns the first failure."""
         manifest, problem = self.remote.manifest, None
         for segment, end in segments:
             try:
@@ -327,7 +327,7 @@ class RemoteRound:
         return problem
 
     def _check_placeable(self) -> None:
-        """Spare the work of preparing files that no location takes at present."""
+        """Raise if no location takes files at present, before files are prepared."""
         policy, storage = self.context.policy(self.replica.bucket), self.storage
         if not any(
             x.takes_files
@@ -342,7 +342,7 @@ class RemoteRound:
             )
 
     def _to_copy(self) -> list[tuple[Segment, int]]:
-        """Segments that follow on what is there; an error if there is a hole in between."""
+        """Closed segments after the remote log; raises if they leave a hole."""
         segments = self.replica.log.closed_from(self.remote.copied_to)
         end = self.remote.manifest.end_offset
         if segments and end is not None and segments[0][0].base_offset != end:
@@ -390,7 +390,7 @@ class RemoteRound:
     # -- leaving --------------------------------------------------------------------------------
 
     async def _expire(self) -> None:
-        """Drop segments that outlived the table's time to live."""
+        """Remove segments from the manifest that outlived the table's time to live."""
         remote = self.remote
         count = expired_count(self.replica, remote, self.settings.clock_ms())
         if count:
@@ -451,7 +451,7 @@ class RemoteRound:
             await self.storage.delete([x for x in files if x.location_id in known])
 
     async def _delete_in_retired(self, files: Sequence[RemoteFile]) -> None:
-        """Delete what left a location just before it was retired; tried once, it may be gone."""
+        """Try once to delete files in retired locations, which may be gone."""
         try:
             await self.storage.delete(files)
         except ZuflussError as e:

@@ -48,7 +48,7 @@ ID_BYTES: Final = 16
 REMEMBERED_MAX: Final = 10_000
 """Expired ids that are remembered; older ones become unknown."""
 RETRY_AFTER_MS: Final = 500
-"""What a refused client is told to wait."""
+"""Milliseconds that a refused client is told to wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class PinLimits:
 
     @classmethod
     def of(cls, conf: Configuration) -> PinLimits:
-        """As configured."""
+        """The configured limits."""
         return cls(
             conf.get(options.KV_SCANNER_TTL) / 1000,
             conf.get(options.ZUFLUSS_KV_SCANNER_AGE_MAX) / 1000,
@@ -98,23 +98,23 @@ class StatePin(Generic[T]):
         self.owner = owner
         """Who opened it, None without authentication."""
         self.leader_epoch = leader_epoch
-        """The bucket's when it was opened; a pin does not outlive it."""
+        """The leader epoch of the bucket at the opening; the pin ends with it."""
         self.opened = now
         self.used = now
-        """When the last valid call on it began or ended."""
+        """When the last valid call on the pin began or ended."""
         self.calls = 1
-        """Calls under way; making its state is the first."""
+        """Calls under way, the making of the state included."""
         self.ended = False
-        """No call finds it any more."""
+        """The pin has ended: no call finds it."""
         self.held: T | None = None
-        """What it stands for, None until that is made and after it was let go."""
+        """The pinned content, None until it is made and after it was let go."""
 
     def __repr__(self) -> str:
         return f"Pin({self.pin_id.hex()}, {self.bucket}, {self.calls} calls)"
 
     @property
     def content(self) -> T:
-        """What it stands for, of a pin in use."""
+        """The pinned content of a pin in use."""
         assert self.held is not None
         return self.held
 
@@ -155,7 +155,7 @@ class StatePins(Generic[T]):
     # -- opening ----------------------------------------------------------------------------
 
     def begin(self, bucket: TableBucket, owner: str | None, leader_epoch: int) -> StatePin[T]:
-        """A pin whose state is yet to be made: `complete` or `abandon` must follow.
+        """Add a pin whose state is being made: `complete` or `abandon` must follow.
 
         `KvScanBusyError` if there are too many, those that have expired not counted.
         """
@@ -182,7 +182,7 @@ class StatePins(Generic[T]):
             )
 
     def abandon(self, pin: StatePin[T]) -> None:
-        """Nobody is told of a pin: its state could not be made, or is wanted no more."""
+        """Remove a pin whose state could not be made or is not needed."""
         self._end(pin)
 
     def _full(self, bucket: TableBucket) -> str | None:
@@ -202,7 +202,7 @@ class StatePins(Generic[T]):
     # -- using ------------------------------------------------------------------------------
 
     def find(self, pin_id: bytes, owner: str | None) -> StatePin[T]:
-        """The pin of an id; this is no use of it yet, a request may still turn out to be wrong.
+        """The pin of an id. Does not count as a use: the request may still be refused.
 
         `KvScanExpiredError` if it has ended or never was, `AuthorizationError` if it is not yours.
         """
@@ -256,7 +256,7 @@ class StatePins(Generic[T]):
     # -- ending -----------------------------------------------------------------------------
 
     def close(self, pin_id: bytes, owner: str | None) -> None:
-        """End a pin; one that has ended or never was is fine. `AuthorizationError`."""
+        """End a pin, if it exists. `AuthorizationError` if it belongs to another user."""
         pin = self._pins.get(pin_id)
         if pin is not None and pin.held is not None:
             self._check_owner(pin, owner)
@@ -268,7 +268,7 @@ class StatePins(Generic[T]):
             self._expire(pin, f"{bucket} stopped or has another leader epoch")
 
     def sweep(self) -> None:
-        """End what has expired."""
+        """End the pins that have expired."""
         for pin in [*self._pins.values()]:
             reason = self._over(pin)
             if reason is not None:
@@ -276,7 +276,7 @@ class StatePins(Generic[T]):
         self._forget_old()
 
     def _over(self, pin: StatePin[T]) -> str | None:
-        """Why a pin has expired; one that is being made has not."""
+        """Why a pin has expired, None if it has not or is being made."""
         if pin.held is None:
             return None
         now, limits = self._clock(), self.limits
@@ -312,7 +312,7 @@ class StatePins(Generic[T]):
                 self._let_go(held)
 
     def _forget_old(self) -> None:
-        """They stand in the order in which they expired."""
+        """Forget old expired ids, which are in the order of their expiry."""
         now = self._clock()
         while self._expired:
             pin_id = next(iter(self._expired))

@@ -50,14 +50,14 @@ from zufluss.wire.tables import partition_id_of
 T = TypeVar("T")
 
 DECODE_THREADS: Final = 2
-"""Threads that make rows of pages."""
+"""Threads that decode pages."""
 CALLS_MAX: Final = 16
-"""Calls that read at a time, each with a page in memory."""
+"""Most calls that read at the same time, each with a page in memory."""
 
 
 @dataclass(slots=True)
 class ScanSession:
-    """Where a SCAN_KV stands (`scan/sessions.py`)."""
+    """The cursor of a SCAN_KV (`scan/sessions.py`)."""
 
     left: int | None
     """Rows that the limit still allows, None without one."""
@@ -66,23 +66,23 @@ class ScanSession:
     call_seq_id: int = -1
     """The last call that was answered."""
     answer: m.ScanKvResponse | None = None
-    """Its answer."""
+    """The answer to that call."""
     busy: bool = False
     """A call is under way."""
 
 
 @dataclass(slots=True)
 class PinContent:
-    """What a pin stands for."""
+    """The content of a pin."""
 
     state: PinnedState
     """The rows, shared by all pins of the bucket at the same offset."""
     session: ScanSession | None = None
-    """Where a SCAN_KV stands that the pin was opened for."""
+    """The cursor of the SCAN_KV that opened the pin, None for OPEN_KV_SNAPSHOT."""
 
 
 class PinTarget(NamedTuple):
-    """A state that shall be pinned."""
+    """A state to pin."""
 
     replica: Replica
     """The bucket."""

@@ -46,13 +46,13 @@ from zufluss.wire.tables import partition_id_of
 LAST_ANSWERS_BYTES_MAX: Final = 32 << 20
 """Answers of scans that have ended are kept up to this size, in case one got lost."""
 ENTRY_BYTES: Final = 512
-"""What is counted for one beside its bytes."""
+"""Bytes counted for each kept answer besides its size."""
 ROWS_MAX: Final = 1 << 20
-"""Rows of an answer."""
+"""Most rows of an answer."""
 
 
 class _LastAnswers:
-    """The answers that ended scans, the latest of them."""
+    """The last answers of scans that have ended, the newest ones."""
 
     def __init__(self) -> None:
         self._answers: dict[bytes, tuple[str | None, int, m.ScanKvResponse]] = {}
@@ -162,7 +162,7 @@ class ScanSessions:
     async def _next(
         self, pin: StatePin[PinContent], request: m.ScanKvRequest, table: KvTable
     ) -> m.ScanKvResponse:
-        """The next rows of a scan, which stays where it is if they cannot be had."""
+        """Answer the next rows of a scan; its position stays if that fails."""
         with self._pins.use(pin) as pinned:
             session = pinned.session
             assert session is not None

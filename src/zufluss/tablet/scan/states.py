@@ -1,4 +1,4 @@
-"""The state of buckets at one moment, for scans: made, shared, read, found again, let go.
+"""Pinned states: the rows of buckets at one moment, for scans.
 
     open:     flush up to the high watermark → hard links of the cold tier → rename → pages
     release:  the last user leaves → pages under way end → files are closed → directory removed
@@ -51,12 +51,12 @@ __all__ = ["Page", "PinStates", "PinnedState"]
 log = structlog.get_logger(__name__)
 
 PAGES_MAX: Final = 32
-"""Pages that are being read, or wait for who asked, at a time."""
+"""Most pages that are being read or wait to be claimed."""
 REBUILT_SECONDS: Final = 60.0
-"""How long a state is kept that took longer to rebuild than who asked for it waited."""
+"""How long a rebuilt state is kept after its reader gave up waiting."""
 
 Question: TypeAlias = tuple[bytes | None, bytes | None, int, int]
-"""What a page is asked for: after, until, rows, size."""
+"""The parameters of a page: after, until, rows, size."""
 Place: TypeAlias = tuple[Path, Question]
 """A page of a database."""
 Key: TypeAlias = tuple[TableBucket, int]
@@ -71,17 +71,17 @@ class PinnedState:
     ) -> None:
         self.bucket = replica.bucket
         self.log_offset = files.state.flushed_offset
-        """The changelog goes on from here; everything below it is in the rows, nothing else."""
+        """The rows contain exactly the changes below this offset."""
         self.directory = files.directory
-        """Where its files are."""
+        """Directory of its files."""
         counted = replica.tablet.table.before_images
         self.rows: int | None = files.state.row_count if counted else None
-        """How many there are, None where they are not counted."""
+        """Number of rows, None where they are not counted."""
         self.pins = pins
-        """What the directory belongs to."""
+        """The pins of the bucket, which own the directory."""
         self.users = 0
         self.failure: ZuflussError | None = None
-        """Why it answers nothing any more."""
+        """Why the state answers no more questions; None while it does."""
         self._owner = owner
         self._database = None if files.database is None else files.database.absolute()
 
@@ -127,25 +127,25 @@ class PinnedState:
         return page if page.last_key is not None else page._replace(last_key=after)
 
     def acquire(self) -> PinnedState:
-        """One more user, who releases it; returns itself."""
+        """Count one more user, who calls `release`; returns the state."""
         self.users += 1
         return self
 
     async def release(self) -> None:
-        """One user less. The last one ends it: its files go when all questions are answered."""
+        """Count one user less. With the last one the state ends, after the pages under way."""
         self.users -= 1
         if not self.users:
             await self._owner.end(self)
 
     async def settled(self) -> Path | None:
-        """Wait until no page is being read; the database, if there is one to be closed."""
+        """Wait until no page is being read; returns the database to close, None without rows."""
         if self._database is not None:
             await self._owner.pages.settled(self._database)
         return self._database
 
 
 class Pages:
-    """The pages of all states that are being read, or were and that nobody came for."""
+    """The pages of all states that are being read or wait to be claimed."""
 
     def __init__(self, scanner: Scanner) -> None:
         self._scanner = scanner
@@ -155,7 +155,7 @@ class Pages:
         return len(self._pages)
 
     async def begun(self, place: Place) -> asyncio.Future[Page]:
-        """A page that is being read; if there are too many, one of them has to end before."""
+        """Begin to read a page, when there are fewer than `PAGES_MAX`; joins one under way."""
         while place not in self._pages:
             self._drop(place[0] if len(self._pages) < PAGES_MAX else None)
             if len(self._pages) < PAGES_MAX:
@@ -168,18 +168,18 @@ class Pages:
         return self._pages[place]
 
     def taken(self, place: Place, reading: asyncio.Future[Page]) -> None:
-        """Somebody has this page."""
+        """A reader has claimed this page."""
         if self._pages.get(place) is reading:
             del self._pages[place]
 
     async def settled(self, database: Path) -> None:
-        """Wait until no page of a state is being read; what nobody came for is dropped."""
+        """Wait until no page of a state is being read, and discard its unclaimed pages."""
         if reading := [page for place, page in self._pages.items() if place[0] == database]:
             await asyncio.wait(reading)
         self._drop(database)
 
     def _drop(self, database: Path | None) -> None:
-        """Drop what was read of a state, or of all, and nobody came for; who waits has it."""
+        """Discard unclaimed pages of a state, or of all states for None."""
         for place, reading in [*self._pages.items()]:
             if reading.done() and database in (None, place[0]):
                 del self._pages[place]
@@ -198,7 +198,7 @@ class PinStates:
         tasks: BackgroundTasks,
     ) -> None:
         self.rests = Rests(lambda: contention.puts)
-        """When scans rest, so that writers get on."""
+        """Decides when scans rest so that puts get ahead."""
         self.scanner = Scanner(rests=self.rests)
         self.pages = Pages(self.scanner)
         self._buckets = buckets
@@ -211,22 +211,22 @@ class PinStates:
         self._states: dict[Key, PinnedState] = {}
         self._ending: dict[Key, asyncio.Task[None]] = {}
         self._turns: WeakValueDictionary[TableBucket | Key, asyncio.Lock] = WeakValueDictionary()
-        """Held by who opens a bucket, or makes or removes the state of a bucket at one offset."""
+        """Locks: of a bucket while it is opened, of a state while it is made or removed."""
         self._making: dict[asyncio.Task[PinnedState], Replica] = {}
         self._timers: dict[Replica, asyncio.TimerHandle] = {}
-        """When what an earlier life of a bucket left is removed."""
+        """When the states that an earlier life of a bucket left are removed."""
 
     # -- making ---------------------------------------------------------------------------------
 
     async def open_state(self, replica: Replica) -> PinnedState:
-        """The state of a bucket now: everything below the high watermark. Acquired once.
+        """Pin the present state of a bucket, up to the high watermark. Acquired once.
 
-        Nothing is made if it is there: nothing was written since somebody opened it.
+        An existing state is shared if nothing was written since.
         """
         return await self._made(replica, self._open(replica))
 
     async def rebuild_state(self, replica: Replica, log_offset: int) -> PinnedState:
-        """The state at exactly this offset, found again or rebuilt. Acquired once.
+        """Pin the state at exactly this offset, kept or rebuilt. Acquired once.
 
         `InvalidScanRequestError` above the high watermark; `KvPinGoneError` says what is missing
         where it cannot be rebuilt; retriable errors while remote storage does not answer.
@@ -247,10 +247,10 @@ class PinStates:
     async def _made(
         self, replica: Replica, work: Coroutine[Any, Any, PinnedState], kept: float = 0
     ) -> PinnedState:
-        """Have a state made. Who asks may be cancelled; what was begun is finished, and let go.
+        """Make a state in a task of its own, which also ends well if the caller is cancelled.
 
-        It is kept for so many seconds before, for who asks again. `KvScanBusyError` if too many
-        are being made, which those who gave up have no pins for.
+        Then the state is kept for `kept` seconds, for a caller that asks again, and released.
+        `KvScanBusyError` if too many states are being made.
         """
         if len(self._making) >= self._making_max:
             work.close()
@@ -296,7 +296,7 @@ class PinStates:
     async def _known_or(
         self, replica: Replica, log_offset: int, make: Callable[[], Awaitable[PinnedFiles]]
     ) -> PinnedState:
-        """The state that is in use, else what an earlier life of the bucket left, else a new one.
+        """The state in use, else the one that an earlier life of the bucket left, else a new one.
 
         Acquired once.
         """
@@ -319,7 +319,7 @@ class PinStates:
         return self._turns.setdefault(key, asyncio.Lock())
 
     async def _known(self, key: Key) -> PinnedState | None:
-        """The state that is there; one that is just being removed is not."""
+        """The state in use, None if there is none; waits for one that is being removed."""
         while (ending := self._ending.get(key)) is not None:
             await asyncio.wait({ending})  # lets `_ended` run, also if it is done already
         return self._states.get(key)
@@ -327,7 +327,7 @@ class PinStates:
     # -- the end --------------------------------------------------------------------------------
 
     async def end(self, state: PinnedState) -> None:
-        """Nobody uses a state any more."""
+        """Remove a state that has no users."""
         key = (state.bucket, state.log_offset)
         if self._states.get(key) is state:
             del self._states[key]
@@ -381,7 +381,7 @@ class PinStates:
         self._tasks.spawn(self._remove_left(replica, 0))
 
     async def _remove_left(self, replica: Replica, start: int) -> None:
-        """Remove the states from an offset on that nobody uses."""
+        """Remove unused states at `start` and above."""
         pins, bucket = replica.tablet.store.pins, replica.bucket
         for offset in await asyncio.to_thread(pins.offsets):
             async with self._turn((bucket, offset)):
@@ -415,6 +415,6 @@ def _stopped(bucket: TableBucket) -> UnknownTableOrBucketError:
 
 
 def _noticed(reading: asyncio.Future[Page]) -> None:
-    """Whoever comes for the page is told of its failure; nobody may come."""
+    """Mark the failure of a page as seen: it may never be claimed."""
     if not reading.cancelled():
         reading.exception()
