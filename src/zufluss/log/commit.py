@@ -222,9 +222,9 @@ class GroupCommit:
             fail_log(log, error, self._on_failure)
         # The flusher may have met an error that our sync of the same file was not told of.
         lost = {log for log in group.plans if log in failed or log.failure is not None}
-        for plan in group.plans.values():
-            if plan is not None and plan.log not in lost:
-                plan.log.synced(plan)
+        for log, plan in group.plans.items():
+            if plan is not None and log not in lost:
+                log.synced(plan)
         self._on_durable(
             [
                 (log, end_offset)

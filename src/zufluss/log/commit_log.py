@@ -30,18 +30,16 @@ from collections.abc import Iterator
 from itertools import pairwise
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import structlog
 from crc32c import crc32c
 
 from zufluss.errors import CorruptRecordError
 from zufluss.log.files import Files, OpenFile
+from zufluss.log.log import Log
 from zufluss.log.recovery import ReplayEntry
-
-if TYPE_CHECKING:
-    from zufluss.log.log import Log
-    from zufluss.model.table import TableBucket
+from zufluss.model.table import TableBucket
 
 BLOCK_BYTES = 4096
 """Groups are aligned to this."""

@@ -18,6 +18,9 @@ from zufluss.log.worker import Done, Job, Worker
 OnFailure = Callable[[Log, Exception], None]
 """Told about a log that had to be closed for writes."""
 
+Outcomes = list[tuple[Log, SyncPlan, Exception | None]]
+"""Plans that were carried out, each with its log and its failure."""
+
 
 class LogFlusher:
     """Carries out sync plans with checkpoints."""
@@ -35,10 +38,10 @@ class LogFlusher:
 
         A log that cannot be synced is failed. A log asked for again while it waits is synced once.
         """
-        wanted = list(logs)
-        self._queued.update(dict.fromkeys(wanted))
+        flushed = list(logs)
+        self._queued.update(dict.fromkeys(flushed))
         if done is not None:
-            self._waiting.append((wanted, done))
+            self._waiting.append((flushed, done))
         self._start()
 
     def submit(self, job: Job, done: Done) -> None:
@@ -50,30 +53,30 @@ class LogFlusher:
             return
         logs, self._queued = self._queued, {}
         waiting, self._waiting = self._waiting, []
-        planned = [plan_sync(log, self._on_failure, checkpoint=True) for log in logs]
-        plans = [plan for plan in planned if plan is not None]
+        planned = [(log, plan_sync(log, self._on_failure, checkpoint=True)) for log in logs]
+        plans = [(log, plan) for log, plan in planned if plan is not None]
         self._busy = True
 
-        def job() -> list[tuple[SyncPlan, Exception | None]]:
-            return [(plan, run_plan(plan, self._files)) for plan in plans]
+        def job() -> Outcomes:
+            return [(log, plan, run_plan(plan, self._files)) for log, plan in plans]
 
         def finished(outcome: object) -> None:
             self._busy = False
             if isinstance(outcome, Exception):
                 raise outcome
             self._finish(outcome)  # type: ignore[arg-type]
-            for wanted, done in waiting:
-                done(all(log.failure is None or log.deleted for log in wanted))
+            for flushed, done in waiting:
+                done(all(log.failure is None or log.deleted for log in flushed))
             self._start()
 
         self._worker.submit(job, finished)
 
-    def _finish(self, outcome: list[tuple[SyncPlan, Exception | None]]) -> None:
-        for plan, error in outcome:
+    def _finish(self, outcomes: Outcomes) -> None:
+        for log, plan, error in outcomes:
             if error is None:
-                plan.log.synced(plan)
+                log.synced(plan)
             else:
-                fail_log(plan.log, error, self._on_failure)
+                fail_log(log, error, self._on_failure)
 
 
 def plan_sync(log: Log, on_failure: OnFailure, *, checkpoint: bool) -> SyncPlan | None:

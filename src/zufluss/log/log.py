@@ -21,7 +21,7 @@ import threading
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import structlog
 
@@ -40,11 +40,9 @@ from zufluss.log.segment import (
     Segment,
 )
 from zufluss.log.sync import SyncPlan
+from zufluss.model.table import TableBucket
+from zufluss.record.batch.check import CheckedBatch
 from zufluss.record.header import iter_headers, stamp
-
-if TYPE_CHECKING:
-    from zufluss.model.table import TableBucket
-    from zufluss.record.batch.check import CheckedBatch
 
 _logger = structlog.get_logger(__name__)
 

@@ -2,9 +2,9 @@
 
 The order of a start matters. The commit log is read first; then every log is opened with the
 entries the commit log has for it, and is durable in its own files when `open_log` returns; when all
-logs the catalog knows are open, `started` lets the commit log be used again. Entries of tables that
-were dropped find no taker and vanish with that. If a log refused to open, the commit files are set
-aside: they may hold the tail of that log, and the next start reads them again.
+logs the catalog knows are open, `started` lets the commit log be used again, and entries of dropped
+tables are forgotten. If a log refused to open, the commit files are set aside: they may hold the
+end of that log, and the next start reads them again.
 
 `commit` is the one place that knows the flush mode. The owner appends, calls `commit` with the
 outcome, and `schedule` once per turn of the event loop.

@@ -14,7 +14,7 @@ from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from zufluss.errors import OffsetOutOfRangeError
 from zufluss.log.files import Files, OpenFile
@@ -26,10 +26,8 @@ from zufluss.log.segment import (
     read_into,
     read_slice,
 )
+from zufluss.model.table import TableBucket
 from zufluss.record.header import BatchHeader, read_header
-
-if TYPE_CHECKING:
-    from zufluss.model.table import TableBucket
 
 CURSORS_MAX = 32
 """Positions of readers that a log remembers."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import errno
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import structlog
 
@@ -20,20 +20,24 @@ from zufluss.log.checkpoint import LogCheckpoint
 from zufluss.log.files import Files, OpenFile
 from zufluss.log.segment import Segment
 
-if TYPE_CHECKING:
-    from zufluss.log.log import Log
-
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 """Errors that pass when space is freed."""
 
 _logger = structlog.get_logger(__name__)
 
 
+class CheckpointedLog(Protocol):
+    """A log (`log.Log`) as far as a plan needs it."""
+
+    def write_checkpoint(self, checkpoint: LogCheckpoint) -> None:
+        """Record a checkpoint durably."""
+
+
 @dataclass(slots=True)
 class SyncPlan:
     """What has to be synced for a log to be durable up to `end_offset`."""
 
-    log: Log
+    log: CheckpointedLog
     """The log."""
     end_offset: int
     """The end of the log when the plan was made."""

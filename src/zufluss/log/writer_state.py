@@ -28,15 +28,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from crc32c import crc32c
 
 from zufluss.errors import OutOfOrderSequenceError, ProducerFencedError
 from zufluss.model.producer import EPOCH_MAX, ProducerWriter, is_producer, task_of
-
-if TYPE_CHECKING:
-    from zufluss.record.batch.check import CheckedBatch
+from zufluss.record.batch.check import CheckedBatch
 
 RETAINED_BATCHES = 5
 """Batches remembered per writer; a client has at most this many in flight per bucket."""

@@ -1,10 +1,10 @@
-"""Looking into segments in remote storage: by offset, by time, and at their bytes.
+"""Lookups in remote segments: by offset, by time, and of their bytes.
 
-The server hands out segments, it does not read them for clients. But it must say at which byte of a
-segment a client starts, and at which offset a time begins, and those answers are in the indexes
-beside the segment, in the layout of `log/index.py`. They are fetched once and kept, the least
-recently used go. A failure is the answer until the index could be fetched after all, which is tried
-every few seconds while somebody asks: not by every fetch that waits for a dead location.
+Clients read remote segments themselves. The server tells them at which byte of a segment to start
+and at which offset a time begins. Both answers are in the indexes beside the segment, in the layout
+of `log/index.py`. Indexes are fetched once and cached, the least recently used are dropped. After a
+failure every lookup fails until a later attempt succeeds; there is one attempt every few seconds,
+not one for every fetch that waits for a dead location.
 """
 
 from __future__ import annotations

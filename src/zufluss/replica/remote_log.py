@@ -1,12 +1,12 @@
-"""The part of a bucket's log that lies in remote storage, and how readers get to it.
+"""The part of a bucket's log in remote storage, and how readers get to it.
 
 A log is one range of offsets in up to two places that overlap: remote storage has it up to some
-closed segment, this server has it from some segment on. Readers are served from here whatever is
-here; for what is not, they are told which segments have it and read these themselves.
+closed segment, this server has it from some segment on. Records on this server are served from
+here. For older records a reader is told the remote segments, and reads them itself.
 
-What the remote part is made of is in its manifest, and which manifest counts is known to the
-coordinator. A server that starts reads it again: until it could, nothing is deleted here, and
-readers of what is only there are told to try again.
+The manifest lists the segments of the remote part; the coordinator knows which manifest is
+committed. A server that starts reads that manifest. Until then nothing is deleted on this server,
+and readers of records that are only in remote storage are told to try again.
 """
 
 from __future__ import annotations
@@ -14,19 +14,17 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import takewhile
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from zufluss.errors import ErrorCode, OffsetOutOfRangeError, ZuflussError
 from zufluss.log.holds import Holder
+from zufluss.log.log import Log
 from zufluss.model.table import PhysicalTablePath, TableBucket
 from zufluss.remote.files import RemoteFile
 from zufluss.remote.layout import LOG, bucket_directory
 from zufluss.remote.manifest import LogManifest, RemoteSegment
 from zufluss.replica.remote_index import RemoteIndexes, position_in
 from zufluss.wire import messages as m
-
-if TYPE_CHECKING:
-    from zufluss.log.log import Log
 
 SEGMENTS_MAX: Final = 64
 """Segments that one answer names; a reader asks again when it has read them."""

@@ -1,8 +1,9 @@
-"""A bucket's changelog read by a thread while it is in use: its remote part, then the log.
+"""Reads the changelog of an open bucket in a thread: its remote part, then the log.
 
-The log belongs to the event loop, which reads it for the thread, a part at a time; segments of the
-remote part are fetched into a directory, each while the one before is read. Retention may take from
-the log what is in remote storage by then: `OffsetOutOfRangeError`, and whoever reads plans anew.
+The log belongs to the event loop, which reads it for the thread, a part at a time. Segments of the
+remote part are fetched into a directory, each while the one before is read. Local retention may
+delete segments meanwhile that are in remote storage by then: the reader gets
+`OffsetOutOfRangeError` and starts over. Used by undos and by rebuilds of pinned states.
 """
 
 from __future__ import annotations

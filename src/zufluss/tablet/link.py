@@ -1,16 +1,14 @@
 """The registration of a tablet server with its coordinator, kept alive.
 
-Used by a tablet server that runs on its own. It registers, applies the picture and the replicas in
-the answer, sends heartbeats, and registers again when the coordinator does not know it any more or
-cannot be reached for a while. It also answers what the coordinator sends: UPDATE_METADATA,
-NOTIFY_LEADER_AND_ISR, STOP_REPLICA, NOTIFY_LAKE_TABLE_OFFSET, NOTIFY_KV_SNAPSHOT_OFFSET,
-UPDATE_LOCATIONS, UPDATE_PRODUCERS, GET_PRODUCER_ACTIVITY. Orders wait while a registration is under
-way, and are refused when they belong to another registration than the present one: an order from
-before would undo what the answer said.
+Used by a tablet server that runs on its own. The link registers the server, applies the picture and
+the replicas in the answer, sends heartbeats, and registers again when the coordinator does not know
+the server any more. It also answers the orders of the coordinator (UPDATE_METADATA,
+NOTIFY_LEADER_AND_ISR, STOP_REPLICA and others, see `register`). Orders wait while a registration is
+under way. An order of an earlier registration is refused: it would undo what the answer said.
 
 Requests of clients that only the coordinator can answer are passed on to it.
 
-The image is changed in place and never replaced, so whoever holds it sees the present.
+The image is changed in place and never replaced, so everybody who holds it sees the present.
 """
 
 from __future__ import annotations

@@ -168,8 +168,8 @@ class AppendBuffer:
         self.requests: list[tuple[ServerConnection, int, int]] = []
         """The requests of the batches: connection, request id, timeout_ms."""
         self.writers: set[int] = set()
-        """The idempotent writers of the batches. A second batch of a writer takes the general path: its
-        sequence number can only be checked after the first was written."""
+        """The idempotent writers of the batches. A second batch of a writer takes the general
+        path: its sequence number can only be checked after the first was written."""
 
 
 class ProduceHandler:

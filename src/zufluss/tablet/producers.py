@@ -1,8 +1,8 @@
 """The producers of tables, as the coordinator told this server.
 
-All buckets of a table share one fence (`kv/producer/fence.py`), made here whenever its producers
-change; and of each bucket it is known from where on its changelog must be kept for an
-undo. Tables of which no bucket is here are remembered as well: one may come, and is fenced from its
+All buckets of a table share one fence (`kv/producer/fence.py`), which is built here whenever the
+producers of the table change. For each bucket the first offset that an undo may need is known, too.
+Tables without a bucket here are remembered as well: a bucket that comes later is fenced from its
 first put on.
 
 Belongs to the event loop.

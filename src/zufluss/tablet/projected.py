@@ -8,14 +8,13 @@ bytes, so a narrow projection gets many batches in one answer.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from zufluss.log.log import Log
-    from zufluss.log.reader import LargeBatch
-    from zufluss.record.arrow.project import Piece, Projector
+from zufluss.log.log import Log
+from zufluss.log.reader import LargeBatch
+from zufluss.record.arrow.project import Piece, Projector
 
 SPAN_BYTES_MAX = 64 * 1024 * 1024
 """Bytes of the log that one fetch of a bucket passes over; others wait meanwhile."""

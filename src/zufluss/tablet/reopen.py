@@ -1,11 +1,11 @@
-"""Buckets that wait for remote storage: refused while it is down, tried again until it answers.
+"""Retries of buckets that were refused because remote storage did not answer.
 
-A bucket that lost files is refused when the location that has copies of them is down. That passes,
-so it is tried again in the background, ever more rarely, while everything else is served. A bucket
-whose files are damaged is not: nothing here would make them whole.
+A bucket that lost files is refused while the location with their copies is down. Such a bucket is
+retried in the background, ever more rarely, while everything else is served. A bucket with damaged
+files is not retried: nothing would make them whole.
 
-Whoever starts or stops such a bucket ends its tries first, and waits for one that is under way: two
-at once would open the same files.
+Before a bucket is started or stopped, its retries are ended and a try under way is awaited, because
+two tries at once would open the same files.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ Open = Callable[[ReplicaAssignment], Awaitable[Exception | None]]
 def may_pass(problem: Exception) -> bool:
     """Whether a bucket that was refused for this reason can be opened later as it is.
 
-    A client may read damaged bytes again, from another replica; a disk does not get better.
+    `CorruptRecordError` is retriable for clients, which may read from another replica; for the
+    server that owns the disk it is not.
     """
     damaged = isinstance(problem, CorruptRecordError)
     return isinstance(problem, ZuflussError) and problem.retriable and not damaged

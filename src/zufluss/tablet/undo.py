@@ -1,21 +1,20 @@
-"""UNDO_PRODUCER: a bucket takes back what earlier epochs of a producer wrote to it.
+"""UNDO_PRODUCER: takes back the changes that earlier epochs of a producer made to a bucket.
 
     puts of the producer are refused: earlier epochs by the fence, the present one meanwhile
-      → the end of the changelog, found in the key-value worker            (kv.tablet.begin_undo)
-      → wait until everything below it is durable
+      → the key-value worker notes the end of the changelog                (kv.tablet.begin_undo)
+      → wait until the changelog is durable up to that end
       → a thread reads the changelog from the given offset to that end     (kv/producer/own_changes)
-      → a step of some thousand keys: worker, encoder, log, durable        (kv.tablet.undo)
-      → and so on; then puts are taken again
+      → write steps of some thousand keys: worker, encoder, log, durable   (kv.tablet.undo)
+      → accept puts again
 
-The fence is older than the undo, since an epoch comes to its clients after all leaders know it. So
-a put of an earlier epoch is either before the end that the worker finds, or refused. What the undo
-writes has the producer's number and the task of undos: it is a change as any other, with sequence
-numbers of its own, and there after a crash.
+An epoch reaches its clients after all leaders know it, so the fence is older than the undo. A put
+of an earlier epoch is therefore either below the noted end, or refused. The changes of an undo
+carry the producer's number and a task number reserved for undos. They are ordinary changes with
+sequence numbers of their own, and survive a crash.
 
-An undo goes on when the call that began it is answered, because it took too long, or broken off. A
-call for the same producer, epoch and offset joins it, and one that comes when it is done is told
-so. A bucket that stops, a server that dies, a newer epoch: whatever ends it half-way, doing it
-again does the rest, and finds what is done as it should be.
+An undo goes on after the call that began it was answered or broken off. A call for the same
+producer, epoch and offset joins it, or learns that it is done. If a stop, a crash or a newer epoch
+ends an undo half-way, repeating it completes the rest and leaves finished keys as they are.
 """
 
 from __future__ import annotations

@@ -2,19 +2,17 @@
 
     checkpoint (hard links) → new table files → the other files, writers → `_METADATA` → commit
 
-Table files never change, so one that the last snapshot has is not sent again: the new snapshot
-refers to it where it lies. It is the same file if the database gave it the same name and it has the
-same size; after a start, when the database may be another one than the snapshot was made of, its
-checksum is compared as well. A file in a location that is being drained is sent anew: that is how a
-location drains, and so a bucket that nobody writes to has snapshots, too, until none that is kept
-refers to the location.
+Table files never change, so a file of the last snapshot is not sent again: the new snapshot refers
+to the copy in remote storage. A file is the same if name and size are equal; after a start, when
+the database may be another one, its checksum is compared as well. A file in a location that is
+being drained is sent again, which is how a location drains. Therefore a bucket without writes gets
+snapshots, too, until no retained snapshot refers to the location.
 
-A snapshot counts from its commit on. What an attempt that failed has sent is used by the next one,
-if that comes soon; the sweep removes the rest. Each attempt has a number of its own. When nobody
-knows how a commit ended, the coordinator is asked before the next attempt.
+A snapshot is valid from its commit on. Files of a failed attempt are used by the next attempt if it
+comes soon; the sweep removes the rest. Each attempt has a number of its own. When the outcome of a
+commit is unknown, the coordinator is asked before the next attempt.
 
-Buckets are spread over the interval, each with its own place in it, and a bucket that fails is
-logged and concerns no other.
+The buckets are spread over the interval. A failure is logged and concerns no other bucket.
 """
 
 from __future__ import annotations

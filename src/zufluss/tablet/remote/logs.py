@@ -1,7 +1,7 @@
-"""The remote logs of a server: every bucket gets its round, and none waits for another.
+"""The remote logs of a server: runs the rounds (`rounds.py`) of all buckets, independently.
 
-A bucket whose round fails is tried again later and later, up to `RETRY_SECONDS_MAX`; when no
-location works that is all that happens: segments stay here, and writers write on.
+After a failed round a bucket waits ever longer for the next one, up to `RETRY_SECONDS_MAX`. While
+no location works, segments stay on this server and writes go on.
 """
 
 from __future__ import annotations

@@ -1,20 +1,20 @@
-"""Buckets whose disk was lost, brought back from remote storage.
+"""Restores buckets from remote storage after their disk was lost.
 
-What the coordinator knows of a bucket and the disk does not have was lost: the directory of its
-log, that of its state, or both.
+If the coordinator knows remote files of a bucket and the disk has no directory of its log, or of
+its state, that directory was lost.
 
-| lost | what comes back |
+| lost | restored as |
 |---|---|
-| the log | an empty one that goes on where remote storage ends: after the last remote segment, the newest snapshot, the state that is still here, or, of a log table, what the lake has, whichever is furthest; its writers as that remote segment or snapshot knew them |
-| the state | the newest snapshot that can be read and that the changelog goes on from, then the changelog: its remote segments, and the log |
+| the log | an empty log that continues at the furthest of: the end of the last remote segment, the newest snapshot, the state on this disk, and (log tables) the end in the lake; with the writers of that segment or snapshot |
+| the state | the newest readable snapshot that the changelog continues, then the changelog: its remote segments and the log |
 
-A snapshot that cannot be read, or whose files are not what was written, is passed over for an older
-one. If none is left and the changelog does not go back to the first row, the bucket is refused:
-serving it would hide rows. What was written after the last upload is lost with the disk, which is
-logged as an error when there is a hole. The writers belong to the offset at which the log goes on:
-a batch that is among the restored rows and is sent again is a duplicate, also where its part of the
-changelog is lost; one that is lost altogether is taken as the next one. No offset of a log table is given again that the lake has:
-the new record would not be tiered.
+A snapshot that cannot be read or has damaged files is skipped for an older one. If none is left and
+the changelog does not go back to the first row, the bucket is refused: serving it would hide rows.
+
+Records written after the last upload are lost with the disk; a hole is logged as an error. The
+restored writers belong to the offset at which the log continues: a retry of a restored batch is a
+duplicate, also if its part of the changelog is lost, and a retry of a lost batch is appended. A log
+table never reuses an offset that the lake has, because the new record would not be tiered.
 """  # noqa: E501 - a table row does not wrap
 
 from __future__ import annotations
@@ -120,9 +120,9 @@ class Restorer:
         await asyncio.to_thread(self._logs.create_log_at, path, bucket, end, writers, timestamp)
 
     async def _writers(self, remote: BucketRemote, bucket: TableBucket) -> tuple[bytes, int]:
-        """The writers at the furthest offset where they are known, and the time of its last batch.
+        """The writers at the furthest known offset, and the timestamp of the last batch.
 
-        That is a snapshot beyond the remote log, or the end of that.
+        They come from a snapshot beyond the remote log, or else from the end of the remote log.
         """
         manifest = await self.manifest(remote)
         segments = [] if manifest is None else manifest.segments
@@ -143,10 +143,10 @@ class Restorer:
     async def _snapshot_writers(
         self, handle: SnapshotHandle, bucket: TableBucket
     ) -> tuple[bytes, int] | None:
-        """The writers a snapshot has, and the time of their last batch.
+        """The writers of a snapshot, and the timestamp of their last batch.
 
-        None if it has none, as those of earlier versions, or if they cannot be read and never will
-        be: then the bucket goes on without, which is logged.
+        None if the snapshot has no writers, as those of earlier versions, or if they can never be
+        read: then the bucket continues without them, which is logged.
         """
         try:
             snapshot = await read_snapshot(self._storage, handle)

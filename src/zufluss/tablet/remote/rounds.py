@@ -1,17 +1,17 @@
-"""One round of a bucket's remote log: copy what is new, drop what expired, leave drained places.
+"""One round of a remote log: copy new segments, drop expired ones, empty drained locations.
 
-Every change goes the same way, and a crash between any two steps loses nothing:
+Every change takes the same steps, and a crash between any two of them loses nothing:
 
 1. Files are uploaded. Nothing refers to them yet: after a crash the sweep deletes them.
-2. A manifest that has them, or has others no more, is written beside them.
-3. The coordinator makes it count, if it was made from the one that counts and by the leader.
-4. This server takes it over. Only now files may be deleted: here what is there, by local retention;
-   there what the manifest has no more, a round later, because readers may be at it.
+2. A manifest that lists the new files, or does not list dropped files any more, is uploaded.
+3. The coordinator commits the manifest, if it derives from the committed one and is the leader's.
+4. This server takes the manifest over. Only now files may be deleted: copied segments on this
+   server, by local retention; dropped remote files a round later, because readers may be at them.
 
 When the coordinator's answer to 3 is lost, the manifest stays *pending*: the coordinator is asked
-what counts, the same commit is sent again until it is known, and nothing is deleted meanwhile. But
-it is not sent again when its files may be gone, because nothing referred to them: the sweep may
-have taken them for garbage, or their location was retired. Then everything is copied anew.
+which manifest is committed, the same commit is sent again until that is known, and nothing is
+deleted meanwhile. The commit is not sent again when the files of the manifest may be gone, because
+the sweep deleted them or their location was retired. Then everything is copied again.
 """
 
 from __future__ import annotations
@@ -149,8 +149,8 @@ class RemoteRound:
     async def run(self, *, copies: bool = True) -> bool:
         """Carry out the steps that are due; returns whether more segments are to be copied.
 
-        Without `copies` nothing new goes there, and what is there is read until it has expired:
-        only then the log may expire here, since there is never a hole in between.
+        A step that fails is repeated in the next round. Without `copies` no segments are copied;
+        remote segments are kept until they expire, and the log expires here only after them.
         """
         remote = self.remote
         if not remote.loaded:

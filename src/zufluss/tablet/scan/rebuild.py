@@ -1,14 +1,13 @@
-"""The state of a bucket at exactly one log offset, made again after it was lost.
+"""Rebuilds the state of a bucket at exactly one log offset after it was lost.
 
     the newest key-value snapshot at or below the offset → the changelog from there to the offset
 
-Without a snapshot it is made of the changelog alone, if that begins at 0. The changelog is what
-remote storage has of it and the log. Replay is deterministic, so the rows are those that whoever
-pinned the state then was shown: a scan that lost its server goes on behind its last key.
+Without a snapshot the state is rebuilt from the changelog alone, if that begins at 0. Replay is
+deterministic, so a reader finds the rows that the lost state had: a scan whose server restarted
+goes on after its last key.
 
-It is made in the directory of a pinned state that is not finished, in a store of its own with
-little memory, in a thread: neither the key-value worker nor the event loop has any part in it but
-to read the log.
+The state is built in the directory of an unfinished pinned state, in a store of its own with little
+memory, by a thread. The event loop only reads the log for that thread.
 """
 
 from __future__ import annotations

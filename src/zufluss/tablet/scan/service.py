@@ -1,13 +1,13 @@
 """Scans of pinned state: OPEN_KV_SNAPSHOT, SCAN_KV_SNAPSHOT and CLOSE_KV_SNAPSHOT.
 
-Pin and cursor are apart. OPEN pins the state of buckets, all of them or none; SCAN answers the rows
-of a pin behind a key, as Arrow; CLOSE lets go. The pin is all that a server knows of a scan, the
-cursor comes with every call, so a call may be repeated, sent from anywhere, or made with an older
-key, and gets the same rows. `scan/pins.py` says how long pins live, `scan/rows.py` makes the rows,
-and `scan/sessions.py` puts Fluss's SCAN_KV on top of all this.
+OPEN pins the state of buckets, all of them or none. SCAN answers the rows of a pin after a key, as
+Arrow. CLOSE releases the pin. The server keeps the pin, the client sends the cursor with every
+call, so a call may be repeated, sent from another process, or made with an older key, and gets the
+same rows. `scan/pins.py` says how long pins live, `scan/rows.py` decodes the rows, and
+`scan/sessions.py` implements Fluss's SCAN_KV on top of this module.
 
-A call looks for rows until it has some, the end, or no more time. Then it answers how far it came:
-rows that do not match, and long runs of deleted ones, cost several calls but never a long one.
+A call searches until it has rows, reaches the end, or runs out of time, and answers how far it
+came. Rows that do not match and long runs of deleted rows cost several calls, but never a long one.
 
 A request is checked before it counts as a use of its pin. Calls wait for a connection that has not
 read its earlier answers, and only so many pages are in memory at once.

@@ -3,16 +3,16 @@
     open:     flush up to the high watermark → hard links of the cold tier → rename → pages
     release:  the last user leaves → pages under way end → files are closed → directory removed
 
-A state is the rows of a bucket at one log offset (`kv/scan/pins.py`). All who open a bucket at the
-same offset share it. Nothing that is written, flushed or compacted later changes it, so a page can
-be read again and again, by any number of readers, and behind any key.
+A state is the rows of a bucket at one log offset (`kv/scan/pins.py`). Readers that open a bucket at
+the same offset share one state. Later writes, flushes and compactions do not change it, so any page
+can be read any number of times, by any reader.
 
-Whatever a server leaves on the disk when it stops or is killed is kept for `kv.scanner.ttl` after
-the next start: who comes back in time and asks for the same offset gets it as it was. Else it is
-rebuilt (`zufluss.tablet.scan.rebuild`), where that is possible.
+States that a server leaves on the disk when it stops or is killed are kept for `kv.scanner.ttl`
+after the next start, for readers that ask for the same offset again. Later the state is rebuilt
+(`scan/rebuild.py`), where that is possible.
 
-When a bucket stops, its states answer nothing any more, and their files go with the bucket's, or
-are left for its next start.
+When a bucket stops, its states answer no more questions. Their files are deleted with the bucket,
+or left for its next start.
 """
 
 from __future__ import annotations
@@ -96,13 +96,13 @@ class PinnedState:
         size: int,
         wait: float | None = None,
     ) -> Page | None:
-        """Rows behind `after` (None: from the first) up to `until`, which is among them.
+        """Rows after the key `after` (None: from the first) up to and including `until`.
 
-        At least one if there is one, then until there are `rows`, or their values take `size`
-        bytes or more. `last_key` is `after` if there are none. None if they were not there after
-        `wait` seconds: they go on being read, and who asks for the same again gets them. The same
-        question gets the same rows, as often as it is asked, and any number of questions may be
-        under way; a page that nobody came for is dropped when something else is asked.
+        Returns at least one row if there is one, at most `rows`, and stops when their values take
+        `size` bytes or more. `last_key` is `after` if there are no rows. Returns None if the page
+        was not read within `wait` seconds: it is read on, and the same call gets it later. Equal
+        calls get equal rows, and any number of calls may be under way. An unclaimed page is
+        discarded when another page of the state is asked for.
 
         `LogStorageError` if the files cannot be read; `UnknownTableOrBucketError` after the bucket
         has stopped.
