@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zufluss.kv.settled import WAITING_MAX, SettledState, WriterBatch
+from zufluss.kv.settled import WAITING_MAX, SettledBatch, SettledState
 from zufluss.log.writer_state import WriterState
 from zufluss.model.producer import ProducerWriter
 
@@ -13,7 +13,7 @@ EXPIRY_MS = 1000
 WRITERS = (3, 4, ProducerWriter(1, 2, 0).writer_id)
 
 
-def state_of(batches: list[WriterBatch]) -> bytes:
+def state_of(batches: list[SettledBatch]) -> bytes:
     state = WriterState(EXPIRY_MS)
     for batch in batches:
         state.record(*batch)
@@ -34,7 +34,7 @@ def test_a_flush_knows_the_writers_and_rows_at_its_own_offset(
         written = None
         end = ends[-1] + 1 + number % 3
         if writer is not None:
-            written = WriterBatch(writer, sequences[writer], ends[-1], end, number)
+            written = SettledBatch(writer, sequences[writer], ends[-1], end, number)
             sequences[writer] += 1
             batches.append(written)
         ends.append(end)
@@ -65,7 +65,7 @@ def test_batches_do_not_pile_up_between_flushes() -> None:
     settled = SettledState(0)
     settled.recovered(WriterState(EXPIRY_MS), 0, 0)
     for number in range(3 * WAITING_MAX):
-        settled.add(number + 1, number, WriterBatch(7, number, number, number + 1, number), number)
+        settled.add(number + 1, number, SettledBatch(7, number, number, number + 1, number), number)
     assert len(settled._waiting) <= WAITING_MAX
     settled.forget_expired(10 * EXPIRY_MS)
     assert settled.flush(3 * WAITING_MAX, 0) == 3 * WAITING_MAX - 1
@@ -74,7 +74,7 @@ def test_batches_do_not_pile_up_between_flushes() -> None:
 def test_writers_that_expired_are_forgotten_here_too() -> None:
     settled = SettledState(0)
     settled.recovered(WriterState(EXPIRY_MS), 0, 0)
-    settled.add(1, 1, WriterBatch(7, 0, 0, 1, 0), 1)
+    settled.add(1, 1, SettledBatch(7, 0, 0, 1, 0), 1)
     settled.until(1)
     settled.forget_expired(10 * EXPIRY_MS)
     settled.flush(1, 0)

@@ -316,15 +316,15 @@ async def test_a_cancelled_download_has_left_the_target_alone_when_it_is_over(
 ) -> None:
     """Who is told of the cancellation removes the file; it must not appear after that."""
     naming, go_on = threading.Event(), threading.Event()
-    real = transfer.Target.keep
+    real = transfer.ReceivedFile.keep
 
-    def slow(target: transfer.Target) -> None:
+    def slow(target: transfer.ReceivedFile) -> None:
         naming.set()
         go_on.wait()
         real(target)
 
     await objects.put("a", b"1")
-    monkeypatch.setattr(transfer.Target, "keep", slow)
+    monkeypatch.setattr(transfer.ReceivedFile, "keep", slow)
     task = asyncio.create_task(objects.get_file("a", tmp_path / "target"))
     await asyncio.to_thread(naming.wait)
     task.cancel()

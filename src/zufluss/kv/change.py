@@ -40,7 +40,7 @@ class Groups(NamedTuple):
     """The first record of each group."""
 
 
-class Change:
+class PutChange:
     """The changes that a batch makes. The constructor checks all rows of the batch."""
 
     kinds: npt.NDArray[np.uint8]

@@ -21,7 +21,7 @@ from typing import Protocol
 import structlog
 
 from zufluss.errors import ZuflussError
-from zufluss.kv.cold.flush import Flusher
+from zufluss.kv.cold.flush import KvFlusher
 from zufluss.kv.hot.arena import SEGMENT_BYTES, Arena
 
 log = structlog.get_logger(__name__)
@@ -85,7 +85,7 @@ class KvMemory:
         self, budget: int, on_retired: OnRetired, segment_bytes: int | None = None
     ) -> None:
         self.arena = Arena(budget, segment_bytes or _segment_bytes(budget))
-        self.flusher = Flusher()
+        self.flusher = KvFlusher()
         self.stores: set[MemoryUser] = set()
         """The open buckets."""
         self._on_retired = on_retired

@@ -20,7 +20,7 @@ WAITING_MAX: Final = 1024
 """Batches that wait at most before the durable ones among them are counted."""
 
 
-class WriterBatch(NamedTuple):
+class SettledBatch(NamedTuple):
     """A batch of an idempotent writer: the arguments of `WriterState.record`."""
 
     writer_id: int
@@ -37,7 +37,7 @@ class SettledState:
 
     def __init__(self, rows: int) -> None:
         self._rows = rows
-        self._waiting: deque[tuple[int, int, WriterBatch | None]] = deque()
+        self._waiting: deque[tuple[int, int, SettledBatch | None]] = deque()
         """Batches that may not be durable yet: end offset, rows after the batch, its writer."""
         self._writers: WriterState | None = None
         """The writers after the last batch that does not wait; None until the log was read."""
@@ -52,7 +52,7 @@ class SettledState:
         if flushed_offset == end_offset:
             self._flushed[end_offset] = writers.copy()
 
-    def add(self, end_offset: int, rows: int, written: WriterBatch | None, horizon: int) -> None:
+    def add(self, end_offset: int, rows: int, written: SettledBatch | None, horizon: int) -> None:
         """Add a batch; batches that end at or below the horizon are durable."""
         self._waiting.append((end_offset, rows, written))
         if len(self._waiting) > WAITING_MAX:

@@ -29,7 +29,7 @@ from zufluss.kv.merge.first_row import FirstRow
 from zufluss.kv.merge.gather import prefixed
 from zufluss.kv.merge.last_row import LastRow
 from zufluss.kv.merge.partial import PartialUpdate
-from zufluss.kv.merge.versioned import Versioned
+from zufluss.kv.merge.versioned import HighestVersion
 from zufluss.model.merge import MergeMode, merge_engine
 from zufluss.model.schema import Schema
 from zufluss.model.table import TableInfo
@@ -213,7 +213,7 @@ class KvTable:
             return FirstRow()
         if self._merges == "versioned":
             column = self.info.property(t.TABLE_MERGE_ENGINE_VERSIONED_VER_COLUMN)
-            return Versioned(column, before_images=self.before_images)
+            return HighestVersion(column, before_images=self.before_images)
         return self._last_row()
 
     def _last_row(self) -> LastRow:

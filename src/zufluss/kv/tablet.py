@@ -38,7 +38,7 @@ from zufluss.errors import (
     RecordTooLargeError,
     ZuflussError,
 )
-from zufluss.kv.change import Change, Groups
+from zufluss.kv.change import Groups, PutChange
 from zufluss.kv.changelog import Changes
 from zufluss.kv.cold.checkpoint import Checkpoint, remove_left_overs
 from zufluss.kv.cold.state import KvState
@@ -50,7 +50,7 @@ from zufluss.kv.producer.fence import OPEN, Fence
 from zufluss.kv.producer.undo import STORED_BYTES_MAX, StepTooLargeError, UndoStep, undo_change
 from zufluss.kv.replay import ChangelogPiece, EarlierChangelog, changelog_start, pieces
 from zufluss.kv.rest import NO_PUTS, Rests
-from zufluss.kv.settled import SettledState, WriterBatch
+from zufluss.kv.settled import SettledBatch, SettledState
 from zufluss.kv.store import KvStore
 from zufluss.kv.table import KvTable
 from zufluss.log.log import Log
@@ -150,7 +150,7 @@ class KvTablet:
         groups = Groups(*group_keys(batch.keys, hashes))
         keys, hashes = batch.keys.take(groups.first), hashes[groups.first]
         old = self.store.get(keys, hashes)
-        change = Change(table, batch, groups, old, engine, self.ids)
+        change = PutChange(table, batch, groups, old, engine, self.ids)
         changes = Changes(
             table.changelog, change.rows, change.kinds, batch.writer_id,
             batch.batch_sequence,
@@ -185,11 +185,11 @@ class KvTablet:
         batch = None
         if changes.writer_id >= 0:
             end = self._next_offset
-            batch = WriterBatch(changes.writer_id, changes.sequence, base, end, now_ms)
+            batch = SettledBatch(changes.writer_id, changes.sequence, base, end, now_ms)
             self._writers.record(*batch)
         self._count(more_rows, batch)
 
-    def _count(self, more_rows: int, batch: WriterBatch | None = None) -> None:
+    def _count(self, more_rows: int, batch: SettledBatch | None = None) -> None:
         self._rows += more_rows
         self._settled.add(self._next_offset, self._rows, batch, self.store.horizon)
 

@@ -40,7 +40,7 @@ from zufluss.remote.errors import (
     check_limit,
 )
 from zufluss.remote.stores import TRIES, open_store
-from zufluss.remote.transfer import Source, Target
+from zufluss.remote.transfer import ReceivedFile, SentFile
 from zufluss.remote.uri import LocationUri
 
 T = TypeVar("T")
@@ -103,7 +103,7 @@ class CloudDirectory:
 
     async def put_file(self, path: str, source: Path) -> tuple[int, int]:
         """Create an object from a file; return its size and checksum."""
-        file = await asyncio.to_thread(Source, source, self.uri.text, path)
+        file = await asyncio.to_thread(SentFile, source, self.uri.text, path)
         try:
             if file.length <= PART_BYTES:
                 await self.put(path, await asyncio.to_thread(file.read, PART_BYTES + 1), False)
@@ -114,7 +114,7 @@ class CloudDirectory:
         finally:
             await _finished(file.close)
 
-    async def _put_parts(self, path: str, file: Source) -> None:
+    async def _put_parts(self, path: str, file: SentFile) -> None:
         size = max(PART_BYTES, -(-file.length // PARTS_MAX))
 
         async def parts() -> AsyncIterator[bytes]:
@@ -163,7 +163,7 @@ class CloudDirectory:
 
     async def get_file(self, path: str, target: Path) -> tuple[int, int]:
         """Copy an object to a local file; return its size and checksum."""
-        file = await asyncio.to_thread(Target, target, self.uri.text, path)
+        file = await asyncio.to_thread(ReceivedFile, target, self.uri.text, path)
         try:
             await self._receive(path, file)
             await asyncio.to_thread(file.sync)
@@ -173,7 +173,7 @@ class CloudDirectory:
         await _finished(file.keep)
         return file.result
 
-    async def _receive(self, path: str, file: Target) -> None:
+    async def _receive(self, path: str, file: ReceivedFile) -> None:
         """Receive an object; each piece is written while the next one arrives."""
         writing: asyncio.Future[None] | None = None
         async for piece in self.stream(path, 0):

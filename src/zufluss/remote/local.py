@@ -39,7 +39,7 @@ from zufluss.remote.errors import (
     check_limit,
 )
 from zufluss.remote.threads import Threads
-from zufluss.remote.transfer import Source, Target, write_all
+from zufluss.remote.transfer import ReceivedFile, SentFile, write_all
 from zufluss.remote.uri import LocationUri
 
 T = TypeVar("T")
@@ -114,7 +114,7 @@ class LocalDirectory:
         """Create an object from a file; return its size and checksum."""
 
         def work(progress: Progress) -> tuple[int, int]:
-            with closing(Source(source, self.uri.text, path)) as origin:
+            with closing(SentFile(source, self.uri.text, path)) as origin:
 
                 def write(fd: int, progress: Progress) -> None:
                     buffer = memoryview(bytearray(COPY_BYTES))
@@ -154,7 +154,7 @@ class LocalDirectory:
         def work(progress: Progress) -> tuple[int, int]:
             buffer = memoryview(bytearray(COPY_BYTES))
             with self._open(path) as origin:
-                file = Target(target, self.uri.text, path)
+                file = ReceivedFile(target, self.uri.text, path)
                 try:
                     while count := origin.readinto(buffer):
                         file.write(buffer[:count])

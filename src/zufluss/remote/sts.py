@@ -53,7 +53,7 @@ class AwsKeys:
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class StsSession:
     """Credentials that expire."""
 
     keys: AwsKeys
@@ -63,7 +63,7 @@ class Session:
 
 async def call(
     endpoint: str, region: str, keys: AwsKeys, form: Mapping[str, str], timeout_ms: int
-) -> Session:
+) -> StsSession:
     """Request credentials from a token service; `form` is an action with its parameters."""
     loop = asyncio.get_running_loop()
     return await loop.run_in_executor(
@@ -73,7 +73,7 @@ async def call(
 
 def _call(
     endpoint: str, region: str, keys: AwsKeys, form: Mapping[str, str], seconds: float
-) -> Session:
+) -> StsSession:
     import http.client
     import urllib.error
     import urllib.request
@@ -98,7 +98,7 @@ def _call(
         ) from None
 
 
-def session_of(answer: str) -> Session:
+def session_of(answer: str) -> StsSession:
     """Return the credentials in an answer; ValueError if it has none."""
     expires = datetime.fromisoformat(_element(answer, "Expiration").replace("Z", "+00:00"))
     keys = AwsKeys(
@@ -108,7 +108,7 @@ def session_of(answer: str) -> Session:
     )
     if not keys.access_key or not keys.secret_key:
         raise ValueError("the answer has no credentials")
-    return Session(keys, int(expires.timestamp() * 1000))
+    return StsSession(keys, int(expires.timestamp() * 1000))
 
 
 def _element(answer: str, name: str) -> str:

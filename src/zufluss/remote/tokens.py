@@ -25,7 +25,7 @@ from zufluss.config import options as o
 from zufluss.config.load import Configuration
 from zufluss.remote import sts
 from zufluss.remote.stores import REGION, store_properties
-from zufluss.remote.sts import AwsKeys, SecurityTokenError, Session
+from zufluss.remote.sts import AwsKeys, SecurityTokenError, StsSession
 from zufluss.remote.uri import S3, LocationUri
 
 LIFE_SECONDS: Final = 3600
@@ -66,7 +66,7 @@ class FileSystemToken:
 
 @dataclass(slots=True)
 class _CachedSession:
-    task: asyncio.Task[Session]
+    task: asyncio.Task[StsSession]
     requested_ms: int
 
 
@@ -128,7 +128,7 @@ class Tokens:
             properties = {"s3.region": REGION, "s3.path-style-access": "true", **properties}
         return {name: properties[key] for key, name in _INFO.items() if key in properties}
 
-    async def _session(self, uri: LocationUri, prefixes: tuple[str, ...]) -> Session:
+    async def _session(self, uri: LocationUri, prefixes: tuple[str, ...]) -> StsSession:
         key = (uri.fs_key, prefixes)
         cached = self._cached.get(key)
         if cached is None or self._is_old(cached):
@@ -147,7 +147,7 @@ class Tokens:
         left = cached.task.result().expires_ms - self._clock_ms()
         return 2 * left < cached.task.result().expires_ms - cached.requested_ms
 
-    async def _request(self, uri: LocationUri, prefixes: tuple[str, ...]) -> Session:
+    async def _request(self, uri: LocationUri, prefixes: tuple[str, ...]) -> StsSession:
         properties = self._properties(uri)
         keys = AwsKeys(
             properties["s3.access-key"],

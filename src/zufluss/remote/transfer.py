@@ -67,7 +67,7 @@ class LocalFile:
             raise RemoteStorageError(*self._for, reason) from problem
 
 
-class Source(LocalFile):
+class SentFile(LocalFile):
     """A local file that is sent, read from beginning to end."""
 
     def __init__(self, path: Path, uri: str, object_path: str) -> None:
@@ -98,7 +98,7 @@ class Source(LocalFile):
         return data
 
 
-class Target(LocalFile):
+class ReceivedFile(LocalFile):
     """A local file that is received: written, then kept or discarded."""
 
     def __init__(self, path: Path, uri: str, object_path: str) -> None:

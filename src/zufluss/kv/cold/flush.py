@@ -95,7 +95,7 @@ def _pieces(arena: Bytes, refs: Positions, rests: Rests) -> Iterator[bytes | mem
     yield PIECE.pack(0, 0)
 
 
-class Flusher:
+class KvFlusher:
     """The flush thread of a server, and the process that writes table files for it."""
 
     def __init__(self) -> None:

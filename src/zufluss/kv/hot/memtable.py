@@ -75,7 +75,7 @@ def group_keys(keys: Slices, hashes: Positions) -> tuple[Positions, Positions]:
 
 
 @dataclass(slots=True)
-class Segment:
+class MemorySegment:
     """A block of the arena that entries are appended to."""
 
     number: int
@@ -105,7 +105,7 @@ class Memtable:
         """Bytes of versions that have a newer one, about."""
         self.keys = 0
         """Keys in the index."""
-        self.segments: deque[Segment] = deque()
+        self.segments: deque[MemorySegment] = deque()
         """Oldest first; entries are appended to the last."""
         self._segment_bytes = 0
         self._numbers = 0
@@ -179,13 +179,13 @@ class Memtable:
                 return versions, written
             self._open_segment(_entry_bytes(keys, values, done))
 
-    def _open_segment(self, at_least: int) -> Segment:
+    def _open_segment(self, at_least: int) -> MemorySegment:
         size = min(self.arena.segment_bytes, max(self._segment_bytes, FIRST_SEGMENT_BYTES))
         size = self.arena.size_of(max(size, at_least))
         return self._add_segment(self._alloc(size), size)
 
-    def _add_segment(self, start: int, size: int) -> Segment:
-        segment = Segment(self._numbers, start, size, start, -1, start)
+    def _add_segment(self, start: int, size: int) -> MemorySegment:
+        segment = MemorySegment(self._numbers, start, size, start, -1, start)
         self._numbers += 1
         self.bytes += size
         self._segment_bytes += size
@@ -280,13 +280,13 @@ class Memtable:
             self._drop(victim)
         return max(1, victim.cleaned - begin)
 
-    def _drop(self, segment: Segment) -> None:
+    def _drop(self, segment: MemorySegment) -> None:
         self.segments.remove(segment)
         self._segment_bytes -= segment.size
         self._give(segment.start, segment.size)
 
     def _clean_piece(
-        self, victim: Segment, stop: int, horizon: int, flushed: int, *, evict: bool
+        self, victim: MemorySegment, stop: int, horizon: int, flushed: int, *, evict: bool
     ) -> None:
         """Clean up to `stop`, or until the last segment is full."""
         target = self.segments[-1]
@@ -304,7 +304,7 @@ class Memtable:
         self.garbage = max(0, self.garbage - int(counts[segments.USELESS]))
         self.keys -= int(counts[segments.FORGOTTEN])
 
-    def _urgent_segment(self, victim: Segment) -> bool:
+    def _urgent_segment(self, victim: MemorySegment) -> bool:
         """Begin a segment for cleaning, from the reserve; return whether there was memory."""
         size = self.arena.size_of(victim.used - victim.cleaned)
         start = self.arena.alloc(size, urgent=True)

@@ -36,7 +36,7 @@ _LEAST = np.iinfo(np.int64).min
 _LEAST_INT = np.iinfo(np.int32).min
 
 
-class Versioned:
+class HighestVersion:
     """The engine of `table.merge-engine = versioned`."""
 
     needs_rows = True

@@ -87,7 +87,7 @@ class Request(NamedTuple):
     size: int
 
 
-class Rows(NamedTuple):
+class PageRows(NamedTuple):
     """The rows of a page."""
 
     values: bytearray
@@ -109,7 +109,7 @@ class Database:
         self._rows = Rdict(path, options, {"default": options}, AccessType.read_only())
         self._places: OrderedDict[Place, tuple[Row, Iterator[Any]]] = OrderedDict()
 
-    def page(self, after: bytes | None, until: bytes | None, rows: int, size: int) -> Rows:
+    def page(self, after: bytes | None, until: bytes | None, rows: int, size: int) -> PageRows:
         """Return the rows behind `after`, at least one if there is one."""
         values, lengths = bytearray(), list[int]()
         row, following = self._from(after, until)
@@ -129,7 +129,7 @@ class Database:
             self._check_end(after if key is None else key, until)
         else:
             self._keep((key, until), (row, following))
-        return Rows(values, lengths, key, row is None)
+        return PageRows(values, lengths, key, row is None)
 
     def close(self) -> None:
         """Close the files of the database."""
@@ -169,7 +169,7 @@ class Databases:
     def __init__(self) -> None:
         self._open: dict[str, Database] = {}
 
-    def page(self, request: Request) -> Rows:
+    def page(self, request: Request) -> PageRows:
         """Return the page of a request."""
         _, path, after, until, rows, size = request
         if path not in self._open:
@@ -210,7 +210,7 @@ def main() -> None:
         del answer
 
 
-def _rows_answer(page: Rows) -> list[Any]:
+def _rows_answer(page: PageRows) -> list[Any]:
     values, lengths, key, done = page
     head = ANSWER.pack(
         LAST_ROWS if done else ROWS, len(lengths), len(values), NONE if key is None else len(key)
