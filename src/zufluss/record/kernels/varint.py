@@ -87,7 +87,7 @@ def read_varint(data: Any, pos: Any, end: Any, bits: Any) -> Any:
         stops = ~word & np.int64(_HIGH_BITS)
         if stops != 0:
             size = (trailing_zeros(stops) + 1) >> 3
-            if 7 * size <= bits:
+            if bits == 64 or 7 * size <= bits:
                 # Drop the bytes behind it, then close the gaps: 8 times 7 bits, 4 times 14, 2
                 # times 28.
                 word &= stops ^ (stops - 1)
