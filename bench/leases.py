@@ -30,7 +30,7 @@ import structlog
 import uvloop
 
 from bench.report import Measure, compared
-from zufluss.cluster.image import ClusterImage, ImageChange, ServerNode
+from zufluss.cluster.image import ClusterImage, ClusterNode, ImageChange
 from zufluss.cluster.producers import TableProducers
 from zufluss.cluster.remote import SnapshotHandle
 from zufluss.cluster.replicas import KvSnapshotOffset, LakeOffsets, ReplicaAssignment, ReplicaStop
@@ -61,8 +61,8 @@ ARRIVING = 50
 """Renewals that the event loop learns of in one turn."""
 HOUR_MS = 3_600_000
 TABLE = TablePath("fluss", "leased")
-COORDINATOR = ServerNode(0, (Endpoint("CLIENT", "localhost", 1),))
-TABLET = ServerNode(1, (Endpoint("CLIENT", "localhost", 2),))
+COORDINATOR = ClusterNode(0, (Endpoint("CLIENT", "localhost", 1),))
+TABLET = ClusterNode(1, (Endpoint("CLIENT", "localhost", 2),))
 
 
 def run(directory: Path, rounds: int, quick: bool) -> Iterator[Measure]:

@@ -28,7 +28,7 @@ import structlog
 
 from zufluss.clock import wall_ms
 from zufluss.cluster.cluster_service import ClusterService
-from zufluss.cluster.image import ServerNode
+from zufluss.cluster.image import ClusterNode
 from zufluss.cluster.metadata_service import MetadataService
 from zufluss.cluster.remote import home
 from zufluss.cluster.token_service import TokenService
@@ -267,8 +267,8 @@ async def _bound(
     return server
 
 
-def _node(node_id: int, server: NetServer) -> ServerNode:
-    return ServerNode(node_id, tuple(listener.advertised for listener in server.listeners))
+def _node(node_id: int, server: NetServer) -> ClusterNode:
+    return ClusterNode(node_id, tuple(listener.advertised for listener in server.listeners))
 
 
 def _ready(server: NetServer, role: str, began: float) -> None:
@@ -334,7 +334,7 @@ async def _serve_coordinator(conf: Configuration, stop: asyncio.Event) -> None:
     tablets = ServerConnections()
     internal = conf.get(options.INTERNAL_LISTENER_NAME)
 
-    async def connect(node: ServerNode) -> RpcConnection:
+    async def connect(node: ClusterNode) -> RpcConnection:
         endpoint = node.endpoint(internal)
         if endpoint is None:
             raise NetworkError(

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from zufluss.cluster.image import ClusterImage, ImageChange, ServerNode
+from zufluss.cluster.image import ClusterImage, ClusterNode, ImageChange
 from zufluss.cluster.producers import TableProducers
 from zufluss.cluster.replicas import (
     KvSnapshotOffset,
@@ -29,8 +29,8 @@ from zufluss.wire.api import APIS, ApiKey
 
 DAY_MS = 86_400_000
 NOON = 1_717_243_200_000  # 2024-06-01 12:00 UTC
-COORDINATOR = ServerNode(0, (Endpoint("CLIENT", "co", 1), Endpoint("INTERNAL", "co-in", 2)))
-TABLET = ServerNode(1, (Endpoint("CLIENT", "ts", 3), Endpoint("INTERNAL", "ts-in", 4)), "r1")
+COORDINATOR = ClusterNode(0, (Endpoint("CLIENT", "co", 1), Endpoint("INTERNAL", "co-in", 2)))
+TABLET = ClusterNode(1, (Endpoint("CLIENT", "ts", 3), Endpoint("INTERNAL", "ts-in", 4)), "r1")
 EVENTS = TablePath("fluss", "events")
 COUNTED = 1
 """The column id of the auto-increment column of a `counted` table."""

@@ -22,7 +22,7 @@ from tests.coordinator.support import (
     picture,
     table_json,
 )
-from zufluss.cluster.image import ClusterImage, ServerNode
+from zufluss.cluster.image import ClusterImage, ClusterNode
 from zufluss.cluster.replicas import LakeOffsets
 from zufluss.cluster.writer_ids import WriterIds
 from zufluss.config.load import Configuration
@@ -41,7 +41,7 @@ from zufluss.errors import (
 from zufluss.meta.embedded import EmbeddedStore
 from zufluss.model.table import TableBucket
 from zufluss.net.services import Services
-from zufluss.remote.health import LocationReport
+from zufluss.remote.health import HealthReport
 from zufluss.tablet.coordinator_client import NOT_REGISTERED, CoordinatorClient
 from zufluss.tablet.link import CoordinatorLink
 from zufluss.wire import messages as m
@@ -81,7 +81,7 @@ class Apart:
         self.to_tablet = Loopback(self.tablet_services)
         self.to_coordinator = Loopback(Services())
         self.cluster_ids: list[str] = []
-        self.reports: list[LocationReport] = []
+        self.reports: list[HealthReport] = []
         self.link = self.new_link()
 
     def new_link(self) -> CoordinatorLink:
@@ -107,7 +107,7 @@ class Apart:
         await self.coordinator.stop()
         await self.store.close()
 
-    async def _tablet(self, node: ServerNode) -> Loopback:
+    async def _tablet(self, node: ClusterNode) -> Loopback:
         assert node == TABLET
         return self.to_tablet
 

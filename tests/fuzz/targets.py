@@ -41,7 +41,7 @@ from zufluss.record.arrow.project import Projector
 from zufluss.record.batch import plain
 from zufluss.record.batch.check import BatchChecker, CheckedBatch
 from zufluss.record.batch.stats import may_match, read_statistics
-from zufluss.record.fault import Fault, RefusedBatchError
+from zufluss.record.fault import BatchFault, RefusedBatchError
 from zufluss.record.header import iter_headers, read_header, seal
 from zufluss.record.kernels.batch_check import check_batch
 from zufluss.record.rows.formats import check_body, decode_body
@@ -191,8 +191,8 @@ def arrow_batch(name: str) -> Callable[[bytes], None]:
 
 
 def _same_verdict(batch: bytearray, array: Any, layout: Layout) -> None:
-    found = Fault(check_batch(array, 0, len(batch), layout.program(1), False)[0])
-    if found == Fault.OTHER_SCHEMA:
+    found = BatchFault(check_batch(array, 0, len(batch), layout.program(1), False)[0])
+    if found == BatchFault.OTHER_SCHEMA:
         return
     try:
         expected = plain.check_batch(batch, 0, len(batch), layout, changelog=False)

@@ -13,8 +13,8 @@ from zufluss.remote.errors import LocationUnavailableError
 from zufluss.remote.health import (
     FACTOR_MIN,
     HOLD_MAX_MS,
+    HealthReport,
     LocationHealth,
-    LocationReport,
     best_pace,
 )
 from zufluss.remote.locations import Health
@@ -274,5 +274,5 @@ def test_with_one_location_ten_times_slower_most_files_go_elsewhere() -> None:
 
 @pytest.mark.parametrize("last_error", [None, "s3://a/x: no answer"])
 def test_a_report_comes_back_from_the_wire(last_error: str | None) -> None:
-    report = LocationReport(2, Health.DOWN, 3, 2**40, 5, 1.5, 0.25, last_error)
-    assert LocationReport.from_proto(report.to_proto()) == report
+    report = HealthReport(2, Health.DOWN, 3, 2**40, 5, 1.5, 0.25, last_error)
+    assert HealthReport.from_proto(report.to_proto()) == report

@@ -30,7 +30,7 @@ from zufluss.remote.errors import (
     RemoteStorageError,
 )
 from zufluss.remote.files import RemoteFile
-from zufluss.remote.health import LocationReport
+from zufluss.remote.health import HealthReport
 from zufluss.remote.locations import (
     AdminState,
     AlterOp,
@@ -116,7 +116,7 @@ class Cluster:
             self.clock.seconds += 1
             await self.storage.probe_due()
 
-    def report(self, location_id: int) -> LocationReport:
+    def report(self, location_id: int) -> HealthReport:
         return {x.location_id: x for x in self.storage.reports()}[location_id]
 
 

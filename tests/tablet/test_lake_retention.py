@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from tests.log.support import append, batch, expire, open_log
 from tests.tablet.support import TABLE, Tablet
-from zufluss.cluster.image import ServerNode, TableEntry, TablePut
+from zufluss.cluster.image import ClusterNode, TableEntry, TablePut
 from zufluss.cluster.replicas import LakeOffsets, assignments, lake_offsets_to_proto
 from zufluss.config.values import Endpoint
 from zufluss.errors import ZuflussError
@@ -167,7 +167,7 @@ async def test_a_server_of_its_own_hears_lake_offsets_over_the_wire(tmp_path: Pa
     server = await tablet(tmp_path).start()
     log = await fill(server)
     link = CoordinatorLink(
-        ServerNode(1, (Endpoint("FLUSS", "localhost", 1),)), server.image, server.server,
+        ClusterNode(1, (Endpoint("FLUSS", "localhost", 1),)), server.image, server.server,
         CoordinatorClient(_nobody), check_cluster=lambda _: None,
     )  # fmt: skip
     link.server_epoch = 4

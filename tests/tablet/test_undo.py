@@ -15,7 +15,7 @@ from tests.tablet.gateway import Gateway
 from tests.tablet.keyed import Keyed
 from tests.tablet.remote.test_restore import copied_log
 from tests.tablet.support import TABLE, Connection
-from zufluss.cluster.image import ServerNode
+from zufluss.cluster.image import ClusterNode
 from zufluss.cluster.producers import ProducerEntry, TableProducers, producers_to_proto
 from zufluss.cluster.replicas import assignments
 from zufluss.config.values import Endpoint
@@ -220,7 +220,7 @@ async def test_a_server_of_its_own_hears_of_producers_over_the_wire(bucket: Prod
         raise AssertionError("nothing is sent")
 
     link = CoordinatorLink(
-        ServerNode(1, (Endpoint("FLUSS", "localhost", 1),)), bucket.image, bucket.server,
+        ClusterNode(1, (Endpoint("FLUSS", "localhost", 1),)), bucket.image, bucket.server,
         CoordinatorClient(nobody), check_cluster=lambda _: None,
     )  # fmt: skip
     link.server_epoch = 4

@@ -15,8 +15,8 @@ from zufluss.model.table import TableBucket, TablePath
 from zufluss.tiering.splits import (
     CHANGES_MIN,
     CHANGES_PER_ROW,
+    BucketSnapshot,
     Hole,
-    LeasedSnapshot,
     TieringInput,
     TieringLogSplit,
     TieringSnapshotSplit,
@@ -41,7 +41,7 @@ def state(
     lake: Mapping[TableBucket, int] | None = None,
     begins: Mapping[TableBucket, int] | None = None,
     keyed: bool = False,
-    kv: Mapping[TableBucket, LeasedSnapshot] | None = None,
+    kv: Mapping[TableBucket, BucketSnapshot] | None = None,
 ) -> TieringInput:
     return TieringInput(
         PATH,
@@ -98,14 +98,14 @@ def test_a_changelog_that_lost_its_beginning_is_refused_without_a_snapshot() -> 
 
 
 def test_a_key_value_snapshot_stands_for_the_beginning_of_a_changelog() -> None:
-    kv = {bucket(0): LeasedSnapshot(3, 6)}
+    kv = {bucket(0): BucketSnapshot(3, 6)}
     plan = plan_splits(state({bucket(0): 9}, begins={bucket(0): 4}, keyed=True, kv=kv), 10)
     assert plan.splits == (TieringSnapshotSplit(PATH, bucket(0), None, 3, 6),)
     assert (plan.offsets, plan.remaining) == ({bucket(0): 6}, 3)
 
 
 def test_a_snapshot_that_ends_before_the_log_begins_does_not_stand_for_it() -> None:
-    kv = {bucket(0): LeasedSnapshot(3, 6)}
+    kv = {bucket(0): BucketSnapshot(3, 6)}
     with pytest.raises(LakeError, match="records 0 to 6 are neither in the lake nor in the log"):
         plan_splits(state({bucket(0): 9}, begins={bucket(0): 7}, keyed=True, kv=kv), 10)
 
@@ -123,7 +123,7 @@ def test_a_snapshot_that_ends_before_the_log_begins_does_not_stand_for_it() -> N
 def test_of_a_whole_changelog_a_snapshot_is_read_when_it_is_much_shorter(
     changes: int, rows: int | None, taken: bool
 ) -> None:
-    kv = {bucket(0): LeasedSnapshot(3, changes, rows)}
+    kv = {bucket(0): BucketSnapshot(3, changes, rows)}
     plan = plan_splits(state({bucket(0): changes + 5}, keyed=True, kv=kv), 10 * CHANGES_MIN)
     snapshot = TieringSnapshotSplit(PATH, bucket(0), None, 3, changes)
     assert plan.splits == (snapshot if taken else log_split(0, 0, changes + 5),)
@@ -136,13 +136,13 @@ def test_snapshots_are_asked_for_only_where_they_matter() -> None:
     )
     assert [i for i in ends if asks_for_snapshot(known, bucket(i))] == [0, 1]
     assert not any(asks_for_snapshot(replace(known, has_primary_key=False), b) for b in known.ends)
-    assert asks_for_rows(known, bucket(0), LeasedSnapshot(3, CHANGES_MIN))
-    assert not asks_for_rows(known, bucket(0), LeasedSnapshot(3, CHANGES_MIN - 1))
-    assert not asks_for_rows(known, bucket(1), LeasedSnapshot(3, 9)), "it is needed in any case"
+    assert asks_for_rows(known, bucket(0), BucketSnapshot(3, CHANGES_MIN))
+    assert not asks_for_rows(known, bucket(0), BucketSnapshot(3, CHANGES_MIN - 1))
+    assert not asks_for_rows(known, bucket(1), BucketSnapshot(3, 9)), "it is needed in any case"
 
 
 def test_a_snapshot_is_of_no_use_once_the_bucket_is_in_the_lake() -> None:
-    kv = {bucket(0): LeasedSnapshot(3, 6)}
+    kv = {bucket(0): BucketSnapshot(3, 6)}
     plan = plan_splits(state({bucket(0): 9}, lake={bucket(0): 2}, keyed=True, kv=kv), 10)
     assert plan.splits == (log_split(0, 2, 9),)
 

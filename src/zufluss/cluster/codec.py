@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from zufluss.cluster.image import (
     BucketState,
     Cleared,
+    ClusterNode,
     DatabaseEntry,
     DatabaseGone,
     DatabasePut,
@@ -20,7 +21,6 @@ from zufluss.cluster.image import (
     PartitionEntry,
     PartitionGone,
     PartitionPut,
-    ServerNode,
     TableEntry,
     TableGone,
     TablePut,
@@ -36,7 +36,7 @@ from zufluss.wire import messages as m
 from zufluss.wire.tables import path_from_proto, path_to_proto, spec_from_proto, spec_to_proto
 
 
-def node_to_proto(node: ServerNode, endpoint: Endpoint) -> m.PbServerNode:
+def node_to_proto(node: ClusterNode, endpoint: Endpoint) -> m.PbServerNode:
     """A server as a client on one listener sees it."""
     return m.PbServerNode(
         node_id=node.node_id, host=endpoint.host, port=endpoint.port, rack=node.rack
@@ -48,16 +48,16 @@ def listeners_to_text(endpoints: Iterable[Endpoint]) -> str:
     return ",".join(map(str, endpoints))
 
 
-def _server_node(node: ServerNode) -> m.PbServerNode:
+def _server_node(node: ClusterNode) -> m.PbServerNode:
     message = node_to_proto(node, node.endpoints[0])
     message.listeners = listeners_to_text(node.endpoints)
     return message
 
 
-def node_from_proto(message: m.PbServerNode) -> ServerNode:
+def node_from_proto(message: m.PbServerNode) -> ClusterNode:
     """A server with all its listeners, as the coordinator describes it to tablet servers."""
     rack = message.rack if message.HasField("rack") else None
-    return ServerNode(message.node_id, parse_endpoints(message.listeners), rack)
+    return ClusterNode(message.node_id, parse_endpoints(message.listeners), rack)
 
 
 def _bucket_states(states: Sequence[BucketState]) -> list[m.PbBucketMetadata]:

@@ -36,7 +36,7 @@ from zufluss.model.table import (
 
 
 @dataclass(frozen=True, slots=True)
-class ServerNode:
+class ClusterNode:
     """A server and where clients reach it."""
 
     node_id: int
@@ -177,9 +177,9 @@ class PartitionGone:
 class NodesPut:
     """The servers of the cluster changed."""
 
-    coordinator: ServerNode | None
+    coordinator: ClusterNode | None
     """The coordinator."""
-    tablets: tuple[ServerNode, ...]
+    tablets: tuple[ClusterNode, ...]
     """The tablet servers that are alive."""
 
 
@@ -208,8 +208,8 @@ class ClusterImage:
 
     def _clear(self) -> None:
         self.databases: dict[str, DatabaseEntry] = {}
-        self.coordinator: ServerNode | None = None
-        self.tablets: dict[int, ServerNode] = {}
+        self.coordinator: ClusterNode | None = None
+        self.tablets: dict[int, ClusterNode] = {}
         self._tables: dict[int, TableEntry] = {}
         self._table_ids: dict[str, dict[str, int]] = {}
         self._partitions: dict[int, PartitionEntry] = {}

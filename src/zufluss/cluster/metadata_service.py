@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from zufluss.cluster import codec
-from zufluss.cluster.image import ClusterImage, PartitionEntry, ServerNode, TableEntry
+from zufluss.cluster.image import ClusterImage, ClusterNode, PartitionEntry, TableEntry
 from zufluss.cluster.refusal import check_refusal
 from zufluss.config.lake import handed_out
 from zufluss.config.load import Configuration
@@ -208,7 +208,7 @@ class MetadataService:
         return partitions.values()
 
 
-def _visible(nodes: Iterable[ServerNode], listener: str) -> list[m.PbServerNode]:
+def _visible(nodes: Iterable[ClusterNode], listener: str) -> list[m.PbServerNode]:
     """The servers that can be reached on a listener, by id."""
     return [
         codec.node_to_proto(node, endpoint)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from zufluss.cluster import codec
-from zufluss.cluster.image import NodesPut, ServerNode
+from zufluss.cluster.image import ClusterNode, NodesPut
 from zufluss.cluster.replicas import RpcCaller, assignments, replica_to_proto
 from zufluss.config.values import parse_endpoints
 from zufluss.coordinator.catalog.catalog import Catalog
@@ -26,7 +26,7 @@ from zufluss.coordinator.producers.book import ProducerBook
 from zufluss.coordinator.remote.locations import LocationRegistry
 from zufluss.coordinator.tablets import RemoteTablet, Tablets, producer_messages
 from zufluss.errors import ConfigError, ErrorCode, error
-from zufluss.remote.health import LocationReport
+from zufluss.remote.health import HealthReport
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
 
@@ -44,7 +44,7 @@ TABLET_TIMEOUT_MS = 30_000
 WRITER_IDS_MAX = 1_000_000
 """Most writer ids a tablet server may take at once."""
 
-Connect = Callable[[ServerNode], Awaitable[RpcCaller]]
+Connect = Callable[[ClusterNode], Awaitable[RpcCaller]]
 """Returns a connection to a tablet server, an open one if possible."""
 
 
@@ -151,7 +151,7 @@ class Registrations:
         return m.AllocateIdsResponse(start=start, end=end)
 
     def _report(self, request: m.TabletHeartbeatRequest) -> None:
-        reports = list(map(LocationReport.from_proto, request.location_reports))
+        reports = list(map(HealthReport.from_proto, request.location_reports))
         self._locations.add_reports(request.server_id, lambda: reports)
 
     async def expire(self) -> None:
@@ -160,7 +160,7 @@ class Registrations:
             if self._silent(session):
                 await self._catalog.exclusive(partial(self._leave, server_id))
 
-    async def _join(self, node: ServerNode) -> m.RegisterTabletServerResponse:
+    async def _join(self, node: ClusterNode) -> m.RegisterTabletServerResponse:
         epoch, server_epoch = self._catalog.epoch, await self._catalog.next_server_epoch()
         connect = partial(self._connect, node)
         tablet = RemoteTablet(node.node_id, epoch, server_epoch, connect, TABLET_TIMEOUT_MS)
@@ -190,7 +190,7 @@ class Registrations:
         self._locations.remove_reports(server_id)
         await self._announce(server_id, ())
 
-    async def _announce(self, server_id: int, now: tuple[ServerNode, ...]) -> None:
+    async def _announce(self, server_id: int, now: tuple[ClusterNode, ...]) -> None:
         """Replace one server in the image, here and at all other servers."""
         others = tuple(n for n in self._image.tablets.values() if n.node_id != server_id)
         nodes = NodesPut(self._image.coordinator, (*others, *now))
@@ -209,7 +209,7 @@ class Registrations:
                 log.exception("tablet_session_check_failed")
 
 
-def _node_of(request: m.RegisterTabletServerRequest) -> ServerNode:
+def _node_of(request: m.RegisterTabletServerRequest) -> ClusterNode:
     try:
         endpoints = parse_endpoints(request.listeners)
     except ValueError as problem:
@@ -217,4 +217,4 @@ def _node_of(request: m.RegisterTabletServerRequest) -> ServerNode:
     if not endpoints:
         raise ConfigError("listeners is empty; give NAME://host:port of every listener")
     rack = request.rack if request.HasField("rack") else None
-    return ServerNode(request.server_id, endpoints, rack)
+    return ClusterNode(request.server_id, endpoints, rack)

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from zufluss.cluster.authority import Authority
 from zufluss.cluster.cluster_service import ClusterService
-from zufluss.cluster.image import ClusterImage, ImageChange, NodesPut, ServerNode
+from zufluss.cluster.image import ClusterImage, ClusterNode, ImageChange, NodesPut
 from zufluss.cluster.metadata_service import MetadataService
 from zufluss.cluster.replicas import LocalTablet, assignments
 from zufluss.cluster.token_service import TokenService
@@ -106,7 +106,7 @@ class Coordinator:
         self,
         base: _Base,
         state: _State,
-        node: ServerNode,
+        node: ClusterNode,
         connect: Connect | None,
         reach: Callable[[str], None],
     ) -> None:
@@ -162,7 +162,7 @@ class Coordinator:
         cls,
         conf: Configuration,
         store: MetaStore,
-        node: ServerNode,
+        node: ClusterNode,
         clock_ms: Callable[[], int],
         *,
         connect: Connect | None = None,
@@ -204,7 +204,7 @@ class Coordinator:
         if self.registrations is not None:
             self.registrations.start()
 
-    async def attach(self, node: ServerNode, tablet: LocalTablet) -> None:
+    async def attach(self, node: ClusterNode, tablet: LocalTablet) -> None:
         """Join a tablet server of this process; its logs are recovered when this returns."""
         self.locations.add_reports(node.node_id, self.locations.storage.reports)
 

@@ -66,7 +66,7 @@ PACE_BYTES: Final = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class LocationReport:
+class HealthReport:
     """What one server saw of a location since the server started."""
 
     location_id: int
@@ -100,7 +100,7 @@ class LocationReport:
         )
 
     @classmethod
-    def from_proto(cls, message: m.PbLocationReport) -> LocationReport:
+    def from_proto(cls, message: m.PbLocationReport) -> HealthReport:
         """Return the report of a message."""
         return cls(
             message.location_id,

@@ -37,7 +37,7 @@ from zufluss.remote.errors import (
     RemoteStorageError,
 )
 from zufluss.remote.files import RemoteFile
-from zufluss.remote.health import LocationHealths, LocationReport, best_pace
+from zufluss.remote.health import HealthReport, LocationHealths, best_pace
 from zufluss.remote.layout import PROBE
 from zufluss.remote.locations import AdminState, Health, Location, Locations
 from zufluss.remote.objects import Objects, checksum
@@ -369,7 +369,7 @@ class RemoteStorage:
         """Count a failure of a location that another part of the server saw."""
         self._healths.failed(location_id, error)
 
-    def reports(self) -> list[LocationReport]:
+    def reports(self) -> list[HealthReport]:
         """Return a report of each location that is not retired."""
         used = [x.location_id for x in self.locations.live if x.takes_files]
         best = best_pace(x for x in map(self._healths.of, used) if x.state is Health.ACTIVE)
@@ -445,10 +445,10 @@ class RemoteStorage:
         if answer != data:
             raise ObjectCorruptError(at.uri, path, "a probe read other bytes than it wrote")
 
-    def _report(self, location_id: int, best: float | None) -> LocationReport:
+    def _report(self, location_id: int, best: float | None) -> HealthReport:
         health, uploads = self._healths.of(location_id), self._uploads[location_id]
         down = health.state is Health.DOWN
-        return LocationReport(
+        return HealthReport(
             location_id,
             health.state,
             uploads.files,

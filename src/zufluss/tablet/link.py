@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 import structlog
 
 from zufluss.cluster import codec
-from zufluss.cluster.image import ClusterImage, ServerNode
+from zufluss.cluster.image import ClusterImage, ClusterNode
 from zufluss.cluster.producers import TableProducers, producers_from_proto
 from zufluss.cluster.replicas import (
     LocalTablet,
@@ -30,7 +30,7 @@ from zufluss.cluster.replicas import (
 )
 from zufluss.errors import ErrorCode, ZuflussError, error
 from zufluss.net.services import RequestContext, Services
-from zufluss.remote.health import LocationReport
+from zufluss.remote.health import HealthReport
 from zufluss.remote.locations import Locations
 from zufluss.tablet.coordinator_client import NOT_REGISTERED, CoordinatorClient
 from zufluss.wire import messages as m
@@ -49,12 +49,12 @@ class CoordinatorLink:
 
     def __init__(
         self,
-        node: ServerNode,
+        node: ClusterNode,
         image: ClusterImage,
         tablet: LocalTablet,
         coordinator: CoordinatorClient,
         check_cluster: Callable[[str], None],
-        reports: Callable[[], Sequence[LocationReport]] = tuple,
+        reports: Callable[[], Sequence[HealthReport]] = tuple,
     ) -> None:
         """`check_cluster` gets the cluster's id before anything is deleted, and may refuse.
 

@@ -79,7 +79,7 @@ _COUNT_AT = 24
 _COUNT = struct.Struct("<i")
 
 
-class EncodedPut(NamedTuple):
+class AppendablePut(NamedTuple):
     """A put batch that is ready to be appended."""
 
     batch: ChangelogBatch | None
@@ -300,7 +300,7 @@ class PutHandler:
             if contention.lookups > lookups:
                 time.sleep(YIELD_TO_LOOKUPS * (time.monotonic() - began))
 
-        def done(outcome: EncodedPut | Exception) -> None:
+        def done(outcome: AppendablePut | Exception) -> None:
             prepared()
             self._prepared(entry, replica, acks, outcome)
 
@@ -354,7 +354,7 @@ class PutHandler:
         entry: PutEntry | ServerPut,
         replica: Replica,
         acks: int,
-        outcome: EncodedPut | Exception,
+        outcome: AppendablePut | Exception,
     ) -> None:
         """Append the changelog that the worker prepared, and acknowledge it when durable."""
         bucket = replica.bucket
@@ -371,7 +371,7 @@ class PutHandler:
         if replica.tablet.flush_due(self._flush_bytes):
             self._kv.worker.submit(replica.tablet.flush, partial(_flush_begun, replica))
 
-    def _append(self, replica: Replica, outcome: EncodedPut | Exception) -> int:
+    def _append(self, replica: Replica, outcome: AppendablePut | Exception) -> int:
         if isinstance(outcome, ZuflussError):
             raise outcome
         if isinstance(outcome, Exception):
@@ -411,12 +411,12 @@ class PutHandler:
         entry.failed(error)
 
 
-def _encode(prepared: PreparedPut) -> EncodedPut:
+def _encode(prepared: PreparedPut) -> AppendablePut:
     try:
         batch = None if prepared.changes is None else prepared.changes.encode()
     except ZuflussError as e:  # a refusal would leave the state ahead of the log
         raise RuntimeError(f"the changelog of a put could not be encoded: {e}") from e
-    return EncodedPut(batch, prepared.end_offset, prepared.now_ms)
+    return AppendablePut(batch, prepared.end_offset, prepared.now_ms)
 
 
 def _raise(error: Exception) -> None:

@@ -61,7 +61,7 @@ from zufluss.tiering import options as o
 from zufluss.tiering.committer import Recovery, TableCommitter, is_fenced, snapshot_properties
 from zufluss.tiering.runner import JobRunner
 from zufluss.tiering.splits import (
-    LeasedSnapshot,
+    BucketSnapshot,
     TieringInput,
     TieringPlan,
     TieringSnapshotSplit,
@@ -322,7 +322,7 @@ class TieringRound:
         state = replace(state, kv_snapshots=self._kv_snapshots(state))
         return state, self._table_info()
 
-    def _kv_snapshots(self, state: TieringInput) -> dict[TableBucket, LeasedSnapshot]:
+    def _kv_snapshots(self, state: TieringInput) -> dict[TableBucket, BucketSnapshot]:
         """Lease the newest key-value snapshot of every bucket whose plan may use one."""
         wanted = [bucket for bucket in state.ends if asks_for_snapshot(state, bucket)]
         if not wanted:
@@ -335,13 +335,13 @@ class TieringRound:
             if reason is Unavailable.NO_BUCKET and bucket.partition_id is not None:
                 raise self._dropped(state.partitions[bucket.partition_id])
         return {
-            bucket: self._counted(state, bucket, LeasedSnapshot(*snapshot))
+            bucket: self._counted(state, bucket, BucketSnapshot(*snapshot))
             for bucket, snapshot in lease.snapshots.items()
         }
 
     def _counted(
-        self, state: TieringInput, bucket: TableBucket, snapshot: LeasedSnapshot
-    ) -> LeasedSnapshot:
+        self, state: TieringInput, bucket: TableBucket, snapshot: BucketSnapshot
+    ) -> BucketSnapshot:
         if not asks_for_rows(state, bucket, snapshot):
             return snapshot
         metadata = self._admin.kv_snapshot_metadata(bucket, snapshot.snapshot_id)

@@ -50,7 +50,7 @@ CHANGES_PER_ROW: Final = 4
 """The limits above which a snapshot is read although the changelog is whole; see above."""
 
 
-class LeasedSnapshot(NamedTuple):
+class BucketSnapshot(NamedTuple):
     """The newest snapshot of a bucket's rows."""
 
     snapshot_id: int
@@ -177,7 +177,7 @@ class TieringInput:
     """The high watermark of every bucket."""
     begins: Mapping[TableBucket, int]
     """The first offset that the log of every bucket still has."""
-    kv_snapshots: Mapping[TableBucket, LeasedSnapshot] = field(default_factory=dict)
+    kv_snapshots: Mapping[TableBucket, BucketSnapshot] = field(default_factory=dict)
     """The newest key-value snapshot, of buckets that have one."""
 
 
@@ -255,12 +255,12 @@ def asks_for_snapshot(state: TieringInput, bucket: TableBucket) -> bool:
     return state.begins[bucket] > 0 or state.ends[bucket] >= CHANGES_MIN
 
 
-def asks_for_rows(state: TieringInput, bucket: TableBucket, snapshot: LeasedSnapshot) -> bool:
+def asks_for_rows(state: TieringInput, bucket: TableBucket, snapshot: BucketSnapshot) -> bool:
     """Whether the number of its rows decides if the plan uses a snapshot."""
     return state.begins[bucket] == 0 and snapshot.log_offset >= CHANGES_MIN
 
 
-def _stands_for_changes(snapshot: LeasedSnapshot, begin: int) -> bool:
+def _stands_for_changes(snapshot: BucketSnapshot, begin: int) -> bool:
     if begin > 0:
         return snapshot.log_offset >= begin
     if snapshot.row_count is None or snapshot.log_offset < CHANGES_MIN:

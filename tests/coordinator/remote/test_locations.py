@@ -23,7 +23,7 @@ from zufluss.meta.api import Put
 from zufluss.model.table import TablePath
 from zufluss.obs.metrics import Sample
 from zufluss.obs.server import location_samples, registry_samples
-from zufluss.remote.health import LocationReport
+from zufluss.remote.health import HealthReport
 from zufluss.remote.locations import AdminState, AlterOp, Health, Locations
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
@@ -536,13 +536,13 @@ async def test_a_probe_says_which_location_works(cluster: Cluster, tmp_path: Pat
 async def test_what_servers_saw_is_listed_and_shown_as_metrics(cluster: Cluster) -> None:
     await lake_table(cluster)
     await tiered(cluster, 1, {0: 10})
-    report = LocationReport(1, Health.DOWN, 7, 700, 3, 12.5, 0.0, "it is away")
+    report = HealthReport(1, Health.DOWN, 7, 700, 3, 12.5, 0.0, "it is away")
     cluster.coordinator.locations.add_reports(9, lambda: [report])
     [one, two] = (await listed(cluster)).values()
     assert (one.live_files, two.live_files) == (1, 0)
     seen = {each.server_id: each.report for each in one.servers}
     assert (seen[1].placed_files, seen[1].health) == (1, Health.ACTIVE)
-    assert LocationReport.from_proto(seen[9]) == report
+    assert HealthReport.from_proto(seen[9]) == report
     assert [each.server_id for each in two.servers] == [1]
     registry = cluster.coordinator.locations
     shown = [*registry_samples(registry)(), *location_samples(registry.storage)()]

@@ -27,7 +27,7 @@ from zufluss.coordinator.registration import SESSION_MS
 from zufluss.errors import ErrorCode, ZuflussError
 from zufluss.model.table import TableBucket
 from zufluss.remote.files import RemoteFile, Usage
-from zufluss.remote.health import LocationReport
+from zufluss.remote.health import HealthReport
 from zufluss.remote.locations import AlterOp, Health
 from zufluss.remote.snapshot import KvSnapshot, SnapshotFile
 from zufluss.wire import messages as m
@@ -90,19 +90,19 @@ async def test_locations_of_another_registration_are_refused(apart: Apart) -> No
 
 
 async def test_heartbeats_tell_what_a_server_saw_until_it_leaves(apart: Apart) -> None:
-    report = LocationReport(2, Health.SUSPECT, 5, 500, 1, 9.5, 0.5, "slow down")
+    report = HealthReport(2, Health.SUSPECT, 5, 500, 1, 9.5, 0.5, "slow down")
     apart.reports = [report]
     await apart.link.join()
     await apart.link.heartbeat()
 
-    async def seen() -> dict[int, list[LocationReport]]:
+    async def seen() -> dict[int, list[HealthReport]]:
         services = apart.to_coordinator.services
         found = await call(services, ApiKey.LIST_LOCATIONS, m.ListLocationsRequest())
-        by_server: dict[int, list[LocationReport]] = {}
+        by_server: dict[int, list[HealthReport]] = {}
         for location in found.locations:
             for each in location.servers:
                 reports = by_server.setdefault(each.server_id, [])
-                reports.append(LocationReport.from_proto(each.report))
+                reports.append(HealthReport.from_proto(each.report))
         return by_server
 
     found = await seen()

@@ -23,7 +23,7 @@ from zufluss.errors import CorruptRecordError
 from zufluss.model.schema import Schema
 from zufluss.record.arrow.layout import Layout
 from zufluss.record.arrow.message import ArrowMessage, decode, parse_message
-from zufluss.record.fault import Fault, RefusedBatchError
+from zufluss.record.fault import BatchFault, RefusedBatchError
 from zufluss.record.header import build_batch, iter_headers, read_header
 from zufluss.record.kernels.message_read import read_message
 from zufluss.record.rows.values import rows_of_batch
@@ -36,15 +36,15 @@ ARROW_FETCHED = sorted(
 )
 
 
-def compiled(data: bytes, start: int, end: int) -> ArrowMessage | Fault:
+def compiled(data: bytes, start: int, end: int) -> ArrowMessage | BatchFault:
     fault, _, _, *fields = read_message(array(data), start, end)
     if fault:
-        return Fault(fault)
+        return BatchFault(fault)
     fields[5] = None if fields[5] < 0 else fields[5]
     return ArrowMessage._make(fields)
 
 
-def plain(data: bytes, start: int, end: int) -> ArrowMessage | Fault:
+def plain(data: bytes, start: int, end: int) -> ArrowMessage | BatchFault:
     try:
         return parse_message(data, start, end)
     except RefusedBatchError as error:
@@ -88,7 +88,7 @@ def test_both_readers_judge_every_truncation_alike(codec: str | None) -> None:
     data = message(SMALL_ROWS, codec)
     for size in range(len(data)):
         cut = data[:size]
-        assert isinstance(plain(cut, 0, size), Fault)
+        assert isinstance(plain(cut, 0, size), BatchFault)
         assert plain(cut, 0, size) == compiled(cut, 0, size)
         assert plain(cut, 0, len(data)) == compiled(cut, 0, len(data))
 

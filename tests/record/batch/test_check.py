@@ -35,7 +35,7 @@ from zufluss.record.arrow.layout import Layout
 from zufluss.record.arrow.message import decode, parse_message
 from zufluss.record.batch import plain
 from zufluss.record.batch.check import BatchChecker, CheckedBatch
-from zufluss.record.fault import Fault, RefusedBatchError
+from zufluss.record.fault import BatchFault, RefusedBatchError
 from zufluss.record.header import HEADER_SIZES, LENGTH_OVERHEAD, build_batch, read_header, seal
 from zufluss.record.kernels.batch_check import check_batch
 
@@ -49,11 +49,11 @@ def check(data: Any, schema: Schema, log_format: str = "ARROW", **options: Any) 
     return checker.check(array(data), 0, len(data))
 
 
-def kernel_verdict(data: Any, layout: Layout, changelog: bool = False) -> Fault:
-    return Fault(check_batch(array(data), 0, len(data), layout.program(1), changelog)[0])
+def kernel_verdict(data: Any, layout: Layout, changelog: bool = False) -> BatchFault:
+    return BatchFault(check_batch(array(data), 0, len(data), layout.program(1), changelog)[0])
 
 
-def plain_verdict(data: Any, layout: Layout, changelog: bool = False) -> Fault:
+def plain_verdict(data: Any, layout: Layout, changelog: bool = False) -> BatchFault:
     try:
         return plain.check_batch(data, 0, len(data), layout, changelog=changelog)
     except RefusedBatchError as error:
@@ -77,7 +77,7 @@ def assert_sound_or_refused(data: bytearray, schema: Schema) -> bool:
 def assert_same_verdict(data: bytearray, layout: Layout) -> None:
     expected = plain_verdict(data, layout)
     found = kernel_verdict(data, layout)
-    if found != Fault.OTHER_SCHEMA:
+    if found != BatchFault.OTHER_SCHEMA:
         assert found == expected
 
 
@@ -113,7 +113,7 @@ def test_whatever_pyarrow_writes_is_accepted(
     data = log_batch(rows, codec, magic=magic)
     (found,) = check(data, schema)
     assert (found.end, found.record_count, found.magic) == (len(data), rows.num_rows, magic)
-    accepted = Fault.NONE if codec is None else Fault.COMPRESSED
+    accepted = BatchFault.NONE if codec is None else BatchFault.COMPRESSED
     assert plain_verdict(data, Layout.of(schema.arrow)) == accepted
 
 
@@ -157,7 +157,7 @@ def test_garbage_below_a_null_is_nobodys_business() -> None:
     )
     data = log_batch(pa.record_batch([strings, times, decimals], schema=schema.arrow))
     assert check(data, schema)
-    assert plain_verdict(data, Layout.of(schema.arrow)) == Fault.NONE
+    assert plain_verdict(data, Layout.of(schema.arrow)) == BatchFault.NONE
 
 
 # --- the proof over mutations -------------------------------------------------------------------
@@ -455,11 +455,11 @@ def test_damaged_statistics_are_refused_by_kernel_and_twin_alike() -> None:
             assert_same_verdict(changed, layout)
             faults.add(kernel_verdict(changed, layout))
     assert faults > {
-        Fault.STATISTICS_LENGTH,
-        Fault.STATISTICS_VERSION,
-        Fault.STATISTICS_COLUMN,
-        Fault.STATISTICS_NULL_COUNT,
-        Fault.STATISTICS_ROW,
+        BatchFault.STATISTICS_LENGTH,
+        BatchFault.STATISTICS_VERSION,
+        BatchFault.STATISTICS_COLUMN,
+        BatchFault.STATISTICS_NULL_COUNT,
+        BatchFault.STATISTICS_ROW,
     }
 
 
@@ -470,8 +470,8 @@ def test_change_types_are_checked_in_changelogs() -> None:
     assert check(good, SMALL, changelog=True)
     refused(bad, "change type 5 of record 1 is unknown", changelog=True)
     layout = Layout.of(SMALL.arrow)
-    assert plain_verdict(bad, layout, changelog=True) == Fault.CHANGE_TYPE
-    assert plain_verdict(good, layout, changelog=True) == Fault.NONE
+    assert plain_verdict(bad, layout, changelog=True) == BatchFault.CHANGE_TYPE
+    assert plain_verdict(good, layout, changelog=True) == BatchFault.NONE
 
 
 def test_an_empty_batch_belongs_to_changelogs_only() -> None:

@@ -75,7 +75,7 @@ _PASSING: Final = PASSING | {
 
 
 @dataclass(slots=True, eq=False)
-class BucketState:
+class BucketProgress:
     """The progress of a scan in one bucket."""
 
     place: BucketPlace
@@ -153,7 +153,7 @@ class LogFetcher:
         self._options = connection.options
         self._plan = plan
         self._loop = asyncio.get_running_loop()
-        self._states: dict[TableBucket, BucketState] = {}
+        self._states: dict[TableBucket, BucketProgress] = {}
         self._servers: dict[ServerNode, asyncio.Task[None]] = {}
         self._own_tasks: set[asyncio.Task[None]] = set()
         self._budget = MemoryBudget(BUFFERED_FETCHES * self._options.fetch_bytes)
@@ -163,7 +163,7 @@ class LogFetcher:
 
     def add(self, place: BucketPlace, start: int, stop: int | None) -> None:
         """Add a bucket."""
-        self._states[place.bucket] = BucketState(
+        self._states[place.bucket] = BucketProgress(
             place, start, stop, self._options.fetch_bucket_bytes
         )
 
@@ -250,7 +250,7 @@ class LogFetcher:
             if not progress:
                 await asyncio.sleep(max(0.0, began + IDLE_MS / 1000 - self._loop.time()))
 
-    def _states_of(self, server: ServerNode) -> list[BucketState]:
+    def _states_of(self, server: ServerNode) -> list[BucketProgress]:
         """The unfinished buckets of a server, each time beginning with another one."""
         leader = self._connection.metadata.leader
         states = [
@@ -263,14 +263,14 @@ class LogFetcher:
         return states[first:] + states[:first]
 
     async def _fetch(
-        self, server: ServerNode, states: list[BucketState], wait_ms: int
+        self, server: ServerNode, states: list[BucketProgress], wait_ms: int
     ) -> memoryview:
         socket = await self._connection.socket(server.address)
         timeout_ms = self._options.request_timeout_ms + wait_ms
         request = self._request(states, wait_ms).SerializeToString()
         return await socket.send(ApiKey.FETCH_LOG, [request], timeout_ms=timeout_ms)
 
-    def _request(self, states: list[BucketState], wait_ms: int) -> m.FetchLogRequest:
+    def _request(self, states: list[BucketProgress], wait_ms: int) -> m.FetchLogRequest:
         plan = self._plan
         table = m.PbFetchLogReqForTable(
             table_id=plan.info.table_id,
@@ -316,7 +316,7 @@ class LogFetcher:
         return progress
 
     async def _take_bucket(
-        self, state: BucketState, answer: BucketAnswer, projected: bool
+        self, state: BucketProgress, answer: BucketAnswer, projected: bool
     ) -> m.PbRemoteLogFetchInfo | None:
         """Handle one bucket of an answer; returns the remote segments to read, if any."""
         if answer.error_code:
@@ -331,7 +331,9 @@ class LogFetcher:
             state.position = max(state.position, answer.filtered_end_offset)
         return None
 
-    async def _take_records(self, state: BucketState, records: memoryview, projected: bool) -> None:
+    async def _take_records(
+        self, state: BucketProgress, records: memoryview, projected: bool
+    ) -> None:
         batches = [b for b in iter_headers(records) if b[1].next_offset > state.position]
         if not batches:
             self._want_more(state, records)
@@ -346,7 +348,7 @@ class LogFetcher:
 
     def _take_batches(
         self,
-        state: BucketState,
+        state: BucketProgress,
         records: memoryview,
         batches: Sequence[tuple[int, BatchHeader]],
         size: int,
@@ -363,7 +365,7 @@ class LogFetcher:
         self.ready.append(ReadyChunk(bucket, rows, size, state.position))
         self.arrived.set()
 
-    def _want_more(self, state: BucketState, records: memoryview) -> None:
+    def _want_more(self, state: BucketProgress, records: memoryview) -> None:
         """Raise the fetch size of a bucket whose first batch was cut at the byte limit."""
         if len(records) < LENGTH_OVERHEAD:
             return
@@ -375,7 +377,7 @@ class LogFetcher:
             )
         state.fetch_bytes = max(state.fetch_bytes, size)
 
-    def _refused(self, state: BucketState, answer: BucketAnswer, projected: bool) -> None:
+    def _refused(self, state: BucketProgress, answer: BucketAnswer, projected: bool) -> None:
         reason = error(answer.error_code, f"{answer.bucket}: {answer.error_message}")
         if reason.code in _PASSING:
             self._recover([state], reason)
@@ -394,14 +396,14 @@ class LogFetcher:
 
     # -- remote storage ------------------------------------------------------------------------
 
-    def _start_remote(self, state: BucketState, info: m.PbRemoteLogFetchInfo) -> None:
+    def _start_remote(self, state: BucketProgress, info: m.PbRemoteLogFetchInfo) -> None:
         """Read a bucket from remote storage until its leader has the log again."""
         state.remote = True
         task = self._loop.create_task(self._read_remote(state, info))
         self._own_tasks.add(task)
         task.add_done_callback(self._is_over)
 
-    async def _read_remote(self, state: BucketState, info: m.PbRemoteLogFetchInfo) -> None:
+    async def _read_remote(self, state: BucketProgress, info: m.PbRemoteLogFetchInfo) -> None:
         more: m.PbRemoteLogFetchInfo | None = info
         try:
             while more is not None and self._is_wanted(state):
@@ -414,7 +416,7 @@ class LogFetcher:
         finally:
             state.remote = False
 
-    async def _read_run(self, state: BucketState, info: m.PbRemoteLogFetchInfo) -> None:
+    async def _read_run(self, state: BucketProgress, info: m.PbRemoteLogFetchInfo) -> None:
         """Read the remote segments of one answer."""
         reader, table = RemoteReader(self._connection.remote), self._plan.info.path
         before = state.position
@@ -429,7 +431,7 @@ class LogFetcher:
                 f"before offset {before}, which they should have"
             )
 
-    async def _take_part(self, state: BucketState, part: SegmentBatches) -> None:
+    async def _take_part(self, state: BucketProgress, part: SegmentBatches) -> None:
         """Decode the batches of a segment from the bucket's position on."""
         batches = [b for b in part.batches if b[1].next_offset > state.position]
         size = part.size
@@ -442,7 +444,7 @@ class LogFetcher:
         finally:
             self._budget.give(size)
 
-    async def _ask_on(self, state: BucketState) -> m.PbRemoteLogFetchInfo | None:
+    async def _ask_on(self, state: BucketProgress) -> m.PbRemoteLogFetchInfo | None:
         """Ask the leader for the next part of a bucket, without waiting for new records."""
         server = self._connection.metadata.leader(state.place.bucket)
         if server is None:
@@ -455,11 +457,11 @@ class LogFetcher:
                 info = await self._take_bucket(state, answer, projected)
         return info
 
-    def _is_wanted(self, state: BucketState) -> bool:
+    def _is_wanted(self, state: BucketProgress) -> bool:
         current = self._states.get(state.place.bucket)
         return current is state and not state.paused and not state.finished
 
-    def _may_pass(self, state: BucketState, reason: ZuflussError) -> bool:
+    def _may_pass(self, state: BucketProgress, reason: ZuflussError) -> bool:
         """Whether a failed remote read is retried."""
         if isinstance(reason, ObjectForbiddenError):
             file = f"{reason.uri}/{reason.path}"
@@ -469,7 +471,7 @@ class LogFetcher:
 
     # -- recovery ------------------------------------------------------------------------------
 
-    def _recover(self, states: list[BucketState], reason: ZuflussError) -> None:
+    def _recover(self, states: list[BucketProgress], reason: ZuflussError) -> None:
         """Pause buckets, refresh their leaders, then continue."""
         for state in states:
             state.paused = True
@@ -491,7 +493,7 @@ class LogFetcher:
         elif not task.cancelled() and self.failure is None:
             self.start()
 
-    async def _recover_later(self, states: list[BucketState], reason: ZuflussError) -> None:
+    async def _recover_later(self, states: list[BucketProgress], reason: ZuflussError) -> None:
         log.debug("scan.recover buckets=%d error=%s", len(states), reason)
         timeout = self._options.delivery_timeout_ms / 1000
         if self._loop.time() - min(s.failing_since for s in states) > timeout:

@@ -43,7 +43,7 @@ PLANNED: Final = 2 * AHEAD
 """Ranges of one bucket that are read or wait for an earlier range."""
 
 
-class RemoteSegment(NamedTuple):
+class SegmentRange(NamedTuple):
     """A log segment to read."""
 
     uri: LocationUri
@@ -77,7 +77,7 @@ class SegmentBatches(NamedTuple):
 
 
 class _Range(NamedTuple):
-    segment: RemoteSegment
+    segment: SegmentRange
     start: int
     end: int
 
@@ -117,7 +117,7 @@ class RemoteReader:
                     cutter.check_end(segment.end_offset)
 
     async def _ranges(
-        self, table: TablePath, segments: Sequence[RemoteSegment], budget: MemoryBudget
+        self, table: TablePath, segments: Sequence[SegmentRange], budget: MemoryBudget
     ) -> AsyncGenerator[tuple[_Range, memoryview], None]:
         """Yield the ranges of segments in order, reading ahead."""
         plan = _plan(segments, max(1, min(RANGE_BYTES, budget.limit // (2 * AHEAD))))
@@ -158,11 +158,11 @@ class RemoteReader:
 
 def segments_of(
     table: TablePath, info: m.PbRemoteLogFetchInfo, stop: int | None
-) -> list[RemoteSegment]:
+) -> list[SegmentRange]:
     """The segments of an answer that begin before offset `stop`; None for all."""
     root = parse_location(info.remote_log_tablet_dir, f"the remote log of table {table}")
     return [
-        RemoteSegment(
+        SegmentRange(
             parse_location(
                 segment_file(
                     root.text,
@@ -182,7 +182,7 @@ def segments_of(
     ]
 
 
-def _plan(segments: Sequence[RemoteSegment], range_bytes: int) -> Iterator[_Range]:
+def _plan(segments: Sequence[SegmentRange], range_bytes: int) -> Iterator[_Range]:
     size = min(FIRST_BYTES, range_bytes)
     for segment in segments:
         start = segment.start
@@ -201,7 +201,7 @@ async def _abandon(reads: Sequence[asyncio.Task[memoryview]], budget: MemoryBudg
             budget.give(len(outcome))
 
 
-def _check_crc(segment: RemoteSegment, crc: int) -> None:
+def _check_crc(segment: SegmentRange, crc: int) -> None:
     if crc != segment.crc32c:
         raise ObjectCorruptError(
             segment.uri.text,

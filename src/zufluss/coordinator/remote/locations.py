@@ -43,7 +43,7 @@ from zufluss.model.schema import dump_object
 from zufluss.model.table import TableDescriptor, TableInfo
 from zufluss.remote.errors import LocationUnavailableError, NotOursError
 from zufluss.remote.files import Usage, summed
-from zufluss.remote.health import LocationReport
+from zufluss.remote.health import HealthReport
 from zufluss.remote.layout import CLUSTER, LAKE
 from zufluss.remote.locations import IMPLICIT_NAME, AdminState, AlterOp, Health, Location, Locations
 from zufluss.remote.placement import STATE_FILE, Policy, SmoothRoundRobin, parse_policy
@@ -131,7 +131,7 @@ class LocationRegistry:
         self._live_usage = live_usage
         self._has_uncounted = has_uncounted
         self._on_change = on_change
-        self._reporters: dict[int, Callable[[], Sequence[LocationReport]]] = {}
+        self._reporters: dict[int, Callable[[], Sequence[HealthReport]]] = {}
         self._versions = stored.versions
         self._placement = stored.placement
         self._stored = stored.locations
@@ -208,7 +208,7 @@ class LocationRegistry:
 
     # Reports of servers
 
-    def add_reports(self, server_id: int, reports: Callable[[], Sequence[LocationReport]]) -> None:
+    def add_reports(self, server_id: int, reports: Callable[[], Sequence[HealthReport]]) -> None:
         """Ask `reports` from now on for what a server saw of the locations."""
         self._reporters[server_id] = reports
 
@@ -216,7 +216,7 @@ class LocationRegistry:
         """Forget what a server saw of the locations."""
         self._reporters.pop(server_id, None)
 
-    def reports(self, location_id: int) -> list[tuple[int, LocationReport]]:
+    def reports(self, location_id: int) -> list[tuple[int, HealthReport]]:
         """What each server saw of a location, by server id."""
         return [
             (server_id, report)

@@ -47,7 +47,7 @@ DECIMAL_BYTES = 16
 _LINE_BYTES = 8 * LINE
 
 
-class Column(NamedTuple):
+class CellColumn(NamedTuple):
     """One column of cells, as kernels see it."""
 
     values: Any
@@ -64,7 +64,7 @@ def column_of(program: Any, fields: Any, cells: Any, rows: Any, index: Any) -> A
     slot = peek_i64(program + _LINE_BYTES * index + 8 * SLOT)
     slots = peek_i64(program + _LINE_BYTES * fields + 8 * SLOT)
     bitmaps, stride = cells + 8 * rows * slots, (rows + 63) // 64 * 8
-    return Column(cells + 8 * rows * slot, bitmaps + index * stride, rows)
+    return CellColumn(cells + 8 * rows * slot, bitmaps + index * stride, rows)
 
 
 @kernel()

@@ -15,7 +15,7 @@ import numpy as np
 from zufluss.record.aggregate.cells import (
     DECIMAL_BYTES,
     PLACES,
-    Column,
+    CellColumn,
     column_of,
     compare,
     copy_value,
@@ -89,12 +89,12 @@ class ColumnFold(NamedTuple):
     """Address of its line in the facts of the result rows."""
     data: Any
     """Address of the bytes that places point into."""
-    source: Column
-    result: Column
+    source: CellColumn
+    result: CellColumn
     by_line: Any
     """Address of the program line of the column whose values are compared, mostly its own."""
-    by_source: Column
-    by_result: Column
+    by_source: CellColumn
+    by_result: CellColumn
 
 
 class RecordAddresses(NamedTuple):

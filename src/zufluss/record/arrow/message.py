@@ -29,7 +29,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from zufluss.errors import CorruptRecordError
-from zufluss.record.fault import Fault, RefusedBatchError
+from zufluss.record.fault import BatchFault, RefusedBatchError
 from zufluss.record.header import BatchHeader, Buffer
 
 CONTINUATION = 0xFFFFFFFF
@@ -69,7 +69,7 @@ class _Metadata:
     def __init__(self, view: Buffer, lo: int, hi: int, where: str) -> None:
         self.view, self.lo, self.hi, self.where = view, lo, hi, where
 
-    def refuse(self, fault: Fault, a: int = 0, b: int = 0) -> RefusedBatchError:
+    def refuse(self, fault: BatchFault, a: int = 0, b: int = 0) -> RefusedBatchError:
         return RefusedBatchError(self.where, fault, a, b)
 
     def read(self, fmt: str, pos: int) -> int:
@@ -85,7 +85,7 @@ class _Metadata:
                 size = self.read("<H", vtable)
                 if size >= 4 and size % 2 == 0 and vtable + size <= hi:
                     return vtable
-        raise self.refuse(Fault.METADATA_TABLE, table - lo)
+        raise self.refuse(BatchFault.METADATA_TABLE, table - lo)
 
     def place(self, table: int, vtable: int, field: int, size: int) -> int | None:
         """Return the position of a field, None if it is absent, −1 if it lies outside."""
@@ -98,7 +98,7 @@ class _Metadata:
         pos = table + offset
         return pos if pos + size <= self.hi and (pos - self.lo) % size == 0 else -1
 
-    def scalar(self, table: int, vtable: int, field: int, size: int, fault: Fault) -> int:
+    def scalar(self, table: int, vtable: int, field: int, size: int, fault: BatchFault) -> int:
         """Return the value of a field, 0 if it is absent."""
         pos = self.place(table, vtable, field, size)
         if pos is None:
@@ -121,17 +121,17 @@ class _Metadata:
         """Return position and count of a vector of 16-byte structs; raises if it is absent."""
         vector = self.follow(table, vtable, field)
         if vector is None or vector < 0:
-            raise self.refuse(Fault.METADATA_FIELD, table - self.lo, field)
+            raise self.refuse(BatchFault.METADATA_FIELD, table - self.lo, field)
         count = self.read("<I", vector)
         if count * 16 > self.hi - vector - 4:
-            raise self.refuse(Fault.METADATA_VECTOR, vector - self.lo, count)
+            raise self.refuse(BatchFault.METADATA_VECTOR, vector - self.lo, count)
         return vector + 4, count
 
     def must_be_absent(self, table: int, vtable: int, field: int) -> None:
         """Raise if a vector field is not absent or empty."""
         vector = self.follow(table, vtable, field)
         if vector is not None and (vector < 0 or self.read("<I", vector) != 0):
-            raise self.refuse(Fault.MESSAGE_EXTRAS)
+            raise self.refuse(BatchFault.MESSAGE_EXTRAS)
 
     def codec(self, table: int, vtable: int) -> int | None:
         """Return the codec of a RecordBatch table, None if it is not compressed."""
@@ -139,35 +139,35 @@ class _Metadata:
         if target is None:
             return None
         if target < 0:
-            raise self.refuse(Fault.METADATA_TABLE)
+            raise self.refuse(BatchFault.METADATA_TABLE)
         inner = self.vtable(target)
-        codec = self.scalar(target, inner, 0, 1, Fault.METADATA_FIELD)
-        method = self.scalar(target, inner, 1, 1, Fault.METADATA_FIELD)
+        codec = self.scalar(target, inner, 0, 1, BatchFault.METADATA_FIELD)
+        method = self.scalar(target, inner, 1, 1, BatchFault.METADATA_FIELD)
         if codec >= len(CODECS) or method != 0:
-            raise self.refuse(Fault.COMPRESSION, codec, method)
+            raise self.refuse(BatchFault.COMPRESSION, codec, method)
         return codec
 
     def record_batch(self, body_end: int) -> ArrowMessage:
         """Read the Message table, then its RecordBatch."""
         table = self.lo + self.read("<I", self.lo)
         vtable = self.vtable(table)
-        version = self.scalar(table, vtable, 0, 2, Fault.MESSAGE_VERSION)
+        version = self.scalar(table, vtable, 0, 2, BatchFault.MESSAGE_VERSION)
         if version not in (3, 4):
-            raise self.refuse(Fault.MESSAGE_VERSION, version)
-        kind = self.scalar(table, vtable, 1, 1, Fault.MESSAGE_KIND)
+            raise self.refuse(BatchFault.MESSAGE_VERSION, version)
+        kind = self.scalar(table, vtable, 1, 1, BatchFault.MESSAGE_KIND)
         if kind != RECORD_BATCH:
-            raise self.refuse(Fault.MESSAGE_KIND, kind)
-        body_length = self.scalar(table, vtable, 3, 8, Fault.BODY_LENGTH)
+            raise self.refuse(BatchFault.MESSAGE_KIND, kind)
+        body_length = self.scalar(table, vtable, 3, 8, BatchFault.BODY_LENGTH)
         if body_length != body_end - self.hi:
-            raise self.refuse(Fault.BODY_LENGTH, body_length, body_end - self.hi)
+            raise self.refuse(BatchFault.BODY_LENGTH, body_length, body_end - self.hi)
         self.must_be_absent(table, vtable, 4)
         header = self.follow(table, vtable, 2)
         if header is None or header < 0:
-            raise self.refuse(Fault.METADATA_FIELD, table - self.lo, 2)
+            raise self.refuse(BatchFault.METADATA_FIELD, table - self.lo, 2)
         vtable = self.vtable(header)
         if not (self.place(header, vtable, 0, 8) or -1) > 0:
-            raise self.refuse(Fault.METADATA_FIELD, header - self.lo, 0)
-        length = self.scalar(header, vtable, 0, 8, Fault.METADATA_FIELD)
+            raise self.refuse(BatchFault.METADATA_FIELD, header - self.lo, 0)
+        length = self.scalar(header, vtable, 0, 8, BatchFault.METADATA_FIELD)
         nodes = self.structs(header, vtable, 1)
         buffers = self.structs(header, vtable, 2)
         self.must_be_absent(header, vtable, 4)
@@ -179,13 +179,13 @@ def parse_message(view: Buffer, start: int, end: int, where: str = "Arrow messag
     """Read the metadata of the message in [start, end); the body need not be in `view`."""
     available = min(end, len(view))
     if available - start < 16:
-        raise RefusedBatchError(where, Fault.MESSAGE_CUT, available - start, 16)
+        raise RefusedBatchError(where, BatchFault.MESSAGE_CUT, available - start, 16)
     marker, size = struct.unpack_from("<Ii", view, start)
     if marker != CONTINUATION:
-        raise RefusedBatchError(where, Fault.MESSAGE_MARKER, marker)
+        raise RefusedBatchError(where, BatchFault.MESSAGE_MARKER, marker)
     lo = start + 8
     if size < 8 or size % 8 or size > available - lo:
-        raise RefusedBatchError(where, Fault.METADATA_LENGTH, size, available - lo)
+        raise RefusedBatchError(where, BatchFault.METADATA_LENGTH, size, available - lo)
     return _Metadata(view, lo, lo + size, where).record_batch(end)
 
 

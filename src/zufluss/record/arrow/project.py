@@ -40,7 +40,7 @@ from zufluss.record.arrow.template import (
     STORED,
     message_template,
 )
-from zufluss.record.fault import Fault, RefusedBatchError
+from zufluss.record.fault import BatchFault, RefusedBatchError
 from zufluss.record.header import LENGTH_OVERHEAD, BatchHeader, Buffer, read_header
 from zufluss.record.kernels import batch_project as kernel
 from zufluss.record.kernels.message_read import read_message
@@ -183,7 +183,7 @@ class Projector:
                 buf, pos, end, plan.program, plan.plain, plan.coded, out, 0
             )
             if stop == kernel.DAMAGED:
-                raise RefusedBatchError(f"stored batch at byte {reached}", Fault(fault), a, b)
+                raise RefusedBatchError(f"stored batch at byte {reached}", BatchFault(fault), a, b)
             if filled:
                 pieces.append(_view(out)[:filled])
             elif stop == kernel.FULL:
@@ -219,9 +219,9 @@ class Projector:
         plan = self._plan(header.schema_id, columns)
         where = f"stored batch at offset {header.base_offset}"
         if header.record_count < 0:
-            raise RefusedBatchError(where, Fault.RECORD_COUNT, header.record_count)
+            raise RefusedBatchError(where, BatchFault.RECORD_COUNT, header.record_count)
         if header.statistics_length < 0:
-            raise RefusedBatchError(where, Fault.STATISTICS_LENGTH, header.statistics_length)
+            raise RefusedBatchError(where, BatchFault.STATISTICS_LENGTH, header.statistics_length)
         records = pos + header.body_offset
         message = _read_message(view, records, pos + header.size, plan, where)
         numbers: list[int] = []
@@ -251,15 +251,15 @@ def _read_message(view: Buffer, start: int, end: int, plan: _Plan, where: str) -
     buf = np.frombuffer(view, dtype=np.uint8)
     fault, a, b, *fields = read_message(buf, start, end)
     if fault:
-        raise RefusedBatchError(where, Fault(fault), a, b)
+        raise RefusedBatchError(where, BatchFault(fault), a, b)
     if fields[5] < 0:
         fields[5] = None
     message = ArrowMessage._make(fields)
     if message.node_count != plan.source_nodes:
-        raise RefusedBatchError(where, Fault.NODE_COUNT, message.node_count, plan.source_nodes)
+        raise RefusedBatchError(where, BatchFault.NODE_COUNT, message.node_count, plan.source_nodes)
     if message.buffer_count != plan.source_buffers:
         expected = plan.source_buffers
-        raise RefusedBatchError(where, Fault.BUFFER_COUNT, message.buffer_count, expected)
+        raise RefusedBatchError(where, BatchFault.BUFFER_COUNT, message.buffer_count, expected)
     return message
 
 
@@ -296,7 +296,7 @@ class _Body:
         offset, size = _PAIR.unpack_from(view, self.message.buffers_pos + 16 * index)
         room = self.message.body_length
         if offset < 0 or size < 0 or offset > room or size > room - offset:
-            raise RefusedBatchError(self.where, Fault.BUFFER_PLACE, size, offset)
+            raise RefusedBatchError(self.where, BatchFault.BUFFER_PLACE, size, offset)
         place = (self.size, size)
         padded = (size + 7) & ~7
         available = min(padded, room - offset)

@@ -27,7 +27,7 @@ from zufluss.model.schema import Schema
 from zufluss.record.arrow.layout import MASKED, Layout
 from zufluss.record.arrow.message import LZ4_FRAME, parse_message
 from zufluss.record.batch.row_body import check_body
-from zufluss.record.fault import Fault, RefusedBatchError
+from zufluss.record.fault import BatchFault, RefusedBatchError
 from zufluss.record.header import CRC_OFFSETS
 from zufluss.record.kernels.batch_check import check_batch
 from zufluss.record.kernels.lz4 import frame_fault
@@ -42,7 +42,12 @@ INLINE_BYTES_MAX = 64 * 1024
 
 _ONE_THREAD = pa.ipc.IpcReadOptions(use_threads=False)
 _COVERED = tuple(offset + 4 for offset in CRC_OFFSETS)
-_FRAMELESS = (Fault.HEADER_CUT, Fault.MAGIC, Fault.LENGTH_TOO_SMALL, Fault.LENGTH_TOO_LARGE)
+_FRAMELESS = (
+    BatchFault.HEADER_CUT,
+    BatchFault.MAGIC,
+    BatchFault.LENGTH_TOO_SMALL,
+    BatchFault.LENGTH_TOO_LARGE,
+)
 _NO_PROGRAM = np.full(8, -(2**31), dtype=np.int64)
 """The program of no schema: schema ids have 16 bits, so the first batch looks up its schema."""
 
@@ -144,19 +149,19 @@ class BatchChecker:
     ) -> CheckedBatch:
         """Complete the check of one batch after the kernel; raises its fault."""
         where = f"batch {index} of the bucket entry"
-        fault = Fault(result[0])
+        fault = BatchFault(result[0])
         if fault not in _FRAMELESS:
             _check_crc(buf, start, result, where)
-        if fault == Fault.OTHER_SCHEMA:
+        if fault == BatchFault.OTHER_SCHEMA:
             self._program = self._look_up(result[7], where).program
             result = check_batch(buf, start, end, self._program, self._changelog)
-            fault = Fault(result[0])
-        if fault > Fault.ROWS:
+            fault = BatchFault(result[0])
+        if fault > BatchFault.ROWS:
             raise RefusedBatchError(where, fault, result[2], result[3], self._name(result))
         batch = CheckedBatch._make((start, *result[5:]))
-        if fault == Fault.COMPRESSED:
+        if fault == BatchFault.COMPRESSED:
             _check_content(buf[result[2] : batch.end], self._known[batch.schema_id].layout, where)
-        elif fault == Fault.ROWS:
+        elif fault == BatchFault.ROWS:
             self._check_rows(buf, result[2], batch, where)
         return batch
 
@@ -199,7 +204,7 @@ def _row_codec(schema: Schema, log_format: str) -> RowCodec | None:
 def _check_crc(buf: ByteArray, start: int, result: tuple[int, ...], where: str) -> None:
     computed = crc32c(buf[start + _COVERED[result[6]] : result[5]])
     if computed != result[4]:
-        raise RefusedBatchError(where, Fault.CRC, result[4], computed)
+        raise RefusedBatchError(where, BatchFault.CRC, result[4], computed)
 
 
 def _decompress(message: ByteArray, layout: Layout) -> pa.RecordBatch:
@@ -255,7 +260,7 @@ def _check_masked(array: Any, path: str, where: str) -> None:
             nulls = pa.compute.and_(present, values.is_null()).true_count
             if nulls and not child.nullable:
                 name = f"{path}.{child.name}"
-                raise RefusedBatchError(where, Fault.NULL_FORBIDDEN, nulls, name=name)
+                raise RefusedBatchError(where, BatchFault.NULL_FORBIDDEN, nulls, name=name)
             _check_masked(values, f"{path}.{child.name}", where)
     elif pa.types.is_map(dtype):
         _check_masked(array.keys, f"{path}.key", where)

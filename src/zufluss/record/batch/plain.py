@@ -36,7 +36,7 @@ from zufluss.record.arrow.layout import (
     Node,
 )
 from zufluss.record.arrow.message import ArrowMessage, parse_message
-from zufluss.record.fault import Fault, RefusedBatchError
+from zufluss.record.fault import BatchFault, RefusedBatchError
 from zufluss.record.header import MAX_MAGIC, Buffer, read_header
 
 MAX_UNCOMPRESSED_BYTES = 256 * 1024 * 1024
@@ -52,7 +52,9 @@ class _Check:
         self.needs: dict[int, int] = {}
         self.valid: list[list[bool] | None] = []
 
-    def refuse(self, fault: Fault, a: int = 0, b: int = 0, node: Node | None = None) -> Exception:
+    def refuse(
+        self, fault: BatchFault, a: int = 0, b: int = 0, node: Node | None = None
+    ) -> Exception:
         name = "" if node is None else node.path
         return RefusedBatchError(self.where, fault, a, b, name)
 
@@ -61,71 +63,71 @@ class _Check:
 
     # header and statistics
 
-    def batch(self, start: int, end: int, rows: bool, changelog: bool) -> Fault:
+    def batch(self, start: int, end: int, rows: bool, changelog: bool) -> BatchFault:
         room = end - start
         if room < 48:
-            raise self.refuse(Fault.HEADER_CUT, room, 48)
+            raise self.refuse(BatchFault.HEADER_CUT, room, 48)
         length, magic = self.numbers("iB", start + 8)
         size, header_size = length + 12, 48 + 4 * magic
         if magic > MAX_MAGIC:
-            raise self.refuse(Fault.MAGIC, magic, MAX_MAGIC)
+            raise self.refuse(BatchFault.MAGIC, magic, MAX_MAGIC)
         if size < header_size:
-            raise self.refuse(Fault.LENGTH_TOO_SMALL, size, header_size)
+            raise self.refuse(BatchFault.LENGTH_TOO_SMALL, size, header_size)
         if size > room:
-            raise self.refuse(Fault.LENGTH_TOO_LARGE, size, room)
+            raise self.refuse(BatchFault.LENGTH_TOO_LARGE, size, room)
         h = read_header(self.view, start)
         if h.attributes > 1:
-            raise self.refuse(Fault.ATTRIBUTES, h.attributes, 1)
+            raise self.refuse(BatchFault.ATTRIBUTES, h.attributes, 1)
         if h.attributes == 0 and not changelog:
-            raise self.refuse(Fault.CHANGE_TYPES_UNEXPECTED)
+            raise self.refuse(BatchFault.CHANGE_TYPES_UNEXPECTED)
         if h.record_count < 0:
-            raise self.refuse(Fault.RECORD_COUNT, h.record_count)
+            raise self.refuse(BatchFault.RECORD_COUNT, h.record_count)
         if h.record_count == 0 and not changelog:
-            raise self.refuse(Fault.EMPTY)
+            raise self.refuse(BatchFault.EMPTY)
         if h.last_offset_delta != max(h.record_count - 1, 0):
-            raise self.refuse(Fault.LAST_OFFSET_DELTA, h.last_offset_delta, h.record_count)
+            raise self.refuse(BatchFault.LAST_OFFSET_DELTA, h.last_offset_delta, h.record_count)
         if min(h.writer_id, h.batch_sequence) < -1 or (h.writer_id >= 0 > h.batch_sequence):
-            raise self.refuse(Fault.WRITER, h.writer_id, h.batch_sequence)
+            raise self.refuse(BatchFault.WRITER, h.writer_id, h.batch_sequence)
         if h.record_count == 0:
             if size != header_size:
-                raise self.refuse(Fault.EMPTY_WITH_BODY, size - header_size)
-            return Fault.NONE
+                raise self.refuse(BatchFault.EMPTY_WITH_BODY, size - header_size)
+            return BatchFault.NONE
         room = size - header_size - h.change_types_size
         if not 0 <= h.statistics_length <= room:
-            raise self.refuse(Fault.STATISTICS_LENGTH, h.statistics_length, max(room, 0))
+            raise self.refuse(BatchFault.STATISTICS_LENGTH, h.statistics_length, max(room, 0))
         if h.statistics_length:
             self.statistics(start + header_size, h.statistics_length, h.record_count)
         if rows:
-            return Fault.ROWS
+            return BatchFault.ROWS
         first = start + h.body_offset - h.change_types_size
         for i, change in enumerate(self.view[first : first + h.change_types_size]):
             if change > 4:
-                raise self.refuse(Fault.CHANGE_TYPE, change, i)
+                raise self.refuse(BatchFault.CHANGE_TYPE, change, i)
         return self.message(start + h.body_offset, start + size, h.record_count)
 
     def statistics(self, start: int, size: int, count: int) -> None:
         if size < 11:
-            raise self.refuse(Fault.STATISTICS_LENGTH, size, 11)
+            raise self.refuse(BatchFault.STATISTICS_LENGTH, size, 11)
         version, n = self.numbers("Bh", start)
         if version != 1:
-            raise self.refuse(Fault.STATISTICS_VERSION, version, 1)
+            raise self.refuse(BatchFault.STATISTICS_VERSION, version, 1)
         if n < 0 or 11 + 6 * n > size:
-            raise self.refuse(Fault.STATISTICS_LENGTH, 11 + 6 * n, size)
+            raise self.refuse(BatchFault.STATISTICS_LENGTH, 11 + 6 * n, size)
         columns, slots = self.numbers(f"{n}h", start + 3), self.layout.slots
         nulls = self.numbers(f"{n}i", start + 3 + 2 * n)
         for column, null_count in zip(columns, nulls, strict=True):
             if not 0 <= column < len(slots) or slots[column] == SLOT_NONE:
-                raise self.refuse(Fault.STATISTICS_COLUMN, column, len(slots))
+                raise self.refuse(BatchFault.STATISTICS_COLUMN, column, len(slots))
             if not 0 <= null_count <= count:
-                raise self.refuse(Fault.STATISTICS_NULL_COUNT, null_count, count)
+                raise self.refuse(BatchFault.STATISTICS_NULL_COUNT, null_count, count)
         low, left = start + 3 + 6 * n, size - 11 - 6 * n
         (low_size,) = self.numbers("i", low)
         if not 0 <= low_size <= left:
-            raise self.refuse(Fault.STATISTICS_LENGTH, low_size, size)
+            raise self.refuse(BatchFault.STATISTICS_LENGTH, low_size, size)
         high = low + 4 + low_size
         (high_size,) = self.numbers("i", high)
         if high_size != left - low_size:
-            raise self.refuse(Fault.STATISTICS_LENGTH, high_size, size)
+            raise self.refuse(BatchFault.STATISTICS_LENGTH, high_size, size)
         self.statistics_row(low + 4, low_size, columns)
         self.statistics_row(high + 4, high_size, columns)
 
@@ -134,7 +136,7 @@ class _Check:
             return
         head = (len(columns) + 71) // 64 * 8
         if size < head + 8 * len(columns):
-            raise self.refuse(Fault.STATISTICS_ROW, -1, size)
+            raise self.refuse(BatchFault.STATISTICS_ROW, -1, size)
         for i, column in enumerate(columns):
             kind = self.layout.slots[column]
             null = self.view[row + (i + 8) // 8] >> (i % 8) & 1
@@ -147,39 +149,41 @@ class _Check:
                 inline = offset >> 24 & 0x7F
                 offset, length = 0, 0 if inline <= 7 else size + 1
             if offset < 0 or offset + length > size or (kind == SLOT_DECIMAL and length > 16):
-                raise self.refuse(Fault.STATISTICS_ROW, column, size)
+                raise self.refuse(BatchFault.STATISTICS_ROW, column, size)
 
     # the Arrow message
 
-    def message(self, start: int, end: int, count: int) -> Fault:
+    def message(self, start: int, end: int, count: int) -> BatchFault:
         message = parse_message(self.view, start, end, self.where)
         nodes = self.layout.nodes
         if message.length != count:
-            raise self.refuse(Fault.ARROW_LENGTH, message.length, count)
+            raise self.refuse(BatchFault.ARROW_LENGTH, message.length, count)
         if message.node_count != len(nodes):
-            raise self.refuse(Fault.NODE_COUNT, message.node_count, len(nodes))
+            raise self.refuse(BatchFault.NODE_COUNT, message.node_count, len(nodes))
         if message.buffer_count != self.layout.buffer_count:
-            raise self.refuse(Fault.BUFFER_COUNT, message.buffer_count, self.layout.buffer_count)
+            raise self.refuse(
+                BatchFault.BUFFER_COUNT, message.buffer_count, self.layout.buffer_count
+            )
         index = 0
         for i, node in enumerate(nodes):
             n, nulls = self.numbers("qq", message.nodes_pos + 16 * i)
             self.node_length(node, n, nulls, count)
             self.node_buffers(message, i, node, index, n, nulls)
             index += node.buffer_count
-        return Fault.NONE if message.codec is None else Fault.COMPRESSED
+        return BatchFault.NONE if message.codec is None else BatchFault.COMPRESSED
 
     def node_length(self, node: Node, n: int, nulls: int, count: int) -> None:
         if not 0 <= n <= MAX_VALUES or (node.parent < 0 and n != count):
-            raise self.refuse(Fault.NODE_LENGTH, n, count, node)
+            raise self.refuse(BatchFault.NODE_LENGTH, n, count, node)
         if node.parent >= 0:
             needed = self.needs[node.parent]
             exact = self.layout.nodes[node.parent].kind == STRUCT
             if n < needed or (exact and n != needed):
-                raise self.refuse(Fault.CHILD_LENGTH, n, needed, node)
+                raise self.refuse(BatchFault.CHILD_LENGTH, n, needed, node)
         if not 0 <= nulls <= n:
-            raise self.refuse(Fault.NULL_COUNT, nulls, n, node)
+            raise self.refuse(BatchFault.NULL_COUNT, nulls, n, node)
         if node.nulls == NOT_NULL and nulls:
-            raise self.refuse(Fault.NULL_FORBIDDEN, nulls, 0, node)
+            raise self.refuse(BatchFault.NULL_FORBIDDEN, nulls, 0, node)
 
     def node_buffers(
         self, message: ArrowMessage, i: int, node: Node, index: int, n: int, nulls: int
@@ -189,7 +193,7 @@ class _Check:
         if node.nulls == MASKED and valid is not None:
             above = self.valid[node.parent] or [True] * n
             if any(there and not here for here, there in zip(valid, above, strict=True)):
-                raise self.refuse(Fault.NULL_FORBIDDEN, nulls, 0, node)
+                raise self.refuse(BatchFault.NULL_FORBIDDEN, nulls, 0, node)
         if node.kind == STRUCT:
             self.needs[i] = n
         elif node.kind in (STRING, BINARY, LIST):
@@ -204,9 +208,9 @@ class _Check:
         offset, size = self.numbers("qq", message.buffers_pos + 16 * index)
         room = message.body_length
         if offset < 0 or offset % 8 or size < 0 or offset > room or size > room - offset:
-            raise self.refuse(Fault.BUFFER_PLACE, size, offset, node)
+            raise self.refuse(BatchFault.BUFFER_PLACE, size, offset, node)
         if size and offset < self.cursor:
-            raise self.refuse(Fault.BUFFER_ORDER, offset, self.cursor, node)
+            raise self.refuse(BatchFault.BUFFER_ORDER, offset, self.cursor, node)
         if size:
             self.cursor = offset + size
         begin = message.body_start + offset
@@ -219,14 +223,16 @@ class _Check:
         if size == 0:
             return 0
         if size < 8:
-            raise self.refuse(Fault.COMPRESSED_SIZE, size, 8, node)
+            raise self.refuse(BatchFault.COMPRESSED_SIZE, size, 8, node)
         (prefix,) = self.numbers("q", begin)
         claimed = size - 8 if prefix == -1 else prefix
         if not 0 <= claimed <= most:
-            raise self.refuse(Fault.UNCOMPRESSED_SIZE, claimed, most, node)
+            raise self.refuse(BatchFault.UNCOMPRESSED_SIZE, claimed, most, node)
         self.total += claimed
         if self.total > MAX_UNCOMPRESSED_BYTES:
-            raise self.refuse(Fault.UNCOMPRESSED_TOTAL, self.total, MAX_UNCOMPRESSED_BYTES, node)
+            raise self.refuse(
+                BatchFault.UNCOMPRESSED_TOTAL, self.total, MAX_UNCOMPRESSED_BYTES, node
+            )
         return claimed
 
     def validity(
@@ -238,12 +244,12 @@ class _Check:
         if n == 0:
             return None
         if size < needed and (size or nulls):
-            raise self.refuse(Fault.VALIDITY_SIZE, size, needed, node)
+            raise self.refuse(BatchFault.VALIDITY_SIZE, size, needed, node)
         if size == 0 or bits is None:
             return None
         valid = [bool(bits[i // 8] >> (i % 8) & 1) for i in range(n)]
         if valid.count(False) != nulls:
-            raise self.refuse(Fault.VALIDITY_BITS, valid.count(False), nulls, node)
+            raise self.refuse(BatchFault.VALIDITY_BITS, valid.count(False), nulls, node)
         return valid
 
     def fixed(
@@ -252,7 +258,7 @@ class _Check:
         needed = (n + 7) // 8 if node.kind == BOOL else n * node.width
         size, data = self.buffer(message, node, index + 1, _round64(needed))
         if size < needed:
-            raise self.refuse(Fault.VALUES_SIZE, size, needed, node)
+            raise self.refuse(BatchFault.VALUES_SIZE, size, needed, node)
         if data is None or node.kind not in (TIME, DECIMAL):
             return
         for i in range(n):
@@ -260,7 +266,7 @@ class _Check:
             value = int.from_bytes(raw, "little", signed=True)
             lowest = 0 if node.kind == TIME else 1 - node.limit
             if (valid is None or valid[i]) and not lowest <= value < node.limit:
-                raise self.refuse(Fault.VALUE_RANGE, i, 0, node)
+                raise self.refuse(BatchFault.VALUE_RANGE, i, 0, node)
 
     def variable(
         self,
@@ -274,7 +280,7 @@ class _Check:
         needed = 4 * (n + 1)
         size, raw = self.buffer(message, node, index + 1, _round64(needed))
         if size < needed and (n or size):
-            raise self.refuse(Fault.OFFSETS_SIZE, size, needed, node)
+            raise self.refuse(BatchFault.OFFSETS_SIZE, size, needed, node)
         data: memoryview | None = None
         limit = MAX_VALUES
         if node.kind != LIST:
@@ -282,10 +288,10 @@ class _Check:
         offsets = struct.unpack_from(f"<{n + 1}i", raw) if raw else (0,)
         for k in range(n if raw else 0):
             if offsets[k + 1] < offsets[k]:
-                raise self.refuse(Fault.OFFSETS_ORDER, k + 1, offsets[k + 1], node)
+                raise self.refuse(BatchFault.OFFSETS_ORDER, k + 1, offsets[k + 1], node)
         if offsets[0] < 0 or offsets[-1] > limit:
             worst = offsets[0] if offsets[0] < 0 else offsets[-1]
-            raise self.refuse(Fault.OFFSETS_RANGE, worst, limit, node)
+            raise self.refuse(BatchFault.OFFSETS_RANGE, worst, limit, node)
         self.needs[i] = offsets[-1]
         if node.kind == STRING and data is not None and raw:
             self.strings(node, data, offsets, valid)
@@ -299,7 +305,7 @@ class _Check:
             try:
                 str(data[offsets[i] : offsets[i + 1]], "utf-8")
             except UnicodeDecodeError as error:
-                raise self.refuse(Fault.UTF8, i, offsets[i] + error.start, node) from None
+                raise self.refuse(BatchFault.UTF8, i, offsets[i] + error.start, node) from None
 
 
 def _round64(size: int) -> int:
@@ -315,6 +321,6 @@ def check_batch(
     rows: bool = False,
     changelog: bool = False,
     where: str = "batch",
-) -> Fault:
+) -> BatchFault:
     """Check the batch at `start`; returns NONE, COMPRESSED or ROWS, or raises the fault."""
     return _Check(view, layout, where).batch(start, end, rows, changelog)

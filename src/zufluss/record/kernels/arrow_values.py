@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from zufluss.record.fault import Fault
+from zufluss.record.fault import BatchFault
 from zufluss.record.kernels.cache import kernel
 from zufluss.record.kernels.memory import load_i32, load_i64, load_u8, popcount
 from zufluss.record.kernels.message_read import refuse
@@ -91,7 +91,7 @@ def check_strings(
             value_end = data + load_i32(buf, offsets + 4 * index + 4)
             wrong = find_non_utf8(address_of(buf), value_start, value_end)
             if wrong >= 0:
-                return refuse(note, Fault.UTF8, node, index, wrong - data)
+                return refuse(note, BatchFault.UTF8, node, index, wrong - data)
     return np.int64(0)
 
 
@@ -140,7 +140,7 @@ def check_offsets(buf: Any, start: Any, count: Any, limit: Any, node: Any, note:
             offset, following = start + 4 * index, start + 4 * index + 4
             if load_i32(buf, following) < load_i32(buf, offset):
                 value = load_i32(buf, following)
-                return refuse(note, Fault.OFFSETS_ORDER, node, index + 1, value)
+                return refuse(note, BatchFault.OFFSETS_ORDER, node, index + 1, value)
     if first < 0 or last > limit:
-        return refuse(note, Fault.OFFSETS_RANGE, node, first if first < 0 else last, limit)
+        return refuse(note, BatchFault.OFFSETS_RANGE, node, first if first < 0 else last, limit)
     return np.int64(0)

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from zufluss.record.fault import Fault
+from zufluss.record.fault import BatchFault
 from zufluss.record.kernels.arrow_values import (
     check_offsets,
     check_strings,
@@ -102,23 +102,23 @@ def _place_buffer(buf: Any, index: Any, end: Any, node: Any, most: Any, note: An
     body = note[BODY]
     room = end - body
     if offset < 0 or offset & 7 or size < 0 or offset > room or size > room - offset:
-        return -refuse(note, Fault.BUFFER_PLACE, node, size, offset)
+        return -refuse(note, BatchFault.BUFFER_PLACE, node, size, offset)
     if size > 0:
         if offset < note[CURSOR]:
-            return -refuse(note, Fault.BUFFER_ORDER, node, offset, note[CURSOR])
+            return -refuse(note, BatchFault.BUFFER_ORDER, node, offset, note[CURSOR])
         note[CURSOR] = offset + size
     # A compressed buffer begins with its uncompressed size, −1 if it is stored as it is.
     if note[CODEC] >= 0 and size > 0:
         if size < 8:
-            return -refuse(note, Fault.COMPRESSED_SIZE, node, size, 8)
+            return -refuse(note, BatchFault.COMPRESSED_SIZE, node, size, 8)
         claimed = load_i64(buf, body + offset)
         size = size - 8 if claimed == -1 else claimed
         if size < 0 or size > most:
-            return -refuse(note, Fault.UNCOMPRESSED_SIZE, node, size, most)
+            return -refuse(note, BatchFault.UNCOMPRESSED_SIZE, node, size, most)
         note[TOTAL] += size
         if note[TOTAL] > MAX_UNCOMPRESSED_BYTES:
             limit = MAX_UNCOMPRESSED_BYTES
-            return -refuse(note, Fault.UNCOMPRESSED_TOTAL, node, note[TOTAL], limit)
+            return -refuse(note, BatchFault.UNCOMPRESSED_TOTAL, node, note[TOTAL], limit)
     note[SIZE] = size
     return body + offset
 
@@ -139,11 +139,11 @@ def _check_validity(
         return validity
     size = note[SIZE]
     if size < needed and (size > 0 or nulls > 0):
-        return -refuse(note, Fault.VALIDITY_SIZE, node, size, needed)
+        return -refuse(note, BatchFault.VALIDITY_SIZE, node, size, needed)
     if size > 0 and note[CODEC] < 0:
         zero_bits = count - count_ones(buf, validity, count)
         if zero_bits != nulls:
-            return -refuse(note, Fault.VALIDITY_BITS, node, zero_bits, nulls)
+            return -refuse(note, BatchFault.VALIDITY_BITS, node, zero_bits, nulls)
     return validity
 
 
@@ -159,7 +159,7 @@ def _check_values(
     if values < 0:
         return -values
     if note[SIZE] < needed:
-        return refuse(note, Fault.VALUES_SIZE, node, note[SIZE], needed)
+        return refuse(note, BatchFault.VALUES_SIZE, node, note[SIZE], needed)
     if note[CODEC] >= 0 or (kind != TIME and kind != DECIMAL):
         return np.int64(0)
     low, high = program[entry + LIMIT_LOW], program[entry + LIMIT_HIGH]
@@ -168,7 +168,7 @@ def _check_values(
     else:
         wrong = find_wrong_decimal(buf, values, count, validity, low, high)
     if wrong < count:
-        return refuse(note, Fault.VALUE_RANGE, node, wrong, 0)
+        return refuse(note, BatchFault.VALUE_RANGE, node, wrong, 0)
     return np.int64(0)
 
 
@@ -178,7 +178,7 @@ def _place_offsets(buf: Any, index: Any, end: Any, count: Any, node: Any, note: 
     needed = 4 * (count + 1)
     offsets = _place_buffer(buf, index, end, node, _round64(needed), note)
     if offsets >= 0 and note[SIZE] < needed and (count > 0 or note[SIZE] > 0):
-        return -refuse(note, Fault.OFFSETS_SIZE, node, note[SIZE], needed)
+        return -refuse(note, BatchFault.OFFSETS_SIZE, node, note[SIZE], needed)
     return offsets
 
 
@@ -224,16 +224,16 @@ def _check_length(
     """Check length and null count of a node against the record count or its parent."""
     node, parent = (entry - PROGRAM_HEAD) // PROGRAM_STRIDE, program[entry + PARENT]
     if count < 0 or count > MAX_VALUES or (parent < 0 and count != record_count):
-        return refuse(note, Fault.NODE_LENGTH, node, count, record_count)
+        return refuse(note, BatchFault.NODE_LENGTH, node, count, record_count)
     if parent >= 0:
         needed = needs[parent]
         exact = program[PROGRAM_HEAD + PROGRAM_STRIDE * parent + KIND] == STRUCT
         if count < needed or (exact and count != needed):
-            return refuse(note, Fault.CHILD_LENGTH, node, count, needed)
+            return refuse(note, BatchFault.CHILD_LENGTH, node, count, needed)
     if nulls < 0 or nulls > count:
-        return refuse(note, Fault.NULL_COUNT, node, nulls, count)
+        return refuse(note, BatchFault.NULL_COUNT, node, nulls, count)
     if program[entry + NULL_RULE] == NOT_NULL and nulls > 0:
-        return refuse(note, Fault.NULL_FORBIDDEN, node, nulls, 0)
+        return refuse(note, BatchFault.NULL_FORBIDDEN, node, nulls, 0)
     return np.int64(0)
 
 
@@ -241,13 +241,13 @@ def _check_length(
 def _check_counts(buf: Any, record_count: Any, program: Any, note: Any) -> Any:
     """Compare the metadata of a message with record count and schema."""
     if note[LENGTH] != record_count:
-        return refuse(note, Fault.ARROW_LENGTH, -1, note[LENGTH], record_count)
+        return refuse(note, BatchFault.ARROW_LENGTH, -1, note[LENGTH], record_count)
     nodes = load_u32(buf, note[NODES])
     if nodes != program[PROGRAM_NODES]:
-        return refuse(note, Fault.NODE_COUNT, -1, nodes, program[PROGRAM_NODES])
+        return refuse(note, BatchFault.NODE_COUNT, -1, nodes, program[PROGRAM_NODES])
     buffers = load_u32(buf, note[BUFFERS])
     if buffers != program[PROGRAM_BUFFERS]:
-        return refuse(note, Fault.BUFFER_COUNT, -1, buffers, program[PROGRAM_BUFFERS])
+        return refuse(note, BatchFault.BUFFER_COUNT, -1, buffers, program[PROGRAM_BUFFERS])
     return np.int64(0)
 
 
@@ -285,7 +285,7 @@ def _check_message(
             and note[CODEC] < 0
             and has_unmasked_null(buf, validity, places[program[entry + PARENT]], count)
         ):
-            return refuse(note, Fault.NULL_FORBIDDEN, node, nulls, 0)
+            return refuse(note, BatchFault.NULL_FORBIDDEN, node, nulls, 0)
         places[node] = validity
         # The buffers behind the validity, by kind.
         if kind in (STRING, BINARY):
@@ -302,7 +302,7 @@ def _check_message(
             index += 2
         if fault != 0:
             return fault
-    return np.int64(Fault.COMPRESSED if note[CODEC] >= 0 else Fault.NONE)
+    return np.int64(BatchFault.COMPRESSED if note[CODEC] >= 0 else BatchFault.NONE)
 
 
 @kernel()
@@ -320,23 +320,23 @@ def _check_header(
     attributes, delta = load_u8(buf, crc + ATTRIBUTES), load_i32(buf, crc + LAST_OFFSET_DELTA)
     writer, sequence = load_i64(buf, crc + WRITER_ID), load_i32(buf, crc + SEQUENCE)
     if attributes > 1:
-        return refuse(note, Fault.ATTRIBUTES, -1, attributes, 1)
+        return refuse(note, BatchFault.ATTRIBUTES, -1, attributes, 1)
     if attributes == 0 and not changelog:
-        return refuse(note, Fault.CHANGE_TYPES_UNEXPECTED, -1, 0, 0)
+        return refuse(note, BatchFault.CHANGE_TYPES_UNEXPECTED, -1, 0, 0)
     if count < 0:
-        return refuse(note, Fault.RECORD_COUNT, -1, count, 0)
+        return refuse(note, BatchFault.RECORD_COUNT, -1, count, 0)
     if count == 0 and not changelog:
-        return refuse(note, Fault.EMPTY, -1, 0, 0)
+        return refuse(note, BatchFault.EMPTY, -1, 0, 0)
     if delta != (count - 1 if count > 0 else 0):
-        return refuse(note, Fault.LAST_OFFSET_DELTA, -1, delta, count)
+        return refuse(note, BatchFault.LAST_OFFSET_DELTA, -1, delta, count)
     if writer < -1 or sequence < -1 or (writer >= 0 and sequence < 0):
-        return refuse(note, Fault.WRITER, -1, writer, sequence)
+        return refuse(note, BatchFault.WRITER, -1, writer, sequence)
     if count == 0 and size != header_size:
-        return refuse(note, Fault.EMPTY_WITH_BODY, -1, size - header_size, 0)
+        return refuse(note, BatchFault.EMPTY_WITH_BODY, -1, size - header_size, 0)
     change_types = count if attributes == 0 else 0
     room = size - header_size - change_types
     if statistics < 0 or statistics > room:
-        return refuse(note, Fault.STATISTICS_LENGTH, -1, statistics, max(room, 0))
+        return refuse(note, BatchFault.STATISTICS_LENGTH, -1, statistics, max(room, 0))
     return np.int64(0)
 
 
@@ -369,16 +369,16 @@ def _check_batch(
         body += statistics
     if program[PROGRAM_ROWS] != 0:
         note[FIGURE_1] = body
-        return np.int64(Fault.ROWS)
+        return np.int64(BatchFault.ROWS)
     if load_u8(buf, crc + ATTRIBUTES) == 0:
         for record in range(count):
             change_type = load_u8(buf, body + record)
             if change_type > CHANGE_TYPE_MAX:
-                return refuse(note, Fault.CHANGE_TYPE, -1, change_type, record)
+                return refuse(note, BatchFault.CHANGE_TYPE, -1, change_type, record)
         body += count
     note[FIGURE_1] = body
     fault = _check_message(buf, body, start + size, count, program, note)
-    if fault == Fault.COMPRESSED:
+    if fault == BatchFault.COMPRESSED:
         note[FIGURE_1] = body
     return fault
 
@@ -393,25 +393,25 @@ def check_batch(buf: Any, start: Any, end: Any, program: Any, changelog: Any) ->
     zero = np.int64(0)
     room = end - start
     if start < 0 or end > buf.size or room < HEADER_BYTES_MIN:
-        cut, least = np.int64(Fault.HEADER_CUT), np.int64(HEADER_BYTES_MIN)
+        cut, least = np.int64(BatchFault.HEADER_CUT), np.int64(HEADER_BYTES_MIN)
         return cut, zero, room, least, zero, end, zero, zero, zero, zero, zero, zero
     # The size of the header depends on the magic, and the batch must hold it.
     size, magic = load_i32(buf, start + LENGTH_AT) + LENGTH_OVERHEAD, load_u8(buf, start + MAGIC_AT)
     header_size = HEADER_BYTES_MIN + 4 * magic
     fault, figure_1, figure_2 = zero, zero, zero
     if magic > MAGIC_MAX:
-        fault, figure_1, figure_2 = np.int64(Fault.MAGIC), magic, np.int64(MAGIC_MAX)
+        fault, figure_1, figure_2 = np.int64(BatchFault.MAGIC), magic, np.int64(MAGIC_MAX)
     elif size < header_size:
-        fault, figure_1, figure_2 = np.int64(Fault.LENGTH_TOO_SMALL), size, header_size
+        fault, figure_1, figure_2 = np.int64(BatchFault.LENGTH_TOO_SMALL), size, header_size
     elif size > room:
-        fault, figure_1, figure_2 = np.int64(Fault.LENGTH_TOO_LARGE), size, room
+        fault, figure_1, figure_2 = np.int64(BatchFault.LENGTH_TOO_LARGE), size, room
     if fault != 0:
         return fault, zero, figure_1, figure_2, zero, end, magic, zero, zero, zero, zero, zero
     crc = crc_at(start, magic)
     schema_id = load_i16(buf, crc + SCHEMA_ID)
     node = np.int64(-1)
     if schema_id != program[PROGRAM_SCHEMA]:
-        fault = np.int64(Fault.OTHER_SCHEMA)
+        fault = np.int64(BatchFault.OTHER_SCHEMA)
     else:
         note = np.empty(NOTES + 2 * program[PROGRAM_NODES], dtype=np.int64)
         note[:3] = 0

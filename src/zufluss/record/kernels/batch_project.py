@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from zufluss.record.fault import Fault
+from zufluss.record.fault import BatchFault
 from zufluss.record.kernels.batch_header import (
     ATTRIBUTES,
     HEADER_BYTES_MIN,
@@ -103,7 +103,7 @@ def _buffer_size(buf: Any, plan: Any, entry: Any, count: Any, end: Any, note: An
     offset, size = load_i64(buf, place), load_i64(buf, place + 8)
     room = end - note[BODY]
     if offset < 0 or size < 0 or offset > room or size > room - offset:
-        return -refuse(note, Fault.BUFFER_PLACE, -1, size, offset)
+        return -refuse(note, BatchFault.BUFFER_PLACE, -1, size, offset)
     return size
 
 
@@ -190,10 +190,10 @@ def _project(
         return -fault
     nodes = load_u32(buf, note[NODES])
     if nodes != plan[SOURCE_NODES]:
-        return -refuse(note, Fault.NODE_COUNT, -1, nodes, plan[SOURCE_NODES])
+        return -refuse(note, BatchFault.NODE_COUNT, -1, nodes, plan[SOURCE_NODES])
     buffers = load_u32(buf, note[BUFFERS])
     if buffers != plan[SOURCE_BUFFERS]:
-        return -refuse(note, Fault.BUFFER_COUNT, -1, buffers, plan[SOURCE_BUFFERS])
+        return -refuse(note, BatchFault.BUFFER_COUNT, -1, buffers, plan[SOURCE_BUFFERS])
     body_size = _body_size(buf, plan, batch.count, batch.end, note)
     if body_size < 0:
         return body_size
@@ -264,12 +264,12 @@ def project_batches(
     note = np.zeros(NOTES, dtype=np.int64)
     pos = start
     stop = DAMAGED if start < 0 or at < 0 or end > buf.size else DONE
-    fault = np.int64(Fault.LENGTH_TOO_LARGE)
+    fault = np.int64(BatchFault.LENGTH_TOO_LARGE)
     while stop == DONE and end - pos >= HEADER_BYTES_MIN:
         size = load_i32(buf, pos + LENGTH_FIELD_AT) + LENGTH_OVERHEAD
         magic = load_u8(buf, pos + MAGIC_AT)
         if magic > MAGIC_MAX or size < HEADER_BYTES_MIN + 4 * magic or size > end - pos:
-            fault = refuse(note, Fault.LENGTH_TOO_LARGE, -1, size, end - pos)
+            fault = refuse(note, BatchFault.LENGTH_TOO_LARGE, -1, size, end - pos)
             stop = DAMAGED
             break
         batch = _parts_of(buf, pos, size, magic)
@@ -278,9 +278,9 @@ def project_batches(
         if load_i16(buf, crc_at(pos, magic) + SCHEMA_ID) != plan[PLAN_SCHEMA]:
             stop = OTHER_SCHEMA
         elif batch.count < 0:
-            written = -refuse(note, Fault.RECORD_COUNT, -1, batch.count, 0)
+            written = -refuse(note, BatchFault.RECORD_COUNT, -1, batch.count, 0)
         elif batch.statistics < 0 or batch.records > batch.end:
-            written = -refuse(note, Fault.STATISTICS_LENGTH, -1, batch.statistics, size)
+            written = -refuse(note, BatchFault.STATISTICS_LENGTH, -1, batch.statistics, size)
         elif batch.count == 0:
             if size <= out.size - at:
                 copy(out, at, buf, pos, size)
@@ -296,6 +296,6 @@ def project_batches(
         elif stop == DONE:
             stop = FULL
     if stop == DONE and pos != end:
-        fault = refuse(note, Fault.HEADER_CUT, -1, end - pos, HEADER_BYTES_MIN)
+        fault = refuse(note, BatchFault.HEADER_CUT, -1, end - pos, HEADER_BYTES_MIN)
         stop = DAMAGED
     return np.int64(stop), pos, at, fault, note[FIGURE_1], note[FIGURE_2]

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from zufluss.record.fault import Fault
+from zufluss.record.fault import BatchFault
 from zufluss.record.kernels.cache import kernel
 from zufluss.record.kernels.memory import load_i16, load_i32, load_i64, load_u8
 from zufluss.record.kernels.message_read import refuse
@@ -42,7 +42,7 @@ def _check_row(
         return np.int64(0)
     null_bytes = ((count + 71) // 64) * 8
     if size < null_bytes + 8 * count:
-        return refuse(note, Fault.STATISTICS_ROW, -1, -1, size)
+        return refuse(note, BatchFault.STATISTICS_ROW, -1, -1, size)
     for index in range(count):
         column = load_i16(buf, indexes + 2 * index)
         kind = slots[column]
@@ -62,7 +62,7 @@ def _check_row(
             length = size + 1
         too_long = kind == SLOT_DECIMAL and length > _DECIMAL_BYTES_MAX
         if offset < 0 or offset + length > size or too_long:
-            return refuse(note, Fault.STATISTICS_ROW, -1, column, size)
+            return refuse(note, BatchFault.STATISTICS_ROW, -1, column, size)
     return np.int64(0)
 
 
@@ -75,31 +75,31 @@ def check_statistics(
     `slots` says for each of the `columns` of the schema how it stands in a row.
     """
     if size < _BYTES_MIN:
-        return refuse(note, Fault.STATISTICS_LENGTH, -1, size, _BYTES_MIN)
+        return refuse(note, BatchFault.STATISTICS_LENGTH, -1, size, _BYTES_MIN)
     if load_u8(buf, start) != 1:
-        return refuse(note, Fault.STATISTICS_VERSION, -1, load_u8(buf, start), 1)
+        return refuse(note, BatchFault.STATISTICS_VERSION, -1, load_u8(buf, start), 1)
     count = load_i16(buf, start + 1)
     rows_size = size - _BYTES_MIN - 6 * count
     if count < 0 or rows_size < 0:
-        return refuse(note, Fault.STATISTICS_LENGTH, -1, _BYTES_MIN + 6 * count, size)
+        return refuse(note, BatchFault.STATISTICS_LENGTH, -1, _BYTES_MIN + 6 * count, size)
     indexes = start + _HEAD_BYTES
     null_counts = indexes + 2 * count
     for index in range(count):
         column = load_i16(buf, indexes + 2 * index)
         if column < 0 or column >= columns or slots[column] == SLOT_NONE:
-            return refuse(note, Fault.STATISTICS_COLUMN, -1, column, columns)
+            return refuse(note, BatchFault.STATISTICS_COLUMN, -1, column, columns)
         nulls = load_i32(buf, null_counts + 4 * index)
         if nulls < 0 or nulls > record_count:
-            return refuse(note, Fault.STATISTICS_NULL_COUNT, -1, nulls, record_count)
+            return refuse(note, BatchFault.STATISTICS_NULL_COUNT, -1, nulls, record_count)
     # The two rows share the rest of the block and must fill it.
     minima = null_counts + 4 * count
     minima_size = load_i32(buf, minima)
     if minima_size < 0 or minima_size > rows_size:
-        return refuse(note, Fault.STATISTICS_LENGTH, -1, minima_size, size)
+        return refuse(note, BatchFault.STATISTICS_LENGTH, -1, minima_size, size)
     maxima = minima + 4 + minima_size
     maxima_size = load_i32(buf, maxima)
     if maxima_size != rows_size - minima_size:
-        return refuse(note, Fault.STATISTICS_LENGTH, -1, maxima_size, size)
+        return refuse(note, BatchFault.STATISTICS_LENGTH, -1, maxima_size, size)
     fault = _check_row(buf, minima + 4, minima_size, indexes, count, slots, note)
     if fault == 0:
         fault = _check_row(buf, maxima + 4, maxima_size, indexes, count, slots, note)

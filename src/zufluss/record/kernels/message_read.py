@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from zufluss.record.fault import Fault
+from zufluss.record.fault import BatchFault
 from zufluss.record.kernels.cache import kernel
 from zufluss.record.kernels.memory import (
     BYTES,
@@ -103,10 +103,10 @@ def _structs(buf: Any, low: Any, high: Any, table: Any, vtable: Any, field: Any,
     """Position of the length of a vector of 16-byte structs, or minus a fault."""
     vector = _follow(buf, low, high, table, vtable, field)
     if vector <= 0:
-        return -refuse(note, Fault.METADATA_FIELD, -1, table - low, field)
+        return -refuse(note, BatchFault.METADATA_FIELD, -1, table - low, field)
     count = load_u32(buf, vector)
     if count * 16 > high - vector - 4:
-        return -refuse(note, Fault.METADATA_VECTOR, -1, vector - low, count)
+        return -refuse(note, BatchFault.METADATA_VECTOR, -1, vector - low, count)
     return vector
 
 
@@ -126,15 +126,15 @@ def _compression(buf: Any, low: Any, high: Any, table: Any, vtable: Any, note: A
         return np.int64(0)
     inner = np.int64(-1) if target < 0 else _vtable(buf, low, high, target)
     if inner < 0:
-        return refuse(note, Fault.METADATA_TABLE, -1, max(target, low) - low, 0)
+        return refuse(note, BatchFault.METADATA_TABLE, -1, max(target, low) - low, 0)
     codec_at = _field(buf, low, high, target, inner, _COMPRESSION_CODEC, 1)
     method_at = _field(buf, low, high, target, inner, _COMPRESSION_METHOD, 1)
     if codec_at < 0 or method_at < 0:
-        return refuse(note, Fault.METADATA_FIELD, -1, target - low, 0 if codec_at < 0 else 1)
+        return refuse(note, BatchFault.METADATA_FIELD, -1, target - low, 0 if codec_at < 0 else 1)
     codec = load_u8(buf, codec_at) if codec_at > 0 else np.int64(0)
     method = load_u8(buf, method_at) if method_at > 0 else np.int64(0)
     if codec > 1 or method != 0:
-        return refuse(note, Fault.COMPRESSION, -1, codec, method)
+        return refuse(note, BatchFault.COMPRESSION, -1, codec, method)
     note[CODEC] = codec
     return np.int64(0)
 
@@ -144,10 +144,10 @@ def _record_batch(buf: Any, low: Any, high: Any, table: Any, note: Any) -> Any:
     """Read the RecordBatch table: length, nodes, buffers, codec."""
     vtable = _vtable(buf, low, high, table)
     if vtable < 0:
-        return refuse(note, Fault.METADATA_TABLE, -1, table - low, 0)
+        return refuse(note, BatchFault.METADATA_TABLE, -1, table - low, 0)
     length_at = _field(buf, low, high, table, vtable, _BATCH_LENGTH, 8)
     if length_at <= 0:
-        return refuse(note, Fault.METADATA_FIELD, -1, table - low, 0)
+        return refuse(note, BatchFault.METADATA_FIELD, -1, table - low, 0)
     note[LENGTH] = load_i64(buf, length_at)
     nodes = _structs(buf, low, high, table, vtable, _BATCH_NODES, note)
     if nodes < 0:
@@ -157,7 +157,7 @@ def _record_batch(buf: Any, low: Any, high: Any, table: Any, note: Any) -> Any:
         return -buffers
     note[NODES], note[BUFFERS] = nodes, buffers
     if not _absent(buf, low, high, table, vtable, _BATCH_VARIADIC):
-        return refuse(note, Fault.MESSAGE_EXTRAS, -1, 0, 0)
+        return refuse(note, BatchFault.MESSAGE_EXTRAS, -1, 0, 0)
     return _compression(buf, low, high, table, vtable, note)
 
 
@@ -169,39 +169,39 @@ def read_metadata(buf: Any, start: Any, end: Any, note: Any) -> Any:
     """
     # An encapsulated message: a marker, the size of the metadata, the metadata, then the body.
     if min(end, buf.size) - start < _MESSAGE_BYTES_MIN:
-        return refuse(note, Fault.MESSAGE_CUT, -1, end - start, _MESSAGE_BYTES_MIN)
+        return refuse(note, BatchFault.MESSAGE_CUT, -1, end - start, _MESSAGE_BYTES_MIN)
     marker = load_u32(buf, start)
     if marker != _MARKER:
-        return refuse(note, Fault.MESSAGE_MARKER, -1, marker, 0)
+        return refuse(note, BatchFault.MESSAGE_MARKER, -1, marker, 0)
     size = load_i32(buf, start + 4)
     low = start + 8
     room = min(end, buf.size) - low
     if size < 8 or size & 7 or size > room:
-        return refuse(note, Fault.METADATA_LENGTH, -1, size, room)
+        return refuse(note, BatchFault.METADATA_LENGTH, -1, size, room)
     high = low + size
     # The root table Message, which must announce a RecordBatch and the body that follows.
     table = low + load_u32(buf, low)
     vtable = _vtable(buf, low, high, table)
     if vtable < 0:
-        return refuse(note, Fault.METADATA_TABLE, -1, table - low, 0)
+        return refuse(note, BatchFault.METADATA_TABLE, -1, table - low, 0)
     version_at = _field(buf, low, high, table, vtable, _MESSAGE_VERSION, 2)
     kind_at = _field(buf, low, high, table, vtable, _MESSAGE_KIND, 1)
     body_at = _field(buf, low, high, table, vtable, _MESSAGE_BODY_LENGTH, 8)
     version = load_i16(buf, version_at) if version_at > 0 else np.int64(0)
     if version_at < 0 or not _VERSION_MIN <= version <= _VERSION_MAX:
-        return refuse(note, Fault.MESSAGE_VERSION, -1, version, 0)
+        return refuse(note, BatchFault.MESSAGE_VERSION, -1, version, 0)
     kind = load_u8(buf, kind_at) if kind_at > 0 else np.int64(0)
     if kind != _KIND_RECORD_BATCH:
-        return refuse(note, Fault.MESSAGE_KIND, -1, kind, 0)
+        return refuse(note, BatchFault.MESSAGE_KIND, -1, kind, 0)
     body = load_i64(buf, body_at) if body_at > 0 else np.int64(0)
     if body_at < 0 or body != end - high:
-        return refuse(note, Fault.BODY_LENGTH, -1, body, end - high)
+        return refuse(note, BatchFault.BODY_LENGTH, -1, body, end - high)
     note[BODY] = high
     if not _absent(buf, low, high, table, vtable, _MESSAGE_METADATA):
-        return refuse(note, Fault.MESSAGE_EXTRAS, -1, 0, 0)
+        return refuse(note, BatchFault.MESSAGE_EXTRAS, -1, 0, 0)
     header = _follow(buf, low, high, table, vtable, _MESSAGE_HEADER)
     if header <= 0:
-        return refuse(note, Fault.METADATA_FIELD, -1, table - low, _MESSAGE_HEADER)
+        return refuse(note, BatchFault.METADATA_FIELD, -1, table - low, _MESSAGE_HEADER)
     return _record_batch(buf, low, high, header, note)
 
 
@@ -214,7 +214,7 @@ def read_message(buf: Any, start: Any, end: Any) -> Any:
     """
     note = np.zeros(NOTES, dtype=np.int64)
     if start < 0:
-        fault = refuse(note, Fault.MESSAGE_CUT, -1, 0, 16)
+        fault = refuse(note, BatchFault.MESSAGE_CUT, -1, 0, 16)
     else:
         fault = read_metadata(buf, start, end, note)
     nodes, buffers, body = note[NODES], note[BUFFERS], note[BODY]

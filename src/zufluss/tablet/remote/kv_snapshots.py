@@ -68,7 +68,7 @@ READ_BYTES: Final = 1 << 20
 """Bytes of a table file that are read at a time."""
 
 
-class SentFile(NamedTuple):
+class StoredTableFile(NamedTuple):
     """A table file in remote storage."""
 
     file: RemoteFile
@@ -93,7 +93,7 @@ class BucketSnapshots:
         self.next_id = 0
         self.log_offset: int | None = None
         """Log offset of the last snapshot, None if there is none that can be read."""
-        self.sent: dict[str, SentFile] = {}
+        self.sent: dict[str, StoredTableFile] = {}
         """Table files by name that need not be sent again."""
         self.locations: deque[frozenset[int]] = deque(maxlen=retained)
         """Locations of the files of the retained snapshots."""
@@ -110,7 +110,7 @@ class BucketSnapshots:
         self.next_id = max(self.next_id, snapshot.snapshot_id + 1)
         self.log_offset = snapshot.log_offset
         self.locations.append(locations_of(snapshot))
-        self.sent = {f.name: SentFile(f.file, True, None) for f in snapshot.shared}
+        self.sent = {f.name: StoredTableFile(f.file, True, None) for f in snapshot.shared}
 
 
 def locations_of(snapshot: KvSnapshot) -> frozenset[int]:
@@ -254,7 +254,7 @@ class KvSnapshotter:
         bucket.locations.extend(locations_of(s) for s in snapshots if s is not None)
         bucket.sent = pending
         if last is not None:
-            bucket.sent |= {f.name: SentFile(f.file, False, None) for f in last.shared}
+            bucket.sent |= {f.name: StoredTableFile(f.file, False, None) for f in last.shared}
         bucket.known = True
 
     async def _read(self, handle: SnapshotHandle) -> KvSnapshot | None:
@@ -319,11 +319,11 @@ class KvSnapshotter:
         if sent is None or not await self._is_same(sent, path):
             upload = Upload(new_shared_file(placed.directory), path)
             (file,) = await self._storage.upload([upload], placed.policy, placed.home)
-            sent, size = SentFile(file, True, self._loop.time()), file.size
+            sent, size = StoredTableFile(file, True, self._loop.time()), file.size
         bucket.sent[path.name] = sent._replace(checked=True)
         return SnapshotFile(path.name, sent.file), size
 
-    async def _is_same(self, sent: SentFile, path: Path) -> bool:
+    async def _is_same(self, sent: StoredTableFile, path: Path) -> bool:
         """Whether a sent file equals this one, is safe from the sweep, and is not being drained."""
         now = self._loop.time()
         if sent.since is not None and now - sent.since >= self._reusable_seconds:

@@ -29,7 +29,7 @@ DECODED_BYTES_MAX: Final = 32 << 20
 CELL_BYTES: Final = 8
 
 
-class PageRows(NamedTuple):
+class ArrowPage(NamedTuple):
     """What is left of a page."""
 
     records: bytes | None
@@ -77,7 +77,7 @@ class RowReader:
         """How many rows may be read at once, for the memory they take decoded."""
         return max(DECODED_BYTES_MAX // (CELL_BYTES * self._table.codec.cells_per_row), 1)
 
-    def read(self, values: Slices, limit: int) -> PageRows:
+    def read(self, values: Slices, limit: int) -> ArrowPage:
         """At most `limit` rows of these values, in their order."""
         located = self._located(values)
         keep = None
@@ -86,17 +86,17 @@ class RowReader:
             keep = self._matching(self._predicate, located)
             matches = np.flatnonzero(keep.to_numpy(zero_copy_only=False))
             if len(matches) == 0:
-                return PageRows(None, 0, None)
+                return ArrowPage(None, 0, None)
             if len(matches) > limit:
                 cut_key = self._key(located, int(matches[limit - 1]))
         if located.count == 0:
-            return PageRows(None, 0, None)
+            return ArrowPage(None, 0, None)
         arrays = self._table.codec.arrays(located, self._projected)
         batch = pa.RecordBatch.from_arrays(arrays, schema=self._arrow)
         if keep is not None:
             batch = batch.filter(keep)
         batch = batch.slice(0, limit)
-        return PageRows(batch.serialize().to_pybytes(), batch.num_rows, cut_key)
+        return ArrowPage(batch.serialize().to_pybytes(), batch.num_rows, cut_key)
 
     def _located(self, values: Slices) -> LocatedRows:
         table = self._table

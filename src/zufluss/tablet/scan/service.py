@@ -37,7 +37,7 @@ from zufluss.net.services import Reader, RequestContext, Services
 from zufluss.replica.replica import Replica
 from zufluss.tablet.buckets import Buckets
 from zufluss.tablet.scan.pins import PinLimits, StatePin, StatePins
-from zufluss.tablet.scan.rows import PageRows, RowReader
+from zufluss.tablet.scan.rows import ArrowPage, RowReader
 from zufluss.tablet.scan.states import Page, PinnedState, PinStates
 from zufluss.tablet.tasks import BackgroundTasks
 from zufluss.wire import messages as m
@@ -352,7 +352,7 @@ class ScanService:
                     records=rows.records, last_key=after, done=done, rows=rows.count
                 )
 
-    async def _read(self, search: Search, page: Page) -> PageRows:
+    async def _read(self, search: Search, page: Page) -> ArrowPage:
         values = page.values
         limit = search.limit or values.count
         return await self.in_thread(lambda: search.reader.read(values, limit))
