@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from tests.fuzz import seeds
+from tests.record.batch import plain_check as plain
 from zufluss.errors import ConfigError, CorruptMessageError, CorruptRecordError, ZuflussError
 from zufluss.log.checkpoint import read_checkpoint
 from zufluss.log.commit_log import GROUP_HEADER, read_commit_log, seal_group
@@ -38,7 +39,6 @@ from zufluss.record.arrow.layout import Layout
 from zufluss.record.arrow.message import decode as decode_arrow
 from zufluss.record.arrow.message import parse_message
 from zufluss.record.arrow.project import Projector
-from zufluss.record.batch import plain
 from zufluss.record.batch.check import BatchChecker, CheckedBatch
 from zufluss.record.batch.stats import may_match, read_statistics
 from zufluss.record.fault import BatchFault, RefusedBatchError

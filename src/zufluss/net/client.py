@@ -117,11 +117,6 @@ class RpcConnection(asyncio.BufferedProtocol):
         """Whether requests can no longer be sent."""
         return self._lost is not None or self._transport is None or self._transport.is_closing()
 
-    @property
-    def calls_under_way(self) -> int:
-        """Requests that have no answer yet."""
-        return len(self._calls)
-
     def version_of(self, api_key: int) -> int:
         """Returns the newest version of an API that client and server both know."""
         try:

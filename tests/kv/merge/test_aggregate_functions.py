@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from pyroaring import BitMap, BitMap64
 
 from tests.kv.merge.aggregating import Bucket, Row, arrow, column, comparable, rows_of, schema_of
+from tests.record.aggregate.plain_aggregation import PlainAggregation
 from zufluss.errors import AggregationError
 from zufluss.model.aggregate import FUNCTIONS
 from zufluss.model.merge import MergeMode
@@ -28,7 +29,6 @@ from zufluss.model.schema import Schema
 from zufluss.model.types import Root
 from zufluss.record.aggregate.functions import RefusedValue
 from zufluss.record.aggregate.local import pre_aggregate
-from zufluss.record.aggregate.plain import PlainAggregation
 from zufluss.record.aggregate.registry import BUILDERS
 
 FEW_EXAMPLES = settings(

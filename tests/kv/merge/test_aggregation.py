@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from pyroaring import BitMap
 
 from tests.kv.merge.aggregating import AGGREGATION, Bucket, Row, column, comparable, schema_of
+from tests.record.aggregate.plain_aggregation import PlainAggregation
 from zufluss.errors import (
     AggregationError,
     ErrorCode,
@@ -23,7 +24,6 @@ from zufluss.errors import (
 )
 from zufluss.model.merge import MergeMode
 from zufluss.model.schema import Schema
-from zufluss.record.aggregate.plain import PlainAggregation
 
 INSERT, BEFORE, AFTER, DELETE = 1, 2, 3, 4
 BIGINT_MAX = 2**63 - 1

@@ -27,13 +27,13 @@ from tests.record.arrow_samples import (
     only,
     tables,
 )
+from tests.record.batch import plain_check as plain
 from tests.record.record_samples import FIXTURES, fixture, table_schema
 from zufluss.errors import CorruptRecordError, SchemaNotExistError
 from zufluss.model.ddl import parse_type
 from zufluss.model.schema import Schema
 from zufluss.record.arrow.layout import Layout
 from zufluss.record.arrow.message import decode, parse_message
-from zufluss.record.batch import plain
 from zufluss.record.batch.check import BatchChecker, CheckedBatch
 from zufluss.record.fault import BatchFault, RefusedBatchError
 from zufluss.record.header import HEADER_SIZES, LENGTH_OVERHEAD, build_batch, read_header, seal

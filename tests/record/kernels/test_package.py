@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from tests.paths import ROOT
+from tests.record.batch import plain_check as plain
 from zufluss.record import header as batch
 from zufluss.record import kernels as package
 from zufluss.record.arrow import layout
-from zufluss.record.batch import plain
 from zufluss.record.kernels import batch_check, batch_header, batch_statistics, cache
 
 KERNELS = Path(package.__file__).parent

@@ -3,7 +3,8 @@
 `script.py` explains source rows and result rows, and decides which record writes which of them;
 `opcodes.py` lists the operations. `fold` walks over the columns and, for each, over the records in
 order. Columns that another column decides about (MAX_BY, MIN_BY) come last, when both columns of
-the rows before are complete. The plain-Python twin is `zufluss.record.aggregate.plain`.
+the rows before are complete. The plain-Python twin is
+`tests/record/aggregate/plain_aggregation.py`.
 """
 
 from __future__ import annotations

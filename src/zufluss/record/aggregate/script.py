@@ -19,7 +19,7 @@ The first row of a key is the record's row as it came, unless an operation chang
 If none does, `divide` lets such rows be read straight into their place among the result rows, and
 only the other records, with the stored rows that they meet, go through the fold.
 
-The plain-Python twin is `zufluss.record.aggregate.plain`.
+The plain-Python twin is `tests/record/aggregate/plain_aggregation.py`.
 """
 
 from __future__ import annotations

@@ -3,9 +3,10 @@
 A `BatchChecker` belongs to one table and checks the batches of a produce request for one bucket.
 One kernel call checks an uncompressed Arrow batch. Of a compressed one the kernel checks the
 structure and the claimed sizes, then pyarrow decompresses and validates the content.
-`batch/row_body.py` checks the rows of INDEXED and COMPACTED tables. `batch/plain.py` has the rules.
-An unknown schema id raises `SchemaNotExistError`, everything else a `CorruptRecordError` that names
-the batch, the column and the fault. One bad batch refuses all batches of its bucket.
+`batch/row_body.py` checks the rows of INDEXED and COMPACTED tables.
+`tests/record/batch/plain_check.py` has the rules. An unknown schema id raises
+`SchemaNotExistError`, everything else a `CorruptRecordError` that names the batch, the column and
+the fault. One bad batch refuses all batches of its bucket.
 
 NOT NULL is enforced here too: Arrow readers in other languages fail on a NULL in a column that
 their schema declares non-nullable, and would never get past that batch.

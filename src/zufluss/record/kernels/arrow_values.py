@@ -4,7 +4,7 @@ Each is a loop over one buffer, arranged so that a right buffer is passed over o
 instructions where that counts (validity bits, offsets, ASCII). Positions are absolute in `buf`, and
 the caller has checked that the buffer lies within it. `validity` is the position of the validity
 bits, −1 if no value is NULL; what stands below a NULL does not matter. The plain-Python twin is
-`zufluss.record.batch.plain`.
+`tests/record/batch/plain_check.py`.
 """
 
 from __future__ import annotations

@@ -7,9 +7,9 @@ checked), node, two figures for the message, then CRC, end, magic, schema id, re
 offset delta, writer id and batch sequence. The caller computes the CRC with the `crc32c` package,
 which is faster than a kernel.
 
-The rules stand in plain Python in `zufluss.record.batch.plain`, which is this kernel's twin. Here
-they are arranged so that a right batch is passed over once. Parts return a fault and leave node and
-figures in `note` (`message_read.py`); those that return a position return −fault instead.
+The rules stand in plain Python in `tests/record/batch/plain_check.py`, which is this kernel's twin.
+Here they are arranged so that a right batch is passed over once. Parts return a fault and leave
+node and figures in `note` (`message_read.py`); those that return a position return −fault instead.
 `arrow_values.py` and `batch_statistics.py` have the parts that look at values and at statistics.
 """
 

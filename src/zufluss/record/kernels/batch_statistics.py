@@ -11,7 +11,7 @@
 
 A row is its null bits (which begin at bit 8, in 8-byte steps), one 8-byte slot per column, then the
 variable part. `zufluss.record.batch.stats` writes the block; the plain-Python twin of the check is
-`zufluss.record.batch.plain`.
+`tests/record/batch/plain_check.py`.
 """
 
 from __future__ import annotations
