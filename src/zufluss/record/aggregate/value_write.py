@@ -108,7 +108,7 @@ def _put_value(
 ) -> Any:
     """Write a value that is not NULL; returns the position after it.
 
-    `table` is the address of its table line (`row_write.py`), `column` that of its cells.
+    `table` is the address of its table line (`kernels/row_write.py`), `column` that of its cells.
     """
     sink, source = peek_i64(line + 8 * SINK), peek_i64(line + 8 * SOURCE)
     if sink >= TEXT:
