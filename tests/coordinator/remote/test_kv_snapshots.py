@@ -122,6 +122,21 @@ async def test_what_counts_survives_a_restart_with_its_counts(
     await again.stop()
 
 
+async def test_a_shared_file_counts_once_in_the_first_commit_after_a_restart(
+    cluster: Cluster, bucket: TableBucket
+) -> None:
+    """Deletions count again, but a crash may come before them."""
+    shared = await shared_file(cluster, bucket, "1.sst")
+    first = await take(cluster, bucket, 0, (shared,))
+    again = await cluster.restart()
+    await again.coordinator.remote.snapshots.deletions.stop()
+    second, data = await snapshot(again, bucket, 1, (shared,), writers=True)
+    await again.coordinator.remote.commit_snapshot(data, 0)
+    (counted,) = again.coordinator.remotes.live_usage().values()
+    assert counted.files == len(paths_of(first) | paths_of(second))
+    await again.stop()
+
+
 async def test_the_same_commit_again_changes_nothing(cluster: Cluster, bucket: TableBucket) -> None:
     _, data = await snapshot(cluster, bucket, 0)
     await commit(cluster, data)

@@ -214,7 +214,7 @@ async def test_a_location_moves_only_to_where_its_marker_was_copied(
     (tmp_path / "new").mkdir()
     with pytest.raises(ConfigError, match=r"location 2 .*/new\) cannot be used: .* is missing"):
         await alter(cluster, AlterOp.MOVE, 2, uri=str(tmp_path / "new"))
-    with pytest.raises(ConfigError, match="is not there"):
+    with pytest.raises(ConfigError, match="does not exist"):
         await alter(cluster, AlterOp.MOVE, 2, uri=str(tmp_path / "nowhere"))
     assert not (tmp_path / "nowhere").exists()
     shutil.copytree(tmp_path / "l2", tmp_path / "new", dirs_exist_ok=True)

@@ -70,6 +70,8 @@ DROPPED_MAX = 1_000
 """Dropped snapshots of a bucket that may wait for deletion; older ones are left to the sweep."""
 RETAINED_AT_ONCE = 500
 """Buckets whose snapshots are dropped in one transaction."""
+COUNTING_SECONDS = 5.0
+"""How long a commit waits for the file lists of earlier snapshots."""
 PARSED_AT_ONCE = 256 * 1024
 """A larger `_METADATA` is parsed in a thread."""
 
@@ -129,7 +131,21 @@ class KvSnapshots:
         """Commit a snapshot, given as the bytes of its `_METADATA`; it may be committed again."""
         snapshot = await _parsed(metadata)
         handle = self._checked(snapshot)
+        await self._read_kept(snapshot.bucket)
         await self._remotes.tasks.undisturbed(self._commit(snapshot, handle, leader_epoch))
+
+    async def _read_kept(self, bucket: TableBucket) -> None:
+        """Read the files of the kept snapshots, so that the commit counts a shared file once.
+
+        After a start no snapshot is remembered. A location that does not answer holds up no commit:
+        the count is then too high until `_delete_dropped` counts again.
+        """
+        try:
+            async with asyncio.timeout(COUNTING_SECONDS):
+                for handle in self._remotes.get(bucket).snapshots:
+                    await self.read(bucket, handle)
+        except (ZuflussError, TimeoutError) as problem:
+            log.warning("kv_snapshot_files_not_counted", bucket=str(bucket), error=str(problem))
 
     async def _commit(
         self, snapshot: KvSnapshot, handle: SnapshotHandle, leader_epoch: int
