@@ -132,7 +132,7 @@ class GroupCommit:
         self._failure: Exception | None = None
 
     def start(self) -> None:
-        """Have the first commit file made; until it is there groups sync the segment files."""
+        """Create the first commit file; until it exists, groups sync the segment files."""
         self._prepare()
 
     def add(self, log: Log, end_offset: int, view: memoryview | None) -> None:
@@ -160,17 +160,17 @@ class GroupCommit:
         position.end_offset = end_offset
 
     def schedule(self) -> None:
-        """Start a group with what has gathered, unless one is under way."""
+        """Start a group with the entries that wait, unless a group is under way."""
         if not self._in_flight and self._gathering.waiting:
             self._start()
 
     def forget(self, log: Log) -> None:
-        """Drop what is kept for a log that was closed or deleted."""
+        """Forget a log that was closed or deleted."""
         self._positions.pop(log, None)
 
     @property
     def idle(self) -> bool:
-        """Nothing waits to become durable."""
+        """Whether no entry waits to become durable."""
         return not self._in_flight and not self._gathering.waiting
 
     def _start(self) -> None:
@@ -240,7 +240,7 @@ class GroupCommit:
             fail_log(log, error, self._on_failure)
 
     def _switch(self) -> None:
-        """Leave the full file to the flusher and go on in a free one."""
+        """Hand the full file to the flusher and continue in a free one."""
         full = self._current
         self._current = self._free.pop() if self._free else None
         if self._current is not None:
@@ -258,7 +258,7 @@ class GroupCommit:
             _logger.error("commit_file_kept", path=str(full.path))
 
     def _prepare(self) -> None:
-        """Have another file made in the background if none is free and there may be more."""
+        """Create another file in the background if no file is free and the limit allows one."""
         if self._free or self._preparing or self._count >= FILES_MAX:
             return
         path = self._directory / f"commit-{self._count}.log"

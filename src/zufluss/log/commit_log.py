@@ -226,7 +226,7 @@ def _read_file(path: Path) -> tuple[int, list[Group]]:
 
 
 def _groups(data: memoryview, generation: int) -> Iterator[Group]:
-    """Every intact group of this generation; looks on behind damage, so that it is noticed."""
+    """Yield the intact groups of this generation, also after a damaged one, to notice a gap."""
     at = BLOCK_BYTES
     while at + GROUP_HEADER.size <= len(data):
         magic, crc, its_generation, number, length = GROUP_HEADER.unpack_from(data, at)
@@ -244,7 +244,7 @@ def _groups(data: memoryview, generation: int) -> Iterator[Group]:
 
 
 def _report_gaps(groups: list[Group]) -> None:
-    """Say loudly when a group is missing; the logs that lack its entries refuse to open."""
+    """Log an error if a group is missing; the logs that lack its entries refuse to open."""
     for before, after in pairwise(groups):
         if after.generation == before.generation and after.number != before.number + 1:
             _logger.error(

@@ -29,7 +29,7 @@ _logger = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """A segment and what goes with it."""
+    """A closed segment, its indexes and its writer snapshot."""
 
     start_offset: int
     end_offset: int
@@ -46,7 +46,7 @@ class Export:
 
 
 def export(segment: Segment, end_offset: int, files: Files, writer_expiry_ms: int) -> Export:
-    """What to copy of a closed segment; `CorruptRecordError` if its batches are damaged."""
+    """The files to copy of a closed segment; `CorruptRecordError` if its batches are damaged."""
     index, times = _read(segment, INDEX_SUFFIX), _read(segment, TIME_INDEX_SUFFIX)
     if not _plausible_offsets(segment, end_offset, index) or not _plausible_times(
         times, _newest(segment, index, files)

@@ -103,7 +103,7 @@ class Files:
         return _fallocate is not None and _fallocate(fd, _KEEP_SIZE, position, length) == 0
 
     def reach(self, step: str) -> None:
-        """A procedure has come to the step of this name; only a crash test does something here."""
+        """Mark a step of a procedure by name; only crash tests act on the mark."""
 
     def open(self, path: Path, *, create: bool = False) -> OpenFile:
         """Open for reading and writing; with `create` the file is made if it is missing."""
@@ -115,7 +115,7 @@ class Files:
         path.mkdir()
 
     def rename(self, source: Path, target: Path) -> None:
-        """Give a file or directory another name, replacing what had it."""
+        """Rename a file or directory, replacing the one that had the new name."""
         source.replace(target)
 
     def unlink(self, path: Path) -> None:

@@ -81,7 +81,7 @@ class EntryFile:
             self.pending = bytearray()
 
     def replace(self, files: Files, entries: bytes) -> None:
-        """Make these the entries, in the file too."""
+        """Replace all entries, in memory and in the file."""
         files.put(self.path, entries)
         self.count = len(entries) // self._entry.size
         self.pending = bytearray()
@@ -144,7 +144,7 @@ class SegmentIndex:
             self.last_time = timestamp
 
     def flush(self, files: Files, *, all_entries: bool = False) -> None:
-        """Write what gathered in memory, if it is enough to be worth it; never fails."""
+        """Write the entries in memory to the files if they are many; never raises."""
         if all_entries or len(self.offsets.pending) >= _PENDING_BYTES:
             try:
                 self.offsets.flush(files)

@@ -95,7 +95,7 @@ class Log(LogReader):
         self.on_roll: Callable[[Log], None] | None = None
         """Called when a segment was closed, so that its owner can have it synced."""
         self.holds = Holds()
-        """What retention spares, however old it is."""
+        """The records that retention keeps, however old they are."""
         self.held_back = False
         """The last `expire` spared something for `Holder.KV_STATE` alone: a flush would free it."""
         self._pwrite = files.pwrite
@@ -256,7 +256,7 @@ class Log(LogReader):
         offset: int,
         timestamp: int,
     ) -> None:
-        """Take batches just written into index and writer state; `shift` maps view to file."""
+        """Add batches just written to index and writer state; `shift` maps view to file."""
         index = segment.loaded_index()
         unindexed, interval = index.unindexed, segment.interval_bytes
         due = False
@@ -331,7 +331,7 @@ class Log(LogReader):
             segment.reserved = segment.size + max(length, size)
 
     def _give_back(self, segment: Segment) -> None:
-        """Free what was reserved beyond the end of a segment that is not written any more."""
+        """Free the blocks reserved beyond the end of a segment that was closed."""
         if segment.reserved <= segment.size or segment.file is None:
             return
         segment.reserved = 0
@@ -436,7 +436,7 @@ class Log(LogReader):
         return plan
 
     def synced(self, plan: SyncPlan) -> None:
-        """Take note that a plan was carried out."""
+        """Record that a plan was carried out."""
         if plan.incarnation != self.incarnation:
             return
         for segment, _, size in plan.segments:

@@ -179,7 +179,7 @@ class LogManager:
         self._refused.pop(bucket, None)
 
     def settle(self, bucket: TableBucket) -> None:
-        """A log that was refused at the start is open: what was kept for it is durable in it."""
+        """Note that a log refused at the start is open: its kept entries are durable."""
         self._replay.pop(key_of(bucket), None)
         if not self._refused:
             for path in kept_in(self._commit_dir):
@@ -227,7 +227,7 @@ class LogManager:
             self._start_timer()
 
     def _drop_old_commit_files(self) -> None:
-        """Every entry is durable in its log: only files that will be reused need to stay."""
+        """Remove commit files that are not reused: every entry is durable in its own log."""
         for path in paths_in(self._commit_dir):
             if self._flush is not FlushMode.ACK or path.suffix != ".log":
                 self._files.unlink(path)
@@ -310,7 +310,7 @@ class LogManager:
     # -------------------------------------------------------------------------------- durability
 
     def commit(self, log: Log, end_offset: int, view: memoryview) -> bool:
-        """See to the durability of an appended entry.
+        """Make an appended entry durable.
 
         True: it may be acknowledged now, advance the high watermark to `end_offset`. False: wait
         for `on_durable`. `view` are the entry's stamped batches; they are copied if needed.

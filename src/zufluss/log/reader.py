@@ -80,7 +80,7 @@ class LogReader:
     last_timestamp: int
 
     def _show(self, segments: list[Segment], end_offset: int) -> None:
-        """Take these as the segments of the log, all of it visible."""
+        """Set the segments of the log; all of their batches become visible."""
         self._segments = segments
         self._bases = [segment.base_offset for segment in segments]
         self._active = segments[-1]
@@ -177,7 +177,7 @@ class LogReader:
         return segment.boundary(self.files, position, position, nowait=nowait)[1]
 
     def _remember(self, offset: int, segment: Segment, position: int) -> None:
-        """Keep where a reader left off, so that its next read needs no search."""
+        """Remember where a read ended, so that the reader's next read needs no search."""
         cursors = self._cursors
         if len(cursors) >= CURSORS_MAX and offset not in cursors:
             del cursors[next(iter(cursors))]

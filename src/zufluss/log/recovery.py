@@ -282,7 +282,7 @@ class _Scan:
             )
 
     def _walk(self, segment: Segment) -> tuple[int, str]:
-        """Take in the batches of a segment; return where they end and what is wrong there."""
+        """Add the batches of a segment; return where they end and what is wrong there."""
         index = segment.empty_index(self.files)
         file = segment.reader(self.files)
         end = 0
@@ -333,7 +333,7 @@ class _Scan:
         )
 
     def apply(self) -> RecoveredLog:
-        """Remove what does not stay, and hand over the rest."""
+        """Remove the segments that do not stay, and return the state of the rest."""
         last = self.segments[self.kept - 1]
         cut = self.kept < len(self.segments) or last.size != self.cut_size
         for segment in reversed(self.segments[self.kept :]):

@@ -48,7 +48,7 @@ def surplus(
 
 @dataclass(frozen=True, slots=True)
 class RetiredSegments:
-    """Segments a log has let go of."""
+    """Segments that were removed from a log and whose files still exist."""
 
     directory: Path
     """Where they are."""

@@ -249,7 +249,7 @@ class Segment:
         return header
 
     def distrust(self) -> None:
-        """Pages went to the disk and come back, by read-ahead more than were asked for."""
+        """Mark batches as read from the disk again; read-ahead brings more than was asked for."""
         self.doubtful, self.proven = self.size, 0
 
     def doubts(self, position: int) -> bool:

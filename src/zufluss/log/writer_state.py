@@ -80,7 +80,7 @@ class WriterState:
     __hash__ = None  # type: ignore[assignment]
 
     def copy(self) -> WriterState:
-        """The same state, to go on on its own."""
+        """A copy that changes independently."""
         other = WriterState(self.expiry_ms)
         other._writers = {writer: list(retained) for writer, retained in self._writers.items()}
         other._tasks = dict(self._tasks)
@@ -255,7 +255,7 @@ class WriterState:
         return state
 
     def _restore(self, writer_id: int, batches: list[LoggedBatch]) -> None:
-        """Take a writer from a snapshot; of a task that is there twice the newer epoch counts."""
+        """Add a writer from a snapshot; if a task occurs twice, its newer epoch counts."""
         if is_producer(writer_id):
             other = self._tasks.get(task_of(writer_id), writer_id)
             if other != writer_id and not _is_newer(writer_id, other):
