@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -31,6 +32,10 @@ os.environ.setdefault("SPARK_SUBMIT_OPTS", quick_java())
 settings.register_profile("test", deadline=None, derandomize=True, max_examples=50)
 settings.register_profile("fault", deadline=None)
 settings.load_profile("fault" if FULL else "test")
+
+# In the background of a shell the suite, and every process that it starts, would ignore SIGINT.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SERVERS = pytest.StashKey[list[DevServer]]()
 """Servers whose output belongs into the report of a failing test."""
