@@ -48,11 +48,10 @@ test: kernels ## all tests, with a sample of each fault count
 	$(BIN)/python scripts/spark_classes.py
 	$(BIN)/pytest -n 4 --dist worksteal
 
-test-more: kernels ## the second tier of CI: a wheel in an empty folder, clusters, larger samples, Spark 4.1
+test-more: kernels ## the second tier of CI: a wheel in an empty folder, larger samples, Spark clusters
 	$(BIN)/python scripts/wheel.py
 	ZUFLUSS_FAULT=more $(BIN)/pytest tests/log tests/kv tests/fault tests/fuzz tests/end_to_end/aggregation tests/end_to_end/leases tests/end_to_end/kv_scans -n 4 --dist worksteal --timeout 1200
 	ZUFLUSS_FAULT=full $(BIN)/pytest tests/tiering/test_clusters.py tests/spark/test_masters.py -n 2 --timeout 1200
-	$(BIN)/python scripts/spark41.py -n 3
 
 test-spark41: kernels ## the Spark tests once more, on Spark 4.1
 	$(BIN)/python scripts/spark41.py
