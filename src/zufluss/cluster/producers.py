@@ -30,7 +30,7 @@ class ProducerEntry:
     column_ids: frozenset[int]
     """The columns it writes, none of the key; empty for all columns, also those added later."""
     exclusive: bool
-    """Whether nobody else may write its columns."""
+    """Whether the producer is the only writer of its columns."""
     lost: bool
     """Whether others have taken columns of it: all its epochs are fenced, and it locks nothing."""
     baseline: Baseline = field(default_factory=dict)

@@ -193,7 +193,7 @@ class ClusterConnection:
     # -- metadata ------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Find the cluster through the bootstrap list; raises `NetworkError` if nobody answers."""
+        """Find the cluster through the bootstrap list; `NetworkError` if no server answers."""
         backoff = Backoff(self.options.connect_timeout_ms)
         while True:
             try:

@@ -35,7 +35,7 @@ SHORTEST_PAUSE_SECONDS: Final = 0.01
 """The shortest pause, however short the lease is."""
 TRY_PART: Final = 1 / 60
 TRY_SECONDS_MIN: Final = 1.0
-"""Limit for one try: this fraction of the duration, but at least a second or a third of it."""
+"""Limit for one try, as a fraction of the duration; never below a second or a third of it."""
 
 Clock = Callable[[], float]
 """Seconds that only grow."""

@@ -130,7 +130,7 @@ class AsyncExactlyOnceWriter(AsyncUpsertWriter):
 
     @property
     def exclusive(self) -> bool:
-        """Whether nobody else can write its columns."""
+        """Whether the producer is the only writer of its columns."""
         return self._producer.exclusive
 
     async def checkpoint(

@@ -111,7 +111,7 @@ class ProducerSession:
         self.baseline: BucketOffsets = {}
         """The offsets to which an undo goes back; a missing bucket goes back to 0."""
         self.exclusive = False
-        """Whether nobody else can write its columns."""
+        """Whether the producer is the only writer of its columns."""
         self.lost: ZuflussError | None = None
         """Why the producer cannot write any more; None while it can."""
         self.on_loss: Callable[[ZuflussError], None] = lambda loss: None

@@ -32,7 +32,7 @@ class ProducerInfo:
     columns: tuple[str, ...]
     """The written columns."""
     exclusive: bool
-    """Whether nobody else may write these columns."""
+    """Whether the producer is the only writer of its columns."""
     ttl_ms: int
     """Others may take over the columns after a silence of this length."""
     idle_ms: int

@@ -62,7 +62,7 @@ class ProducerRecord:
     all_columns: bool
     """Whether it was created for all columns."""
     exclusive: bool
-    """Whether nobody else may write its columns."""
+    """Whether the producer is the only writer of its columns."""
     ttl_ms: int
     """Silence after which other producers may take its columns."""
     checkpointed: bool = False
