@@ -3,24 +3,38 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from tests.tablet.gateway import Gateway
 from tests.tablet.support import TABLE, no_ids, picture
 from zufluss.cluster.replicas import assignments
 from zufluss.config.load import Configuration
 from zufluss.kv.replay import EarlierChangelog
 from zufluss.model.schema import Schema
+from zufluss.remote.registry import reconcile
+from zufluss.remote.storage import RemoteStorage
 from zufluss.replica.kv_host import KvHost
 from zufluss.replica.replica import Replica, ReplicaHost
 from zufluss.tablet.buckets import Buckets
+from zufluss.tablet.changelog_reader import ChangelogReader
 from zufluss.tablet.contention import Contention
 from zufluss.tablet.durability import Durability
+from zufluss.tablet.fetch import FetchHandler
+from zufluss.tablet.lookup import LookupHandler
 from zufluss.tablet.produce import ProduceHandler
 from zufluss.tablet.producers import KnownProducers
 from zufluss.tablet.put import PutHandler
+from zufluss.tablet.remote.context import RemoteContext
+from zufluss.tablet.remote.logs import RemoteLogRunner
+from zufluss.tablet.remote.restore import Restorer
+from zufluss.tablet.scan.rebuild import Rebuilder
+from zufluss.tablet.scan.service import ScanService
+from zufluss.tablet.scan.states import PinStates
 from zufluss.tablet.tasks import BackgroundTasks
+from zufluss.tablet.undo import UndoHandler
 from zufluss.testing.files import SilentFiles
 
 NOW_MS = 1000
@@ -53,15 +67,28 @@ class Parts:
         self.contention = Contention()
         self.durability = Durability(self.conf, self.files, self.buckets)
         self.kv = KvHost(self.conf, data_dir, self.files, asyncio.get_running_loop())
+        self.producers = KnownProducers()
+        self.threads = ThreadPoolExecutor(1)
+        storage = RemoteStorage(self.conf, reconcile(None, self.conf, {}), state_file=None)
+        self.remote = RemoteContext(self.buckets, storage, Gateway(), self.files)
         self.events: list[str] = []
+        self.when_closed: list[Callable[[Replica], None]] = []
+        """What handlers do when the bucket is closed."""
+        self.stops: list[Callable[[], Awaitable[None]]] = []
+        """How handlers with work of their own are stopped."""
         self.host = ReplicaHost(
             self.durability.logs,
             self.kv,
-            KnownProducers(),
+            self.producers,
             lambda: NOW_MS,
             opened=(lambda replica: self.events.append("opened"),),
-            closed=(lambda replica: self.events.append("closed"),),
+            closed=(self._closed,),
         )
+
+    def _closed(self, replica: Replica) -> None:
+        self.events.append("closed")
+        for closed in self.when_closed:
+            closed(replica)
 
     async def open(self) -> Replica:
         (assignment,) = assignments(self.buckets.image, 1)
@@ -77,6 +104,12 @@ class Parts:
     def produce_handler(self) -> ProduceHandler:
         return ProduceHandler(self.buckets, self.durability, lambda: NOW_MS)
 
+    def fetch_handler(self) -> FetchHandler:
+        remote_logs = RemoteLogRunner(
+            self.conf, self.remote, self.durability.logs, self.tasks, lambda: NOW_MS
+        )
+        return FetchHandler(self.buckets, remote_logs, self.threads, self.tasks)
+
     def put_handler(self) -> PutHandler:
         return PutHandler(
             self.conf,
@@ -89,17 +122,44 @@ class Parts:
             no_ids,
         )
 
+    def lookup_handler(self, put: PutHandler) -> LookupHandler:
+        return LookupHandler(self.buckets, self.kv, put, self.contention, self.tasks)
+
+    def scan_service(self) -> ScanService:
+        rebuilder = Rebuilder(self.conf, self.remote, self._restorer(), self._changelog_reader())
+        states = PinStates(self.conf, self.buckets, self.kv, rebuilder, self.contention, self.tasks)
+        scans = ScanService(self.conf, self.buckets, states, self.tasks)
+        self.when_closed += [scans.closed, states.closed]
+        self.stops.append(states.stop)
+        return scans
+
+    def undo_handler(self, put: PutHandler) -> UndoHandler:
+        reader = self._changelog_reader()
+        undos = UndoHandler(self.remote, put, self.producers, reader, lambda: NOW_MS)
+        self.when_closed.append(undos.closed)
+        self.stops.append(undos.stop)
+        return undos
+
+    def _restorer(self) -> Restorer:
+        return Restorer(self.remote, self.durability.logs, self.kv)
+
+    def _changelog_reader(self) -> ChangelogReader:
+        return ChangelogReader(self.buckets, self._restorer(), self.threads)
+
     async def stop(self) -> None:
         self.tasks.cancel()
+        for stop in self.stops:
+            await stop()
         await self.kv.close()
         await self.durability.logs.close()
+        self.threads.shutdown(wait=False)
 
 
 @asynccontextmanager
 async def parts(data_dir: Path, schema: Schema, flush: str = "os") -> AsyncIterator[Parts]:
-    made = Parts(data_dir, schema, flush)
-    made.durability.logs.started()
+    table = Parts(data_dir, schema, flush)
+    table.durability.logs.started()
     try:
-        yield made
+        yield table
     finally:
-        await made.stop()
+        await table.stop()

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from tests.tablet.gateway import Gateway
 from tests.tablet.keyed import KEYED
-from tests.tablet.parts import NOW_MS, Parts, parts
+from tests.tablet.parts import parts
 from tests.tablet.support import SCHEMA, TABLE, Connection, batch, fetch_request
 from zufluss.cluster.replicas import assignments
 from zufluss.errors import (
@@ -19,11 +17,6 @@ from zufluss.errors import (
     NonPrimaryKeyTableError,
     UnknownTableOrBucketError,
 )
-from zufluss.remote.registry import reconcile
-from zufluss.remote.storage import RemoteStorage
-from zufluss.tablet.fetch import FetchHandler
-from zufluss.tablet.remote.context import RemoteContext
-from zufluss.tablet.remote.logs import RemoteLogRunner
 from zufluss.wire import messages as m
 
 
@@ -31,15 +24,6 @@ def produce_request(rows: int) -> m.ProduceLogRequest:
     request = m.ProduceLogRequest(acks=-1, table_id=TABLE, timeout_ms=30_000)
     request.buckets_req.add(bucket_id=0, records=batch(rows))
     return request
-
-
-def fetch_handler(log_table: Parts) -> FetchHandler:
-    conf, buckets = log_table.conf, log_table.buckets
-    storage = RemoteStorage(conf, reconcile(None, conf, {}), state_file=None)
-    context = RemoteContext(buckets, storage, Gateway(), log_table.files)
-    logs = log_table.durability.logs
-    remote_logs = RemoteLogRunner(conf, context, logs, log_table.tasks, lambda: NOW_MS)
-    return FetchHandler(buckets, remote_logs, ThreadPoolExecutor(1), log_table.tasks)
 
 
 @pytest.mark.parametrize("flush", ["os", "ack"])
@@ -59,7 +43,7 @@ async def test_an_entry_is_acknowledged_when_the_flush_mode_has_it_durable(
 async def test_a_parked_fetch_is_woken_by_an_append(tmp_path: Path) -> None:
     async with parts(tmp_path, SCHEMA) as log_table:
         await log_table.open()
-        fetch = fetch_handler(log_table)
+        fetch = log_table.fetch_handler()
         produce, connection = log_table.produce_handler(), Connection()
         fetched = connection.send(fetch.handle, fetch_request())
         assert len(fetch.parked) == 1
