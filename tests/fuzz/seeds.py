@@ -15,6 +15,7 @@ from typing import Any
 from crc32c import crc32c
 
 from tests.end_to_end.samples import ALL_TYPES, all_types_batch
+from tests.log.disk import SilentFiles
 from tests.paths import FIXTURES
 from tests.record.arrow_samples import (
     CODECS,
@@ -37,7 +38,6 @@ from zufluss.model.predicate import Predicate
 from zufluss.model.schema import Schema
 from zufluss.record.batch.stats import build_statistics
 from zufluss.record.header import read_header
-from zufluss.testing.files import SilentFiles
 from zufluss.wire import messages as m
 from zufluss.wire.api import APIS
 from zufluss.wire.frame import pack_error, pack_request, pack_response

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from tests.fuzz import seeds
+from tests.log.disk import SilentFiles
 from tests.record.batch import plain_check as plain
 from zufluss.errors import ConfigError, CorruptMessageError, CorruptRecordError, ZuflussError
 from zufluss.log.checkpoint import read_checkpoint
@@ -45,7 +46,6 @@ from zufluss.record.fault import BatchFault, RefusedBatchError
 from zufluss.record.header import iter_headers, read_header, seal
 from zufluss.record.kernels.batch_check import check_batch
 from zufluss.record.rows.formats import check_body, decode_body
-from zufluss.testing.files import SilentFiles
 from zufluss.wire import messages as m
 from zufluss.wire.api import APIS
 from zufluss.wire.codec import decode

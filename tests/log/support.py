@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.log.disk import SilentFiles
 from zufluss.log.config import LogConfig
 from zufluss.log.files import Files
 from zufluss.log.log import AppendResult, Log
 from zufluss.model.table import TableBucket
 from zufluss.record.batch.check import CheckedBatch
 from zufluss.record.header import build_batch, iter_headers
-from zufluss.testing.files import SilentFiles
 
 BUCKET = TableBucket(1, None, 0)
 

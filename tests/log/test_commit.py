@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.log.disk import ManualWorker, RecordingFiles, SilentFiles
 from tests.log.support import batch, entry, offsets, read_all
 from zufluss.errors import CorruptRecordError, LogStorageError
 from zufluss.log.commit_log import BLOCK_BYTES, kept_in, read_commit_log
@@ -20,7 +21,6 @@ from zufluss.log.log import AppendResult, Log
 from zufluss.log.manager import COMMIT_DIRECTORY, COPY_BYTES_MAX, LogManager, log_directory
 from zufluss.log.writer_state import WriterState
 from zufluss.model.table import PhysicalTablePath, TableBucket
-from zufluss.testing.files import ManualWorker, RecordingFiles, SilentFiles
 
 PATH = PhysicalTablePath("db", "t", None)
 FIRST, SECOND = TableBucket(1, None, 0), TableBucket(1, None, 1)

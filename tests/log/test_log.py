@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.log.disk import SilentFiles
 from tests.log.support import (
     append,
     batch,
@@ -26,7 +27,6 @@ from zufluss.log.reader import CURSORS_MAX
 from zufluss.log.retention import remove_deleted
 from zufluss.log.segment import PagesNotCachedError, read_slice
 from zufluss.record.header import iter_headers, read_header
-from zufluss.testing.files import SilentFiles
 
 
 def test_offsets_are_dense_and_stamped_into_the_batches(tmp_path: Path) -> None:

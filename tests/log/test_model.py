@@ -11,12 +11,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from tests.log.disk import SilentFiles
 from tests.log.support import BUCKET, batch, entry, expire, offsets, read_all
 from zufluss.errors import OutOfOrderSequenceError
 from zufluss.log.config import LogConfig
 from zufluss.log.log import Log
 from zufluss.record.header import iter_headers
-from zufluss.testing.files import SilentFiles
 
 CONFIG = LogConfig(
     segment_bytes_max=700, index_interval_bytes=120, ttl_ms=50, writer_expiry_ms=1 << 40

@@ -18,6 +18,14 @@ from typing import Any
 import pytest
 
 from tests.counts import rounds
+from tests.log.disk import (
+    ManualWorker,
+    Operation,
+    RecordingFiles,
+    SilentFiles,
+    crash_image,
+    prefixes,
+)
 from tests.log.support import append, batch, entry, read_all
 from zufluss.errors import OffsetOutOfRangeError
 from zufluss.log import manager as manager_module
@@ -28,14 +36,6 @@ from zufluss.log.manager import LogManager
 from zufluss.log.writer_state import WriterState
 from zufluss.model.table import PhysicalTablePath, TableBucket
 from zufluss.record.header import BatchHeader, iter_headers
-from zufluss.testing.files import (
-    ManualWorker,
-    Operation,
-    RecordingFiles,
-    SilentFiles,
-    crash_image,
-    prefixes,
-)
 
 WORKLOADS = rounds(10, 50)
 IMAGES = rounds(50, 400)

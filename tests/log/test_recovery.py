@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.log.disk import SilentFiles
 from tests.log.support import append, batch, crash, offsets, open_log, read_all, segment_files
 from tests.paths import FIXTURES
 from zufluss.errors import CorruptRecordError, OutOfOrderSequenceError
 from zufluss.log.checkpoint import LogCheckpoint, read_checkpoint, write_checkpoint
 from zufluss.log.log import Log
 from zufluss.log.segment import Segment, headers
-from zufluss.testing.files import SilentFiles
 
 FIXTURES = FIXTURES / "remote-log"
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.log.disk import SilentFiles
 from tests.log.support import BUCKET, append, batch, crash, expire, offsets, open_log, read_all
 from tests.paths import FIXTURES
 from zufluss.errors import CorruptRecordError, OutOfOrderSequenceError
@@ -19,7 +20,6 @@ from zufluss.log.log import Log
 from zufluss.log.segment import Segment
 from zufluss.log.writer_state import WriterState
 from zufluss.replica.remote_index import offset_before, position_in
-from zufluss.testing.files import SilentFiles
 
 FLUSS = FIXTURES / "remote-log"
 EXPIRY_MS = 1000

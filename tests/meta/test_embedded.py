@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.meta.conformance import MetaStoreConformance
 from zufluss.meta.api import (
     ConflictError,
     Create,
@@ -23,7 +24,6 @@ from zufluss.meta.api import (
     StoreOwnedError,
 )
 from zufluss.meta.embedded import DATABASE_FILE, ROWS_AT_ONCE, EmbeddedStore
-from zufluss.testing.metastore import MetaStoreConformance
 
 WRITER = Path(__file__).with_name("writer.py")
 

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from tests.log.disk import SilentFiles
 from tests.tablet.gateway import Gateway
 from tests.tablet.support import TABLE, no_ids, picture
 from zufluss.cluster.replicas import assignments
@@ -35,7 +36,6 @@ from zufluss.tablet.scan.service import ScanService
 from zufluss.tablet.scan.states import PinStates
 from zufluss.tablet.tasks import BackgroundTasks
 from zufluss.tablet.undo import UndoHandler
-from zufluss.testing.files import SilentFiles
 
 NOW_MS = 1000
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from tests.log.disk import SilentFiles
 from tests.tablet.gateway import Gateway
 from zufluss.cluster.image import BucketState, ClusterImage, TableEntry, TablePut
 from zufluss.cluster.replicas import ReplicaStop, assignments
@@ -25,7 +26,6 @@ from zufluss.remote.registry import reconcile
 from zufluss.remote.storage import RemoteStorage
 from zufluss.tablet.put import AllocateIds
 from zufluss.tablet.server import TabletServer
-from zufluss.testing.files import SilentFiles
 from zufluss.wire import messages as m
 from zufluss.wire.codec import decode
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
+from tests.log.disk import SilentFiles
 from tests.tablet.support import TABLE, Connection, Tablet, batch
 from zufluss.errors import ErrorCode
 from zufluss.log.log import Log
 from zufluss.log.manager import COPY_BYTES_MAX
 from zufluss.record.header import build_batch, iter_headers
 from zufluss.tablet.produce import GATHERED_BYTES_MAX
-from zufluss.testing.files import SilentFiles
 from zufluss.wire import messages as m
 from zufluss.wire.codec import decode
 

@@ -2,7 +2,7 @@
 
 Every write, truncation, sync, rename, creation and removal of the log goes through one `Files`
 object that is handed in. That gives three things: a test can record all operations and build the
-disk as a power failure would leave it (`zufluss.testing.files`), a crash test can kill the process
+disk as a power failure would leave it (`tests/log/disk.py`), a crash test can kill the process
 at the n-th operation of a kind, and a reader finds the durability rules in one place. Reading is
 not wrapped; it changes nothing.
 

@@ -2,7 +2,7 @@
 
 The catalog, the epochs and the id counters of a cluster live in a metadata store: versioned byte
 values under slash paths. Every durable change of the coordinator is one `transact`. The table lists
-all promises of a backend; `zufluss.testing.metastore` has tests of them, which a backend runs by
+all promises of a backend; `tests/meta/conformance.py` has tests of them, which a backend runs by
 subclassing.
 
 | promise | meaning |

@@ -48,13 +48,13 @@ from tests.end_to_end.scans import (
     pin,
     rows_of,
 )
+from tests.log.disk import SilentFiles
 from tests.tablet.keyed import KEYED, many
 from tests.tablet.scan.test_service import Scans, scanning
 from tests.tablet.support import TABLE
 from zufluss.client.sync.connection import Connection
 from zufluss.client.sync.table import Table
 from zufluss.errors import InvalidScanRequestError
-from zufluss.testing.files import SilentFiles
 from zufluss.testing.server import DevServer
 from zufluss.wire import messages as m
 
