@@ -18,7 +18,13 @@ from tests.remote.iam import Iam
 from zufluss.config.load import Configuration
 from zufluss.remote.objects import ObjectForbiddenError, Objects, RemoteStorageError
 from zufluss.remote.sts import AwsKeys, SecurityTokenError, call, session_of, signed_headers
-from zufluss.remote.tokens import KEPT_MAX, FileSystemToken, Tokens, session_policy
+from zufluss.remote.tokens import (
+    KEPT_MAX,
+    POLICY_CHARS_MAX,
+    FileSystemToken,
+    Tokens,
+    session_policy,
+)
 from zufluss.remote.uri import parse_location
 from zufluss.testing.s3 import S3Server
 
@@ -202,10 +208,36 @@ async def test_a_request_with_a_role_carries_the_policy(
     assert json.loads(seen[0]["Policy"]) == session_policy("logs", ["root/log/a"])
 
 
-async def test_more_prefixes_than_a_policy_holds_are_refused(server_keys: dict[str, str]) -> None:
+async def test_prefixes_that_no_policy_holds_together_get_several_sessions(
+    s3: S3Server, server_keys: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise nobody reads a table with five locations in one bucket."""
+    policies: list[str] = []
+
+    async def spy(endpoint: str, region: str, keys: AwsKeys, form: dict[str, str], ms: int) -> Any:
+        policies.append(form["Policy"])
+        return await call(endpoint, region, keys, form, ms)
+
+    monkeypatch.setattr("zufluss.remote.sts.call", spy)
     made = tokens(server_keys, **{"s3.assumed.role.arn": "arn:aws:iam::123456789012:role/r"})
-    with pytest.raises(SecurityTokenError, match="2048 are allowed"):
-        await made.token(ROOT, [f"{ROOT}/log/table-{i}" for i in range(100)])
+    prefixes = [f"{ROOT}/place-{i}/{kind}/db/t-1" for i in range(20) for kind in ("log", "kv")]
+    answer = await made.token(ROOT, prefixes)
+    assert [token.prefix for token in answer] == prefixes
+    assert all(token.path_scoped for token in answer)
+    assert 1 < len({token.token for token in answer}) == len(policies)
+    assert max(map(len, policies)) <= POLICY_CHARS_MAX
+    named = [path for policy in policies for path in json.loads(policy)["Statement"][0]["Resource"]]
+    assert sorted(named) == sorted(f"arn:aws:s3:::{p.removeprefix('s3://')}/*" for p in prefixes)
+
+
+async def test_more_sessions_than_a_request_may_need_are_refused(
+    server_keys: dict[str, str],
+) -> None:
+    made = tokens(server_keys, **{"s3.assumed.role.arn": "arn:aws:iam::123456789012:role/r"})
+    with pytest.raises(SecurityTokenError, match="more than 256 sessions; ask for fewer tables"):
+        await made.token(ROOT, [f"{ROOT}/log/db/table-{i}".ljust(900, "x") for i in range(300)])
+    with pytest.raises(SecurityTokenError, match="2048 are allowed; use a location with a shorter"):
+        await made.token(ROOT, [f"{ROOT}/{'x' * 1000}"])
 
 
 async def test_a_role_without_a_prefix_gives_no_token(server_keys: dict[str, str]) -> None:

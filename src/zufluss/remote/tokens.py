@@ -10,6 +10,9 @@ A token is JSON as Fluss's clients read it, `{"access_key_id", "access_key_secre
 "security_token"}`, with Hadoop's keys for the address of the store beside it. Tokens are cached and
 handed out again while at least half of their life is left. Concurrent requests for the same token
 share one request to the token service.
+
+AWS limits the length of a session's policy, which names every prefix twice. So prefixes share a
+session as long as their policy fits; many locations in one bucket need several sessions.
 """
 
 from __future__ import annotations
@@ -34,6 +37,8 @@ KEPT_MAX: Final = 1024
 """Tokens that a server caches at most."""
 POLICY_CHARS_MAX: Final = 2048
 """Length of the longest session policy that AWS accepts."""
+SESSIONS_MAX: Final = 256
+"""Sessions that one request for tokens may need at most."""
 SESSION_NAME: Final = "zufluss-reader"
 
 ENDPOINT: Final = "fs.s3a.endpoint"
@@ -97,12 +102,14 @@ class Tokens:
         scoped = self.is_scoped(uri)
         if scoped and not prefixes:
             return []
-        session = await self._session(uri, tuple(sorted(prefixes)) if scoped else ())
+        groups = policy_groups(uri, prefixes) if scoped else [()]
+        sessions = await asyncio.gather(*(self._session(uri, group) for group in groups))
         return [
             FileSystemToken(
                 prefix, uri.scheme, token_json(session.keys), session.expires_ms, info, scoped
             )
-            for prefix in (prefixes if scoped else [uri.fs_key])
+            for group, session in zip(groups, sessions, strict=True)
+            for prefix in (group or [uri.fs_key])
         ]
 
     def _properties(self, uri: LocationUri) -> dict[str, str]:
@@ -160,7 +167,7 @@ class Tokens:
                 "Action": "AssumeRole",
                 "RoleArn": properties["s3.assumed.role.arn"],
                 "RoleSessionName": SESSION_NAME,
-                "Policy": _policy_text(uri, prefixes),
+                "Policy": policy_text(uri, prefixes),
             }
         region = properties.get("s3.region", REGION)
         timeout_ms = self._conf.get(o.ZUFLUSS_REMOTE_REQUEST_TIMEOUT)
@@ -205,12 +212,30 @@ def session_policy(bucket: str, prefixes: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _policy_text(uri: LocationUri, prefixes: Sequence[str]) -> str:
+def policy_text(uri: LocationUri, prefixes: Sequence[str]) -> str:
+    """Return the policy of a session for these prefixes, as the token service gets it."""
     paths = [prefix.removeprefix(uri.fs_key).strip("/") for prefix in prefixes]
-    text = json.dumps(session_policy(uri.authority, paths), separators=(",", ":"))
-    if len(text) > POLICY_CHARS_MAX:
-        raise SecurityTokenError(
-            f"a token for {len(prefixes)} prefixes of {uri.fs_key} needs a policy of {len(text)} "
-            f"characters, {POLICY_CHARS_MAX} are allowed; ask for fewer tables at once"
-        )
-    return text
+    return json.dumps(session_policy(uri.authority, paths), separators=(",", ":"))
+
+
+def policy_groups(uri: LocationUri, prefixes: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return the prefixes in their order, in groups whose policies are short enough."""
+    groups: list[tuple[str, ...]] = [()]
+    for prefix in prefixes:
+        longer = (*groups[-1], prefix)
+        if len(policy_text(uri, longer)) <= POLICY_CHARS_MAX:
+            groups[-1] = longer
+            continue
+        alone = len(policy_text(uri, [prefix]))
+        if alone > POLICY_CHARS_MAX:
+            raise SecurityTokenError(
+                f"a token for {prefix} needs a policy of {alone} characters, {POLICY_CHARS_MAX} "
+                "are allowed; use a location with a shorter address"
+            )
+        groups.append((prefix,))
+        if len(groups) > SESSIONS_MAX:
+            raise SecurityTokenError(
+                f"a token for {len(prefixes)} prefixes of {uri.fs_key} needs more than "
+                f"{SESSIONS_MAX} sessions; ask for fewer tables at once"
+            )
+    return groups

@@ -209,6 +209,27 @@ def test_a_server_with_a_role_gives_tokens_for_the_tables_that_are_named(
         assert rows(table) == everything(9)
 
 
+def test_a_table_with_twenty_locations_in_one_bucket_is_read_with_limited_tokens(
+    tmp_path: Path, s3_server: S3Server, buckets: list[str]
+) -> None:
+    roots = [f"s3://{buckets[0]}/place-{number}" for number in range(20)]
+    role = {"s3.assumed.role.arn": "arn:aws:iam::123456789012:role/reader"}
+    with patient(tmp_path, {**s3_server.properties, **role, DIRS: ",".join(roots)}) as it:
+        table = it.create("t")
+        write(table, 0, 22)
+        it.until_copied(table, 22)
+        it.until_gone(table)
+        answer = ask(it, "t")
+        assert {x.prefix for x in answer.tokens} == {
+            f"{root}/{kind}/fluss/t-{table.info.table_id}"
+            for root in roots
+            for kind in ("log", "kv", "lake")
+        }
+        assert answer.token == answer.tokens[0].token, "a client of Fluss reads the first location"
+        assert answer.tokens[0].prefix.startswith(roots[0])
+        assert rows(table) == everything(22)
+
+
 # -- expiry --------------------------------------------------------------------------------------
 
 
