@@ -10,6 +10,7 @@ stale. A message names the thing, the value, the limit and the way out.
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Any
 
 
 class ErrorCode(IntEnum):
@@ -115,10 +116,16 @@ REFRESH_METADATA = frozenset(map(ErrorCode, (1, 12, 21, 24, 44, 65)))
 class ZuflussError(Exception):
     """An error of the protocol: `code`, a message, and whether trying again can help.
 
-    Raise a subclass where one exists, or `error(code, message)` which picks it.
+    Raise a subclass where one exists, or `error(code, message)` which picks it. A subclass names
+    its code beside its bases.
     """
 
     code: ErrorCode = ErrorCode.UNKNOWN_SERVER_ERROR
+
+    def __init_subclass__(cls, *, code: ErrorCode | None = None, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        if code is not None:
+            cls.code = code
 
     def __init__(self, message: str = "", *, code: ErrorCode | None = None) -> None:
         super().__init__(message)
@@ -140,359 +147,252 @@ class ZuflussError(Exception):
         return f"{self.code.name} ({self.code.value}): {self.message}"
 
 
-class ConfigError(ZuflussError, ValueError):
+class ConfigError(ZuflussError, ValueError, code=ErrorCode.INVALID_CONFIG_EXCEPTION):
     """A configuration key or table property is unknown or has a value that is not allowed."""
 
-    code = ErrorCode.INVALID_CONFIG_EXCEPTION
 
-
-class NetworkError(ZuflussError, ConnectionError):
+class NetworkError(ZuflussError, ConnectionError, code=ErrorCode.NETWORK_EXCEPTION):
     """The connection was lost or could not be made."""
 
-    code = ErrorCode.NETWORK_EXCEPTION
 
-
-class RequestTimeoutError(ZuflussError, TimeoutError):
+class RequestTimeoutError(ZuflussError, TimeoutError, code=ErrorCode.REQUEST_TIME_OUT):
     """No answer within the deadline."""
 
-    code = ErrorCode.REQUEST_TIME_OUT
 
-
-class UnsupportedVersionError(ZuflussError):
+class UnsupportedVersionError(ZuflussError, code=ErrorCode.UNSUPPORTED_VERSION):
     """The server does not know this API or this version of it."""
 
-    code = ErrorCode.UNSUPPORTED_VERSION
 
-
-class CorruptMessageError(ZuflussError, ValueError):
+class CorruptMessageError(ZuflussError, ValueError, code=ErrorCode.CORRUPT_MESSAGE):
     """A message cannot be decoded."""
 
-    code = ErrorCode.CORRUPT_MESSAGE
 
-
-class CorruptRecordError(ZuflussError, ValueError):
+class CorruptRecordError(ZuflussError, ValueError, code=ErrorCode.CORRUPT_RECORD_EXCEPTION):
     """A record batch is malformed: checksum, sizes, counts or body do not agree."""
 
-    code = ErrorCode.CORRUPT_RECORD_EXCEPTION
 
-
-class RecordTooLargeError(ZuflussError, ValueError):
+class RecordTooLargeError(ZuflussError, ValueError, code=ErrorCode.RECORD_TOO_LARGE_EXCEPTION):
     """A record or batch is over its limit."""
 
-    code = ErrorCode.RECORD_TOO_LARGE_EXCEPTION
 
-
-class DatabaseNotExistError(ZuflussError, LookupError):
+class DatabaseNotExistError(ZuflussError, LookupError, code=ErrorCode.DATABASE_NOT_EXIST):
     """No such database."""
 
-    code = ErrorCode.DATABASE_NOT_EXIST
 
-
-class DatabaseNotEmptyError(ZuflussError):
+class DatabaseNotEmptyError(ZuflussError, code=ErrorCode.DATABASE_NOT_EMPTY):
     """The database still has tables and the drop was not a cascade."""
 
-    code = ErrorCode.DATABASE_NOT_EMPTY
 
-
-class DatabaseAlreadyExistError(ZuflussError):
+class DatabaseAlreadyExistError(ZuflussError, code=ErrorCode.DATABASE_ALREADY_EXIST):
     """The database name is taken."""
 
-    code = ErrorCode.DATABASE_ALREADY_EXIST
 
-
-class InvalidDatabaseError(ZuflussError, ValueError):
+class InvalidDatabaseError(ZuflussError, ValueError, code=ErrorCode.INVALID_DATABASE_EXCEPTION):
     """The database name or descriptor is not allowed."""
 
-    code = ErrorCode.INVALID_DATABASE_EXCEPTION
 
-
-class TableNotExistError(ZuflussError, LookupError):
+class TableNotExistError(ZuflussError, LookupError, code=ErrorCode.TABLE_NOT_EXIST):
     """No such table."""
 
-    code = ErrorCode.TABLE_NOT_EXIST
 
-
-class TableAlreadyExistError(ZuflussError):
+class TableAlreadyExistError(ZuflussError, code=ErrorCode.TABLE_ALREADY_EXIST):
     """The table name is taken."""
 
-    code = ErrorCode.TABLE_ALREADY_EXIST
 
-
-class InvalidTableError(ZuflussError, ValueError):
+class InvalidTableError(ZuflussError, ValueError, code=ErrorCode.INVALID_TABLE_EXCEPTION):
     """The table name or descriptor is not allowed, or the request does not fit the table's kind."""
 
-    code = ErrorCode.INVALID_TABLE_EXCEPTION
 
-
-class InvalidAlterTableError(ZuflussError, ValueError):
+class InvalidAlterTableError(
+    ZuflussError, ValueError, code=ErrorCode.INVALID_ALTER_TABLE_EXCEPTION
+):
     """The alteration is not allowed."""
 
-    code = ErrorCode.INVALID_ALTER_TABLE_EXCEPTION
 
-
-class InvalidReplicationFactorError(ZuflussError, ValueError):
+class InvalidReplicationFactorError(
+    ZuflussError, ValueError, code=ErrorCode.INVALID_REPLICATION_FACTOR
+):
     """More replicas than live tablet servers."""
 
-    code = ErrorCode.INVALID_REPLICATION_FACTOR
 
-
-class BucketMaxNumError(ZuflussError, ValueError):
+class BucketMaxNumError(ZuflussError, ValueError, code=ErrorCode.BUCKET_MAX_NUM_EXCEPTION):
     """Too many buckets."""
 
-    code = ErrorCode.BUCKET_MAX_NUM_EXCEPTION
 
-
-class SchemaNotExistError(ZuflussError, LookupError):
+class SchemaNotExistError(ZuflussError, LookupError, code=ErrorCode.SCHEMA_NOT_EXIST):
     """No such schema id."""
 
-    code = ErrorCode.SCHEMA_NOT_EXIST
 
-
-class PartitionNotExistError(ZuflussError, LookupError):
+class PartitionNotExistError(ZuflussError, LookupError, code=ErrorCode.PARTITION_NOT_EXISTS):
     """No such partition."""
 
-    code = ErrorCode.PARTITION_NOT_EXISTS
 
-
-class PartitionAlreadyExistError(ZuflussError):
+class PartitionAlreadyExistError(ZuflussError, code=ErrorCode.PARTITION_ALREADY_EXISTS):
     """The partition exists."""
 
-    code = ErrorCode.PARTITION_ALREADY_EXISTS
 
-
-class PartitionMaxNumError(ZuflussError):
+class PartitionMaxNumError(ZuflussError, code=ErrorCode.PARTITION_MAX_NUM_EXCEPTION):
     """Too many partitions."""
 
-    code = ErrorCode.PARTITION_MAX_NUM_EXCEPTION
 
-
-class InvalidPartitionError(ZuflussError, ValueError):
+class InvalidPartitionError(
+    ZuflussError, ValueError, code=ErrorCode.PARTITION_SPEC_INVALID_EXCEPTION
+):
     """The partition spec does not fit the table."""
 
-    code = ErrorCode.PARTITION_SPEC_INVALID_EXCEPTION
 
-
-class TableNotPartitionedError(ZuflussError):
+class TableNotPartitionedError(ZuflussError, code=ErrorCode.TABLE_NOT_PARTITIONED_EXCEPTION):
     """A partition call on a table without partitions."""
 
-    code = ErrorCode.TABLE_NOT_PARTITIONED_EXCEPTION
 
-
-class InvalidColumnProjectionError(ZuflussError, ValueError):
+class InvalidColumnProjectionError(
+    ZuflussError, ValueError, code=ErrorCode.INVALID_COLUMN_PROJECTION
+):
     """The projected columns are not a sorted, non-empty list of column indexes of the table."""
 
-    code = ErrorCode.INVALID_COLUMN_PROJECTION
 
-
-class InvalidTargetColumnError(ZuflussError, ValueError):
+class InvalidTargetColumnError(ZuflussError, ValueError, code=ErrorCode.INVALID_TARGET_COLUMN):
     """The target columns of a partial update are not allowed."""
 
-    code = ErrorCode.INVALID_TARGET_COLUMN
 
-
-class InvalidRequiredAcksError(ZuflussError, ValueError):
+class InvalidRequiredAcksError(ZuflussError, ValueError, code=ErrorCode.INVALID_REQUIRED_ACKS):
     """`acks` is none of -1, 0, 1."""
 
-    code = ErrorCode.INVALID_REQUIRED_ACKS
 
-
-class InvalidTimestampError(ZuflussError, ValueError):
+class InvalidTimestampError(ZuflussError, ValueError, code=ErrorCode.INVALID_TIMESTAMP_EXCEPTION):
     """The timestamp lies in the future."""
 
-    code = ErrorCode.INVALID_TIMESTAMP_EXCEPTION
 
-
-class OffsetOutOfRangeError(ZuflussError, IndexError):
+class OffsetOutOfRangeError(
+    ZuflussError, IndexError, code=ErrorCode.LOG_OFFSET_OUT_OF_RANGE_EXCEPTION
+):
     """The offset is outside the log."""
 
-    code = ErrorCode.LOG_OFFSET_OUT_OF_RANGE_EXCEPTION
 
-
-class NonPrimaryKeyTableError(ZuflussError):
+class NonPrimaryKeyTableError(ZuflussError, code=ErrorCode.NON_PRIMARY_KEY_TABLE_EXCEPTION):
     """A key-value call on a log table."""
 
-    code = ErrorCode.NON_PRIMARY_KEY_TABLE_EXCEPTION
 
-
-class UnknownTableOrBucketError(ZuflussError, LookupError):
+class UnknownTableOrBucketError(
+    ZuflussError, LookupError, code=ErrorCode.UNKNOWN_TABLE_OR_BUCKET_EXCEPTION
+):
     """The table id, partition id or bucket is unknown to this server."""
 
-    code = ErrorCode.UNKNOWN_TABLE_OR_BUCKET_EXCEPTION
 
-
-class NotLeaderError(ZuflussError):
+class NotLeaderError(ZuflussError, code=ErrorCode.NOT_LEADER_OR_FOLLOWER):
     """The bucket is led by another server."""
 
-    code = ErrorCode.NOT_LEADER_OR_FOLLOWER
 
-
-class LeaderNotAvailableError(ZuflussError):
+class LeaderNotAvailableError(ZuflussError, code=ErrorCode.LEADER_NOT_AVAILABLE_EXCEPTION):
     """The bucket has no leader yet."""
 
-    code = ErrorCode.LEADER_NOT_AVAILABLE_EXCEPTION
 
-
-class OutOfOrderSequenceError(ZuflussError):
+class OutOfOrderSequenceError(ZuflussError, code=ErrorCode.OUT_OF_ORDER_SEQUENCE_EXCEPTION):
     """A gap in the batch sequence of an idempotent writer."""
 
-    code = ErrorCode.OUT_OF_ORDER_SEQUENCE_EXCEPTION
 
-
-class UnknownWriterIdError(ZuflussError):
+class UnknownWriterIdError(ZuflussError, code=ErrorCode.UNKNOWN_WRITER_ID_EXCEPTION):
     """The writer's state is gone."""
 
-    code = ErrorCode.UNKNOWN_WRITER_ID_EXCEPTION
 
-
-class FencedTieringEpochError(ZuflussError):
+class FencedTieringEpochError(ZuflussError, code=ErrorCode.FENCED_TIERING_EPOCH_EXCEPTION):
     """The table was handed to another tiering service, or another coordinator took over."""
 
-    code = ErrorCode.FENCED_TIERING_EPOCH_EXCEPTION
 
-
-class LakeNotConfiguredError(ZuflussError):
+class LakeNotConfiguredError(ZuflussError, code=ErrorCode.LAKE_STORAGE_NOT_CONFIGURED_EXCEPTION):
     """The cluster, or the table, has no lake."""
 
-    code = ErrorCode.LAKE_STORAGE_NOT_CONFIGURED_EXCEPTION
 
-
-class KvSnapshotNotExistError(ZuflussError, LookupError):
+class KvSnapshotNotExistError(ZuflussError, LookupError, code=ErrorCode.KV_SNAPSHOT_NOT_EXIST):
     """The bucket has no such key-value snapshot, or no longer."""
 
-    code = ErrorCode.KV_SNAPSHOT_NOT_EXIST
 
-
-class KvSnapshotLeaseNotFoundError(ZuflussError, LookupError):
+class KvSnapshotLeaseNotFoundError(
+    ZuflussError, LookupError, code=ErrorCode.KV_SNAPSHOT_LEASE_NOT_FOUND
+):
     """There is no such lease, or it has expired."""
 
-    code = ErrorCode.KV_SNAPSHOT_LEASE_NOT_FOUND
 
-
-class KvSnapshotLeaseFencedError(ZuflussError):
+class KvSnapshotLeaseFencedError(ZuflussError, code=ErrorCode.KV_SNAPSHOT_LEASE_FENCED):
     """Another client has taken the lease over."""
 
-    code = ErrorCode.KV_SNAPSHOT_LEASE_FENCED
 
-
-class KvSnapshotRevokedError(ZuflussError, LookupError):
+class KvSnapshotRevokedError(ZuflussError, LookupError, code=ErrorCode.KV_SNAPSHOT_REVOKED):
     """A leased snapshot was taken away, because its table or partition was dropped."""
 
-    code = ErrorCode.KV_SNAPSHOT_REVOKED
 
-
-class KvPinGoneError(ZuflussError, LookupError):
+class KvPinGoneError(ZuflussError, LookupError, code=ErrorCode.KV_PIN_GONE):
     """The pinned state of a bucket is gone and cannot be rebuilt."""
 
-    code = ErrorCode.KV_PIN_GONE
 
-
-class KvScanBusyError(ZuflussError):
+class KvScanBusyError(ZuflussError, code=ErrorCode.KV_SCAN_BUSY):
     """Too many scans at once, or another call on the same scan; try again."""
 
-    code = ErrorCode.KV_SCAN_BUSY
 
-
-class KvScanExpiredError(ZuflussError, LookupError):
+class KvScanExpiredError(ZuflussError, LookupError, code=ErrorCode.SCANNER_EXPIRED):
     """A scan of a primary-key bucket, or its pinned state, has ended or was never there.
 
     Whether it expired (66) or is not known at all (67), the way out is the same: open it again, at
     its log offset if the rows must go on where they stopped.
     """
 
-    code = ErrorCode.SCANNER_EXPIRED
 
-
-class InvalidScanRequestError(ZuflussError, ValueError):
+class InvalidScanRequestError(ZuflussError, ValueError, code=ErrorCode.INVALID_SCAN_REQUEST):
     """The request of a scan is malformed, or out of order."""
 
-    code = ErrorCode.INVALID_SCAN_REQUEST
 
-
-class TooManyScannersError(ZuflussError):
+class TooManyScannersError(ZuflussError, code=ErrorCode.TOO_MANY_SCANNERS):
     """A bucket, or a server, has as many scans as it may have."""
 
-    code = ErrorCode.TOO_MANY_SCANNERS
 
-
-class InvalidProducerIdError(ZuflussError, ValueError):
+class InvalidProducerIdError(
+    ZuflussError, ValueError, code=ErrorCode.INVALID_PRODUCER_ID_EXCEPTION
+):
     """The id of a producer is malformed."""
 
-    code = ErrorCode.INVALID_PRODUCER_ID_EXCEPTION
 
-
-class ProducerFencedError(ZuflussError):
+class ProducerFencedError(ZuflussError, code=ErrorCode.PRODUCER_FENCED):
     """A later epoch of the producer has begun; this writer must end."""
 
-    code = ErrorCode.PRODUCER_FENCED
 
-
-class ProducerNotFoundError(ZuflussError, LookupError):
+class ProducerNotFoundError(ZuflussError, LookupError, code=ErrorCode.PRODUCER_NOT_FOUND):
     """The table has no such producer, or no longer."""
 
-    code = ErrorCode.PRODUCER_NOT_FOUND
 
-
-class ProducerStateError(ZuflussError, ValueError):
+class ProducerStateError(ZuflussError, ValueError, code=ErrorCode.PRODUCER_STATE_INVALID):
     """The producer cannot be restored to the state it asks for."""
 
-    code = ErrorCode.PRODUCER_STATE_INVALID
 
-
-class ColumnLockedError(ZuflussError):
+class ColumnLockedError(ZuflussError, code=ErrorCode.COLUMN_LOCKED):
     """Another producer owns the columns."""
 
-    code = ErrorCode.COLUMN_LOCKED
 
-
-class AggregationError(ZuflussError, ValueError):
+class AggregationError(ZuflussError, ValueError, code=ErrorCode.AGGREGATION_FAILED):
     """A value cannot be aggregated: it overflows, is malformed, or cannot be taken back."""
 
-    code = ErrorCode.AGGREGATION_FAILED
 
-
-class UndoUnderWayError(ZuflussError):
+class UndoUnderWayError(ZuflussError, code=ErrorCode.UNDO_UNDER_WAY):
     """The bucket refuses puts of the producer until its earlier puts are undone."""
 
-    code = ErrorCode.UNDO_UNDER_WAY
 
-
-class UndoImpossibleError(ZuflussError):
+class UndoImpossibleError(ZuflussError, code=ErrorCode.UNDO_IMPOSSIBLE):
     """Changes cannot be undone: the changelog starts too late, or ends too early."""
 
-    code = ErrorCode.UNDO_IMPOSSIBLE
 
-
-class LakeSnapshotNotExistError(ZuflussError, LookupError):
+class LakeSnapshotNotExistError(ZuflussError, LookupError, code=ErrorCode.LAKE_SNAPSHOT_NOT_EXIST):
     """The table has no such snapshot in the lake."""
 
-    code = ErrorCode.LAKE_SNAPSHOT_NOT_EXIST
 
-
-class LogStorageError(ZuflussError, OSError):
+class LogStorageError(ZuflussError, OSError, code=ErrorCode.LOG_STORAGE_EXCEPTION):
     """The log cannot be read or written."""
 
-    code = ErrorCode.LOG_STORAGE_EXCEPTION
 
-    def __str__(self) -> str:
-        return ZuflussError.__str__(self)
-
-
-class AuthenticationError(ZuflussError, PermissionError):
+class AuthenticationError(ZuflussError, PermissionError, code=ErrorCode.AUTHENTICATE_EXCEPTION):
     """Authentication failed, or is missing."""
 
-    code = ErrorCode.AUTHENTICATE_EXCEPTION
 
-    def __str__(self) -> str:
-        return ZuflussError.__str__(self)
-
-
-class AuthorizationError(ZuflussError, PermissionError):
+class AuthorizationError(ZuflussError, PermissionError, code=ErrorCode.AUTHORIZATION_EXCEPTION):
     """The principal may not do this."""
-
-    code = ErrorCode.AUTHORIZATION_EXCEPTION
-
-    def __str__(self) -> str:
-        return ZuflussError.__str__(self)
 
 
 _BY_CODE: dict[ErrorCode, type[ZuflussError]] = {c.code: c for c in ZuflussError.__subclasses__()}

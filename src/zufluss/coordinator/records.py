@@ -129,10 +129,8 @@ class Drop:
         return self.table_id, self.partition_id
 
 
-class CatalogDamagedError(ZuflussError):
+class CatalogDamagedError(ZuflussError, code=ErrorCode.STORAGE_EXCEPTION):
     """A value in the metadata store cannot be read."""
-
-    code = ErrorCode.STORAGE_EXCEPTION
 
 
 def number(value: int) -> bytes:

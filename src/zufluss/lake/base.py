@@ -67,10 +67,8 @@ C = TypeVar("C")
 T = TypeVar("T")
 
 
-class LakeError(ZuflussError):
+class LakeError(ZuflussError, code=ErrorCode.UNKNOWN_SERVER_ERROR):
     """The lake cannot be read or written."""
-
-    code = ErrorCode.UNKNOWN_SERVER_ERROR
 
 
 class LakeTableError(LakeError):

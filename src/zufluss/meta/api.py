@@ -126,10 +126,8 @@ class PathChange:
     """The version it has now; of a deleted path the version it had."""
 
 
-class MetaStoreError(ZuflussError):
+class MetaStoreError(ZuflussError, code=ErrorCode.STORAGE_EXCEPTION):
     """The metadata store cannot be read or written."""
-
-    code = ErrorCode.STORAGE_EXCEPTION
 
 
 class StoreClosedError(MetaStoreError):
@@ -140,14 +138,12 @@ class StoreOwnedError(MetaStoreError):
     """Another process has this store open."""
 
 
-class ConflictError(MetaStoreError):
+class ConflictError(MetaStoreError, code=ErrorCode.INVALID_UPDATE_VERSION_EXCEPTION):
     """A transaction was refused, because a path does not have the version that it expects.
 
     `index` and `op` name the operation of the transaction; `actual` is the version of its path,
     None without a value.
     """
-
-    code = ErrorCode.INVALID_UPDATE_VERSION_EXCEPTION
 
     def __init__(self, index: int, op: Op, actual: int | None) -> None:
         self.index = index

@@ -47,10 +47,8 @@ LITERALS_MAX = 10_000
 """A predicate with more literals than this is refused."""
 
 
-class InvalidPredicateError(ZuflussError, ValueError):
+class InvalidPredicateError(ZuflussError, ValueError, code=ErrorCode.INVALID_SCAN_REQUEST):
     """A filter is malformed or does not fit the columns of the table."""
-
-    code = ErrorCode.INVALID_SCAN_REQUEST
 
 
 class LeafFunction(IntEnum):

@@ -9,10 +9,8 @@ from __future__ import annotations
 from zufluss.errors import ErrorCode, ZuflussError
 
 
-class RemoteStorageError(ZuflussError):
+class RemoteStorageError(ZuflussError, code=ErrorCode.STORAGE_EXCEPTION):
     """A request to remote storage failed. A retry does not help unless a subclass says so."""
-
-    code = ErrorCode.STORAGE_EXCEPTION
 
     def __init__(self, uri: str, path: str, reason: str) -> None:
         super().__init__(f"{uri}/{path}: {reason}" if path else f"{uri}: {reason}")

@@ -66,10 +66,8 @@ class AlterOp(IntEnum):
     MOVE = 5
 
 
-class UnknownLocationError(ZuflussError, LookupError):
+class UnknownLocationError(ZuflussError, LookupError, code=ErrorCode.STORAGE_EXCEPTION):
     """The registry does not have a location; a newer version may have it."""
-
-    code = ErrorCode.STORAGE_EXCEPTION
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,10 +37,8 @@ _FORM: Final = "application/x-www-form-urlencoded; charset=utf-8"
 _threads = Threads(CALLS_AT_ONCE)  # of our own: a dead service must not block other threads
 
 
-class SecurityTokenError(ZuflussError):
+class SecurityTokenError(ZuflussError, code=ErrorCode.SECURITY_TOKEN_EXCEPTION):
     """No credentials for clients could be created."""
-
-    code = ErrorCode.SECURITY_TOKEN_EXCEPTION
 
 
 @dataclass(frozen=True, slots=True)

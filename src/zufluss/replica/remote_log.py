@@ -30,10 +30,8 @@ SEGMENTS_MAX: Final = 64
 """Segments that one answer names; a reader asks again when it has read them."""
 
 
-class RemoteNotReadError(ZuflussError):
+class RemoteNotReadError(ZuflussError, code=ErrorCode.STORAGE_EXCEPTION):
     """The remote part of a log is not known yet; a later attempt may succeed."""
-
-    code = ErrorCode.STORAGE_EXCEPTION
 
     @property
     def retriable(self) -> bool:

@@ -51,10 +51,8 @@ _NAME = re.compile(r"metadata/[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\.offsets
 Offsets = Mapping[TableBucket, int]
 
 
-class OffsetsFileError(ZuflussError):
+class OffsetsFileError(ZuflussError, code=ErrorCode.UNKNOWN_SERVER_ERROR):
     """An offsets file cannot be read or is damaged."""
-
-    code = ErrorCode.UNKNOWN_SERVER_ERROR
 
 
 class OffsetsFiles:

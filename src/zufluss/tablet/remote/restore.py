@@ -54,10 +54,8 @@ WRITERS_BYTES_MAX: Final = 256 << 20
 """Largest writer snapshot that is read."""
 
 
-class NotRestoredError(ZuflussError):
+class NotRestoredError(ZuflussError, code=ErrorCode.STORAGE_EXCEPTION):
     """A bucket has lost files, and remote storage could not replace them."""
-
-    code = ErrorCode.STORAGE_EXCEPTION
 
     def __init__(self, message: str, *, retriable: bool) -> None:
         super().__init__(message)
