@@ -83,174 +83,124 @@ ReadSamples = Callable[[], Iterable[Sample]]
 OF_TABLE = ("database", "table")
 OF_LOCATION = ("location",)
 
+
+def declares(source: MetricSource) -> Callable[..., Metric]:
+    """How the metrics of a source are declared: counters are those whose name says so."""
+
+    def declare(name: str, help: str, labels: tuple[str, ...] = ()) -> Metric:
+        kind = MetricKind.COUNTER if name.endswith("_total") else MetricKind.GAUGE
+        return Metric(name, kind, source, help, labels)
+
+    return declare
+
+
+server_metric = declares(MetricSource.SERVER)
+tablet_metric = declares(MetricSource.TABLET)
+coordinator_metric = declares(MetricSource.COORDINATOR)
+service_metric = declares(MetricSource.TIERING)
+
 # ---------------------------------------------------------------------------------------------
 # Servers
 # ---------------------------------------------------------------------------------------------
 
-SERVER_INFO = Metric(
+SERVER_INFO = server_metric(
     "zufluss_server_info",
-    MetricKind.GAUGE,
-    MetricSource.SERVER,
     "Always 1; the labels say which version runs, and as what.",
     ("version", "role"),
 )
-CONNECTIONS = Metric(
-    "zufluss_connections", MetricKind.GAUGE, MetricSource.SERVER, "Connections that are open."
-)
-REQUESTS_IN_FLIGHT = Metric(
+CONNECTIONS = server_metric("zufluss_connections", "Connections that are open.")
+REQUESTS_IN_FLIGHT = server_metric(
     "zufluss_requests_in_flight",
-    MetricKind.GAUGE,
-    MetricSource.SERVER,
     "Requests that came and are not answered yet, long polls included.",
 )
-REQUESTS = Metric(
-    "zufluss_requests_total",
-    MetricKind.COUNTER,
-    MetricSource.SERVER,
-    "Requests by API.",
-    ("api",),
-)
-REQUEST_ERRORS = Metric(
+REQUESTS = server_metric("zufluss_requests_total", "Requests by API.", ("api",))
+REQUEST_ERRORS = server_metric(
     "zufluss_request_errors_total",
-    MetricKind.COUNTER,
-    MetricSource.SERVER,
     "Requests answered with an error as a whole, by error; errors of single buckets inside an "
     "answer are not among them.",
     ("error",),
 )
-RECEIVED_BYTES = Metric(
-    "zufluss_received_bytes_total", MetricKind.COUNTER, MetricSource.SERVER, "Bytes received."
-)
-SENT_BYTES = Metric(
-    "zufluss_sent_bytes_total", MetricKind.COUNTER, MetricSource.SERVER, "Bytes sent."
-)
-RECEIVE_MEMORY_BYTES = Metric(
+RECEIVED_BYTES = server_metric("zufluss_received_bytes_total", "Bytes received.")
+SENT_BYTES = server_metric("zufluss_sent_bytes_total", "Bytes sent.")
+RECEIVE_MEMORY_BYTES = server_metric(
     "zufluss_receive_memory_bytes",
-    MetricKind.GAUGE,
-    MetricSource.SERVER,
     "Memory of requests that are still arriving; `zufluss.net.receive-memory` bounds it.",
 )
-REMOTE_PLACED_FILES = Metric(
+REMOTE_PLACED_FILES = server_metric(
     "zufluss_remote_placed_files_total",
-    MetricKind.COUNTER,
-    MetricSource.SERVER,
     "Files that this server put into a remote location, by the location's id.",
     OF_LOCATION,
 )
-REMOTE_PLACED_BYTES = Metric(
-    "zufluss_remote_placed_bytes_total",
-    MetricKind.COUNTER,
-    MetricSource.SERVER,
-    "Bytes of these files.",
-    OF_LOCATION,
+REMOTE_PLACED_BYTES = server_metric(
+    "zufluss_remote_placed_bytes_total", "Bytes of these files.", OF_LOCATION
 )
-REMOTE_ERRORS = Metric(
+REMOTE_ERRORS = server_metric(
     "zufluss_remote_errors_total",
-    MetricKind.COUNTER,
-    MetricSource.SERVER,
     "Requests of this server that a remote location failed; forbidden and missing objects are not "
     "among them.",
     OF_LOCATION,
 )
-REMOTE_LATENCY_SECONDS = Metric(
+REMOTE_LATENCY_SECONDS = server_metric(
     "zufluss_remote_latency_seconds",
-    MetricKind.GAUGE,
-    MetricSource.SERVER,
     "Moving average of how long this server took to put a file into a remote location.",
     OF_LOCATION,
 )
-REMOTE_HEALTH = Metric(
+REMOTE_HEALTH = server_metric(
     "zufluss_remote_health",
-    MetricKind.GAUGE,
-    MetricSource.SERVER,
     "What this server sees of a remote location: 0 it works, 1 a request failed, 2 it is down.",
     OF_LOCATION,
 )
-REMOTE_EFFECTIVE_WEIGHT = Metric(
+REMOTE_EFFECTIVE_WEIGHT = server_metric(
     "zufluss_remote_effective_weight",
-    MetricKind.GAUGE,
-    MetricSource.SERVER,
     "The weight of a remote location for new files at present, health and "
     "`zufluss.remote.adaptive-weights` considered.",
     OF_LOCATION,
 )
-BUCKETS = Metric(
-    "zufluss_buckets", MetricKind.GAUGE, MetricSource.TABLET, "Buckets that this server serves."
-)
-BUCKETS_REFUSED = Metric(
+BUCKETS = tablet_metric("zufluss_buckets", "Buckets that this server serves.")
+BUCKETS_REFUSED = tablet_metric(
     "zufluss_buckets_refused",
-    MetricKind.GAUGE,
-    MetricSource.TABLET,
     "Buckets that cannot be served because their data is damaged; the log says why.",
 )
-LOG_SIZE_BYTES = Metric(
-    "zufluss_log_size_bytes",
-    MetricKind.GAUGE,
-    MetricSource.TABLET,
-    "Size of all logs on this server.",
+LOG_SIZE_BYTES = tablet_metric("zufluss_log_size_bytes", "Size of all logs on this server.")
+REMOTE_LOG_SIZE_BYTES = tablet_metric(
+    "zufluss_remote_log_size_bytes", "Size of what remote storage has of the logs on this server."
 )
-REMOTE_LOG_SIZE_BYTES = Metric(
-    "zufluss_remote_log_size_bytes",
-    MetricKind.GAUGE,
-    MetricSource.TABLET,
-    "Size of what remote storage has of the logs on this server.",
-)
-REMOTE_LOG_WAITING_SEGMENTS = Metric(
+REMOTE_LOG_WAITING_SEGMENTS = tablet_metric(
     "zufluss_remote_log_waiting_segments",
-    MetricKind.GAUGE,
-    MetricSource.TABLET,
     "Closed log segments that are not in remote storage yet; it grows while no location works.",
 )
-REMOTE_LOG_FAILURES = Metric(
+REMOTE_LOG_FAILURES = tablet_metric(
     "zufluss_remote_log_failures_total",
-    MetricKind.COUNTER,
-    MetricSource.TABLET,
     "Rounds of copying, expiring and moving log segments of a bucket that failed; they are done "
     "again.",
 )
-KV_PINS = Metric(
+KV_PINS = tablet_metric(
     "zufluss_kv_pins",
-    MetricKind.GAUGE,
-    MetricSource.TABLET,
     "Scans and pinned states of primary-key buckets that are open; `kv.scanner.max-per-server` "
     "bounds them.",
 )
-KV_PIN_OLDEST_AGE_SECONDS = Metric(
+KV_PIN_OLDEST_AGE_SECONDS = tablet_metric(
     "zufluss_kv_pin_oldest_age_seconds",
-    MetricKind.GAUGE,
-    MetricSource.TABLET,
     "Age of the oldest of them, 0 without any; each holds back space on the disk.",
 )
-KV_SCAN_ROWS = Metric(
-    "zufluss_kv_scan_rows_total",
-    MetricKind.COUNTER,
-    MetricSource.TABLET,
-    "Rows that scans of primary-key buckets answered.",
+KV_SCAN_ROWS = tablet_metric(
+    "zufluss_kv_scan_rows_total", "Rows that scans of primary-key buckets answered."
 )
-KV_SCAN_BYTES = Metric(
-    "zufluss_kv_scan_bytes_total",
-    MetricKind.COUNTER,
-    MetricSource.TABLET,
-    "Bytes of these rows, as they were sent.",
+KV_SCAN_BYTES = tablet_metric(
+    "zufluss_kv_scan_bytes_total", "Bytes of these rows, as they were sent."
 )
-PRODUCER_PUTS_FENCED = Metric(
+PRODUCER_PUTS_FENCED = tablet_metric(
     "zufluss_producer_puts_fenced_total",
-    MetricKind.COUNTER,
-    MetricSource.TABLET,
     "Puts that were refused because of exactly-once writers: of an earlier epoch of one, or to "
     "columns that one owns.",
 )
-UNDO_KEYS = Metric(
+UNDO_KEYS = tablet_metric(
     "zufluss_undo_keys_total",
-    MetricKind.COUNTER,
-    MetricSource.TABLET,
     "Keys whose rows were changed to undo what exactly-once writers had written before they were "
     "started again.",
 )
-UNTIERED_ROWS = Metric(
+UNTIERED_ROWS = tablet_metric(
     "zufluss_untiered_rows",
-    MetricKind.GAUGE,
-    MetricSource.TABLET,
     "Log records of a lake table that the lake does not have yet, and retention keeps for it.",
     OF_TABLE,
 )
@@ -259,38 +209,26 @@ UNTIERED_ROWS = Metric(
 # Remote locations, as the coordinator sees them
 # ---------------------------------------------------------------------------------------------
 
-REMOTE_LIVE_FILES = Metric(
+REMOTE_LIVE_FILES = coordinator_metric(
     "zufluss_remote_live_files",
-    MetricKind.GAUGE,
-    MetricSource.COORDINATOR,
     "Files in a remote location that manifests, snapshots and lake tables refer to.",
     OF_LOCATION,
 )
-REMOTE_LIVE_BYTES = Metric(
-    "zufluss_remote_live_bytes",
-    MetricKind.GAUGE,
-    MetricSource.COORDINATOR,
-    "Bytes of these files, as far as they are known.",
-    OF_LOCATION,
+REMOTE_LIVE_BYTES = coordinator_metric(
+    "zufluss_remote_live_bytes", "Bytes of these files, as far as they are known.", OF_LOCATION
 )
-REMOTE_STATE = Metric(
+REMOTE_STATE = coordinator_metric(
     "zufluss_remote_state",
-    MetricKind.GAUGE,
-    MetricSource.COORDINATOR,
     "What the operator wants of a remote location: 0 active, 1 draining, 2 retired.",
     OF_LOCATION,
 )
-REMOTE_WEIGHT = Metric(
+REMOTE_WEIGHT = coordinator_metric(
     "zufluss_remote_weight",
-    MetricKind.GAUGE,
-    MetricSource.COORDINATOR,
     "The weight of a remote location for new files, as it was set.",
     OF_LOCATION,
 )
-REMOTE_REGISTRY_VERSION = Metric(
+REMOTE_REGISTRY_VERSION = coordinator_metric(
     "zufluss_remote_registry_version",
-    MetricKind.GAUGE,
-    MetricSource.COORDINATOR,
     "The version of the registry of remote locations; it grows with each change.",
 )
 
@@ -298,58 +236,38 @@ REMOTE_REGISTRY_VERSION = Metric(
 # Tiering, as the coordinator sees it
 # ---------------------------------------------------------------------------------------------
 
-TIERING_PENDING_TABLES = Metric(
-    "zufluss_tiering_pending_tables",
-    MetricKind.GAUGE,
-    MetricSource.COORDINATOR,
-    "Tables that wait for a tiering service.",
+TIERING_PENDING_TABLES = coordinator_metric(
+    "zufluss_tiering_pending_tables", "Tables that wait for a tiering service."
 )
-TIERING_RUNNING_TABLES = Metric(
-    "zufluss_tiering_running_tables",
-    MetricKind.GAUGE,
-    MetricSource.COORDINATOR,
-    "Tables that a tiering service works on.",
+TIERING_RUNNING_TABLES = coordinator_metric(
+    "zufluss_tiering_running_tables", "Tables that a tiering service works on."
 )
-TIERING_LAG_SECONDS = Metric(
+TIERING_LAG_SECONDS = coordinator_metric(
     "zufluss_tiering_lag_seconds",
-    MetricKind.GAUGE,
-    MetricSource.COORDINATOR,
     "Time since the table was last tiered, or created; compare with its "
     "`table.datalake.freshness`.",
     OF_TABLE,
 )
-TIERING_LAST_DURATION_SECONDS = Metric(
+TIERING_LAST_DURATION_SECONDS = coordinator_metric(
     "zufluss_tiering_last_duration_seconds",
-    MetricKind.GAUGE,
-    MetricSource.COORDINATOR,
     "How long the last finished round of the table took.",
     OF_TABLE,
 )
-TIERING_PENDING_SECONDS = Metric(
+TIERING_PENDING_SECONDS = coordinator_metric(
     "zufluss_tiering_pending_seconds",
-    MetricKind.GAUGE,
-    MetricSource.COORDINATOR,
     "How long the table has been waiting for a tiering service; 0 when it is not.",
     OF_TABLE,
 )
-TIERING_FAILURES = Metric(
-    "zufluss_tiering_failures_total",
-    MetricKind.COUNTER,
-    MetricSource.COORDINATOR,
-    "Rounds of the table that failed or fell silent.",
-    OF_TABLE,
+TIERING_FAILURES = coordinator_metric(
+    "zufluss_tiering_failures_total", "Rounds of the table that failed or fell silent.", OF_TABLE
 )
-TIERING_FILE_SIZE_BYTES = Metric(
+TIERING_FILE_SIZE_BYTES = coordinator_metric(
     "zufluss_tiering_file_size_bytes",
-    MetricKind.GAUGE,
-    MetricSource.COORDINATOR,
     "Size of the lake table, as the last service said that knew it.",
     OF_TABLE,
 )
-TIERING_RECORDS = Metric(
+TIERING_RECORDS = coordinator_metric(
     "zufluss_tiering_records",
-    MetricKind.GAUGE,
-    MetricSource.COORDINATOR,
     "Rows of the lake table, as the last service said that knew them.",
     OF_TABLE,
 )
@@ -358,16 +276,12 @@ TIERING_RECORDS = Metric(
 # Producers
 # ---------------------------------------------------------------------------------------------
 
-PRODUCERS = Metric(
+PRODUCERS = coordinator_metric(
     "zufluss_producers",
-    MetricKind.GAUGE,
-    MetricSource.COORDINATOR,
     "Producers that tables remember, the lost ones included: see `zufluss producer list`.",
 )
-PRODUCERS_LOST = Metric(
+PRODUCERS_LOST = coordinator_metric(
     "zufluss_producers_lost",
-    MetricKind.GAUGE,
-    MetricSource.COORDINATOR,
     "Producers that were silent for too long and whose columns another one took; drop them.",
 )
 
@@ -375,93 +289,62 @@ PRODUCERS_LOST = Metric(
 # Remote files that are not needed any more
 # ---------------------------------------------------------------------------------------------
 
-KV_SNAPSHOT_LEASES = Metric(
-    "zufluss_kv_snapshot_leases",
-    MetricKind.GAUGE,
-    MetricSource.COORDINATOR,
-    "Leases of key-value snapshots.",
+KV_SNAPSHOT_LEASES = coordinator_metric(
+    "zufluss_kv_snapshot_leases", "Leases of key-value snapshots."
 )
-KV_SNAPSHOT_LEASED_SNAPSHOTS = Metric(
-    "zufluss_kv_snapshot_leased_snapshots",
-    MetricKind.GAUGE,
-    MetricSource.COORDINATOR,
-    "Key-value snapshots that leases hold, each once.",
+KV_SNAPSHOT_LEASED_SNAPSHOTS = coordinator_metric(
+    "zufluss_kv_snapshot_leased_snapshots", "Key-value snapshots that leases hold, each once."
 )
-KV_SNAPSHOT_LEASED_BYTES = Metric(
+KV_SNAPSHOT_LEASED_BYTES = coordinator_metric(
     "zufluss_kv_snapshot_leased_bytes",
-    MetricKind.GAUGE,
-    MetricSource.COORDINATOR,
     "Size of the key-value snapshots that leases hold, each once; files that snapshots share count "
     "for each of them.",
 )
-KV_SNAPSHOT_LEASE_OLDEST_AGE_SECONDS = Metric(
+KV_SNAPSHOT_LEASE_OLDEST_AGE_SECONDS = coordinator_metric(
     "zufluss_kv_snapshot_lease_oldest_age_seconds",
-    MetricKind.GAUGE,
-    MetricSource.COORDINATOR,
     "How long ago the oldest lease was made; 0 without one. A lease that grows old keeps files "
     "that nobody else needs: see `zufluss lease list`.",
 )
-KV_SNAPSHOT_LEASES_DAMAGED = Metric(
+KV_SNAPSHOT_LEASES_DAMAGED = coordinator_metric(
     "zufluss_kv_snapshot_leases_damaged",
-    MetricKind.GAUGE,
-    MetricSource.COORDINATOR,
     "Leases whose record cannot be read: they hold everything of their tables until they are "
     "dropped.",
 )
-KV_SNAPSHOT_DELETIONS = Metric(
+KV_SNAPSHOT_DELETIONS = coordinator_metric(
     "zufluss_kv_snapshot_deletions_pending",
-    MetricKind.GAUGE,
-    MetricSource.COORDINATOR,
     "Buckets with key-value snapshots that are dropped and whose files are to be deleted.",
 )
-CLEANER_PENDING = Metric(
+CLEANER_PENDING = coordinator_metric(
     "zufluss_remote_cleaner_pending",
-    MetricKind.GAUGE,
-    MetricSource.COORDINATOR,
     "Dropped tables and partitions whose remote files are not all deleted, those that leases hold "
     "included.",
 )
-CLEANER_FILES = Metric(
+CLEANER_FILES = coordinator_metric(
     "zufluss_remote_cleaner_files_total",
-    MetricKind.COUNTER,
-    MetricSource.COORDINATOR,
     "Remote files of dropped tables and partitions that were deleted.",
 )
-CLEANER_FAILURES = Metric(
+CLEANER_FAILURES = coordinator_metric(
     "zufluss_remote_cleaner_failures_total",
-    MetricKind.COUNTER,
-    MetricSource.COORDINATOR,
     "Tries to delete the remote files of a dropped table or partition that failed; the log says "
     "why, and it is tried again.",
 )
-SWEEPS = Metric(
-    "zufluss_remote_sweeps_total",
-    MetricKind.COUNTER,
-    MetricSource.COORDINATOR,
-    "Searches of all locations for files that nothing refers to.",
+SWEEPS = coordinator_metric(
+    "zufluss_remote_sweeps_total", "Searches of all locations for files that nothing refers to."
 )
-SWEEP_FILES = Metric(
+SWEEP_FILES = coordinator_metric(
     "zufluss_remote_sweep_files_total",
-    MetricKind.COUNTER,
-    MetricSource.COORDINATOR,
     "Remote files that nothing referred to and that were deleted.",
 )
-SWEEP_BYTES = Metric(
+SWEEP_BYTES = coordinator_metric(
     "zufluss_remote_sweep_bytes_total",
-    MetricKind.COUNTER,
-    MetricSource.COORDINATOR,
     "Size of the remote files that nothing referred to and that were deleted.",
 )
-SWEEP_FAILURES = Metric(
+SWEEP_FAILURES = coordinator_metric(
     "zufluss_remote_sweep_failures_total",
-    MetricKind.COUNTER,
-    MetricSource.COORDINATOR,
     "Locations and buckets that a sweep left out because it could not read something there.",
 )
-SWEEP_LAST = Metric(
+SWEEP_LAST = coordinator_metric(
     "zufluss_remote_sweep_last_timestamp_seconds",
-    MetricKind.GAUGE,
-    MetricSource.COORDINATOR,
     "When the last sweep was finished, in seconds since 1970; 0 before the first.",
 )
 
@@ -469,32 +352,24 @@ SWEEP_LAST = Metric(
 # Tiering, as a service sees it
 # ---------------------------------------------------------------------------------------------
 
-SERVICE_ROUNDS = Metric(
+SERVICE_ROUNDS = service_metric(
     "zufluss_tiering_service_rounds_total",
-    MetricKind.COUNTER,
-    MetricSource.TIERING,
     "Rounds that ended, by how: `committed`, `empty` (nothing new), `fenced`, `failed`, "
     "`cancelled`.",
     ("outcome",),
 )
-SERVICE_ROWS = Metric(
+SERVICE_ROWS = service_metric(
     "zufluss_tiering_service_rows_total",
-    MetricKind.COUNTER,
-    MetricSource.TIERING,
     "Log records that committed rounds moved to the lake.",
     OF_TABLE,
 )
-SERVICE_BYTES = Metric(
+SERVICE_BYTES = service_metric(
     "zufluss_tiering_service_bytes_total",
-    MetricKind.COUNTER,
-    MetricSource.TIERING,
     "Bytes of the records that committed rounds moved to the lake, as Arrow has them in memory.",
     OF_TABLE,
 )
-SERVICE_LAG_ROWS = Metric(
+SERVICE_LAG_ROWS = service_metric(
     "zufluss_tiering_service_lag_rows",
-    MetricKind.GAUGE,
-    MetricSource.TIERING,
     "Log records of the table that were not in the lake when its last round ended.",
     OF_TABLE,
 )
@@ -504,10 +379,8 @@ SERVICE_ROUND_SECONDS = Metric(
     MetricSource.TIERING,
     "How long rounds took, whatever their outcome.",
 )
-SERVICE_LAST_COMMIT = Metric(
+SERVICE_LAST_COMMIT = service_metric(
     "zufluss_tiering_service_last_commit_timestamp_seconds",
-    MetricKind.GAUGE,
-    MetricSource.TIERING,
     "When this service last committed a round of the table, in seconds since 1970.",
     OF_TABLE,
 )
