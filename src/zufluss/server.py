@@ -309,7 +309,7 @@ async def _serve_dev(conf: Configuration, stop: asyncio.Event) -> None:
         tablet.claim(coordinator.catalog.cluster_id)
         await coordinator.attach(_node(tablet.server_id, net), tablet)
         coordinator.register(services)
-        coordinator.writer_ids.register(services)
+        services.attach(coordinator.writer_ids)
         tablet.register(services)
         net.on_drain = tablet.fetch.drain
         shown = [tablet_samples(tablet), *_coordinator_samples(coordinator)]
@@ -382,12 +382,10 @@ async def _serve_tablet(conf: Configuration, stop: asyncio.Event) -> None:
     link.register(services)
     joined = asyncio.Event()
     after = AfterJoining(services, joined)
-    MetadataService(
-        tablet.image, conf, lambda location_id: home(storage.locations, location_id).uri
-    ).register(after)
-    ClusterService(tablet.image).register(after)
-    TokenService(tablet.image, lambda: storage.locations, Tokens(conf, wall_ms)).register(after)
-    WriterIds(coordinator.allocate_writer_ids).register(after)
+    after.attach(MetadataService(tablet.image, conf, lambda i: home(storage.locations, i).uri))
+    after.attach(ClusterService(tablet.image))
+    after.attach(TokenService(tablet.image, lambda: storage.locations, Tokens(conf, wall_ms)))
+    after.attach(WriterIds(coordinator.allocate_writer_ids))
     tablet.register(after)
     net.on_drain = tablet.fetch.drain
     try:

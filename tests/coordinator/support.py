@@ -162,7 +162,7 @@ class Cluster:
         self.catalog = self.coordinator.catalog
         self.image = self.coordinator.image
         self.coordinator.register(self.services)
-        self.coordinator.writer_ids.register(self.services)
+        self.services.attach(self.coordinator.writer_ids)
         return self
 
     async def stop(self) -> None:

@@ -66,7 +66,9 @@ def service(
 
 async def ask(found: TokenService, *tables: str) -> m.GetFileSystemSecurityTokenResponse:
     paths = [m.PbPhysicalTablePath(database_name="db", table_name=name) for name in tables]
-    return await found.get_security_token(m.GetFileSystemSecurityTokenRequest(tables=paths), ANNA)
+    return await found.get_filesystem_security_token(
+        m.GetFileSystemSecurityTokenRequest(tables=paths), ANNA
+    )
 
 
 def prefixes(answer: m.GetFileSystemSecurityTokenResponse) -> list[str]:

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 
 from zufluss.cluster.image import ClusterImage
 from zufluss.wire import messages as m
-from zufluss.wire.api import ApiKey
 
 if TYPE_CHECKING:
-    from zufluss.net.services import RequestContext, Services
+    from zufluss.net.services import RequestContext
 
 
 class ClusterHealth(IntEnum):
@@ -26,10 +25,6 @@ class ClusterService:
 
     def __init__(self, image: ClusterImage) -> None:
         self._image = image
-
-    def register(self, services: Services) -> None:
-        """Attach the handler to its API key."""
-        services.register(ApiKey.GET_CLUSTER_HEALTH, self.get_cluster_health)
 
     async def get_cluster_health(
         self, request: m.GetClusterHealthRequest, ctx: RequestContext

@@ -26,7 +26,6 @@ from zufluss.errors import PartitionNotExistError
 from zufluss.lake_formats import LAKE_FORMATS
 from zufluss.model.partition import check_partial_spec
 from zufluss.wire import messages as m
-from zufluss.wire.api import ApiKey
 from zufluss.wire.tables import (
     path_from_proto,
     physical_path_from_proto,
@@ -35,7 +34,7 @@ from zufluss.wire.tables import (
 )
 
 if TYPE_CHECKING:
-    from zufluss.net.services import RequestContext, Services
+    from zufluss.net.services import RequestContext
 
 MISSING_PARTITION_HOLD_SECONDS = 0.5
 """Delay of the answer about a missing partition: pyfluss asks again at once, for ever."""
@@ -53,18 +52,6 @@ class MetadataService:
         self._lakes = {
             format: handed_out(format, conf.lake_properties(format)) for format in LAKE_FORMATS
         }
-
-    def register(self, services: Services) -> None:
-        """Attach every handler to its API key."""
-        services.register(ApiKey.LIST_DATABASES, self.list_databases)
-        services.register(ApiKey.DATABASE_EXISTS, self.database_exists)
-        services.register(ApiKey.GET_DATABASE_INFO, self.get_database_info)
-        services.register(ApiKey.LIST_TABLES, self.list_tables)
-        services.register(ApiKey.TABLE_EXISTS, self.table_exists)
-        services.register(ApiKey.GET_TABLE_INFO, self.get_table_info)
-        services.register(ApiKey.GET_TABLE_SCHEMA, self.get_table_schema)
-        services.register(ApiKey.LIST_PARTITION_INFOS, self.list_partition_infos)
-        services.register(ApiKey.GET_METADATA, self.get_metadata)
 
     async def list_databases(
         self, request: m.ListDatabasesRequest, ctx: RequestContext

@@ -34,11 +34,10 @@ from zufluss.remote.sts import SecurityTokenError
 from zufluss.remote.tokens import FileSystemToken, Tokens
 from zufluss.remote.uri import LocationUri, parse_location
 from zufluss.wire import messages as m
-from zufluss.wire.api import ApiKey
 from zufluss.wire.tables import physical_path_from_proto
 
 if TYPE_CHECKING:
-    from zufluss.net.services import RequestContext, Services
+    from zufluss.net.services import RequestContext
 
 log = structlog.get_logger(__name__)
 
@@ -76,11 +75,7 @@ class TokenService:
         self._may_read = may_read
         self._dropped = dropped
 
-    def register(self, services: Services) -> None:
-        """Attach the handler to its API key."""
-        services.register(ApiKey.GET_FILESYSTEM_SECURITY_TOKEN, self.get_security_token)
-
-    async def get_security_token(
+    async def get_filesystem_security_token(
         self, request: m.GetFileSystemSecurityTokenRequest, ctx: RequestContext
     ) -> m.GetFileSystemSecurityTokenResponse:
         """GET_FILESYSTEM_SECURITY_TOKEN (1025)."""

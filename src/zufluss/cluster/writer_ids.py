@@ -14,10 +14,9 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING
 
 from zufluss.wire import messages as m
-from zufluss.wire.api import ApiKey
 
 if TYPE_CHECKING:
-    from zufluss.net.services import RequestContext, Services
+    from zufluss.net.services import RequestContext
 
 RANGE = 1000
 """Ids taken from the store at once."""
@@ -41,10 +40,6 @@ class WriterIds:
                     self._ids = iter(await self._allocate(RANGE))
                     writer_id = next(self._ids, None)
         return writer_id
-
-    def register(self, services: Services) -> None:
-        """Answer INIT_WRITER."""
-        services.register(ApiKey.INIT_WRITER, self.init_writer)
 
     async def init_writer(
         self, request: m.InitWriterRequest, ctx: RequestContext

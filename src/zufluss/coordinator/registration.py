@@ -28,10 +28,9 @@ from zufluss.coordinator.tablets import RemoteTablet, Tablets, producer_messages
 from zufluss.errors import ConfigError, ErrorCode, error
 from zufluss.remote.health import HealthReport
 from zufluss.wire import messages as m
-from zufluss.wire.api import ApiKey
 
 if TYPE_CHECKING:
-    from zufluss.net.services import RequestContext, Services
+    from zufluss.net.services import RequestContext
 
 log = structlog.get_logger(__name__)
 
@@ -82,13 +81,6 @@ class Registrations:
         self._on_join = on_join
         self._sessions: dict[int, TabletSession] = {}
         self._task: asyncio.Task[None] | None = None
-
-    def register(self, services: Services) -> None:
-        """Attach every handler to its API key."""
-        services.register(ApiKey.REGISTER_TABLET_SERVER, self.register_tablet_server)
-        services.register(ApiKey.TABLET_HEARTBEAT, self.tablet_heartbeat)
-        services.register(ApiKey.ALLOCATE_WRITER_IDS, self.allocate_writer_ids)
-        services.register(ApiKey.ALLOCATE_IDS, self.allocate_ids)
 
     def start(self) -> None:
         """Check for silent servers from now on."""

@@ -5,7 +5,7 @@ One active coordinator per cluster. Life of a process with both roles:
     coordinator = await Coordinator.open(conf, store, node, clock_ms)   # nobody serves yet
     await coordinator.attach(tablet_node, tablet)   # logs recovered, dropped tables removed
     coordinator.register(services)                  # then open the sockets
-    coordinator.writer_ids.register(services)
+    services.attach(coordinator.writer_ids)
     …
     await coordinator.stop()                        # the caller closes the store
 
@@ -226,24 +226,25 @@ class Coordinator:
         self.partitions.start()
 
     def register(self, services: Services) -> None:
-        """Attach every handler of the coordinator role; INIT_WRITER is `writer_ids.register`."""
-        MetadataService(self.image, self.conf, self.locations.uri).register(services)
-        ClusterService(self.image).register(services)
-        TokenService(
+        """Attach every handler of the coordinator role; INIT_WRITER is `writer_ids`."""
+        tokens = TokenService(
             self.image,
             lambda: self.locations.storage.locations,
             Tokens(self.conf, self._clock_ms),
             dropped=self.held_drops.leased_tables,
-        ).register(services)
-        LocationService(self.locations, self.catalog.exclusive).register(services)
-        CoordinatorService(self.conf, self.catalog, self.partitions.check).register(services)
-        LakeService(self.lake, self.image).register(services)
-        self.remote.register(services)
-        LeaseService(self.leases, self.image, self.authority).register(services)
-        ProducerService(self.producers, self.image).register(services)
-        self.producer_offsets.register(services)
+        )
+        services.attach(tokens)
+        services.attach(MetadataService(self.image, self.conf, self.locations.uri))
+        services.attach(ClusterService(self.image))
+        services.attach(LocationService(self.locations, self.catalog.exclusive))
+        services.attach(CoordinatorService(self.conf, self.catalog, self.partitions.check))
+        services.attach(LakeService(self.lake, self.image))
+        services.attach(self.remote.service())
+        services.attach(LeaseService(self.leases, self.image, self.authority))
+        services.attach(ProducerService(self.producers, self.image))
+        services.attach(self.producer_offsets)
         if self.registrations is not None:
-            self.registrations.register(services)
+            services.attach(self.registrations)
 
     async def stop(self) -> None:
         """Finish the changes under way, and begin no more; the caller closes the store."""

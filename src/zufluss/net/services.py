@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from zufluss.wire.api import APIS, Api
+from zufluss.wire.api import APIS, Api, ApiKey
 
 if TYPE_CHECKING:
     from zufluss.net.connection import ServerConnection
@@ -94,6 +94,13 @@ class Services:
     def register(self, key: int, handler: Handler) -> None:
         """Answer API `key` with a coroutine."""
         self.handlers[int(key)] = (APIS[int(key)], handler)
+
+    def attach(self, service: object) -> None:
+        """Answer with the coroutines of `service` that are named like APIs: `create_table`."""
+        for key in ApiKey:
+            handler = getattr(service, key.name.lower(), None)
+            if handler is not None:
+                self.register(key, handler)
 
     def register_raw(self, key: int, handler: RawHandler) -> None:
         """Answer API `key` from the receive buffer."""

@@ -3,10 +3,10 @@
 Used by a tablet server that runs on its own. The link registers the server, applies the picture and
 the replicas in the answer, sends heartbeats, and registers again when the coordinator does not know
 the server any more. It also answers the orders of the coordinator (UPDATE_METADATA,
-NOTIFY_LEADER_AND_ISR, STOP_REPLICA and others, see `register`). Orders wait while a registration is
+NOTIFY_LEADER_AND_ISR, STOP_REPLICA and others). Orders wait while a registration is
 under way. An order of an earlier registration is refused: it would undo what the answer said.
 
-Requests of clients that only the coordinator can answer are passed on to it.
+Requests of clients that only the coordinator can answer are passed on to it (`PASSED_ON`).
 
 The image is changed in place and never replaced, so everybody who holds it sees the present.
 """
@@ -14,7 +14,10 @@ The image is changed in place and never replaced, so everybody who holds it sees
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
 
 import structlog
 
@@ -40,6 +43,13 @@ log = structlog.get_logger(__name__)
 
 HEARTBEAT_SECONDS = 3.0
 """Time between heartbeats; five of them fit into a session."""
+PASSED_ON = (
+    ApiKey.GET_LAKE_SNAPSHOT,
+    ApiKey.GET_LATEST_KV_SNAPSHOTS,
+    ApiKey.GET_KV_SNAPSHOT_METADATA,
+    ApiKey.DESCRIBE_CLUSTER_CONFIGS,
+)
+"""Requests of clients that only the coordinator can answer."""
 OFFSETS_AT_ONCE = 4096
 """Most producer offsets that are decoded on the event loop; more are decoded in a thread."""
 
@@ -71,19 +81,10 @@ class CoordinatorLink:
         self._task: asyncio.Task[None] | None = None
 
     def register(self, services: Services) -> None:
-        """Attach the handlers of the orders of the coordinator."""
-        services.register(ApiKey.UPDATE_METADATA, self.update_metadata)
-        services.register(ApiKey.NOTIFY_LEADER_AND_ISR, self.notify_leader_and_isr)
-        services.register(ApiKey.STOP_REPLICA, self.stop_replica)
-        services.register(ApiKey.NOTIFY_LAKE_TABLE_OFFSET, self.notify_lake_table_offset)
-        services.register(ApiKey.NOTIFY_KV_SNAPSHOT_OFFSET, self.notify_kv_snapshot_offset)
-        services.register(ApiKey.UPDATE_LOCATIONS, self.update_locations)
-        services.register(ApiKey.UPDATE_PRODUCERS, self.update_producers)
-        services.register(ApiKey.GET_PRODUCER_ACTIVITY, self.get_producer_activity)
-        services.register(ApiKey.GET_LAKE_SNAPSHOT, self.get_lake_snapshot)
-        services.register(ApiKey.GET_LATEST_KV_SNAPSHOTS, self.get_latest_kv_snapshots)
-        services.register(ApiKey.GET_KV_SNAPSHOT_METADATA, self.get_kv_snapshot_metadata)
-        services.register(ApiKey.DESCRIBE_CLUSTER_CONFIGS, self.describe_cluster_configs)
+        """Attach the handlers of the coordinator's orders and of what only it can answer."""
+        services.attach(self)
+        for key in PASSED_ON:
+            services.register(key, partial(self._pass_on, key))
 
     async def start(self) -> None:
         """Register, waiting for the coordinator as long as it takes; then stay registered."""
@@ -135,8 +136,7 @@ class CoordinatorLink:
         self, request: m.UpdateMetadataRequest, ctx: RequestContext
     ) -> m.UpdateMetadataResponse:
         """UPDATE_METADATA (1013)."""
-        async with self._turn:
-            self._check_epoch(request.server_epoch)
+        async with self._order(request.server_epoch):
             await self._tablet.update_metadata(codec.changes_of(request))
         return m.UpdateMetadataResponse()
 
@@ -145,8 +145,7 @@ class CoordinatorLink:
     ) -> m.NotifyLeaderAndIsrResponse:
         """NOTIFY_LEADER_AND_ISR (1018): all buckets or none, so one answer for all."""
         replicas = list(map(replica_from_proto, request.notify_buckets_leader_req))
-        async with self._turn:
-            self._check_epoch(request.server_epoch)
+        async with self._order(request.server_epoch):
             await self._tablet.start_replicas(replicas)
         done = [
             m.PbNotifyLeaderAndIsrRespForBucket(table_bucket=each.table_bucket)
@@ -159,8 +158,7 @@ class CoordinatorLink:
     ) -> m.StopReplicaResponse:
         """STOP_REPLICA (1019)."""
         stops = list(map(stop_from_proto, request.stop_replicas_req))
-        async with self._turn:
-            self._check_epoch(request.server_epoch)
+        async with self._order(request.server_epoch):
             await self._tablet.stop_replicas(stops)
         done = [
             m.PbStopReplicaRespForBucket(table_bucket=each.table_bucket)
@@ -173,8 +171,7 @@ class CoordinatorLink:
     ) -> m.NotifyLakeTableOffsetResponse:
         """NOTIFY_LAKE_TABLE_OFFSET (1031)."""
         offsets = list(map(lake_offsets_from_proto, request.notify_buckets_req))
-        async with self._turn:
-            self._check_epoch(request.server_epoch)
+        async with self._order(request.server_epoch):
             await self._tablet.notify_lake_offsets(offsets)
         return m.NotifyLakeTableOffsetResponse()
 
@@ -196,8 +193,7 @@ class CoordinatorLink:
         self, request: m.UpdateLocationsRequest, ctx: RequestContext
     ) -> m.UpdateLocationsResponse:
         """UPDATE_LOCATIONS (30004)."""
-        async with self._turn:
-            self._check_epoch(request.server_epoch)
+        async with self._order(request.server_epoch):
             await self._tablet.update_locations(Locations.from_proto(request.locations))
         return m.UpdateLocationsResponse()
 
@@ -206,8 +202,7 @@ class CoordinatorLink:
     ) -> m.UpdateProducersResponse:
         """UPDATE_PRODUCERS (30044)."""
         tables = await _producers(request.tables)
-        async with self._turn:
-            self._check_epoch(request.server_epoch)
+        async with self._order(request.server_epoch):
             await self._tablet.update_producers(tables)
         return m.UpdateProducersResponse()
 
@@ -218,45 +213,20 @@ class CoordinatorLink:
         idle = await self._tablet.producer_idle_ms(request.table_id, request.producer_numbers)
         return m.GetProducerActivityResponse(idle_ms=idle)
 
-    async def get_lake_snapshot(
-        self, request: m.GetLakeSnapshotRequest, ctx: RequestContext
-    ) -> m.GetLakeSnapshotResponse:
-        """GET_LAKE_SNAPSHOT (1032): passed on, because only the coordinator knows snapshots."""
-        key = ApiKey.GET_LAKE_SNAPSHOT
-        answer: m.GetLakeSnapshotResponse = await self._coordinator.call(key, request)
-        return answer
+    async def _pass_on(self, key: ApiKey, request: Any, ctx: RequestContext) -> Any:
+        return await self._coordinator.call(key, request)
 
-    async def get_latest_kv_snapshots(
-        self, request: m.GetLatestKvSnapshotsRequest, ctx: RequestContext
-    ) -> m.GetLatestKvSnapshotsResponse:
-        """GET_LATEST_KV_SNAPSHOTS (1023): passed on."""
-        key = ApiKey.GET_LATEST_KV_SNAPSHOTS
-        answer: m.GetLatestKvSnapshotsResponse = await self._coordinator.call(key, request)
-        return answer
-
-    async def get_kv_snapshot_metadata(
-        self, request: m.GetKvSnapshotMetadataRequest, ctx: RequestContext
-    ) -> m.GetKvSnapshotMetadataResponse:
-        """GET_KV_SNAPSHOT_METADATA (1024): passed on."""
-        key = ApiKey.GET_KV_SNAPSHOT_METADATA
-        answer: m.GetKvSnapshotMetadataResponse = await self._coordinator.call(key, request)
-        return answer
-
-    async def describe_cluster_configs(
-        self, request: m.DescribeClusterConfigsRequest, ctx: RequestContext
-    ) -> m.DescribeClusterConfigsResponse:
-        """DESCRIBE_CLUSTER_CONFIGS (1045): passed on, because the coordinator changes them."""
-        key = ApiKey.DESCRIBE_CLUSTER_CONFIGS
-        answer: m.DescribeClusterConfigsResponse = await self._coordinator.call(key, request)
-        return answer
-
-    def _check_epoch(self, server_epoch: int) -> None:
-        if server_epoch != self.server_epoch:
-            raise error(
-                ErrorCode.INVALID_COORDINATOR_EXCEPTION,
-                f"the order belongs to server epoch {server_epoch}, tablet server "
-                f"{self._node.node_id} is registered with {self.server_epoch}",
-            )
+    @asynccontextmanager
+    async def _order(self, server_epoch: int) -> AsyncIterator[None]:
+        """An order of this registration, carried out in its turn."""
+        async with self._turn:
+            if server_epoch != self.server_epoch:
+                raise error(
+                    ErrorCode.INVALID_COORDINATOR_EXCEPTION,
+                    f"the order belongs to server epoch {server_epoch}, tablet server "
+                    f"{self._node.node_id} is registered with {self.server_epoch}",
+                )
+            yield
 
     async def _join(self) -> None:
         """Register; try again until the coordinator answers."""

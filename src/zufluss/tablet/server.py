@@ -155,10 +155,8 @@ class TabletServer:
         services.register_raw(ApiKey.PUT_KV, self.put.handle)
         services.register_raw(ApiKey.LOOKUP, self.lookup.handle)
         services.register(ApiKey.PREFIX_LOOKUP, self.lookup.prefix_lookup)
-        self.service.register(services)
-        self.scans.register(services)
-        ScanSessions(self.scans).register(services)
-        self.undos.register(services)
+        for service in (self.service, self.scans, ScanSessions(self.scans), self.undos):
+            services.attach(service)
 
     # -- orders of the coordinator ----------------------------------------------------------
 

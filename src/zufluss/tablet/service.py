@@ -10,12 +10,11 @@ from typing import TypeVar
 
 from zufluss.errors import InvalidTimestampError, RecordTooLargeError, ZuflussError
 from zufluss.log.segment import PagesNotCachedError
-from zufluss.net.services import RequestContext, Services
+from zufluss.net.services import RequestContext
 from zufluss.replica.replica import Replica
 from zufluss.tablet.buckets import Buckets
 from zufluss.tablet.lookup import LookupHandler
 from zufluss.wire import messages as m
-from zufluss.wire.api import ApiKey
 from zufluss.wire.hot.buckets import BUCKETS_MAX
 from zufluss.wire.tables import partition_id_of
 
@@ -44,12 +43,6 @@ class TabletService:
         self._readers = readers
         self._clock_ms = clock_ms
         self._limit_scans = asyncio.Semaphore(LIMIT_SCANS_MAX)
-
-    def register(self, services: Services) -> None:
-        """Attach the handlers to their API keys."""
-        services.register(ApiKey.LIST_OFFSETS, self.list_offsets)
-        services.register(ApiKey.LIMIT_SCAN, self.limit_scan)
-        services.register(ApiKey.GET_TABLE_STATS, self.get_table_stats)
 
     async def list_offsets(
         self, request: m.ListOffsetsRequest, context: RequestContext

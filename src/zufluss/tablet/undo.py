@@ -47,7 +47,7 @@ from zufluss.kv.tablet import PreparedPut
 from zufluss.log.holds import Holder
 from zufluss.model.producer import EPOCH_MAX, NUMBER_MAX, UNDO_TASK, ProducerWriter
 from zufluss.model.table import TableBucket
-from zufluss.net.services import RequestContext, Services
+from zufluss.net.services import RequestContext
 from zufluss.replica.replica import Replica
 from zufluss.tablet.changelog_reader import Changelog, ChangelogReader
 from zufluss.tablet.produce import ALL
@@ -55,7 +55,6 @@ from zufluss.tablet.producers import KnownProducers
 from zufluss.tablet.put import PutHandler, ServerPut
 from zufluss.tablet.remote.context import RemoteContext
 from zufluss.wire import messages as m
-from zufluss.wire.api import ApiKey
 from zufluss.wire.tables import partition_id_of
 
 log = structlog.get_logger(__name__)
@@ -151,10 +150,6 @@ class UndoHandler:
         self._running: set[Undo] = set()
         self._at_once = asyncio.Semaphore(AT_ONCE)
         self._threads: ThreadPoolExecutor | None = None
-
-    def register(self, services: Services) -> None:
-        """Attach the handler."""
-        services.register(ApiKey.UNDO_PRODUCER, self.undo_producer)
 
     async def undo_producer(
         self, request: m.UndoProducerRequest, context: RequestContext

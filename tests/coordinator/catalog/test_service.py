@@ -438,7 +438,7 @@ async def test_one_process_with_both_roles_takes_no_other_tablet_servers(cluster
 async def test_a_tablet_server_answers_the_same_questions_from_its_own_picture() -> None:
     """The read-only service needs an image and nothing else."""
     services = Services()
-    MetadataService(ClusterImage(), Configuration.of({}), str).register(services)
+    services.attach(MetadataService(ClusterImage(), Configuration.of({}), str))
     assert all("tablet" in api.roles for api in services.advertised())
     found = await call(services, ApiKey.LIST_DATABASES, m.ListDatabasesRequest())
     assert list(found.database_name) == []

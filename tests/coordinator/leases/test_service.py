@@ -380,7 +380,7 @@ async def test_who_may_not_read_a_table_cannot_lease_it_nor_drop_its_leases(
         return principal not in closed
 
     leases, authority = cluster.coordinator.leases, cluster.coordinator.authority
-    LeaseService(leases, cluster.image, authority, may_read).register(cluster.services)
+    cluster.services.attach(LeaseService(leases, cluster.image, authority, may_read))
     target = m.PbLeaseTarget(table_id=table_id)
     with pytest.raises(AuthorizationError, match=r"bert may not read table fluss\.keyed"):
         await latest(cluster, target, principal="bert")

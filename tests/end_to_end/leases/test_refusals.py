@@ -286,7 +286,7 @@ async def test_who_may_not_read_a_table_cannot_lease_it_nor_drop_what_holds_it(
     service = LeaseService(
         within.leases, within.cluster.image, coordinator.authority, may_read=may_read
     )
-    service.register(within.cluster.services)
+    within.cluster.services.attach(service)
     both = [m.PbLeaseTarget(table_id=b.table_id) for b in (other, within.bucket)]
     timed = {"lease_id": "l", "lease_duration_ms": HOUR_MS}
     wanted = acquire_request("l", {other: 0, within.bucket: 0}).snapshots_to_lease

@@ -157,13 +157,13 @@ async def test_who_may_read_one_table_gets_no_token_that_opens_another(
         service = TokenService(image, lambda: locations, tokens, only_t)
         with iam.enforced():
             for named in ([], ["t"]):
-                answer = await service.get_security_token(request_for(named), ANNA)
+                answer = await service.get_filesystem_security_token(request_for(named), ANNA)
                 assert [x.prefix for x in answer.tokens] == [
                     f"s3://{buckets[0]}/{p}" for p in prefixes
                 ]
                 assert all(x.path_scoped for x in answer.tokens)
             with pytest.raises(AuthorizationError, match=r"anna may not read table db\.u"):
-                await service.get_security_token(request_for(["u"]), ANNA)
+                await service.get_filesystem_security_token(request_for(["u"]), ANNA)
             reader = opened(answer.tokens[0], s3)
             assert await reader.get("log/db/t-1/file", limit=100) == b"content"
             for table in ("u-2", "t-11"):

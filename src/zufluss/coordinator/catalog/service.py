@@ -20,11 +20,10 @@ from zufluss.model.aggregate import AggFunction
 from zufluss.model.alter import ConfigOp, NewColumn, PropertyChange, TableChanges, alter_table
 from zufluss.model.table import DatabaseDescriptor
 from zufluss.wire import messages as m
-from zufluss.wire.api import ApiKey
 from zufluss.wire.tables import path_from_proto, spec_from_proto
 
 if TYPE_CHECKING:
-    from zufluss.net.services import RequestContext, Services
+    from zufluss.net.services import RequestContext
 
 
 class CoordinatorService:
@@ -39,17 +38,6 @@ class CoordinatorService:
         self._conf = conf
         self._catalog = catalog
         self._check_partitions = check_partitions
-
-    def register(self, services: Services) -> None:
-        """Attach every handler to its API key."""
-        services.register(ApiKey.CREATE_DATABASE, self.create_database)
-        services.register(ApiKey.ALTER_DATABASE, self.alter_database)
-        services.register(ApiKey.DROP_DATABASE, self.drop_database)
-        services.register(ApiKey.CREATE_TABLE, self.create_table)
-        services.register(ApiKey.ALTER_TABLE, self.alter_table)
-        services.register(ApiKey.DROP_TABLE, self.drop_table)
-        services.register(ApiKey.CREATE_PARTITION, self.create_partition)
-        services.register(ApiKey.DROP_PARTITION, self.drop_partition)
 
     async def create_database(
         self, request: m.CreateDatabaseRequest, ctx: RequestContext

@@ -17,11 +17,10 @@ from zufluss.errors import ConfigError, TableNotExistError, ZuflussError
 from zufluss.model.lake import LakeSnapshot
 from zufluss.model.table import TableBucket
 from zufluss.wire import messages as m
-from zufluss.wire.api import ApiKey
 from zufluss.wire.tables import bucket_in_table, path_from_proto, path_to_proto
 
 if TYPE_CHECKING:
-    from zufluss.net.services import RequestContext, Services
+    from zufluss.net.services import RequestContext
 
 
 class LakeService:
@@ -30,13 +29,6 @@ class LakeService:
     def __init__(self, lake: LakeTables, image: ClusterImage) -> None:
         self._lake = lake
         self._image = image
-
-    def register(self, services: Services) -> None:
-        """Attach every handler to its API key."""
-        services.register(ApiKey.LAKE_TIERING_HEARTBEAT, self.lake_tiering_heartbeat)
-        services.register(ApiKey.PREPARE_LAKE_TABLE_SNAPSHOT, self.prepare_lake_table_snapshot)
-        services.register(ApiKey.COMMIT_LAKE_TABLE_SNAPSHOT, self.commit_lake_table_snapshot)
-        services.register(ApiKey.GET_LAKE_SNAPSHOT, self.get_lake_snapshot)
 
     # Heartbeats
 

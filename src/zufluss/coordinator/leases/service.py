@@ -35,11 +35,10 @@ from zufluss.errors import (
 from zufluss.model.lease import LeasedSnapshot, Revoked, Unavailable
 from zufluss.model.table import TableBucket
 from zufluss.wire import messages as m
-from zufluss.wire.api import ApiKey
 from zufluss.wire.tables import bucket_from_proto, bucket_in_table
 
 if TYPE_CHECKING:
-    from zufluss.net.services import RequestContext, Services
+    from zufluss.net.services import RequestContext
 
 BUCKETS_MAX: Final = 1_000_000
 """Buckets that one request may name, those of each partition counted."""
@@ -64,16 +63,7 @@ class LeaseService:
         self._authority = authority
         self._may_read = may_read
 
-    def register(self, services: Services) -> None:
-        """Attach every handler to its API key."""
-        services.register(ApiKey.ACQUIRE_KV_SNAPSHOT_LEASE, self.acquire)
-        services.register(ApiKey.RELEASE_KV_SNAPSHOT_LEASE, self.release)
-        services.register(ApiKey.DROP_KV_SNAPSHOT_LEASE, self.drop)
-        services.register(ApiKey.ACQUIRE_LATEST_KV_SNAPSHOT_LEASE, self.acquire_latest)
-        services.register(ApiKey.RENEW_KV_SNAPSHOT_LEASE, self.renew)
-        services.register(ApiKey.LIST_KV_SNAPSHOT_LEASES, self.list_leases)
-
-    async def acquire(
+    async def acquire_kv_snapshot_lease(
         self, request: m.AcquireKvSnapshotLeaseRequest, ctx: RequestContext
     ) -> m.AcquireKvSnapshotLeaseResponse:
         """ACQUIRE_KV_SNAPSHOT_LEASE (1056): a call without snapshots renews the lease."""
@@ -92,7 +82,7 @@ class LeaseService:
             unavailable_snapshots=await _not_leased(acquired.unavailable, snapshot_ids),
         )
 
-    async def acquire_latest(
+    async def acquire_latest_kv_snapshot_lease(
         self, request: m.AcquireLatestKvSnapshotLeaseRequest, ctx: RequestContext
     ) -> m.AcquireLatestKvSnapshotLeaseResponse:
         """ACQUIRE_LATEST_KV_SNAPSHOT_LEASE (30020): without targets, take over and renew."""
@@ -138,7 +128,7 @@ class LeaseService:
             return Acquired(acquired.epoch, acquired.remaining_ms, revoked=acquired.revoked)
         return acquired
 
-    async def renew(
+    async def renew_kv_snapshot_lease(
         self, request: m.RenewKvSnapshotLeaseRequest, ctx: RequestContext
     ) -> m.RenewKvSnapshotLeaseResponse:
         """RENEW_KV_SNAPSHOT_LEASE (30021)."""
@@ -152,7 +142,7 @@ class LeaseService:
             remaining_ms=renewed.remaining_ms, revoked=_revoked(renewed.revoked)
         )
 
-    async def release(
+    async def release_kv_snapshot_lease(
         self, request: m.ReleaseKvSnapshotLeaseRequest, ctx: RequestContext
     ) -> m.ReleaseKvSnapshotLeaseResponse:
         """RELEASE_KV_SNAPSHOT_LEASE (1057): buckets that the lease does not have are ignored."""
@@ -164,7 +154,7 @@ class LeaseService:
         )
         return m.ReleaseKvSnapshotLeaseResponse()
 
-    async def drop(
+    async def drop_kv_snapshot_lease(
         self, request: m.DropKvSnapshotLeaseRequest, ctx: RequestContext
     ) -> m.DropKvSnapshotLeaseResponse:
         """DROP_KV_SNAPSHOT_LEASE (1058): a lease that does not exist is ignored."""
@@ -173,7 +163,7 @@ class LeaseService:
         await self._leases.drop(request.lease_id, principal=ctx.principal, epoch=_epoch(request))
         return m.DropKvSnapshotLeaseResponse()
 
-    async def list_leases(
+    async def list_kv_snapshot_leases(
         self, request: m.ListKvSnapshotLeasesRequest, ctx: RequestContext
     ) -> m.ListKvSnapshotLeasesResponse:
         """LIST_KV_SNAPSHOT_LEASES (30022): an empty list for an unknown id."""

@@ -40,11 +40,10 @@ from zufluss.meta.api import Create, Delete, MetaStore, Op
 from zufluss.model.producer import check_producer_id
 from zufluss.model.schema import dump_object
 from zufluss.wire import messages as m
-from zufluss.wire.api import ApiKey
 from zufluss.wire.tables import bucket_key
 
 if TYPE_CHECKING:
-    from zufluss.net.services import RequestContext, Services
+    from zufluss.net.services import RequestContext
 
 log = structlog.get_logger(__name__)
 
@@ -102,15 +101,9 @@ class ProducerOffsets:
             self._task = None
         await self._tasks.settle()
 
-    def register(self, services: Services) -> None:
-        """Attach every handler to its API key."""
-        services.register(ApiKey.REGISTER_PRODUCER_OFFSETS, self.register_offsets)
-        services.register(ApiKey.GET_PRODUCER_OFFSETS, self.get_offsets)
-        services.register(ApiKey.DELETE_PRODUCER_OFFSETS, self.delete_offsets)
-
     # Handlers
 
-    async def register_offsets(
+    async def register_producer_offsets(
         self, request: m.RegisterProducerOffsetsRequest, ctx: RequestContext
     ) -> m.RegisterProducerOffsetsResponse:
         """REGISTER_PRODUCER_OFFSETS (1053)."""
@@ -119,7 +112,7 @@ class ProducerOffsets:
         is_new = await self.add(request.producer_id, tables, ttl_ms)
         return m.RegisterProducerOffsetsResponse(result=CREATED if is_new else ALREADY_EXISTS)
 
-    async def get_offsets(
+    async def get_producer_offsets(
         self, request: m.GetProducerOffsetsRequest, ctx: RequestContext
     ) -> m.GetProducerOffsetsResponse:
         """GET_PRODUCER_OFFSETS (1054)."""
@@ -132,7 +125,7 @@ class ProducerOffsets:
             table_offsets=await asyncio.to_thread(_messages, registered.tables),
         )
 
-    async def delete_offsets(
+    async def delete_producer_offsets(
         self, request: m.DeleteProducerOffsetsRequest, ctx: RequestContext
     ) -> m.DeleteProducerOffsetsResponse:
         """DELETE_PRODUCER_OFFSETS (1055)."""

@@ -20,11 +20,10 @@ from zufluss.coordinator.producers.calls import ProducerCalls
 from zufluss.coordinator.producers.rules import InitCall, ProducerStatus
 from zufluss.errors import ProducerStateError
 from zufluss.wire import messages as m
-from zufluss.wire.api import ApiKey
 from zufluss.wire.tables import offsets_from_proto, offsets_to_proto
 
 if TYPE_CHECKING:
-    from zufluss.net.services import RequestContext, Services
+    from zufluss.net.services import RequestContext
 
 OFFSETS_AT_ONCE: Final = 4096
 """Offsets of a message that are handled on the event loop; more are handled in a thread."""
@@ -36,13 +35,6 @@ class ProducerService:
     def __init__(self, producers: ProducerCalls, image: ClusterImage) -> None:
         self._producers = producers
         self._image = image
-
-    def register(self, services: Services) -> None:
-        """Attach every handler to its API key."""
-        services.register(ApiKey.INIT_PRODUCER, self.init_producer)
-        services.register(ApiKey.CHECKPOINT_PRODUCER, self.checkpoint_producer)
-        services.register(ApiKey.RELEASE_PRODUCER, self.release_producer)
-        services.register(ApiKey.LIST_PRODUCERS, self.list_producers)
 
     async def init_producer(
         self, request: m.InitProducerRequest, ctx: RequestContext

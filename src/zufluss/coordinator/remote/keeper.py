@@ -37,7 +37,7 @@ from zufluss.model.table import TableBucket, TablePath
 from zufluss.remote.storage import RemoteStorage
 
 if TYPE_CHECKING:
-    from zufluss.net.services import Services
+    pass
 
 
 class RemoteKeeper:
@@ -104,11 +104,11 @@ class RemoteKeeper:
         await self.snapshots.stop()
         await self.remotes.tasks.settle()
 
-    def register(self, services: Services) -> None:
-        """Attach every handler."""
-        RemoteService(
+    def service(self) -> RemoteService:
+        """The handlers of the APIs about remote files."""
+        return RemoteService(
             self.remotes, self.logs, self.snapshots, self._leases, self.cleaner, self._storage
-        ).register(services)
+        )
 
     # RemoteGateway
 

@@ -16,10 +16,9 @@ from zufluss.errors import ConfigError, ZuflussError
 from zufluss.remote.files import Usage
 from zufluss.remote.locations import AlterOp, location_to_proto
 from zufluss.wire import messages as m
-from zufluss.wire.api import ApiKey
 
 if TYPE_CHECKING:
-    from zufluss.net.services import RequestContext, Services
+    from zufluss.net.services import RequestContext
 
 INITIAL_SOURCE: Final = "INITIAL_SERVER_CONFIG"
 """How the protocol calls a value that was there when the server started."""
@@ -44,14 +43,6 @@ class LocationService:
     def __init__(self, registry: LocationRegistry, exclusive: Exclusive) -> None:
         self._registry = registry
         self._exclusive = exclusive
-
-    def register(self, services: Services) -> None:
-        """Attach every handler to its API key."""
-        services.register(ApiKey.LIST_LOCATIONS, self.list_locations)
-        services.register(ApiKey.ALTER_LOCATION, self.alter_location)
-        services.register(ApiKey.PROBE_LOCATION, self.probe_location)
-        services.register(ApiKey.ALTER_CLUSTER_CONFIGS, self.alter_cluster_configs)
-        services.register(ApiKey.DESCRIBE_CLUSTER_CONFIGS, self.describe_cluster_configs)
 
     async def list_locations(
         self, request: m.ListLocationsRequest, ctx: RequestContext

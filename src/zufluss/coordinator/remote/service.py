@@ -31,11 +31,10 @@ from zufluss.remote.files import RemoteFile
 from zufluss.remote.snapshot import KvSnapshot
 from zufluss.remote.storage import RemoteStorage
 from zufluss.wire import messages as m
-from zufluss.wire.api import ApiKey
 from zufluss.wire.tables import bucket_from_proto, bucket_to_proto, partition_id_of, path_from_proto
 
 if TYPE_CHECKING:
-    from zufluss.net.services import RequestContext, Services
+    from zufluss.net.services import RequestContext
 
 
 class RemoteService:
@@ -57,16 +56,6 @@ class RemoteService:
         self._cleaner = cleaner
         self._storage = storage
         self._image: ClusterImage = remotes.image
-
-    def register(self, services: Services) -> None:
-        """Attach every handler to its API key."""
-        services.register(ApiKey.GET_BUCKET_REMOTES, self.get_bucket_remotes)
-        services.register(ApiKey.COMMIT_REMOTE_LOG_MANIFEST, self.commit_remote_log_manifest)
-        services.register(ApiKey.LIST_REMOTE_LOG_MANIFESTS, self.list_remote_log_manifests)
-        services.register(ApiKey.COMMIT_KV_SNAPSHOT, self.commit_kv_snapshot)
-        services.register(ApiKey.GET_LATEST_KV_SNAPSHOTS, self.get_latest_kv_snapshots)
-        services.register(ApiKey.GET_KV_SNAPSHOT_METADATA, self.get_kv_snapshot_metadata)
-        services.register(ApiKey.LIST_KV_SNAPSHOTS, self.list_kv_snapshots)
 
     # Tablet servers
 

@@ -33,7 +33,7 @@ from zufluss.errors import (
     KvScanBusyError,
     KvScanExpiredError,
 )
-from zufluss.net.services import Reader, RequestContext, Services
+from zufluss.net.services import Reader, RequestContext
 from zufluss.replica.replica import Replica
 from zufluss.tablet.buckets import Buckets
 from zufluss.tablet.scan.pins import PinLimits, StatePin, StatePins
@@ -41,7 +41,6 @@ from zufluss.tablet.scan.rows import ArrowPage, RowReader
 from zufluss.tablet.scan.states import Page, PinnedState, PinStates
 from zufluss.tablet.tasks import BackgroundTasks
 from zufluss.wire import messages as m
-from zufluss.wire.api import ApiKey
 from zufluss.wire.codec import decode
 from zufluss.wire.hot.buckets import BUCKETS_MAX
 from zufluss.wire.predicates import predicate_from_proto
@@ -129,12 +128,6 @@ class ScanService:
         self._size_max = conf.get(options.KV_SCANNER_MAX_BATCH_SIZE)
         self._may_read = may_read
         self._threads: ThreadPoolExecutor | None = None
-
-    def register(self, services: Services) -> None:
-        """Attach the handlers to their API keys."""
-        services.register(ApiKey.OPEN_KV_SNAPSHOT, self.open_kv_snapshot)
-        services.register(ApiKey.SCAN_KV_SNAPSHOT, self.scan_kv_snapshot)
-        services.register(ApiKey.CLOSE_KV_SNAPSHOT, self.close_kv_snapshot)
 
     def closed(self, replica: Replica) -> None:
         """A bucket was closed or begins a new leader epoch: its pins end."""

@@ -29,7 +29,7 @@ from zufluss.errors import (
     ZuflussError,
 )
 from zufluss.kv.table import KvTable
-from zufluss.net.services import RequestContext, Services
+from zufluss.net.services import RequestContext
 from zufluss.tablet.scan.pins import RETRY_AFTER_MS, StatePin
 from zufluss.tablet.scan.rows import value_batch
 from zufluss.tablet.scan.service import (
@@ -40,7 +40,6 @@ from zufluss.tablet.scan.service import (
     not_negative,
 )
 from zufluss.wire import messages as m
-from zufluss.wire.api import ApiKey
 from zufluss.wire.tables import partition_id_of
 
 LAST_ANSWERS_BYTES_MAX: Final = 32 << 20
@@ -83,10 +82,6 @@ class ScanSessions:
         self._scans = scans
         self._pins = scans.pins
         self._last = _LastAnswers()
-
-    def register(self, services: Services) -> None:
-        """Attach the handler to its API key."""
-        services.register(ApiKey.SCAN_KV, self.scan_kv)
 
     async def scan_kv(self, request: m.ScanKvRequest, context: RequestContext) -> m.ScanKvResponse:
         """SCAN_KV (1061)."""
