@@ -71,7 +71,7 @@ def test_parquet_and_arrow_files_give_their_columns(tmp_path: Path) -> None:
         ("t.yaml", "a: [\n", "cannot be read"),
         ("t.json", "{", "cannot be read"),
         ("t.yaml", "columns: [id INT]\nproperties: [a]\n", "'properties' must be a map"),
-        ("t.txt", "id INT", "is no schema file; allowed"),
+        ("t.txt", "id INT", "is not a schema file; allowed"),
     ],
 )
 def test_a_bad_schema_file_says_what_is_wrong(

@@ -97,7 +97,7 @@ def test_a_bad_value_stops_the_start_and_says_where_it_came_from(tmp_path: Path)
 
 @pytest.mark.parametrize(
     ("content", "problem"),
-    [("- a\n- b\n", "holds a list"), ("a: [", "no valid YAML"), (None, "cannot read")],
+    [("- a\n- b\n", "holds a list"), ("a: [", "not valid YAML"), (None, "cannot read")],
 )
 def test_a_file_that_cannot_be_used_is_named(
     tmp_path: Path, content: str | None, problem: str
@@ -116,7 +116,7 @@ def test_an_empty_file_is_an_empty_configuration(tmp_path: Path) -> None:
 
 
 def test_an_override_without_equals_sign_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"'data\.dir' is no setting; allowed: key=value"):
+    with pytest.raises(ConfigError, match=r"'data\.dir' is not a setting; allowed: key=value"):
         Configuration.load(environ={}, overrides=["data.dir"])
 
 

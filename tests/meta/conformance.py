@@ -83,7 +83,7 @@ class MetaStoreConformance:
     async def test_children_are_one_level_sorted_and_without_neighbours(
         self, store: MetaStore
     ) -> None:
-        """`/a-b` sorts between `/a` and `/a/b`, and is no child of `/a`."""
+        """`/a-b` sorts between `/a` and `/a/b`, and is not a child of `/a`."""
         paths = ["/a/z", "/a/b", "/a/b/deep", "/a/b-c", "/a-b/x", "/ab", "/a"]
         await store.transact([Create(path, b"") for path in paths])
         assert await store.children("/a") == ["b", "b-c", "z"]

@@ -151,7 +151,7 @@ def test_an_unknown_function_is_refused_by_column_with_the_nearest_one() -> None
     """Also when the client knows it: the request is JSON that anybody can write."""
     document = json.loads(descriptor("pv BIGINT SUM").to_json())
     document["schema"]["columns"][1]["agg_function"] = {"type": "SUMM"}
-    with pytest.raises(ConfigError, match=r"'pv': 'summ' is no .* \(did you mean sum\?\)"):
+    with pytest.raises(ConfigError, match=r"'pv': 'summ' is not .* \(did you mean sum\?\)"):
         check_table(complete(TableDescriptor.from_json(json.dumps(document)), CONF), CONF, 1)
     with pytest.raises(InvalidTableError, match=r"function \(did you mean sum\?\), COMMENT"):
         Schema.of("pv BIGINT SUMM")
@@ -226,9 +226,9 @@ def test_field_options_become_part_of_the_schema_and_are_not_stored(place: str) 
             "has overflow = 'error' already",
         ),
         ("v INT SUM", {"fields.x.agg": "sum"}, {}, "column 'x', but the columns are k, v"),
-        ("v INT SUM", {"fields.v": "sum"}, {}, "is no option of a column"),
-        ("v INT SUM", {"fields..agg": "sum"}, {}, "is no option of a column"),
-        ("v INT SUM", {}, {"fields.v.kind": "random"}, "is no option of a column"),
+        ("v INT SUM", {"fields.v": "sum"}, {}, "is not an option of a column"),
+        ("v INT SUM", {"fields..agg": "sum"}, {}, "is not an option of a column"),
+        ("v INT SUM", {}, {"fields.v.kind": "random"}, "is not an option of a column"),
         ("v INT", {"fields.v.agg": "summ"}, {}, "did you mean sum"),
     ],
 )
@@ -253,7 +253,7 @@ def test_declarations_that_say_the_same_and_parameters_of_a_default_are_fine() -
 def test_custom_properties_of_other_tables_are_the_users_own() -> None:
     custom = {"fields.v.kind": "random", "fields.gone.agg": "sum"}
     assert made(descriptor("v INT", custom=custom, engine=False)).custom_properties == custom
-    with pytest.raises(ConfigError, match="no table property"):
+    with pytest.raises(ConfigError, match="not a table property"):
         made(descriptor("v INT", custom, engine=False))
 
 

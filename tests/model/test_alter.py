@@ -68,7 +68,7 @@ def test_a_change_to_the_same_value_returns_the_same_object() -> None:
         (PropertyChange("table.datalake.enabled", "true"), 56, "no lake"),
         (PropertyChange("table.log.ttl", "soon"), 39, "table.log.ttl"),
         (PropertyChange("table.auto-partition.enabled", "true"), 39, "partition key"),
-        (PropertyChange("table.statistics.columns", "x"), 39, "no column"),
+        (PropertyChange("table.statistics.columns", "x"), 39, "not a column"),
     ],
 )
 def test_other_changes_are_refused(change: PropertyChange, code: int, message: str) -> None:

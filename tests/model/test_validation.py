@@ -95,7 +95,7 @@ REFUSALS: list[tuple[TableDescriptor, int, str]] = [
     (
         table({"merge-engine": "versioned", "merge-engine.versioned.ver-column": "x"}, PK),
         39,
-        "is no column",
+        "is not a column",
     ),
     (
         table({"merge-engine": "versioned", "merge-engine.versioned.ver-column": "s"}, PK),
@@ -108,7 +108,7 @@ REFUSALS: list[tuple[TableDescriptor, int, str]] = [
     # statistics
     (table({"statistics.columns": "*"}, PK), 39, "remove it from this primary-key table"),
     (table({"statistics.columns": " , "}), 39, "names no column"),
-    (table({"statistics.columns": "k,x"}), 39, "'x', which is no column"),
+    (table({"statistics.columns": "k,x"}), 39, "'x', which is not a column"),
     (table({"statistics.columns": "raw"}), 39, "no statistics of BYTES"),
     # auto-partition
     (table(AUTO), 39, "needs a partition key"),
@@ -134,7 +134,7 @@ REFUSALS: list[tuple[TableDescriptor, int, str]] = [
     (table({"auto-partition.time-format": "yyyy/MM/dd"}, partition_keys=("s",)), 15, "letters"),
     (table({"auto-partition.time-format": "yyyyMMdd'x"}, partition_keys=("s",)), 15, "order"),
     (table({"auto-partition.time-zone": "Mars/Base"}, partition_keys=("s",)), 39, "Europe/Berlin"),
-    (table({"auto-partition.time-zone": "../etc"}), 39, "no time zone"),
+    (table({"auto-partition.time-zone": "../etc"}), 39, "not a time zone"),
     (table(AUTO, partition_keys=("d",)), 15, "yyyy-MM-dd"),
     # lake
     (table({"datalake.enabled": "true"}), 15, "the cluster has no lake"),

@@ -371,7 +371,7 @@ def test_views_have_the_options_of_the_client(spark, connection, lake_server, vi
     again = zufluss.spark.register_views(spark, "views", "o_", options=options)
     assert sorted(again) == ["o_keyed", "o_log"]
     assert plain(spark.sql("SELECT cents FROM o_log")) == [(5,)]
-    with pytest.raises(Exception, match="request-timeot is no option"):
+    with pytest.raises(Exception, match="request-timeot is not an option"):
         zufluss.spark.register_views(spark, "views", options={"client.request-timeot": "1s"})
 
 
@@ -419,7 +419,7 @@ def test_a_table_that_is_not_there_is_named(spark, read):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"colums": "id"}, r"colums is no option of format fluss \(did you mean columns\?\)"),
+        ({"colums": "id"}, r"colums is not an option of format fluss \(did you mean columns\?\)"),
         ({"columns": "id,idd"}, "has no column 'idd'; it has id, name"),
         ({"columns": "id,id"}, "column 'id' is named twice"),
         ({"filter": "id >"}, "expected a value for column id, found the end"),

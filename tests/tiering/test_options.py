@@ -64,7 +64,7 @@ def test_each_group_goes_where_it_belongs() -> None:
         (["--datalake.format=lance", "--datalake.iceberg.x=y"], "of no use"),
         (["--lake.tiering.poll-interval"], "has no value"),
         (["--a", "--b"], "option --a has no value"),
-        (["poll-interval=1"], "is no option"),
+        (["poll-interval=1"], "is not an option"),
     ],
 )
 def test_what_is_wrong_is_named_with_the_way_out(words: list[str], message: str) -> None:

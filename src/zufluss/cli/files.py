@@ -140,7 +140,7 @@ def _column(rows: list[dict[str, Any]], field: pa.Field) -> pa.Array:
 
 def _check_row(row: Any, schema: pa.Schema) -> None:
     if not isinstance(row, dict):
-        raise ValueError(f"{row!r:.80} is no row; allowed: one JSON object per line")
+        raise ValueError(f"{row!r:.80} is not a row; allowed: one JSON object per line")
     unknown = row.keys() - set(schema.names)
     if unknown:
         raise ValueError(

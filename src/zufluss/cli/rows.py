@@ -162,7 +162,7 @@ def start_of(text: str, bucket_count: int) -> Position | dict[int, int]:
         return {int(bucket): int(at) for bucket, at in (p.split("=") for p in offsets.split(","))}
     except ValueError:
         raise typer.BadParameter(
-            f"--from {text!r} is no offset; allowed: offset:N or offset:BUCKET=N,BUCKET=N"
+            f"--from {text!r} is not an offset; allowed: offset:N or offset:BUCKET=N,BUCKET=N"
         ) from None
 
 

@@ -67,7 +67,7 @@ def descriptor_of_file(path: Path) -> TableDescriptor:
     if suffix in ARROW_SUFFIXES:
         return TableDescriptor(Schema.of(_arrow_schema(path)))
     raise InvalidTableError(
-        f"{path} is no schema file; allowed: .json, .yaml, .parquet, {', '.join(ARROW_SUFFIXES)}"
+        f"{path} is not a schema file; allowed: .json, .yaml, .parquet, {', '.join(ARROW_SUFFIXES)}"
     )
 
 

@@ -28,7 +28,7 @@ def parse_time_ms(text: str) -> int:
         moment = datetime.fromisoformat(text)
     except ValueError:
         raise typer.BadParameter(
-            f"{text!r} is no point in time; allowed: earliest, latest, epoch milliseconds, "
+            f"{text!r} is not a point in time; allowed: earliest, latest, epoch milliseconds, "
             "or ISO 8601 such as 2026-01-31T08:00:00Z"
         ) from None
     if moment.tzinfo is None:

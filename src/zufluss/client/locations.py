@@ -115,7 +115,7 @@ def alter_request(
     op = OPERATIONS.get(operation)
     if op is None:
         raise ConfigError(
-            f"{operation!r:.80} is no operation on a location; allowed: {', '.join(OPERATIONS)}"
+            f"{operation!r:.80} is not an operation on a location; allowed: {', '.join(OPERATIONS)}"
         )
     return m.AlterLocationRequest(
         op=op,

@@ -56,7 +56,7 @@ def _name(principal: str, option: Option[str | None]) -> str:
     kind, _, name = principal.partition(":")
     if kind != _USER or not name.strip():
         raise ConfigError(
-            f"{option.key}: {principal!r:.200} is no principal; write "
+            f"{option.key}: {principal!r:.200} is not a principal; write "
             f"{_USER}:NAME, with semicolons between several"
         )
     return name.strip()

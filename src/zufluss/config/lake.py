@@ -1,17 +1,16 @@
-"""Cluster keys `datalake.<format>.*`: how to reach the lake of a format, in the format's own words.
+"""Cluster keys `datalake.<format>.*`: the catalog properties of a lake format.
 
-What follows the prefix is a property of the format's catalog (`datalake.iceberg.uri` is Iceberg's
-`uri`), so nobody can declare these keys. They are kept as text, and a server hands them to clients
-in the properties of lake tables as `table.datalake.<format>.*`: readers and the tiering service
-then need nothing but the bootstrap.
+The format defines the part after the prefix (`datalake.iceberg.uri` is Iceberg's `uri`), so these
+keys are not declared. They are kept as text. A server sends them to clients as properties
+`table.datalake.<format>.*` of lake tables, so readers and the tiering service need only the
+bootstrap address.
 
-A secret is never handed out, shown or logged: every client of the cluster may ask for a table, but
-not every client may write to the lake. A process that needs a secret has it in its own
-configuration. A property is a secret by its key, or because its value is an address with a
-password.
+Secrets are never sent, shown or logged: every client of the cluster may ask for a table, but not
+every client may write to the lake. A process that needs a secret has it in its own configuration.
+A property is a secret if its key says so, or if its value is an address with a password.
 
-In an environment variable `_` stands for `.` and `__` for `-`, because nobody knows the keys
-beforehand: `ZUFLUSS_DATALAKE_ICEBERG_S3_ACCESS__KEY__ID` is `datalake.iceberg.s3.access-key-id`.
+In an environment variable `_` stands for `.` and `__` for `-`, because the keys are not declared:
+`ZUFLUSS_DATALAKE_ICEBERG_S3_ACCESS__KEY__ID` is `datalake.iceberg.s3.access-key-id`.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from pathlib import Path
 from zufluss.lake_formats import LAKE_FORMATS
 
 SECRET_PARTS = ("password", "secret", "token", "credential", "key", "authorization")
-"""A key with one of these in it is a secret."""
+"""A key that contains one of these words is a secret."""
 
 EMBEDDED_LAKE = "lake"
 """Folder in the data directory for the lake of `zufluss dev` when none is configured."""
@@ -54,7 +53,7 @@ def is_secret(key: str, value: str) -> bool:
 
 
 def embedded_lake(format: str, data_dir: Path) -> dict[str, str]:
-    """The keys of a lake below a data directory; none for a format that cannot be embedded."""
+    """The keys of a lake in a data directory; empty for a format that cannot be embedded."""
     embedded = LAKE_FORMATS[format].embedded
     properties = {} if embedded is None else embedded(data_dir.resolve() / EMBEDDED_LAKE)
     return {f"datalake.{format}.{key}": value for key, value in properties.items()}

@@ -1,16 +1,14 @@
 """The configuration of a process: `server.yaml`, environment, `-D key=value`, in this order.
 
-A later source wins. Every value is parsed when it is loaded, so a bad one stops the start with
-its key, the value and what is allowed; an unknown key is a warning with the nearest known one,
-since a `server.yaml` made for Fluss has keys we do not need. Each value keeps its origin for
-`zufluss config`.
+A later source wins. Every value is parsed when it is loaded; an invalid one stops the process with
+the key, the value and the allowed values. An unknown key is a warning with the nearest known key,
+because a `server.yaml` made for Fluss has keys we do not need. `zufluss config` shows where each
+value came from.
 
-A key's environment variable is `env_name(key)`: `ZUFLUSS_` and the key in capitals with `_` for
-`.` and `-`; the prefix of our own keys is not said twice (`zufluss.log.flush` is
-`ZUFLUSS_LOG_FLUSH`). In YAML, nested maps are the same as dotted keys. Keys of a lake format
-(`lake.py`) and of object stores (`stores.py`), which exist per format or bucket, are kept as text.
-
-A `Configuration` is immutable; `with_overrides` gives a new one.
+The environment variable of a key is `env_name(key)`: `ZUFLUSS_` and the key in capitals with `_`
+for `.` and `-`; our own keys do not repeat the prefix (`zufluss.log.flush` is `ZUFLUSS_LOG_FLUSH`).
+In YAML, nested maps are the same as dotted keys. Keys of lake formats (`lake.py`) and object stores
+(`stores.py`) are kept as text.
 """
 
 from __future__ import annotations
@@ -37,10 +35,10 @@ DEFAULT_ORIGIN = "default"
 OVERRIDE_ORIGIN = "-D"
 
 OTHER_VARIABLES = frozenset({"ZUFLUSS_BOOTSTRAP", "ZUFLUSS_CONFIG", "ZUFLUSS_FAULT"})
-"""Environment variables with our prefix that are not options: read by the CLI and the tests."""
+"""Environment variables with our prefix that are not options; the CLI and the tests read them."""
 
 _log = logging.getLogger("zufluss.config")
-"""The standard library's logger, since clients load a configuration too and own their output."""
+"""The standard library's logger: a client process decides where its output goes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +48,7 @@ class Setting:
     value: Any
     """The parsed value."""
     origin: str
-    """Where it came from: a file name, an environment variable, `-D`, or the caller's word."""
+    """The source: a file name, an environment variable, `-D`, or a word of the caller."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +58,9 @@ class EffectiveRow:
     key: str
     """The option's key."""
     value: str
-    """The effective value as text, a secret hidden."""
+    """The effective value as text; secrets are hidden."""
     origin: str
-    """Where the value comes from; `default` when nobody set it."""
+    """The source of the value; `default` if it is not set."""
 
 
 class Configuration:
@@ -102,11 +100,11 @@ class Configuration:
         return self.get(option)
 
     def is_set(self, option: Option[Any]) -> bool:
-        """Whether the option was set, even if to its default."""
+        """Whether the option was set, even to its default."""
         return option.key in self._settings
 
     def origin(self, option: Option[Any]) -> str:
-        """Where the effective value comes from."""
+        """The source of the effective value."""
         setting = self._settings.get(option.key)
         return DEFAULT_ORIGIN if setting is None else setting.origin
 
@@ -117,7 +115,7 @@ class Configuration:
         return Configuration(self._settings | _settings(split_overrides(overrides), origin))
 
     def client_settings(self) -> dict[str, str]:
-        """The client keys that somebody set, as text: what `zufluss.connect` takes."""
+        """The client keys that are set, as text, for `zufluss.connect`."""
         return {
             key: OPTIONS[key].format(setting.value)
             for key, setting in self._settings.items()
@@ -134,14 +132,11 @@ class Configuration:
         }
 
     def store_settings(self) -> dict[str, str]:
-        """The properties of object stores that somebody set, secrets included."""
+        """The properties of object stores that are set, secrets included."""
         return {key: s.value for key, s in self._settings.items() if is_store_key(key)}
 
     def effective(self) -> list[EffectiveRow]:
-        """Every option with its value and origin, secrets hidden, in the order declared.
-
-        Keys of lake formats and object stores follow, as far as somebody set them.
-        """
+        """All options in declared order, then set keys of lakes and stores; secrets hidden."""
         declared = [
             EffectiveRow(option.key, option.show(self.get(option)), self.origin(option))
             for option in OPTIONS.values()
@@ -180,7 +175,7 @@ def read_yaml(path: str | Path) -> dict[str, str]:
             f"cannot read the configuration file {path}: {problem.strerror}"
         ) from None
     except (yaml.YAMLError, UnicodeDecodeError) as problem:
-        raise ConfigError(f"{path} is no valid YAML: {problem}") from None
+        raise ConfigError(f"{path} is not valid YAML: {problem}") from None
     if document is None:
         return {}
     if not isinstance(document, dict):
@@ -196,7 +191,7 @@ def split_overrides(overrides: Mapping[str, str] | Sequence[str]) -> dict[str, s
     for item in overrides:
         key, equals, value = item.partition("=")
         if not equals or not key.strip():
-            raise ConfigError(f"{item!r} is no setting; allowed: key=value")
+            raise ConfigError(f"{item!r} is not a setting; allowed: key=value")
         pairs[key.strip()] = value
     return pairs
 
@@ -226,7 +221,7 @@ def _text(value: Any) -> str:
 
 
 def _settings(pairs: Mapping[str, str], origin: str) -> dict[str, Setting]:
-    """The known pairs, parsed; unknown ones are warned of and left out."""
+    """Parse the known pairs; log a warning for each unknown one."""
     known: dict[str, Setting] = {}
     for key, text in pairs.items():
         option = OPTIONS.get(key)

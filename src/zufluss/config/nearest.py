@@ -13,6 +13,6 @@ def nearest(key: str, known: Iterable[str]) -> str | None:
 
 
 def suggestion(key: str, known: Iterable[str]) -> str:
-    """The nearest key as half a sentence, such as ` (did you mean …?)`; empty when none is near."""
+    """The text ` (did you mean …?)` with the nearest key; empty when none is near."""
     match = nearest(key, known)
     return f" (did you mean {match}?)" if match else ""

@@ -1,8 +1,8 @@
 """One configuration option: key, kind, default, help, and how its text becomes a value.
 
 An option is declared once, in `options.py` (server and client) or `table_options.py` (table
-properties), and everything else is derived from the declaration: parsing, limits, the error
-message of a bad value, `docs/configuration.md`, and what `zufluss config` prints.
+properties). Parsing, limits, error messages, `docs/configuration.md` and the output of `zufluss
+config` are derived from the declaration.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ HIDDEN = "******"
 
 
 class Kind(Enum):
-    """What an option's text means."""
+    """The type of an option's value."""
 
     STRING = "string"
     INT = "int"
@@ -71,7 +71,7 @@ class Option(Generic[T]):
     default: T
     """The value when nothing is configured; None where absence has a meaning of its own."""
     help: str
-    """What the option does; helps to choose a value."""
+    """The effect of the option and how to choose a value."""
     dynamic: bool = False
     """A server option that takes effect without a restart when the cluster is reconfigured."""
     alterable: bool = False
@@ -88,7 +88,7 @@ class Option(Generic[T]):
     """How the documentation words a default that depends on the machine or on another key."""
 
     def parse(self, text: str) -> T:
-        """The value of `text`; `ConfigError` names the key, the value and what is allowed."""
+        """Parse `text`; `ConfigError` names the key, the value and the allowed values."""
         try:
             value = self._checked(_PARSERS[self.kind](text))
         except ValueError as problem:
@@ -112,7 +112,7 @@ class Option(Generic[T]):
 
     @property
     def limits(self) -> str:
-        """What is allowed beyond the kind, in words; empty when everything is."""
+        """The allowed values in words; empty if the kind is the only limit."""
         if self.allowed:
             return " | ".join(self.allowed)
         low = None if self.minimum is None else _FORMATTERS[self.kind](self.minimum)

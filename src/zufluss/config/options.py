@@ -1,9 +1,9 @@
 """Every option, declared once: those of servers here, those of clients in `client_options.py`.
 
-A key that Fluss has keeps its name, its value form and, unless the help says otherwise, its
-default; `netty.*` keys keep their names although no netty is here, so that an existing
-`server.yaml` works. Our own keys start with `zufluss.`. Only keys that the code reads are
-declared; an unknown key in a configuration is a warning (see `load.py`).
+Keys of Fluss keep their names, value forms and, unless the help says otherwise, defaults, so that
+an existing `server.yaml` works (`netty.*` keys too, although zufluss has no netty). Our own keys
+start with `zufluss.`. Only keys that the code reads are declared; an unknown key in a configuration
+is a warning (see `load.py`).
 
 The constant of a key is the key in capitals: `log.segment.file-size` is `LOG_SEGMENT_FILE_SIZE`.
 Table properties are in `table_options.py`.

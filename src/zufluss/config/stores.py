@@ -1,12 +1,12 @@
-"""Cluster keys of object stores: how the file systems of remote locations are reached.
+"""Cluster keys of object stores: addresses and credentials of the file systems of locations.
 
-They are the same for all locations of a kind; `s3.bucket.NAME.KEY` is `s3.KEY` for one bucket. The
-names are Fluss's where it has one, and its spelling with `.` for `-` is understood too, since a
-`server.yaml` made for Fluss should do.
+A key applies to all locations of a kind; `s3.bucket.NAME.KEY` is `s3.KEY` for one bucket. Fluss's
+names are used where Fluss has one; its spelling with `.` for `-` is accepted, too, so that a
+`server.yaml` made for Fluss works.
 
 The environment variable of a key is `ZUFLUSS_` and the key in capitals with `_` for `.` and `-`. In
-the name of a bucket, which nobody knows beforehand, `_` stands for `.` and `__` for `-`:
-`ZUFLUSS_S3_BUCKET_MY__LOGS_ENDPOINT` is `s3.bucket.my-logs.endpoint`.
+the name of a bucket `_` stands for `.` and `__` for `-`: `ZUFLUSS_S3_BUCKET_MY__LOGS_ENDPOINT` is
+`s3.bucket.my-logs.endpoint`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _VARIABLES: Final = {
     "ZUFLUSS_" + key.upper().replace(".", "_").replace("-", "_"): key for key in STORE_KEYS
 }
 _OF_BUCKETS: Final = sorted((s for s in _SPELLINGS if s.startswith("s3.")), key=len)[::-1]
-"""Spellings of keys that a bucket may have of its own, the longest first: some end others."""
+"""Spellings of keys that can be set per bucket, the longest first: some are suffixes of others."""
 
 
 def bucket_prefix(bucket: str) -> str:
@@ -64,7 +64,7 @@ def bucket_prefix(bucket: str) -> str:
 
 
 def canonical(key: str) -> str:
-    """The key as it is declared; other keys as they are."""
+    """The declared spelling of a key; other keys are returned unchanged."""
     return _SPELLINGS.get(key, key)
 
 
@@ -74,7 +74,7 @@ def is_store_key(key: str) -> bool:
 
 
 def general_key(key: str) -> str | None:
-    """The declared key behind a key of all buckets or of one; None if there is none."""
+    """The declared key of a key for all buckets or for one; None if there is none."""
     if canonical(key) in STORE_KEYS:
         return canonical(key)
     for spelling in _OF_BUCKETS:

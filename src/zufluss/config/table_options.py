@@ -1,9 +1,9 @@
 """Every `table.*` property, declared once, with the same `Option` as the configuration.
 
-Properties are stored in the table descriptor as given and read through `parse_table_property`.
-Enum values match in any case; the parsed value is the canonical spelling. `alterable` is what
-ALTER TABLE may change. Rules that need more than one property or the schema (a merge engine
-needs a primary key, …) live in `model/validation.py`.
+The table descriptor stores properties as given; `parse_table_property` reads them. Enum values
+match in any case; the parsed value is the canonical spelling. ALTER TABLE may change `alterable`
+properties. `model/validation.py` has the rules that need more than one property or the schema (a
+merge engine needs a primary key, …).
 """
 
 from __future__ import annotations
@@ -276,7 +276,7 @@ def table_option(key: str) -> Option[Any]:
     option = TABLE_OPTIONS.get(key)
     if option is None:
         raise ConfigError(
-            f"{key!r} is no table property{suggestion(key, TABLE_OPTIONS)}; "
+            f"{key!r} is not a table property{suggestion(key, TABLE_OPTIONS)}; "
             "a property of your own belongs into the custom properties"
         )
     return option

@@ -13,8 +13,8 @@ table keeps its meaning:
 | map      | `k:v,k:v`                                                      | dict str to str |
 | endpoint | `NAME://host:port`, IPv6 hosts in brackets                     | `Endpoint`      |
 
-A parser raises `ValueError` whose message says what is allowed; `Option.parse` adds the key and
-the value. `format_*` gives the shortest form that parses back to the same value.
+The `ValueError` of a parser says what is allowed; `Option.parse` adds the key and the value.
+`format_*` returns the shortest text that parses back to the same value.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ _ENDPOINT = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a named listener is bound or reached."""
+    """The address of a named listener."""
 
     listener: str
     """The listener's name, such as `FLUSS`, `CLIENT` or `INTERNAL`."""
@@ -95,7 +95,7 @@ class Endpoint:
 
 
 def parse_duration_ms(text: str) -> int:
-    """Milliseconds of a duration such as `3min`; finer than a millisecond is refused."""
+    """Milliseconds of a duration such as `3min`; fractions of a millisecond are refused."""
     nanos = _scaled(text, _DURATION_UNITS, DURATION_ALLOWED)
     millis, rest = divmod(nanos, _NS_PER_MS)
     if rest:

@@ -1,22 +1,21 @@
 """The aggregation functions of columns: from the forms that users write to the stored form.
 
-A function can be named in three places, and what is stored is always the first of them:
+A function can be named in three places; it is always stored in the schema:
 
 | place                                                  | for                                  |
 |--------------------------------------------------------|--------------------------------------|
 | the schema: `pv BIGINT SUM`, `agg_function` in JSON    | everybody                            |
-| `fields.<column>.agg = <function>` and                 | SQL dialects that cannot say it in a |
-| `fields.<column>.<function>.<parameter> = <value>`     | column list, Arrow schemas           |
+| `fields.<column>.agg = <function>` and                 | SQL dialects whose column lists have |
+| `fields.<column>.<function>.<parameter> = <value>`     | no functions, Arrow schemas          |
 | `table.merge-engine.aggregation.default-function`      | columns that name none               |
 
-`fields.*` may stand among the properties or the custom properties of CREATE TABLE, and beside the
-columns that ALTER TABLE adds. They become part of the schema and are not stored themselves.
-Two places may say the same, but not different things. On tables with other engines custom
-properties are the user's own, but for `fields.<column>.agg` of a column that exists: whoever writes
-it has forgotten the engine, and is told so.
+`fields.*` may be properties or custom properties of CREATE TABLE, or of an ALTER TABLE that adds
+columns. They become part of the schema and are not stored themselves. Two places may name the same
+function, but not different ones. On tables with other engines custom properties belong to the user,
+except `fields.<column>.agg` of an existing column, which is refused: the engine was forgotten.
 
-No column outside the primary key is without a function. An auto-increment column keeps its first
-number, so it gets `first_value_ignore_nulls` by itself. All refusals are 39.
+Every column outside the primary key has a function. An auto-increment column keeps its first
+number: its function is `first_value_ignore_nulls`. All refusals have code 39.
 """
 
 from __future__ import annotations
@@ -60,9 +59,9 @@ class FieldOption(NamedTuple):
     key: str
     """The whole key."""
     value: str
-    """What it is set to."""
+    """The value of the option."""
     column: str
-    """The column it is about."""
+    """The column that it configures."""
     function: str
     """The function it names, or whose parameter it sets; in canonical spelling."""
     parameter: str | None
@@ -80,14 +79,14 @@ class FieldOption(NamedTuple):
             found = cls(key, value, column, canonical_function(function), parameter)
         if not found.column or not found.function or found.parameter == "":
             raise ConfigError(
-                f"{key!r:.120} is no option of a column; allowed: {PREFIX}<column>{_SUFFIX} = "
+                f"{key!r:.120} is not an option of a column; allowed: {PREFIX}<column>{_SUFFIX} = "
                 f"<function> and {PREFIX}<column>.<function>.<parameter> = <value>"
             )
         return found
 
 
 def is_field_option(key: str, schema: Schema, engine: str | None) -> bool:
-    """Whether a property is one of `fields.*`, and not the user's own."""
+    """Whether a property is a `fields.*` option, not a property of the user."""
     if not key.startswith(PREFIX):
         return False
     named = key.removeprefix(PREFIX).removesuffix(_SUFFIX)
@@ -103,7 +102,7 @@ def take_field_options(
 
 
 def merge_field_options(*sources: Mapping[str, str]) -> dict[str, str]:
-    """The options of all sources; raises if two say different things under one key."""
+    """The options of all sources; raises if two sources set a key to different values."""
     merged: dict[str, str] = {}
     for source in sources:
         for key, value in source.items():
@@ -122,9 +121,9 @@ def declare(
     engine: str | None,
     columns: Iterable[str] | None = None,
 ) -> Schema:
-    """The schema whose columns have the functions that options and the default name.
+    """The schema with the functions of the options and the default function.
 
-    `columns` are those that may still get one, all if it is None.
+    Only `columns` may get a function; all columns if it is None.
     """
     asked: dict[str, list[FieldOption]] = {}
     for option in map(FieldOption.of, options, options.values()):
@@ -236,10 +235,9 @@ def _check_default(properties: Mapping[str, str], engine: str | None) -> None:
 
 
 def _no_function(name: str) -> str:
-    return (
-        f"{name!r:.80} is no aggregation function{suggestion(canonical_function(name), FUNCTIONS)};"
-        f" allowed: {', '.join(sorted(FUNCTIONS))}"
-    )
+    near = suggestion(canonical_function(name), FUNCTIONS)
+    allowed = ", ".join(sorted(FUNCTIONS))
+    return f"{name!r:.80} is not an aggregation function{near}; allowed: {allowed}"
 
 
 def _check_column(schema: Schema, column: Column) -> None:
@@ -270,7 +268,7 @@ def _check_column(schema: Schema, column: Column) -> None:
 
 
 def _check_room(column: Column, properties: Mapping[str, str]) -> None:
-    """A text that grows has room: a CHAR of an INDEXED row has none beyond its length."""
+    """Refuse a growing text in a CHAR column of INDEXED rows, which has a fixed length."""
     assert column.agg_function is not None
     listed = DELIMITER in FUNCTIONS[column.agg_function.type].parameters
     row_format = properties.get(o.TABLE_KV_FORMAT.key, "").strip().upper()
@@ -307,7 +305,7 @@ def _check_parameter(column: Column, function: AggFunction, key: str, value: str
 
 
 def _check_by(schema: Schema, column: Column, function: AggFunction) -> None:
-    """The column that `max_by` and `min_by` go by is there, and is merged the same way."""
+    """Check that the `by` column of `max_by` or `min_by` exists and has the function max or min."""
     wanted = _BY_FUNCTIONS.get(function.type)
     if wanted is None:
         return

@@ -1,4 +1,4 @@
-"""The functions of the aggregation engine, declared once: what they take and what can be done.
+"""The functions of the aggregation engine, declared once: column types, parameters and traits.
 
 | function | column | parameters | NULL input | retract | undone one by one | replay |
 |---|---|---|---|---|---|---|
@@ -18,11 +18,11 @@
 | rbm32, rbm64 | BYTES | | ignored | | | same |
 | hll, theta | BYTES | | ignored | | | same |
 
-Every function also takes `ignore_retract = true`: a retract leaves the column as it is, where it
-would otherwise be refused. The value of a column is the state of its function, so states merge by
-the function itself; only `count` tells an input (which counts as 1) from a state (which is added).
-The rows of `max_by` and `min_by` take the value of the row whose `by` is the greatest or least, the
-later one of equals; a row whose `by` is NULL changes nothing.
+Every function also takes `ignore_retract = true`: a retract then leaves the column as it is and is
+not refused. The value of a column is the state of its function, so states merge by the function
+itself; only `count` distinguishes an input (counts as 1) from a state (is added). `max_by` and
+`min_by` take the value of the row whose `by` is greatest or least, of equal rows the later one; a
+row whose `by` is NULL changes nothing.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class AggFunction:
 
     @classmethod
     def named(cls, name: str, parameters: Mapping[str, object] | None = None) -> Self:
-        """The function of a name and parameters in any spelling (`LAST-VALUE`), known or not."""
+        """A function by name and parameters in any spelling (`LAST-VALUE`); may be unknown."""
         found: dict[str, str] = {}
         for key, value in (parameters or {}).items():
             canonical = canonical_function(key)
@@ -88,7 +88,7 @@ class AggFunction:
         return next((value for name, value in self.parameters if name == key), None)
 
     def __str__(self) -> str:
-        """As it stands in a column list: `LISTAGG(delimiter = ';', limit = 100)`."""
+        """The text in a column list: `LISTAGG(delimiter = ';', limit = 100)`."""
         given = ", ".join(f"{key} = {_literal(value)}" for key, value in self.parameters)
         return self.type.upper() + (f"({given})" if given else "")
 
@@ -102,18 +102,18 @@ class AggFunction:
 
 @dataclass(frozen=True, slots=True)
 class FunctionTraits:
-    """What a function takes and what can be done with it."""
+    """The column types, parameters and properties of a function."""
 
     roots: frozenset[Root]
     """Types of columns it can aggregate."""
     parameters: Mapping[str, tuple[str, ...] | None] = field(default_factory=dict)
-    """Its parameters; their allowed values, where these can be listed."""
+    """Its parameters, with their allowed values where these can be listed."""
     idempotent: bool = False
     """Replaying the same rows in order after a crash gives the same value."""
     retracts: bool = False
     """An input can be taken back."""
     invertible: bool = False
-    """What one writer added can be taken away although others have added since; not of floats."""
+    """Inputs of one writer can be removed after others have added theirs; not for floats."""
 
 
 _OVERFLOW = MappingProxyType({OVERFLOW: ("error", "wrap")})

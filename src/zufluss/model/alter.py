@@ -1,10 +1,10 @@
 """ALTER TABLE as pure functions: a descriptor in, the changed descriptor out, or a refusal.
 
-Properties of the table change by SET and DELETE, and only those declared alterable; custom
-properties are free. The schema changes by adding columns at the end that may be NULL: old batches
-have no value for them, and readers fill in NULL. Their aggregation functions may stand beside them
-as `fields.*` options; those of columns that exist never change. All else is refused with 56 and the
-reason. The result is checked by the rules of CREATE TABLE, whose codes (15, 39) then apply.
+SET and DELETE change alterable properties of the table and all custom properties. A new column goes
+to the end and may be NULL: old batches have no value for it, and readers fill in NULL. Its
+aggregation function may be given as `fields.*` options; functions of existing columns never change.
+Everything else is refused with code 56 and the reason. The result must keep the rules of CREATE
+TABLE, whose codes (15, 39) then apply.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LAST = 0
 
 
 class ConfigOp(IntEnum):
-    """What happens to a property, numbered as on the wire."""
+    """The operation on a property, numbered as on the wire."""
 
     SET = 0
     DELETE = 1
@@ -72,14 +72,14 @@ class NewColumn:
 
 @dataclass(frozen=True, slots=True)
 class TableChanges:
-    """Everything one ALTER TABLE asks for."""
+    """All changes of one ALTER TABLE."""
 
     properties: Sequence[PropertyChange] = ()
     """Properties to change."""
     add_columns: Sequence[NewColumn] = ()
     """Columns to add."""
     refused: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Columns to drop, rename or modify, by that verb."""
+    """Columns to drop, rename or modify, by the verb; these are refused."""
 
     @classmethod
     def of_columns(
@@ -90,7 +90,7 @@ class TableChanges:
         rename: Sequence[str],
         modify: Sequence[str],
     ) -> Self:
-        """The changes of a request, with the columns it wants to drop, rename and modify."""
+        """The changes of a request, with the columns to drop, rename and modify."""
         verbs = {"drop": drop, "rename": rename, "modify": modify}
         return cls(properties, add, {verb: names for verb, names in verbs.items() if names})
 
@@ -114,7 +114,7 @@ def alter_table(
 def _field_options(
     changes: Sequence[PropertyChange], descriptor: TableDescriptor
 ) -> dict[str, str]:
-    """The `fields.*` options of a request that adds columns; it may set nothing else."""
+    """The `fields.*` options of a request that adds columns; other properties are refused."""
     engine = merge_engine(descriptor.properties)
     options: dict[str, str] = {}
     for change in changes:
@@ -131,7 +131,7 @@ def _field_options(
 def alter_properties(
     descriptor: TableDescriptor, changes: Sequence[PropertyChange], conf: Configuration
 ) -> TableDescriptor:
-    """The descriptor with changed properties; the same object if they are as they were."""
+    """The descriptor with changed properties; the same object if nothing changes."""
     properties = dict(descriptor.properties)
     custom = dict(descriptor.custom_properties)
     for change in changes:
@@ -184,7 +184,7 @@ def _check_alterable(key: str, descriptor: TableDescriptor) -> None:
 
 
 def _may_change_lake(key: str, descriptor: TableDescriptor) -> bool:
-    """Keys are encoded for the lake at create; only a table without keys can join one later."""
+    """Whether the table can join a lake: keys are encoded for the lake when a table is created."""
     if o.TABLE_DATALAKE_FORMAT.key in descriptor.properties:
         return True
     keyless = not descriptor.has_primary_key and not descriptor.bucket_keys
@@ -213,10 +213,7 @@ def add_columns(
     columns: Sequence[NewColumn],
     options: Mapping[str, str] = MappingProxyType({}),
 ) -> TableDescriptor:
-    """The descriptor with columns added at the end; raises 56 for those that cannot be.
-
-    `options` are `fields.*` of the new columns.
-    """
+    """The descriptor with columns at the end; `options` are their `fields.*`. Raises 56."""
     schema = descriptor.schema
     for column in columns:
         if column.name in schema:
@@ -248,10 +245,7 @@ def add_columns(
 
 
 def _check_added(columns: Sequence[Column]) -> None:
-    """Refuse functions that could not tell a NULL that was written from a row without the column.
-
-    Whoever writes the row again, an undo as well, writes it with all columns.
-    """
+    """Refuse first_value: a rewritten old row would have a NULL that looks like a first value."""
     for column in columns:
         if column.agg_function is not None and column.agg_function.type == FIRST_VALUE:
             raise InvalidAlterTableError(

@@ -1,9 +1,9 @@
-"""Arrow types to column types: what a user's Arrow table becomes when a schema is made from it.
+"""Arrow types to column types, for schemas made from Arrow tables.
 
-The other direction, one line per type, is `DataType.to_arrow`. This one is lossy on purpose and
-follows `pyfluss`, so that a table made from a pyarrow schema is the same through either client:
-unsigned integers become the signed type of equal width, views and large variants their plain
-type, a zoned timestamp TIMESTAMP_LTZ. A dictionary column is its values.
+`DataType.to_arrow` is the other direction. This one loses details on purpose and follows `pyfluss`,
+so that both clients make the same table from a pyarrow schema: unsigned integers become the signed
+type of equal width, views and large variants their plain type, a zoned timestamp TIMESTAMP_LTZ, a
+dictionary the type of its values.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Partitions by time: which to create ahead, which have expired. Pure; the clock is an argument.
 
 With `table.auto-partition.enabled` one partition key, the time key, holds the start of a period as
-text. From the current period on, `num-precreate` partitions exist; those more than
-`num-retention` periods old are dropped (a negative number keeps all). The text is ordered like
-time, so ages are compared as text.
+text. From the current period on, `num-precreate` partitions exist; partitions more than
+`num-retention` periods old are dropped (a negative number keeps all). The texts sort like time, so
+ages are compared as text.
 
 | unit    | default format | next period                                      |
 |---------|----------------|--------------------------------------------------|
@@ -13,11 +13,10 @@ time, so ages are compared as text.
 | QUARTER | yyyyQ          | three months later                               |
 | YEAR    | yyyy           | the next calendar year                           |
 
-A format of one's own has the same fields in the same order (`yyyy-MM-dd`), with literals from the
-characters allowed in names, quoted where they are letters. With several partition keys only
-the time key is automatic: nothing is created ahead, and retention looks at its value alone.
-Only values that have the format are ever dropped, so partitions made by hand before
-auto-partitioning was switched on stay.
+A user's format has the same fields in the same order (`yyyy-MM-dd`) and literals of characters
+that names may have; letters are quoted. With several partition keys nothing is created ahead, and
+retention looks at the time key alone. Only partitions whose value has the format are dropped, so
+partitions that were made by hand before auto-partitioning was switched on stay.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ _OFFSET = re.compile(r"(?:GMT|UTC)?([+-])(\d{1,2})(?::?([0-5]\d))?")
 
 @dataclass(frozen=True, slots=True)
 class TimeFormat:
-    """A compiled time format: text of a moment, and the check of such a text."""
+    """A compiled time format: renders a moment as text, and checks such a text."""
 
     pattern: str
     """The format as written."""
@@ -97,7 +96,7 @@ def _is_moment(found: Mapping[str, int]) -> bool:
 
 @lru_cache(maxsize=256)
 def time_format(pattern: str | None, unit: str) -> TimeFormat:
-    """The compiled format of a unit, the unit's own if none is given; raises 15 if it is bad."""
+    """Compile a format, by default that of the unit; raises 15 if it is invalid."""
     default = _FORMATS[unit]
     pattern = default if pattern is None else pattern
     parts: list[tuple[str, str]] = []
@@ -126,7 +125,7 @@ def _part(token: str, pattern: str, default: str) -> tuple[str, str]:
         return "", token
     letter = _SAME.get(token[0], token[0])
     if _WIDTHS.get(letter) != len(token):
-        raise _bad_format(pattern, default, f"{token!r} is no field of fixed width")
+        raise _bad_format(pattern, default, f"{token!r} is not a field of fixed width")
     return letter, ""
 
 
@@ -151,7 +150,7 @@ def time_zone(name: str | None) -> dt.tzinfo | None:
         return dt.timezone(span if offset[1] == "+" else -span)
     except (KeyError, ValueError, OSError):
         raise ConfigError(
-            f"{o.TABLE_AUTO_PARTITION_TIME_ZONE.key} = {name!r:.80} is no time zone; allowed: "
+            f"{o.TABLE_AUTO_PARTITION_TIME_ZONE.key} = {name!r:.80} is not a time zone; allowed: "
             "a name such as Europe/Berlin, or an offset such as GMT+8"
         ) from None
 
@@ -179,7 +178,7 @@ class AutoPartition:
 
     @classmethod
     def of(cls, descriptor: TableDescriptor) -> AutoPartition:
-        """The properties of a partitioned table; raises 39 or 15 if they are bad."""
+        """The properties of a partitioned table; raises 39 or 15 if they are invalid."""
 
         def get(option: Option[Any]) -> Any:
             text = descriptor.properties.get(option.key)
@@ -233,7 +232,7 @@ def auto_partitions(info: TableInfo, now_ms: int) -> list[str]:
 
 
 def expired_partitions(info: TableInfo, names: Iterable[str], now_ms: int) -> list[str]:
-    """Those of the partitions that are older than the table keeps."""
+    """The partitions that are older than the table keeps."""
     if not info.is_partitioned:
         return []
     auto = AutoPartition.of(info.descriptor)
@@ -245,7 +244,7 @@ def expired_partitions(info: TableInfo, names: Iterable[str], now_ms: int) -> li
 
 
 def check_create_partition(info: TableInfo, spec: PartitionSpec, now_ms: int) -> str:
-    """The name of a partition a user may create; raises 37, or 43 for a bad or expired value."""
+    """The name of a partition to create; raises 37, or 43 for an invalid or expired value."""
     name = check_spec(info, spec, create=True)
     auto = AutoPartition.of(info.descriptor)
     if not auto.checked:

@@ -1,8 +1,8 @@
 """Types and column lists as text: `id BIGINT NOT NULL, tags ARRAY<STRING>, PRIMARY KEY (id)`.
 
-The grammar is the part of SQL that people write in a column list, no more. It is read by
-`parse_type` and by `Schema.of("…")`, so by the command line and by the client. `str()` of a type
-or column gives text that parses back to the same thing (ids aside).
+The grammar is that of SQL column lists. The command line and the client read it with `parse_type`
+and `Schema.of("…")`. `str()` of a type or column is text that parses back to an equal one (without
+ids).
 
     columns := item ("," item)*
     item    := name type [function] ["COMMENT" 'text']
@@ -15,8 +15,8 @@ or column gives text that parses back to the same thing (ids aside).
 
 A function is one of the aggregation engine (`aggregate.py`): `pv BIGINT SUM`,
 `names STRING LISTAGG(delimiter = ';', limit = 1000)`, `place STRING MAX_BY(by = seen)`.
-Words are case-insensitive; names keep their case and stand in back-quotes when they are no plain
-word. A mistake raises `InvalidTableError` that shows where the text stopped making sense.
+Words are case-insensitive; names keep their case, and are in back-quotes unless they are plain
+words. The `InvalidTableError` of a mistake shows its place in the text.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _KNOWN = (*_SCALARS, *_LENGTH, *_TEMPORAL, "DECIMAL", "ARRAY", "MAP", "ROW")
 
 @dataclass(frozen=True, slots=True)
 class ColumnText:
-    """A column as written."""
+    """A column of a column list."""
 
     name: str
     """The column's name."""
@@ -205,7 +205,7 @@ class _DdlParser:
         return key, self.name()
 
     def kind(self) -> int:
-        """Which group of `_TOKEN` the next token is, 0 at the end."""
+        """The group of `_TOKEN` that the next token belongs to, 0 at the end."""
         return self.tokens[self.at][0] if self.at < len(self.tokens) else 0
 
     def data_type(self, depth: int) -> t.DataType:

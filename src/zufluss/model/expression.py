@@ -1,15 +1,14 @@
 """Filters as a user writes them: `(col("a") > 5) & (col("b").starts_with("x") | ~col("c"))`.
 
-An expression names columns and holds Python values; it knows no schema until it is used. It then
-has two translations that agree:
+An expression names columns and holds Python values, without a schema. It has two translations:
 
 * `resolve(schema)`: a `Predicate` that the server prunes batches by. It may be weaker than the
   expression (see `predicate.py`), never stronger.
 * `to_arrow(schema)`: a pyarrow compute expression that filters rows exactly.
 
 Rows where a column is NULL match no comparison, negated or not; only `is_null()` finds them.
-`~` is pushed down to the columns when it is written, so a tree never contains a negation except
-of a text test. Literals are typed by the column: see `predicate.canonical`.
+`~` is pushed down to the columns at once, so a tree never contains a negation except of a text
+test. Literals get the type of the column: see `predicate.canonical`.
 """
 
 from __future__ import annotations
@@ -130,7 +129,7 @@ class Comparison(Expression):
         if self.negated or self.function in NULL_TESTS:
             function = LeafFunction.IS_NOT_NULL if self.negated else self.function
             return Leaf(function, column.id)
-        if not literals:  # nothing is IN an empty list, everything but NULL is outside it
+        if not literals:  # no value is in an empty list; every value except NULL is outside
             present = Leaf(LeafFunction.IS_NOT_NULL, column.id)
             if self.function is LeafFunction.NOT_IN:
                 return present

@@ -1,7 +1,7 @@
-"""Leases of key-value snapshots, as client and server both speak of them.
+"""Leases of key-value snapshots: the nouns that client and server share.
 
-A lease keeps one snapshot of each of its buckets readable until it is released, or its time is
-over. What a lease is on the server stands in `coordinator/leases/calls.py`.
+A lease keeps one snapshot of each of its buckets readable until the lease is released or expires.
+`coordinator/leases/calls.py` describes leases on the server.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rules of merge engines: what a primary-key table does with a second row of a key.
+"""Rules of merge engines: how a primary-key table merges rows of the same key.
 
 | engine      | needs                                           | deletes                |
 |-------------|-------------------------------------------------|------------------------|
@@ -9,13 +9,13 @@
 
 The functions of columns have rules of their own, in `agg_columns.py`. All refusals are 39.
 
-A put says how its rows meet the stored ones (`MergeMode`, `agg_mode` on the wire):
+A put names the way its rows are merged (`MergeMode`, `agg_mode` on the wire):
 
 | mode            | rows are                                          | tables            |
 |-----------------|---------------------------------------------------|-------------------|
-| 0 AGGREGATE     | what the engine of the table takes them for       | all               |
+| 0 AGGREGATE     | inputs of the table's engine                      | all               |
 | 1 OVERWRITE     | the new rows, past the engine; needs permission   | all               |
-| 2 MERGE_STATE   | states, as a client that aggregates before has    | aggregation       |
+| 2 MERGE_STATE   | states of a client that aggregates before sending | aggregation       |
 | 100 RETRACT     | inputs to take back; an extension                 | aggregation       |
 """
 
@@ -35,7 +35,7 @@ VERSION_ROOTS = (Root.INTEGER, Root.BIGINT, Root.TIMESTAMP, Root.TIMESTAMP_LTZ)
 
 
 class MergeMode(IntEnum):
-    """How the rows of a put meet the stored ones, numbered as on the wire."""
+    """How the rows of a put are merged with the stored rows, numbered as on the wire."""
 
     AGGREGATE = 0
     OVERWRITE = 1
@@ -50,7 +50,7 @@ def merge_engine(properties: Mapping[str, str]) -> str | None:
 
 
 def column_lock(properties: Mapping[str, str]) -> bool:
-    """Whether the producers of a table own the columns they write, alone."""
+    """Whether each producer of a table is the only writer of its columns."""
     text = properties.get(o.TABLE_COLUMN_LOCK_ENABLED.key)
     if text is None:
         return merge_engine(properties) == AGGREGATION
@@ -112,7 +112,7 @@ def _check_version_column(descriptor: TableDescriptor) -> None:
     name = descriptor.properties.get(key, "").strip()
     if name not in descriptor.schema:
         raise ConfigError(
-            f"{key} = {name!r:.80} is no column; the versioned engine needs one of "
+            f"{key} = {name!r:.80} is not a column; the versioned engine needs one of "
             f"{', '.join(descriptor.schema.names)}"
         )
     data_type = descriptor.schema.column(name).data_type

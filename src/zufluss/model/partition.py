@@ -111,7 +111,7 @@ def check_partial_spec(info: TableInfo, spec: PartitionSpec) -> None:
     unknown = [key for key in spec if key not in info.partition_keys]
     if unknown:
         raise InvalidPartitionError(
-            f"{', '.join(unknown)} is no partition key of table {info.path}; its partition keys "
+            f"{', '.join(unknown)} is not a partition key of table {info.path}; its partition keys "
             f"are {', '.join(info.partition_keys)}"
         )
 
@@ -127,8 +127,8 @@ def partition_values(
 ) -> pa.Array:
     """The partition name of every row, as a dictionary array whose values are the names.
 
-    Work is done per distinct value, not per row. `types` gives the column types where the Arrow
-    type does not say enough; it is derived from the batch otherwise. NULL has no partition: 43.
+    Texts are made once per distinct value. `types` are the column types, by default those of the
+    Arrow types. Raises 43 for NULL.
     """
     import pyarrow as pa
     import pyarrow.compute as pc

@@ -1,10 +1,10 @@
-"""Filters as a tree of plain values: what a scan asks for and a server prunes batches by.
+"""Filters as a tree of plain values, which scans send and servers prune batches by.
 
 A `Predicate` is either a `Leaf` (a function of one column and some literals) or a `Compound` (AND
 or OR of predicates). Columns are named by their id, so a predicate means the same under every
-schema of the table. A predicate is only ever used to skip batches that cannot match; it may be
-weaker than what the user wrote, never stronger. The exact filter of the client is built from the
-same expression, see `expression.py`. The wire form is in `wire/predicates.py`.
+schema of the table. A predicate is only used to skip batches that cannot match; it may be weaker
+than the user's expression, never stronger. The client filters exactly by that expression
+(`expression.py`). The wire form is in `wire/predicates.py`.
 
 Literals, and the minimum and maximum of column statistics, are compared in one canonical form:
 
@@ -42,7 +42,7 @@ Value = bool | int | float | str | bytes | Decimal
 """A literal in canonical form."""
 
 DEPTH_MAX = 40
-"""Predicates nested deeper than this are refused; protobuf itself ends soon after."""
+"""Predicates nested deeper than this are refused; protobuf's own limit is not much higher."""
 LITERALS_MAX = 10_000
 """A predicate with more literals than this is refused."""
 
@@ -52,7 +52,7 @@ class InvalidPredicateError(ZuflussError, ValueError, code=ErrorCode.INVALID_SCA
 
 
 class LeafFunction(IntEnum):
-    """What a leaf tests, numbered as on the wire."""
+    """The test of a leaf, numbered as on the wire."""
 
     EQUAL = 0
     NOT_EQUAL = 1
@@ -136,8 +136,8 @@ def pruning_leaf(
 ) -> Leaf:
     """A leaf that is safe to prune by.
 
-    Statistics of a TIME finer than a millisecond are rounded down, and so is its literal: strict
-    comparisons become loose ones and "is not equal" only asks for a value.
+    Statistics and literals of a TIME finer than a millisecond are rounded down: `<` becomes `<=`,
+    `>` becomes `>=`, and "is not equal" becomes IS_NOT_NULL.
     """
     if data_type.root is Root.TIME and isinstance(data_type, TemporalType):
         if data_type.precision <= 3:
@@ -155,7 +155,7 @@ _LOOSE = {
 
 
 def check_function(function: LeafFunction, name: str, data_type: DataType) -> None:
-    """Raise unless columns of the type can be tested so."""
+    """Raise unless the function can test columns of the type."""
     if function in TEXT_TESTS and data_type.root not in (Root.CHAR, Root.STRING):
         raise InvalidPredicateError(
             f"{function.name} needs a STRING or CHAR column; {name!r} is {data_type}"
@@ -169,8 +169,8 @@ def check_function(function: LeafFunction, name: str, data_type: DataType) -> No
 def canonical(value: object, data_type: DataType, name: str) -> Value:
     """A Python literal in the canonical form of a column type.
 
-    Raises `InvalidPredicateError` where it does not fit: a text for a number, a number out of
-    range, a naive datetime for TIMESTAMP_LTZ.
+    Raises `InvalidPredicateError` if it does not fit: a text for a number, a number out of range,
+    a naive datetime for TIMESTAMP_LTZ.
     """
     if value is None:
         raise InvalidPredicateError(

@@ -1,20 +1,20 @@
-"""Producers: exactly-once writers, and how their puts can be told from all others.
+"""Producers: exactly-once writers, and the writer ids that identify their puts.
 
 A producer writes some columns of one primary-key table under an id that outlives restarts. Each
-start of it is an *epoch*; the coordinator gives the epoch, tells every leader, and only then
-answers, so that from then on nobody can write as an earlier epoch. A job may have many writers,
-its *tasks*, under one epoch.
+start of a producer is an *epoch*. The coordinator announces the epoch to every leader before it
+answers, so nobody can write as an earlier epoch afterwards. A job may have many writers, its
+*tasks*, under one epoch.
 
-Batches carry a writer id and a sequence as those of any idempotent writer do (`log/writer_state`),
-and the changelog keeps both. A producer's writer ids are made of its number, epoch and task, so
-every changelog batch tells who wrote it, without a field of its own:
+As with any idempotent writer (`log/writer_state`), batches carry a writer id and a sequence, and
+the changelog keeps both. The writer ids of a producer consist of its number, epoch and task, so
+every changelog batch identifies its writer without another field:
 
 | bits  | 63 | 62 | 61–36           | 35–16  | 15–0 |
 |-------|----|----|-----------------|--------|------|
 | value | 0  | 1  | producer number | epoch  | task |
 
-INIT_WRITER counts from 0 and never gets there. Sequences begin at 0 with each epoch, per bucket,
-as the writer id is a new one. Task 65535 is the leader's own: the batches of an undo.
+INIT_WRITER counts from 0 and never reaches these ids. Sequences begin at 0 with each epoch, per
+bucket, because the writer id is new. A leader writes the batches of an undo as task 65535.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ _ID: Final = re.compile(r"[A-Za-z0-9._:-]+")
 
 
 class ProducerWriter(NamedTuple):
-    """Who wrote a batch."""
+    """The producer, epoch and task of a writer id."""
 
     number: int
-    """The producer."""
+    """The number of the producer."""
     epoch: int
-    """Which start of it."""
+    """The epoch of the producer."""
     task: int
-    """Which of its writers."""
+    """The task within the job."""
 
     @property
     def writer_id(self) -> int:
-        """The id in its batches."""
+        """The writer id in batches."""
         return _FLAG | self.number << 36 | self.epoch << 16 | self.task
 
     @classmethod
@@ -67,19 +67,19 @@ def is_producer(writer_id: int) -> bool:
 
 
 def task_of(writer_id: int) -> int:
-    """A producer's writer id without its epoch: the same for every start of the task."""
+    """A producer's writer id without the epoch: the same after every restart of the task."""
     return writer_id & ~(EPOCH_MAX << 16)
 
 
 def check_producer_id(producer_id: str) -> str:
-    """The id itself; `InvalidProducerIdError` if it is none."""
+    """Return the id; raises `InvalidProducerIdError` if it is invalid."""
     if (
         not _ID.fullmatch(producer_id)
         or len(producer_id) > ID_LENGTH_MAX
         or producer_id in (".", "..")
     ):
         raise InvalidProducerIdError(
-            f"{producer_id!r:.200} is no producer id; allowed are 1 to {ID_LENGTH_MAX} letters, "
+            f"{producer_id!r:.200} is not a producer id; allowed are 1 to {ID_LENGTH_MAX} letters, "
             "digits and . _ : -, but not . or .. alone"
         )
     return producer_id

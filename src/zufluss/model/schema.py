@@ -1,10 +1,9 @@
 """The columns of a table: names, types, ids, primary key.
 
-A schema is immutable and always consistent: building one checks names, keys and ids, makes
-primary-key columns NOT NULL and gives ids where there are none. Column ids survive every change
-of the table; readers align an old batch with a new schema by them, and predicates name columns by
-them. Numbering is depth-first (a ROW column takes an id, its fields the following ones, then the
-next column), as the clients do it.
+A schema is immutable and always consistent: its constructor checks names, keys and ids, makes
+primary-key columns NOT NULL and assigns missing ids. Column ids survive every change of the table;
+readers use them to align old batches with a new schema, and predicates use them to name columns.
+Numbering is depth-first (a ROW column, its fields, then the next column), as in the clients.
 
 JSON form (`GetTableSchema.schema_json`, and inside the table descriptor):
 
@@ -16,8 +15,8 @@ JSON form (`GetTableSchema.schema_json`, and inside the table descriptor):
 | auto_increment_column | [name], absent if there is none; at most one                       |
 | highest_field_id      | the largest id ever given, also to columns that are gone           |
 
-Unknown keys are ignored when reading. Unknown aggregation functions are kept: whoever reads a table
-of a newer server sees them, and CREATE TABLE refuses them by name (`agg_columns.py`).
+Unknown keys are ignored when reading. Unknown aggregation functions are kept, so that clients can
+read tables of a newer server; CREATE TABLE refuses them (`agg_columns.py`).
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ class Column:
             raise InvalidTableError(f"a column must be an object with a 'name', not {obj!r:.80}")
         comment, column_id = obj.get("comment"), obj.get("id", t.UNKNOWN_ID)
         if isinstance(column_id, bool) or not isinstance(column_id, int):
-            raise InvalidTableError(f"id {column_id!r:.40} of column {obj['name']!r} is no number")
+            raise InvalidTableError(f"id {column_id!r:.40} of {obj['name']!r} is not a number")
         return cls(
             name=obj["name"],
             data_type=t.from_json(obj.get("data_type")),
@@ -100,7 +99,7 @@ def _agg_from_json(obj: object, column: str) -> AggFunction | None:
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """The columns of a table and its primary key; see the module for what building one does."""
+    """The columns of a table and its primary key; the module describes the constructor."""
 
     columns: tuple[Column, ...]
     """The columns in order."""
@@ -145,7 +144,7 @@ class Schema:
     ) -> Schema:
         """A schema from a pyarrow schema, a column list as text, columns, or another schema.
 
-        Text may carry its own `PRIMARY KEY (…)`; an argument here wins.
+        Text may have a `PRIMARY KEY (…)` clause; the argument wins.
         """
         if isinstance(source, Schema):
             return source if not primary_key else replace(source, primary_key=tuple(primary_key))
@@ -168,7 +167,7 @@ class Schema:
             raise InvalidTableError(f"a schema needs a list of 'columns', not {columns!r:.80}")
         highest = obj.get("highest_field_id", t.UNKNOWN_ID)
         if isinstance(highest, bool) or not isinstance(highest, int):
-            raise InvalidTableError(f"highest_field_id {highest!r:.40} is no number")
+            raise InvalidTableError(f"highest_field_id {highest!r:.40} is not a number")
         primary_key = name_list(obj, "primary_key")
         if not primary_key and obj.get("primary_key") is not None:
             raise InvalidTableError(
@@ -192,7 +191,7 @@ class Schema:
         return out
 
     def to_json_bytes(self) -> bytes:
-        """The JSON as it travels and is stored."""
+        """The JSON on the wire and in storage."""
         return dump_object(self.to_json())
 
     @property
@@ -216,7 +215,7 @@ class Schema:
         return tuple(column.id for column in self.columns)
 
     def index_of(self, name: str) -> int:
-        """The position of a column; raises `InvalidTableError` naming the columns there are."""
+        """The position of a column; `InvalidTableError` names the existing columns."""
         at = self._positions.get(name)
         if at is None:
             raise InvalidTableError(
@@ -283,7 +282,7 @@ def _ids(columns: Iterable[Column]) -> list[int]:
 
 
 def _with_ids(columns: tuple[Column, ...], highest: int) -> tuple[Column, ...]:
-    """All or none of the columns have ids; none means depth-first numbering from zero."""
+    """Number columns without ids depth-first from zero; raises if only some have ids."""
     given = [column.id != t.UNKNOWN_ID for column in columns]
     if any(given) and not all(given):
         without = columns[given.index(False)].name
@@ -354,7 +353,7 @@ def parse_object(source: bytes | str, what: str) -> dict[str, Any]:
     """A JSON object from its text; raises `InvalidTableError` if it is anything else."""
     try:
         obj = json.loads(source)
-        dump_object(obj)  # half a surrogate pair can be read, but neither stored nor sent
+        dump_object(obj)  # half a surrogate pair can be parsed, but neither stored nor sent
     except (ValueError, RecursionError) as e:
         raise InvalidTableError(f"{what} is not valid JSON: {e}") from None
     if not isinstance(obj, dict):
@@ -363,7 +362,7 @@ def parse_object(source: bytes | str, what: str) -> dict[str, Any]:
 
 
 def dump_object(obj: Mapping[str, Any]) -> bytes:
-    """A JSON object as the bytes that travel and are stored: compact UTF-8."""
+    """A JSON object as compact UTF-8, for the wire and for storage."""
     return json.dumps(obj, ensure_ascii=False, separators=(",", ":")).encode()
 
 

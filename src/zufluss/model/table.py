@@ -1,7 +1,7 @@
 """Tables and databases as nouns: paths, buckets, descriptors, infos.
 
-`TableDescriptor` is what a client sends to create a table and what the server stores and returns;
-its JSON form is
+A client sends a `TableDescriptor` to create a table; the server stores and returns it. Its JSON
+form is
 
 | key               | value                                                                   |
 |-------------------|-------------------------------------------------------------------------|
@@ -14,9 +14,9 @@ its JSON form is
 | properties        | {text: text}, `table.*` only, required                                  |
 | custom_properties | {text: text}, free, required                                            |
 
-Reading tolerates unknown keys and turns scalar property values into text. Whether a descriptor
-makes sense is the business of `validation.py`; here only its shape is checked.
-`TableInfo` is a descriptor that became a table: with ids, times and its place.
+Reading ignores unknown keys and turns scalar property values into text. Only the shape of a
+descriptor is checked here; `validation.py` checks the rules. `TableInfo` is an existing table: a
+descriptor with a path, ids and times.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class TablePath(NamedTuple):
 
 
 class PhysicalTablePath(NamedTuple):
-    """A table or one partition of it: what has buckets."""
+    """A table without partitions, or one partition: the owner of buckets."""
 
     database: str
     """The database's name."""
@@ -91,7 +91,7 @@ class TableBucket(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TableDescriptor:
-    """What a table is meant to be: sent to create it, stored, returned."""
+    """The definition of a table, as it is sent, stored and returned."""
 
     schema: Schema
     """Columns and primary key."""
@@ -110,7 +110,7 @@ class TableDescriptor:
 
     @classmethod
     def from_json(cls, source: bytes | str) -> Self:
-        """The descriptor of its JSON; raises `InvalidTableError` naming what is wrong."""
+        """Parse a descriptor; `InvalidTableError` says what is wrong."""
         obj = parse_object(source, "the table descriptor")
         if not isinstance(obj.get("schema"), Mapping):
             raise InvalidTableError("the table descriptor has no 'schema'; add one")
@@ -121,7 +121,7 @@ class TableDescriptor:
         if bucket_count is not None and obj.get("bucket_key") is None:
             raise InvalidTableError("'bucket_count' needs 'bucket_key' beside it; add [] for none")
         if isinstance(bucket_count, bool) or not isinstance(bucket_count, int | None):
-            raise InvalidTableError(f"bucket_count {bucket_count!r:.40} is no number")
+            raise InvalidTableError(f"bucket_count {bucket_count!r:.40} is not a number")
         comment = obj.get("comment")
         return cls(
             schema=Schema.from_json(obj["schema"]),
@@ -182,7 +182,7 @@ def _text_map(obj: object, what: str) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class DatabaseDescriptor:
-    """What a database is: a comment and free properties."""
+    """The definition of a database: a comment and free properties."""
 
     comment: str | None = None
     """A comment."""
@@ -222,7 +222,7 @@ class TableInfo:
     schema_id: int
     """The id of its current schema, from 1."""
     descriptor: TableDescriptor
-    """What it is, with every default filled in."""
+    """The descriptor, with every default filled in."""
     created_time: int
     """When it was created, epoch milliseconds."""
     modified_time: int

@@ -1,8 +1,8 @@
 """Data types of columns, in their four forms: object, JSON, Arrow and text.
 
-A type is a small immutable value. The JSON form is what travels inside table descriptors and what
-is stored; the Arrow form is how the bytes of a log batch are laid out; the text form
-(`DECIMAL(10, 2) NOT NULL`) is for people, the command line and messages.
+A type is a small immutable value. Table descriptors contain the JSON form; the Arrow form is the
+layout of log batches; the text form (`DECIMAL(10, 2) NOT NULL`) is for people, the command line
+and messages.
 
 | root in JSON                   | JSON keys            | Arrow                 | text             |
 |--------------------------------|----------------------|-----------------------|------------------|
@@ -77,9 +77,9 @@ class DataType:
     """The type of a column, an element, a map entry or a row field."""
 
     root: Root
-    """What kind of type it is."""
+    """The kind of type."""
     nullable: bool = True
-    """NULL is a value of the type."""
+    """Whether NULL is a value of the type."""
 
     def as_nullable(self, nullable: bool) -> Self:
         """The same type with the given nullability."""
@@ -291,7 +291,7 @@ T = TypeVar("T", str, int)
 
 
 def repeated(items: Iterable[T]) -> list[T]:
-    """What occurs more than once, sorted."""
+    """The values that occur more than once, sorted."""
     return sorted(item for item, count in Counter(items).items() if count > 1)
 
 
@@ -391,10 +391,7 @@ def walk(data_type: DataType) -> Iterator[DataType]:
 
 
 def assign_field_ids(data_type: DataType, next_id: Callable[[], int], keep: bool) -> DataType:
-    """Number the ROW fields inside a type depth-first: a field, what is inside it, the next field.
-
-    With `keep`, a field that has an id keeps it and only the others are numbered.
-    """
+    """Number the ROW fields inside a type depth-first; with `keep`, existing ids stay."""
     if isinstance(data_type, ArrayType):
         return replace(data_type, element=assign_field_ids(data_type.element, next_id, keep))
     if isinstance(data_type, MapType):
@@ -411,7 +408,7 @@ def assign_field_ids(data_type: DataType, next_id: Callable[[], int], keep: bool
 
 
 def from_json(obj: object, depth: int = 0) -> DataType:
-    """The type of a JSON object; raises `InvalidTableError` naming what is wrong."""
+    """Parse the type of a JSON object; `InvalidTableError` says what is wrong."""
     if depth > NESTING_MAX:
         raise InvalidTableError(f"a type is nested deeper than {NESTING_MAX} levels; flatten it")
     if not isinstance(obj, Mapping) or not isinstance(obj.get("type"), str):

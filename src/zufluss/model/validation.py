@@ -1,9 +1,8 @@
-"""What makes a table: the server's defaults and every rule a descriptor must keep.
+"""Validation of tables: the server's defaults and every rule that a descriptor must keep.
 
-CREATE TABLE goes through here in this order: `check_table_path`, parse (`TableDescriptor`),
-`complete` (defaults are filled in, stored and returned), `check_table`. ALTER TABLE goes through
-`alter.py`, which ends in the same `check_table`. All functions are pure; what they need to know
-of the cluster is its configuration and the number of live servers.
+CREATE TABLE calls `check_table_path`, parses the `TableDescriptor`, then calls `complete`, which
+fills in the defaults, and `check_table`. ALTER TABLE (`alter.py`) ends with `check_table`, too. All
+functions are pure; of the cluster they need its configuration and the number of live servers.
 
 | broken rule                                                            | error code       |
 |------------------------------------------------------------------------|------------------|
@@ -119,9 +118,9 @@ def with_functions(descriptor: TableDescriptor) -> TableDescriptor:
 
 
 def without_cluster_lake(properties: Mapping[str, str], conf: Configuration) -> dict[str, str]:
-    """The properties without what the cluster says of its lakes, which is not stored.
+    """The properties without the lake properties of the cluster, which are not stored.
 
-    A client that sends back a descriptor it got has them in it. Another value is refused: a table
+    Descriptors that clients got from the server contain them. Other values are refused: a table
     cannot choose another lake.
     """
     kept = dict(properties)
@@ -141,7 +140,7 @@ def without_cluster_lake(properties: Mapping[str, str], conf: Configuration) -> 
 def check_table(descriptor: TableDescriptor, conf: Configuration, live_servers: int | None) -> None:
     """Raise unless a completed descriptor keeps every rule.
 
-    `live_servers` bounds the replication factor; None leaves that out, for a table that exists.
+    `live_servers` bounds the replication factor; None, for an existing table, skips this rule.
     """
     for key, text in descriptor.properties.items():
         o.parse_table_property(key, text)
@@ -239,12 +238,12 @@ def table_property(properties: Mapping[str, str], option: Option[Any]) -> Any:
 
 
 def _is_true(properties: Mapping[str, str], option: Option[Any]) -> bool:
-    """Whether a flag is set, for use before properties are checked."""
+    """Whether a flag is set; for properties that are not checked yet."""
     return properties.get(option.key, "").strip().lower() == "true"
 
 
 def _check_formats(descriptor: TableDescriptor) -> None:
-    """A changelog in INDEXED rows fails at the first write, whatever the row format."""
+    """Refuse INDEXED changelogs of primary-key tables, which fail at the first write."""
     log = table_property(descriptor.properties, o.TABLE_LOG_FORMAT)
     if descriptor.has_primary_key and log == "INDEXED":
         raise ConfigError(
@@ -278,7 +277,7 @@ def _check_statistics(descriptor: TableDescriptor) -> None:
     for name in names:
         if name not in descriptor.schema:
             raise ConfigError(
-                f"{key} names {name!r:.80}, which is no column; "
+                f"{key} names {name!r:.80}, which is not a column; "
                 f"the columns are {', '.join(descriptor.schema.names)}"
             )
         data_type = descriptor.schema.column(name).data_type
@@ -378,7 +377,7 @@ def _check_historical(descriptor: TableDescriptor, lake: str | None) -> None:
 
 
 def _check_lake_keys(descriptor: TableDescriptor, lake: str | None) -> None:
-    """Keys that the lake's encoder cannot write are refused here, not at the first write."""
+    """Refuse keys that the lake's encoder cannot write."""
     if lake is None:
         return
     traits = LAKE_FORMATS[lake]

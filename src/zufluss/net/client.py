@@ -1,17 +1,17 @@
 """The calling side: one connection to one server, many requests on it at a time.
 
-`RpcConnection` is an asyncio `BufferedProtocol`. Small answers are parsed in a receive buffer that
-is used again and again; an answer that did not arrive whole gets memory of exactly its size and the
-socket fills that directly, so a fetch of 16 MiB is never copied. Requests are sent in the order of
-the calls and without waiting (`send` is a plain function), which is what keeps the batches of a
-writer in order. The caller limits how many bytes may be under way (the writer's buffer memory).
+`RpcConnection` is an asyncio `BufferedProtocol`. Small answers are parsed in one receive buffer; an
+answer that arrives in parts gets memory of exactly its size, which the socket fills directly, so a
+fetch of 16 MiB is never copied. Requests are sent in the order of the calls and without waiting
+(`send` is a plain function); this keeps the batches of a writer in order. The caller limits how
+many bytes may be under way (the writer's buffer memory).
 
 Answers come in any order and are matched by request id. Every request has a deadline, after which
-the call fails. If the server has not sent a single byte meanwhile, it counts as dead and the
-connection is closed, so that the next call opens a new one.
+the call fails. If the server has not sent a single byte by then, the connection is closed, and the
+next call opens a new one.
 
-A connection that is lost stays lost: every call on it fails with `NetworkError`. Opening another
-one, and deciding whether a request may be sent twice, belongs to `zufluss.client.connection`.
+A lost connection stays lost: every call on it fails with `NetworkError`. The caller opens another
+connection and decides whether a request may be sent twice.
 
 | limit | what happens at it |
 |---|---|
@@ -118,7 +118,7 @@ class RpcConnection(asyncio.BufferedProtocol):
         return self._lost is not None or self._transport is None or self._transport.is_closing()
 
     def version_of(self, api_key: int) -> int:
-        """Returns the newest version of an API that client and server both know."""
+        """Return the newest version of an API that client and server both know."""
         try:
             return self._versions[api_key]
         except KeyError:
@@ -127,7 +127,7 @@ class RpcConnection(asyncio.BufferedProtocol):
             ) from None
 
     async def call(self, api_key: ApiKey, request: Message, *, timeout_ms: int) -> Any:
-        """Send a message and return the answer's message; raise the error it carries.
+        """Send a message and return the answer; raise the error if the answer carries one.
 
         >>> await connection.call(
         ...     ApiKey.LIST_DATABASES, m.ListDatabasesRequest(), timeout_ms=30_000
@@ -139,10 +139,10 @@ class RpcConnection(asyncio.BufferedProtocol):
     def send(
         self, api_key: int, body: Sequence[Buffer], *, timeout_ms: int
     ) -> asyncio.Future[memoryview]:
-        """Send a request made of several buffers, now; the future gives the body of the answer.
+        """Send a request of several buffers at once; the future gives the body of the answer.
 
-        The buffers are handed to the socket as they are and must not change until the answer is
-        there. The body of a large answer lies in memory of its own and may be kept.
+        The buffers must not change until the answer has arrived. The body of a large answer has
+        memory of its own and may be kept.
         """
         if self.closed:
             raise self._lost or NetworkError(f"the connection to {self.peer} is closed")
@@ -245,13 +245,13 @@ class RpcConnection(asyncio.BufferedProtocol):
         return False
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Returns the memory for the next bytes: the unfinished frame, else the scratch buffer."""
+        """Return the memory for the next bytes: the unfinished frame, else the scratch buffer."""
         if self._frame is not None:
             return self._frame[self._frame_filled :]
         return self._scratch[self._filled :]
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Called by asyncio after it put `nbytes` where `get_buffer` said."""
+        """Called by asyncio after `nbytes` arrived in the memory that `get_buffer` returned."""
         self._received_at = self._loop.time()
         try:
             if self._frame is None:
@@ -302,7 +302,7 @@ class RpcConnection(asyncio.BufferedProtocol):
     def _answer(self, frame: memoryview) -> None:
         response = unpack_response(frame)
         if response.request_id is None:
-            raise response.error or NetworkError(f"{self.peer} failed as a whole")
+            raise response.error or NetworkError(f"{self.peer} sent an error without a request id")
         call = self._calls.pop(response.request_id, None)
         if call is None:
             log.debug("client.late_answer peer=%s request_id=%d", self.peer, response.request_id)
@@ -324,7 +324,7 @@ async def open_connection(
     connect_timeout_ms: int,
     software: tuple[str, str] = ("zufluss", "0"),
 ) -> RpcConnection:
-    """Connect, agree on API versions, authenticate; `NetworkError` when that cannot be done.
+    """Connect, agree on API versions, authenticate; raises `NetworkError` if a step fails.
 
     >>> connection = await open_connection(
     ...     "localhost", 9123, connect_timeout_ms=5_000
@@ -344,7 +344,7 @@ async def open_connection(
         if isinstance(e, ZuflussError) or not isinstance(e, OSError):
             raise
         if isinstance(e, TimeoutError):
-            raise NetworkError(f"{peer} did not accept us within {connect_timeout_ms} ms") from e
+            raise NetworkError(f"no connection to {peer} within {connect_timeout_ms} ms") from e
         raise NetworkError(f"cannot connect to {peer}: {e}; is the server running there?") from e
 
 

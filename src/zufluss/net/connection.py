@@ -1,10 +1,9 @@
 """One client connection: frames in, answers out.
 
 Every connection is an asyncio `BufferedProtocol` on one event loop. All of them receive into one
-shared scratch buffer: asyncio and uvloop fill it and call us in one go, so a frame that arrived
-whole is handled where it lies, and an idle connection owns no buffer at all. A frame that did not
-arrive whole gets memory of its own that grows with the bytes that really came (its declared
-length reserves nothing); the sum over all connections is bounded by `ReceiveMemory`.
+shared scratch buffer. A frame that arrived whole is handled there, and an idle connection owns no
+buffer at all. A frame that arrives in parts gets memory of its own, which grows with the bytes that
+arrived (the declared length reserves nothing); `ReceiveMemory` bounds the sum over all connections.
 
 Answers of one loop turn are gathered and sent with one write per connection. They may leave in
 another order than the requests came; clients match them by request id.
@@ -55,7 +54,7 @@ WRITE_BUFFER_HIGH = 8 * 1024 * 1024
 CONTROL_BYTES_MAX = 2 * 1024 * 1024
 """Longest body of a client's request that carries no records: decoding multiplies its size."""
 UNAUTHENTICATED_BYTES_MAX = 64 * 1024
-"""Longest request before a login that is due: strangers get no memory."""
+"""Longest request before a required login: strangers get little memory."""
 JOIN_BYTES_MAX = 64 * 1024
 """Answers of a turn up to this size are joined into one write."""
 
@@ -218,7 +217,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._frame_max = limit if served else min(limit, UNAUTHENTICATED_BYTES_MAX)
 
     def _take_held(self) -> None:
-        """Answers have left: handle the requests that arrived with too many others."""
+        """Handle the requests that had to wait for earlier answers."""
         if self.closing:
             return
         held, self._carry, self._held = self._carry, b"", False
@@ -248,7 +247,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._carry = b""
 
     def _capacity(self, arrived: int) -> int:
-        """Memory for a frame of which `arrived` bytes are here: never far ahead of them."""
+        """Return the memory for a frame of which `arrived` bytes are here; grows with them."""
         if self._total <= 8 * arrived + 64 * 1024:
             return self._total
         return max(64 * 1024, 4 * arrived)
@@ -264,7 +263,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._array, self._buffer = array, view
 
     def resume_receive(self) -> None:
-        """Go on receiving: memory that this connection waited for was freed."""
+        """Continue to receive: memory that this connection waited for was freed."""
         if self.closing:
             return
         self._resume()
@@ -329,15 +328,15 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     @property
     def backlogged(self) -> bool:
-        """So much is waiting to be sent that a large answer should wait for `when_drained`."""
+        """Whether so many bytes wait to be sent that large answers wait for `when_drained`."""
         return (self._unread or self._queued > WRITE_BUFFER_HIGH) and not self.closing
 
     def when_drained(self, callback: Callable[[], None]) -> None:
-        """Call back once the client has read what was sent, or is gone."""
+        """Call back once the client has read all answers, or is gone."""
         self._drained.append(callback)
 
     async def has_read(self) -> None:
-        """Wait until the client has read what was sent; `NetworkError` if it is gone."""
+        """Wait until the client has read all answers; `NetworkError` if it is gone."""
         while self.backlogged:
             drained = asyncio.Event()
             self.when_drained(drained.set)
@@ -474,7 +473,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         self.inflight -= 1
 
     def _below_limit(self) -> None:
-        """There is room for another request: go on reading."""
+        """Continue to read, because there is room for another request."""
         if self._held:
             self.server.loop.call_soon(self._take_held)
         else:

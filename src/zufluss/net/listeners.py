@@ -1,9 +1,8 @@
-"""Named listeners: where a server binds, what it tells clients, and how they must log in.
+"""Named listeners: the address a server binds, the address for clients, and the kind of login.
 
-Three options make them: `bind.listeners`, `advertised.listeners` (what metadata answers say, where
-it differs) and `security.protocol.map`. A client that came in through one listener is answered
-with that listener's addresses only, so that nobody is sent from an authenticated port to an open
-one.
+Three options define them: `bind.listeners`, `advertised.listeners` (addresses for clients, where
+they differ) and `security.protocol.map`. A client of one listener only gets addresses of that
+listener, so no client is sent from an authenticated port to an open one.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ _WILDCARDS = ("0.0.0.0", "::", "")
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """A bound listener with what clients are told about it."""
+    """A bound listener and its address for clients."""
 
     bind: Endpoint
     """Where the server listens."""
     advertised: Endpoint
-    """What metadata answers say."""
+    """The address in metadata answers."""
     protocol: str
     """`plaintext` or `sasl`."""
 
@@ -44,7 +43,7 @@ class Listener:
 
 
 def resolve_listeners(conf: Configuration) -> tuple[Listener, ...]:
-    """Combine the three listener options into listeners, or say which of them is wrong."""
+    """Combine the three listener options into listeners; `ConfigError` names a wrong option."""
     bound = conf.get(options.BIND_LISTENERS)
     told = {e.listener: e for e in conf.get(options.ADVERTISED_LISTENERS)}
     protocols = conf.get(options.SECURITY_PROTOCOL_MAP)
@@ -66,7 +65,7 @@ def resolve_listeners(conf: Configuration) -> tuple[Listener, ...]:
 
 
 def _reachable(endpoint: Endpoint) -> Endpoint:
-    """Returns the endpoint for clients; this host's name replaces an address that means any."""
+    """Return the endpoint for clients; this host's name replaces a wildcard address."""
     if endpoint.host in _WILDCARDS:
         return replace(endpoint, host=socket.gethostname())
     return endpoint

@@ -5,8 +5,8 @@
 | connections | the new one is closed |
 | frame length | error frame with the request id, then close |
 | requests in flight on a connection | reading pauses until answers leave |
-| answers the client does not read | reading pauses until it does; without progress: close |
-| memory of half-received frames, all connections | reading pauses; one frame at a time may go on |
+| answers the client does not read | reading pauses until it reads them; without progress: close |
+| memory of half-received frames, all connections | reading pauses; one frame at a time continues |
 | time a begun frame may take, idle time | close |
 """
 
@@ -48,8 +48,8 @@ class Receiver(Protocol):
 class ReceiveMemory:
     """The bound on half-received frames over all connections.
 
-    Over the bound a connection waits its turn; the first to ask may go on beyond it (so that
-    something always finishes), one at a time.
+    Over the bound connections wait for their turn. One at a time may exceed the bound, so that a
+    frame always completes.
     """
 
     def __init__(self, bytes_max: int) -> None:

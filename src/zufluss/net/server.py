@@ -21,7 +21,7 @@ log = structlog.get_logger(__name__)
 SCRATCH_BYTES = 256 * 1024
 """Size of the shared receive buffer."""
 BURST_FACTOR = 8
-"""Requests that arrived in one read may exceed the limit in flight by this; the rest waits."""
+"""Requests of one read may exceed the limit in flight by this factor; others wait."""
 
 
 class NetServer:
@@ -172,7 +172,7 @@ class NetServer:
 def _api_versions(
     services: Services, server_type: int | None, internal_listener: str | None
 ) -> tuple[Api, Handler]:
-    """Returns the handler of API_VERSIONS; it lists the APIs registered at the time of a call."""
+    """Return the handler of API_VERSIONS, which lists the APIs registered when it is called."""
     always = [APIS[ApiKey.API_VERSIONS], APIS[ApiKey.AUTHENTICATE]]
 
     async def api_versions(request: Any, context: RequestContext) -> Any:

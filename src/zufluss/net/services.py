@@ -1,9 +1,9 @@
 """The requests that a server answers: handlers by API key.
 
-Two kinds of handler exist. An ordinary one is a coroutine from request message to response
-message; most APIs are that. A raw one, for the hot path, gets the bytes of the frame where they
-lie in the receive buffer and answers through the connection by itself. The server advertises the
-registered APIs and answers all others with UNSUPPORTED_VERSION.
+Two kinds of handler exist. An ordinary handler is a coroutine from request message to response
+message. A raw handler, for the hot path, reads the frame in the receive buffer and answers through
+the connection itself. The server advertises the registered APIs and answers all others with
+UNSUPPORTED_VERSION.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Reader(Protocol):
-    """The client's end of a connection, as far as large answers are concerned."""
+    """Tells handlers with large answers whether the client reads them."""
 
     @property
     def backlogged(self) -> bool:
@@ -63,11 +63,11 @@ Handler = Callable[[Any, RequestContext], Awaitable[Any]]
 
 
 class RawHandler(Protocol):
-    """A hot-path handler, called with the body where it lies: `view[start:end]`.
+    """A hot-path handler; the body of the request is `view[start:end]`.
 
-    `array` and `view` are the same memory, valid during the call only: the handler copies what it
-    keeps. It answers with `connection.respond`, now or later, and then calls `connection.done`. The
-    handlers repeat this list of parameters: an object for them would cost more than the call.
+    `array` and `view` are the same memory, valid during the call only. The handler answers with
+    `connection.respond`, now or later, and then calls `connection.done`. All handlers repeat this
+    list of parameters, because an object for them would cost more than the call.
     """
 
     def __call__(

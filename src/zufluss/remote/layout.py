@@ -116,7 +116,7 @@ def root_of(path: str) -> str | None:
 
 
 def parse(path: str) -> RemoteName | None:
-    """Return the parts of a path below a root, None if it is no file of `log/` or `kv/`."""
+    """Return the parts of a path below a root, None if it is not a file of `log/` or `kv/`."""
     match = _LOG_FILE.fullmatch(path) or _KV_FILE.fullmatch(path)
     if match is None:
         return None

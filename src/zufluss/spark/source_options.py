@@ -309,7 +309,7 @@ def parse_options(given: Mapping[str, str], bootstrap: str | None = None) -> Sou
 def _unknown(key: str, known: Any) -> ConfigError:
     names = [_ALL[name].key if name in _ALL else name for name in known]
     return ConfigError(
-        f"{key} is no option of format fluss{suggestion(key, names)}; docs/spark.md lists them"
+        f"{key} is not an option of format fluss{suggestion(key, names)}; docs/spark.md lists them"
     )
 
 

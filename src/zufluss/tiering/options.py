@@ -210,7 +210,7 @@ def split_arguments(arguments: Sequence[str]) -> dict[str, str]:
         word = pending.pop(0)
         key, equals, value = word.removeprefix("--").partition("=")
         if not word.startswith("--") or not key:
-            raise ConfigError(f"{word!r} is no option; give --key value or --key=value")
+            raise ConfigError(f"{word!r} is not an option; give --key value or --key=value")
         if not equals:
             if not pending or pending[0].startswith("--"):
                 raise ConfigError(f"option --{key} has no value; give --{key} value")

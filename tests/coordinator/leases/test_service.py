@@ -412,5 +412,5 @@ def test_super_users_are_users_with_semicolons_between() -> None:
 
 @pytest.mark.parametrize("text", ["admin", "User:", "Group:admins", "user:admin", "User:a,b;x"])
 def test_what_is_no_principal_stops_the_start(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"super\.users: .* is no principal"):
+    with pytest.raises(ConfigError, match=r"super\.users: .* is not a principal"):
         Authority(Configuration.of({"super.users": text}))

@@ -157,7 +157,7 @@ def test_a_column_that_is_added_is_looked_at_like_those_of_a_new_table(
         alter(path, add_columns="names STRING LISTAGG(delimiter = '')")
     with pytest.raises(ConfigError, match=r"column 'names' has no aggregation function"):
         alter(path, add_columns="names STRING")
-    with pytest.raises(ConfigError, match=r"'names'.*'lastvalue' is no .*did you mean last_value"):
+    with pytest.raises(ConfigError, match=r"'names'.*'lastvalue' is not .*did you mean last_value"):
         alter(path, add_columns="names STRING", set={"fields.names.agg": "lastvalue"})
     assert conn.admin.table_info(path).schema == table.schema, "nothing was added"
 
@@ -192,7 +192,7 @@ def test_only_the_option_of_the_table_gives_a_default(raw: RawClient, conn: Conn
     sums = refused(raw, described("note STRING", **{DEFAULT_FUNCTION: "sum"}))
     assert "sum cannot merge column 'note'" in sums.message
     assert (
-        "no aggregation function"
+        "not an aggregation function"
         in refused(raw, described("n INT SUM", **{DEFAULT_FUNCTION: "latest"})).message
     )
 

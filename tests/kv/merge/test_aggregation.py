@@ -225,7 +225,7 @@ def test_a_retract_takes_sums_counts_and_products_back(make: Make) -> None:
     assert bucket.rows((1,)) == [(1, 7, 1, 2, 4)]
     bucket.put((2, 5, 0, None, 1), mode=MergeMode.RETRACT)
     assert bucket.rows((2,)) == [(2, -5, -1, None, None)]
-    for wrong, reason in ((0, "divided by 0"), (4, "no multiple")):
+    for wrong, reason in ((0, "divided by 0"), (4, "not a multiple")):
         with pytest.raises(AggregationError, match=rf"'p' \(product\) of key k = 1: .*{reason}"):
             bucket.put((1, None, None, wrong, None), mode=MergeMode.RETRACT)
     with pytest.raises(AggregationError, match=r"'p'.*no product"):

@@ -135,9 +135,9 @@ def test_a_cut_batch_is_refused(size: int) -> None:
         ("00000000 01 01 000101", 1, "record 0 has 0 bytes"),
         ("05000000 00 01 000101", 1, "the key of record 0 is empty"),
         ("05000000 05 01 000101", 1, "the key of record 0 has 5 bytes and runs past"),
-        ("05000000 8080808080", 1, "no number of 32 bits"),
+        ("05000000 8080808080", 1, "not a number of 32 bits"),
         ("05000000 ffffffff0f", 1, "runs past"),
-        ("05000000 80808080ff", 1, "no number of 32 bits"),
+        ("05000000 80808080ff", 1, "not a number of 32 bits"),
         ("04000000 80808080 00", 1, "runs past"),
     ],
 )

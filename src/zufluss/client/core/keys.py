@@ -33,7 +33,7 @@ def prefix_columns(info: TableInfo) -> tuple[str, ...]:
         raise InvalidTableError(
             f"table {info.path} has no prefix lookup: with table.datalake.format "
             f"{info.property(t.TABLE_DATALAKE_FORMAT)} and table.kv.format-version 1 a part of a "
-            "key is no prefix of it. Use lookup with whole keys"
+            "key is not a prefix of it. Use lookup with whole keys"
         )
     return (*info.partition_keys, *bucket)
 

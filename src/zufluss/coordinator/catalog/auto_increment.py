@@ -60,6 +60,6 @@ def _auto_increment_column(info: TableInfo, column_id: int) -> Column:
             return column
     names = ", ".join(info.schema.auto_increment_column) or "none"
     raise InvalidTableError(
-        f"column id {column_id} of table '{info.path}' is no auto-increment column; "
+        f"column id {column_id} of table '{info.path}' is not an auto-increment column; "
         f"auto-increment columns: {names}"
     )

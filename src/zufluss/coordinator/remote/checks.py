@@ -19,7 +19,7 @@ def check_name(image: ClusterImage, kind: str, bucket: TableBucket, path: str) -
     directory = bucket_directory(image, kind, bucket)
     name = layout.parse(path)
     if name is None or not path.startswith(f"{directory}/"):
-        raise ConfigError(f"{path!r:.300} is no file of {bucket}; its files lie in {directory}")
+        raise ConfigError(f"{path!r:.300} is not a file of {bucket}; its files lie in {directory}")
     return name
 
 

@@ -76,7 +76,7 @@ class LogManifests:
         """`ConfigError` unless the commit names a manifest file of its bucket."""
         name = check_name(self._remotes.image, layout.LOG, commit.bucket, commit.manifest_path)
         if name.segment_id is not None:
-            raise ConfigError(f"{commit.manifest_path!r:.300} is no manifest but a segment's file")
+            raise ConfigError(f"{commit.manifest_path!r:.300} is a segment's file, not a manifest")
         if not 0 <= commit.start_offset <= commit.end_offset:
             raise ConfigError(
                 f"a manifest of {commit.bucket} from offset {commit.start_offset} to "

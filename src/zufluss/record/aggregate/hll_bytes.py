@@ -104,7 +104,7 @@ def _check_registers(
     if len(value) < _REGISTERS_AT + size:
         raise ValueError("they end too early")
     if not np.isfinite(np.array(unpack_from("<ddd", value, 8))).all():
-        raise ValueError("an accumulator of its estimate is no finite number")
+        raise ValueError("an accumulator of its estimate is not a finite number")
     zeros, exceptions = unpack_from("<ii", value, 32)
     registers = np.frombuffer(value, np.uint8, size, _REGISTERS_AT)
     if bits != 4 and (least or exceptions):

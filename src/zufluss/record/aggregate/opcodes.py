@@ -31,7 +31,7 @@ OVERFLOWS, BY_ZERO, INEXACT, NO_STATE, NULL_STATE = range(1, 6)
 FAULTS = {
     OVERFLOWS: "the value is beyond {0}",
     BY_ZERO: "a product cannot be divided by 0 to take that back",
-    INEXACT: "the product is no multiple of the value to be taken back",
+    INEXACT: "the product is not a multiple of the value to be taken back",
     NO_STATE: "there is no product that a value could be taken back from",
     NULL_STATE: "it is NOT NULL, and nothing is left of it",
 }

@@ -94,7 +94,7 @@ def _scalar(value: Value, kind: pa.DataType) -> pa.Scalar:
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as e:
         shown = value if isinstance(value, Decimal) else repr(value)
         raise InvalidPredicateError(
-            f"a literal of the filter, {shown!s:.80}, is no value of the column: {e}"
+            f"a literal of the filter, {shown!s:.80}, is not a value of the column: {e}"
         ) from None
 
 

@@ -32,7 +32,7 @@ from zufluss.record.kernels.varint import CUT, put_varint, read_varint, varint_s
 RECORD_CUT, KEY_LENGTH, KEY_EMPTY, KEY_CUT, LEFT_OVER, OUTSIDE, VALUE_SHORT = range(1, 8)
 FAULTS = {
     RECORD_CUT: "record {0} has {1} bytes, more or fewer than the batch has room for",
-    KEY_LENGTH: "the key length of record {0} is no number of 32 bits",
+    KEY_LENGTH: "the key length of record {0} is not a number of 32 bits",
     KEY_EMPTY: "the key of record {0} is empty",
     KEY_CUT: "the key of record {0} has {1} bytes and runs past the record",
     LEFT_OVER: "{1} bytes are left over after record {0}, the last",

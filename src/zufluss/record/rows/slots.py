@@ -247,7 +247,7 @@ def write_nested(value: Value, data_type: DataType, write_row: RowWriter) -> byt
         return write_map(value, data_type, write_row)
     if isinstance(data_type, RowType):
         return write_row(value, data_type.children())
-    raise ValueError(f"{data_type} is no nested type")
+    raise ValueError(f"{data_type} is not a nested type")
 
 
 def _write_slot(

@@ -53,7 +53,7 @@ def _column(filter: Expression, schema: Schema) -> Column:
         return reduce(lambda a, b: a | b, parts)
     if isinstance(filter, Comparison):
         return _comparison(filter, schema)
-    raise InvalidPredicateError(f"{type(filter).__name__} is no filter that Spark can apply")
+    raise InvalidPredicateError(f"{type(filter).__name__} is not a filter that Spark can apply")
 
 
 def _comparison(test: Comparison, schema: Schema) -> Column:
