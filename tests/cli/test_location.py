@@ -68,12 +68,58 @@ def test_the_list_for_people_has_a_line_per_location(zufluss: Zufluss, tmp_path:
 
 def test_a_probe_tries_every_location_and_fails_with_one(zufluss: Zufluss, tmp_path: Path) -> None:
     assert json.loads(zufluss("location", "probe", "-o", "json").out)[0]["works"]
-    (tmp_path / "two").write_text("a file where the directory should be")
-    zufluss("location", "add", str(tmp_path / "two"))
+    two = tmp_path / "two"
+    zufluss("location", "add", str(two))
+    two.rename(tmp_path / "away")
+    two.write_text("a file where the directory should be")
     found = json.loads(zufluss("location", "probe", "-o", "json", code=1).out)
     assert [probe["works"] for probe in found] == [True, False]
-    assert str(tmp_path / "two") in found[1]["error"]
+    assert str(two) in found[1]["error"]
     zufluss("location", "probe", "1")
+
+
+def test_a_place_that_cannot_be_used_is_not_added(zufluss: Zufluss, tmp_path: Path) -> None:
+    """Otherwise it would be called active and get files of every table."""
+    (tmp_path / "file").write_text("a file where the directory should be")
+    frozen = tmp_path / "frozen"
+    frozen.mkdir()
+    (frozen / ".zufluss-tmp").write_text("nothing can be written here")
+    for place in (str(tmp_path / "file"), str(frozen), "s3://no-such-bucket-there/x"):
+        said = zufluss("location", "add", place, code=1).err
+        assert "location 2" in said
+        assert place in said
+        assert "cannot be used, nothing was changed" in said
+    assert list(locations(zufluss)) == [1]
+
+
+def test_a_weight_below_zero_is_refused_with_the_reason(zufluss: Zufluss) -> None:
+    for weight in ("-5", "-1"):
+        said = zufluss("location", "set-weight", "1", weight, code=2).err
+        assert "Invalid value for 'WEIGHT': Input should be greater than or equal to 0" in said
+    assert locations(zufluss)[1]["weight"] == 1
+    said = zufluss("location", "drain", str(10**12), code=1).err
+    assert "the id of a location cannot be 1000000000000" in said
+
+
+def test_a_drain_names_the_tables_that_are_pinned_to_the_location(
+    zufluss: Zufluss, tmp_path: Path
+) -> None:
+    """Otherwise it waits for ever, and nobody knows for what."""
+    for name in ("two", "three"):
+        zufluss("location", "add", str(tmp_path / name))
+    for table, pinned in {"stuck": "2", "free": "2,3", "elsewhere": "3"}.items():
+        placement = f"table.zufluss.remote.placement=pinned:{pinned}"
+        zufluss("table", "create", table, "id BIGINT", "--property", placement)
+    said = zufluss("location", "drain", "2").err
+    assert "these tables, which are pinned to it: fluss.stuck. " in said
+    assert "zufluss table alter TABLE --set table.zufluss.remote.placement=cluster" in said
+    assert "fluss.stuck" in zufluss("location", "list").err
+    shown = json.loads(zufluss("location", "show", "2", "-o", "json").out)
+    assert (shown["state"], shown["pinned_tables"]) == ("draining", ["fluss.stuck"])
+    assert "fluss.stuck" in zufluss("location", "show", "2").out
+    zufluss("table", "alter", "stuck", "--set", "table.zufluss.remote.placement=cluster")
+    assert "pinned" not in zufluss("location", "list").err
+    assert "there is no location 9" in zufluss("location", "show", "9", code=1).err
 
 
 def test_what_the_server_refuses_is_said_and_changes_nothing(

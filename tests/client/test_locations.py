@@ -39,6 +39,9 @@ def test_locations_are_listed_changed_and_probed(server: DevServer, tmp_path: Pa
         assert conflict.value.code is ErrorCode.INVALID_UPDATE_VERSION_EXCEPTION
         with pytest.raises(ConfigError, match="set-weight"):
             conn.admin.alter_location("explode", 1)
+        for weight in (-5, 2**31, 10**30):
+            with pytest.raises(ConfigError, match=rf"weight of a location cannot be {weight}; al"):
+                conn.admin.alter_location("set-weight", 1, weight=weight)
         assert {p.location_id: p.error for p in conn.admin.probe_locations()} == {
             1: None,
             2: None,
@@ -58,6 +61,9 @@ def test_options_are_changed_at_run_time_and_survive_a_restart(
             conn.admin.alter_cluster_configs({DIRS: three})
             with pytest.raises(ConfigError, match="inside the other"):
                 conn.admin.alter_cluster_configs({DIRS: f"{three},{tmp_path}/a/x"})
+            (tmp_path / "file").write_text("no directory")
+            with pytest.raises(ConfigError, match="cannot be used, nothing was changed"):
+                conn.admin.alter_cluster_configs({DIRS: f"{three},{tmp_path}/file"})
         server.stop()
         server.start()
         with zufluss.connect(server.bootstrap) as conn:

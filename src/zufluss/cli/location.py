@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from zufluss.cli.output import Output, print_document, print_rows
+from zufluss.cli.output import Output, print_document, print_fields, print_rows
 from zufluss.cli.session import (
     DEFAULT_BOOTSTRAP,
     Bootstrap,
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Places for remote files: list, add, drain, activate, retire, set-weight, move, probe.",
+    help="Places for remote files: list, show, add, drain, activate, retire, set-weight, move, "
+    "probe.",
 )
 
 FAILED = 1
@@ -29,7 +30,12 @@ FAILED = 1
 
 LocationArgument = Annotated[int, typer.Argument(metavar="ID", help="The location's id.")]
 UriArgument = Annotated[str, typer.Argument(metavar="URI", help="A path or a URI.")]
-WeightArgument = Annotated[int, typer.Argument(metavar="WEIGHT", min=0, help="0 takes no files.")]
+WeightArgument = Annotated[
+    int,
+    typer.Argument(metavar="WEIGHT", min=0, help="Its share of new files, from 0 (none) on."),
+]
+NEGATIVE_NUMBERS = {"ignore_unknown_options": True}
+"""Makes -5 a value that is refused with the reason, instead of an unknown option."""
 VersionOption = Annotated[
     int | None,
     typer.Option(
@@ -58,6 +64,34 @@ def list_(
     columns = ["id", "uri", "weight", "state", "health", "files", "bytes", "errors", "last error"]
     print_rows(output, columns, [_row(location) for location in registry.locations])
     say(f"version {registry.version} of the registry")
+    for location in registry.locations:
+        _say_pinned(location)
+
+
+@app.command()
+def show(
+    location: LocationArgument,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    settings: Settings = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Show one location: its files, the tables that are pinned to it, and each server's report.
+
+    Example:
+
+      zufluss location show 2
+    """
+    with connected(bootstrap, settings) as connection:
+        shown = connection.admin.locations().get(location)
+    document = _location_document(shown)
+    if output is Output.JSON:
+        print_document(document)
+        return
+    servers = document.pop("servers")
+    print_fields(document)
+    if servers:
+        print()
+        print_rows(output, list(servers[0]), [list(report.values()) for report in servers])
 
 
 @app.command()
@@ -68,7 +102,7 @@ def add(
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     settings: Settings = None,
 ) -> None:
-    """Add a location; new files go there at once.
+    """Add a location; new files go there at once. Refused unless it can be written and read.
 
     Example:
 
@@ -84,7 +118,10 @@ def drain(
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     settings: Settings = None,
 ) -> None:
-    """Send no new files to a location; its files are read until they are replaced or expire.
+    """Send no new files to a location, and move its files to other locations.
+
+    The files stay readable all the time. When `location list` shows 0 files, retire the location.
+    Files of tables that are pinned to this location alone stay: the command names these tables.
 
     Example:
 
@@ -100,7 +137,7 @@ def activate(
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     settings: Settings = None,
 ) -> None:
-    """Let a drained or retired location take files again.
+    """Let a drained or retired location take files again, if it can be written and read.
 
     Example:
 
@@ -116,7 +153,7 @@ def retire(
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     settings: Settings = None,
 ) -> None:
-    """Retire a location that is drained and has no files.
+    """Stop using a location that was drained and has no files left.
 
     Example:
 
@@ -125,7 +162,7 @@ def retire(
     _alter("retire", location, if_version, bootstrap, settings)
 
 
-@app.command("set-weight")
+@app.command("set-weight", context_settings=NEGATIVE_NUMBERS)
 def set_weight(
     location: LocationArgument,
     weight: WeightArgument,
@@ -133,7 +170,7 @@ def set_weight(
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     settings: Settings = None,
 ) -> None:
-    """Change a location's share of new files.
+    """Change a location's share of new files; its present files stay where they are.
 
     Example:
 
@@ -203,6 +240,19 @@ def _alter(
         f"location {now.location_id} at {now.uri} is {now.state.name.lower()} with weight "
         f"{now.weight}"
     )
+    _say_pinned(now)
+
+
+def _say_pinned(location: RemoteLocation) -> None:
+    """Name the tables whose files keep a location from draining."""
+    if location.pinned_count and location.state.name == "DRAINING":
+        more = location.pinned_count - len(location.pinned_tables)
+        also = f" and {more} more" if more else ""
+        say(
+            f"location {location.location_id} keeps the files of these tables, which are pinned "
+            f"to it: {', '.join(location.pinned_tables)}{also}. Let them go elsewhere: zufluss "
+            "table alter TABLE --set table.zufluss.remote.placement=cluster"
+        )
 
 
 def _row(location: RemoteLocation) -> tuple[Any, ...]:
@@ -224,19 +274,22 @@ def _row(location: RemoteLocation) -> tuple[Any, ...]:
 def _document(registry: RemoteLocations) -> dict[str, Any]:
     return {
         "version": registry.version,
-        "locations": [
-            {
-                "id": location.location_id,
-                "uri": location.uri,
-                "weight": location.weight,
-                "state": location.state.name.lower(),
-                "health": location.health.name.lower(),
-                "files": location.live_files,
-                "bytes": location.live_bytes,
-                "servers": [_report(report) for report in location.servers],
-            }
-            for location in registry.locations
-        ],
+        "locations": [_location_document(location) for location in registry.locations],
+    }
+
+
+def _location_document(location: RemoteLocation) -> dict[str, Any]:
+    return {
+        "id": location.location_id,
+        "uri": location.uri,
+        "weight": location.weight,
+        "state": location.state.name.lower(),
+        "health": location.health.name.lower(),
+        "files": location.live_files,
+        "bytes": location.live_bytes,
+        "pinned_tables": list(location.pinned_tables),
+        "pinned_count": location.pinned_count,
+        "servers": [_report(report) for report in location.servers],
     }
 
 

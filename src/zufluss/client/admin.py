@@ -30,6 +30,7 @@ from zufluss.client.locations import (
     altered_location,
     configs_of,
     locations_of,
+    probe_request,
     probes_of,
 )
 from zufluss.client.producer.info import ProducerInfo, producers_of
@@ -437,7 +438,7 @@ class AsyncAdmin:
 
     async def probe_locations(self, location_id: int | None = None) -> list[LocationProbe]:
         """Let the coordinator write, read and delete a small object in one location, or in all."""
-        request = m.ProbeLocationRequest(location_id=location_id)
+        request = probe_request(location_id)
         return probes_of(await self._ask(ApiKey.PROBE_LOCATION, request))
 
     async def cluster_configs(self) -> list[ClusterConfig]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from zufluss.config.values import INT32_MAX, INT64_MAX
 from zufluss.errors import ConfigError
 from zufluss.remote.locations import AdminState, AlterOp, Health
 from zufluss.wire import messages as m
@@ -63,6 +64,11 @@ class RemoteLocation:
     """Bytes of these files, as far as they are known."""
     servers: tuple[LocationReport, ...] = ()
     """The reports of the servers."""
+    pinned_tables: tuple[str, ...] = ()
+    """Tables whose placement allows no other location that takes files, at most 100 of them. While
+    the location drains, their files stay."""
+    pinned_count: int = 0
+    """The number of all such tables."""
 
     @property
     def health(self) -> Health:
@@ -78,6 +84,14 @@ class RemoteLocations:
     """Grows with each change; `expected_version` of `alter_location` compares it."""
     locations: tuple[RemoteLocation, ...]
     """The locations by id, retired ones included."""
+
+    def get(self, location_id: int) -> RemoteLocation:
+        """Return a location by its id; raises `ConfigError` if there is none."""
+        for location in self.locations:
+            if location.location_id == location_id:
+                return location
+        known = ", ".join(str(location.location_id) for location in self.locations)
+        raise ConfigError(f"there is no location {location_id}; there are {known}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,17 +133,35 @@ def alter_request(
         )
     return m.AlterLocationRequest(
         op=op,
-        location_id=location_id,
+        location_id=_number("the id of a location", location_id),
         uri=uri,
-        weight=weight,
-        expected_version=expected_version,
+        weight=_number("the weight of a location", weight),
+        expected_version=_number("a version of the registry", expected_version, INT64_MAX),
     )
+
+
+def probe_request(location_id: int | None) -> m.ProbeLocationRequest:
+    """The PROBE_LOCATION request."""
+    return m.ProbeLocationRequest(location_id=_number("the id of a location", location_id))
+
+
+def _number(what: str, value: int | None, largest: int = INT32_MAX) -> int | None:
+    """Return a number that the wire can carry, else raise `ConfigError`."""
+    if value is None or (isinstance(value, int) and 0 <= value <= largest):
+        return value
+    raise ConfigError(f"{what} cannot be {value!r:.80}; allowed: whole numbers from 0 to {largest}")
 
 
 def locations_of(response: m.ListLocationsResponse) -> RemoteLocations:
     """The registry of locations in an answer."""
     locations = [
-        _location(message.location, message.live_files, message.live_bytes, message.servers)
+        _location(
+            message.location,
+            message.pinned,
+            message.live_files,
+            message.live_bytes,
+            message.servers,
+        )
         for message in response.locations
     ]
     return RemoteLocations(response.version, tuple(locations))
@@ -137,7 +169,7 @@ def locations_of(response: m.ListLocationsResponse) -> RemoteLocations:
 
 def altered_location(response: m.AlterLocationResponse) -> RemoteLocation:
     """The changed location in an answer, without file counts and reports."""
-    return _location(response.location, 0, 0, ())
+    return _location(response.location, response.pinned, 0, 0, ())
 
 
 def probes_of(response: m.ProbeLocationResponse) -> list[LocationProbe]:
@@ -159,7 +191,11 @@ def configs_of(response: m.DescribeClusterConfigsResponse) -> list[ClusterConfig
 
 
 def _location(
-    message: m.PbLocation, files: int, size: int, servers: Iterable[m.PbLocationServer]
+    message: m.PbLocation,
+    pinned: m.PbPinnedTables,
+    files: int,
+    size: int,
+    servers: Iterable[m.PbLocationServer],
 ) -> RemoteLocation:
     return RemoteLocation(
         message.location_id,
@@ -169,6 +205,8 @@ def _location(
         files,
         size,
         tuple(_report(each.server_id, each.report) for each in servers),
+        tuple(pinned.names),
+        pinned.count,
     )
 
 

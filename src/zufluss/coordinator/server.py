@@ -236,7 +236,7 @@ class Coordinator:
         services.attach(tokens)
         services.attach(MetadataService(self.image, self.conf, self.locations.uri))
         services.attach(ClusterService(self.image))
-        services.attach(LocationService(self.locations, self.catalog.exclusive))
+        services.attach(LocationService(self.locations, self.image, self.catalog.exclusive))
         services.attach(CoordinatorService(self.conf, self.catalog, self.partitions.check))
         services.attach(LakeService(self.lake, self.image))
         services.attach(self.remote.service())

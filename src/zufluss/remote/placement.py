@@ -147,6 +147,13 @@ class Policy:
         """Whether new files of the table may go there."""
         return self.spread is not Spread.PINNED or location_id in self.ids
 
+    def binds_to(self, location_id: int, locations: Locations) -> bool:
+        """Whether files in a pinned location have no other place to go to at present."""
+        if self.spread is not Spread.PINNED or location_id not in self.ids:
+            return False
+        others = [x for x in locations.live if x.location_id != location_id]
+        return not any(x.takes_files and x.location_id in self.ids for x in others)
+
     def check(self, locations: Locations) -> None:
         """Raise `ConfigError` for locations that the registry does not have."""
         known = {x.location_id for x in locations.locations if x.state is not AdminState.RETIRED}

@@ -141,13 +141,16 @@ class RemoteStorage:
         location = self.locations.get(location_id)
         opened = self._open_locations.get(location_id)
         if opened is None or opened.uri != location.uri:
-            opened = self._open_locations[location_id] = _OpenLocation(
-                location.uri,
-                self._objects_at(location),
-                asyncio.Semaphore(self._conf[o.REMOTE_LOG_DATA_TRANSFER_THREAD_NUM]),
-                deque(maxlen=PROBES_LEFT_MAX),
-            )
+            opened = self._open_locations[location_id] = self._opened(location)
         return opened
+
+    def _opened(self, location: Location) -> _OpenLocation:
+        return _OpenLocation(
+            location.uri,
+            self._objects_at(location),
+            asyncio.Semaphore(self._conf[o.REMOTE_LOG_DATA_TRANSFER_THREAD_NUM]),
+            deque(maxlen=PROBES_LEFT_MAX),
+        )
 
     def _objects_at(self, location: Location) -> Objects:
         uri = parse_location(location.uri, f"location {location.location_id}")
@@ -172,6 +175,14 @@ class RemoteStorage:
         if self.cluster_id is not None:
             settle = marker.check if location.marked else marker.claim
             await settle(self._objects_at(location), self.cluster_id)
+
+    async def try_out(self, location: Location) -> None:
+        """Settle a location, then write, read and delete a small object there.
+
+        The location need not be in the registry yet.
+        """
+        await self.settle(location)
+        await self._write_and_read(self._opened(location))
 
     async def check(self, location_id: int) -> None:
         """Read the marker of a location; raises `NotOursError` unless it is this cluster's."""

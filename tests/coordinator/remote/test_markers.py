@@ -212,7 +212,7 @@ async def test_a_location_moves_only_to_where_its_marker_was_copied(
 ) -> None:
     await alter(cluster, AlterOp.DRAIN, 2)
     (tmp_path / "new").mkdir()
-    with pytest.raises(ConfigError, match=r"location 2 .*/new\) cannot be used: .* is missing"):
+    with pytest.raises(ConfigError, match=r"location 2 .*/new\) cannot be used, .* is missing"):
         await alter(cluster, AlterOp.MOVE, 2, uri=str(tmp_path / "new"))
     with pytest.raises(ConfigError, match="does not exist"):
         await alter(cluster, AlterOp.MOVE, 2, uri=str(tmp_path / "nowhere"))

@@ -6,15 +6,18 @@ The handlers translate messages; which changes are allowed stands in `remote/loc
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
+from zufluss.cluster.image import ClusterImage
 from zufluss.config.load import DEFAULT_ORIGIN
+from zufluss.config.table_options import TABLE_ZUFLUSS_REMOTE_PLACEMENT
 from zufluss.coordinator.remote.locations import DYNAMIC_ORIGIN, ConfigChange, LocationRegistry
 from zufluss.errors import ConfigError, ZuflussError
 from zufluss.remote.files import Usage
 from zufluss.remote.locations import AlterOp, location_to_proto
+from zufluss.remote.placement import parse_policy
 from zufluss.wire import messages as m
 
 if TYPE_CHECKING:
@@ -24,7 +27,8 @@ INITIAL_SOURCE: Final = "INITIAL_SERVER_CONFIG"
 """How the protocol calls a value that was there when the server started."""
 DYNAMIC_SOURCE: Final = "DYNAMIC_SERVER_CONFIG"
 """How the protocol calls a value that was changed while the cluster ran."""
-
+PINNED_SHOWN: Final = 100
+"""Names of pinned tables in an answer at most."""
 
 T = TypeVar("T")
 
@@ -40,8 +44,11 @@ class Exclusive(Protocol):
 class LocationService:
     """Handlers of the APIs of remote locations and cluster configurations."""
 
-    def __init__(self, registry: LocationRegistry, exclusive: Exclusive) -> None:
+    def __init__(
+        self, registry: LocationRegistry, image: ClusterImage, exclusive: Exclusive
+    ) -> None:
         self._registry = registry
+        self._image = image
         self._exclusive = exclusive
 
     async def list_locations(
@@ -50,6 +57,7 @@ class LocationService:
         """LIST_LOCATIONS (30010): the registry, the files in use, and what each server saw."""
         registry = self._registry.locations
         live = self._registry.live()
+        pinned = self._pinned(x.location_id for x in registry.live)
         response = m.ListLocationsResponse(version=registry.version)
         for location in registry.locations:
             used = live.get(location.location_id, Usage(0, 0))
@@ -61,8 +69,26 @@ class LocationService:
                     m.PbLocationServer(server_id=server_id, report=report.to_proto())
                     for server_id, report in self._registry.reports(location.location_id)
                 ],
+                pinned=pinned.get(location.location_id),
             )
         return response
+
+    def _pinned(self, location_ids: Iterable[int]) -> dict[int, m.PbPinnedTables]:
+        """The tables whose files can lie in no other location, by location."""
+        ids = list(location_ids)
+        names: dict[int, list[str]] = {}
+        for entry in self._image.tables():
+            placement = entry.info.descriptor.properties.get(TABLE_ZUFLUSS_REMOTE_PLACEMENT.key)
+            if placement is None:
+                continue
+            policy = parse_policy(placement)
+            for location_id in set(policy.ids).intersection(ids):
+                if policy.binds_to(location_id, self._registry.locations):
+                    names.setdefault(location_id, []).append(str(entry.info.path))
+        return {
+            location_id: m.PbPinnedTables(count=len(tables), names=sorted(tables)[:PINNED_SHOWN])
+            for location_id, tables in names.items()
+        }
 
     async def alter_location(
         self, request: m.AlterLocationRequest, ctx: RequestContext
@@ -84,7 +110,9 @@ class LocationService:
         )
         location = await self._exclusive(alter)
         return m.AlterLocationResponse(
-            version=self._registry.locations.version, location=location_to_proto(location)
+            version=self._registry.locations.version,
+            location=location_to_proto(location),
+            pinned=self._pinned([location.location_id]).get(location.location_id),
         )
 
     async def probe_location(

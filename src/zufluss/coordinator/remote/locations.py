@@ -14,8 +14,9 @@ of the catalog (`Catalog.exclusive`), so a table that is being created gets its 
 the old registry or from the new one.
 
 A location gets the marker of the cluster (`remote/marker.py`) before it is in the registry. A
-location that does not answer is marked later, by the first successful probe; until then it gets no
-files.
+change that would activate a location, or give it another address, is refused unless the location
+works: a small object is written, read and deleted there. Only a start accepts a location that does
+not answer: it is marked later, by the first successful probe, and gets no files until then.
 """  # noqa: E501 - a table row does not wrap
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from zufluss.meta.api import Create, MetaStore, Op, Put
 from zufluss.model.alter import ConfigOp
 from zufluss.model.schema import dump_object
 from zufluss.model.table import TableDescriptor, TableInfo
-from zufluss.remote.errors import LocationUnavailableError, NotOursError
+from zufluss.remote.errors import LocationUnavailableError, RemoteStorageError
 from zufluss.remote.files import Usage, summed
 from zufluss.remote.health import HealthReport
 from zufluss.remote.layout import CLUSTER, LAKE
@@ -339,36 +340,51 @@ class LocationRegistry:
                 self._stored = after
 
     async def _marks(self, after: Locations) -> set[str]:
-        """The new addresses of a change that carry the marker of this cluster.
+        """The addresses that a change brings into use; they carry the marker of this cluster.
 
-        `ConfigError` for a location of another cluster, and for one with files that does not
-        answer. Other locations that do not answer are marked later.
+        `ConfigError` if one of them belongs to another cluster or does not work.
         """
         known = {(x.location_id, x.uri) for x in self.locations.live}
-        new = [x for x in after.resolved(self.conf).live if (x.location_id, x.uri) not in known]
-        problems = await asyncio.gather(*map(self._problem, new))
-        for location, problem in zip(new, problems, strict=True):
-            if isinstance(problem, NotOursError) or (problem and location.marked):
-                raise ConfigError(f"{location} cannot be used: {problem.message}") from problem
-        return {x.uri for x, problem in zip(new, problems, strict=True) if problem is None}
+        active = {x.location_id for x in self.locations.live if x.state is AdminState.ACTIVE}
+        new: list[Location] = []
+        trials: list[Awaitable[RemoteStorageError | None]] = []
+        for location in after.resolved(self.conf).live:
+            is_known = (location.location_id, location.uri) in known
+            activated = location.state is AdminState.ACTIVE and location.location_id not in active
+            if is_known and not activated:
+                continue
+            new.append(location)
+            draining = location.state is not AdminState.ACTIVE
+            trial = self.storage.settle if draining else self.storage.try_out
+            trials.append(self._problem(location, trial))
+        for location, problem in zip(new, await asyncio.gather(*trials), strict=True):
+            if problem is not None:
+                raise ConfigError(
+                    f"{location} cannot be used, nothing was changed: {problem.message}"
+                ) from problem
+        return {location.uri for location in new}
 
     async def _settled(self, at_start: Locations) -> set[str]:
         """The addresses that carry the marker of this cluster; the others are noted as failed."""
         there = at_start.resolved(self.conf).live
-        problems = await asyncio.gather(*map(self._problem, there))
+        settle = self.storage.settle
+        problems = await asyncio.gather(*(self._problem(x, settle) for x in there))
         for location, problem in zip(there, problems, strict=True):
-            if problem is not None:
+            if isinstance(problem, LocationUnavailableError):
                 self.storage.failed(location.location_id, problem)
         return {x.uri for x, problem in zip(there, problems, strict=True) if problem is None}
 
-    async def _problem(self, location: Location) -> LocationUnavailableError | None:
-        """Mark a location; returns why that failed, or None."""
+    async def _problem(
+        self, location: Location, trial: Callable[[Location], Awaitable[None]]
+    ) -> RemoteStorageError | None:
+        """Mark a location, and perhaps try it out; returns why that failed, or None."""
         try:
-            await asyncio.wait_for(self.storage.settle(location), SETTLE_SECONDS)
+            async with asyncio.timeout(SETTLE_SECONDS):
+                await trial(location)
         except TimeoutError:
             reason = f"no answer within {SETTLE_SECONDS:g} s"
             return LocationUnavailableError(location.uri, CLUSTER, reason)
-        except LocationUnavailableError as problem:
+        except RemoteStorageError as problem:
             log.warning("location_not_marked", location=str(location), error=problem.message)
             return problem
         return None

@@ -563,6 +563,7 @@ class PbLocationStatus(_message.Message):
     LIVE_FILES_FIELD_NUMBER: _builtins.int
     LIVE_BYTES_FIELD_NUMBER: _builtins.int
     SERVERS_FIELD_NUMBER: _builtins.int
+    PINNED_FIELD_NUMBER: _builtins.int
     live_files: _builtins.int
     """referenced by manifests, snapshots and lake tables"""
     live_bytes: _builtins.int
@@ -570,6 +571,8 @@ class PbLocationStatus(_message.Message):
     def location(self) -> Global___PbLocation: ...
     @_builtins.property
     def servers(self) -> _containers.RepeatedCompositeFieldContainer[Global___PbLocationServer]: ...
+    @_builtins.property
+    def pinned(self) -> Global___PbPinnedTables: ...
     def __init__(
         self,
         *,
@@ -577,14 +580,42 @@ class PbLocationStatus(_message.Message):
         live_files: _builtins.int | None = ...,
         live_bytes: _builtins.int | None = ...,
         servers: _abc.Iterable[Global___PbLocationServer] | None = ...,
+        pinned: Global___PbPinnedTables | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["live_bytes", b"live_bytes", "live_files", b"live_files", "location", b"location"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["live_bytes", b"live_bytes", "live_files", b"live_files", "location", b"location", "pinned", b"pinned"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["live_bytes", b"live_bytes", "live_files", b"live_files", "location", b"location", "servers", b"servers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["live_bytes", b"live_bytes", "live_files", b"live_files", "location", b"location", "pinned", b"pinned", "servers", b"servers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PbLocationStatus: _TypeAlias = PbLocationStatus  # noqa: Y015
+
+@_typing.final
+class PbPinnedTables(_message.Message):
+    """Tables whose placement allows no other location that takes files."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COUNT_FIELD_NUMBER: _builtins.int
+    NAMES_FIELD_NUMBER: _builtins.int
+    count: _builtins.int
+    @_builtins.property
+    def names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """the first of them"""
+
+    def __init__(
+        self,
+        *,
+        count: _builtins.int | None = ...,
+        names: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["count", b"count"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "names", b"names"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PbPinnedTables: _TypeAlias = PbPinnedTables  # noqa: Y015
 
 @_typing.final
 class PbLocationServer(_message.Message):
@@ -653,18 +684,24 @@ class AlterLocationResponse(_message.Message):
 
     VERSION_FIELD_NUMBER: _builtins.int
     LOCATION_FIELD_NUMBER: _builtins.int
+    PINNED_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     @_builtins.property
     def location(self) -> Global___PbLocation: ...
+    @_builtins.property
+    def pinned(self) -> Global___PbPinnedTables:
+        """their files cannot leave the location"""
+
     def __init__(
         self,
         *,
         version: _builtins.int | None = ...,
         location: Global___PbLocation | None = ...,
+        pinned: Global___PbPinnedTables | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["location", b"location", "version", b"version"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["location", b"location", "pinned", b"pinned", "version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["location", b"location", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["location", b"location", "pinned", b"pinned", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
