@@ -5,206 +5,173 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from zufluss.config.option import Kind, Option
+from zufluss.config.option import (
+    Option,
+    bool_option,
+    duration_option,
+    enum_option,
+    int_option,
+    memory_option,
+    string_option,
+)
 from zufluss.config.values import INT32_MAX, KIB, MIB, MINUTE_MS, SECOND_MS
 
-CLIENT_ID = Option(
-    "client.id",
-    Kind.STRING,
-    "",
-    "A name for the client in server logs.",
-)
-CLIENT_CONNECT_TIMEOUT = Option(
+CLIENT_ID = string_option("client.id", "", "A name for the client in server logs.")
+CLIENT_CONNECT_TIMEOUT = duration_option(
     "client.connect-timeout",
-    Kind.DURATION,
     15 * SECOND_MS,
     "How long opening a connection may take, handshake included. Fluss's Java client waits 120 s.",
     minimum=1,
 )
-CLIENT_REQUEST_TIMEOUT = Option(
+CLIENT_REQUEST_TIMEOUT = duration_option(
     "client.request-timeout",
-    Kind.DURATION,
     30 * SECOND_MS,
     "How long the client waits for an answer before it fails or retries the request.",
     minimum=1,
 )
-CLIENT_SECURITY_PROTOCOL = Option(
+CLIENT_SECURITY_PROTOCOL = enum_option(
     "client.security.protocol",
-    Kind.ENUM,
     "plaintext",
     "How the client identifies itself to the server.",
     allowed=("plaintext", "sasl"),
 )
-CLIENT_SECURITY_SASL_MECHANISM = Option(
-    "client.security.sasl.mechanism",
-    Kind.ENUM,
-    "PLAIN",
-    "The SASL mechanism.",
-    allowed=("PLAIN",),
+CLIENT_SECURITY_SASL_MECHANISM = enum_option(
+    "client.security.sasl.mechanism", "PLAIN", "The SASL mechanism.", allowed=("PLAIN",)
 )
-CLIENT_SECURITY_SASL_USERNAME: Option[str | None] = Option(
-    "client.security.sasl.username",
-    Kind.STRING,
-    None,
-    "The user of SASL/PLAIN.",
+CLIENT_SECURITY_SASL_USERNAME = string_option(
+    "client.security.sasl.username", None, "The user of SASL/PLAIN."
 )
-CLIENT_SECURITY_SASL_PASSWORD: Option[str | None] = Option(
-    "client.security.sasl.password",
-    Kind.STRING,
-    None,
-    "The password of SASL/PLAIN.",
-    secret=True,
+CLIENT_SECURITY_SASL_PASSWORD = string_option(
+    "client.security.sasl.password", None, "The password of SASL/PLAIN.", secret=True
 )
-CLIENT_SECURITY_SASL_JAAS_CONFIG: Option[str | None] = Option(
+CLIENT_SECURITY_SASL_JAAS_CONFIG = string_option(
     "client.security.sasl.jaas.config",
-    Kind.STRING,
     None,
     "User and password in Fluss's form, instead of the two keys above: "
     "`org.apache.fluss.security.auth.sasl.plain.PlainLoginModule required "
     'username="NAME" password="PASSWORD";`',
     secret=True,
 )
-CLIENT_WRITER_ACKS = Option(
+CLIENT_WRITER_ACKS = enum_option(
     "client.writer.acks",
-    Kind.ENUM,
     "all",
     "What an acknowledgement means: `all` (or -1) stable on the in-sync replicas, `1` written by "
     "the leader, `0` nothing is waited for.",
     allowed=("all", "-1", "1", "0"),
 )
-CLIENT_WRITER_BATCH_SIZE = Option(
+CLIENT_WRITER_BATCH_SIZE = memory_option(
     "client.writer.batch-size",
-    Kind.MEMORY,
     2 * MIB,
     "A batch of one bucket is sent when it reaches this size.",
     minimum=KIB,
     maximum=INT32_MAX,
 )
-CLIENT_WRITER_BATCH_TIMEOUT = Option(
+CLIENT_WRITER_BATCH_TIMEOUT = duration_option(
     "client.writer.batch-timeout",
-    Kind.DURATION,
     100,
     "A batch is sent at the latest this long after its first row.",
     minimum=0,
 )
-CLIENT_WRITER_BUFFER_MEMORY_SIZE = Option(
+CLIENT_WRITER_BUFFER_MEMORY_SIZE = memory_option(
     "client.writer.buffer.memory-size",
-    Kind.MEMORY,
     64 * MIB,
     "The memory for rows not acknowledged yet; a writer waits when it is full.",
     minimum=KIB,
 )
-CLIENT_WRITER_REQUEST_MAX_SIZE = Option(
+CLIENT_WRITER_REQUEST_MAX_SIZE = memory_option(
     "client.writer.request-max-size",
-    Kind.MEMORY,
     10 * MIB,
     "The size one write request aims at; it always carries at least one batch.",
     minimum=KIB,
     maximum=INT32_MAX,
 )
-CLIENT_WRITER_RETRIES = Option(
+CLIENT_WRITER_RETRIES = int_option(
     "client.writer.retries",
-    Kind.INT,
     INT32_MAX,
     "How often a write is tried again after an error that may pass.",
     minimum=0,
     maximum=INT32_MAX,
     default_text="2147483647, in effect without end",
 )
-CLIENT_WRITER_ENABLE_IDEMPOTENCE = Option(
+CLIENT_WRITER_ENABLE_IDEMPOTENCE = bool_option(
     "client.writer.enable-idempotence",
-    Kind.BOOL,
     True,
     "Number the batches so that the server writes each once, in order, retries included.",
 )
-CLIENT_WRITER_MAX_INFLIGHT_REQUESTS_PER_BUCKET = Option(
+CLIENT_WRITER_MAX_INFLIGHT_REQUESTS_PER_BUCKET = int_option(
     "client.writer.max-inflight-requests-per-bucket",
-    Kind.INT,
     5,
     "The unacknowledged batches of one bucket. The server remembers five per idempotent writer.",
     minimum=1,
     maximum=5,
 )
-CLIENT_WRITER_DYNAMIC_CREATE_PARTITION_ENABLED = Option(
+CLIENT_WRITER_DYNAMIC_CREATE_PARTITION_ENABLED = bool_option(
     "client.writer.dynamic-create-partition.enabled",
-    Kind.BOOL,
     True,
     "Create a partition that does not exist when a row for it is written.",
 )
-CLIENT_WRITER_BUCKET_NO_KEY_ASSIGNER = Option(
+CLIENT_WRITER_BUCKET_NO_KEY_ASSIGNER = enum_option(
     "client.writer.bucket.no-key-assigner",
-    Kind.ENUM,
     "sticky",
     "How rows of a table without bucket key find their bucket: `sticky` fills a batch before it "
     "moves on, `round_robin` spreads evenly.",
     allowed=("sticky", "round_robin"),
 )
-CLIENT_COLUMN_LOCK_OWNER_ID: Option[str | None] = Option(
+CLIENT_COLUMN_LOCK_OWNER_ID = string_option(
     "client.column-lock.owner-id",
-    Kind.STRING,
     None,
     "The id of exactly-once writers that are given none. It must be the same after a restart, and "
     "no two writers may have it.",
     default_text="a new one per writer, which its checkpoints remember",
 )
-CLIENT_COLUMN_LOCK_TTL = Option(
+CLIENT_COLUMN_LOCK_TTL = duration_option(
     "client.column-lock.ttl",
-    Kind.DURATION,
     10 * MINUTE_MS,
     "Others may take the columns of an exactly-once writer when it gave no sign of life for so "
     "long.",
     minimum=1,
 )
-CLIENT_BUCKET_HASH = Option(
+CLIENT_BUCKET_HASH = enum_option(
     "client.bucket.hash",
-    Kind.ENUM,
     "pyfluss",
     "The bucket hash of rows with a bucket key: that of pyfluss, or `java` for tables that Java "
     "clients write too. The two differ for some keys; one table needs one of them.",
     allowed=("pyfluss", "java"),
 )
-CLIENT_SCANNER_LOG_CHECK_CRC = Option(
-    "client.scanner.log.check-crc",
-    Kind.BOOL,
-    True,
-    "Verify the checksum of every batch that is read.",
+CLIENT_SCANNER_LOG_CHECK_CRC = bool_option(
+    "client.scanner.log.check-crc", True, "Verify the checksum of every batch that is read."
 )
-CLIENT_SCANNER_KV_FETCH_MAX_BYTES = Option(
+CLIENT_SCANNER_KV_FETCH_MAX_BYTES = memory_option(
     "client.scanner.kv.fetch.max-bytes",
-    Kind.MEMORY,
     4 * MIB,
     "The size one answer of a scan of a primary-key bucket aims at; the server has a limit of its "
     "own, `kv.scanner.max-batch-size`.",
     minimum=1,
     maximum=INT32_MAX,
 )
-CLIENT_SCANNER_LOG_FETCH_MAX_BYTES = Option(
+CLIENT_SCANNER_LOG_FETCH_MAX_BYTES = memory_option(
     "client.scanner.log.fetch.max-bytes",
-    Kind.MEMORY,
     16 * MIB,
     "The size one fetch answer aims at; a larger first batch still comes.",
     minimum=1,
     maximum=INT32_MAX,
 )
-CLIENT_SCANNER_LOG_FETCH_MAX_BYTES_FOR_BUCKET = Option(
+CLIENT_SCANNER_LOG_FETCH_MAX_BYTES_FOR_BUCKET = memory_option(
     "client.scanner.log.fetch.max-bytes-for-bucket",
-    Kind.MEMORY,
     MIB,
     "As `client.scanner.log.fetch.max-bytes`, for each bucket.",
     minimum=1,
     maximum=INT32_MAX,
 )
-CLIENT_SCANNER_LOG_FETCH_MIN_BYTES = Option(
+CLIENT_SCANNER_LOG_FETCH_MIN_BYTES = memory_option(
     "client.scanner.log.fetch.min-bytes",
-    Kind.MEMORY,
     1,
     "A fetch waits until this much is there, at most `client.scanner.log.fetch.wait-max-time`.",
     minimum=1,
     maximum=INT32_MAX,
 )
-CLIENT_SCANNER_LOG_FETCH_WAIT_MAX_TIME = Option(
+CLIENT_SCANNER_LOG_FETCH_WAIT_MAX_TIME = duration_option(
     "client.scanner.log.fetch.wait-max-time",
-    Kind.DURATION,
     500,
     "How long the server may hold a fetch that finds nothing new.",
     minimum=0,

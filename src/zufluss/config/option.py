@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypedDict, TypeVar, Unpack
 
 from zufluss.config import values
 from zufluss.errors import ConfigError
 
 T = TypeVar("T")
+D = TypeVar("D")
+V = TypeVar("V", covariant=True)
 
 HIDDEN = "******"
 """Text shown in place of a secret."""
@@ -144,3 +146,38 @@ class Option(Generic[T]):
             if candidate.lower() == text.lower():
                 return candidate
         raise ValueError(", ".join(self.allowed))
+
+
+class Traits(TypedDict, total=False):
+    """The fields of an option that most declarations leave out."""
+
+    dynamic: bool
+    alterable: bool
+    secret: bool
+    allowed: tuple[str, ...]
+    minimum: int | None
+    maximum: int | None
+    default_text: str
+
+
+class _Declare(Protocol[V]):
+    """Declares an option of one kind; a default of None makes the value optional."""
+
+    def __call__(
+        self, key: str, default: D, help: str, **traits: Unpack[Traits]
+    ) -> Option[V | D]: ...
+
+
+def _declares(kind: Kind) -> Any:
+    return lambda key, default, help, **traits: Option(key, kind, default, help, **traits)
+
+
+string_option: _Declare[str] = _declares(Kind.STRING)
+int_option: _Declare[int] = _declares(Kind.INT)
+bool_option: _Declare[bool] = _declares(Kind.BOOL)
+duration_option: _Declare[int] = _declares(Kind.DURATION)
+memory_option: _Declare[int] = _declares(Kind.MEMORY)
+enum_option: _Declare[str] = _declares(Kind.ENUM)
+list_option: _Declare[tuple[str, ...]] = _declares(Kind.LIST)
+map_option: _Declare[dict[str, str]] = _declares(Kind.MAP)
+endpoints_option: _Declare[tuple[values.Endpoint, ...]] = _declares(Kind.ENDPOINTS)

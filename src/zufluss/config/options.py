@@ -15,8 +15,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from zufluss.config.client_options import CLIENT_OPTIONS
-from zufluss.config.option import Kind
 from zufluss.config.option import Option as Option
+from zufluss.config.option import (
+    bool_option,
+    duration_option,
+    endpoints_option,
+    enum_option,
+    int_option,
+    list_option,
+    map_option,
+    memory_option,
+    string_option,
+)
 from zufluss.config.values import (
     DAY_MS,
     GIB,
@@ -34,55 +44,46 @@ from zufluss.lake_formats import LAKE_FORMATS
 # Listeners and security
 # ---------------------------------------------------------------------------------------------
 
-BIND_LISTENERS: Option[tuple[Endpoint, ...]] = Option(
+BIND_LISTENERS: Option[tuple[Endpoint, ...]] = endpoints_option(
     "bind.listeners",
-    Kind.ENDPOINTS,
     (Endpoint("FLUSS", "localhost", 9123),),
     "The addresses the server listens on, one named listener each. An empty host binds every "
     "interface, port 0 takes a free one.",
 )
-ADVERTISED_LISTENERS: Option[tuple[Endpoint, ...]] = Option(
+ADVERTISED_LISTENERS: Option[tuple[Endpoint, ...]] = endpoints_option(
     "advertised.listeners",
-    Kind.ENDPOINTS,
     (),
     "The addresses told to clients, by listener name, where they differ from `bind.listeners` "
     "(NAT, containers). A client is told the address of the listener it came through.",
     default_text="as bound",
 )
-INTERNAL_LISTENER_NAME = Option(
-    "internal.listener.name",
-    Kind.STRING,
-    "FLUSS",
-    "The listener that servers use among themselves.",
+INTERNAL_LISTENER_NAME = string_option(
+    "internal.listener.name", "FLUSS", "The listener that servers use among themselves."
 )
-SECURITY_PROTOCOL_MAP: Option[dict[str, str]] = Option(
+SECURITY_PROTOCOL_MAP: Option[dict[str, str]] = map_option(
     "security.protocol.map",
-    Kind.MAP,
     {},
     "The security protocol of each listener, such as `CLIENT:sasl,INTERNAL:plaintext`. "
     "A listener that is not named is plaintext.",
     allowed=("plaintext", "sasl"),
     default_text="all plaintext",
 )
-SUPER_USERS: Option[str | None] = Option(
+SUPER_USERS = string_option(
     "super.users",
-    Kind.STRING,
     None,
     "Users that may do everything, such as dropping the leases of others, with semicolons between: "
     "`User:admin;User:root`.",
     default_text="nobody",
 )
-ZUFLUSS_OVERWRITE_USERS: Option[str | None] = Option(
+ZUFLUSS_OVERWRITE_USERS = string_option(
     "zufluss.overwrite.users",
-    Kind.STRING,
     None,
     "Users that may put rows past the merge engine of a table, beside those of `super.users`, in "
     "the same form. Without a `sasl` listener users have no names, and everybody may.",
     default_text="nobody",
 )
-SECURITY_SASL_PLAIN_JAAS_CONFIG: Option[str | None] = Option(
+SECURITY_SASL_PLAIN_JAAS_CONFIG = string_option(
     "security.sasl.plain.jaas.config",
-    Kind.STRING,
     None,
     "The users of SASL/PLAIN in Fluss's form: "
     "`org.apache.fluss.security.auth.sasl.plain.PlainLoginModule required "
@@ -94,32 +95,28 @@ SECURITY_SASL_PLAIN_JAAS_CONFIG: Option[str | None] = Option(
 # Roles and directories
 # ---------------------------------------------------------------------------------------------
 
-ZUFLUSS_COORDINATOR_ID = Option(
+ZUFLUSS_COORDINATOR_ID = int_option(
     "zufluss.coordinator.id",
-    Kind.INT,
     0,
     "The id under which the coordinator appears in cluster metadata.",
     minimum=0,
     maximum=INT32_MAX,
 )
-ZUFLUSS_COORDINATOR_ADDRESS: Option[str | None] = Option(
+ZUFLUSS_COORDINATOR_ADDRESS = string_option(
     "zufluss.coordinator.address",
-    Kind.STRING,
     None,
     "`host:port` of the coordinator's internal listener; a tablet server started on its own "
     "(`zufluss server --role tablet`) registers there.",
 )
-TABLET_SERVER_ID = Option(
+TABLET_SERVER_ID = int_option(
     "tablet-server.id",
-    Kind.INT,
     1,
     "The id of this tablet server, unique in the cluster and kept over restarts.",
     minimum=0,
     maximum=INT32_MAX,
 )
-DATA_DIR = Option(
+DATA_DIR = string_option(
     "data.dir",
-    Kind.STRING,
     "zufluss-data",
     "The directory for metadata and logs; relative to where the server is started.",
 )
@@ -127,112 +124,98 @@ DATA_DIR = Option(
 # Remote storage
 # ---------------------------------------------------------------------------------------------
 
-REMOTE_DATA_DIR: Option[str | None] = Option(
+REMOTE_DATA_DIR = string_option(
     "remote.data.dir",
-    Kind.STRING,
     None,
     "The one place for remote files, a path or a URI (`file:`, `s3:`, `gs:`, `az:`, `abfs:`). With "
     "`remote.data.dirs` it must be one of these. Without either, log segments stay on the server, "
     "and snapshots and the offsets files of the lake lie beside its data.",
     default_text="`remote` in `data.dir`",
 )
-REMOTE_DATA_DIRS: Option[tuple[str, ...]] = Option(
+REMOTE_DATA_DIRS: Option[tuple[str, ...]] = list_option(
     "remote.data.dirs",
-    Kind.LIST,
     (),
     "Several places for remote files; new files are spread over them. A place that still has "
     "files must stay in the list, with weight 0 or drained.",
     dynamic=True,
 )
-REMOTE_DATA_DIRS_STRATEGY = Option(
+REMOTE_DATA_DIRS_STRATEGY = enum_option(
     "remote.data.dirs.strategy",
-    Kind.ENUM,
     "ROUND_ROBIN",
     "How new files are spread: evenly, or by `remote.data.dirs.weights`.",
     allowed=("ROUND_ROBIN", "WEIGHTED_ROUND_ROBIN"),
     dynamic=True,
 )
-REMOTE_DATA_DIRS_WEIGHTS: Option[tuple[str, ...]] = Option(
+REMOTE_DATA_DIRS_WEIGHTS: Option[tuple[str, ...]] = list_option(
     "remote.data.dirs.weights",
-    Kind.LIST,
     (),
     "The share of each of `remote.data.dirs` under WEIGHTED_ROUND_ROBIN, a whole number from 0 on; "
     "0 takes no new files.",
     dynamic=True,
 )
-REMOTE_LOG_TASK_INTERVAL_DURATION = Option(
+REMOTE_LOG_TASK_INTERVAL_DURATION = duration_option(
     "remote.log.task-interval-duration",
-    Kind.DURATION,
     MINUTE_MS,
     "How often closed log segments are copied to remote storage and expired ones removed there; "
     "0 leaves logs on the server.",
     minimum=0,
 )
-REMOTE_LOG_DATA_TRANSFER_THREAD_NUM = Option(
+REMOTE_LOG_DATA_TRANSFER_THREAD_NUM = int_option(
     "remote.log.data-transfer-thread-num",
-    Kind.INT,
     4,
     "The number of files that a server sends to each remote location at once.",
     minimum=1,
     maximum=64,
 )
-KV_SNAPSHOT_INTERVAL = Option(
+KV_SNAPSHOT_INTERVAL = duration_option(
     "kv.snapshot.interval",
-    Kind.DURATION,
     10 * MINUTE_MS,
     "How often a bucket of a primary-key table that has changed is copied to remote storage.",
     minimum=1,
 )
-KV_SNAPSHOT_NUM_RETAINED = Option(
+KV_SNAPSHOT_NUM_RETAINED = int_option(
     "kv.snapshot.num-retained",
-    Kind.INT,
     2,
     "The number of snapshots of a bucket that are kept.",
     minimum=1,
     maximum=1000,
 )
-KV_SNAPSHOT_LEASE_EXPIRATION_CHECK_INTERVAL = Option(
+KV_SNAPSHOT_LEASE_EXPIRATION_CHECK_INTERVAL = duration_option(
     "kv.snapshot.lease.expiration-check-interval",
-    Kind.DURATION,
     10 * MINUTE_MS,
     "How often the time that leases of snapshots have left is made durable, so that it goes on "
     "from there after a restart. A lease that expires frees its snapshots at once in any case.",
     minimum=1,
 )
-ZUFLUSS_KV_SNAPSHOT_LEASE_DURATION_MAX = Option(
+ZUFLUSS_KV_SNAPSHOT_LEASE_DURATION_MAX = duration_option(
     "zufluss.kv.snapshot.lease.duration-max",
-    Kind.DURATION,
     7 * DAY_MS,
     "The longest time a lease of snapshots may be asked for at once; renewing extends it.",
     minimum=1,
 )
-ZUFLUSS_KV_SNAPSHOT_LEASE_COUNT_MAX = Option(
+ZUFLUSS_KV_SNAPSHOT_LEASE_COUNT_MAX = int_option(
     "zufluss.kv.snapshot.lease.count-max",
-    Kind.INT,
     10_000,
     "The number of leases that one user may have.",
     minimum=1,
 )
-ZUFLUSS_KV_SNAPSHOT_LEASE_BYTES_MAX: Option[int | None] = Option(
+ZUFLUSS_KV_SNAPSHOT_LEASE_BYTES_MAX = memory_option(
     "zufluss.kv.snapshot.lease.bytes-max",
-    Kind.MEMORY,
     None,
     "How large the leased snapshots of a table may be together; an acquire that would exceed it is "
     "refused.",
     minimum=1,
     default_text="no limit",
 )
-ZUFLUSS_KV_SNAPSHOT_LEASE_RESTART_GRACE = Option(
+ZUFLUSS_KV_SNAPSHOT_LEASE_RESTART_GRACE = duration_option(
     "zufluss.kv.snapshot.lease.restart-grace",
-    Kind.DURATION,
     10 * MINUTE_MS,
     "How long a lease has at least after a start of the coordinator, because nobody could renew it "
     "before.",
     minimum=0,
 )
-ZUFLUSS_KV_SNAPSHOT_LEASE_ON_DROP = Option(
+ZUFLUSS_KV_SNAPSHOT_LEASE_ON_DROP = enum_option(
     "zufluss.kv.snapshot.lease.on-drop",
-    Kind.ENUM,
     "wait",
     "What happens to leased snapshots of a table or partition that is dropped or expires: `wait` "
     "keeps their files, and an expired partition, until they are released or "
@@ -240,96 +223,83 @@ ZUFLUSS_KV_SNAPSHOT_LEASE_ON_DROP = Option(
     "reader is told.",
     allowed=("wait", "revoke"),
 )
-ZUFLUSS_KV_SNAPSHOT_LEASE_DROP_WAIT_MAX = Option(
+ZUFLUSS_KV_SNAPSHOT_LEASE_DROP_WAIT_MAX = duration_option(
     "zufluss.kv.snapshot.lease.drop-wait-max",
-    Kind.DURATION,
     DAY_MS,
     "The longest time that leases hold what was dropped or has expired; then they are revoked.",
     minimum=0,
 )
-COORDINATOR_PRODUCER_OFFSETS_TTL = Option(
+COORDINATOR_PRODUCER_OFFSETS_TTL = duration_option(
     "coordinator.producer-offsets.ttl",
-    Kind.DURATION,
     DAY_MS,
     "How long the offsets that a producer registered are kept, unless it says so itself.",
     minimum=1,
 )
-COORDINATOR_PRODUCER_OFFSETS_CLEANUP_INTERVAL = Option(
+COORDINATOR_PRODUCER_OFFSETS_CLEANUP_INTERVAL = duration_option(
     "coordinator.producer-offsets.cleanup-interval",
-    Kind.DURATION,
     HOUR_MS,
     "How often offsets of producers that have expired are deleted. Nobody gets them before that.",
     minimum=1,
 )
-ZUFLUSS_PRODUCER_TTL_MAX = Option(
+ZUFLUSS_PRODUCER_TTL_MAX = duration_option(
     "zufluss.producer.ttl-max",
-    Kind.DURATION,
     7 * DAY_MS,
     "The longest time a producer may ask to own its columns for without a sign of life.",
     minimum=1,
 )
-ZUFLUSS_PRODUCER_COUNT_MAX = Option(
+ZUFLUSS_PRODUCER_COUNT_MAX = int_option(
     "zufluss.producer.count-max",
-    Kind.INT,
     1000,
     "The number of producers that a table remembers; release or drop those that ended.",
     minimum=1,
 )
-ZUFLUSS_PRODUCER_HOLD_MAX = Option(
+ZUFLUSS_PRODUCER_HOLD_MAX = duration_option(
     "zufluss.producer.hold-max",
-    Kind.DURATION,
     7 * DAY_MS,
     "How long after its last sign of life a producer keeps the changelog from expiring that it "
     "would need to undo. One that owns no columns, of a log table or of plain upserts, is "
     "forgotten then.",
     minimum=0,
 )
-ZUFLUSS_REMOTE_REQUEST_TIMEOUT = Option(
+ZUFLUSS_REMOTE_REQUEST_TIMEOUT = duration_option(
     "zufluss.remote.request-timeout",
-    Kind.DURATION,
     30 * SECOND_MS,
     "How long one request to remote storage may take.",
     minimum=100,
 )
-ZUFLUSS_REMOTE_DOWN_AFTER = Option(
+ZUFLUSS_REMOTE_DOWN_AFTER = int_option(
     "zufluss.remote.down-after",
-    Kind.INT,
     3,
     "After so many failures in a row a location gets no new files until it answers probes again.",
     minimum=1,
 )
-ZUFLUSS_REMOTE_PROBE_INTERVAL = Option(
+ZUFLUSS_REMOTE_PROBE_INTERVAL = duration_option(
     "zufluss.remote.probe-interval",
-    Kind.DURATION,
     5 * SECOND_MS,
     "How often a location that failed is tried; the time doubles, up to a minute, while it fails.",
     minimum=10,
 )
-ZUFLUSS_REMOTE_ADAPTIVE_WEIGHTS = Option(
+ZUFLUSS_REMOTE_ADAPTIVE_WEIGHTS = bool_option(
     "zufluss.remote.adaptive-weights",
-    Kind.BOOL,
     False,
     "Give slow, failing or throttled locations fewer new files than their weight says, never more.",
     dynamic=True,
 )
-ZUFLUSS_REMOTE_SWEEP_INTERVAL = Option(
+ZUFLUSS_REMOTE_SWEEP_INTERVAL = duration_option(
     "zufluss.remote.sweep.interval",
-    Kind.DURATION,
     60 * MINUTE_MS,
     "How often locations are searched for files that nothing refers to; 0 never.",
     minimum=0,
 )
-ZUFLUSS_REMOTE_SWEEP_GRACE = Option(
+ZUFLUSS_REMOTE_SWEEP_GRACE = duration_option(
     "zufluss.remote.sweep.grace",
-    Kind.DURATION,
     DAY_MS,
     "A file that nothing refers to is removed when it is older than this: an upload that is under "
     "way must be younger.",
     minimum=0,
 )
-ZUFLUSS_REMOTE_TOKENS = Option(
+ZUFLUSS_REMOTE_TOKENS = enum_option(
     "zufluss.remote.tokens",
-    Kind.ENUM,
     "session",
     "What clients get to read remote files with: `session`, short-lived credentials where the "
     "store gives any; `none`, nothing, they bring their own.",
@@ -340,52 +310,36 @@ ZUFLUSS_REMOTE_TOKENS = Option(
 # Catalog
 # ---------------------------------------------------------------------------------------------
 
-DEFAULT_BUCKET_NUMBER = Option(
-    "default.bucket.number",
-    Kind.INT,
-    1,
-    "The number of buckets of a table that names none.",
-    minimum=1,
+DEFAULT_BUCKET_NUMBER = int_option(
+    "default.bucket.number", 1, "The number of buckets of a table that names none.", minimum=1
 )
-DEFAULT_REPLICATION_FACTOR = Option(
-    "default.replication.factor",
-    Kind.INT,
-    1,
-    "The replication factor of a table that names none.",
-    minimum=1,
+DEFAULT_REPLICATION_FACTOR = int_option(
+    "default.replication.factor", 1, "The replication factor of a table that names none.", minimum=1
 )
-ZUFLUSS_AGGREGATION_DEFAULT_FUNCTION: Option[str | None] = Option(
+ZUFLUSS_AGGREGATION_DEFAULT_FUNCTION = string_option(
     "zufluss.aggregation.default-function",
-    Kind.STRING,
     None,
     "What `table.merge-engine.aggregation.default-function` is set to in new tables of that engine "
     "that do not set it. `last_value_ignore_nulls` does what Fluss does, for its clients that name "
     "no functions.",
 )
-MAX_BUCKET_NUM = Option(
+MAX_BUCKET_NUM = int_option(
     "max.bucket.num",
-    Kind.INT,
     4096,
     "The largest number of buckets of a table, or of each partition of a partitioned one.",
     minimum=1,
 )
-MAX_PARTITION_NUM = Option(
-    "max.partition.num",
-    Kind.INT,
-    1000,
-    "The largest number of partitions a table may have.",
-    minimum=1,
+MAX_PARTITION_NUM = int_option(
+    "max.partition.num", 1000, "The largest number of partitions a table may have.", minimum=1
 )
-AUTO_PARTITION_CHECK_INTERVAL = Option(
+AUTO_PARTITION_CHECK_INTERVAL = duration_option(
     "auto-partition.check.interval",
-    Kind.DURATION,
     10 * MINUTE_MS,
     "How often partitions are created ahead and expired ones dropped.",
     minimum=1,
 )
-DATALAKE_FORMAT: Option[str | None] = Option(
+DATALAKE_FORMAT = enum_option(
     "datalake.format",
-    Kind.ENUM,
     None,
     "The lake format that new tables get when they name none.",
     allowed=tuple(LAKE_FORMATS),
@@ -395,62 +349,54 @@ DATALAKE_FORMAT: Option[str | None] = Option(
 # Log
 # ---------------------------------------------------------------------------------------------
 
-LOG_SEGMENT_FILE_SIZE = Option(
+LOG_SEGMENT_FILE_SIZE = memory_option(
     "log.segment.file-size",
-    Kind.MEMORY,
     GIB,
     "A log segment is closed and a new one begun before it would pass this size.",
     minimum=KIB,
     maximum=2 * GIB - 1,
 )
-LOG_INDEX_FILE_SIZE = Option(
+LOG_INDEX_FILE_SIZE = memory_option(
     "log.index.file-size",
-    Kind.MEMORY,
     10 * MIB,
     "The largest size of a segment's offset index and of its time index; a full index closes "
     "the segment.",
     minimum=KIB,
     maximum=GIB,
 )
-LOG_INDEX_INTERVAL_SIZE = Option(
+LOG_INDEX_INTERVAL_SIZE = memory_option(
     "log.index.interval-size",
-    Kind.MEMORY,
     4 * KIB,
     "One index entry per this many bytes of log. Larger means smaller indexes and longer searches.",
     minimum=0,
     maximum=INT32_MAX,
 )
-LOG_FLUSH_OFFSET_CHECKPOINT_INTERVAL = Option(
+LOG_FLUSH_OFFSET_CHECKPOINT_INTERVAL = duration_option(
     "log.flush.offset.checkpoint-interval",
-    Kind.DURATION,
     MINUTE_MS,
     "How often the recovery points are written; recovery after a crash starts there.",
     minimum=1,
 )
-LOG_RETENTION_CHECK_INTERVAL = Option(
+LOG_RETENTION_CHECK_INTERVAL = duration_option(
     "log.retention.check-interval",
-    Kind.DURATION,
     5 * MINUTE_MS,
     "How often logs are searched for segments older than the table's `table.log.ttl`.",
     minimum=1,
 )
-LOG_RETENTION_ROLL_ACTIVE_SEGMENT_ENABLED = Option(
+LOG_RETENTION_ROLL_ACTIVE_SEGMENT_ENABLED = bool_option(
     "log.retention.roll-active-segment.enabled",
-    Kind.BOOL,
     True,
     "Let retention also close and delete the segment being written once all of it has expired. "
     "Fluss's default is false, which keeps the last segment of a quiet table for ever.",
 )
-SERVER_WRITER_ID_EXPIRATION_TIME = Option(
+SERVER_WRITER_ID_EXPIRATION_TIME = duration_option(
     "server.writer-id.expiration-time",
-    Kind.DURATION,
     7 * DAY_MS,
     "An idempotent writer that has written nothing for this long is forgotten.",
     minimum=1,
 )
-ZUFLUSS_LOG_FLUSH = Option(
+ZUFLUSS_LOG_FLUSH = enum_option(
     "zufluss.log.flush",
-    Kind.ENUM,
     "ack",
     "When appended bytes reach stable storage. `ack`: before they are acknowledged, one sync for "
     "all writers that wait. `interval`: every `zufluss.log.flush-interval`. `os`: when the "
@@ -458,9 +404,8 @@ ZUFLUSS_LOG_FLUSH = Option(
     "table.",
     allowed=("ack", "interval", "os"),
 )
-ZUFLUSS_LOG_FLUSH_INTERVAL = Option(
+ZUFLUSS_LOG_FLUSH_INTERVAL = duration_option(
     "zufluss.log.flush-interval",
-    Kind.DURATION,
     100,
     "The time between syncs with `zufluss.log.flush = interval`: what a power failure can cost.",
     minimum=1,
@@ -470,80 +415,70 @@ ZUFLUSS_LOG_FLUSH_INTERVAL = Option(
 # Primary-key tables
 # ---------------------------------------------------------------------------------------------
 
-KV_SCANNER_TTL = Option(
+KV_SCANNER_TTL = duration_option(
     "kv.scanner.ttl",
-    Kind.DURATION,
     10 * MINUTE_MS,
     "How long a scan of a primary-key bucket, or its pinned state, is kept while nobody asks for "
     "more of it.",
     minimum=1,
 )
-KV_SCANNER_EXPIRATION_INTERVAL = Option(
+KV_SCANNER_EXPIRATION_INTERVAL = duration_option(
     "kv.scanner.expiration-interval",
-    Kind.DURATION,
     30 * SECOND_MS,
     "How often scans that have expired are cleared away; no call finds them from their end on.",
     minimum=1,
 )
-KV_SCANNER_MAX_PER_BUCKET = Option(
+KV_SCANNER_MAX_PER_BUCKET = int_option(
     "kv.scanner.max-per-bucket",
-    Kind.INT,
     8,
     "The number of scans and pinned states that a bucket may have at once.",
     minimum=1,
 )
-KV_SCANNER_MAX_PER_SERVER = Option(
+KV_SCANNER_MAX_PER_SERVER = int_option(
     "kv.scanner.max-per-server",
-    Kind.INT,
     200,
     "The number of scans and pinned states that a server may have at once.",
     minimum=1,
 )
-KV_SCANNER_MAX_BATCH_SIZE = Option(
+KV_SCANNER_MAX_BATCH_SIZE = memory_option(
     "kv.scanner.max-batch-size",
-    Kind.MEMORY,
     10 * MIB,
     "The most bytes of rows in one answer of a scan, whatever the client asks for; a single larger "
     "row comes alone.",
     minimum=1,
     maximum=512 * MIB,
 )
-ZUFLUSS_KV_SCANNER_AGE_MAX = Option(
+ZUFLUSS_KV_SCANNER_AGE_MAX = duration_option(
     "zufluss.kv.scanner.age-max",
-    Kind.DURATION,
     60 * MINUTE_MS,
     "How long a scan or pinned state is kept at most, however busily it is read: it holds back "
     "space on the disk.",
     minimum=1,
 )
-ZUFLUSS_KV_SCANNER_TIME_LIMIT = Option(
+ZUFLUSS_KV_SCANNER_TIME_LIMIT = duration_option(
     "zufluss.kv.scanner.time-limit",
-    Kind.DURATION,
     2 * SECOND_MS,
     "How long one call of a scan may look for rows; then it answers how far it came, if need be "
     "without a row.",
     minimum=1,
 )
-ZUFLUSS_KV_MEMORY: Option[int | None] = Option(
+ZUFLUSS_KV_MEMORY = memory_option(
     "zufluss.kv.memory",
-    Kind.MEMORY,
     None,
     "The memory for rows of primary-key tables, over all buckets of the server. Rows that do not "
     "fit are read from disk.",
     minimum=8 * MIB,
     default_text="a quarter of the machine's memory",
 )
-ZUFLUSS_KV_FLUSH_LOG_SIZE = Option(
+ZUFLUSS_KV_FLUSH_LOG_SIZE = memory_option(
     "zufluss.kv.flush.log-size",
-    Kind.MEMORY,
     64 * MIB,
     "The state of a bucket is written to disk after this much changelog. Recovery after a crash "
     "replays about that much per bucket at most.",
     minimum=MIB,
 )
-ZUFLUSS_KV_VALUE_MAX_SIZE = Option(
+ZUFLUSS_KV_VALUE_MAX_SIZE = memory_option(
     "zufluss.kv.value.max-size",
-    Kind.MEMORY,
     8 * MIB,
     "The largest row of a primary-key table; a larger one is refused.",
     minimum=KIB,
@@ -554,53 +489,46 @@ ZUFLUSS_KV_VALUE_MAX_SIZE = Option(
 # Network
 # ---------------------------------------------------------------------------------------------
 
-NETTY_SERVER_MAX_REQUEST_SIZE = Option(
+NETTY_SERVER_MAX_REQUEST_SIZE = memory_option(
     "netty.server.max-request-size",
-    Kind.MEMORY,
     100 * MIB,
     "The largest request; a longer one closes its connection.",
     minimum=KIB,
     maximum=INT32_MAX,
 )
-NETTY_CONNECTION_MAX_IDLE_TIME = Option(
+NETTY_CONNECTION_MAX_IDLE_TIME = duration_option(
     "netty.connection.max-idle-time",
-    Kind.DURATION,
     10 * MINUTE_MS,
     "A connection on which nothing was sent or received for this long is closed.",
     minimum=1,
 )
-ZUFLUSS_NET_MAX_CONNECTIONS = Option(
+ZUFLUSS_NET_MAX_CONNECTIONS = int_option(
     "zufluss.net.max-connections",
-    Kind.INT,
     10_000,
     "The most connections open at once; further ones are closed as they come.",
     minimum=1,
 )
-ZUFLUSS_NET_MAX_INFLIGHT_REQUESTS = Option(
+ZUFLUSS_NET_MAX_INFLIGHT_REQUESTS = int_option(
     "zufluss.net.max-inflight-requests",
-    Kind.INT,
     128,
     "The unanswered requests of one connection; beyond it the server stops reading from it.",
     minimum=1,
 )
-ZUFLUSS_NET_RECEIVE_MEMORY = Option(
+ZUFLUSS_NET_RECEIVE_MEMORY = memory_option(
     "zufluss.net.receive-memory",
-    Kind.MEMORY,
     512 * MIB,
     "The memory for requests that are still arriving, over all connections. A declared length "
     "reserves nothing; only bytes that arrived count.",
     minimum=64 * KIB,
 )
-ZUFLUSS_NET_FRAME_TIMEOUT = Option(
+ZUFLUSS_NET_FRAME_TIMEOUT = duration_option(
     "zufluss.net.frame-timeout",
-    Kind.DURATION,
     30 * SECOND_MS,
     "A request whose first byte has arrived must be complete within this time.",
     minimum=1,
 )
-ZUFLUSS_SHUTDOWN_TIMEOUT = Option(
+ZUFLUSS_SHUTDOWN_TIMEOUT = duration_option(
     "zufluss.shutdown-timeout",
-    Kind.DURATION,
     30 * SECOND_MS,
     "How long a stopping server waits for requests in work before it closes their connections.",
     minimum=0,
@@ -610,16 +538,14 @@ ZUFLUSS_SHUTDOWN_TIMEOUT = Option(
 # Log output
 # ---------------------------------------------------------------------------------------------
 
-ZUFLUSS_LOGGING_LEVEL = Option(
+ZUFLUSS_LOGGING_LEVEL = enum_option(
     "zufluss.logging.level",
-    Kind.ENUM,
     "info",
     "The least severe events that are logged.",
     allowed=("debug", "info", "warning", "error"),
 )
-ZUFLUSS_LOGGING_FORMAT = Option(
+ZUFLUSS_LOGGING_FORMAT = enum_option(
     "zufluss.logging.format",
-    Kind.ENUM,
     "console",
     "`console` for people, `json` for machines: one object per line.",
     allowed=("console", "json"),
@@ -629,18 +555,16 @@ ZUFLUSS_LOGGING_FORMAT = Option(
 # Metrics
 # ---------------------------------------------------------------------------------------------
 
-ZUFLUSS_METRICS_PORT: Option[int | None] = Option(
+ZUFLUSS_METRICS_PORT = int_option(
     "zufluss.metrics.port",
-    Kind.INT,
     None,
     "Serve metrics for Prometheus on this port (`docs/metrics.md`); 0 takes a free one. Unset "
     "serves none.",
     minimum=0,
     maximum=65535,
 )
-ZUFLUSS_METRICS_HOST = Option(
+ZUFLUSS_METRICS_HOST = string_option(
     "zufluss.metrics.host",
-    Kind.STRING,
     "localhost",
     "The address metrics are served on. Whoever reaches it may read them.",
 )

@@ -12,77 +12,75 @@ from collections.abc import Mapping
 from typing import Any
 
 from zufluss.config.nearest import suggestion
-from zufluss.config.option import Kind, Option
+from zufluss.config.option import (
+    Option,
+    bool_option,
+    duration_option,
+    enum_option,
+    int_option,
+    string_option,
+)
 from zufluss.config.values import DAY_MS, INT32_MAX, INT64_MAX, MINUTE_MS
 from zufluss.errors import ConfigError
 from zufluss.lake_formats import LAKE_FORMATS
 
-TABLE_REPLICATION_FACTOR: Option[int | None] = Option(
+TABLE_REPLICATION_FACTOR = int_option(
     "table.replication.factor",
-    Kind.INT,
     None,
     "The number of replicas of each bucket; not more than there are tablet servers.",
     minimum=1,
     maximum=INT32_MAX,
     default_text="`default.replication.factor`",
 )
-TABLE_LOG_FORMAT = Option(
+TABLE_LOG_FORMAT = enum_option(
     "table.log.format",
-    Kind.ENUM,
     "ARROW",
     "The format of log records. pyfluss reads and writes ARROW only.",
     allowed=("ARROW", "INDEXED", "COMPACTED"),
 )
-TABLE_LOG_ARROW_COMPRESSION_TYPE = Option(
+TABLE_LOG_ARROW_COMPRESSION_TYPE = enum_option(
     "table.log.arrow.compression.type",
-    Kind.ENUM,
     "ZSTD",
     "How clients compress ARROW log records. pyfluss wants it in capitals.",
     allowed=("NONE", "LZ4_FRAME", "ZSTD"),
 )
-TABLE_LOG_ARROW_COMPRESSION_ZSTD_LEVEL = Option(
+TABLE_LOG_ARROW_COMPRESSION_ZSTD_LEVEL = int_option(
     "table.log.arrow.compression.zstd.level",
-    Kind.INT,
     3,
     "The level of ZSTD compression. pyfluss accepts 3 only.",
     minimum=1,
     maximum=22,
 )
-TABLE_LOG_TTL = Option(
+TABLE_LOG_TTL = duration_option(
     "table.log.ttl",
-    Kind.DURATION,
     7 * DAY_MS,
     "How long log records are kept; a segment goes when its newest record is older. 0 keeps all.",
     alterable=True,
 )
-TABLE_LOG_LOCAL_TTL: Option[int | None] = Option(
+TABLE_LOG_LOCAL_TTL = duration_option(
     "table.log.local-ttl",
-    Kind.DURATION,
     None,
     "How long a segment that is in remote storage too stays on the server; not longer than "
     "`table.log.ttl`.",
     alterable=True,
     default_text="`table.log.ttl`",
 )
-TABLE_LOG_TIERED_LOCAL_SEGMENTS = Option(
+TABLE_LOG_TIERED_LOCAL_SEGMENTS = int_option(
     "table.log.tiered.local-segments",
-    Kind.INT,
     2,
     "The number of segments that stay on the server when older ones are in remote storage.",
     alterable=True,
     minimum=1,
     maximum=INT32_MAX,
 )
-TABLE_KV_FORMAT = Option(
+TABLE_KV_FORMAT = enum_option(
     "table.kv.format",
-    Kind.ENUM,
     "COMPACTED",
     "The row format of a primary-key table. pyfluss writes COMPACTED only.",
     allowed=("COMPACTED", "INDEXED"),
 )
-TABLE_KV_FORMAT_VERSION: Option[int | None] = Option(
+TABLE_KV_FORMAT_VERSION = int_option(
     "table.kv.format-version",
-    Kind.INT,
     None,
     "The version of the key encoding. The server sets 2 when a primary-key table is created; "
     "a table without it is version 1.",
@@ -90,175 +88,149 @@ TABLE_KV_FORMAT_VERSION: Option[int | None] = Option(
     maximum=2,
     default_text="set by the server",
 )
-TABLE_KV_STANDBY_REPLICA_ENABLED: Option[bool | None] = Option(
+TABLE_KV_STANDBY_REPLICA_ENABLED = bool_option(
     "table.kv.standby-replica.enabled",
-    Kind.BOOL,
     None,
     "Keep a standby replica of a primary-key table warm for a quick change of leader. "
     "The server sets true when the table is created.",
     alterable=True,
     default_text="set by the server",
 )
-TABLE_AUTO_PARTITION_ENABLED = Option(
+TABLE_AUTO_PARTITION_ENABLED = bool_option(
     "table.auto-partition.enabled",
-    Kind.BOOL,
     False,
     "Create partitions by time ahead and drop old ones.",
     alterable=True,
 )
-TABLE_AUTO_PARTITION_KEY: Option[str | None] = Option(
+TABLE_AUTO_PARTITION_KEY = string_option(
     "table.auto-partition.key",
-    Kind.STRING,
     None,
     "The partition key that holds the time; needed when there is more than one.",
     default_text="the only partition key",
 )
-TABLE_AUTO_PARTITION_TIME_UNIT = Option(
+TABLE_AUTO_PARTITION_TIME_UNIT = enum_option(
     "table.auto-partition.time-unit",
-    Kind.ENUM,
     "DAY",
     "The time one partition covers.",
     allowed=("HOUR", "DAY", "MONTH", "QUARTER", "YEAR"),
 )
-TABLE_AUTO_PARTITION_TIME_FORMAT: Option[str | None] = Option(
+TABLE_AUTO_PARTITION_TIME_FORMAT = string_option(
     "table.auto-partition.time-format",
-    Kind.STRING,
     None,
     "The pattern of the partition value, largest unit first and of fixed width, such as "
     "`yyyy-MM-dd`.",
     default_text="by unit: yyyyMMddHH, yyyyMMdd, yyyyMM, yyyyQ, yyyy",
 )
-TABLE_AUTO_PARTITION_TIME_ZONE: Option[str | None] = Option(
+TABLE_AUTO_PARTITION_TIME_ZONE = string_option(
     "table.auto-partition.time-zone",
-    Kind.STRING,
     None,
     "The time zone in which partitions begin, such as `Europe/Berlin`.",
     default_text="the server's time zone",
 )
-TABLE_AUTO_PARTITION_NUM_PRECREATE = Option(
+TABLE_AUTO_PARTITION_NUM_PRECREATE = int_option(
     "table.auto-partition.num-precreate",
-    Kind.INT,
     2,
     "The number of partitions that exist from the current one on. With several partition keys "
     "it is 0.",
     alterable=True,
     maximum=INT32_MAX,
 )
-TABLE_AUTO_PARTITION_NUM_RETENTION = Option(
+TABLE_AUTO_PARTITION_NUM_RETENTION = int_option(
     "table.auto-partition.num-retention",
-    Kind.INT,
     7,
     "The number of partitions kept before the current one; less than 0 keeps all.",
     alterable=True,
     maximum=INT32_MAX,
 )
-TABLE_DATALAKE_ENABLED = Option(
-    "table.datalake.enabled",
-    Kind.BOOL,
-    False,
-    "Move the table's data to the lake.",
-    alterable=True,
+TABLE_DATALAKE_ENABLED = bool_option(
+    "table.datalake.enabled", False, "Move the table's data to the lake.", alterable=True
 )
-TABLE_DATALAKE_FORMAT: Option[str | None] = Option(
+TABLE_DATALAKE_FORMAT = enum_option(
     "table.datalake.format",
-    Kind.ENUM,
     None,
     "The lake format. It also decides how keys are encoded and hashed to buckets.",
     allowed=tuple(LAKE_FORMATS),
     default_text="`datalake.format`",
 )
-TABLE_DATALAKE_FRESHNESS = Option(
+TABLE_DATALAKE_FRESHNESS = duration_option(
     "table.datalake.freshness",
-    Kind.DURATION,
     3 * MINUTE_MS,
     "How far the lake may lag behind the table.",
     alterable=True,
 )
-TABLE_DATALAKE_AUTO_COMPACTION = Option(
+TABLE_DATALAKE_AUTO_COMPACTION = bool_option(
     "table.datalake.auto-compaction",
-    Kind.BOOL,
     False,
     "Compact the lake table while tiering writes to it.",
     alterable=True,
 )
-TABLE_DATALAKE_AUTO_EXPIRE_SNAPSHOT = Option(
+TABLE_DATALAKE_AUTO_EXPIRE_SNAPSHOT = bool_option(
     "table.datalake.auto-expire-snapshot",
-    Kind.BOOL,
     False,
     "Expire old snapshots of the lake table when tiering commits.",
 )
-TABLE_DATALAKE_HISTORICAL_PARTITION_ENABLED = Option(
+TABLE_DATALAKE_HISTORICAL_PARTITION_ENABLED = bool_option(
     "table.datalake.historical-partition.enabled",
-    Kind.BOOL,
     False,
     "Answer lookups of partitions that have expired from the lake.",
     alterable=True,
 )
-TABLE_MERGE_ENGINE: Option[str | None] = Option(
+TABLE_MERGE_ENGINE = enum_option(
     "table.merge-engine",
-    Kind.ENUM,
     None,
     "What happens to a second row of a primary key: the first stays, the higher version wins, or "
     "the columns are aggregated. Without it the last row wins.",
     allowed=("first_row", "versioned", "aggregation"),
 )
-TABLE_MERGE_ENGINE_VERSIONED_VER_COLUMN: Option[str | None] = Option(
+TABLE_MERGE_ENGINE_VERSIONED_VER_COLUMN = string_option(
     "table.merge-engine.versioned.ver-column",
-    Kind.STRING,
     None,
     "The version column of the `versioned` engine: INT, BIGINT, TIMESTAMP or TIMESTAMP_LTZ.",
 )
-TABLE_MERGE_ENGINE_AGGREGATION_DEFAULT_FUNCTION: Option[str | None] = Option(
+TABLE_MERGE_ENGINE_AGGREGATION_DEFAULT_FUNCTION = string_option(
     "table.merge-engine.aggregation.default-function",
-    Kind.STRING,
     None,
     "The function of columns of the `aggregation` engine that name none. Without it every column "
     "outside the primary key must name one.",
 )
-TABLE_COLUMN_LOCK_ENABLED: Option[bool | None] = Option(
+TABLE_COLUMN_LOCK_ENABLED = bool_option(
     "table.column-lock.enabled",
-    Kind.BOOL,
     None,
     "Whether a producer owns the columns it writes, so that nobody else writes them meanwhile. "
     "`false` lets several producers add to the same columns, if the functions can be undone one by "
     "one.",
     default_text="true with the `aggregation` engine, else false",
 )
-TABLE_DELETE_BEHAVIOR = Option(
+TABLE_DELETE_BEHAVIOR = enum_option(
     "table.delete.behavior",
-    Kind.ENUM,
     "ALLOW",
     "What a delete does on a primary-key table: it deletes, is ignored, or is refused.",
     allowed=("ALLOW", "IGNORE", "DISABLE"),
     default_text="ALLOW; IGNORE with a merge engine",
 )
-TABLE_CHANGELOG_IMAGE = Option(
+TABLE_CHANGELOG_IMAGE = enum_option(
     "table.changelog.image",
-    Kind.ENUM,
     "FULL",
     "Whether the changelog of a primary-key table carries the row before an update (FULL) or "
     "only the row after it (WAL).",
     allowed=("FULL", "WAL"),
 )
-TABLE_AUTO_INCREMENT_CACHE_SIZE = Option(
+TABLE_AUTO_INCREMENT_CACHE_SIZE = int_option(
     "table.auto-increment.cache-size",
-    Kind.INT,
     100_000,
     "The number of ids of an auto-increment column that a server reserves at once.",
     minimum=1,
     maximum=INT64_MAX,
 )
-TABLE_STATISTICS_COLUMNS: Option[str | None] = Option(
+TABLE_STATISTICS_COLUMNS = string_option(
     "table.statistics.columns",
-    Kind.STRING,
     None,
     "The columns whose minimum, maximum and null count writers put into each batch of a log "
     "table, so that filters skip batches: `*`, or names separated by commas.",
     alterable=True,
 )
-TABLE_ZUFLUSS_REMOTE_PLACEMENT = Option(
+TABLE_ZUFLUSS_REMOTE_PLACEMENT = string_option(
     "table.zufluss.remote.placement",
-    Kind.STRING,
     "cluster",
     "Where the table's remote files go: `cluster` spreads them over all locations, `partition` "
     "keeps those of a partition (or table) in one, `pinned:1,3` in the locations of these ids.",

@@ -23,7 +23,15 @@ from enum import Enum
 from typing import Any, Final, TypeVar
 
 from zufluss.config.nearest import suggestion
-from zufluss.config.option import Kind, Option
+from zufluss.config.option import (
+    Option,
+    bool_option,
+    enum_option,
+    int_option,
+    list_option,
+    memory_option,
+    string_option,
+)
 from zufluss.config.options import OPTIONS, is_client_option
 from zufluss.errors import ConfigError
 from zufluss.model.table import TablePath
@@ -35,17 +43,15 @@ DEFAULT_DATABASE: Final = "fluss"
 
 # -- common ------------------------------------------------------------------------------------
 
-BOOTSTRAP: Option[str | None] = Option(
+BOOTSTRAP = string_option(
     "bootstrap.servers",
-    Kind.STRING,
     None,
     "Where the cluster is, `host:port[,host:port…]`. Needed, unless `zufluss.spark.register` was "
     "given one.",
     default_text="that of `register`",
 )
-TABLE: Option[str | None] = Option(
+TABLE = string_option(
     "table",
-    Kind.STRING,
     None,
     "The table, `database.table`; for reading also `database.table$lake` (what its lake has) and "
     '`database.table$changelog` (its changes). `.load("database.table")` means the same.',
@@ -54,72 +60,57 @@ TABLE: Option[str | None] = Option(
 
 # -- reads -------------------------------------------------------------------------------------
 
-COLUMNS: Option[tuple[str, ...] | None] = Option(
-    "columns",
-    Kind.LIST,
-    None,
-    "Only these columns, in this order; others are not read.",
-    default_text="all",
+COLUMNS: Option[tuple[str, ...] | None] = list_option(
+    "columns", None, "Only these columns, in this order; others are not read.", default_text="all"
 )
-FILTER: Option[str | None] = Option(
+FILTER = string_option(
     "filter",
-    Kind.STRING,
     None,
     "Only rows that match, such as `cents > 500 AND customer IN ('ann', 'bob')`; pushed to server "
     "and lake.",
     default_text="none",
 )
-PARTITIONS: Option[tuple[str, ...] | None] = Option(
-    "partitions",
-    Kind.LIST,
-    None,
-    "Only these partitions, by name.",
-    default_text="all",
+PARTITIONS: Option[tuple[str, ...] | None] = list_option(
+    "partitions", None, "Only these partitions, by name.", default_text="all"
 )
-LIMIT: Option[int | None] = Option(
+LIMIT = int_option(
     "limit",
-    Kind.INT,
     None,
     "At most so many rows, any of them; one task reads them.",
     minimum=0,
     default_text="none",
 )
-READ_OPTIMIZED: Option[bool] = Option(
+READ_OPTIMIZED = bool_option(
     "read.optimized",
-    Kind.BOOL,
     False,
     "Read what the lake has and nothing of the log, as `$lake` does. Faster, and as old as the "
     "last tiering round.",
 )
-READ_FRESH: Option[bool] = Option(
+READ_FRESH = bool_option(
     "read.fresh",
-    Kind.BOOL,
     False,
     "Spark plans a DataFrame or view of a source once, and each query of it has the rows of that "
     "moment. With this option every task reads its buckets as they are when it begins, so that "
     "each query has the rows of now; one task per bucket, and no two at quite the same moment. "
     "`register_views` sets it.",
 )
-MAX_RECORDS_PER_PARTITION: Option[int | None] = Option(
+MAX_RECORDS_PER_PARTITION = int_option(
     "scan.maxRecordsPerPartition",
-    Kind.INT,
     None,
     "A log is read by one task for every so many records of a bucket. Tasks run side by side: in "
     "the log of a primary-key table the changes of a key may come out of their order then.",
     minimum=1,
     default_text="one task per bucket",
 )
-INCREMENTAL_START: Option[str | None] = Option(
+INCREMENTAL_START = string_option(
     "scan.incremental.start.timestamp",
-    Kind.STRING,
     None,
     "Only rows written at this time or later: epoch milliseconds, or `2026-01-31T12:00:00` (UTC "
     "where it names no zone). Of log tables and of `$changelog`.",
     default_text="from the beginning",
 )
-INCREMENTAL_END: Option[str | None] = Option(
+INCREMENTAL_END = string_option(
     "scan.incremental.end.timestamp",
-    Kind.STRING,
     None,
     "Only rows written before this time, as `scan.incremental.start.timestamp`. It has to lie in "
     "the past of the servers, better by some seconds.",
@@ -128,34 +119,30 @@ INCREMENTAL_END: Option[str | None] = Option(
 
 # -- streaming reads ---------------------------------------------------------------------------
 
-STARTUP_MODE: Option[str] = Option(
+STARTUP_MODE = enum_option(
     "scan.startup.mode",
-    Kind.ENUM,
     "full",
     "Where a new query begins: with all rows that the table has, then what is written (`full`); "
     "at the beginning of the log; with what is written from now on; at a time. A query that has a "
     "checkpoint goes on from there.",
     allowed=("full", "earliest", "latest", "timestamp"),
 )
-STARTUP_TIMESTAMP: Option[str | None] = Option(
+STARTUP_TIMESTAMP = string_option(
     "scan.startup.timestamp",
-    Kind.STRING,
     None,
     "The time of mode `timestamp`: epoch milliseconds, or `2026-01-31T12:00:00` (UTC where it "
     "names no zone).",
     default_text="none",
 )
-MAX_ROWS_PER_TRIGGER: Option[int | None] = Option(
+MAX_ROWS_PER_TRIGGER = int_option(
     "maxRowsPerTrigger",
-    Kind.INT,
     None,
     "At most about so many records in one micro-batch. From Spark 4.2 on.",
     minimum=1,
     default_text="no limit",
 )
-MAX_BYTES_PER_TRIGGER: Option[int | None] = Option(
+MAX_BYTES_PER_TRIGGER = memory_option(
     "maxBytesPerTrigger",
-    Kind.MEMORY,
     None,
     "At most about so many bytes of the log in one micro-batch. From Spark 4.2 on.",
     minimum=1,
@@ -164,33 +151,29 @@ MAX_BYTES_PER_TRIGGER: Option[int | None] = Option(
 
 # -- writes ------------------------------------------------------------------------------------
 
-TXN_ID: Option[str | None] = Option(
+TXN_ID = string_option(
     "txn.id",
-    Kind.STRING,
     None,
     "The name under which a batch job that may be run again, or a streaming query whose checkpoint "
     "Python cannot read, writes exactly once. No two jobs and no two queries may have the same.",
     default_text="that of the query's checkpoint",
 )
-WRITE_COLUMNS: Option[tuple[str, ...] | None] = Option(
+WRITE_COLUMNS: Option[tuple[str, ...] | None] = list_option(
     "write.columns",
-    Kind.LIST,
     None,
     "Of a primary-key table: write these columns and leave the others as they are. The key is "
     "among them.",
     default_text="all",
 )
-CHANGE_TYPE_COLUMN: Option[str | None] = Option(
+CHANGE_TYPE_COLUMN = string_option(
     "write.change-type-column",
-    Kind.STRING,
     None,
     "A column of the rows, not of the table, that says what to do with each: `insert` and "
     "`update_after` upsert, `delete` deletes, `update_before` is left out.",
     default_text="none: every row is an upsert",
 )
-WRITE_ORDER: Option[str] = Option(
+WRITE_ORDER = enum_option(
     "write.order",
-    Kind.ENUM,
     "arrival",
     "How the rows of a log table stay exactly once when a task runs again: it has the same rows in "
     "the same order (`arrival`, true unless they come out of an unordered shuffle), or only the "

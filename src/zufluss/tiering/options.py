@@ -19,7 +19,13 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 from zufluss.config.nearest import suggestion
-from zufluss.config.option import Kind, Option
+from zufluss.config.option import (
+    Option,
+    duration_option,
+    enum_option,
+    int_option,
+    string_option,
+)
 from zufluss.config.options import (
     OPTIONS,
     ZUFLUSS_METRICS_HOST,
@@ -36,95 +42,83 @@ CLUSTER = "fluss."
 LAKE = "datalake."
 SPARK = "spark."
 
-BOOTSTRAP_SERVERS = Option(
+BOOTSTRAP_SERVERS = string_option(
     "fluss.bootstrap.servers",
-    Kind.STRING,
     "localhost:9123",
     "A server of the cluster as `host:port`; several separated by commas.",
 )
-DATALAKE_FORMAT: Option[str | None] = Option(
+DATALAKE_FORMAT = enum_option(
     "datalake.format",
-    Kind.ENUM,
     None,
     "Tier tables of this format only; a table of another one is refused.",
     allowed=tuple(LAKE_FORMATS),
     default_text="what each table says",
 )
-PARALLEL_TABLES = Option(
+PARALLEL_TABLES = int_option(
     "lake.tiering.parallel-tables",
-    Kind.INT,
     4,
     "How many tables are tiered at the same time.",
     minimum=1,
     maximum=256,
 )
-POLL_INTERVAL = Option(
+POLL_INTERVAL = duration_option(
     "lake.tiering.poll-interval",
-    Kind.DURATION,
     200,
     "How often the coordinator is asked for a table while there is room for one.",
     minimum=10,
     maximum=MINUTE_MS,
 )
-HEARTBEAT_INTERVAL = Option(
+HEARTBEAT_INTERVAL = duration_option(
     "lake.tiering.heartbeat-interval",
-    Kind.DURATION,
     2 * SECOND_MS,
     "How often the coordinator hears that the tables in work are still in work.",
     minimum=50,
     maximum=5 * MINUTE_MS,
 )
-HEARTBEAT_TIMEOUT = Option(
+HEARTBEAT_TIMEOUT = duration_option(
     "lake.tiering.heartbeat-timeout",
-    Kind.DURATION,
     10 * SECOND_MS,
     "After this long without a heartbeat the coordinator gives a table to another service. "
     "At least twice the heartbeat interval.",
     minimum=SECOND_MS,
     maximum=10 * MINUTE_MS,
 )
-TASKS_PER_CORE = Option(
+TASKS_PER_CORE = int_option(
     "lake.tiering.tasks-per-core",
-    Kind.INT,
     2,
     "Into how many Spark tasks per core a round is packed at most.",
     minimum=1,
     maximum=16,
 )
-BUCKET_RECORDS_MAX = Option(
+BUCKET_RECORDS_MAX = int_option(
     "lake.tiering.bucket-records-max",
-    Kind.INT,
     2_000_000,
     "The records of one bucket that one round takes at most; the rest comes in the next round, "
     "at once. Bounds the memory of a task that folds a primary-key table.",
     minimum=1,
     maximum=1_000_000_000,
 )
-ORPHAN_AGE = Option(
+ORPHAN_AGE = duration_option(
     "lake.tiering.orphan-age",
-    Kind.DURATION,
     DAY_MS,
     "Files of the lake table that no snapshot references are removed when they are older. "
     "Longer than the longest round.",
     minimum=SECOND_MS,
 )
-SWEEP_INTERVAL = Option(
+SWEEP_INTERVAL = duration_option(
     "lake.tiering.sweep-interval",
-    Kind.DURATION,
     HOUR_MS,
     "How often a table is swept for such files.",
     minimum=SECOND_MS,
 )
-SNAPSHOT_AGE = Option(
+SNAPSHOT_AGE = duration_option(
     "lake.tiering.snapshot-age",
-    Kind.DURATION,
     5 * DAY_MS,
     "Snapshots of tables with `table.datalake.auto-expire-snapshot` expire when they are older.",
     minimum=SECOND_MS,
 )
-STOP_TIMEOUT = Option(
+STOP_TIMEOUT = duration_option(
     "lake.tiering.stop-timeout",
-    Kind.DURATION,
     30 * SECOND_MS,
     "How long running rounds may go on after SIGTERM before they are cancelled.",
 )
