@@ -92,19 +92,15 @@ class RemoteGateway(Protocol):
         self, buckets: Sequence[TableBucket]
     ) -> dict[TableBucket, BucketRemote]:
         """The remote side of buckets, without those that never had any remote files."""
-        ...
 
     async def commit_manifest(self, commit: ManifestCommit) -> bool:
         """Commit a manifest; False, without a change, for a former leader or an old base."""
-        ...
 
     async def commit_snapshot(self, metadata: bytes, leader_epoch: int) -> None:
         """Commit a snapshot, given as the bytes of its `_METADATA` (see `metadata_file`)."""
-        ...
 
     async def lake_offset(self, path: TablePath, bucket: TableBucket) -> int:
         """The offset up to which the lake has all rows of a bucket; 0 where it has none."""
-        ...
 
 
 def home(locations: Locations, location_id: int | None) -> Location:

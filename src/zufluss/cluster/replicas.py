@@ -92,27 +92,21 @@ class TabletGateway(Protocol):
 
     async def update_metadata(self, changes: Sequence[ImageChange]) -> None:
         """Apply changes to the image of the server."""
-        ...
 
     async def start_replicas(self, replicas: Sequence[ReplicaAssignment]) -> None:
         """Hold these buckets; returns when all of them serve, raises when one cannot."""
-        ...
 
     async def stop_replicas(self, replicas: Sequence[ReplicaStop]) -> None:
         """Give these buckets up, and delete the files of those with `delete`."""
-        ...
 
     async def notify_lake_offsets(self, offsets: Sequence[LakeOffsets]) -> None:
         """Note the lake offsets of buckets; buckets that the server does not hold are ignored."""
-        ...
 
     async def notify_kv_snapshot_offset(self, offsets: Sequence[KvSnapshotOffset]) -> None:
         """Note where changelogs are needed; buckets that the server does not hold are ignored."""
-        ...
 
     async def update_locations(self, locations: Locations) -> None:
         """Use these remote locations, unless the server has this version or a newer one."""
-        ...
 
     async def update_producers(self, tables: Sequence[TableProducers]) -> None:
         """Use these producers, unless the server has this version or a newer one of a table.
@@ -120,15 +114,12 @@ class TabletGateway(Protocol):
         When this returns, no put that they do not allow is applied any more, not even one that
         arrived before. Tables that the server does not hold are remembered for later buckets.
         """
-        ...
 
     async def producer_idle_ms(self, table_id: int, numbers: Sequence[int]) -> list[int]:
         """Milliseconds since each producer wrote to a table at this server; -1 for never."""
-        ...
 
     async def end_offsets(self, buckets: Sequence[TableBucket]) -> dict[TableBucket, int]:
         """The end offsets of the logs of buckets; raises unless the server leads all of them."""
-        ...
 
 
 class LocalTablet(TabletGateway, Protocol):
@@ -144,7 +135,6 @@ class LocalTablet(TabletGateway, Protocol):
 
         `producers` has every table with producers.
         """
-        ...
 
 
 class RpcCaller(Protocol):
@@ -152,7 +142,6 @@ class RpcCaller(Protocol):
 
     async def call(self, api_key: ApiKey, request: Any, *, timeout_ms: int) -> Any:
         """Send a request, and return the answer; raises the error in the answer."""
-        ...
 
 
 def assignments(image: ClusterImage, server_id: int) -> list[ReplicaAssignment]:

@@ -17,21 +17,17 @@ class Owned(Protocol):
     @property
     def owner(self) -> str | None:
         """The principal that made it; None without authentication."""
-        ...
 
     @property
     def epoch(self) -> int:
         """The present epoch."""
-        ...
 
     @property
     def title(self) -> str:
         """How messages call it, such as `lease 'a'`."""
-        ...
 
     def fenced(self, epoch: int) -> ZuflussError:
         """The error for a call of another epoch."""
-        ...
 
 
 class Ownership:

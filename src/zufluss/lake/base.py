@@ -124,7 +124,6 @@ class LakeWriter(Protocol[W_co]):
 
     def append(self, batch: pa.RecordBatch) -> None:
         """Write rows of a log table, in offset order; called once per batch."""
-        ...
 
     def apply(self, upserts: pa.Table, deletes: pa.Table) -> None:
         """Write the folded changes of a primary-key table; called once.
@@ -132,15 +131,12 @@ class LakeWriter(Protocol[W_co]):
         `upserts` are whole rows with the system columns, by offset; `deletes` has the columns of
         the primary key. Keys of both together are distinct. A key may be unknown to the lake.
         """
-        ...
 
     def complete(self) -> W_co:
         """Close the files; returns a description of them."""
-        ...
 
     def abort(self) -> None:
         """Remove the files, which no snapshot references yet."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,22 +193,18 @@ class LakeCommitter(Protocol[W_contra, C]):
         `LakeTableError` when it was changed from outside in a way that does not fit. A lake table
         that belonged to another table of this name is renamed, never emptied.
         """
-        ...
 
     def writer_handle(self, fresh: Collection[str] = ()) -> bytes:
         """The handle for writers of this round; call after `prepare_table`.
 
         To writers of `fresh` partitions, by name, the lake has no rows of these.
         """
-        ...
 
     def newest(self) -> CommittedSnapshot | None:
         """The newest snapshot of ours for exactly this table, None if there is none."""
-        ...
 
     def to_committable(self, results: Sequence[W_contra]) -> C:
         """All results of a round as one committable."""
-        ...
 
     def commit(
         self,
@@ -225,15 +217,12 @@ class LakeCommitter(Protocol[W_contra, C]):
 
         Of `fresh` partitions, by name, it has the files of this round and no others.
         """
-        ...
 
     def abort(self, committable: C) -> None:
         """Remove files of a round that was certainly not committed."""
-        ...
 
     def close(self) -> None:
         """Release the catalog."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,18 +268,15 @@ class LakeReader(Protocol):
 
         No row of the partitions named in `without` is among them.
         """
-        ...
 
     def read(self, scan: LakeScan, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Live rows with exactly these columns, types as in `table.schema.arrow`.
 
         System columns may be asked for too. Columns that a file does not have are null.
         """
-        ...
 
     def close(self) -> None:
         """Release the catalog."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,19 +300,15 @@ class LakeMaintenance(Protocol):
         The new snapshot repeats the properties of the newest one of ours, and is refused like a
         commit when `expected` is not that one.
         """
-        ...
 
     def expire(self, older_than_ms: int, keep: Collection[int]) -> int:
         """Expire older snapshots, but none of `keep` and not the newest one of ours."""
-        ...
 
     def sweep(self, older_than_ms: int) -> SweepReport:
         """Remove older files that no snapshot references."""
-        ...
 
     def close(self) -> None:
         """Release the catalog."""
-        ...
 
 
 class LakeTieringFactory(Protocol[W, C]):
@@ -343,23 +325,18 @@ class LakeTieringFactory(Protocol[W, C]):
 
     def validate_table(self, table: TableInfo) -> None:
         """Raise `LakeTableError` if the format cannot hold such a table."""
-        ...
 
     def create_writer(self, context: WriterContext) -> LakeWriter[W]:
         """The writer of one bucket and round."""
-        ...
 
     def create_committer(self, context: CommitterContext) -> LakeCommitter[W, C]:
         """The committer of one table."""
-        ...
 
     def create_reader(self, context: CommitterContext) -> LakeReader:
         """A reader of one table; `LakeTableError` if there is no lake table yet."""
-        ...
 
     def create_maintenance(self, context: CommitterContext) -> LakeMaintenance:
         """Housekeeping for one table."""
-        ...
 
 
 class VersionedSerde(Generic[T]):

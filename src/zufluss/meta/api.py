@@ -171,19 +171,15 @@ class Watch(Protocol):
 
     def __aiter__(self) -> AsyncIterator[PathChange]:
         """The changes, in commit order."""
-        ...
 
     async def __anext__(self) -> PathChange:
         """The next change; waits for one."""
-        ...
 
     def close(self) -> None:
         """Stop watching; a waiting iteration ends."""
-        ...
 
     def __enter__(self) -> Self:
         """The watch itself, closed at the end of the block."""
-        ...
 
     def __exit__(
         self,
@@ -192,7 +188,6 @@ class Watch(Protocol):
         trace: TracebackType | None,
     ) -> None:
         """Close the watch."""
-        ...
 
 
 class MetaStore(Protocol):
@@ -200,34 +195,27 @@ class MetaStore(Protocol):
 
     async def read(self, path: str) -> VersionedValue | None:
         """The value of a path, or None."""
-        ...
 
     async def children(self, path: str) -> list[str]:
         """The names one level below a path that have a value or something below them, sorted."""
-        ...
 
     async def tree(self, path: str) -> list[Entry]:
         """Every value at or below a path, sorted by path."""
-        ...
 
     async def transact(self, ops: Sequence[Op]) -> None:
         """Apply all operations or none; ConflictError names the first that conflicts.
 
         A path may occur once in a transaction.
         """
-        ...
 
     async def compare_and_set(self, path: str, value: bytes, version: int | None) -> int:
         """Put a value when the path has this version (None: has no value); its new version."""
-        ...
 
     async def watch(self, prefix: str) -> Watch:
         """Watch every path at or below a prefix ("/" for all), from now on."""
-        ...
 
     async def close(self) -> None:
         """Finish the calls under way, end the watches, and release the store."""
-        ...
 
 
 def check_path(path: str, *, root: bool = False) -> str:

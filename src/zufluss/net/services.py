@@ -24,11 +24,9 @@ class Reader(Protocol):
     @property
     def backlogged(self) -> bool:
         """Whether the client has not yet read the answers it was sent."""
-        ...
 
     async def has_read(self) -> None:
         """Wait until the client has read them; raises `NetworkError` if the client is gone."""
-        ...
 
 
 class _AlwaysReads:
@@ -81,7 +79,6 @@ class RawHandler(Protocol):
         end: int,
     ) -> None:
         """Handle one request."""
-        ...
 
 
 class Services:

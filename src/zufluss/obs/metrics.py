@@ -99,9 +99,7 @@ tablet_metric = declares(MetricSource.TABLET)
 coordinator_metric = declares(MetricSource.COORDINATOR)
 service_metric = declares(MetricSource.TIERING)
 
-# ---------------------------------------------------------------------------------------------
-# Servers
-# ---------------------------------------------------------------------------------------------
+# -- Servers -----------------------------------------------------------------------------------
 
 SERVER_INFO = server_metric(
     "zufluss_server_info",
@@ -205,9 +203,7 @@ UNTIERED_ROWS = tablet_metric(
     OF_TABLE,
 )
 
-# ---------------------------------------------------------------------------------------------
-# Remote locations, as the coordinator sees them
-# ---------------------------------------------------------------------------------------------
+# -- Remote locations, as the coordinator sees them --------------------------------------------
 
 REMOTE_LIVE_FILES = coordinator_metric(
     "zufluss_remote_live_files",
@@ -232,9 +228,7 @@ REMOTE_REGISTRY_VERSION = coordinator_metric(
     "The version of the registry of remote locations; it grows with each change.",
 )
 
-# ---------------------------------------------------------------------------------------------
-# Tiering, as the coordinator sees it
-# ---------------------------------------------------------------------------------------------
+# -- Tiering, as the coordinator sees it -------------------------------------------------------
 
 TIERING_PENDING_TABLES = coordinator_metric(
     "zufluss_tiering_pending_tables", "Tables that wait for a tiering service."
@@ -272,9 +266,7 @@ TIERING_RECORDS = coordinator_metric(
     OF_TABLE,
 )
 
-# ---------------------------------------------------------------------------------------------
-# Producers
-# ---------------------------------------------------------------------------------------------
+# -- Producers ---------------------------------------------------------------------------------
 
 PRODUCERS = coordinator_metric(
     "zufluss_producers",
@@ -285,9 +277,7 @@ PRODUCERS_LOST = coordinator_metric(
     "Producers that were silent for too long and whose columns another one took; drop them.",
 )
 
-# ---------------------------------------------------------------------------------------------
-# Remote files that are not needed any more
-# ---------------------------------------------------------------------------------------------
+# -- Remote files that are not needed any more -------------------------------------------------
 
 KV_SNAPSHOT_LEASES = coordinator_metric(
     "zufluss_kv_snapshot_leases", "Leases of key-value snapshots."
@@ -348,9 +338,7 @@ SWEEP_LAST = coordinator_metric(
     "When the last sweep was finished, in seconds since 1970; 0 before the first.",
 )
 
-# ---------------------------------------------------------------------------------------------
-# Tiering, as a service sees it
-# ---------------------------------------------------------------------------------------------
+# -- Tiering, as a service sees it -------------------------------------------------------------
 
 SERVICE_ROUNDS = service_metric(
     "zufluss_tiering_service_rounds_total",
@@ -485,9 +473,7 @@ class MetricsEndpoint:
         self._thread.join()
 
 
-# ---------------------------------------------------------------------------------------------
-# The page
-# ---------------------------------------------------------------------------------------------
+# -- The page ----------------------------------------------------------------------------------
 
 INTRODUCTION = """\
 # Metrics

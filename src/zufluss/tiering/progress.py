@@ -29,15 +29,12 @@ class Progress(Protocol):
 
     def began(self, lease: RoundLease) -> None:
         """A table was received."""
-        ...
 
     def finished(self, lease: RoundLease, result: RoundResult, seconds: float) -> None:
         """A round went well."""
-        ...
 
     def ended(self, lease: RoundLease, problem: Exception, seconds: float) -> None:
         """A round did not; `RoundEndedError` when nothing is wrong."""
-        ...
 
 
 class LogProgress:

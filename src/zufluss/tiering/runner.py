@@ -29,23 +29,18 @@ class JobRunner(Protocol):
     @property
     def cores(self) -> int:
         """The number of tasks that can run at the same time."""
-        ...
 
     def run(self, job: TieringJob, tag: str) -> list[BucketResult]:
         """Run the job and return its results; raises the error that made it fail."""
-        ...
 
     def cancel(self, tag: str) -> None:
         """Cancel the job with this tag, if there is one."""
-        ...
 
     def alive(self) -> bool:
         """Whether jobs can be run."""
-        ...
 
     def thread(self, target: Callable[[], None], name: str) -> threading.Thread:
         """A thread that may call `run`."""
-        ...
 
 
 class SparkRunner:

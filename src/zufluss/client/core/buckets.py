@@ -31,11 +31,9 @@ class BucketAssigner(Protocol):
 
     def assign(self, batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Yield the batch in parts, each with its bucket."""
-        ...
 
     def batch_full(self, bucket: int) -> None:
         """Note that a batch of this bucket was closed."""
-        ...
 
 
 class HashAssigner:

@@ -55,7 +55,6 @@ class ClusterCall(Protocol):
 
     async def __call__(self, api_key: ApiKey, request: Message) -> Any:
         """Send the request and return the answer."""
-        ...
 
 
 @dataclass(slots=True, eq=False)

@@ -74,7 +74,6 @@ class SendableBatch(Protocol):
 
     def stamp(self, writer_id: int, sequence: int) -> None:
         """Write the header with this writer id and sequence, if they differ."""
-        ...
 
 
 class WriteCall(NamedTuple):

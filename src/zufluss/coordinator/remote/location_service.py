@@ -38,7 +38,6 @@ class Exclusive(Protocol):
 
     async def __call__(self, work: Callable[[], Awaitable[T]]) -> T:
         """Run the work, and return its result."""
-        ...
 
 
 class LocationService:

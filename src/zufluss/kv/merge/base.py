@@ -66,7 +66,6 @@ class MergeEngine(Protocol):
 
     def fold(self, candidates: Candidates) -> Fold:
         """Decide about a batch of whole rows and deletes."""
-        ...
 
 
 class ChangeBuffers(NamedTuple):

@@ -63,11 +63,9 @@ class UndoStep(Protocol):
     @property
     def rows(self) -> pa.RecordBatch:
         """A row per key; no key appears twice."""
-        ...
 
     def part(self, begin: int, end: int) -> UndoStep:
         """Return the step for some of its keys."""
-        ...
 
     def apply(
         self, table: KvTable, old: pa.RecordBatch, present: Flags, own: frozenset[int]
@@ -77,7 +75,6 @@ class UndoStep(Protocol):
         `old` has the stored rows, `present` which of them exist, `own` the ids of the producer's
         columns.
         """
-        ...
 
 
 class UndoChange(NamedTuple):

@@ -27,14 +27,12 @@ class ValueFunction(Protocol):
 
         When `merging`, the value is a state itself.
         """
-        ...
 
     def add(self, state: Any, value: Any, *, merging: bool) -> Any:
         """Return the state after another value, or the same object if it does not change.
 
         Raises `RefusedValue`.
         """
-        ...
 
 
 class Implementation(NamedTuple):
