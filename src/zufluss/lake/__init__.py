@@ -1,1 +1,1 @@
-"""Lake formats behind one seam: `base.py` is the seam, every sub-package one format."""
+"""Lake formats: `base.py` is the interface, every sub-package implements one format."""

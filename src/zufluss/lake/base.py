@@ -1,4 +1,4 @@
-"""The interface between tiering and a lake format: what a format implements and may rely on.
+"""The interface between tiering and a lake format.
 
 A format is a `LakeTieringFactory`, found by its name through the entry points `zufluss.lake`.
 Third parties add theirs in the same way; `zufluss.testing.lake` has the suite it must pass.
@@ -22,13 +22,13 @@ Exactly once rests on three rules that every committer keeps:
 
 1. A snapshot of ours carries the properties it was committed with, and can be found by them.
 2. `commit` names the newest snapshot of ours that the caller knows (`expected`), and is refused
-   (`LakeCommitRefusedError`) when another one of ours lies on top. Foreign commits do not count.
-3. A commit whose outcome is not certain raises `LakeCommitUnknownError`, and no file is deleted
-   before the lake was asked again.
+   (`LakeCommitRefusedError`) if a newer one of ours exists. Foreign commits do not count.
+3. A commit whose outcome is not certain raises `LakeCommitUnknownError`; no file is deleted before
+   the lake has told the outcome.
 
 A partition may be dropped and created again under its name, while the lake still has rows of the
-old one. In the round that writes the new partition first it is *fresh*: the snapshot that adds its
-first rows leaves the old rows of that name out. Older snapshots keep them.
+old partition. In its first round the new partition is *fresh*: the snapshot that adds its first
+rows leaves the old rows of that name out. Older snapshots keep them.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ class LakeCommitter(Protocol[W_contra, C]):
     def writer_handle(self, fresh: Collection[str] = ()) -> bytes:
         """The handle for writers of this round; call after `prepare_table`.
 
-        To writers of `fresh` partitions, by name, the lake has no rows of these.
+        Writers see no earlier rows of `fresh` partitions (names).
         """
 
     def newest(self) -> CommittedSnapshot | None:
@@ -215,7 +215,7 @@ class LakeCommitter(Protocol[W_contra, C]):
     ) -> CommitResult:
         """Commit one snapshot with all files and these properties on top of `expected`.
 
-        Of `fresh` partitions, by name, it has the files of this round and no others.
+        Of `fresh` partitions (names) the snapshot has only the files of this round.
         """
 
     def abort(self, committable: C) -> None:
@@ -272,7 +272,7 @@ class LakeReader(Protocol):
     def read(self, scan: LakeScan, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Live rows with exactly these columns, types as in `table.schema.arrow`.
 
-        System columns may be asked for too. Columns that a file does not have are null.
+        System columns are allowed, too. Columns that a file does not have are null.
         """
 
     def close(self) -> None:
@@ -297,8 +297,8 @@ class LakeMaintenance(Protocol):
     def compact(self, expected: int | None) -> CommitResult | None:
         """Merge small files and apply deletes; None if there was nothing to do.
 
-        The new snapshot repeats the properties of the newest one of ours, and is refused like a
-        commit when `expected` is not that one.
+        The new snapshot repeats the properties of the newest snapshot of ours, and is refused like
+        a commit when `expected` is another one.
         """
 
     def expire(self, older_than_ms: int, keep: Collection[int]) -> int:

@@ -8,8 +8,8 @@ Memory follows the number of distinct keys: batches wait until there are as many
 fold left (at least `PENDING_ROWS`), then all are folded into one table. No row is copied more than
 a few times on average, and rows never become Python objects.
 
-Used by the tiering service's tasks, and by union reads for the tail of the log. `inserted` brings
-the rows of a key-value snapshot, which stands for all changes below an offset, into the same form.
+Tasks of the tiering service use it, and union reads for the tail of the log. `inserted` turns the
+rows of a key-value snapshot, which stands for all changes below an offset, into folded changes.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class Folder:
         numbers, count = number_keys(rows.select(self._compared))
         positions = np.arange(rows.num_rows)
         last = np.empty(count, np.int64)
-        last[numbers] = positions  # of equal indices the last assignment stays
+        last[numbers] = positions  # for equal indices the last assignment wins
         keep = last[numbers] == positions
         if not keep.all():
             rows = rows.filter(pa.array(keep))

@@ -1,9 +1,9 @@
 """Equality of primary keys, over whole columns.
 
-Two keys are the same when their columns are bit for bit: that is how the server's store sees them,
-so zero and minus zero are two keys and a NaN equals itself. Nothing here is a hash that might
-collide: columns are numbered by their distinct values, and several columns by the distinct
-combinations of these numbers. Key columns are never NULL.
+Keys are equal when their columns are equal bit for bit, as in the server's store: zero and minus
+zero are two keys, and a NaN equals itself. No hash is involved that might collide: columns are
+numbered by their distinct values, and several columns by the distinct combinations of these
+numbers. Key columns are never NULL.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 DENSE: Final = 8
-"""Whole numbers from a range at most so many times as wide as their count are numbers already."""
+"""Whole numbers are used as they are if their range is at most this many times their count."""
 
 _FLOAT_BITS: Final = {pa.float32(): pa.int32(), pa.float64(): pa.int64()}
 
@@ -36,8 +36,8 @@ def number_keys(keys: pa.Table) -> tuple[npt.NDArray[np.integer], int]:
 class KeySet:
     """A set of keys that whole tables can be tested against.
 
-    A test costs a hash table of the set, so test many rows at a time; only whole numbers that lie
-    close together have a table that is made once.
+    Each test builds a hash table of the set, so test many rows at a time. Only for whole numbers of
+    a narrow range the table is built once.
     """
 
     def __init__(self, keys: pa.Table) -> None:

@@ -233,12 +233,12 @@ Options, with their defaults:
 
 
 def asks_for_help(arguments: Sequence[str]) -> bool:
-    """The command line wants to know, not to run."""
+    """Whether the command line asks for help."""
     return "--help" in arguments or "-h" in arguments
 
 
 def help_text() -> str:
-    """What `--help` prints: examples, and all options with default and meaning."""
+    """The text of `--help`: examples, and all options with default and meaning."""
     lines = [
         f"  --{option.key} ({option.default_shown})\n      {option.help}"
         for option in TIERING_OPTIONS.values()

@@ -1,7 +1,7 @@
-"""Imports that take long, done while nobody waits for them.
+"""Imports slow libraries before they are needed.
 
-Lake formats import their libraries at first use. The tiering service is going to use those of the
-installed formats: the driver imports them while the JVM starts, Spark's daemon before it forks.
+Lake formats import their libraries at first use. The tiering service imports those of the installed
+formats earlier: the driver while the JVM starts, Spark's daemon before it forks.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from zufluss.lake_formats import LAKE_FORMATS
 
 
 def import_worker() -> None:
-    """Import what a task needs."""
+    """Import the libraries of a task."""
     import_module("zufluss.client.sync.connection")
     import_module("zufluss.tiering.tasks")
     _import_installed([traits.task_module for traits in LAKE_FORMATS.values()])
 
 
 def import_driver() -> threading.Thread:
-    """Import what the driver's side of a round needs, in a thread that is running on return."""
+    """Start a thread that imports the libraries of the driver."""
     modules = [traits.driver_module for traits in LAKE_FORMATS.values()]
     thread = threading.Thread(
         target=_import_installed, args=(modules,), name="tiering-imports", daemon=True

@@ -1,6 +1,6 @@
-"""What a tiering service shows: a live table on a terminal, log lines elsewhere.
+"""The output of a tiering service: a live table on a terminal, log lines elsewhere.
 
-Rounds that found nothing new are no news: they change the table, and are logged at debug level.
+Rounds without new records change the live table, and are logged at debug level.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ MEGABYTE = 1e6
 
 
 class Progress(Protocol):
-    """Is told of every round, from the threads of the rounds."""
+    """Receives the events of every round, in the threads of the rounds."""
 
     def began(self, lease: RoundLease) -> None:
         """A table was received."""
 
     def finished(self, lease: RoundLease, result: RoundResult, seconds: float) -> None:
-        """A round went well."""
+        """A round succeeded."""
 
     def ended(self, lease: RoundLease, problem: Exception, seconds: float) -> None:
-        """A round did not; `RoundEndedError` when nothing is wrong."""
+        """A round failed, or ended early without a fault (`RoundEndedError`)."""
 
 
 class LogProgress:
@@ -46,7 +46,7 @@ class LogProgress:
         _log.debug("round_began", table=str(table.path), epoch=table.tiering_epoch)
 
     def finished(self, lease: RoundLease, result: RoundResult, seconds: float) -> None:
-        """A round went well."""
+        """A round succeeded."""
         table, milliseconds = str(lease.table.path), round(seconds * 1000)
         if result.recovered:
             _log.info("snapshot_recovered", table=table, snapshot=result.snapshot_id)
@@ -64,7 +64,7 @@ class LogProgress:
         )
 
     def ended(self, lease: RoundLease, problem: Exception, seconds: float) -> None:
-        """A round did not; `RoundEndedError` when nothing is wrong."""
+        """A round failed, or ended early without a fault (`RoundEndedError`)."""
         if isinstance(problem, RoundEndedError):
             _log.info("round_ended", table=str(lease.table.path), why=problem.message)
         else:
@@ -73,7 +73,7 @@ class LogProgress:
 
 
 class MetricsProgress:
-    """Counts rounds for Prometheus, and tells somebody else."""
+    """Counts rounds for Prometheus, and passes the events on."""
 
     def __init__(
         self, metrics: TieringServiceMetrics, also: Progress, clock_ms: ClockMs = wall_ms
@@ -87,7 +87,7 @@ class MetricsProgress:
         self._also.began(lease)
 
     def finished(self, lease: RoundLease, result: RoundResult, seconds: float) -> None:
-        """A round went well."""
+        """A round succeeded."""
         path = lease.table.path
         self._metrics.round_ended("committed" if result.committed else "empty", seconds)
         self._metrics.lag(path, result.remaining)
@@ -96,7 +96,7 @@ class MetricsProgress:
         self._also.finished(lease, result, seconds)
 
     def ended(self, lease: RoundLease, problem: Exception, seconds: float) -> None:
-        """A round did not; `RoundEndedError` when nothing is wrong."""
+        """A round failed, or ended early without a fault (`RoundEndedError`)."""
         outcome = "cancelled" if isinstance(problem, RoundEndedError) else "failed"
         self._metrics.round_ended("fenced" if lease.lost else outcome, seconds)
         if isinstance(problem, TableGoneError):
@@ -136,7 +136,7 @@ class LiveProgress:
         self._row(lease).state = "tiering"
 
     def finished(self, lease: RoundLease, result: RoundResult, seconds: float) -> None:
-        """A round went well."""
+        """A round succeeded."""
         row = self._row(lease)
         row.state = "more to do" if result.remaining else "up to date"
         row.lag = result.remaining
@@ -146,7 +146,7 @@ class LiveProgress:
             row.committed_ms = self._clock_ms()
 
     def ended(self, lease: RoundLease, problem: Exception, seconds: float) -> None:
-        """A round did not; `RoundEndedError` when nothing is wrong."""
+        """A round failed, or ended early without a fault (`RoundEndedError`)."""
         expected = isinstance(problem, RoundEndedError)
         self._row(lease).state = "ended" if expected else f"failed: {_first_lines(problem)[:60]}"
 
@@ -171,7 +171,7 @@ def _time_of_day(wall_ms: int) -> str:
 
 
 def _first_lines(problem: Exception) -> str:
-    """What went wrong without the JVM's part of it: an error of a task has its line at the end."""
+    """The message of an error without the JVM's part; a task's error ends with its own line."""
     text = str(problem).strip()
     ours = [line.strip() for line in text.splitlines() if line.startswith("zufluss.")]
     return ours[-1] if ours else text.split("\n\nJVM stacktrace:")[0][:2000]

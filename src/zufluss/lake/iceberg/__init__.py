@@ -1,8 +1,8 @@
 """Apache Iceberg as a lake format: the factory behind the entry point `iceberg`.
 
-Parts are imported when they are made: a Spark task that writes files never loads a catalog, and
-`import zufluss` never loads pyiceberg. `private.py` is the only module that uses undocumented parts
-of pyiceberg, which is why its version is pinned.
+Parts are imported at first use: a Spark task that writes files never loads a catalog, and `import
+zufluss` never loads pyiceberg. The version of pyiceberg is pinned, because `private.py` uses
+undocumented parts of it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 FORMAT = "iceberg"
 VERSION = 1
-"""Version of what travels between driver and tasks."""
+"""Version of the data between driver and tasks."""
 
 
 class IcebergTiering:

@@ -11,9 +11,9 @@ pyiceberg's, without prefix; the spellings of Fluss configurations are understoo
 | `catalog-impl=….RESTCatalog`, `….GlueCatalog`, `….HiveCatalog` | `type=rest`, `glue`, `hive` |
 
 An embedded catalog is a SQLite file that a tiering service, readers and maintenance open at the
-same time. Its connections wait `SQLITE_BUSY_MS` for each other, keep a write-ahead log so that
-readers never wait, and are not carried over a fork. What was read from a metadata file is kept by
-its location, because such a file never changes: loading a table again costs one SQL query.
+same time. Its connections wait `SQLITE_BUSY_MS` for each other, use a write-ahead log so that
+readers never wait, and are not shared with forked processes. The content of a metadata file is
+cached by its location, because the file never changes: loading a table again costs one SQL query.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def normalized(properties: Mapping[str, str]) -> dict[str, str]:
     if kind == "sql":
         out["uri"] = _sql_uri(out)
     elif kind == "rest":
-        out["snapshot-loading-mode"] = "all"  # the newest snapshot of ours may lie below others
+        out["snapshot-loading-mode"] = "all"  # the newest snapshot of ours may be older than others
     return out
 
 
@@ -106,7 +106,7 @@ def _type_of(implementation: str) -> str:
 
 
 def _sql_uri(properties: dict[str, str]) -> str:
-    """A JDBC address as SQLAlchemy spells it; anything else as it is."""
+    """A JDBC address as SQLAlchemy spells it; other addresses are returned unchanged."""
     uri = properties["uri"]
     if not uri.startswith("jdbc:"):
         return uri
@@ -129,9 +129,8 @@ def _open(properties: dict[str, str]) -> Catalog:
         return load_catalog(NAME, **properties)
     except (ImportError, ArgumentError) as problem:
         raise ConfigError(
-            f"an Iceberg catalog of type {kind} at {where} needs a package that is not installed "
-            f"or an address that is understood ({problem}); install "
-            f"{_EXTRAS.get(kind, 'the driver of its database')}"
+            f"an Iceberg catalog of type {kind} at {where} cannot be opened ({problem}); install "
+            f"{_EXTRAS.get(kind, 'the driver of its database')}, or correct the address"
         ) from problem
     except (ValueError, KeyError) as problem:
         raise ConfigError(f"the Iceberg catalog at {where} is not configured: {problem}") from None

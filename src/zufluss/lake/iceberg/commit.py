@@ -1,11 +1,11 @@
 """Commits one snapshot to a catalog: attempts, the fence, and the meaning of errors.
 
-A commit has three outcomes. What tells them apart after an error:
+A commit has three outcomes. After an error they are told apart like this:
 
 | error | then | outcome of the attempt |
 |---|---|---|
-| conflict, failed requirement, 4xx | the snapshot is in the table all the same | done |
-| | it is not | not applied: check the fence on what is there now, try again |
+| conflict, failed requirement, 4xx | the snapshot is in the table | done |
+| | it is not | not applied: check the fence on the current table, try again |
 | anything else | the snapshot is in the table | done |
 | | it is not, and the table's head has moved | not applied (the parent was required) |
 | | it is not, and the catalog is a local SQLite file | not applied (no request is under way) |
@@ -15,7 +15,7 @@ A commit has three outcomes. What tells them apart after an error:
 | there is no such table, or any of a local SQLite file | the table is gone | not applied |
 
 The snapshot's id is chosen once, so an applied attempt is found by it. Manifests of attempts that
-were certainly not applied are removed; after an unknown outcome nothing is.
+were certainly not applied are removed; after an unknown outcome nothing is removed.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ def _certainly_not_applied(before: Table, now: Table, problem: Exception) -> boo
 
 
 def _check_worth_trying(before: Table, now: Table, problem: Exception) -> None:
-    """Raise `LakeError` unless the error is a conflict, a busy database or another commit."""
+    """Raise `LakeError` unless a conflict, a busy database or another commit is the reason."""
     passing = isinstance(problem, CommitFailedException | OperationalError)
     if not passing and before.metadata_location == now.metadata_location:
         raise LakeError(
@@ -209,7 +209,7 @@ def _load_or_none(table: Table, problem: Exception) -> Table | None:
         if isinstance(problem, NoSuchTableError) or is_sqlite(table.catalog):
             raise
         return None
-    except Exception:  # any error means only that the question has no answer yet
+    except Exception:  # any error only means that the outcome is not known yet
         return None
 
 

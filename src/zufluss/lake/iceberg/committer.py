@@ -1,22 +1,22 @@
-"""Commits rounds to an Iceberg table, which it creates and alters to fit the table.
+"""Commits rounds to an Iceberg table, and creates and alters that table to fit ours.
 
-Ours is a snapshot that carries the commit user and the table's identity. The newest one is found by
-walking the parents of the current snapshot: foreign commits may lie in between and on top. Expiry
-may take it away from under a foreign one, so every commit of ours also writes itself into the table
-property `zufluss.newest`, in the same atomic commit. What stands there counts only when that
-snapshot is gone: a table that was rolled back to before it has the older one as newest.
+A snapshot of ours carries the commit user and the table's identity. The newest one is found by
+walking the parents of the current snapshot; foreign commits may lie in between and on top. Foreign
+expiry may remove it, so every commit of ours also writes its id into the table property
+`zufluss.newest`, in the same atomic commit. The property counts only when its snapshot is gone: a
+table that was rolled back to an older snapshot of ours has that one as newest.
 
 | key of `zufluss.newest` (JSON) | value |
 |---|---|
 | snapshot | the snapshot's id |
 | timestamp | epoch milliseconds |
-| properties | what the snapshot was committed with |
+| properties | the properties of the snapshot |
 
-Fresh partitions are emptied of whatever they hold when the commit is made, foreign rows included:
-the result is as if everything that came before this commit had come before the partition.
+The commit empties fresh partitions of all their rows, foreign rows included, as if these rows had
+been written before the partition was created.
 
-Position deletes name data files. When another writer has replaced such a file since the round
-began, the commit is refused: the rows they were to delete would come back.
+Position deletes name data files. If another writer has replaced such a file since the round began,
+the commit is refused; otherwise the deleted rows would come back.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ class IcebergCommitter:
                     self._lake = self._prepared()
                 return
             except (CommitFailedException, TableAlreadyExistsError):
-                continue  # somebody else changed it at this moment: look again
-        raise LakeError(f"lake table {self.table.path} is changed by others all the time")
+                continue  # another writer changed the table: read it again
+        raise LakeError(f"lake table {self.table.path} is changed by other writers all the time")
 
     def writer_handle(self, fresh: Collection[str] = ()) -> bytes:
         """The handle for writers of this round, without live files of `fresh` partitions."""
@@ -214,7 +214,7 @@ class IcebergCommitter:
         try:
             self._catalog.create_namespace(self._identifier[:1])
         except (NamespaceAlreadyExistsError, IntegrityError):
-            pass  # the usual case: another table of the database was first
+            pass  # the usual case: another table created the namespace
         return self._catalog.create_table(
             self._identifier,
             schema=schema,
@@ -241,7 +241,7 @@ class IcebergCommitter:
         try:
             system = file_system(load_file_io(self._catalog.properties, location), location)
         except LakeError:
-            return False  # what cannot be listed is not swept either
+            return False  # a location that cannot be listed is not swept
         return any(True for _ in list_files(system, plain_path(f"{location}/metadata")))
 
     def _beside(self, location: str) -> str:
@@ -323,7 +323,7 @@ def newest_snapshot(metadata: TableMetadata, table: TableInfo) -> CommittedSnaps
     by_id = {snapshot.snapshot_id: snapshot for snapshot in metadata.snapshots}
     at = metadata.current_snapshot_id
     if at is None:
-        return None  # replaced from outside: nothing of ours is in it, whatever its properties say
+        return None  # replaced from outside: no snapshot of it is ours, whatever its properties say
     while at is not None and at in by_id:
         snapshot = by_id[at]
         summary = snapshot.summary.additional_properties if snapshot.summary else {}

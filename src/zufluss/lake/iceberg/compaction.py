@@ -49,11 +49,11 @@ from zufluss.lake.iceberg.statistics import bound_value
 from zufluss.lake.iceberg.writer import RollingWriter
 
 SIZE_RATIO: Final = 2
-"""A file is merged with newer ones if it is at most so many times larger than all of them."""
+"""A file is merged with newer ones if it is at most this many times as large as all of them."""
 SMALL_FRACTION: Final = 0.75
 """Files below this fraction of the target size are small, as in Iceberg."""
 SMALL_FILES_MAX: Final = 30
-"""The most neighbouring small files of a bucket that are not merged because of their sizes."""
+"""More neighbouring small files than this are merged, whatever their sizes."""
 BATCH_ROWS: Final = 65_536
 
 Number = TypeVar("Number", int, float)

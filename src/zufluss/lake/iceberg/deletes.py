@@ -1,17 +1,17 @@
 """Finds the rows of a bucket that a round replaces, and reads position delete files.
 
-A primary-key table in the lake never has two live rows of a key. So a writer that brings new rows,
-or the news of deletions, looks up every touched key among the bucket's live rows and deletes what
-it finds by position, one delete file per data file:
+A primary-key table in the lake never has two live rows of a key. A writer looks up every upserted
+or deleted key among the bucket's live rows and deletes the old rows by position, with one delete
+file per data file:
 
 | column | type | field id |
 |---|---|---|
 | file_path | string | 2147483546 |
 | pos | long | 2147483545 |
 
-Looking up reads the key columns of files whose bounds admit a touched key, and nothing else.
-Files never change, so key columns and positions that were deleted earlier stay in a cache of this
-process, up to `CACHE_BYTES_MAX`; a Spark worker that is used again finds them there.
+A lookup only reads the key columns of files whose bounds admit a key. Files never change, so key
+columns and deleted positions are cached in this process, up to `CACHE_BYTES_MAX`; reused Spark
+workers find them there.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ Positions = npt.NDArray[np.int64]
 
 
 class FileCache:
-    """A cache of Arrow tables of immutable files, by name; least recently used leave first."""
+    """A cache of Arrow tables of immutable files, by name; evicts the least recently used."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
@@ -133,7 +133,7 @@ class KeyLookup:
         _cache.put((path, self._shape), _owned(keys))
 
     def _is_dead(self, file: LiveFile) -> bool:
-        """Whether all rows are deleted; counts do not prove it, foreign files may repeat rows."""
+        """Whether all rows are deleted, by position: foreign files may delete a row twice."""
         if file.deleted < file.records:
             return False
         gone = [deleted_positions(self._files, path, file.path) for path in file.deletes]

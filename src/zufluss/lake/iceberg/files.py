@@ -1,7 +1,7 @@
 """Files of a lake table by location: local ones directly, others through pyiceberg's FileIO.
 
-Local files need no library and are made durable here: `sync_all` returns only when files and every
-directory on the way to them would survive a power cut. Object stores are durable when a write ends.
+Local files need no library and are made durable here: after `sync_all` the files and all their
+parent directories survive a power cut. Object stores are durable when a write ends.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class LakeFiles:
         self._io: Any = None
 
     def create(self, location: str) -> pa.NativeFile:
-        """A new file, open for writing; its directories are made."""
+        """Create a file and its directories, and open it for writing."""
         path = local_path(location)
         if path is None:
             return self._remote().new_output(location).create(overwrite=True)
@@ -38,7 +38,7 @@ class LakeFiles:
         return pa.OSFile(str(path), "wb")
 
     def open(self, location: str) -> pa.NativeFile:
-        """A file, open for reading at random."""
+        """Open a file for random reads."""
         path = local_path(location)
         if path is None:
             return self._remote().new_input(location).open(seekable=True)
@@ -54,7 +54,7 @@ class LakeFiles:
             paths = {path.parent for path in paths if path not in (root, path.parent)}
 
     def remove(self, location: str) -> None:
-        """Remove a file; one that is not there is fine."""
+        """Remove a file if it exists."""
         path = local_path(location)
         if path is not None:
             path.unlink(missing_ok=True)

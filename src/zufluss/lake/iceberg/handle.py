@@ -1,9 +1,9 @@
-"""The plain data that travels between driver and tasks of an Iceberg round, without a library.
+"""The plain data that driver and tasks of an Iceberg round exchange, without a library.
 
-Down goes a `WriterHandle`: how to write files that fit the table, without a catalog. For a
-primary-key table it also names the live files of the base snapshot, so that a task can find the
-rows its changes replace. Up comes an `IcebergWriteResult`: the files a task wrote, with the
-statistics a manifest entry needs. All results of a round together are an `IcebergCommittable`.
+A task gets a `WriterHandle`, which describes files that fit the table, without a catalog. For a
+primary-key table it also names the live files of the base snapshot, so that the task can find the
+rows that its changes replace. The task returns an `IcebergWriteResult`: its files, with statistics
+for manifest entries. All results of a round together are an `IcebergCommittable`.
 
 Partition values are in Iceberg's own form (text, integers, booleans; a date is its day number),
 in the order of the partition spec: `schema.partition_values` makes them from a partition's name
@@ -35,7 +35,7 @@ class LiveFile:
     """A data file of the base snapshot, with its delete files."""
 
     path: str
-    """Where it is, exactly as position deletes must name it."""
+    """Its location, exactly as position deletes must name it."""
     records: int
     """Rows in it, deleted ones included."""
     size: int
@@ -43,16 +43,16 @@ class LiveFile:
     deletes: tuple[str, ...] = ()
     """Position delete files that apply to it."""
     deleted: int = 0
-    """Rows in those; all of them when it equals `records`."""
+    """Rows in the delete files; all rows are deleted if it equals `records`."""
     lower_bounds: Mapping[int, bytes] = field(default_factory=dict)
-    """Smallest value per identifier field, where the file has them; texts may be cut."""
+    """Smallest value per identifier field, where known; texts may be cut."""
     upper_bounds: Mapping[int, bytes] = field(default_factory=dict)
     """Largest value per identifier field."""
 
 
 @dataclass(frozen=True, slots=True)
 class WriterHandle:
-    """Everything a task needs to write files of a table."""
+    """The description of a table for tasks that write its files."""
 
     schema: str
     """The Iceberg schema as JSON."""
@@ -61,13 +61,13 @@ class WriterHandle:
     location: str
     """The table's location."""
     data_location: str
-    """Where data and delete files go; partition directories below it are the writer's choice."""
+    """The directory of data and delete files; writers choose the partition directories."""
     io: Mapping[str, str]
     """Properties of the file system."""
     properties: Mapping[str, str]
     """Table properties (`write.*` among them)."""
     base_snapshot_id: int | None = None
-    """The snapshot the live files are of; None for an empty table."""
+    """The snapshot of the live files; None for an empty table."""
     files: Mapping[PartitionValues, tuple[LiveFile, ...]] = field(default_factory=dict)
     """Live files by partition values; empty for log tables."""
 
@@ -102,7 +102,7 @@ class FileWritten:
     kind: FileKind
     """Rows, or positions of deleted rows."""
     path: str
-    """Where it is, with scheme."""
+    """Its location, with scheme."""
     size: int
     """Bytes."""
     records: int
@@ -124,7 +124,7 @@ class FileWritten:
     split_offsets: tuple[int, ...] = ()
     """Where row groups start."""
     referenced_data_file: str | None = None
-    """The one data file that position deletes are about; required for them."""
+    """The data file of position deletes; required for them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,13 +5,13 @@ Runs in the driver between rounds of its table, and leaves a table whose rows ar
 * **compact** replaces files in one snapshot (`replace`), which repeats the properties of the newest
   snapshot of ours and so takes its place. It is fenced as a round's commit is. A foreign commit in
   between is fine unless it touched a file that was rewritten, or deleted rows of it.
-* **expire** takes snapshots out of the metadata, then removes the files only they used. What stays
-  however old it is: heads of branches and tags, `keep`, the newest of ours with all that lie on top
-  of it, and as many of the newest as `history.expire.min-snapshots-to-keep` says.
-* **sweep** removes files that nothing refers to and that are older than a bound; see `orphans.py`.
+* **expire** removes snapshots from the metadata, then the files that only they used. These stay at
+  any age: heads of branches and tags, `keep`, the newest snapshot of ours and all newer ones, and
+  the newest `history.expire.min-snapshots-to-keep`.
+* **sweep** removes old files that nothing refers to; see `orphans.py`.
 
-`gc.enabled=false` says that files of the table may belong to others as well: then nothing is ever
-removed. A crash at any point leaves files that the next sweep removes, never a hole in the table.
+`gc.enabled=false` says that files may also belong to other tables: then nothing is removed. A crash
+at any point leaves files that the next sweep removes, never a hole in the table.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class IcebergMaintenance:
             return self._replace(lake, rewriter, newest)
         except LakeCommitUnknownError:
             raise
-        except Exception:  # no interruption: whoever is interrupted does not know what was done
+        except Exception:  # not for interruptions: after one the outcome is not known
             self._abort(rewriter)
             raise
 

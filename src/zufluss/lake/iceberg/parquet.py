@@ -1,4 +1,4 @@
-"""Parquet files as Iceberg wants them: Arrow schemas with field ids, and columns in lake types.
+"""Parquet files for Iceberg: Arrow schemas with field ids, and columns in lake types.
 
 The Arrow schema comes straight from the Iceberg schema's JSON, so that a task that writes local
 files loads no Iceberg library.
@@ -13,8 +13,8 @@ files loads no Iceberg library.
 | fixed[n] | fixed_size_binary(n) | BINARY(n) |
 | struct, list, map | the same | ROW, ARRAY, MAP |
 
-`convert` goes both ways. Cutting goes down, also before 1970, so that what is left of a value are
-its written digits. Fields are found in files by their id, in foreign files without ids by name.
+`convert` works in both directions. Digits are cut towards the past, also before 1970. Fields are
+found in files by id, in foreign files without ids by name.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def _convert_struct(array: pa.StructArray, kind: pa.StructType) -> pa.Array:
 def _without_nulls(child: pa.Array, parent: pa.Array) -> pa.Array:
     """A required field without the nulls it has where the whole struct is null.
 
-    Parquet refuses these. Other nulls stay, for it to refuse.
+    Parquet refuses these nulls. Other nulls stay, and Parquet refuses them.
     """
     if not child.null_count or pc.any(pc.and_(child.is_null(), parent.is_valid())).as_py():
         return child
@@ -174,7 +174,7 @@ def _without_nulls(child: pa.Array, parent: pa.Array) -> pa.Array:
 
 
 def _values(array: pa.Array) -> pa.Array:
-    """What a list or a map is made of."""
+    """The values of a list or a map."""
     if not pa.types.is_map(array.type):
         return array.values
     fields = [array.type.key_field, array.type.item_field]
@@ -214,7 +214,7 @@ def columns_in_file(file: pa.Schema, wanted: pa.Schema) -> dict[str, str]:
 
 
 def writer_options(schema: pa.Schema, properties: Mapping[str, str]) -> dict[str, Any]:
-    """How files are written: table properties, and dictionaries where they are worth their time.
+    """Parquet options: table properties, and dictionaries where they pay.
 
     Numbers rarely repeat enough for a dictionary to beat zstd; texts and bytes often do, and of the
     system columns all but the offset are nearly constant.

@@ -3,21 +3,20 @@
 pyiceberg 0.12 cannot write delete files, nor fence a commit, so a snapshot is put together here and
 handed to the catalog's public `commit_table`. Everything written is plain Iceberg v2.
 
-A `SnapshotChange` says what a snapshot does: files to add (data, position deletes), paths to take
-out, properties. A `SnapshotBuilder` turns it into manifests on top of a table as it was loaded,
-again for every attempt; the snapshot's id stays the same, so that a lost answer can be looked up.
+A `SnapshotChange` has the files to add (data, position deletes), the paths to remove, and the
+properties of a snapshot. A `SnapshotBuilder` writes its manifests on top of a loaded table, again
+for every attempt; the snapshot's id stays the same, so that a lost answer can be looked up.
 
 | manifest | entries | sequence number |
 |---|---|---|
 | added data, added deletes | ADDED, written once for all attempts | inherited from the snapshot |
-| one that lost files | DELETED for those, EXISTING for the rest | its entries' own |
-| a merged one | EXISTING | its entries' own |
+| a manifest that lost files | DELETED for those, EXISTING for the rest | its entries' own |
+| a merged manifest | EXISTING | its entries' own |
 
-A position delete applies to data files with a sequence number not above its own, so entries keep
-theirs wherever they are copied. Manifests are merged level by level: when a commit finds
-`commit.manifest.min-count-to-merge` of one content and spec and of about the same number of files,
-they become one. So the manifest list stays short, and an entry is copied a logarithmic number of
-times over the life of a table.
+A position delete applies to data files with a sequence number not above its own, so copied entries
+keep their numbers. A commit merges `commit.manifest.min-count-to-merge` manifests of the same
+content, spec and level (about the same number of files) into one. So the manifest list stays short,
+and an entry is copied a logarithmic number of times over the life of a table.
 
 Manifests never change, so their entries are cached by path. Cached entries are shared: read only.
 """
@@ -81,7 +80,7 @@ from zufluss.lake.iceberg.handle import (
 MAIN = "main"
 MERGE_COUNT_KEY = "commit.manifest.min-count-to-merge"
 MERGE_COUNT = 30
-"""Manifests of a level that are merged, unless the table says another number."""
+"""Number of manifests of a level that are merged; a table property may change it."""
 MANIFEST_BYTES_MAX = 8 * 1024 * 1024
 """A manifest of this size is not merged any more."""
 CACHED_ENTRIES_MAX = 200_000
@@ -90,7 +89,7 @@ _CODEC_KEY = "write.avro.compression-codec"
 
 
 def data_file(written: FileWritten, spec_id: int) -> DataFile:
-    """The manifest's form of a file; position deletes get bounds that name their data file."""
+    """A file as a manifest entry; position deletes get bounds that name their data file."""
     lower, upper = dict(written.lower_bounds), dict(written.upper_bounds)
     if written.kind != DATA:
         if written.referenced_data_file is None:
@@ -219,15 +218,14 @@ class SnapshotChange:
     """The change that a snapshot makes."""
 
     operation: Literal["append", "overwrite", "replace", "delete"]
-    """As its summary says; `replace` changes files, not rows; an `append` that takes files out
+    """The operation of the summary. `replace` changes no rows; an `append` that removes files
     becomes an `overwrite`."""
     added: Sequence[FileWritten] = ()
     """New files, all of the current partition spec."""
     removed: frozenset[str] = frozenset()
     """Paths of live data and delete files to take out."""
     emptied: frozenset[PartitionValues] = frozenset()
-    """Partitions, by their values without the bucket, whose files are taken out, whichever they
-    are when the commit is made."""
+    """Partitions (values without the bucket) that lose all files they have at the commit."""
     properties: Mapping[str, str] = field(default_factory=dict)
     """Properties of the snapshot."""
     table_properties: Mapping[str, str] = field(default_factory=dict)
@@ -260,7 +258,7 @@ class SnapshotBuilder:
         self._kept: list[str] = []
 
     def stage(self, table: Table) -> StagedSnapshot:
-        """The change on top of the table's current snapshot, written."""
+        """Write the change on top of the table's current snapshot."""
         self._scratch += self._kept
         self._kept = []
         if self._added is None:
@@ -279,7 +277,7 @@ class SnapshotBuilder:
             "sequence-number": metadata.next_sequence_number(),
             "summary": self._summary(metadata, parent, removed),
             "schema-id": metadata.current_schema_id,
-            # a clock that is behind must not make a history that goes back in time
+            # times of the history must not go back, even if this clock is behind
             "timestamp-ms": max(self._clock_ms(), metadata.last_updated_ms),
         }
         snapshot = Snapshot.model_validate(fields)
@@ -427,7 +425,7 @@ def delete_quietly(io: FileIO, path: str) -> bool:
     """Delete an unused file; a file that cannot be deleted is left to the sweep."""
     try:
         io.delete(path)
-    except Exception:  # of whatever library: a commit that was made must not look like a failure
+    except Exception:  # of any library: a commit that was made must not look like a failure
         return False
     return True
 
@@ -453,10 +451,7 @@ class _Shared(list[Any]):
 
 
 def shared(metadata: TableMetadata) -> TableMetadata:
-    """The same metadata, made cheap to change.
-
-    pyiceberg copies all of it for every commit, deeply; the cost of that grows with the snapshots.
-    """
+    """Metadata that is cheap to copy: pyiceberg copies all snapshots deeply for every commit."""
     names = ("snapshots", "snapshot_log", "metadata_log", "schemas")
     return metadata.model_copy(update={name: _Shared(getattr(metadata, name)) for name in names})
 
@@ -482,7 +477,7 @@ def _has_live(manifest: ManifestFile) -> bool:
 
 
 def _level(manifest: ManifestFile, snapshot_id: int, fan_in: int) -> tuple[Any, ...]:
-    """The key of manifests that may be merged together; its first item: mergeable at all."""
+    """The key of manifests that may be merged together; its first item says if any may."""
     files = (manifest.added_files_count or 0) + (manifest.existing_files_count or 0)
     small = manifest.manifest_length < MANIFEST_BYTES_MAX
     mergeable = small and manifest.added_snapshot_id != snapshot_id

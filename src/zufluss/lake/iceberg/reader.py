@@ -1,9 +1,9 @@
 """Reads snapshots of a lake table as Arrow batches, files and row groups in parallel.
 
-Planning is pyiceberg's: it prunes files by partition and by column bounds, and pairs data files
-with their position deletes. Reading is ours: row groups are read by a few threads ahead of the
-consumer, columns are found by field id (a file written before a column was added has none, it is
-null there), deleted positions are dropped, and types become those of the table again.
+pyiceberg plans a scan: it prunes files by partition and column bounds, and pairs data files with
+their position deletes. Files are read here: a few threads read row groups ahead of the consumer,
+find columns by field id (columns that a file lacks are null), drop deleted positions, and convert
+the types back to those of the table.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class IcebergReader:
         """Does nothing; the catalog is shared by the process."""
 
     def _see(self, snapshot_id: int) -> None:
-        """The snapshot is known, if need be by asking the catalog again."""
+        """Load the table again if it does not have the snapshot; raises if it still has not."""
         if self._lake.snapshot_by_id(snapshot_id) is None:
             self._lake.refresh()
         if self._lake.snapshot_by_id(snapshot_id) is None:

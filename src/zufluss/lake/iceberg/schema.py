@@ -103,7 +103,7 @@ _FLUSS_TYPES: dict[type[IcebergType], Callable[[bool], t.DataType]] = {
     ),
 }
 _AFRESH = "drop and re-create the table itself, which is then tiered afresh beside the old one"
-"""The way out that is always there; without its lake table alone a table cannot be tiered."""
+"""The remedy that always works."""
 _DIGITS_MAX = 6
 """The most fractional digits of a time in Iceberg."""
 _EPOCH = dt.date(1970, 1, 1)
@@ -283,7 +283,7 @@ def partitions_values(table: TableInfo, names: Iterable[str]) -> frozenset[Parti
 def table_properties(table: TableInfo) -> dict[str, str]:
     """Properties of the lake table: defaults, the table's own, its identity.
 
-    What the cluster hands out to reach the catalog may hold secrets and stays out.
+    Catalog properties of the cluster may hold secrets and are left out.
     """
     out = _DEFAULTS | (_MERGE_ON_READ if table.has_primary_key else {})
     return out | followed_properties(table) | table_identity(table)
@@ -326,7 +326,7 @@ def validate(table: TableInfo) -> None:
 
 
 def _no_identifier(data_type: t.DataType) -> str | None:
-    """Why a primary key cannot have this type in Iceberg, and what to do."""
+    """The reason why a primary key cannot have this type in Iceberg, and the remedy."""
     if data_type.root in (t.Root.FLOAT, t.Root.DOUBLE):
         return "Iceberg has no identifier fields of these: take DECIMAL or another type"
     if isinstance(data_type, t.TemporalType) and data_type.precision > _DIGITS_MAX:
@@ -400,7 +400,7 @@ def same_type(a: IcebergType, b: IcebergType) -> bool:
 
 
 def _inner(found: IcebergType) -> Iterator[tuple[str, bool, IcebergType]]:
-    """Name, required and type of what is directly inside a type."""
+    """Name, required flag and type of each direct child of a type."""
     if isinstance(found, StructType):
         yield from ((f.name, f.required, f.field_type) for f in found.fields)
     elif isinstance(found, ListType):
@@ -411,7 +411,7 @@ def _inner(found: IcebergType) -> Iterator[tuple[str, bool, IcebergType]]:
 
 
 def changed_properties(table: TableInfo, now: Mapping[str, str]) -> tuple[dict[str, str], set[str]]:
-    """What to set and what to remove so that the lake table's properties follow the table's."""
+    """The properties to set and to remove, so that the lake table follows the table."""
     wanted = followed_properties(table)
     updates = {key: value for key, value in wanted.items() if now.get(key) != value}
     removals = {key for key in now if key.startswith(FLUSS_PREFIX) and key not in wanted}

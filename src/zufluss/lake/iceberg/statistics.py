@@ -159,7 +159,7 @@ def _cut_up(bound: bytes, kind: pa.DataType, length: int | None) -> bytes | None
 
 
 def _raised(units: list[int], largest: int, after: Callable[[int], int]) -> list[int] | None:
-    """The smallest sequence of at most this length above all that start with `units`."""
+    """The smallest sequence of at most this length above every sequence with this prefix."""
     while units and units[-1] == largest:
         units = units[:-1]
     return [*units[:-1], after(units[-1])] if units else None

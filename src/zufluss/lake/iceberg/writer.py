@@ -7,7 +7,7 @@ time. A file that `complete` reports is durable.
 
     <data location>/<partition>/<table id>-<epoch>-<bucket>-<start>-<stop>-<attempt>-<n>.parquet
 
-so that an orphan tells who wrote it, and no two attempts ever share a name. Files with deleted
+The name of an orphan tells its writer, and no two attempts share a name. Files with deleted
 positions have `-deletes` at the end.
 """
 
@@ -195,7 +195,7 @@ class RollingWriter:
         paths = [file.path for file in self.closed]
         if self._open is not None:
             path, sink, writer = self._open
-            with suppress(OSError, pa.ArrowException):  # what made it fail was told already
+            with suppress(OSError, pa.ArrowException):  # the error that broke it was raised already
                 writer.close()
                 sink.close()
             paths.append(path)
@@ -210,7 +210,7 @@ class RollingWriter:
             self._bytes += batch.nbytes
 
     def _flush(self) -> None:
-        """The waiting rows become a row group."""
+        """Write the waiting rows as a row group."""
         if not self._rows:
             return
         table = convert_table(pa.Table.from_batches(self._waiting), self._schema)
