@@ -337,7 +337,7 @@ async def test_nothing_before_the_baseline_is_undone_whatever_a_call_says(bucket
     kept = bucket.replica().log.log_end_offset
     assert await bucket.own((1, 11)) == 0
     await bucket.begin(2, baseline={(None, 0): kept})
-    with pytest.raises(ProducerStateError, match=f"begins at offset {kept}"):
+    with pytest.raises(ProducerStateError, match=f"below offset {kept}"):
         await bucket.undo(0)
     assert await bucket.table() == {1: (11, None)}
     assert (await bucket.undo(kept)).done

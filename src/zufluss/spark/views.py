@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def register(spark: SparkSession, bootstrap: str | None = None) -> None:
     """Make `format("fluss")` known; with `bootstrap` its relations need not name the cluster.
 
-    How to log in is not remembered: relations say it by `client.*` options.
+    Credentials are not remembered: each relation has its own `client.*` options.
 
     >>> register(spark, "localhost:9123")  # doctest: +SKIP
     >>> spark.read.format("fluss").load("shop.orders").count()  # doctest: +SKIP

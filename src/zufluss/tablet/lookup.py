@@ -166,8 +166,8 @@ class LookupHandler:
             size = sum(int((values.ends - values.starts).sum()) for values in groups)
             if size > PREFIX_BYTES_MAX:
                 raise RecordTooLargeError(
-                    f"the rows of these prefixes take {size} bytes, {PREFIX_BYTES_MAX} fit into an "
-                    "answer; ask for fewer prefixes or longer ones"
+                    f"the rows of these prefixes take {size} bytes, an answer at most "
+                    f"{PREFIX_BYTES_MAX}; ask for fewer or longer prefixes"
                 )
             lists = (tablet.table.for_clients(values) for values in groups)
             return [[value for value in values if value is not None] for values in lists]

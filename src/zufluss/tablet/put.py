@@ -376,7 +376,7 @@ class PutHandler:
             raise outcome
         if isinstance(outcome, Exception):
             log.error("put_failed", bucket=str(replica.bucket), exc_info=outcome)
-            raise self._fail(replica, f"a put could not be worked out ({outcome!r})")
+            raise self._fail(replica, f"a put failed unexpectedly ({outcome!r})")
         if replica.failure is not None:
             raise replica.failure
         if not self._buckets.serves(replica):

@@ -237,9 +237,9 @@ class UndoHandler:
         baseline = self._producers.baseline(replica.bucket, number)
         if from_offset < baseline:
             raise ProducerStateError(
-                f"{replica.path} {replica.bucket}: producer {owner.producer_id} begins at offset "
-                f"{baseline}, so its changes from {from_offset} on are not all to be undone; what "
-                "is before a checkpoint stays. Begin a new epoch with the state to go back to"
+                f"{replica.path} {replica.bucket}: an undo of producer {owner.producer_id} cannot "
+                f"begin at offset {from_offset}: its changes below offset {baseline} belong to a "
+                "checkpoint and stay. Begin a new epoch with the state to go back to"
             )
         return self._begin(Undo(replica, owner, from_offset))
 

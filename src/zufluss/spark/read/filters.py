@@ -1,7 +1,7 @@
 """Filters of `zufluss.col` as Spark columns, with the same result for every row.
 
 Two differences are evened out: a literal has the type of its column, and NaN matches no "larger
-than", while in Spark NaN is larger than everything. NULL matches no comparison in either.
+than", while in Spark NaN is larger than everything. In both, NULL matches no comparison.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@
 | `fresh` | names of partitions that this snapshot has nothing of: its rows under them are older |
 
 Spark does not keep the first offset of a query, and asks for another one when the first batch has
-to be run again. So what the first batch reads is said by the offset at its end alone.
+to be run again. So the offset at the end of the first batch alone defines what the batch reads.
 """
 
 from __future__ import annotations

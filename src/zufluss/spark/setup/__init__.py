@@ -1,1 +1,1 @@
-"""Setting up Spark: a Java that works, settings that work, and the session made of both."""
+"""Starts Spark sessions: finds a Java, chooses settings, creates the session."""

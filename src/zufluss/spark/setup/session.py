@@ -1,8 +1,8 @@
-"""`zufluss.spark.session`: a Spark session with the settings that work, on a Java that works.
+"""`zufluss.spark.session`: a Spark session with suitable settings, on a Java that Spark supports.
 
-Nothing that the user, `spark-submit` or `spark-defaults.conf` set is changed; `settings.py` has the
-table of what is set otherwise. A session that exists already is returned as it is, with `conf` on
-top, as `SparkSession.builder.getOrCreate` does.
+Settings of the user, `spark-submit` or `spark-defaults.conf` are never changed; `settings.py` lists
+the defaults for all others. An existing session is returned with `conf` applied, as
+`SparkSession.builder.getOrCreate` does.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def _connect(remote: str, conf: Mapping[str, Any]) -> SparkSession:
             f"{remote} is a Spark Connect address, which needs more packages, and {missing[0]} is "
             "not installed; pip install 'pyspark[connect]'"
         )
-    places = ("spark.master", "spark.remote")  # said already
+    places = ("spark.master", "spark.remote")  # given by `remote`
     rest = {key: value for key, value in conf.items() if key not in places}
     return SparkSession.builder.remote(remote).config(map=rest).getOrCreate()
 

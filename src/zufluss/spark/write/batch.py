@@ -1,6 +1,6 @@
 """Batch writes: `df.write.format("fluss").mode("append").save()` and `INSERT INTO` a view.
 
-What a failed job leaves:
+The effects of a failed job:
 
 | table | after a failed job | after a second run |
 |---|---|---|

@@ -244,13 +244,13 @@ class LastOfKeys:
             self._keys.append(keys)
 
     def found(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]] | None:
-        """True for the last row of each key; None if all are last, or there are too many keys."""
+        """A mask of the last row of each key; None if all rows are last, or keys are too many."""
         if not self._keys or self._bytes > KEY_BYTES_MAX:
             return None
         keys = pa.chunked_array(self._keys).combine_chunks().dictionary_encode()
         numbers = keys.indices.to_numpy()
         last = np.empty(len(keys.dictionary), np.intp)
-        last[numbers] = np.arange(len(numbers))  # of equal ones the last is assigned last
+        last[numbers] = np.arange(len(numbers))  # for equal keys the last assignment wins
         if len(last) == len(numbers):
             return None
         out = np.zeros(len(numbers), np.bool_)

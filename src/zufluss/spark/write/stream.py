@@ -81,7 +81,7 @@ class FlussStreamWriter(DataSourceStreamArrowWriter):
         if txn_id is not None and self._handle is None:
             if sink.kind is SinkKind.AGGREGATE:
                 self._handle = tasks.begin(sink, txn_id)
-            elif sink.last_wins:  # with an engine no older row gets over a newer one
+            elif sink.last_wins:  # a merge engine keeps the newer row by itself
                 self._handle = tasks.fence(sink, txn_id)
         return self.__dict__
 

@@ -237,8 +237,8 @@ class Restorer:
             reasons = "; ".join(e.message for e in problems) or "it has no snapshot"
             raise NotRestoredError(
                 f"the state of {replica.path} {replica.bucket} is lost and its changelog begins at "
-                f"offset {first}: {reasons}. It is tried again while a location does not answer; "
-                "else make the files readable and restart the server, or drop the table",
+                f"offset {first}: {reasons}. The server tries again while a location does not "
+                "answer; otherwise make the files readable and restart it, or drop the table",
                 retriable=any(map(may_pass, problems)),
             )
 

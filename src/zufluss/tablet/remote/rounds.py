@@ -291,8 +291,8 @@ class RemoteRound:
             await self._delete(self.uploaded)
         raise error(
             ErrorCode.FENCED_LEADER_EPOCH_EXCEPTION,
-            f"manifest {pending.file.path} of {self.replica.log} does not count: another one or "
-            "another leader does, or it was not known for too long",
+            f"manifest {pending.file.path} of {self.replica.log} was not committed: another "
+            "manifest or leader came first, or its outcome was unknown for too long",
         ) from problem
 
     # -- copying --------------------------------------------------------------------------------

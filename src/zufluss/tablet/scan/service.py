@@ -90,15 +90,15 @@ class PinTarget(NamedTuple):
 
 
 class ScanCounts:
-    """What scans have answered since the start."""
+    """Rows and bytes that scans have answered since the start."""
 
     def __init__(self) -> None:
         self.rows = 0
         self.bytes = 0
-        """Of the records in answers."""
+        """Bytes of the records in answers."""
 
     def add(self, rows: int, size: int) -> None:
-        """An answer."""
+        """Count an answer."""
         self.rows += rows
         self.bytes += size
 
@@ -130,11 +130,11 @@ class ScanService:
         self._threads: ThreadPoolExecutor | None = None
 
     def closed(self, replica: Replica) -> None:
-        """A bucket was closed or begins a new leader epoch: its pins end."""
+        """End the pins of a bucket that was closed or begins a new leader epoch."""
         self.pins.end_bucket(replica.bucket)
 
     def stop(self) -> None:
-        """Make no more rows. States stay on the disk, for clients that come back after a start."""
+        """Decode no more rows. States stay on the disk, for clients that return after a restart."""
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
@@ -147,7 +147,7 @@ class ScanService:
         count = len(request.buckets)
         if not 1 <= count <= BUCKETS_MAX:
             raise InvalidScanRequestError(
-                f"{count} buckets are to be pinned in one call; name 1 to {BUCKETS_MAX} of them"
+                f"the call names {count} buckets to pin; name 1 to {BUCKETS_MAX} of them"
             )
         targets = [self._target(request.table_id, b, context.principal) for b in request.buckets]
         seconds = None
@@ -218,7 +218,7 @@ class ScanService:
         """Pin states, all of them or none."""
         if len(targets) > self.pins.limits.per_server:
             raise InvalidScanRequestError(
-                f"{len(targets)} buckets are to be pinned at once; "
+                f"the call pins {len(targets)} buckets at once; "
                 f"{options.KV_SCANNER_MAX_PER_SERVER.key} allows {self.pins.limits.per_server} on "
                 "this server: raise it, or scan fewer partitions or buckets at a time"
             )
@@ -251,7 +251,7 @@ class ScanService:
         """Refuse a pin of another bucket, or of an earlier time of this one."""
         if pin.bucket != replica.bucket:
             raise KvScanExpiredError(
-                f"the pin {pin.pin_id.hex()} is of {pin.bucket}, not of {replica.bucket}",
+                f"the pin {pin.pin_id.hex()} belongs to {pin.bucket}, not to {replica.bucket}",
                 code=ErrorCode.UNKNOWN_SCANNER_ID,
             )
         if pin.leader_epoch != replica.leader_epoch:
@@ -265,9 +265,9 @@ class ScanService:
 
     @asynccontextmanager
     async def turn(self, deadline: float, reader: Reader | None = None) -> AsyncIterator[bool]:
-        """Be one of the few calls that read; False if it is too late for that.
+        """Wait to be one of the few calls that read; False if the deadline has passed.
 
-        A client that sent many calls at once may be behind by the time it is their turn.
+        Waits again if the client has unread answers when the turn comes.
         """
         mine = False
         with suppress(TimeoutError):
@@ -285,13 +285,13 @@ class ScanService:
                 self.calls.release()
 
     async def in_thread(self, work: Callable[[], T]) -> T:
-        """Make rows, beside the event loop."""
+        """Decode rows in a thread."""
         if self._threads is None:
             self._threads = ThreadPoolExecutor(DECODE_THREADS, "zufluss-scan")
         return await self.loop.run_in_executor(self._threads, work)
 
     def size(self, asked: int) -> int:
-        """The bytes of a page that a client asks for, as far as they are allowed."""
+        """The page size for a request of `asked` bytes, at most the allowed one."""
         if asked <= 0:
             raise InvalidScanRequestError(
                 f"batch_size_bytes is {asked}; ask for 1 to {self._size_max} bytes"
@@ -309,7 +309,7 @@ class ScanService:
         return PinTarget(replica, offset)
 
     def _search(self, request: m.ScanKvSnapshotRequest, replica: Replica) -> Search:
-        """What a call looks for; refused if it is malformed."""
+        """The search of a call; raises if the request is malformed."""
         table = replica.tablet.table
         schema = table.schema_of(request.schema_id)
         predicate = None

@@ -6,11 +6,11 @@
 | go on | `scanner_id`, the next `call_seq_id`, `batch_size_bytes` |
 | close | `scanner_id`, `close_scanner` |
 
-The id is that of the pin. A scan ends by itself with its last row; an empty bucket never gets an
-id. The same `call_seq_id` again gets the same answer, also that of the last call, for as long as
-it is kept (`LAST_ANSWERS_BYTES_MAX`); a wrong one is refused, and so is a call beside another one
-on the same scan. Neither of them ends it. Answers to a call that found nothing in its time have no
-records and say that there is more.
+The scanner id is the id of the pin. A scan ends with its last row; an empty bucket gets no id. A
+repeated `call_seq_id` gets the same answer, after the end of the scan as long as the answer is kept
+(`LAST_ANSWERS_BYTES_MAX`). A wrong `call_seq_id` and a concurrent call on the same scan are
+refused; the scan continues. A call that found no row in its time is answered without records, and
+with `has_more_results`.
 
 Errors stand inside the answer, as Apache Fluss has them.
 """
@@ -43,7 +43,7 @@ from zufluss.wire import messages as m
 from zufluss.wire.tables import partition_id_of
 
 LAST_ANSWERS_BYTES_MAX: Final = 32 << 20
-"""Answers of scans that have ended are kept up to this size, in case one got lost."""
+"""Last answers of ended scans are kept up to this size, for clients that repeat the call."""
 ENTRY_BYTES: Final = 512
 """Bytes counted for each kept answer besides its size."""
 ROWS_MAX: Final = 1 << 20
@@ -71,7 +71,7 @@ class _LastAnswers:
         if last is None or last[1] != call_seq_id:
             return None
         if last[0] != owner:
-            raise AuthorizationError("the scan was another user's; open your own")
+            raise AuthorizationError("another user opened the scan; open your own")
         return last[2]
 
 
@@ -95,7 +95,7 @@ class ScanSessions:
         opens = request.HasField("bucket_scan_req")
         if opens == request.HasField("scanner_id"):
             raise InvalidScanRequestError(
-                "a SCAN_KV has either bucket_scan_req, to open a scan, or scanner_id, to go on"
+                "a SCAN_KV has either bucket_scan_req, to open a scan, or scanner_id, to continue"
             )
         if request.close_scanner:
             if opens:
@@ -138,7 +138,7 @@ class ScanSessions:
         session = pin.content.session
         if session is None:
             raise KvScanExpiredError(
-                f"{pin.pin_id.hex()} is a pin and no scan; read it with SCAN_KV_SNAPSHOT",
+                f"{pin.pin_id.hex()} is a pin, not a scan; read it with SCAN_KV_SNAPSHOT",
                 code=ErrorCode.UNKNOWN_SCANNER_ID,
             )
         replica = self._scans.replica(*pin.bucket, principal)
