@@ -23,6 +23,7 @@ from zufluss.kv.cold import flush
 from zufluss.kv.cold.flush import TABLE_FILE
 from zufluss.kv.cold.state import STATE_FILE, KvState, read_state
 from zufluss.kv.hot import memtable
+from zufluss.kv.hot.order import successor
 from zufluss.kv.memory import KvMemory
 from zufluss.kv.rest import Rests
 from zufluss.kv.store import KvStore, hash_keys
@@ -116,11 +117,18 @@ class StoreMachine(RuleBasedStateMachine):
             self.store.flush_wait()
         self.store.evict(wanted)
 
-    @rule(prefix=st.sampled_from([b"", b"a", b"a\xff", b"key-000", b"key-0010", b"zzz"]))
-    def look_up_a_prefix(self, prefix: bytes) -> None:
+    @rule(
+        prefix=st.sampled_from([b"", b"a", b"a\xff", b"key-000", b"key-0010", b"zzz"]),
+        rows=st.sampled_from([1, 3, 4096]),
+    )
+    def look_up_a_prefix(self, prefix: bytes, rows: int) -> None:
         horizon = self.store.horizon
-        [found] = self.store.prefix(Slices.of([prefix]), horizon)
-        assert found.tolist() == self.plain.prefix(prefix, horizon)
+        found: list[bytes | None] = []
+        low: bytes | None = prefix
+        while low is not None:
+            page, low = self.store.page(low, successor(prefix), horizon, 10**9, rows)
+            found += page.tolist()
+        assert found == self.plain.prefix(prefix, horizon)
 
     @rule(after=st.none() | st.sampled_from(KEYS), limit=st.sampled_from([1, 7, 1000]))
     def scan(self, after: bytes | None, limit: int) -> None:

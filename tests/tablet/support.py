@@ -169,6 +169,9 @@ class Connection:
         self._answer(request_id, body)
         self.done()
 
+    async def has_read(self) -> None:
+        """The client has read what it was sent."""
+
     def at_turn_end(self, work: Callable[[], None]) -> None:
         asyncio.get_running_loop().call_soon(work)
 

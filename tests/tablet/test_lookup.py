@@ -1,30 +1,161 @@
-"""A lookup that fails for a reason nobody thought of is answered: a client never waits for ever."""
+"""Lookups: answers are bounded, repeated keys are read once, every request is answered."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from tests.end_to_end.kv import lookup_request
-from tests.tablet.keyed import keyed
+from tests.end_to_end.kv import lookup_request, prefix_request
+from tests.tablet.keyed import Keyed, keyed, many
 from tests.tablet.support import TABLE, Connection
-from zufluss.errors import ErrorCode
-from zufluss.kv.table import KvTable
+from zufluss.errors import ErrorCode, RecordTooLargeError
+from zufluss.kv.store import KvStore
+from zufluss.net.services import RequestContext
+from zufluss.record.slices import Slices
+from zufluss.tablet import answers, lookup
+from zufluss.wire import messages as m
+from zufluss.wire.codec import decode
+
+SMALL = {"zufluss.kv.lookup.max-answer-size": "64kb"}
+CONTEXT = RequestContext(None, "FLUSS", 0, "test")
 
 
-async def test_a_row_that_cannot_be_given_to_clients_is_an_error_and_not_silence(
+async def looked_up(tablet: Keyed, request: m.LookupRequest) -> list[str | None] | ErrorCode:
+    """The texts of the rows of the first bucket, None without a row; or the code of the error."""
+    connection = Connection()
+    answer = await connection.answer(connection.send(tablet.server.lookup.handle, request))
+    if isinstance(answer, ErrorCode):
+        return answer
+    entry = decode(m.LookupResponse, answer).buckets_resp[0]
+    assert not entry.error_code, entry.error_message
+    return [text_of(tablet, v.values) if v.HasField("values") else None for v in entry.values]
+
+
+def text_of(tablet: Keyed, value: bytes) -> str:
+    row = tablet.codec.value(value)
+    assert row is not None
+    return str(row[1])
+
+
+async def by_prefix(tablet: Keyed, *prefixes: bytes) -> list[list[str]]:
+    """The texts of the rows behind each prefix."""
+    response = await tablet.server.lookup.prefix_lookup(prefix_request(TABLE, prefixes), CONTEXT)
+    (entry,) = decode(m.PrefixLookupResponse, b"".join(response.buffers)).buckets_resp
+    assert not entry.error_code, entry.error_message
+    return [[text_of(tablet, value) for value in found.values] for found in entry.value_lists]
+
+
+async def test_a_row_that_cannot_be_read_is_an_error_and_not_silence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: Any) -> None:
+    def fail(*_: Any, **__: Any) -> None:
         raise ValueError("a value has 5 bytes, more than the type holds")
 
     async with keyed(tmp_path) as tablet:
         await tablet.put((1, "a"))
-        monkeypatch.setattr(KvTable, "for_clients", fail)
+        monkeypatch.setattr(KvStore, "get_at", fail)
         request = lookup_request(TABLE, [tablet.codec.key((1,))])
+        request.buckets_req.add(bucket_id=0)
+        assert await looked_up(tablet, request) is ErrorCode.UNKNOWN_SERVER_ERROR
+
+
+async def test_a_key_named_many_times_is_read_once_and_answered_each_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+    plain = KvStore.get_at
+
+    def counted(self: KvStore, keys: Slices, *rest: Any, **options: Any) -> Slices:
+        read.append(keys.count)
+        return plain(self, keys, *rest, **options)
+
+    async with keyed(tmp_path) as tablet:
+        await tablet.put((1, "one"), (2, "two"))
+        monkeypatch.setattr(KvStore, "get_at", counted)
+        names = [tablet.codec.key((i,)) for i in (1, 2, 3)] * 100
+        request = lookup_request(TABLE, names)
+        request.buckets_req.add(bucket_id=0)  # a second bucket goes to the worker
+        assert await looked_up(tablet, request) == ["one", "two", None] * 100
+        assert read == [3]
+
+
+async def test_rows_that_do_not_fit_into_an_answer_are_refused_with_the_limit(
+    tmp_path: Path,
+) -> None:
+    async with keyed(tmp_path, conf=SMALL) as tablet:
+        await tablet.put((1, "x" * 1000))
+        key = tablet.codec.key((1,))
+        assert await looked_up(tablet, lookup_request(TABLE, [key] * 60)) == ["x" * 1000] * 60
+        request = lookup_request(TABLE, [key] * 70)
         request.buckets_req.add(bucket_id=0)
         connection = Connection()
         sent = connection.send(tablet.server.lookup.handle, request)
-        assert await connection.answer(sent) is ErrorCode.UNKNOWN_SERVER_ERROR
+        assert await connection.answer(sent) is ErrorCode.RECORD_TOO_LARGE_EXCEPTION
+        with pytest.raises(RecordTooLargeError, match=r"zufluss\.kv\.lookup\.max-answer-size"):
+            await by_prefix(tablet, *[b""] * 70)
+
+
+async def test_an_answer_that_is_not_small_is_made_again_as_a_large_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answers, "SMALL_BYTES_MAX", 100)
+    monkeypatch.setattr(lookup, "STEP_KEYS", 7)
+    async with keyed(tmp_path) as tablet:
+        await tablet.put(*many(0, 200))
+        names = [tablet.codec.key((i,)) for i in range(200)]
+        request = lookup_request(TABLE, names)
+        request.buckets_req.add(bucket_id=0)
+        assert await looked_up(tablet, request) == [f"text {i}" for i in range(200)]
+
+
+async def test_a_prefix_has_all_its_rows_however_many_pages_they_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zufluss.kv.store.SCAN_ROWS", 10)
+    async with keyed(tmp_path) as tablet:
+        await tablet.put(*many(0, 100))
+        [everything, again] = await by_prefix(tablet, b"", b"")
+        assert everything == again
+        assert sorted(everything) == sorted(f"text {i}" for i in range(100))
+
+
+@pytest.mark.parametrize("cold", [False, True])
+async def test_a_store_reads_no_more_rows_than_there_is_room_for(
+    tmp_path: Path, cold: bool
+) -> None:
+    async with keyed(tmp_path, conf=SMALL) as tablet:
+        await tablet.put(*((i, "x" * 1000) for i in range(100)))
+        store = tablet.replica().tablet.store
+        if cold:
+            await tablet.server.kv.checkpoint(tablet.replica())
+            await tablet.server.kv.call(lambda: store.evict(1 << 30))
+        names = Slices.of(tablet.codec.key((i,)) for i in range(100))
+        with pytest.raises(RecordTooLargeError):
+            await tablet.server.kv.call(
+                lambda: store.get_at(names, store.horizon, bytes_max=90_000)
+            )
+        values = await tablet.server.kv.call(
+            lambda: store.get_at(names, store.horizon, bytes_max=110_000)
+        )
+        assert np.all(values.starts >= 0)
+
+
+async def test_too_many_keys_are_refused_before_any_is_looked_up(tmp_path: Path) -> None:
+    async with keyed(tmp_path) as tablet:
+        for keys in ([b""] * (lookup.REQUEST_KEYS_MAX + 1), [b"x" * (1 << 20)] * 3):
+            answer = await looked_up(tablet, lookup_request(TABLE, keys))
+            assert answer is ErrorCode.RECORD_TOO_LARGE_EXCEPTION
+
+
+async def test_a_limit_scan_returns_the_rows_that_fit_or_says_that_they_do_not(
+    tmp_path: Path,
+) -> None:
+    async with keyed(tmp_path, conf=SMALL) as tablet:
+        await tablet.put(*((i, "x" * 1000) for i in range(100)))
+        for limit, code in ((5, 0), (60, 0), (100, ErrorCode.RECORD_TOO_LARGE_EXCEPTION)):
+            request = m.LimitScanRequest(table_id=TABLE, bucket_id=0, limit=limit)
+            answer = await tablet.server.service.limit_scan(request, CONTEXT)
+            assert (answer.error_code, bool(answer.records)) == (code, not code)

@@ -472,6 +472,14 @@ ZUFLUSS_KV_VALUE_MAX_SIZE = memory_option(
     minimum=KIB,
     maximum=INT32_MAX,
 )
+ZUFLUSS_KV_LOOKUP_MAX_ANSWER_SIZE = memory_option(
+    "zufluss.kv.lookup.max-answer-size",
+    64 * MIB,
+    "The most bytes of rows in one answer to a lookup, a prefix lookup or a limit scan of a "
+    "primary-key table; a request for more is refused, and zufluss clients then ask in parts.",
+    minimum=64 * KIB,
+    maximum=GIB,
+)
 
 # -- Network -----------------------------------------------------------------------------------
 

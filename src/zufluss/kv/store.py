@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import structlog
 
+from zufluss.errors import RecordTooLargeError
 from zufluss.kv.cold.checkpoint import COLD_DIRECTORY, remove_left_overs
 from zufluss.kv.cold.flush import TABLE_FILE, FlushView, OnFlushed
 from zufluss.kv.cold.rocks import ColdTier
@@ -35,7 +36,7 @@ from zufluss.kv.hot.answer import answer_lookup
 from zufluss.kv.hot.entries import NEWEST
 from zufluss.kv.hot.index import UNKNOWN
 from zufluss.kv.hot.memtable import SEED, Block, Memtable, group_keys, hash_keys
-from zufluss.kv.hot.order import KeyOrder, successor
+from zufluss.kv.hot.order import KeyOrder
 from zufluss.kv.hot.sorting import packed
 from zufluss.kv.memory import KvMemory
 from zufluss.kv.rest import NO_PUTS, Rests
@@ -47,11 +48,15 @@ __all__ = ["KvStore", "group_keys", "hash_keys"]
 
 log = structlog.get_logger(__name__)
 
-PREFIX_ROWS_MAX = 1 << 20
-"""Keys that a lookup by prefix returns at most."""
-
 SCAN_ROWS = 4096
 """Keys that a scan reads in one step."""
+
+COLD_ROWS = 32
+"""Rows that are read from the cold tier at a time if there is a limit to their bytes."""
+
+
+class RowsTooLargeError(RecordTooLargeError):
+    """The rows of a read take more bytes than its caller has room for."""
 
 
 class LookupPlaces(NamedTuple):
@@ -172,13 +177,22 @@ class KvStore:
             return values
         return self._with_cold(keys, hashes, values, keep=False)
 
-    def get_at(self, keys: Slices, horizon: int, *, keep: bool = True) -> Slices:
-        """Return values below the horizon in a new buffer; `keep` holds cold ones in memory."""
+    def get_at(
+        self, keys: Slices, horizon: int, *, keep: bool = True, bytes_max: int | None = None
+    ) -> Slices:
+        """Return values below the horizon in a new buffer; `keep` holds cold ones in memory.
+
+        Raises `RowsTooLargeError`, before they are all in the buffer, if they take more bytes.
+        """
         self._poll()
         hashes = hash_keys(keys)
         values, unknown = self._memtable.find(keys, hashes, max(horizon, self.horizon))
+        if bytes_max is not None:
+            present = values.starts >= 0
+            bytes_max -= int(np.sum(values.ends[present] - values.starts[present]))
+            _check_room(bytes_max)
         if unknown and not self.resident:
-            return self._with_cold(keys, hashes, values, keep=keep)
+            return self._with_cold(keys, hashes, values, keep=keep, bytes_max=bytes_max)
         np.maximum(values.starts, ABSENT, out=values.starts)
         return packed(values)
 
@@ -195,9 +209,24 @@ class KvStore:
         if not self.flushing:
             self._memtable.clean_some(written, self.horizon, self.flushed_offset)
 
-    def prefix(self, prefixes: Slices, horizon: int) -> list[Slices]:
-        """Return for each prefix the values of all keys that begin with it, in key order."""
-        return [self._prefix(prefix or b"", horizon) for prefix in prefixes.tolist()]
+    def page(
+        self,
+        low: bytes,
+        high: bytes | None,
+        horizon: int,
+        bytes_max: int,
+        rows_max: int = SCAN_ROWS,
+    ) -> tuple[Slices, bytes | None]:
+        """Return values of the first keys in [low, high), in key order, and the key to go on from.
+
+        That key is None at the end; a page may be empty before it. `high` is None for no bound.
+        Raises `RowsTooLargeError` if the page takes more than `bytes_max`.
+        """
+        names, following = self._next_keys(low, high)
+        if len(names) > rows_max:
+            names, following = names[:rows_max], names[rows_max]
+        values = self.get_at(Slices.of(names), horizon, keep=False, bytes_max=bytes_max)
+        return values.take(np.flatnonzero(values.starts >= 0)), following
 
     def scan(
         self, after: bytes | None, limit_rows: int, limit_bytes: int, horizon: int
@@ -211,7 +240,7 @@ class KvStore:
         values: list[bytes] = []
         low: bytes | None = b"" if after is None else after + b"\0"
         while low is not None and limit_rows and limit_bytes > 0:
-            names, low = self._next_keys(low)
+            names, low = self._next_keys(low, None)
             for name, value in zip(names, self._values(names, horizon), strict=True):
                 if value is None:
                     continue
@@ -370,11 +399,19 @@ class KvStore:
     def _flush_as_recorded(self) -> None:
         self.flush_begin(self.horizon, self.row_count)
 
-    def _with_cold(self, keys: Slices, hashes: Positions, values: Slices, *, keep: bool) -> Slices:
+    def _with_cold(
+        self,
+        keys: Slices,
+        hashes: Positions,
+        values: Slices,
+        *,
+        keep: bool,
+        bytes_max: int | None = None,
+    ) -> Slices:
         """Return values in a new buffer, the unknown ones read from the cold tier."""
         missing = np.flatnonzero(values.starts == UNKNOWN)
         cold_keys = keys.take(missing)
-        cold = self._read_cold(cold_keys)
+        cold = self._read_cold(cold_keys, bytes_max)
         values = packed(values)
         at = len(values.data)
         values.starts[missing] = np.where(cold.starts >= 0, cold.starts + at, ABSENT)
@@ -383,13 +420,18 @@ class KvStore:
             self._keep(cold_keys, hashes[missing], cold)
         return values._replace(data=np.concatenate([values.data, cold.data]))
 
-    def _read_cold(self, keys: Slices) -> Slices:
+    def _read_cold(self, keys: Slices, bytes_max: int | None) -> Slices:
         names = _names(keys)
         order = sorted(range(len(names)), key=names.__getitem__)
         values: list[bytes | None] = [None] * len(names)
-        answers = self._cold.get([names[i] for i in order])
-        for i, answer in zip(order, answers, strict=True):
-            values[i] = answer
+        step = COLD_ROWS if bytes_max is not None else max(len(order), 1)
+        for begin in range(0, len(order), step):
+            some = order[begin : begin + step]
+            for i, value in zip(some, self._cold.get([names[i] for i in some]), strict=True):
+                values[i] = value
+            if bytes_max is not None:
+                bytes_max -= sum(len(value) for i in some if (value := values[i]) is not None)
+                _check_room(bytes_max)
         return Slices.of(values)
 
     def _keep(self, keys: Slices, hashes: Positions, values: Slices) -> None:
@@ -400,18 +442,10 @@ class KvStore:
         if unknown and len(new) and self._memory.has_room(size):
             self._memtable.put(keys.take(new), hashes[new], values.take(new), -1, self._cut)
 
-    def _prefix(self, prefix: bytes, horizon: int) -> Slices:
-        high = successor(prefix)
-        names = set(self._order.keys_from(prefix, high, PREFIX_ROWS_MAX))
-        if not self.resident:
-            names.update(self._cold.keys_from(prefix, high, PREFIX_ROWS_MAX))
-        values = self.get_at(Slices.of(sorted(names)), horizon, keep=False)
-        return values.take(np.flatnonzero(values.starts >= 0))
-
-    def _next_keys(self, low: bytes) -> tuple[list[bytes], bytes | None]:
-        """Return some keys from `low` on, and the key to go on from, None at the end."""
-        hot = self._order.keys_from(low, None, SCAN_ROWS)
-        cold = [] if self.resident else self._cold.keys_from(low, None, SCAN_ROWS)
+    def _next_keys(self, low: bytes, high: bytes | None) -> tuple[list[bytes], bytes | None]:
+        """Return some keys in [low, high), and the key to go on from, None at the end."""
+        hot = self._order.keys_from(low, high, SCAN_ROWS)
+        cold = [] if self.resident else self._cold.keys_from(low, high, SCAN_ROWS)
         names = sorted({*hot, *cold})
         ends = [part[-1] for part in (hot, cold) if len(part) == SCAN_ROWS]
         if not ends:
@@ -421,6 +455,11 @@ class KvStore:
 
     def _values(self, names: list[bytes], horizon: int) -> list[bytes | None]:
         return self.get_at(Slices.of(names), horizon, keep=False).tolist()
+
+
+def _check_room(bytes_left: int) -> None:
+    if bytes_left < 0:
+        raise RowsTooLargeError("the rows take more bytes than their reader has room for")
 
 
 def _names(keys: Slices) -> list[bytes]:

@@ -28,7 +28,7 @@ from zufluss.errors import (
 )
 from zufluss.net.listeners import Listener
 from zufluss.net.memory import new_buffer
-from zufluss.net.services import Handler, RequestContext
+from zufluss.net.services import EncodedResponse, Handler, RequestContext
 from zufluss.wire import messages as m
 from zufluss.wire.api import Api, ApiKey
 from zufluss.wire.codec import decode
@@ -432,7 +432,10 @@ class ServerConnection(asyncio.BufferedProtocol):
     ) -> None:
         try:
             response = await handler(request, context)
-            self.respond_small(request_id, response.SerializeToString())
+            if isinstance(response, EncodedResponse):
+                self.respond(request_id, response.buffers, sum(map(len, response.buffers)))
+            else:
+                self.respond_small(request_id, response.SerializeToString())
         except ZuflussError as e:
             self.respond_error(request_id, e.code, e.message)
         except Exception:

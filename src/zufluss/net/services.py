@@ -8,9 +8,9 @@ UNSUPPORTED_VERSION.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from zufluss.wire.api import APIS, Api, ApiKey
 
@@ -57,7 +57,15 @@ class RequestContext:
     """For handlers with large answers: whether there is room for another one."""
 
 
+class EncodedResponse(NamedTuple):
+    """A response message that its handler has encoded: large ones are not copied again."""
+
+    buffers: Sequence[bytes | memoryview]
+    """The bytes of the message, to be sent in turn."""
+
+
 Handler = Callable[[Any, RequestContext], Awaitable[Any]]
+"""Returns a response message, or an `EncodedResponse`."""
 
 
 class RawHandler(Protocol):

@@ -2,7 +2,8 @@
 
 A lookup whose keys are in memory is answered on the event loop where it stands: one kernel takes
 the request apart, one finds the values and writes the answer. What is not in memory, prefixes and
-scans are worked out by the key-value worker, in order with the puts.
+scans are worked out by the key-value worker, in order with the puts: some keys at a time, so that
+puts and other lookups go on in between, and within a number of bytes (`answers.py`).
 
 Readers see what lies below the high watermark: never a row that a crash could take back, always
 one that was acknowledged.
@@ -10,36 +11,58 @@ one that was acknowledged.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import structlog
 
 from zufluss.errors import ErrorCode, RecordTooLargeError, ZuflussError
-from zufluss.kv.store import LookupPlaces
-from zufluss.net.connection import ServerConnection
-from zufluss.net.services import RequestContext
+from zufluss.kv.hot.order import successor
+from zufluss.kv.store import SCAN_ROWS, LookupPlaces, RowsTooLargeError, group_keys, hash_keys
+from zufluss.kv.tablet import KvTablet
+from zufluss.net.connection import ServerConnection, check_control_size
+from zufluss.net.services import EncodedResponse, RequestContext
 from zufluss.record.batch.kv import build_value_batch
 from zufluss.record.kernels.lookup import scan_lookup
 from zufluss.record.slices import Slices
 from zufluss.replica.kv_host import KvHost
 from zufluss.replica.replica import Replica
+from zufluss.tablet.answers import Answers, Buffer, RowsAnswer, encoded
 from zufluss.tablet.buckets import Buckets
 from zufluss.tablet.contention import Contention
 from zufluss.tablet.put import PutHandler
 from zufluss.tablet.tasks import BackgroundTasks
 from zufluss.wire import messages as m
+from zufluss.wire.api import APIS, ApiKey
 from zufluss.wire.codec import decode
-from zufluss.wire.tables import partition_id_of
+from zufluss.wire.hot.buckets import BUCKETS_MAX
 
 log = structlog.get_logger(__name__)
 
+T = TypeVar("T")
+
 KEYS_MAX = 4096
-"""Most keys of a request that is answered on the event loop."""
+"""Most keys of a request that is answered on the event loop, or of a small answer."""
+REQUEST_BYTES = 256 * 1024
+"""Largest request that is answered on the event loop."""
 ANSWER_BYTES = 256 * 1024
 """Largest answer that is written on the event loop."""
-PREFIX_BYTES_MAX = 64 << 20
-"""Most bytes of rows in the answer to a prefix lookup; a larger one is refused."""
+REQUEST_KEYS_MAX = 1 << 16
+"""Most keys or prefixes of one request."""
+STEP_KEYS = 1024
+"""Keys whose rows the key-value worker reads in one step; puts go on in between."""
+PENDING_BYTES_MAX = 64 << 20
+"""Requests that may wait for the key-value worker."""
+
+
+class EncodedRows(NamedTuple):
+    """Rows as they stand in an answer."""
+
+    encoded: Buffer
+    """The bytes of the rows with their tags and lengths."""
+    absent: Sequence[int]
+    """Positions of the keys without a row."""
 
 
 class LookupHandler:
@@ -52,6 +75,7 @@ class LookupHandler:
         put: PutHandler,
         contention: Contention,
         tasks: BackgroundTasks,
+        answers: Answers,
     ) -> None:
         """`put` inserts the rows of lookups that insert missing keys."""
         self._buckets = buckets
@@ -59,6 +83,8 @@ class LookupHandler:
         self._put = put
         self._contention = contention
         self._tasks = tasks
+        self._answers = answers
+        self._pending_bytes = 0
         self._places = LookupPlaces.of(KEYS_MAX)
         self._out = np.empty(ANSWER_BYTES, np.uint8)
 
@@ -73,10 +99,11 @@ class LookupHandler:
         end: int,
     ) -> None:
         """Answer one LOOKUP."""
-        places = self._places
-        count, table_id, partition, bucket = scan_lookup(
-            array, start, end, places.starts, places.ends
-        )
+        places, count = self._places, -1
+        if end - start <= REQUEST_BYTES:
+            count, table_id, partition, bucket = scan_lookup(
+                array, start, end, places.starts, places.ends
+            )
         if count >= 0:
             table = self._buckets.tables.get(table_id)
             key = (None if partition < 0 else partition, bucket)
@@ -91,16 +118,29 @@ class LookupHandler:
                     connection.respond_small(request_id, out[:size].tobytes())
                     connection.done()
                     return
+        size = end - start
+        check_control_size(APIS[ApiKey.LOOKUP], size)
+        if self._pending_bytes + size > PENDING_BYTES_MAX:
+            raise ZuflussError(
+                f"{self._pending_bytes} bytes of lookups wait for this server, {PENDING_BYTES_MAX} "
+                "are allowed; try again after a pause",
+                code=ErrorCode.KV_STORAGE_EXCEPTION,
+            )
         request = decode(m.LookupRequest, view[start:end])
-        self._tasks.spawn(self._answer(connection, request_id, request))
+        _check_counts(request)
+        self._pending_bytes += size
+        self._tasks.spawn(self._answer(connection, request_id, request, size))
 
     async def _answer(
-        self, connection: ServerConnection, request_id: int, request: m.LookupRequest
+        self, connection: ServerConnection, request_id: int, request: m.LookupRequest, size: int
     ) -> None:
         """Answer a lookup of several buckets, of rows that are not in memory, or that inserts."""
         try:
-            response = await self._look_up(request)
-            connection.respond_small(request_id, response.SerializeToString())
+            few = sum(len(bucket.keys) for bucket in request.buckets_req) <= KEYS_MAX
+            buffers = await self._answers.make(
+                connection, few, lambda room: self._look_up(request, room)
+            )
+            connection.respond(request_id, buffers, sum(map(len, buffers)))
         except ZuflussError as e:
             connection.respond_error(request_id, e.code, e.message)
         except Exception:
@@ -109,78 +149,153 @@ class LookupHandler:
                 request_id, ErrorCode.UNKNOWN_SERVER_ERROR, "internal server error"
             )
         finally:
+            self._pending_bytes -= size
             connection.done()
 
-    async def _look_up(self, request: m.LookupRequest) -> m.LookupResponse:
-        response = m.LookupResponse()
+    async def _look_up(self, request: m.LookupRequest, room: int) -> list[Buffer]:
+        """Returns a LookupResponse within `room` bytes, as buffers to send in turn."""
+        insert = request.insert_if_not_exists
+        answer = RowsAnswer(m.PbLookupRespForBucket, room)
         for bucket in request.buckets_req:
-            partition_id = partition_id_of(bucket)
-            entry = response.buckets_resp.add(bucket_id=bucket.bucket_id)
-            if partition_id is not None:
-                entry.partition_id = partition_id
+            await answer.next_bucket(bucket)
             try:
-                replica = self._buckets.kv_replica(request.table_id, partition_id, bucket.bucket_id)
-                keys = Slices.of(bucket.keys)
-                values = await self._values(replica, keys)
-                if request.insert_if_not_exists and None in values:
-                    missing = [k for k, v in zip(bucket.keys, values, strict=True) if v is None]
-                    await self._put.insert(replica, Slices.of(dict.fromkeys(missing)))
-                    values = await self._values(replica, keys)
-                for value in values:
-                    entry.values.add(values=value)
+                replica = self._buckets.kv_replica(
+                    request.table_id, answer.partition_id, bucket.bucket_id
+                )
+                for begin in range(0, len(bucket.keys), STEP_KEYS):
+                    keys = bucket.keys[begin : begin + STEP_KEYS]
+                    rows = await self._rows(replica, keys, answer.room)
+                    if insert and rows.absent:
+                        missing = dict.fromkeys(keys[i] for i in rows.absent)
+                        await self._put.insert(replica, Slices.of(missing))
+                        rows = await self._rows(replica, keys, answer.room)
+                    answer.add(rows.encoded)
+            except RowsTooLargeError:
+                raise
             except ZuflussError as e:
-                entry.error_code, entry.error_message = e.code, e.message
-        return response
+                answer.refuse(e)
+        return answer.finish()
 
-    async def _values(self, replica: Replica, keys: Slices) -> list[bytes | None]:
-        tablet = replica.tablet
+    async def _rows(self, replica: Replica, keys: Sequence[bytes], room: int) -> EncodedRows:
+        """Read the rows of some keys; a key that is named twice is read once."""
         horizon = replica.log.high_watermark
-        return await self._kv.call(
-            lambda: tablet.table.for_clients(tablet.store.get_at(keys, horizon))
-        )
+
+        def work(tablet: KvTablet) -> EncodedRows:
+            places = Slices.of(keys)
+            group, first = group_keys(places, hash_keys(places))
+            values = tablet.store.get_at(places.take(first), horizon, bytes_max=room)
+            values = _for_clients(tablet, values).take(group)
+            absent = np.flatnonzero(values.starts < 0).tolist()
+            return EncodedRows(encoded(values, room, listed=False), absent)
+
+        return await self._worked(replica, work)
+
+    async def _worked(self, replica: Replica, work: Callable[[KvTablet], T]) -> T:
+        """Run one step in the key-value worker, unless the bucket has been closed meanwhile."""
+        if not self._buckets.serves(replica):
+            raise self._buckets.why_not(*replica.bucket)
+        tablet = replica.tablet
+        return await self._kv.call(lambda: work(tablet))
 
     async def prefix_lookup(
         self, request: m.PrefixLookupRequest, context: RequestContext
-    ) -> m.PrefixLookupResponse:
+    ) -> EncodedResponse:
         """PREFIX_LOOKUP: the rows whose keys begin with one of some prefixes, in key order."""
-        response = m.PrefixLookupResponse()
+        _check_counts(request)
+        few = sum(len(bucket.keys) for bucket in request.buckets_req) <= KEYS_MAX
+        buffers = await self._answers.make(
+            context.reader, few, lambda room: self._prefixes(request, room)
+        )
+        return EncodedResponse(buffers)
+
+    async def _prefixes(self, request: m.PrefixLookupRequest, room: int) -> list[Buffer]:
+        """Returns a PrefixLookupResponse within `room` bytes, as buffers to send in turn."""
+        answer = RowsAnswer(m.PbPrefixLookupRespForBucket, room)
         for bucket in request.buckets_req:
-            partition_id = partition_id_of(bucket)
-            entry = response.buckets_resp.add(bucket_id=bucket.bucket_id)
-            if partition_id is not None:
-                entry.partition_id = partition_id
+            await answer.next_bucket(bucket)
             try:
-                replica = self._buckets.kv_replica(request.table_id, partition_id, bucket.bucket_id)
-                for values in await self._prefixes(replica, Slices.of(bucket.keys)):
-                    entry.value_lists.add(values=values)
-            except ZuflussError as e:
-                entry.error_code, entry.error_message = e.code, e.message
-        return response
-
-    async def _prefixes(self, replica: Replica, prefixes: Slices) -> list[list[bytes]]:
-        tablet = replica.tablet
-        horizon = replica.log.high_watermark
-
-        def work() -> list[list[bytes]]:
-            groups = tablet.store.prefix(prefixes, horizon)
-            size = sum(int((values.ends - values.starts).sum()) for values in groups)
-            if size > PREFIX_BYTES_MAX:
-                raise RecordTooLargeError(
-                    f"the rows of these prefixes take {size} bytes, an answer at most "
-                    f"{PREFIX_BYTES_MAX}; ask for fewer or longer prefixes"
+                replica = self._buckets.kv_replica(
+                    request.table_id, answer.partition_id, bucket.bucket_id
                 )
-            lists = (tablet.table.for_clients(values) for values in groups)
-            return [[value for value in values if value is not None] for values in lists]
+                lists: dict[bytes, list[Buffer]] = {}
+                for prefix in bucket.keys:
+                    if prefix not in lists:
+                        lists[prefix] = await self._prefix(replica, prefix, answer.room)
+                    answer.add_list(lists[prefix])
+            except RowsTooLargeError:
+                raise
+            except ZuflussError as e:
+                answer.refuse(e)
+        return answer.finish()
 
-        return await self._kv.call(work)
+    async def _prefix(self, replica: Replica, prefix: bytes, room: int) -> list[Buffer]:
+        """Read the rows behind one prefix, page after page."""
+        horizon, high = replica.log.high_watermark, successor(prefix)
+        low: bytes | None = prefix
+        pages: list[Buffer] = []
+        while low is not None:
+
+            def work(tablet: KvTablet, low: bytes = low, room: int = room) -> tuple[Buffer, Any]:
+                values, following = tablet.store.page(low, high, horizon, room)
+                return encoded(_for_clients(tablet, values), room, listed=True), following
+
+            page, low = await self._worked(replica, work)
+            room -= len(page)
+            pages.append(page)
+        return pages
 
     async def first_rows(self, replica: Replica, limit: int) -> bytes:
         """A batch of the first `limit` rows of a bucket, as LIMIT_SCAN answers."""
-        tablet = replica.tablet
-        horizon = replica.log.high_watermark
+        horizon, room, rows = replica.log.high_watermark, self._answers.bytes_max, SCAN_ROWS
+        low: bytes | None = b"" if limit > 0 else None
+        pages: list[Slices] = []
+        while low is not None and limit > 0:
+            rows = min(rows, limit)
 
-        def work() -> bytes:
-            _, values = tablet.store.scan(None, max(limit, 0), PREFIX_BYTES_MAX, horizon)
-            return build_value_batch(Slices.of(tablet.table.for_clients(values)))
+            def work(
+                tablet: KvTablet, low: bytes = low, room: int = room, rows: int = rows
+            ) -> tuple[Slices, bytes | None]:
+                values, following = tablet.store.page(low, None, horizon, room, rows)
+                return _for_clients(tablet, values), following
 
-        return await self._kv.call(work)
+            try:
+                page, low = await self._worked(replica, work)
+            except RowsTooLargeError:
+                if rows == 1:
+                    raise self._answers.too_large() from None
+                rows //= 2
+                continue
+            limit -= page.count
+            room -= int(page.lengths.sum())
+            pages.append(page)
+        return await self._kv.call(lambda: build_value_batch(_joined(pages)))
+
+
+def _check_counts(request: m.LookupRequest | m.PrefixLookupRequest) -> None:
+    """Refuse a request with too many keys or buckets before any work on it."""
+    buckets = len(request.buckets_req)
+    keys = sum(len(bucket.keys) for bucket in request.buckets_req)
+    if keys > REQUEST_KEYS_MAX or buckets > BUCKETS_MAX:
+        raise RecordTooLargeError(
+            f"a lookup of {keys} keys in {buckets} buckets; at most {REQUEST_KEYS_MAX} keys in "
+            f"{BUCKETS_MAX} buckets are allowed, send several"
+        )
+
+
+def _for_clients(tablet: KvTablet, values: Slices) -> Slices:
+    """Returns stored values as clients get them."""
+    table = tablet.table
+    return Slices.of(table.for_clients(values)) if table.indexed else values
+
+
+def _joined(pages: Sequence[Slices]) -> Slices:
+    """Returns the rows of pages in one buffer."""
+    if not pages:
+        return Slices.of(())
+    ends = np.cumsum([len(page.data) for page in pages])
+    shifts = [int(end) - len(page.data) for end, page in zip(ends, pages, strict=True)]
+    return Slices(
+        np.concatenate([page.data for page in pages]),
+        np.concatenate([page.starts + by for page, by in zip(pages, shifts, strict=True)]),
+        np.concatenate([page.ends + by for page, by in zip(pages, shifts, strict=True)]),
+    )

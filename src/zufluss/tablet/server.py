@@ -41,6 +41,7 @@ from zufluss.remote.locations import Locations
 from zufluss.remote.storage import RemoteStorage
 from zufluss.replica.kv_host import KvHost
 from zufluss.replica.replica import ReplicaHost
+from zufluss.tablet.answers import Answers
 from zufluss.tablet.assignments import Assignments
 from zufluss.tablet.buckets import Buckets
 from zufluss.tablet.changelog_reader import ChangelogReader
@@ -110,7 +111,7 @@ class TabletServer:
         self.put = PutHandler(
             conf, buckets, durability, self.kv, contention, tasks, clock_ms, allocate_ids
         )
-        self.lookup = LookupHandler(buckets, self.kv, self.put, contention, tasks)
+        self.lookup = LookupHandler(buckets, self.kv, self.put, contention, tasks, Answers(conf))
         self.service = TabletService(buckets, self.lookup, self._readers, clock_ms)
 
         remote = RemoteContext(buckets, storage, gateway, files)

@@ -309,3 +309,13 @@ async def test_a_lake_may_rule_prefixes_out(
     cluster.create("t", ORDERS, bucket_keys=("customer",), properties=properties)
     with pytest.raises(InvalidTableError, match=r"paimon and table.kv.format-version 1"):
         await (await connection.table("t")).prefix_lookup(1)
+
+
+def test_rows_larger_than_an_answer_are_asked_for_in_parts(conn: Connection) -> None:
+    table = create_table(conn, PEOPLE, bucket_count=2)
+    long = "x" * 2_000_000
+    with table.upsert() as writer:
+        for i in range(40):
+            writer.write({"id": i, "name": long})
+    rows = table.lookup({"id": list(range(40))})
+    assert rows["name"].to_pylist() == [long] * 40

@@ -1,7 +1,7 @@
 """The sending half of lookups: sends keys to the servers that have them and returns the answers.
 
 Keys of a table are grouped by bucket, and buckets by leading server. Each server gets its keys in
-requests of at most `REQUEST_KEYS_MAX`, all at the same time. Each answer is delivered as it
+requests of limited size, all at the same time. Each answer is delivered as it
 arrives, so a slow server delays only its own keys. Passing errors are retried, after a pause and
 with new metadata, until the deadline. A partition that does not exist has no rows.
 """
@@ -27,6 +27,7 @@ from zufluss.errors import (
     ErrorCode,
     LeaderNotAvailableError,
     PartitionNotExistError,
+    RecordTooLargeError,
     ZuflussError,
     error,
 )
@@ -38,6 +39,10 @@ from zufluss.wire.tables import bucket_key
 if TYPE_CHECKING:
     from zufluss.record.keys.encoding import KeyEncoder
 
+REQUEST_BYTES_MAX: Final = 1 << 20
+"""Most bytes of keys in one request; servers refuse requests of twice as much."""
+_KEY_OVERHEAD: Final = 6
+"""Bytes of a request that a key takes besides its own."""
 REQUEST_KEYS_MAX: Final = 4_096
 """Keys in one request."""
 
@@ -215,6 +220,13 @@ class KeyReader(Generic[T]):
             return [group for _, group in groups], reason
         try:
             response = await self._send(server, groups)
+        except RecordTooLargeError:
+            halves = _halves(groups)
+            if len(halves) == 1:
+                raise
+            outcomes = [await self._ask(server, half, deliver) for half in halves]
+            failed = [group for again, _ in outcomes for group in again]
+            return failed, next((reason for _, reason in outcomes if reason), None)
         except ZuflussError as e:
             if e.code not in PASSING:
                 raise
@@ -282,15 +294,31 @@ class KeyReader(Generic[T]):
 def _requests(
     groups: list[tuple[TableBucket, KeyGroup]],
 ) -> Iterator[list[tuple[TableBucket, KeyGroup]]]:
-    """Cut the groups for one server into requests of at most `REQUEST_KEYS_MAX` keys."""
+    """Cut the groups for one server into requests with few enough keys and bytes of keys."""
     request: list[tuple[TableBucket, KeyGroup]] = []
-    size = 0
+    count = size = 0
     for bucket, group in groups:
-        for piece in group.pieces(REQUEST_KEYS_MAX):
-            if request and size + len(piece.keys) > REQUEST_KEYS_MAX:
+        longest = max(map(len, group.keys), default=0) + _KEY_OVERHEAD
+        most = max(1, min(REQUEST_KEYS_MAX, REQUEST_BYTES_MAX // longest))
+        for piece in group.pieces(most):
+            keys = len(piece.keys)
+            full = count + keys > REQUEST_KEYS_MAX or size + keys * longest > REQUEST_BYTES_MAX
+            if request and full:
                 yield request
-                request, size = [], 0
+                request, count, size = [], 0, 0
             request.append((bucket, piece))
-            size += len(piece.keys)
+            count += keys
+            size += keys * longest
     if request:
         yield request
+
+
+def _halves(
+    groups: list[tuple[TableBucket, KeyGroup]],
+) -> list[list[tuple[TableBucket, KeyGroup]]]:
+    """Cut a request whose answer is too large in two; one key alone cannot be cut."""
+    if len(groups) > 1:
+        middle = len(groups) // 2
+        return [groups[:middle], groups[middle:]]
+    [(bucket, group)] = groups
+    return [[(bucket, half)] for half in group.pieces(-(-len(group.keys) // 2))]

@@ -2,7 +2,8 @@
 
 `scan_lookup` reads the request that clients send nearly always: fields in number order, one bucket,
 no insert. It refuses all others as "not usual", and they go through protobuf, its twin.
-`write_values` writes the answer for one bucket straight from the buffer of the values.
+`write_values` writes the answer for one bucket straight from the buffer of the values;
+`encode_values` writes a part of a larger answer, also of PREFIX_LOOKUP.
 
 | LookupRequest             | field | PbLookupReqForBucket | field |
 |---------------------------|-------|----------------------|-------|
@@ -15,6 +16,9 @@ no insert. It refuses all others as "not usual", and they go through protobuf, i
 | buckets_resp repeated | 1     | partition_id int64    | 1     | values bytes | 1     |
 |                       |       | bucket_id    int32    | 2     |              |       |
 |                       |       | values   repeated     | 5     |              |       |
+
+PrefixLookupResponse has the fields of LookupResponse, with PbValueList (`values` repeated bytes,
+field 1) in place of PbValue.
 """
 
 from __future__ import annotations
@@ -74,6 +78,44 @@ def scan_lookup(buf: Any, start: Any, end: Any, starts: Any, ends: Any) -> Any:
     return count, table, partition, bucket
 
 
+@kernel()
+def _value_sizes(limit: Any, starts: Any, ends: Any, listed: Any) -> Any:
+    """Return the bytes of encoded values, −1 if one lies outside of the first `limit` bytes."""
+    size = np.int64(0)
+    for value in range(len(starts)):
+        if starts[value] < 0:
+            size += 0 if listed else 2
+            continue
+        length = ends[value] - starts[value]
+        if length < 0 or ends[value] > limit:
+            return np.int64(-1)
+        inner = 1 + varint_size(length) + length
+        size += inner if listed else 1 + varint_size(inner) + inner
+    return size
+
+
+@kernel()
+def _put_values(data: Any, starts: Any, ends: Any, listed: Any, at: Any, out: Any) -> Any:
+    """Write encoded values to `out` from `at` on, which has room for them; return the end."""
+    to = address_of(out)
+    for value in range(len(starts)):
+        if starts[value] < 0:
+            if not listed:
+                store_u8(out, at, 0x2A)
+                store_u8(out, at + 1, 0)
+                at += 2
+            continue
+        length = ends[value] - starts[value]
+        if not listed:
+            store_u8(out, at, 0x2A)
+            at = put_varint(1 + varint_size(length) + length, to, at + 1)
+        store_u8(out, at, 0x0A)
+        at = put_varint(length, to, at + 1)
+        copy(out, at, data, starts[value], length)
+        at += length
+    return at
+
+
 @kernel(types.int64(BYTES, _IN, _IN, types.int64, types.int64, types.int64, _BYTES_OUT), short=True)
 def write_values(
     data: Any, starts: Any, ends: Any, partition: Any, bucket: Any, at: Any, out: Any
@@ -84,18 +126,12 @@ def write_values(
     lies outside of `data`, returns −1. In both cases nothing is written.
     """
     # Protobuf writes the size of a message before it, so all sizes are needed first.
-    size = 1 + varint_size(bucket)
+    size = _value_sizes(len(data), starts, ends, False)
+    if size < 0:
+        return -1
+    size += 1 + varint_size(bucket)
     if partition >= 0:
         size += 1 + varint_size(partition)
-    for value in range(len(starts)):
-        if starts[value] < 0:
-            size += 2
-            continue
-        length = ends[value] - starts[value]
-        if length < 0 or ends[value] > len(data):
-            return -1
-        inner = 1 + varint_size(length) + length
-        size += 1 + varint_size(inner) + inner
     whole = 1 + varint_size(size) + size
     if at < 0 or at + whole > len(out):
         return -1 - whole
@@ -108,16 +144,22 @@ def write_values(
         at = put_varint(partition, to, at + 1)
     store_u8(out, at, 0x10)
     at = put_varint(bucket, to, at + 1)
-    for value in range(len(starts)):
-        store_u8(out, at, 0x2A)
-        if starts[value] < 0:
-            store_u8(out, at + 1, 0)
-            at += 2
-            continue
-        length = ends[value] - starts[value]
-        at = put_varint(1 + varint_size(length) + length, to, at + 1)
-        store_u8(out, at, 0x0A)
-        at = put_varint(length, to, at + 1)
-        copy(out, at, data, starts[value], length)
-        at += length
-    return at
+    return _put_values(data, starts, ends, False, at, out)
+
+
+@kernel(types.int64(BYTES, _IN, _IN, types.boolean))
+def encoded_size(data: Any, starts: Any, ends: Any, listed: Any) -> Any:
+    """Return the size of what `encode_values` writes, −1 if a value lies outside of `data`."""
+    return _value_sizes(len(data), starts, ends, listed)
+
+
+@kernel(types.int64(BYTES, _IN, _IN, types.boolean, _BYTES_OUT))
+def encode_values(data: Any, starts: Any, ends: Any, listed: Any, out: Any) -> Any:
+    """Write `values` of PbLookupRespForBucket, or with `listed` those of PbValueList, to `out`.
+
+    A list leaves absent values out. Returns the number of bytes, −1 if they do not fit.
+    """
+    size = _value_sizes(len(data), starts, ends, listed)
+    if size < 0 or size > len(out):
+        return np.int64(-1)
+    return _put_values(data, starts, ends, listed, np.int64(0), out)
