@@ -161,6 +161,18 @@ async def test_a_server_that_never_answers_is_unavailable_after_the_timeout(
     assert [path.name for path in tmp_path.iterdir()] == ["large"]
 
 
+async def test_the_timeout_limits_a_download_with_all_its_tries(
+    impatient: Objects, objects: Objects, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    """Otherwise a reader of a dead location waits three times as long as configured."""
+    await objects.put("a", b"hello")
+    proxy.set([Fault("half_open")])
+    proxy.seen.clear()
+    with pytest.raises(LocationUnavailableError):
+        await impatient.get_file("a", tmp_path / "target")
+    assert len(proxy.seen) == 1
+
+
 async def test_latency_below_the_timeout_is_no_failure(objects: Objects, proxy: FaultProxy) -> None:
     proxy.set([Fault("latency", seconds=0.05)])
     await objects.put("a", b"hello")

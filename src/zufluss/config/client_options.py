@@ -141,6 +141,13 @@ CLIENT_BUCKET_HASH = enum_option(
 CLIENT_SCANNER_LOG_CHECK_CRC = bool_option(
     "client.scanner.log.check-crc", True, "Verify the checksum of every batch that is read."
 )
+CLIENT_REMOTE_FILE_READ_TIMEOUT = duration_option(
+    "client.remote-file.read-timeout",
+    30 * SECOND_MS,
+    "How long a scan retries a file in a remote location that does not answer. Then it fails with "
+    "an error that names the location; the same scan may succeed later.",
+    minimum=1,
+)
 CLIENT_SCANNER_KV_FETCH_MAX_BYTES = memory_option(
     "client.scanner.kv.fetch.max-bytes",
     4 * MIB,

@@ -188,21 +188,23 @@ class CloudDirectory:
         """Yield the bytes from `start` on, in pieces; reconnects where the answer broke off."""
         etag: str | None = None
         tries = 0
+        end = time.monotonic() + self._seconds
         while True:
             tries += 1
             try:
-                async with asyncio.timeout(self._seconds):
+                async with asyncio.timeout(end - time.monotonic()):
                     answer = await self._request_from(path, start, etag)
                 if answer is None:
                     return
                 etag = answer.meta["e_tag"]
                 async for piece in answer.stream(min_chunk_size=STREAM_BYTES):
                     start += len(piece)
-                    tries = 0
                     yield memoryview(piece)
+                    tries, end = 0, time.monotonic() + self._seconds
                 return
             except (BaseError, OSError) as problem:
-                await self._again(path, problem, tries)
+                late = time.monotonic() + backoff(tries) >= end
+                await self._again(path, problem, TRIES if late else tries)
 
     async def _request_from(self, path: str, start: int, etag: str | None) -> Any:
         """Request the bytes from `start` on; None if the object ends there."""

@@ -405,7 +405,9 @@ async def test_ranges_behind_a_slow_one_are_read_meanwhile_and_handed_out_after_
     read, slow, all_begun = files.read, asyncio.Event(), asyncio.Event()
     begun, under_way, most = 0, 0, 0
 
-    async def held_up(table: TablePath, uri: LocationUri, start: int, end: int) -> memoryview:
+    async def held_up(
+        table: TablePath, uri: LocationUri, start: int, end: int, *, seconds: float | None = None
+    ) -> memoryview:
         nonlocal begun, under_way, most
         begun, under_way = begun + 1, under_way + 1
         most, number = max(most, under_way), begun

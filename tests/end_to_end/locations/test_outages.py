@@ -311,6 +311,48 @@ def test_a_segment_in_a_dead_place_is_a_retriable_error_that_names_it(
     assert rows(table) == sorted(ids_of(table, 0) + ids_of(table, 1))
 
 
+FOR_EVER = {**CLIENT, "client.request-timeout": "1h"}
+"""Options of a client that retries calls to servers as long as a test lasts."""
+
+
+def test_a_scan_says_at_once_that_a_place_is_dead_and_soon_gives_up(
+    two_buckets: tuple[Stage, Table, Death], caplog: pytest.LogCaptureFixture
+) -> None:
+    it, _, dying = two_buckets
+    dying.unmount()
+    limited = {**FOR_EVER, "client.remote-file.read-timeout": "300ms"}
+    with (
+        zufluss.connect(it.server.bootstrap, **limited) as conn,
+        pytest.raises(LocationUnavailableError, match=str(dying.directory)),
+    ):
+        rows_from(conn.table("halves"), 0, bucket=0)
+    said = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert "scan.location_unavailable" in said[0]
+    assert f"file://{dying.directory}" in said[0]
+    assert "failures=1 retried_for_ms=300" in said[0]
+
+
+def test_a_place_that_accepts_requests_and_never_answers_is_dead_for_a_scan(
+    tmp_path: Path, s3_server: S3Server, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zufluss.client.read.remote.FIRST_SECONDS", 0.2)
+    uri = s3_server.bucket(f"silent-{time.time_ns()}")
+    with stage(tmp_path, {DIRS: f"{uri}/x", **properties(proxy.endpoint)}) as it:
+        table = it.create("silent")
+        write(table, 0, 5)
+        it.until_copied(table, 5)
+        it.until_gone(table)
+        proxy.set([Fault("half_open", methods=("GET",), path_contains=".log")])
+        limited = {**FOR_EVER, "client.remote-file.read-timeout": "1ms"}
+        with (
+            zufluss.connect(it.server.bootstrap, **limited) as conn,
+            pytest.raises(LocationUnavailableError, match=rf"{uri}.*no answer within 0\.2 s"),
+        ):
+            rows(conn.table("silent"))
+        proxy.set()
+        assert rows(table) == everything(5)
+
+
 def test_a_scan_of_all_buckets_goes_on_with_those_that_can_be_read(
     two_buckets: tuple[Stage, Table, Death],
 ) -> None:

@@ -64,6 +64,8 @@ class ClientOptions:
     """The server holds a fetch until this many bytes arrived, at most `fetch_wait_ms`."""
     fetch_wait_ms: int
     """Limit for holding a fetch."""
+    remote_read_timeout_ms: int
+    """How long a scan retries a remote location that does not answer."""
     kv_fetch_bytes: int
     """The size that a page of a primary-key bucket aims at."""
     producer_id: str | None
@@ -112,6 +114,7 @@ class ClientOptions:
             fetch_bucket_bytes=conf.get(o.CLIENT_SCANNER_LOG_FETCH_MAX_BYTES_FOR_BUCKET),
             fetch_bytes_min=conf.get(o.CLIENT_SCANNER_LOG_FETCH_MIN_BYTES),
             fetch_wait_ms=conf.get(o.CLIENT_SCANNER_LOG_FETCH_WAIT_MAX_TIME),
+            remote_read_timeout_ms=conf.get(o.CLIENT_REMOTE_FILE_READ_TIMEOUT),
             kv_fetch_bytes=conf.get(o.CLIENT_SCANNER_KV_FETCH_MAX_BYTES),
             producer_id=conf.get(o.CLIENT_COLUMN_LOCK_OWNER_ID),
             producer_ttl_ms=conf.get(o.CLIENT_COLUMN_LOCK_TTL),

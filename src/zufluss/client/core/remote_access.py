@@ -97,25 +97,43 @@ class RemoteAccess:
         self._held: dict[str, HeldToken] = {}
         self._renewals: dict[TablePath, asyncio.Task[None]] = {}
 
-    async def read(self, table: TablePath, uri: LocationUri, start: int, end: int) -> memoryview:
-        """The bytes of a range of a file that belongs to a table."""
+    async def read(
+        self,
+        table: TablePath,
+        uri: LocationUri,
+        start: int,
+        end: int,
+        *,
+        seconds: float | None = None,
+    ) -> memoryview:
+        """The bytes of a range of a file that belongs to a table.
+
+        Raises `LocationUnavailableError` if the store takes longer than `seconds`.
+        """
         token = await self._token(table, uri)
         try:
-            return await self._range(token, uri, start, end)
+            return await self._range(token, uri, start, end, seconds)
         except ObjectForbiddenError:
             if "s3.access-key" not in token.properties:
                 raise  # the store refused other credentials than the token's
             token.renew_at = 0.0
-        return await self._range(await self._token(table, uri), uri, start, end)
+        return await self._range(await self._token(table, uri), uri, start, end, seconds)
 
     async def objects(self, table: TablePath, directory: str) -> tuple[Objects, str]:
         """The store of a directory of a table, and the path of the directory in it."""
         uri = parse_location(directory, f"a remote directory of table {table}")
         return self._store(await self._token(table, uri), uri)
 
-    async def _range(self, token: HeldToken, uri: LocationUri, start: int, end: int) -> memoryview:
+    async def _range(
+        self, token: HeldToken, uri: LocationUri, start: int, end: int, seconds: float | None
+    ) -> memoryview:
         objects, path = self._store(token, uri)
-        return await objects.get_range(path, start, end)
+        try:
+            async with asyncio.timeout(seconds):
+                return await objects.get_range(path, start, end)
+        except TimeoutError:
+            reason = f"no answer within {seconds:g} s"
+            raise LocationUnavailableError(objects.uri.text, path, reason) from None
 
     def _store(self, token: HeldToken, uri: LocationUri) -> tuple[Objects, str]:
         root = _root(token, uri)

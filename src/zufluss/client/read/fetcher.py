@@ -16,13 +16,13 @@ wait for the consumer.
 
 | outcome of a remote read | reaction |
 |---|---|
-| the location does not answer | as for a passing error; other buckets continue |
+| the location does not answer | as for a passing error, with a warning, and at most for `client.remote-file.read-timeout`; other buckets continue |
 | a file is missing | the same: it expired, and the server knows what is there now |
 | a file is forbidden, even with a new token | the same once: some stores say so of missing files |
 | bytes differ from those written | the scan fails |
 
 A server that answers at once although nothing is new is asked at most every `IDLE_MS`.
-"""
+"""  # noqa: E501 - a table row does not wrap
 
 from __future__ import annotations
 
@@ -56,7 +56,11 @@ from zufluss.errors import (
 from zufluss.model.schema import Schema
 from zufluss.model.table import TableBucket, TableInfo
 from zufluss.record.header import LENGTH_OVERHEAD, BatchHeader, iter_headers
-from zufluss.remote.errors import ObjectCorruptError, ObjectForbiddenError
+from zufluss.remote.errors import (
+    LocationUnavailableError,
+    ObjectCorruptError,
+    ObjectForbiddenError,
+)
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
 from zufluss.wire.hot.fetch import BucketAnswer, read_fetch_response
@@ -96,6 +100,8 @@ class BucketProgress:
     """Set from the first failure to the next success."""
     failing_since: float = 0.0
     """Loop time of that failure."""
+    failures: int = 0
+    """Failures since then."""
 
     @property
     def finished(self) -> bool:
@@ -477,7 +483,8 @@ class LogFetcher:
             state.paused = True
             if state.backoff is None:
                 state.backoff = Backoff(self._options.delivery_timeout_ms)
-                state.failing_since = self._loop.time()
+                state.failing_since, state.failures = self._loop.time(), 0
+            state.failures += 1
             if reason.refresh_metadata or reason.code is ErrorCode.REQUEST_TIME_OUT:
                 self._connection.metadata.forget_leader(state.place.bucket)
         task = self._loop.create_task(self._recover_later(states, reason))
@@ -494,9 +501,12 @@ class LogFetcher:
             self.start()
 
     async def _recover_later(self, states: list[BucketProgress], reason: ZuflussError) -> None:
+        timeout_ms = self._options.delivery_timeout_ms
+        if isinstance(reason, LocationUnavailableError):
+            timeout_ms = min(timeout_ms, self._options.remote_read_timeout_ms)
+            _warn(states, reason, timeout_ms)
         log.debug("scan.recover buckets=%d error=%s", len(states), reason)
-        timeout = self._options.delivery_timeout_ms / 1000
-        if self._loop.time() - min(s.failing_since for s in states) > timeout:
+        if self._loop.time() - min(s.failing_since for s in states) > timeout_ms / 1000:
             raise reason
         pauses = [state.backoff.pause_seconds() for state in states if state.backoff]
         await asyncio.sleep(max(pauses))
@@ -523,6 +533,19 @@ class LogFetcher:
         except ZuflussError as e:
             if e.code not in PASSING:
                 raise
+
+
+def _warn(states: list[BucketProgress], reason: ZuflussError, timeout_ms: int) -> None:
+    """Say that buckets wait for a location, at the 1st, 2nd, 4th … failure in a row."""
+    for state in states:
+        if state.failures.bit_count() == 1:
+            log.warning(
+                "scan.location_unavailable bucket=%r failures=%d retried_for_ms=%d error=%s",
+                state.place.bucket,
+                state.failures,
+                timeout_ms,
+                reason,
+            )
 
 
 def _remote_info(answer: BucketAnswer) -> m.PbRemoteLogFetchInfo:

@@ -8,10 +8,10 @@ ends of segments, and yields whole batches in order. A batch that spans two rang
 |---|---|
 | memory | a range takes its bytes from the scan's budget before it is requested |
 | copies | none, except for a batch that spans two ranges |
-| first range of a run | small, and outside the budget: a dead location holds no memory |
+| first range of a run | small, and outside the budget: a dead location holds no memory, and is noticed soon |
 | damage | the decoder verifies the checksum of each batch; here the file's checksum is verified |
 | end | every segment must end with a whole batch, at the offset that the server named |
-"""
+"""  # noqa: E501 - a table row does not wrap
 
 from __future__ import annotations
 
@@ -35,6 +35,8 @@ from zufluss.wire import messages as m
 
 FIRST_BYTES: Final = 256 * 1024
 """Size of the first range of a run."""
+FIRST_SECONDS: Final = 10.0
+"""How long the first range may take, before the location counts as unavailable."""
 RANGE_BYTES: Final = 4 * 1024 * 1024
 """Size of the other ranges; smaller if the budget is small."""
 AHEAD: Final = 4
@@ -124,7 +126,9 @@ class RemoteReader:
         first = next(plan, None)
         if first is None:
             return
-        data = await self._files.read(table, first.segment.uri, first.start, first.end)
+        data = await self._files.read(
+            table, first.segment.uri, first.start, first.end, seconds=FIRST_SECONDS
+        )
         budget.give(-len(data))
         yield first, data
         slots = asyncio.Semaphore(AHEAD)
