@@ -107,6 +107,16 @@ class AsyncScan(ABC):
 class AsyncBatches(ABC):
     """Arrow batches to iterate over and to close."""
 
+    schema: pa.Schema
+    """The Arrow schema of the rows."""
+
+    def at_hand(self) -> pa.RecordBatch | None:
+        """Return the next rows if they need no waiting, else None.
+
+        Any thread may call this, but not during another call of the same run.
+        """
+        return None
+
     @abstractmethod
     async def next_batch(self) -> pa.RecordBatch | None:
         """Return the next rows; None at the end. May be cancelled and called again."""
@@ -134,9 +144,6 @@ class AsyncBatches(ABC):
 class AsyncScanner(AsyncBatches):
     """A run of a scan: iterate it, or `poll` it; `positions` says where it is."""
 
-    schema: pa.Schema
-    """The Arrow schema of the rows."""
-
     @property
     @abstractmethod
     def finished(self) -> bool:
@@ -145,13 +152,6 @@ class AsyncScanner(AsyncBatches):
     @abstractmethod
     def positions(self) -> dict[TableBucket, int]:
         """Return the next offset of each bucket: a `start` to continue from."""
-
-    def at_hand(self) -> pa.RecordBatch | None:
-        """Return the next rows if they need no waiting, else None.
-
-        Any thread may call this, but not during another call of the same run.
-        """
-        return None
 
     async def poll(self, timeout_ms: int = 1_000) -> pa.RecordBatch | None:
         """Return the next rows; None if none arrive in time, or the scan is finished."""

@@ -24,7 +24,17 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Coroutine
-from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar, get_type_hints
+from typing import (
+    Any,
+    Concatenate,
+    Final,
+    Generic,
+    ParamSpec,
+    Protocol,
+    Self,
+    TypeVar,
+    get_type_hints,
+)
 
 from zufluss.client.sync.loop import LoopThread
 
@@ -33,6 +43,13 @@ P = ParamSpec("P")
 R = TypeVar("R")
 A = TypeVar("A")
 C = TypeVar("C", bound=type)
+
+
+class _Block(Protocol):
+    def __aexit__(self, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, None]: ...
+
+
+B = TypeVar("B", bound=_Block, covariant=True)
 
 _ASYNC_WORDS: Final = re.compile(r"\b(?:async|await) ")
 
@@ -46,6 +63,16 @@ class Facade(Generic[T]):
 
     def __repr__(self) -> str:
         return repr(self._twin).replace("Async", "", 1)
+
+
+class BlockFacade(Facade[B]):
+    """A façade for `with`: leaving its block leaves that of the twin."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._thread.run(self._twin.__aexit__(*exc))
 
 
 def waits(

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Self
 
 from zufluss.client.lease.lease import AsyncKvSnapshotLease
-from zufluss.client.sync.facade import Facade, calls, documented_by, waits
+from zufluss.client.sync.facade import BlockFacade, calls, documented_by, waits
 from zufluss.errors import ZuflussError
 from zufluss.model.lease import LeasedSnapshot, Revoked, Unavailable
 from zufluss.model.table import TableBucket
 
 
 @documented_by(AsyncKvSnapshotLease)
-class KvSnapshotLease(Facade[AsyncKvSnapshotLease]):
+class KvSnapshotLease(BlockFacade[AsyncKvSnapshotLease]):
     """A lease of key-value snapshots; `admin.kv_snapshot_lease(…)` opens it.
 
     Leaving its block drops the lease. It is renewed in the background, whatever the caller's
@@ -74,9 +73,3 @@ class KvSnapshotLease(Facade[AsyncKvSnapshotLease]):
     release = waits(AsyncKvSnapshotLease.release)
     detach = waits(AsyncKvSnapshotLease.detach)
     close = waits(AsyncKvSnapshotLease.close)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._thread.run(self._twin.__aexit__(*exc))

@@ -1,18 +1,25 @@
-"""Scans and their runs for synchronous code, derived from the async ones."""
+"""Scans, their runs and readers of snapshots for synchronous code, derived from the async ones."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import pyarrow as pa
 
 from zufluss.client.keyed.scan import AsyncKvScan, AsyncKvScanner
-from zufluss.client.read.scan import AsyncScan, AsyncScanner, duckdb_relation, polars_frame
+from zufluss.client.keyed.snapshot_reader import AsyncKvSnapshotReader
+from zufluss.client.read.scan import (
+    AsyncBatches,
+    AsyncScan,
+    AsyncScanner,
+    duckdb_relation,
+    polars_frame,
+)
 from zufluss.client.read.union_plan import UnionPlan
 from zufluss.client.read.union_scan import AsyncUnionScan, AsyncUnionScanner
-from zufluss.client.sync.facade import Facade, calls, documented_by, waits
+from zufluss.client.sync.facade import BlockFacade, Facade, calls, documented_by, waits
 from zufluss.client.sync.loop import LoopThread
 from zufluss.model.table import TableBucket
 
@@ -21,33 +28,18 @@ if TYPE_CHECKING:
     import pandas as pd
     import polars as pl
 
+N = TypeVar("N", bound=AsyncBatches, covariant=True)
 
-@documented_by(AsyncScanner)
-class LogScanner(Facade[AsyncScanner]):
-    """A run of a scan: iterate it, or `poll` it; `positions` says where it is.
 
-    >>> with table.scan(stop=None).open() as scanner:  # doctest: +SKIP
-    ...     batch = scanner.poll(timeout_ms=1000)
-    ...     resume = scanner.positions()
-    """
+class _Batches(BlockFacade[N]):
+    """Arrow batches to iterate over."""
 
     @property
     def schema(self) -> pa.Schema:
         """The Arrow schema of the rows."""
         return self._twin.schema
 
-    @property
-    def finished(self) -> bool:
-        return self._twin.finished
-
-    @property
-    def progress(self) -> float | None:
-        """The share of the buckets that was read, 0 to 1; None if it is unknown."""
-        return None
-
-    positions = calls(AsyncScanner.positions)
-    poll = waits(AsyncScanner.poll)
-    close = waits(AsyncScanner.close)
+    close = waits(AsyncBatches.close)
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         return self
@@ -60,11 +52,46 @@ class LogScanner(Facade[AsyncScanner]):
             raise StopIteration
         return batch
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+@documented_by(AsyncKvSnapshotReader)
+class KvSnapshotReader(_Batches[AsyncKvSnapshotReader]):
+    """The rows of a key-value snapshot; `table.kv_snapshot(…)` opens it. Iterate it, then close it.
+
+    >>> with table.kv_snapshot(bucket, 7) as reader:  # doctest: +SKIP
+    ...     for batch in reader:
+    ...         print(batch.num_rows)
+    """
+
+    @property
+    def log_offset(self) -> int:
+        return self._twin.log_offset
+
+    @property
+    def last_key(self) -> bytes | None:
+        """The encoded key of the last row handed out: an `after` to continue from."""
+        return self._twin.last_key
+
+
+@documented_by(AsyncScanner)
+class LogScanner(_Batches[AsyncScanner]):
+    """A run of a scan: iterate it, or `poll` it; `positions` says where it is.
+
+    >>> with table.scan(stop=None).open() as scanner:  # doctest: +SKIP
+    ...     batch = scanner.poll(timeout_ms=1000)
+    ...     resume = scanner.positions()
+    """
+
+    @property
+    def finished(self) -> bool:
+        return self._twin.finished
+
+    @property
+    def progress(self) -> float | None:
+        """The share of the buckets that was read, 0 to 1; None if it is unknown."""
+        return None
+
+    positions = calls(AsyncScanner.positions)
+    poll = waits(AsyncScanner.poll)
 
 
 class UnionScanner(LogScanner):
@@ -94,6 +121,9 @@ class KvScanner(LogScanner):
         return self._twin.progress
 
 
+R = TypeVar("R", bound=LogScanner)
+
+
 @documented_by(AsyncScan)
 class LogScan(Facade[AsyncScan]):
     """What to read; `table.scan(…)` or `table.changelog(…)` makes it. Iterate it for Arrow batches.
@@ -114,7 +144,10 @@ class LogScan(Facade[AsyncScan]):
         return self._twin.schema
 
     def open(self) -> LogScanner:
-        scanner = LogScanner(self._thread, self._thread.run(self._twin.open()))
+        return self._opened(LogScanner)
+
+    def _opened(self, kind: type[R]) -> R:
+        scanner = kind(self._thread, self._thread.run(self._twin.open()))
         self._runs.add(scanner)
         return scanner
 
@@ -157,9 +190,7 @@ class UnionScan(LogScan):
     _twin: AsyncUnionScan
 
     def open(self) -> UnionScanner:
-        scanner = UnionScanner(self._thread, self._thread.run(self._twin.open()))
-        self._runs.add(scanner)
-        return scanner
+        return self._opened(UnionScanner)
 
 
 @documented_by(AsyncKvScan)
@@ -174,9 +205,7 @@ class KvScan(LogScan):
     _twin: AsyncKvScan
 
     def open(self) -> KvScanner:
-        scanner = KvScanner(self._thread, self._thread.run(self._twin.open()))
-        self._runs.add(scanner)
-        return scanner
+        return self._opened(KvScanner)
 
 
 def scan_facade(thread: LoopThread, scan: AsyncScan) -> LogScan:

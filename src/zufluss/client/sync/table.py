@@ -10,8 +10,7 @@ import pyarrow as pa
 from zufluss.client.keyed.lookup import KeyForm, Missing, Row, SingleKey
 from zufluss.client.sync.facade import Facade, documented_by, makes, opens, plans, waits
 from zufluss.client.sync.lease import KvSnapshotLease
-from zufluss.client.sync.scan import LogScan, scan_facade
-from zufluss.client.sync.snapshot import KvSnapshotReader
+from zufluss.client.sync.scan import KvSnapshotReader, LogScan, scan_facade
 from zufluss.client.sync.write import AppendWriter, ExactlyOnceWriter, TaskWriter, UpsertWriter
 from zufluss.client.table import AsyncTable
 from zufluss.model.schema import Schema

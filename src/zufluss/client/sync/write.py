@@ -6,8 +6,7 @@ connection.
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 from zufluss.client.core.convert import is_row
 from zufluss.client.producer.exactly_once import (
@@ -19,7 +18,7 @@ from zufluss.client.producer.exactly_once import (
 from zufluss.client.producer.handle import ProducerHandle
 from zufluss.client.producer.state import ProducerState
 from zufluss.client.producer.undo import UndoProgress
-from zufluss.client.sync.facade import Facade, documented_by, makes, waits
+from zufluss.client.sync.facade import BlockFacade, documented_by, makes, waits
 from zufluss.client.write.append import AsyncAppendWriter
 from zufluss.client.write.upsert import AsyncUpsertWriter
 from zufluss.client.write.writer import BatchWriter
@@ -30,7 +29,7 @@ U = TypeVar("U", bound=AsyncUpsertWriter, covariant=True)
 
 
 @documented_by(BatchWriter)
-class _Writer(Facade[W]):
+class _Writer(BlockFacade[W]):
     """What the writers have in common."""
 
     def write(self, data: Any) -> None:
@@ -47,17 +46,6 @@ class _Writer(Facade[W]):
 
     flush = waits(BatchWriter.flush)
     close = waits(BatchWriter.close)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._thread.run(self._twin.__aexit__(kind, exc, trace))
 
 
 class AppendWriter(_Writer[AsyncAppendWriter]):
