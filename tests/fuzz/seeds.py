@@ -40,7 +40,7 @@ from zufluss.record.batch.stats import build_statistics
 from zufluss.record.header import read_header
 from zufluss.wire import messages as m
 from zufluss.wire.api import APIS
-from zufluss.wire.frame import pack_error, pack_request, pack_response
+from zufluss.wire.frame import pack_error, pack_response
 from zufluss.wire.predicates import predicate_to_proto
 from zufluss.wire.sasl import build_plain
 
@@ -206,11 +206,7 @@ def _produce(records: bytes, **bucket: int) -> bytes:
 
 
 def frames() -> list[bytes]:
-    return [
-        pack_request(1000, 0, 1, b"body"),
-        b"\x80" + pack_response(1, b"body")[4:],
-        b"\x80" + pack_error(1, 3, "a message")[4:],
-    ]
+    return [pack_response(1, b"body")[4:], pack_error(1, 3, "a message")[4:]]
 
 
 # -- texts ------------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ from zufluss.record.rows.formats import check_body, decode_body
 from zufluss.wire import messages as m
 from zufluss.wire.api import APIS
 from zufluss.wire.codec import decode
-from zufluss.wire.frame import unpack_request_header, unpack_response
+from zufluss.wire.frame import unpack_response
 from zufluss.wire.hot.fetch import read_fetch_response
 from zufluss.wire.hot.produce import scan_produce
 from zufluss.wire.predicates import predicate_from_proto, predicate_to_proto
@@ -81,12 +81,8 @@ class Target:
 
 
 def frame(data: bytes) -> None:
-    """The headers of requests and responses."""
-    if data[:1] < b"\x80":
-        header = unpack_request_header(data)
-        assert header.frame_size >= 12
-    else:
-        unpack_response(memoryview(data)[1:])
+    """The headers of responses."""
+    unpack_response(memoryview(data))
 
 
 def request(data: bytes) -> None:

@@ -27,10 +27,11 @@ from zufluss.model.partition import (
     partition_name,
     partition_values,
     spec_of,
-    value_text,
+    value_texts,
 )
 from zufluss.model.schema import Schema
 from zufluss.model.table import TableDescriptor, TableInfo, TablePath
+from zufluss.model.types import DataType
 
 
 def ms(*moment: int) -> int:
@@ -46,6 +47,10 @@ def info(*keys: str, **properties: object) -> TableInfo:
     schema = Schema.of("d STRING, r STRING, v INT")
     descriptor = TableDescriptor(schema, partition_keys=keys, bucket_count=1, properties=named)
     return TableInfo(TablePath("db", "t"), 1, 1, descriptor, 0, 0)
+
+
+def value_text(value: object, data_type: DataType) -> str:
+    return value_texts(pa.array([value], data_type.to_arrow()), data_type)[0]
 
 
 NOW = ms(2024, 2, 29, 23, 30)

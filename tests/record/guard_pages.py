@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 
+from tests.record.arrow.projection import project
 from tests.record.arrow_samples import (
     CODECS,
     NESTED,
@@ -77,7 +78,7 @@ def main() -> None:
                     read_message(place, min(52, place.size), place.size)
                     try:
                         projector.project_all(place, (0, 2))
-                        projector.project(place, 0, read_header(memoryview(place)), (0, 2))
+                        project(projector, place, 0, read_header(memoryview(place)), (0, 2))
                     except ZuflussError:
                         pass
                     count += 1

@@ -23,15 +23,6 @@ def test_the_first_request_of_a_connection_has_the_bytes_a_client_was_seen_to_se
     assert metadata.hex() == "0000000803f4000000000001"
 
 
-@given(INT16, INT16, INT32, st.binary(max_size=40), st.binary(max_size=9))
-def test_a_request_header_reads_back_wherever_it_starts(
-    key: int, version: int, request_id: int, body: bytes, before: bytes
-) -> None:
-    packed = frame.pack_request(key, version, request_id, body)
-    header = frame.unpack_request_header(memoryview(before + packed), len(before))
-    assert header == (len(packed), key, version, request_id)
-
-
 @given(INT32, st.binary(max_size=40))
 def test_a_response_reads_back(request_id: int, body: bytes) -> None:
     packed = frame.pack_response(request_id, body)
@@ -68,13 +59,6 @@ def test_a_failure_of_the_server_without_request_id_is_understood() -> None:
     assert answer.error is not None
 
 
-@pytest.mark.parametrize("length", [-1, 0, 7, -(2**31)])
-def test_a_length_that_cannot_hold_its_own_header_is_refused(length: int) -> None:
-    data = frame.REQUEST_HEADER.pack(length, 1000, 0, 0)
-    with pytest.raises(CorruptMessageError, match="frame length"):
-        frame.unpack_request_header(data)
-
-
 def test_a_body_too_large_for_a_frame_is_refused_before_it_is_sent() -> None:
     with pytest.raises(CorruptMessageError, match="ask for less"):
         frame.response_header(1, 2**31)
@@ -84,13 +68,5 @@ def test_a_body_too_large_for_a_frame_is_refused_before_it_is_sent() -> None:
 def test_any_bytes_are_a_response_or_a_typed_error(data: bytes) -> None:
     try:
         frame.unpack_response(memoryview(data))
-    except CorruptMessageError:
-        pass
-
-
-@given(st.binary(max_size=20))
-def test_any_bytes_are_a_request_header_or_a_typed_error(data: bytes) -> None:
-    try:
-        assert frame.unpack_request_header(data).frame_size >= 12
     except CorruptMessageError:
         pass

@@ -170,15 +170,6 @@ def value_texts(values: pa.Array, data_type: DataType) -> list[str]:
     return [texts(value) for value in values.to_pylist()]
 
 
-def value_text(value: object, data_type: DataType) -> str:
-    """The text of one Python value as partition value."""
-    import pyarrow as pa
-
-    if data_type.root not in PARTITION_KEY_ROOTS:
-        raise InvalidPartitionError(f"a partition key cannot be of type {data_type}")
-    return value_texts(pa.array([value], data_type.to_arrow()), data_type)[0]
-
-
 def _float_text(value: float) -> str:
     """Shortest decimal that reads back as the value, `1` for 1.0; also of a numpy float32."""
     if math.isnan(value):

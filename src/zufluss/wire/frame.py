@@ -58,15 +58,6 @@ _MESSAGE_CHARS_MAX: Final = 8 * 1024
 Buffer = bytes | bytearray | memoryview
 
 
-class RequestHeader(NamedTuple):
-    """The header of a request frame, and how many bytes the frame takes with it."""
-
-    frame_size: int
-    api_key: int
-    api_version: int
-    request_id: int
-
-
 class ResponseFrame(NamedTuple):
     """A response frame: which request it answers, and the body or the error it carries."""
 
@@ -102,20 +93,6 @@ def pack_error(request_id: int, code: int, message: str) -> bytes:
     text = message[:_MESSAGE_CHARS_MAX].encode("utf-8", "replace").decode()
     body = ErrorResponse(error_code=code, error_message=text).SerializeToString()
     return RESPONSE_HEADER.pack(5 + len(body), ERROR, request_id) + body
-
-
-def unpack_request_header(buffer: Buffer, start: int = 0) -> RequestHeader:
-    """The header of the request frame that begins at `start`; 12 bytes must be there."""
-    if len(buffer) - start < REQUEST_HEADER.size:
-        raise CorruptMessageError(
-            f"a request header takes {REQUEST_HEADER.size} bytes, {len(buffer) - start} are there"
-        )
-    length, api_key, api_version, request_id = REQUEST_HEADER.unpack_from(buffer, start)
-    if length < REQUEST_LENGTH_MIN:
-        raise CorruptMessageError(
-            f"the frame length {length} is less than the {REQUEST_LENGTH_MIN} bytes of its header"
-        )
-    return RequestHeader(LENGTH.size + length, api_key, api_version, request_id)
 
 
 def unpack_response(frame: memoryview) -> ResponseFrame:

@@ -7,10 +7,10 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.record.keys.plain import encode_key
 from zufluss.client.core.buckets import HashAssigner, RoundRobinAssigner, StickyAssigner, split
 from zufluss.model.schema import Schema
 from zufluss.model.table import TableDescriptor, TableInfo, TablePath
-from zufluss.record.keys.encoding import encode_key
 from zufluss.record.keys.hash import bucket_id
 
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.record.arrow.projection import project
 from tests.record.arrow_samples import (
     CODECS,
     NESTED,
@@ -40,7 +41,7 @@ def chosen(schema: Schema, columns: tuple[int, ...]) -> Schema:
 def one_by_one(projector: Projector, data: bytes, columns: tuple[int, ...]) -> bytes:
     pieces = []
     for pos, header in iter_headers(data):
-        pieces += projector.project(data, pos, header, columns)
+        pieces += project(projector, data, pos, header, columns)
     return b"".join(pieces)
 
 

@@ -13,13 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.record.keys.plain import encode_key
 from tests.record.record_samples import FIXTURES, SCALARS, values_for
 from zufluss.errors import InvalidTableError
 from zufluss.model.ddl import parse_type
 from zufluss.model.schema import Column, Schema
 from zufluss.model.table import TableDescriptor, TableInfo, TablePath
 from zufluss.model.types import DataType, Root
-from zufluss.record.keys.encoding import KeyEncodingError, bucket_assign, encode_key, encode_keys
+from zufluss.record.keys.encoding import KeyEncodingError, bucket_assign, encode_keys
 from zufluss.record.keys.hash import bucket_id
 from zufluss.record.keys.hudi import java_text, string_hash
 from zufluss.record.rows.values import batch_of_rows
@@ -130,8 +131,6 @@ def test_a_null_in_a_key_is_refused_by_the_columns_name(encoding: Any) -> None:
     batch = pa.RecordBatch.from_pydict({"id": pa.array([1, None], pa.int32())})
     with pytest.raises(KeyEncodingError, match="'id' has 1 NULL"):
         encode_keys(batch, ["id"], encoding)
-    with pytest.raises(KeyEncodingError, match="'id' has 1 NULL"):
-        encode_key(batch, 0, ["id"], encoding)
 
 
 def test_columns_that_cannot_be_keys_are_refused_by_name() -> None:

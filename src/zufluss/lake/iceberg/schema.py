@@ -43,7 +43,6 @@ from pyiceberg.types import (
     DateType,
     DecimalType,
     DoubleType,
-    FixedType,
     FloatType,
     IcebergType,
     IntegerType,
@@ -86,21 +85,6 @@ _SYSTEM: dict[str, IcebergType] = {
     BUCKET_COLUMN: IntegerType(),
     OFFSET_COLUMN: LongType(),
     TIMESTAMP_COLUMN: TimestamptzType(),
-}
-_FLUSS_TYPES: dict[type[IcebergType], Callable[[bool], t.DataType]] = {
-    BooleanType: lambda null: t.ScalarType(root=t.Root.BOOLEAN, nullable=null),
-    IntegerType: lambda null: t.ScalarType(root=t.Root.INTEGER, nullable=null),
-    LongType: lambda null: t.ScalarType(root=t.Root.BIGINT, nullable=null),
-    FloatType: lambda null: t.ScalarType(root=t.Root.FLOAT, nullable=null),
-    DoubleType: lambda null: t.ScalarType(root=t.Root.DOUBLE, nullable=null),
-    StringType: lambda null: t.ScalarType(root=t.Root.STRING, nullable=null),
-    BinaryType: lambda null: t.ScalarType(root=t.Root.BYTES, nullable=null),
-    DateType: lambda null: t.ScalarType(root=t.Root.DATE, nullable=null),
-    TimeType: lambda null: t.TemporalType(root=t.Root.TIME, precision=6, nullable=null),
-    TimestampType: lambda null: t.TemporalType(root=t.Root.TIMESTAMP, precision=6, nullable=null),
-    TimestamptzType: lambda null: t.TemporalType(
-        root=t.Root.TIMESTAMP_LTZ, precision=6, nullable=null
-    ),
 }
 _AFRESH = "drop and re-create the table itself, which is then tiered afresh beside the old one"
 """The remedy that always works."""
@@ -168,30 +152,6 @@ def iceberg_type(data_type: t.DataType, next_id: Callable[[], int]) -> IcebergTy
             )
         )
     return _SCALARS[data_type.root]
-
-
-def fluss_type(found: IcebergType, nullable: bool = True) -> t.DataType:
-    """The type whose values an Iceberg type holds; `LakeTableError` if there is none."""
-    if isinstance(found, DecimalType):
-        return t.DecimalType(precision=found.precision, scale=found.scale, nullable=nullable)
-    if isinstance(found, FixedType):
-        return t.LengthType(root=t.Root.BINARY, length=len(found), nullable=nullable)
-    if isinstance(found, ListType):
-        element = fluss_type(found.element_type, not found.element_required)
-        return t.ArrayType(element=element, nullable=nullable)
-    if isinstance(found, MapType):
-        value = fluss_type(found.value_type, not found.value_required)
-        return t.MapType(key=fluss_type(found.key_type, False), value=value, nullable=nullable)
-    if isinstance(found, StructType):
-        fields = tuple(
-            t.RowField(f.name, fluss_type(f.field_type, not f.required), f.doc)
-            for f in found.fields
-        )
-        return t.RowType(fields=fields, nullable=nullable)
-    made = _FLUSS_TYPES.get(type(found))
-    if made is None:
-        raise LakeTableError(f"the Iceberg type {found} has no counterpart here; drop that column")
-    return made(nullable)
 
 
 def _field(

@@ -191,23 +191,6 @@ class Projector:
             pos = reached
         return pieces
 
-    def project(
-        self, view: Buffer, pos: int, header: BatchHeader, columns: tuple[int, ...]
-    ) -> list[Buffer]:
-        """Project the batch at `pos`; returns new bytes, then views into `view`."""
-        data = memoryview(view)
-        if header.record_count == 0:
-            return [data[pos : pos + header.size]]
-        prefix, pieces = self.plan(view, pos, header, columns)
-        result: list[Buffer] = [prefix]
-        for piece in pieces:
-            if isinstance(piece, tuple):
-                begin = pos + piece[0]
-                result.append(data[begin : begin + piece[1]])
-            else:
-                result.append(piece)
-        return result
-
     def plan(
         self, view: Buffer, pos: int, header: BatchHeader, columns: tuple[int, ...]
     ) -> tuple[bytearray, list[Piece]]:

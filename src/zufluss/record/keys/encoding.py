@@ -2,9 +2,8 @@
 
 Keys are encoded from Arrow columns, all rows at once; key i is `data[offsets[i]:offsets[i + 1]]`.
 The encoding for a bucket hash depends on the lake of the table, so that zufluss and the lake agree
-on buckets: none or lance → compacted, paimon → paimon, iceberg → iceberg, hudi → hudi. `encode_key`
-is the plain-Python twin and the oracle for the kernels. A NULL in a key column raises an error that
-names the column.
+on buckets: none or lance → compacted, paimon → paimon, iceberg → iceberg, hudi → hudi. A NULL in a
+key column raises an error that names the column. `tests/record/keys/plain.py` has the plain twin.
 
 | encoding | key |
 |---|---|
@@ -35,17 +34,11 @@ import pyarrow.types as at
 
 from zufluss.errors import InvalidTableError
 from zufluss.lake_formats import LAKE_FORMATS, KeyEncoding
-from zufluss.model.arrow_types import from_arrow
 from zufluss.model.table import TableInfo
-from zufluss.model.types import DataType, DecimalType, Root
 from zufluss.record.kernels import keys as kernels
 from zufluss.record.keys.hash import HashKind, bucket_ids
-from zufluss.record.keys.hudi import hudi_code, hudi_codes
+from zufluss.record.keys.hudi import hudi_codes
 from zufluss.record.rows import binary as b
-from zufluss.record.rows.binary import Value
-from zufluss.record.rows.formats import compacted_field
-from zufluss.record.rows.slots import to_blob, write_aligned
-from zufluss.record.rows.values import values_of
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Offsets: TypeAlias = npt.NDArray[np.int64]
@@ -188,23 +181,6 @@ def encode_keys(
     if encoding == "paimon":
         return _paimon(parts, batch.num_rows)
     return _compacted(parts, batch.num_rows)
-
-
-def encode_key(
-    batch: pa.RecordBatch, row: int, columns: Sequence[str], encoding: KeyEncoding
-) -> bytes:
-    """Return the key of one row, in plain Python."""
-    arrays = [_key_array(batch, name).slice(row, 1) for name in columns]
-    types = [from_arrow(array.type) for array in arrays]
-    values = [values_of(array, ty)[0] for array, ty in zip(arrays, types, strict=True)]
-    if encoding == "hudi":
-        return hudi_code(values, types, columns).to_bytes(4, "big")
-    if encoding == "paimon":
-        return write_aligned(values, types)
-    if encoding == "iceberg":
-        _check_iceberg(arrays, columns)
-        return _iceberg_key(values[0], types[0])
-    return b"".join(compacted_field(v, ty) for v, ty in zip(values, types, strict=True))
 
 
 def _key_array(batch: pa.RecordBatch, name: str) -> pa.Array:
@@ -405,21 +381,6 @@ def _check_iceberg(arrays: Sequence[pa.Array], columns: Sequence[str]) -> None:
         )
     if (at.is_string(kind) or at.is_binary(kind)) and (np.diff(_blobs(array).offsets) == 0).any():
         raise KeyEncodingError(f"key column {columns[0]!r} has an empty value; iceberg allows none")
-
-
-def _iceberg_key(value: Value, data_type: DataType) -> bytes:
-    root = data_type.root
-    if isinstance(data_type, DecimalType):
-        return b.minimal_bytes(b.unscaled(value, data_type))
-    if root in (Root.FLOAT, Root.DOUBLE):
-        return b.FIXED[root].pack(value)
-    if root is Root.TIME:
-        return b.I64.pack(value * 1000)
-    if root is Root.TIMESTAMP:
-        return b.I64.pack(value // 1000)
-    if root in (Root.INTEGER, Root.BIGINT, Root.DATE):
-        return b.I64.pack(value)
-    return to_blob(value, data_type)
 
 
 def _hudi(arrays: Sequence[pa.Array], columns: Sequence[str]) -> tuple[Bytes, Offsets]:

@@ -44,14 +44,6 @@ def hudi_codes(arrays: Sequence[pa.Array], columns: Sequence[str]) -> npt.NDArra
     return codes
 
 
-def hudi_code(values: Sequence[Value], types: Sequence[DataType], columns: Sequence[str]) -> int:
-    """Return `List<String>.hashCode()` of one row, in plain Python."""
-    code = 1
-    for value, data_type, name in zip(values, types, columns, strict=True):
-        code = code * 31 + string_hash(_element(value, data_type, name, len(values) > 1))
-    return code & 0xFFFFFFFF
-
-
 def string_hash(text: str) -> int:
     """Return Java's `String.hashCode`, as an unsigned number."""
     code = 0
