@@ -9,7 +9,13 @@ import pytest
 
 import zufluss
 from zufluss.client.sync.connection import Connection
-from zufluss.client.tiering import Heartbeat, TieringClient, TieringLease, TieringStats
+from zufluss.client.tiering import (
+    HEARTBEAT_TIMEOUT_MS,
+    Heartbeat,
+    TieringClient,
+    TieringLease,
+    TieringStats,
+)
 from zufluss.errors import (
     FencedTieringEpochError,
     LakeNotConfiguredError,
@@ -44,14 +50,14 @@ def tiering(connection: Connection) -> TieringClient:
     return TieringClient(connection)
 
 
-def take(tiering: TieringClient, timeout_ms: int | None = None) -> TieringLease:
+def take(tiering: TieringClient, timeout_ms: int = HEARTBEAT_TIMEOUT_MS) -> TieringLease:
     """Ask until a table is handed out."""
     while (answer := ask(tiering, timeout_ms)).table is None:
         pass
     return answer.table
 
 
-def ask(tiering: TieringClient, timeout_ms: int | None) -> Heartbeat:
+def ask(tiering: TieringClient, timeout_ms: int) -> Heartbeat:
     return tiering.heartbeat(request_table=True, timeout_ms=timeout_ms)
 
 
@@ -60,11 +66,20 @@ def bucket(lease: TieringLease, bucket_id: int = 0) -> TableBucket:
 
 
 def create(connection: Connection, path: str = "fluss.events", buckets: int = 2) -> None:
-    connection.admin.create_table(path, "a INT", bucket_count=buckets, properties=FRESH)
+    connection.admin.create_table(
+        path, "a INT", bucket_count=buckets, bucket_keys=["a"], properties=FRESH
+    )
+
+
+def create_filled(connection: Connection) -> None:
+    """A table of 200 rows, which are about a hundred in each bucket."""
+    create(connection)
+    with connection.table("fluss.events").append() as writer:
+        writer.write({"a": list(range(200))})
 
 
 def test_a_round_from_hand_out_to_finish(connection: Connection, tiering: TieringClient) -> None:
-    create(connection)
+    create_filled(connection)
     assert connection.admin.lake_snapshot("fluss.events") is None
     lease = take(tiering)
     assert str(lease.path) == "fluss.events"
@@ -107,7 +122,7 @@ def test_a_table_with_more_to_tier_comes_again_at_once(
 def test_a_service_that_was_silent_is_fenced_and_changes_nothing(
     connection: Connection, tiering: TieringClient
 ) -> None:
-    create(connection)
+    create_filled(connection)
     zombie = take(tiering, timeout_ms=1_000)
     file = tiering.prepare(zombie, {bucket(zombie): 10})
     lease = take(tiering, timeout_ms=60_000)
@@ -135,12 +150,14 @@ def test_a_failed_table_is_handed_out_again(connection: Connection, tiering: Tie
 
 
 def test_errors_have_their_own_types(connection: Connection, tiering: TieringClient) -> None:
-    create(connection)
+    create_filled(connection)
     lease = take(tiering)
     file = tiering.prepare(lease, {bucket(lease): 10})
     tiering.commit(lease, 1, file)
     with pytest.raises(OffsetOutOfRangeError, match="would go back"):
         tiering.prepare(lease, {bucket(lease): 9})
+    with pytest.raises(OffsetOutOfRangeError, match="the lake cannot have it up to 201"):
+        tiering.prepare(lease, {bucket(lease): 201})
     connection.admin.drop_table("fluss.events")
     with pytest.raises(TableNotExistError):
         tiering.prepare(lease, {bucket(lease): 11})
@@ -175,7 +192,7 @@ def test_a_server_killed_between_prepare_and_commit_lets_the_snapshot_be_recover
     server: DevServer, connection: Connection, tiering: TieringClient
 ) -> None:
     """The lake has the snapshot, the server does not know it: the next round reports it."""
-    create(connection)
+    create_filled(connection)
     lease = take(tiering)
     tiering.commit(lease, 1, tiering.prepare(lease, {bucket(lease): 10}))
     file = tiering.prepare(lease, {bucket(lease): 20, bucket(lease, 1): 5})
@@ -201,7 +218,7 @@ def test_a_server_killed_between_prepare_and_commit_lets_the_snapshot_be_recover
 def test_a_server_killed_after_a_commit_knows_the_snapshot(
     server: DevServer, connection: Connection, tiering: TieringClient
 ) -> None:
-    create(connection)
+    create_filled(connection)
     epoch = 0
     for snapshot_id in (7, 3, 5):
         lease = take(tiering)

@@ -77,6 +77,7 @@ class RecordingTablet:
         self.producers: dict[int, TableProducers] = {}
         self.idle_ms: dict[int, int] = {}
         self.ends: dict[TableBucket, int] = {}
+        self.end = 0
         self.deaf: Exception | None = None
 
     async def assign(
@@ -138,7 +139,7 @@ class RecordingTablet:
         if self.deaf is not None:
             raise self.deaf
         assert set(buckets) <= set(self.buckets), "it is asked for what it leads"
-        return {bucket: self.ends.get(bucket, 0) for bucket in buckets}
+        return {bucket: self.ends.get(bucket, self.end) for bucket in buckets}
 
 
 class Cluster:
@@ -173,6 +174,7 @@ class Cluster:
         await self.stop()
         again = Cluster(self.directory)
         again.conf, again.clock, again.seconds = self.conf, self.clock, self.seconds
+        again.tablet.end = self.tablet.end
         return await again.start()
 
     async def call(self, key: ApiKey, listener: str = "CLIENT", **fields: Any) -> Any:

@@ -26,6 +26,8 @@ from zufluss.cluster.image import ClusterImage, ClusterNode
 from zufluss.cluster.replicas import LakeOffsets
 from zufluss.cluster.writer_ids import WriterIds
 from zufluss.config.load import Configuration
+from zufluss.config.values import DAY_MS, MINUTE_MS
+from zufluss.coordinator.lake.tables import LakeCommit
 from zufluss.coordinator.registration import SESSION_MS
 from zufluss.coordinator.server import Coordinator
 from zufluss.errors import (
@@ -39,8 +41,8 @@ from zufluss.errors import (
     ZuflussError,
 )
 from zufluss.meta.embedded import EmbeddedStore
-from zufluss.model.table import TableBucket
-from zufluss.net.services import Services
+from zufluss.model.table import TableBucket, TablePath
+from zufluss.net.services import RequestContext, Services
 from zufluss.remote.health import HealthReport
 from zufluss.tablet.coordinator_client import NOT_REGISTERED, CoordinatorClient
 from zufluss.tablet.link import CoordinatorLink
@@ -114,16 +116,40 @@ class Apart:
     async def _coordinator(self) -> Loopback:
         return self.to_coordinator
 
-    async def create_table(self, name: str = "events") -> None:
+    async def create_table(self, name: str = "events", **properties: str) -> None:
         await call(
             self.to_coordinator.services,
             ApiKey.CREATE_TABLE,
             m.CreateTableRequest(
                 table_path={"database_name": "fluss", "table_name": name},
-                table_json=table_json(buckets=2),
+                table_json=table_json(buckets=2, properties=properties),
                 ignore_if_exists=False,
             ),
         )
+
+    async def tiered(
+        self, path: TablePath, snapshot_id: int, offsets: dict[TableBucket, int]
+    ) -> None:
+        """Have a tiering service commit a lake snapshot of the only lake table."""
+        self.clock.now_ms += DAY_MS
+        self.tablet.ends |= offsets
+        self.tablet_services.register(ApiKey.LIST_OFFSETS, self._list_offsets)
+        lake = self.coordinator.lake
+        turn = await lake.hand_out(MINUTE_MS)
+        assert turn is not None
+        info, hand_out = turn
+        file = await lake.prepare(info.table_id, path, offsets, hand_out=hand_out)
+        await lake.commit(LakeCommit(info.table_id, snapshot_id, file, hand_out=hand_out))
+
+    async def _list_offsets(
+        self, request: m.ListOffsetsRequest, ctx: RequestContext
+    ) -> m.ListOffsetsResponse:
+        buckets = [TableBucket(request.table_id, None, i) for i in request.bucket_id]
+        ends = await self.tablet.end_offsets(buckets)
+        answers = [
+            m.PbListOffsetsRespForBucket(bucket_id=b.bucket_id, offset=o) for b, o in ends.items()
+        ]
+        return m.ListOffsetsResponse(buckets_resp=answers)
 
     def in_step(self) -> bool:
         """The tablet server has the coordinator's picture."""
@@ -177,9 +203,9 @@ async def test_a_server_learns_how_far_the_lake_got_with_a_commit_and_when_it_re
     apart = Apart(tmp_path / "meta", {"datalake.format": "iceberg", "data.dir": str(tmp_path)})
     await apart.start_coordinator()
     await apart.link.join()
-    await apart.create_table()
+    await apart.create_table(**{"table.datalake.enabled": "true"})
     bucket = TableBucket(apart.coordinator.image.table(EVENTS).info.table_id, None, 1)
-    await apart.coordinator.lake.commit_offsets(bucket.table_id, EVENTS, 4711, {bucket: 10})
+    await apart.tiered(EVENTS, 4711, {bucket: 10})
     await apart.coordinator.lake.settle()
     assert apart.tablet.lake_offsets == {bucket: LakeOffsets(bucket, 4711, 10)}
     asked = m.GetLakeSnapshotRequest()

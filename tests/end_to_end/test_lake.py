@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import fluss
 import pyarrow as pa
@@ -35,10 +36,16 @@ def tier(connection: Connection, offsets: dict[tuple[int | None, int], int], sna
     return lease.table_id
 
 
+def write(connection: Connection, rows: dict[str, list[Any]]) -> None:
+    with connection.table("fluss.events").append() as writer:
+        writer.write(rows)
+
+
 async def test_pyfluss_finds_the_snapshot_that_was_committed(lake_server: DevServer) -> None:
     async with connected(lake_server.bootstrap) as conn:
-        await create(conn, PATH, bucket_count=2, properties=FRESH)
+        await create(conn, PATH, bucket_count=2, bucket_keys=["id"], properties=FRESH)
         with zufluss.connect(lake_server.bootstrap) as connection:
+            write(connection, {"id": list(range(200)), "text": ["x"] * 200})
             table_id = tier(connection, {(None, 0): 10, (None, 1): 20}, 4711)
         snapshot = await in_time(conn.get_admin().get_latest_lake_snapshot(PATH))
         assert snapshot.snapshot_id == 4711
@@ -53,6 +60,7 @@ async def test_pyfluss_finds_the_offsets_of_partitions(lake_server: DevServer) -
         await in_time(conn.get_admin().create_partition(PATH, {"day": "x"}))
         with zufluss.connect(lake_server.bootstrap) as connection:
             (partition,) = connection.admin.list_partitions("fluss.events")
+            write(connection, {"id": [1, 2, 3], "day": ["x"] * 3})
             tier(connection, {(partition.partition_id, 0): 3}, 1)
         snapshot = await in_time(conn.get_admin().get_latest_lake_snapshot(PATH))
         offsets = {

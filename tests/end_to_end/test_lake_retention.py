@@ -18,9 +18,11 @@ import pyarrow as pa
 import pytest
 
 import zufluss
+from tests.end_to_end.lake_round import FRESH, report_tiered
 from tests.end_to_end.raw import OFFSET_EARLIEST, RawClient, table_path
 from tests.servers import RoleServer
 from tests.waiting import eventually
+from zufluss.errors import ErrorCode
 from zufluss.testing.server import DevServer
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
@@ -34,7 +36,7 @@ SERVER = {
     "zufluss.metrics.port": "0",
 }
 EXPIRES = {"table.log.ttl": "1ms"}
-TIERED = {**EXPIRES, "table.datalake.enabled": "true"}
+TIERED = {**EXPIRES, **FRESH}
 ROWS, BATCHES = 10, 40
 END = ROWS * BATCHES
 DEADLINE_SECONDS = 60.0
@@ -87,15 +89,7 @@ class Retention:
 
     def tiered(self, name: str, offset: int, snapshot_id: int) -> None:
         """Report, as a tiering service, a snapshot with everything below `offset`."""
-        with RawClient(self.coordinator.port) as raw:
-            table_id = raw.table_id("fluss", name)
-            request = m.CommitLakeTableSnapshotRequest()
-            table = request.tables_req.add(
-                table_id=table_id, snapshot_id=snapshot_id, table_path=table_path("fluss", name)
-            )
-            table.buckets_req.add(bucket_id=0, log_end_offset=offset)
-            (answer,) = raw.call(ApiKey.COMMIT_LAKE_TABLE_SNAPSHOT, request).table_resp
-            assert not answer.error_code, answer.error_message
+        report_tiered(self.connection, name, snapshot_id, offset)
 
     def untiered_rows(self, name: str) -> float:
         """The number of untiered rows, from the server's metrics."""
@@ -142,6 +136,42 @@ def test_untiered_rows_stay_and_tiered_ones_go(
         assert cluster.untiered_rows("t") == 0
 
 
+def test_an_untrue_lake_commit_deletes_nothing_and_tiering_goes_on(
+    new_server: Callable[..., DevServer],
+) -> None:
+    with connected(new_server(SERVER)) as cluster:
+        cluster.write("t", False, TIERED)
+        with RawClient(cluster.coordinator.port) as raw:
+            request = m.CommitLakeTableSnapshotRequest()
+            table = request.tables_req.add(table_id=raw.table_id("fluss", "t"), snapshot_id=7)
+            untrue = table.buckets_req.add(bucket_id=0, log_end_offset=10**15)
+            codes = set()
+            for service_holds_it in (False, True):
+                if service_holds_it:  # one that sends no epochs, so its commit may have none
+                    asked = m.LakeTieringHeartbeatRequest(request_table=True)
+                    held = raw.call(ApiKey.LAKE_TIERING_HEARTBEAT, asked)
+                    assert held.HasField("tiering_table")
+                for offset in (10**15, END + 1):
+                    untrue.log_end_offset = offset
+                    (answer,) = raw.call(ApiKey.COMMIT_LAKE_TABLE_SNAPSHOT, request).table_resp
+                    codes.add(answer.error_code)
+            beyond = ErrorCode.LOG_OFFSET_OUT_OF_RANGE_EXCEPTION
+            assert codes == {ErrorCode.FENCED_TIERING_EPOCH_EXCEPTION, beyond}
+            given_up = m.PbHeartbeatReqForTable(
+                table_id=table.table_id,
+                tiering_epoch=held.tiering_table.tiering_epoch,
+                coordinator_epoch=held.coordinator_epoch,
+            )
+            raw.call(
+                ApiKey.LAKE_TIERING_HEARTBEAT,
+                m.LakeTieringHeartbeatRequest(failed_tables=[given_up]),
+            )
+        cluster.looked()
+        assert cluster.earliest("t") == 0
+        cluster.tiered("t", END // 2, snapshot_id=1)
+        assert cluster.untiered_rows("t") == END // 2
+
+
 def test_a_tablet_server_of_its_own_hears_of_the_lake_and_again_when_it_comes_back(
     tmp_path: Path,
 ) -> None:
@@ -185,7 +215,7 @@ def test_a_server_shows_its_requests_errors_and_tables_to_prometheus(
 ) -> None:
     server = new_server(SERVER)
     with connected(server) as cluster:
-        cluster.write("orders", False, TIERED)
+        cluster.write("orders", False, {**TIERED, "table.datalake.freshness": "1h"})
         with RawClient(server.port) as raw:
             missing = m.GetTableInfoRequest(table_path=table_path("fluss", "missing"))
             assert raw.error_code(ApiKey.GET_TABLE_INFO, missing)

@@ -12,14 +12,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from zufluss.client.sync.connection import Connection
+from zufluss.config.values import MINUTE_MS
 from zufluss.errors import ZuflussError, error
 from zufluss.model.table import TableBucket, TablePath
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
 from zufluss.wire.tables import path_from_proto, path_to_proto
+
+HEARTBEAT_TIMEOUT_MS: Final = 2 * MINUTE_MS
+"""Silence after which the tables of a service are handed out to others, by default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +76,12 @@ class TieringClient:
         force_finished: Collection[int] = (),
         failed: Iterable[TieringLease] = (),
         request_table: bool = False,
-        timeout_ms: int | None = None,
+        timeout_ms: int = HEARTBEAT_TIMEOUT_MS,
     ) -> Heartbeat:
         """Report which rounds run, finished or failed; `request_table` asks for another table.
 
         Ids in `force_finished` name finished tables that have more to tier; these are queued again
-        at once. After a silence of `timeout_ms` (2 minutes if None) the tables of this service are
+        at once. After a silence of `timeout_ms` the tables of this service are
         handed out to others.
         """
         request = m.LakeTieringHeartbeatRequest(

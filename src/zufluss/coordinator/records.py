@@ -15,7 +15,7 @@ is being deleted, and a drop deletes one subtree.
 | `/tables/ID/schemas/SCHEMA_ID` | the schema, as on the wire |
 | `/tables/ID/auto-increment/COLUMN_ID` | number: the last id given to the column, 0 before the first; made and deleted with the table |
 | `/tables/ID/lake/epoch` | number: the tiering epoch of the last hand-out, 0 before the first |
-| `/tables/ID/lake/snapshots` | `tiered_time` (of the last commit, absent before the first), `snapshots`: a list, the newest last, of `id`, `offsets` (the offsets file, from the root of its location on), `location` (its id; absent for the first one), `readable_offsets` and `readable_location` (the same, where known) |
+| `/tables/ID/lake/snapshots` | `tiered_time` (of the last commit, absent before the first), `fenced` (a commit had epochs), `snapshots`: a list, the newest last, of `id`, `offsets` (the offsets file, from the root of its location on), `location` (its id; absent for the first one), `readable_offsets` and `readable_location` (the same, where known) |
 | `/tables/ID/buckets` | `buckets`: a list by bucket number of `[replicas, leader, leader_epoch, isr, bucket_epoch]`; absent for a partitioned table |
 | `/tables/ID/partitions/PARTITION_ID` | `name`, `created_time`, `remote_location` (as of a table) |
 | `/tables/ID/partitions/PARTITION_ID/buckets` | as `/tables/ID/buckets` |
@@ -110,6 +110,8 @@ class LakeRecord:
     """When a snapshot was last committed, epoch milliseconds; None before the first."""
     snapshots: tuple[SnapshotRecord, ...] = ()
     """The snapshots that are kept, the newest last."""
+    fenced: bool = False
+    """Whether a service ever committed with epochs; from then on every commit must have them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,9 +307,8 @@ def put_lake(table_id: int, lake: LakeRecord) -> Op:
         | _file_value(s.readable_file, "readable_offsets", "readable_location")
         for s in lake.snapshots
     ]
-    return Put(
-        _snapshots(table_id), dump_object({"tiered_time": lake.tiered_time} | {"snapshots": rows})
-    )
+    value = {"tiered_time": lake.tiered_time, "fenced": lake.fenced, "snapshots": rows}
+    return Put(_snapshots(table_id), dump_object(value))
 
 
 def _file_value(file: OffsetsFile | None, path: str, location: str) -> dict[str, Any]:
@@ -508,6 +509,7 @@ def _lake(tree: _Tree, table_id: int) -> LakeRecord | None:
             )
             for s in value["snapshots"]
         ),
+        fenced=value.get("fenced", False),
     )
 
 

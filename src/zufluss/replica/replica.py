@@ -283,8 +283,11 @@ class Replica:
     # -- holds ------------------------------------------------------------------------------
 
     def lake_reached(self, offset: int | None) -> None:
-        """Note that the lake has everything below `offset`; None if that is not known any more."""
-        self.tiered_offset = offset
+        """Note that the lake has everything below `offset`; None if that is not known any more.
+
+        The lake cannot have more than the log has had: an offset beyond its end counts as the end.
+        """
+        self.tiered_offset = None if offset is None else min(offset, self.log.high_watermark)
         self._hold_for_lake()
 
     def _hold_for_lake(self) -> None:

@@ -16,6 +16,7 @@ import pytest_asyncio
 from tests.coordinator.support import NOON, TABLET, Cluster, RecordingTablet, table_json
 from zufluss.cluster.image import TableEntry
 from zufluss.coordinator import records
+from zufluss.coordinator.lake.queue import HandOut, TieringState
 from zufluss.coordinator.lake.tables import SNAPSHOTS_MAX, kept
 from zufluss.coordinator.records import SnapshotRecord
 from zufluss.errors import ConfigError, ErrorCode, LakeSnapshotNotExistError, TableNotExistError
@@ -34,6 +35,9 @@ PARTITIONED = TablePath("fluss", "by_day")
 LAKE = {"datalake.format": "iceberg"}
 ENABLED = {"table.datalake.enabled": "true"}
 OK = 0
+FENCED = ErrorCode.FENCED_TIERING_EPOCH_EXCEPTION
+LOG_END = 2_000_000
+"""The high watermark of every bucket."""
 
 
 @pytest_asyncio.fixture
@@ -41,6 +45,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
     """A cluster with a lake and one tablet server."""
     conf = LAKE | {"data.dir": str(tmp_path / "data")}
     cluster = await Cluster(tmp_path / "meta", conf).start()
+    cluster.tablet.end = LOG_END
     yield cluster
     await cluster.stop()
 
@@ -85,6 +90,25 @@ async def take(cluster: Cluster, **fields: Any) -> m.PbHeartbeatReqForTable:
     )
 
 
+async def hold(cluster: Cluster, path: TablePath = PATH) -> None:
+    """Have a service that sends no epochs hold a table, as Fluss's own services do."""
+    queue = cluster.coordinator.lake.queue
+    states = {status.path: status.state for status in queue.status()}
+    if states.get(path, TieringState.TIERING) is TieringState.TIERING:
+        return
+    others = []
+    while (answer := await take(cluster)).table_id != cluster.image.table(path).info.table_id:
+        others.append(answer)
+    await beat(cluster, failed_tables=others)
+
+
+async def finish(cluster: Cluster, path: TablePath = PATH) -> None:
+    """End the round of the service that holds a table."""
+    queue = cluster.coordinator.lake.queue
+    [held] = [status for status in queue.status() if status.path == path]
+    queue.finish(HandOut(held.table_id, held.tiering_epoch, queue.coordinator_epoch))
+
+
 def epochs(hand_out: m.PbHeartbeatReqForTable | None) -> dict[str, int]:
     if hand_out is None:
         return {}
@@ -104,6 +128,8 @@ async def prepare(
     ignore_previous: bool = False,
 ) -> Any:
     """The answer for one table; offsets by bucket, or by partition and bucket."""
+    if hand_out is None:
+        await hold(cluster, path)
     pairs = {k if isinstance(k, tuple) else (None, k): v for k, v in offsets.items()}
     table = m.PbTableOffsets(
         table_id=cluster.image.table(path).info.table_id if table_id is None else table_id,
@@ -138,6 +164,8 @@ async def commit(
     readable: str | None = None,
     earliest: int | None = None,
 ) -> Any:
+    if hand_out is None:
+        await hold(cluster, path)
     table = m.PbLakeTableSnapshotMetadata(
         table_id=cluster.image.table(path).info.table_id,
         snapshot_id=snapshot_id,
@@ -158,6 +186,7 @@ async def tiered(cluster: Cluster, snapshot_id: int, offsets: Mapping[Any, int],
     file = await prepared(cluster, offsets, path=path)
     answer = await commit(cluster, snapshot_id, file, **how)
     assert answer.error_code == OK, answer.error_message
+    await finish(cluster, path)
     await cluster.coordinator.lake.settle()
     return file
 
@@ -437,6 +466,7 @@ async def test_without_a_lake_nothing_can_be_prepared_or_committed(tmp_path: Pat
 async def test_offsets_files_lie_in_the_remote_data_directory(tmp_path: Path) -> None:
     conf = LAKE | {"remote.data.dir": f"file://{tmp_path}/sh ared"}
     cluster = await Cluster(tmp_path / "meta", conf).start()
+    cluster.tablet.end = LOG_END
     await lake_table(cluster)
     assert (await prepared(cluster, {0: 1})).startswith(f"{tmp_path}/sh ared/lake/fluss/events-")
     await cluster.stop()
@@ -447,6 +477,7 @@ async def test_offsets_files_may_lie_in_s3(tmp_path: Path) -> None:
         root = f"{s3.bucket('shared')}/zufluss"
         cluster = Cluster(tmp_path / "meta", LAKE | {"remote.data.dir": root} | s3.properties)
         await cluster.start()
+        cluster.tablet.end = LOG_END
         await lake_table(cluster)
         first = await tiered(cluster, 1, {0: 10})
         assert first.startswith(f"{root}/lake/fluss/events-")
@@ -506,7 +537,9 @@ async def test_a_data_directory_that_was_moved_keeps_its_snapshots(
     await cluster.stop()
     (tmp_path / "data").rename(tmp_path / "moved")
     moved = Cluster(cluster.directory, LAKE | {"data.dir": str(tmp_path / "moved")})
+    moved.clock = cluster.clock
     await moved.start()
+    moved.tablet.end = LOG_END
     assert offsets_of(await snapshot(moved)) == {0: 10}
     assert (await prepared(moved, {0: 11})).startswith(str(tmp_path / "moved"))
     await moved.stop()
@@ -515,6 +548,7 @@ async def test_a_data_directory_that_was_moved_keeps_its_snapshots(
 async def test_a_commit_of_the_same_snapshot_changes_nothing(cluster: Cluster) -> None:
     await lake_table(cluster)
     file = await tiered(cluster, 1, {0: 10})
+    await hold(cluster)
     before = await cluster.store.tree("/tables")
     assert (await commit(cluster, 1, file)).error_code == OK
     same_offsets = await prepared(cluster, {0: 10})
@@ -604,6 +638,7 @@ async def test_a_commit_is_finished_when_its_caller_goes_away(
 
 async def test_the_old_form_of_a_commit_merges_and_commits(cluster: Cluster) -> None:
     entry = await lake_table(cluster, buckets=3)
+    await hold(cluster)
     for snapshot_id, offsets in ((1, {0: 10, 1: 5}), (2, {1: 7, 2: 3})):
         table = m.PbLakeTableSnapshotInfo(
             table_id=entry.info.table_id,
@@ -643,6 +678,79 @@ async def test_of_both_forms_for_one_table_the_file_counts(cluster: Cluster) -> 
     )
     assert [r.error_code for r in response.table_resp] == [OK]
     assert offsets_of(await snapshot(cluster)) == {0: 10, 1: 4}
+
+
+@pytest.mark.parametrize("offset", [LOG_END + 1, 10**15, 2**63 - 1])
+async def test_an_offset_beyond_the_high_watermark_is_refused_by_prepare_and_by_commit(
+    cluster: Cluster, offset: int
+) -> None:
+    """Retention would delete records that are not in the lake."""
+    table_id = (await lake_table(cluster)).info.table_id
+    beyond = ErrorCode.LOG_OFFSET_OUT_OF_RANGE_EXCEPTION
+    assert (await prepare(cluster, {0: offset})).error_code == beyond
+    old = m.PbLakeTableSnapshotInfo(table_id=table_id, snapshot_id=1)
+    old.buckets_req.add(bucket_id=0, log_end_offset=offset)
+    response = await cluster.call(ApiKey.COMMIT_LAKE_TABLE_SNAPSHOT, tables_req=[old])
+    assert "ends at offset 2000000" in response.table_resp[0].error_message
+    file = await prepared(cluster, {0: LOG_END, 1: LOG_END})
+    cluster.tablet.end = 10  # the disk was lost after prepare
+    assert (await commit(cluster, 1, file)).error_code == beyond
+    with pytest.raises(LakeSnapshotNotExistError):
+        await snapshot(cluster)
+    assert (await prepare(cluster, {0: 10})).error_code == OK
+
+
+async def test_new_offsets_wait_for_the_leader_that_knows_the_high_watermark(
+    cluster: Cluster,
+) -> None:
+    await lake_table(cluster)
+    file = await tiered(cluster, 1, {0: 10})
+    cluster.tablet.deaf = OSError("away")
+    code = ErrorCode.LEADER_NOT_AVAILABLE_EXCEPTION
+    assert (await prepare(cluster, {0: 11})).error_code == code
+    assert (await commit(cluster, 1, file)).error_code == OK  # nothing new in it
+    assert (await prepare(cluster, {0: 10})).error_code == OK
+    cluster.tablet.deaf = None
+    assert (await prepare(cluster, {0: 11})).error_code == OK
+
+
+async def test_a_report_without_epochs_is_refused_unless_a_service_without_them_holds_the_table(
+    cluster: Cluster,
+) -> None:
+    table_id = (await lake_table(cluster)).info.table_id
+    old = m.PbLakeTableSnapshotInfo(table_id=table_id, snapshot_id=1)
+    old.buckets_req.add(bucket_id=0, log_end_offset=10)
+
+    async def commit_without_epochs() -> int:
+        response = await cluster.call(ApiKey.COMMIT_LAKE_TABLE_SNAPSHOT, tables_req=[old])
+        return int(response.table_resp[0].error_code)
+
+    assert await commit_without_epochs() == FENCED  # nobody holds it
+    named = await take(cluster, heartbeat_timeout_ms=60_000)
+    assert await commit_without_epochs() == FENCED
+    await beat(cluster, failed_tables=[named])
+    unnamed = await take(cluster)
+    assert await commit_without_epochs() == OK
+    await beat(cluster, finished_tables=[unnamed])
+    old.snapshot_id = 2
+    assert await commit_without_epochs() == FENCED
+
+
+async def test_after_a_commit_with_epochs_every_report_must_have_them_also_after_a_restart(
+    cluster: Cluster,
+) -> None:
+    await lake_table(cluster)
+    named = await take(cluster)
+    file = await prepared(cluster, {0: 10}, hand_out=named)
+    assert (await commit(cluster, 1, file, named)).error_code == OK
+    assert (await prepare(cluster, {0: 11})).error_code == FENCED
+    assert (await commit(cluster, 2, file)).error_code == FENCED
+    again = await cluster.restart()
+    assert (await prepare(again, {0: 11})).error_code == FENCED
+    named = await take(again)
+    file = await prepared(again, {0: 11}, hand_out=named)
+    assert (await commit(again, 2, file, named)).error_code == OK
+    await again.stop()
 
 
 def elsewhere(directory: Path, own: Path) -> Iterator[str]:

@@ -52,7 +52,7 @@ async def test_a_tablet_server_asks_how_far_the_lake_is(tmp_path: Path) -> None:
     bucket = TableBucket(table.info.table_id, None, 1)
     for gateway in (apart.client, coordinator.remote):
         assert await gateway.lake_offset(LOGGED, bucket) == 0
-    await coordinator.lake.commit_offsets(bucket.table_id, LOGGED, 1, {bucket: 7})
+    await apart.tiered(LOGGED, 1, {bucket: 7})
     for gateway in (apart.client, coordinator.remote):
         assert await gateway.lake_offset(LOGGED, bucket) == 7
         assert await gateway.lake_offset(LOGGED, bucket._replace(bucket_id=0)) == 0

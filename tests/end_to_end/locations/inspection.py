@@ -16,6 +16,7 @@ import pyarrow as pa
 from typer.testing import CliRunner
 
 import zufluss
+from tests.end_to_end.lake_round import FRESH, report_tiered
 from tests.end_to_end.locations.stage import CLIENT, SERVER, TABLE, Stage
 from tests.servers import WarmServer
 from tests.waiting import eventually
@@ -24,13 +25,11 @@ from zufluss.client.sync.table import Table
 from zufluss.remote.objects import Objects
 from zufluss.remote.uri import parse_location
 from zufluss.testing.server import DevServer
-from zufluss.wire import messages as m
-from zufluss.wire.api import ApiKey
 
 METRICS = {"zufluss.metrics.port": "0"}
 LAKE = {"datalake.format": "iceberg"}
 """Options of a server whose tables may have a lake."""
-IN_LAKE = {"table.datalake.enabled": "true"}
+IN_LAKE = FRESH
 SNAPSHOTS = {"kv.snapshot.interval": "50ms"}
 NO_COPIES = {"remote.log.task-interval-duration": "0", "kv.snapshot.interval": "1h"}
 """Options of a server that uploads nothing by itself."""
@@ -128,14 +127,7 @@ def until_snapshot(it: Stage, table: Table, offset: int, day: str | None = None)
 
 def tiered(it: Stage, table: Table, snapshot_id: int, offset: int) -> None:
     """Report as a tiering service that the lake has everything below an offset."""
-    path = m.PbTablePath(database_name="fluss", table_name=table.path.table)
-    request = m.CommitLakeTableSnapshotRequest()
-    of_it = request.tables_req.add(
-        table_id=table.info.table_id, snapshot_id=snapshot_id, table_path=path
-    )
-    of_it.buckets_req.add(bucket_id=0, log_end_offset=offset)
-    answer = it.conn.call_coordinator(ApiKey.COMMIT_LAKE_TABLE_SNAPSHOT, request).table_resp[0]
-    assert not answer.error_code, answer.error_message
+    report_tiered(it.conn, table.path.table, snapshot_id, offset)
 
 
 def scrape(server: DevServer) -> dict[str, float]:

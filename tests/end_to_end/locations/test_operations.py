@@ -68,11 +68,11 @@ def test_everything_in_a_moved_place_is_read_without_a_manifest_rewritten(
     with patient(tmp_path, conf) as it:
         server, table, state = it.server, it.create("t", **IN_LAKE), keyed(it, "state", **IN_LAKE)
         write(table, 0, 12)
-        for each in (table, state):
-            tiered(it, each, 1, 20)
+        tiered(it, table, 1, 20)
         for end in range(10, 70, 10):
             upsert(state, end - 10, end)
             until_snapshot(it, state, end)
+        tiered(it, state, 1, 20)
         it.until_copied(table, 12)
         it.until_copied(state, 6)
         it.until_gone(table)

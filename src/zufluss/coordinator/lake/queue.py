@@ -111,6 +111,7 @@ class _Table:
     started_ms: int = 0
     seen_ms: int = 0
     timeout_ms: int = HEARTBEAT_TIMEOUT_MS
+    names_epochs: bool = True
     failures: int = 0
     failed_in_a_row: int = 0
     duration_ms: int | None = None
@@ -168,8 +169,13 @@ class TieringQueue:
             return self._tables[table_id].info
         return None
 
-    def hand_out(self, table_id: int, tiering_epoch: int, timeout_ms: int) -> HandOut | None:
-        """Give a pending table to a service; None when it is not pending any more."""
+    def hand_out(
+        self, table_id: int, tiering_epoch: int, timeout_ms: int, names_epochs: bool = True
+    ) -> HandOut | None:
+        """Give a pending table to a service; None when it is not pending any more.
+
+        A service with `names_epochs` names its hand-out in every report.
+        """
         if table_id not in self._pending:
             return None
         del self._pending[table_id]
@@ -177,12 +183,23 @@ class TieringQueue:
         table = self._tables[table_id]
         table.state, table.epoch = TieringState.TIERING, tiering_epoch
         table.started_ms = table.seen_ms = self._clock_ms()
-        table.timeout_ms = timeout_ms
+        table.timeout_ms, table.names_epochs = timeout_ms, names_epochs
         return HandOut(table_id, tiering_epoch, self.coordinator_epoch)
 
     def check(self, hand_out: HandOut) -> None:
         """`FencedTieringEpochError` unless a hand-out is valid."""
         self._held(hand_out)
+
+    def check_unnamed(self, table_id: int) -> None:
+        """`FencedTieringEpochError` unless a service that names no epochs holds the table."""
+        self.advance()
+        table = self._tables.get(table_id)
+        if table is not None and table.state is TieringState.TIERING and not table.names_epochs:
+            return
+        raise FencedTieringEpochError(
+            f"table {table_id} is not held by a service that names no epochs; ask for the table "
+            f"with LAKE_TIERING_HEARTBEAT, and name tiering_epoch and coordinator_epoch in reports"
+        )
 
     def renew(self, hand_out: HandOut, timeout_ms: int) -> None:
         """Note a heartbeat of the service that holds a table."""

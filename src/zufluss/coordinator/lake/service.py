@@ -35,7 +35,10 @@ class LakeService:
     async def lake_tiering_heartbeat(
         self, request: m.LakeTieringHeartbeatRequest, ctx: RequestContext
     ) -> m.LakeTieringHeartbeatResponse:
-        """LAKE_TIERING_HEARTBEAT (1042): failed, running, finished tables; then a new one."""
+        """LAKE_TIERING_HEARTBEAT (1042): failed, running, finished tables; then a new one.
+
+        A service that declares a timeout knows our extensions, so it names epochs in its reports.
+        """
         declared = request.HasField("heartbeat_timeout_ms")
         timeout_ms = check_timeout_ms(request.heartbeat_timeout_ms if declared else None)
         forced = set(request.force_finished_tables)
@@ -51,7 +54,7 @@ class LakeService:
             self._each(request.finished_tables, lambda held, t: self._finish(held, t, forced))
         )
         if request.request_table:
-            await self._give_table(response, timeout_ms)
+            await self._give_table(response, timeout_ms, declared)
         return response
 
     def _each(
@@ -81,8 +84,10 @@ class LakeService:
             record_count=stats.record_count if stats.HasField("record_count") else None,
         )
 
-    async def _give_table(self, response: m.LakeTieringHeartbeatResponse, timeout_ms: int) -> None:
-        turn = await self._lake.hand_out(timeout_ms)
+    async def _give_table(
+        self, response: m.LakeTieringHeartbeatResponse, timeout_ms: int, names_epochs: bool
+    ) -> None:
+        turn = await self._lake.hand_out(timeout_ms, names_epochs)
         if turn is not None:
             info, hand_out = turn
             response.tiering_table.table_id = hand_out.table_id

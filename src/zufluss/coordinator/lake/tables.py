@@ -9,13 +9,15 @@ A round of tiering calls the coordinator four times:
 | commit | snapshot and offsets file are the table's lake snapshot, in one transaction |
 | finish | nothing: the time of the last tiering is the time of the last commit |
 
-The queue (`lake/queue.py`) checks the epochs of every call that carries them. Hand-outs and commits
-take turns, so a commit that passed the check is done before the table is given to the next service.
-Fluss's own tools send no epochs; all other checks apply to them as well.
+Only the service that holds a table prepares and commits. The queue (`lake/queue.py`) checks the
+epochs of every call that carries them. Fluss's own services send none: they are let through while
+such a service holds the table, until a commit with epochs. Hand-outs and commits take turns, so a
+commit that passed the check is done before the table is given to the next service.
 
-Offsets never go back. Prepare refuses an offset below the previous one, and commit compares again,
-because another commit may have come in between. The next file leaves out the offsets of dropped
-partitions. Ids of partitions are never used again, so nothing is tiered twice.
+Offsets are checked by prepare and again by commit (`lake/checks.py`), because another commit may
+have come in between. They never go back, and never beyond the high watermark. The next file leaves
+out the offsets of dropped partitions. Ids of partitions are never used again, so nothing is tiered
+twice.
 
 Few snapshots are kept: the newest, all from the earliest on that the service still needs, and the
 newest with readable offsets. The offsets files of the others are deleted after the next commit,
@@ -41,6 +43,7 @@ from zufluss.config.values import INT64_MAX
 from zufluss.coordinator import records
 from zufluss.coordinator.feed import Feed
 from zufluss.coordinator.lake.book import LakeBook, offsets_files
+from zufluss.coordinator.lake.checks import check_buckets, check_forward, check_reached
 from zufluss.coordinator.lake.offsets import Offsets, OffsetsFileError, OffsetsFiles
 from zufluss.coordinator.lake.queue import HandOut, TieringQueue
 from zufluss.coordinator.ledger import Ledger
@@ -49,12 +52,10 @@ from zufluss.coordinator.tablets import Tablets
 from zufluss.coordinator.tasks import PendingTasks
 from zufluss.errors import (
     ConfigError,
+    FencedTieringEpochError,
     LakeNotConfiguredError,
     LakeSnapshotNotExistError,
-    OffsetOutOfRangeError,
-    PartitionNotExistError,
     TableNotExistError,
-    UnknownTableOrBucketError,
     ZuflussError,
 )
 from zufluss.meta.api import ConflictError
@@ -150,7 +151,9 @@ class LakeTables:
 
     # Hand-outs
 
-    async def hand_out(self, timeout_ms: int) -> tuple[TableInfo, HandOut] | None:
+    async def hand_out(
+        self, timeout_ms: int, names_epochs: bool = True
+    ) -> tuple[TableInfo, HandOut] | None:
         """Give the table whose turn it is to one service; None when no table waits."""
         async with self._turn:
             while (info := self.queue.next_table()) is not None:
@@ -158,7 +161,7 @@ class LakeTables:
                 if epoch is None:
                     self.queue.remove_table(info.table_id)
                     continue
-                hand_out = self.queue.hand_out(info.table_id, epoch, timeout_ms)
+                hand_out = self.queue.hand_out(info.table_id, epoch, timeout_ms, names_epochs)
                 if hand_out is not None:
                     log.info("table_handed_out", table=str(info.path), tiering_epoch=epoch)
                     return info, hand_out
@@ -185,12 +188,11 @@ class LakeTables:
     ) -> str:
         """Write the offsets that a snapshot will have, durably; returns the path of the file."""
         info = self._table(table_id, path)
-        if hand_out is not None:
-            self.queue.check(hand_out)
-        self._check_offsets(info, reported)
-        merged = dict(reported)
-        if not ignore_previous:
-            merged = self._merged(info, await self._newest_offsets(info), reported)
+        self._check_holder(info, hand_out)
+        check_buckets(info, reported, self._image)
+        previous = {} if ignore_previous else await self._newest_offsets(info)
+        merged = self._merged(info, previous, reported)
+        await check_reached(info, previous, reported, self._image, self._tablets)
         name = self._files.new_name(info)
         waiting = self._prepared.setdefault(table_id, [])
         waiting.append(name)  # before the write, or the next commit would delete the file
@@ -207,17 +209,20 @@ class LakeTables:
 
     async def _commit(self, commit: LakeCommit) -> None:
         info = self._table(commit.table_id)
+        self._check_holder(info, commit.hand_out)
         record, offsets = await self._read_commit(info, commit)
-        await self._read_ahead(info, record.snapshot_id)
+        known = await self._read_ahead(info, record.snapshot_id)
+        await check_reached(info, known, offsets, self._image, self._tablets)
         async with self._turn:
-            if commit.hand_out is not None:
-                self.queue.check(commit.hand_out)
-            before = self._book.get(info.table_id).snapshots
+            self._check_holder(info, commit.hand_out)
+            lake = self._book.get(info.table_id)
+            before = lake.snapshots
             if not await self._is_news(info, before, record, offsets):
                 return
             after = kept(before, record, commit.earliest_to_keep)
             async with self._files.counted(offsets_files([record])):
-                await self._put_lake(info, LakeRecord(self._clock_ms(), after))
+                fenced = lake.fenced or commit.hand_out is not None
+                await self._put_lake(info, LakeRecord(self._clock_ms(), after, fenced))
             self._forget(info.table_id, after)
             self._committed(info.table_id, record.offsets_file.path)
         log.info("lake_snapshot_committed", table=str(info.path), snapshot_id=record.snapshot_id)
@@ -260,15 +265,33 @@ class LakeTables:
         }
         return LakeSnapshot(info.table_id, snapshot.snapshot_id, offsets, names)
 
-    async def _read_ahead(self, info: TableInfo, snapshot_id: int) -> None:
-        """Read the files that `_is_news` compares with before the turn begins."""
+    def _check_holder(self, info: TableInfo, hand_out: HandOut | None) -> None:
+        """Raise unless the service that holds the table reports; None if it names no epochs."""
+        if hand_out is not None:
+            self.queue.check(hand_out)
+        elif self._book.get(info.table_id).fenced:
+            raise FencedTieringEpochError(
+                f"table '{info.path}' was tiered by a service that sends epochs, so reports "
+                f"without epochs are refused; tier it with such a service only"
+            )
+        else:
+            self.queue.check_unnamed(info.table_id)
+
+    async def _read_ahead(self, info: TableInfo, snapshot_id: int) -> Offsets:
+        """Read the files that `_is_news` compares with before the turn begins.
+
+        Returns the offsets of the newest snapshot; empty if they cannot be read.
+        """
         known = self._book.get(info.table_id).snapshots
         same = _find(known, snapshot_id, readable=False)
-        for snapshot in (*known[-1:], *([same] if same else ())):
+        newest: Offsets = {}
+        for snapshot in (*([same] if same else ()), *known[-1:]):
+            newest = {}
             try:
-                await self._offsets(info, snapshot.offsets_file)
+                newest = await self._offsets(info, snapshot.offsets_file)
             except OffsetsFileError as problem:  # `_is_news` raises if it needs the file
                 log.debug("lake_offsets_not_read", table=str(info.path), error=str(problem))
+        return newest
 
     async def _is_news(
         self,
@@ -292,7 +315,7 @@ class LakeTables:
             except OffsetsFileError as problem:
                 log.error("lake_offsets_lost", table=str(info.path), error=str(problem))
                 return True
-            self._check_forward(info, self._live(newest), offsets)
+            check_forward(info, self._live(newest), offsets)
         return True
 
     async def _read_commit(
@@ -303,7 +326,7 @@ class LakeTables:
         readable = None
         if commit.readable_path is not None:
             readable = self._files.resolve(info, commit.readable_path)
-            self._check_forward(info, await self._files.read(info, readable), offsets)
+            check_forward(info, await self._files.read(info, readable), offsets)
         return SnapshotRecord(commit.snapshot_id, name, readable), offsets
 
     async def _put_lake(self, info: TableInfo, lake: LakeRecord) -> None:
@@ -347,37 +370,8 @@ class LakeTables:
         self, info: TableInfo, previous: Offsets, reported: Offsets
     ) -> dict[TableBucket, int]:
         live = self._live(previous)
-        self._check_forward(info, {b: o for b, o in live.items() if b in reported}, reported)
+        check_forward(info, {b: o for b, o in live.items() if b in reported}, reported)
         return live | dict(reported)
-
-    def _check_forward(self, info: TableInfo, known: Offsets, offered: Offsets) -> None:
-        for bucket, offset in known.items():
-            if offered.get(bucket, -1) < offset:
-                raise OffsetOutOfRangeError(
-                    f"{bucket} of table '{info.path}' is in the lake up to offset {offset}, "
-                    f"{offered.get(bucket, 'nothing')} would go back; read the lake snapshot "
-                    f"again and tier from there"
-                )
-
-    def _check_offsets(self, info: TableInfo, offsets: Offsets) -> None:
-        for bucket, offset in offsets.items():
-            if offset < 0:
-                raise ConfigError(f"offset {offset} of {bucket} is not allowed; give 0 or more")
-            partition_id = bucket.partition_id
-            if info.is_partitioned == (partition_id is None):
-                kind = "partitioned" if info.is_partitioned else "not partitioned"
-                raise UnknownTableOrBucketError(f"{bucket}: table '{info.path}' is {kind}")
-            if partition_id is not None:
-                partition = self._image.partition_by_id(partition_id)
-                if partition is None or partition.table_id != info.table_id:
-                    raise PartitionNotExistError(
-                        f"table '{info.path}' has no partition with id {partition_id}; leave its "
-                        f"offsets out when it was dropped"
-                    )
-            if not 0 <= bucket.bucket_id < info.bucket_count:
-                raise UnknownTableOrBucketError(
-                    f"{bucket}: table '{info.path}' has buckets 0 to {info.bucket_count - 1}"
-                )
 
     async def offset(self, path: TablePath, bucket: TableBucket) -> int:
         """The offset up to which the lake has all rows of a bucket; 0 where it has none."""
