@@ -10,12 +10,15 @@ as that lake has them, but not tiered.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 KeyEncoding = Literal["compacted", "paimon", "iceberg", "hudi"]
+
+_PLACE = re.compile(r"iceberg\.write\.(.+\.)?path")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,3 +74,11 @@ LAKE_FORMATS: Mapping[str, LakeFormat] = {
     "hudi": LakeFormat(key_encoding="hudi", key_types_refused=frozenset({"BYTES", "BINARY"})),
 }
 """By the name that `datalake.format` and `table.datalake.format` use."""
+
+
+def is_place(key: str) -> bool:
+    """Whether a custom property of a table says where files of its lake table lie.
+
+    No table may choose that: its directory is its own, so that its sweep meets no other's files.
+    """
+    return _PLACE.fullmatch(key) is not None

@@ -69,6 +69,7 @@ def test_a_change_to_the_same_value_returns_the_same_object() -> None:
         (PropertyChange("table.log.ttl", "soon"), 39, "table.log.ttl"),
         (PropertyChange("table.auto-partition.enabled", "true"), 39, "partition key"),
         (PropertyChange("table.statistics.columns", "x"), 39, "not a column"),
+        (PropertyChange("iceberg.write.data.path", "file:///x/../y"), 39, "leave the property out"),
     ],
 )
 def test_other_changes_are_refused(change: PropertyChange, code: int, message: str) -> None:

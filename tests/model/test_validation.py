@@ -67,6 +67,17 @@ REFUSALS: list[tuple[TableDescriptor, int, str]] = [
     (table({"log.ttl": "1d", "log.local-ttl": "2d"}), 39, "longer than table.log.ttl"),
     (table({"log.format": "INDEXED"}, PK), 39, "allowed: ARROW, COMPACTED"),
     (table({"log.format": "INDEXED", "kv.format": "INDEXED"}, PK), 39, "ARROW, COMPACTED"),
+    (
+        table(custom_properties={"iceberg.write.data.path": "file:///lake/t/../other"}),
+        39,
+        "catalog decides where files of a table lie",
+    ),
+    (
+        table(custom_properties={"iceberg.write.metadata.path": "s3://b/t"}),
+        39,
+        "leave the property",
+    ),
+    (table(custom_properties={"iceberg.write.object-storage.path": "x"}), 39, "leave the property"),
     # buckets and keys
     (table(bucket_count=0), 15, "bucket_count 0 is not allowed; give 1 to 4096"),
     (table(bucket_count=-1), 15, "bucket_count -1"),

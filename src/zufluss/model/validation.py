@@ -33,7 +33,7 @@ from zufluss.errors import (
     InvalidReplicationFactorError,
     InvalidTableError,
 )
-from zufluss.lake_formats import LAKE_FORMATS
+from zufluss.lake_formats import LAKE_FORMATS, is_place
 from zufluss.model.agg_columns import AGGREGATION, declare, merge_field_options, take_field_options
 from zufluss.model.auto_partition import AutoPartition, time_format, time_zone
 from zufluss.model.merge import check_merge_engine, merge_engine
@@ -350,6 +350,11 @@ def _check_lake(descriptor: TableDescriptor, conf: Configuration) -> None:
                 f"{o.TABLE_DATALAKE_FORMAT.key} = {lake} is not the lake of the cluster; "
                 f"allowed: {cluster}"
             )
+    for key in filter(is_place, descriptor.custom_properties):
+        raise ConfigError(
+            f"{key!r:.80} is not allowed: the lake's catalog decides where files of a table lie, "
+            f"each table in a directory of its own; leave the property out"
+        )
     _check_historical(descriptor, lake)
     _check_lake_keys(descriptor, lake)
 

@@ -26,6 +26,7 @@ from zufluss.lake.iceberg.commit import commit_snapshot
 from zufluss.lake.iceberg.compaction import Rewriter
 from zufluss.lake.iceberg.deletes import DELETE_SCHEMA
 from zufluss.lake.iceberg.handle import POSITION_DELETES, FileWritten
+from zufluss.lake.iceberg.orphans import remove
 from zufluss.lake.iceberg.private import SnapshotChange, partition_of
 from zufluss.testing.lake_rounds import LakeRounds, lake_table, plain_rows
 from zufluss.testing.lake_samples import (
@@ -458,6 +459,64 @@ def test_a_sweep_leaves_everything_that_is_not_a_file_of_the_table(log: LakeRoun
     assert all(path.exists() for path in strangers)
     assert not orphan.exists()
     assert not stale.exists()
+
+
+@pytest.mark.parametrize("way_out", ["..", "./..", "data/../.."])
+def test_no_name_for_it_leads_a_sweep_into_another_tables_directory(
+    log: LakeRounds, way_out: str
+) -> None:
+    log.commit(log.write(named_rows(0, 4)))
+    own = iceberg(log).location()
+    neighbour = Path(own.removeprefix("file://")).with_name("neighbour")
+    neighbour.mkdir()
+    file = neighbour / "rows.parquet"
+    file.write_bytes(b"x")
+    for option in ("write.data.path", "write.metadata.path"):
+        with iceberg(log).transaction() as change:
+            change.set_properties({option: f"{own}/{way_out}/neighbour"})
+        assert sweep(log) == 0
+        assert file.exists()
+
+
+def test_a_sweep_follows_no_link_out_of_the_tables_directory(
+    log: LakeRounds, tmp_path: Path
+) -> None:
+    log.commit(log.write(named_rows(0, 4)))
+    root = Path(iceberg(log).location().removeprefix("file://"))
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "rows.parquet").write_bytes(b"x")
+    (root / "data" / "link").symlink_to(elsewhere)
+    assert sweep(log) == 0
+    with iceberg(log).transaction() as change:
+        change.set_properties({"write.data.path": f"file://{root}/data/link"})
+    assert sweep(log) == 0
+    assert (elsewhere / "rows.parquet").exists()
+
+
+def test_expiry_removes_no_file_outside_of_the_tables_directory(
+    log: LakeRounds, tmp_path: Path
+) -> None:
+    """Another engine has added a file from elsewhere to the table, and overwritten it later."""
+    log.commit(log.write(named_rows(0, 4)))
+    lake = iceberg(log)
+    own = Path(next(path for path in files_of(lake) if path.endswith(".parquet")))
+    imported = tmp_path / "imported.parquet"
+    inside = own.with_name("imported.parquet")
+    for copy in (imported, inside):
+        copy.write_bytes(own.read_bytes())
+    assert remove(lake, [f"file://{imported}", str(imported), f"file://{inside}"]) == 1
+    assert imported.exists()
+    assert not inside.exists()
+
+
+def test_a_table_cannot_send_its_files_to_another_place(tmp_path: Path) -> None:
+    """Tables from before such properties were refused may have one."""
+    place = f"file://{tmp_path}/elsewhere"
+    lake = rounds(tmp_path, LOG, **{"iceberg.write.data.path": place})
+    lake.commit(lake.write(named_rows(0, 4)))
+    assert not (tmp_path / "elsewhere").exists()
+    assert "write.data.path" not in iceberg(lake).metadata.properties
 
 
 def test_a_sweep_of_a_new_table_leaves_the_files_of_its_predecessor(log: LakeRounds) -> None:

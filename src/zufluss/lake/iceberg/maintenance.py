@@ -100,7 +100,7 @@ class IcebergMaintenance:
                     return 0
                 if self._expire(lake, gone):
                     kept = [s for s in lake.metadata.snapshots if s not in gone]
-                    remove(lake.io, unreferenced_by_expiry(lake.io, gone, kept))
+                    remove(lake, unreferenced_by_expiry(lake.io, gone, kept))
                     return len(gone)
         raise LakeError(
             f"snapshots of lake table {self.table.path} could not be expired: others committed "

@@ -10,8 +10,10 @@
 `unreferenced_by_expiry` names what expired snapshots used and nobody else does. `sweep` lists the
 table's data and metadata directories first and asks what is referred to afterwards, so that what is
 committed in between is seen. It removes only files with these suffixes that are older than a bound:
-files of a round that is under way are younger. Anything else stays, and so does everything outside
-of the table's location (`write.data.path` may name a place that several tables share). A directory
+files of a round that is under way are younger. Anything else stays.
+
+Neither of the two removes anything outside of the table's location. `write.data.path`, a snapshot
+and a symbolic link may name files elsewhere, which other tables may share; these stay. A directory
 in which another table has metadata, one that was renamed away or that another catalog knows, is not
 swept at all: its files look like orphans from here.
 
@@ -22,8 +24,11 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, Final, NamedTuple
+from urllib.parse import unquote
 
 import pyarrow.fs as fs
 from pyiceberg.io import FileIO
@@ -75,13 +80,15 @@ def file_system(io: FileIO, location: str) -> fs.FileSystem:
 
 
 def list_files(system: fs.FileSystem, directory: str) -> Iterator[ListedFile]:
-    """Every file below a directory, one directory at a time."""
+    """Every file below a directory, one directory at a time; symbolic links are not followed."""
+    is_local = isinstance(system, fs.LocalFileSystem)
     waiting = [directory]
     while waiting:
         selector = fs.FileSelector(waiting.pop(), allow_not_found=True)
         for info in system.get_file_info(selector):
             if info.type == fs.FileType.Directory:
-                waiting.append(info.path)
+                if not (is_local and Path(info.path).is_symlink()):
+                    waiting.append(info.path)
             elif info.type == fs.FileType.File:
                 yield ListedFile(info.path, info.size, (info.mtime_ns or 0) // 1_000_000)
 
@@ -93,7 +100,17 @@ def directories(metadata: TableMetadata) -> list[str]:
         metadata.properties.get("write.data.path", f"{location}/data").rstrip("/"),
         metadata.properties.get("write.metadata.path", f"{location}/metadata").rstrip("/"),
     ]
-    return [directory for directory in told if directory.startswith(f"{location}/")]
+    return [directory for directory in told if is_inside(directory, location)]
+
+
+def is_inside(path: str, location: str) -> bool:
+    """Whether a path is below a location, by its name and, of local files, by its real place."""
+    name, root = plain_path(path), plain_path(location).rstrip("/")
+    if not name.startswith(f"{root}/") or not {".", ".."}.isdisjoint(unquote(name).split("/")):
+        return False
+    if local_path(path) is None:
+        return path.partition("://")[0] == location.partition("://")[0]
+    return os.path.realpath(name).startswith(f"{os.path.realpath(root)}/")
 
 
 def references(table: Table) -> Iterator[str]:
@@ -132,12 +149,10 @@ def unreferenced_by_expiry(io: FileIO, gone: list[Snapshot], kept: list[Snapshot
     return doomed - {snapshot.manifest_list for snapshot in kept}
 
 
-def remove(io: FileIO, locations: Iterable[str]) -> int:
-    """Remove files; those that are gone already do not count."""
-    count = 0
-    for location in locations:
-        count += _delete(file_system(io, location), plain_path(location))
-    return count
+def remove(table: Table, files: Iterable[str]) -> int:
+    """Remove files inside of the table's location; those that are gone already do not count."""
+    own = (file for file in files if is_inside(file, table.location()))
+    return sum(_delete(file_system(table.io, file), plain_path(file)) for file in own)
 
 
 def _delete(system: Any, path: str) -> bool:

@@ -59,6 +59,7 @@ from pyiceberg.types import (
 
 from zufluss.lake.base import LakeTableError, table_identity
 from zufluss.lake.iceberg.handle import PartitionValue, PartitionValues
+from zufluss.lake_formats import is_place
 from zufluss.model import types as t
 from zufluss.model.lake import BUCKET_COLUMN, OFFSET_COLUMN, SYSTEM_COLUMNS, TIMESTAMP_COLUMN
 from zufluss.model.partition import spec_of
@@ -250,13 +251,17 @@ def table_properties(table: TableInfo) -> dict[str, str]:
 
 
 def followed_properties(table: TableInfo) -> dict[str, str]:
-    """Properties that follow the table's: `iceberg.x` as `x`, every other one as `fluss.x`."""
+    """Properties that follow the table's: `iceberg.x` as `x`, every other one as `fluss.x`.
+
+    Tables from before places were refused may have one; their files go to their own directory now.
+    """
     descriptor = table.descriptor
     out = {}
     for key, value in {**descriptor.properties, **descriptor.custom_properties}.items():
         plain = key.startswith(ICEBERG_PREFIX)
         name = key.removeprefix(ICEBERG_PREFIX) if plain else FLUSS_PREFIX + key
-        if not key.startswith(_CATALOG_PREFIX) and not name.startswith(_RESERVED):
+        ours = key.startswith(_CATALOG_PREFIX) or name.startswith(_RESERVED) or is_place(key)
+        if not ours:
             out[name] = value
     return out
 
