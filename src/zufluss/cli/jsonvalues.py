@@ -106,10 +106,10 @@ def _split(text: str, unit: str) -> tuple[str, int, str]:
     if match is None:
         return text, 0, ""
     digits = match["digits"].ljust(9, "0")
-    kept, cut = digits[: _DIGITS[unit]], digits[_DIGITS[unit] :]
+    digits_kept, cut = digits[: _DIGITS[unit]], digits[_DIGITS[unit] :]
     if cut.strip("0"):
         raise ValueError(f"finer than the column's unit {unit}")
-    return match["head"], int(kept or "0"), match["zone"] or ""
+    return match["head"], int(digits_kept or "0"), match["zone"] or ""
 
 
 def _units(moment: datetime, unit: str) -> int:

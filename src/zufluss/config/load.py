@@ -243,19 +243,19 @@ def _parsed(option: Option[Any], text: str, origin: str) -> Any:
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, Setting]:
     by_name = {env_name(key): option for key, option in OPTIONS.items()}
-    found: dict[str, Setting] = {}
+    settings: dict[str, Setting] = {}
     for name, text in environ.items():
         if not name.startswith("ZUFLUSS_") or name in OTHER_VARIABLES:
             continue
         option = by_name.get(name)
         other_key = lake_key_of_variable(name) or store_key_of_variable(name)
         if option is not None:
-            found[option.key] = Setting(_parsed(option, text, name), name)
+            settings[option.key] = Setting(_parsed(option, text, name), name)
         elif other_key is not None:
-            found[other_key] = Setting(text.strip(), name)
+            settings[other_key] = Setting(text.strip(), name)
         else:
             _warn_unknown(name, "environment", nearest(name, by_name))
-    return found
+    return settings
 
 
 def _warn_unknown(key: str, origin: str, match: str | None) -> None:

@@ -151,15 +151,15 @@ def seal_group(group: bytearray, generation: int, number: int) -> None:
 def leave_out(group: bytearray, prefixes: set[bytes]) -> None:
     """Take the entries with these prefixes out of a sealed group, and seal it again."""
     _, generation, number, _ = _GROUP_FIELDS.unpack_from(group)
-    kept = bytearray(GROUP_HEADER.size)
+    rest = bytearray(GROUP_HEADER.size)
     at = GROUP_HEADER.size
     while at < len(group):
         records = at + _ENTRY_KEY.size + ENTRY_LENGTH.size
         (length,) = ENTRY_LENGTH.unpack_from(group, at + _ENTRY_KEY.size)
         if bytes(group[at : at + _ENTRY_KEY.size]) not in prefixes:
-            kept += group[at : records + length]
+            rest += group[at : records + length]
         at = records + length
-    group[:] = kept
+    group[:] = rest
     seal_group(group, generation, number)
 
 

@@ -206,9 +206,9 @@ class LogManager:
         known = self._replay.get(key_of(bucket), [])
         incarnation = max((entry.incarnation for entry in known), default=0)
         entries = [entry for entry in known if entry.incarnation == incarnation]
-        kept = continuing(entries, offset)
-        incarnation += len(kept) < len(entries)
-        self._replay[key_of(bucket)] = [e._replace(incarnation=incarnation) for e in kept]
+        continued = continuing(entries, offset)
+        incarnation += len(continued) < len(entries)
+        self._replay[key_of(bucket)] = [e._replace(incarnation=incarnation) for e in continued]
         directory = log_directory(self._data_dir, path, bucket)
         Log.create_at(directory, offset, writers, last_timestamp, self._files, incarnation)
 

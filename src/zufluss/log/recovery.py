@@ -320,15 +320,15 @@ class _Scan:
                 header.timestamp,
             )
 
-    def _cut(self, kept: int, size: int, reason: str) -> None:
+    def _cut(self, count: int, size: int, reason: str) -> None:
         if self.end_offset < self.recovery_point:
-            raise _refusal(self.directory, f"{self.segments[kept - 1].path.name}, {reason}")
-        self.kept, self.cut_size = kept, size
+            raise _refusal(self.directory, f"{self.segments[count - 1].path.name}, {reason}")
+        self.kept, self.cut_size = count, size
         _logger.warning(
             "log_tail_cut",
             directory=str(self.directory),
             log_end_offset=self.end_offset,
-            bytes=sum(s.size for s in self.segments[kept - 1 :]) - size,
+            bytes=sum(s.size for s in self.segments[count - 1 :]) - size,
             reason=reason,
         )
 
@@ -368,10 +368,10 @@ class _Scan:
     def _keep_snapshots(self) -> list[int]:
         """Snapshots at segment boundaries stay; others have no further use."""
         bases = {segment.base_offset for segment in self.segments}
-        kept = [offset for offset in self.snapshots if offset in bases or offset == self.end_offset]
-        for offset in set(self.snapshots) - set(kept):
+        bases.add(self.end_offset)
+        for offset in set(self.snapshots) - bases:
             self.files.unlink_if_there(self.directory / f"{offset:020d}{SNAPSHOT_SUFFIX}")
-        return kept
+        return [offset for offset in self.snapshots if offset in bases]
 
 
 def _check_replay(directory: Path, replay: Sequence[memoryview], end_offset: int) -> None:

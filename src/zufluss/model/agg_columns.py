@@ -73,16 +73,16 @@ class FieldOption(NamedTuple):
         rest = key.removeprefix(PREFIX)
         if rest.endswith(_SUFFIX):
             column = rest.removesuffix(_SUFFIX)
-            found = cls(key, value, column, canonical_function(value), None)
+            option = cls(key, value, column, canonical_function(value), None)
         else:
             column, function, parameter = ("", "", *rest.rsplit(".", 2))[-3:]
-            found = cls(key, value, column, canonical_function(function), parameter)
-        if not found.column or not found.function or found.parameter == "":
+            option = cls(key, value, column, canonical_function(function), parameter)
+        if not option.column or not option.function or option.parameter == "":
             raise ConfigError(
                 f"{key!r:.120} is not an option of a column; allowed: {PREFIX}<column>{_SUFFIX} = "
                 f"<function> and {PREFIX}<column>.<function>.<parameter> = <value>"
             )
-        return found
+        return option
 
 
 def is_field_option(key: str, schema: Schema, engine: str | None) -> bool:
@@ -125,21 +125,21 @@ def declare(
 
     Only `columns` may get a function; all columns if it is None.
     """
-    asked: dict[str, list[FieldOption]] = {}
+    options_of: dict[str, list[FieldOption]] = {}
     for option in map(FieldOption.of, options, options.values()):
-        asked.setdefault(option.column, []).append(option)
+        options_of.setdefault(option.column, []).append(option)
     open_columns = set(schema.names if columns is None else columns)
-    for name, found in asked.items():
+    for name, group in options_of.items():
         if name not in open_columns:
             names = ", ".join(c for c in schema.names if c in open_columns)
             raise ConfigError(
-                f"{found[0].key!r:.120} is about the column {name!r:.80}, but the columns are "
+                f"{group[0].key!r:.120} is about the column {name!r:.80}, but the columns are "
                 f"{names}; correct it or leave it out"
             )
     return _with_columns(
         schema,
         [
-            _declared(schema, column, asked.get(column.name, ()), default, engine)
+            _declared(schema, column, options_of.get(column.name, ()), default, engine)
             if column.name in open_columns
             else column
             for column in schema.columns
@@ -159,16 +159,16 @@ def _declared(
     engine: str | None,
 ) -> Column:
     """The column with the function that the schema, its options or the default give it."""
-    found = column.agg_function
+    function = column.agg_function
     for option in sorted(options, key=lambda each: each.parameter is not None):
         if option.parameter is None:
-            _check_same(column, found, option)
-            found = found or AggFunction(option.function)
+            _check_same(column, function, option)
+            function = function or AggFunction(option.function)
             continue
-        found = found or _fallback(schema, column, default, engine)
-        _check_same(column, found, option)
-        found = _with_parameter(column, found or AggFunction(option.function), option)
-    return replace(column, agg_function=found or _fallback(schema, column, default, engine))
+        function = function or _fallback(schema, column, default, engine)
+        _check_same(column, function, option)
+        function = _with_parameter(column, function or AggFunction(option.function), option)
+    return replace(column, agg_function=function or _fallback(schema, column, default, engine))
 
 
 def _fallback(
@@ -181,13 +181,13 @@ def _fallback(
     return None if default is None else AggFunction.named(default)
 
 
-def _check_same(column: Column, found: AggFunction | None, option: FieldOption) -> None:
-    if found is not None and found.type != option.function:
+def _check_same(column: Column, function: AggFunction | None, option: FieldOption) -> None:
+    if function is not None and function.type != option.function:
         raise ConfigError(
             f"{option.key} = {option.value!r:.80} is about the function {option.function}, but "
-            f"column {column.name!r} has {found.type}; keep one of them"
+            f"column {column.name!r} has {function.type}; keep one of them"
         )
-    if found is None and option.parameter is not None:
+    if function is None and option.parameter is not None:
         raise ConfigError(
             f"{option.key} is a parameter, but column {column.name!r} has no function; set "
             f"{PREFIX}{column.name}{_SUFFIX} = {option.function} too"
@@ -306,16 +306,16 @@ def _check_parameter(column: Column, function: AggFunction, key: str, value: str
 
 def _check_by(schema: Schema, column: Column, function: AggFunction) -> None:
     """Check that the `by` column of `max_by` or `min_by` exists and has the function max or min."""
-    wanted = _BY_FUNCTIONS.get(function.type)
-    if wanted is None:
+    extreme = _BY_FUNCTIONS.get(function.type)
+    if extreme is None:
         return
     name = function.parameter(BY)
     by = next((each for each in schema.columns if each.name == name), None)
-    if by is None or by.agg_function is None or by.agg_function.type != wanted:
+    if by is None or by.agg_function is None or by.agg_function.type != extreme:
         fitting = [
-            c.name for c in schema.columns if c.agg_function and c.agg_function.type == wanted
+            c.name for c in schema.columns if c.agg_function and c.agg_function.type == extreme
         ]
         raise ConfigError(
             f"{function.type} of column {column.name!r} goes by {name!r:.80}; set parameter "
-            f"{BY} to a column of the function {wanted}: {', '.join(fitting) or 'there is none'}"
+            f"{BY} to a column of the function {extreme}: {', '.join(fitting) or 'there is none'}"
         )

@@ -73,15 +73,15 @@ class AggFunction:
     @classmethod
     def named(cls, name: str, parameters: Mapping[str, object] | None = None) -> Self:
         """A function by name and parameters in any spelling (`LAST-VALUE`); may be unknown."""
-        found: dict[str, str] = {}
+        values: dict[str, str] = {}
         for key, value in (parameters or {}).items():
             canonical = canonical_function(key)
             text = str(value).lower() if canonical in _LOWER else str(value)
-            if found.setdefault(canonical, text) != text:
+            if values.setdefault(canonical, text) != text:
                 raise InvalidTableError(
                     f"parameter {canonical!r:.40} of {name!r:.80} is given twice; keep one"
                 )
-        return cls(canonical_function(name), tuple(found.items()))
+        return cls(canonical_function(name), tuple(values.items()))
 
     def parameter(self, key: str) -> str | None:
         """The value of a parameter, None if it is not set."""
@@ -89,8 +89,8 @@ class AggFunction:
 
     def __str__(self) -> str:
         """The text in a column list: `LISTAGG(delimiter = ';', limit = 100)`."""
-        given = ", ".join(f"{key} = {_literal(value)}" for key, value in self.parameters)
-        return self.type.upper() + (f"({given})" if given else "")
+        parameters = ", ".join(f"{key} = {_literal(value)}" for key, value in self.parameters)
+        return self.type.upper() + (f"({parameters})" if parameters else "")
 
     def to_json(self) -> dict[str, Any]:
         """The JSON object of the function."""

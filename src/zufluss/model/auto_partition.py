@@ -71,7 +71,7 @@ class TimeFormat:
 
     def accepts(self, text: str) -> bool:
         """Whether a text is the rendering of some moment."""
-        found: dict[str, int] = {}
+        fields: dict[str, int] = {}
         at = 0
         for letter, literal in self.parts:
             width = _WIDTHS[letter] if letter else len(literal)
@@ -79,19 +79,19 @@ class TimeFormat:
             if letter:
                 if len(piece) < width or not (piece.isascii() and piece.isdigit()):
                     return False
-                found[letter] = int(piece)
+                fields[letter] = int(piece)
             elif piece != literal:
                 return False
             at += width
-        return at == len(text) and _is_moment(found)
+        return at == len(text) and _is_moment(fields)
 
 
-def _is_moment(found: Mapping[str, int]) -> bool:
+def _is_moment(fields: Mapping[str, int]) -> bool:
     try:
-        dt.datetime(found["y"], found.get("M", 1), found.get("d", 1), found.get("H", 0))
+        dt.datetime(fields["y"], fields.get("M", 1), fields.get("d", 1), fields.get("H", 0))
     except ValueError:
         return False
-    return 1 <= found.get("Q", 1) <= 4
+    return 1 <= fields.get("Q", 1) <= 4
 
 
 @lru_cache(maxsize=256)

@@ -104,11 +104,11 @@ class _DdlParser:
         ]
         self.at = 0
 
-    def fail(self, wanted: str) -> InvalidTableError:
-        found = repr(self.tokens[self.at][1]) if self.at < len(self.tokens) else "the end"
+    def fail(self, expected: str) -> InvalidTableError:
+        token = repr(self.tokens[self.at][1]) if self.at < len(self.tokens) else "the end"
         before = self.text[: self.tokens[self.at - 1][2]] if self.at else ""
         return InvalidTableError(
-            f"expected {wanted} but found {found} after {before[-60:]!r} in {self.text!r:.200}"
+            f"expected {expected} but found {token} after {before[-60:]!r} in {self.text!r:.200}"
         )
 
     def peek(self, *words: str) -> bool:
@@ -136,10 +136,10 @@ class _DdlParser:
 
     def items(self, one: Callable[[], T]) -> list[T]:
         """A comma-separated list of at least one thing."""
-        found = [one()]
+        items = [one()]
         while self.take(","):
-            found.append(one())
-        return found
+            items.append(one())
+        return items
 
     def name(self) -> str:
         kind = self.kind()
@@ -225,20 +225,20 @@ class _DdlParser:
         if word not in ("ARRAY", "MAP", "ROW"):
             return None
         self.expect("<")
-        made: t.DataType
+        data_type: t.DataType
         if word == "ARRAY":
-            made = t.ArrayType(element=self.data_type(depth))
+            data_type = t.ArrayType(element=self.data_type(depth))
         elif word == "MAP":
             key = self.data_type(depth).as_nullable(False)
             self.expect(",")
-            made = t.MapType(key=key, value=self.data_type(depth))
+            data_type = t.MapType(key=key, value=self.data_type(depth))
         else:
             fields = self.items(lambda: self.column(depth))
-            made = t.RowType(
+            data_type = t.RowType(
                 fields=tuple(t.RowField(f.name, f.data_type, f.comment) for f in fields)
             )
         self.expect(">")
-        return made
+        return data_type
 
     def plain(self, word: str) -> t.DataType:
         if word in _SCALARS:
@@ -259,8 +259,8 @@ class _DdlParser:
     def arguments(self, at_most: int) -> list[int]:
         if not self.take("("):
             return []
-        found = self.items(self.number)
-        if len(found) > at_most:
+        numbers = self.items(self.number)
+        if len(numbers) > at_most:
             raise self.fail(f"at most {at_most} number(s) in parentheses")
         self.expect(")")
-        return found
+        return numbers

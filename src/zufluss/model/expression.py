@@ -157,8 +157,8 @@ class Comparison(Expression):
         if self.function is LeafFunction.IS_NOT_NULL:
             return field.is_valid()
         if self.function in _ARROW_TEXT:
-            found = getattr(pc, _ARROW_TEXT[self.function])(field, pattern=str(literals[0]))
-            return ~found if self.negated else found
+            test = getattr(pc, _ARROW_TEXT[self.function])(field, pattern=str(literals[0]))
+            return ~test if self.negated else test
         if column.data_type.root is t.Root.BINARY:
             import pyarrow as pa
 
@@ -215,9 +215,9 @@ class Combination(Expression):
 
     def to_arrow(self, schema: Schema) -> pc.Expression:
         """The pyarrow expression that filters exactly the matching rows."""
-        made = [child.to_arrow(schema) for child in self.children]
-        out = made[0]
-        for more in made[1:]:
+        tests = [child.to_arrow(schema) for child in self.children]
+        out = tests[0]
+        for more in tests[1:]:
             out = out & more if self.function is CompoundFunction.AND else out | more
         return out
 

@@ -97,11 +97,11 @@ class Leaf:
 
     def __post_init__(self) -> None:
         count = len(self.literals)
-        wanted = 0 if self.function in NULL_TESTS else 1
-        if count != wanted and not (self.function in LIST_TESTS and count > 1):
+        expected = 0 if self.function in NULL_TESTS else 1
+        if count != expected and not (self.function in LIST_TESTS and count > 1):
             raise InvalidPredicateError(
                 f"{self.function.name} has {count} literals; it takes "
-                + ("at least one" if self.function in LIST_TESTS else str(wanted))
+                + ("at least one" if self.function in LIST_TESTS else str(expected))
             )
 
 
@@ -184,9 +184,9 @@ def canonical(value: object, data_type: DataType, name: str) -> Value:
         ) from None
 
 
-def _typed(value: object, kind: type | tuple[type, ...], wanted: str) -> None:
+def _typed(value: object, kind: type | tuple[type, ...], expected: str) -> None:
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise TypeError(f"give {wanted}, not {type(value).__name__}")
+        raise TypeError(f"give {expected}, not {type(value).__name__}")
 
 
 def _boolean(value: object, _type: DataType) -> bool:

@@ -121,11 +121,11 @@ class Schema:
             else column
             for column in columns
         )
-        given = max(_ids(self.columns), default=t.UNKNOWN_ID)
-        if t.UNKNOWN_ID < self.highest_field_id < given:
+        largest = max(_ids(self.columns), default=t.UNKNOWN_ID)
+        if t.UNKNOWN_ID < self.highest_field_id < largest:
             raise InvalidTableError(
-                f"highest_field_id {self.highest_field_id} is below the id {given} of a column; "
-                f"give {given} or more, or leave it out"
+                f"highest_field_id {self.highest_field_id} is below the id {largest} of a column; "
+                f"give {largest} or more, or leave it out"
             )
         highest = max(_ids(columns), default=t.UNKNOWN_ID)
         set_ = object.__setattr__  # the one place that may: the value is not built yet
@@ -149,9 +149,9 @@ class Schema:
         if isinstance(source, Schema):
             return source if not primary_key else replace(source, primary_key=tuple(primary_key))
         if isinstance(source, str):
-            found, key = parse_columns(source)
+            texts, key = parse_columns(source)
             columns = [
-                Column(c.name, c.data_type, c.comment, agg_function=c.agg_function) for c in found
+                Column(c.name, c.data_type, c.comment, agg_function=c.agg_function) for c in texts
             ]
             primary_key = primary_key or key
         else:
@@ -283,13 +283,13 @@ def _ids(columns: Iterable[Column]) -> list[int]:
 
 def _with_ids(columns: tuple[Column, ...], highest: int) -> tuple[Column, ...]:
     """Number columns without ids depth-first from zero; raises if only some have ids."""
-    given = [column.id != t.UNKNOWN_ID for column in columns]
-    if any(given) and not all(given):
-        without = columns[given.index(False)].name
+    has_id = [column.id != t.UNKNOWN_ID for column in columns]
+    if any(has_id) and not all(has_id):
+        without = columns[has_id.index(False)].name
         raise InvalidTableError(
             f"column {without!r} has no id while others have one; give all columns an id or none"
         )
-    keep = any(given)
+    keep = any(has_id)
     start = max([highest, *_ids(columns)], default=t.UNKNOWN_ID) + 1 if keep else 0
     counter = itertools.count(start)
     numbered = []
@@ -368,9 +368,9 @@ def dump_object(obj: Mapping[str, Any]) -> bytes:
 
 def name_list(obj: Mapping[str, Any], key: str) -> tuple[str, ...]:
     """The list of names under a key, empty if the key is absent."""
-    found = obj.get(key)
-    if found is None:
+    names = obj.get(key)
+    if names is None:
         return ()
-    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
-        raise InvalidTableError(f"'{key}' must be a list of column names, not {found!r:.80}")
-    return tuple(found)
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise InvalidTableError(f"'{key}' must be a list of column names, not {names!r:.80}")
+    return tuple(names)

@@ -123,18 +123,18 @@ def without_cluster_lake(properties: Mapping[str, str], conf: Configuration) -> 
     Descriptors that clients got from the server contain them. Other values are refused: a table
     cannot choose another lake.
     """
-    kept = dict(properties)
+    remaining = dict(properties)
     for format in LAKE_FORMATS:
-        given = [key for key in properties if key.startswith(table_prefix(format))]
-        known = handed_out(format, conf.lake_properties(format)) if given else {}
-        for key in given:
+        lake_keys = [key for key in properties if key.startswith(table_prefix(format))]
+        known = handed_out(format, conf.lake_properties(format)) if lake_keys else {}
+        for key in lake_keys:
             if properties[key] != known.get(key):
                 raise ConfigError(
                     f"{key} is not the table's to set: the lake is the cluster's; leave it out, "
                     f"or configure {key.removeprefix('table.')} on the servers"
                 )
-            del kept[key]
-    return kept
+            del remaining[key]
+    return remaining
 
 
 def check_table(descriptor: TableDescriptor, conf: Configuration, live_servers: int | None) -> None:
@@ -309,11 +309,11 @@ def _check_partitions(descriptor: TableDescriptor, conf: Configuration) -> None:
     auto = AutoPartition.of(descriptor)
     if not enabled:
         return
-    given = table_property(descriptor.properties, o.TABLE_AUTO_PARTITION_KEY)
+    key = table_property(descriptor.properties, o.TABLE_AUTO_PARTITION_KEY)
     keys = descriptor.partition_keys
-    if auto.key not in keys or (given is None and len(keys) > 1):
+    if auto.key not in keys or (key is None and len(keys) > 1):
         raise InvalidTableError(
-            f"{o.TABLE_AUTO_PARTITION_KEY.key} = {given or 'nothing'} is not allowed; "
+            f"{o.TABLE_AUTO_PARTITION_KEY.key} = {key or 'nothing'} is not allowed; "
             f"set it to one of the partition keys {', '.join(keys)}"
         )
     most = 0 if len(keys) > 1 else conf.get(server.MAX_PARTITION_NUM)
@@ -365,7 +365,7 @@ def _check_historical(descriptor: TableDescriptor, lake: str | None) -> None:
     if not table_property(properties, option):
         return
     able = [name for name, traits in LAKE_FORMATS.items() if traits.historical_partitions]
-    wanted = {
+    conditions = {
         f"{o.TABLE_AUTO_PARTITION_ENABLED.key} = true": table_property(
             properties, o.TABLE_AUTO_PARTITION_ENABLED
         ),
@@ -376,7 +376,7 @@ def _check_historical(descriptor: TableDescriptor, lake: str | None) -> None:
         "a primary key": descriptor.has_primary_key,
         "exactly one partition key": len(descriptor.partition_keys) == 1,
     }
-    missing = [what for what, there in wanted.items() if not there]
+    missing = [what for what, there in conditions.items() if not there]
     if missing:
         raise ConfigError(f"{option.key} = true needs {', '.join(missing)}")
 

@@ -160,11 +160,11 @@ class ServerConnection(asyncio.BufferedProtocol):
         """Returns the memory for the next bytes: the frame's own, or the shared scratch buffer."""
         if self._buffer is not None:
             return self._buffer[self._filled : min(len(self._buffer), self._total)]
-        carried = len(self._carry)
+        size = len(self._carry)
         scratch = self.server.scratch_view
-        if carried:
-            scratch[:carried] = self._carry
-            return scratch[carried:]
+        if size:
+            scratch[:size] = self._carry
+            return scratch[size:]
         return scratch
 
     def buffer_updated(self, nbytes: int) -> None:

@@ -45,11 +45,11 @@ class Listener:
 def resolve_listeners(conf: Configuration) -> tuple[Listener, ...]:
     """Combine the three listener options into listeners; `ConfigError` names a wrong option."""
     bound = conf.get(options.BIND_LISTENERS)
-    told = {e.listener: e for e in conf.get(options.ADVERTISED_LISTENERS)}
+    public = {e.listener: e for e in conf.get(options.ADVERTISED_LISTENERS)}
     protocols = conf.get(options.SECURITY_PROTOCOL_MAP)
     names = [e.listener for e in bound]
     for option, named in (
-        (options.ADVERTISED_LISTENERS, told),
+        (options.ADVERTISED_LISTENERS, public),
         (options.SECURITY_PROTOCOL_MAP, protocols),
     ):
         unknown = sorted(set(named) - set(names))
@@ -59,7 +59,7 @@ def resolve_listeners(conf: Configuration) -> tuple[Listener, ...]:
                 f"it has {', '.join(names)}"
             )
     return tuple(
-        Listener(e, told.get(e.listener) or _reachable(e), protocols.get(e.listener, "plaintext"))
+        Listener(e, public.get(e.listener) or _reachable(e), protocols.get(e.listener, "plaintext"))
         for e in bound
     )
 

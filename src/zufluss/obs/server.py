@@ -99,9 +99,9 @@ def registry_samples(registry: LocationRegistry) -> ReadSamples:
     """The registry of remote locations, and their files."""
 
     def read() -> Iterable[Sample]:
-        found, live = registry.locations, registry.live()
-        yield Sample(metrics.REMOTE_REGISTRY_VERSION, found.version)
-        for location in found.locations:
+        locations, live = registry.locations, registry.live()
+        yield Sample(metrics.REMOTE_REGISTRY_VERSION, locations.version)
+        for location in locations.locations:
             used = live.get(location.location_id)
             values = {
                 metrics.REMOTE_LIVE_FILES: 0 if used is None else used.files,

@@ -59,8 +59,8 @@ class SmoothRoundRobin:
 
     def keep(self, keys: Iterable[int]) -> None:
         """Drop the state of all other keys."""
-        kept = set(keys)
-        self.current = {key: value for key, value in self.current.items() if key in kept}
+        keys_kept = set(keys)
+        self.current = {key: value for key, value in self.current.items() if key in keys_kept}
 
     def to_json(self) -> bytes:
         """Return the bytes of the state."""

@@ -123,39 +123,39 @@ def reconcile(before: Locations | None, conf: Configuration, live: Mapping[int, 
     """
     wants = configured_locations(conf)
     old = () if before is None else before.locations
-    kept = {x.location_id: x for x in old}
+    locations = {x.location_id: x for x in old}
     present: set[int] = set()
     for want in wants:
-        location = _location_for(want, wants, kept.values(), conf)
-        kept[location.location_id] = location
+        location = _location_for(want, wants, locations.values(), conf)
+        locations[location.location_id] = location
         present.add(location.location_id)
     for location in old:
         followed = location.configured is not None or location.uri == IMPLICIT
         if followed and location.location_id not in present:
-            kept[location.location_id] = _left_out(location, live.get(location.location_id, 0))
+            locations[location.location_id] = _left_out(location, live.get(location.location_id, 0))
     adaptive = conf[o.ZUFLUSS_REMOTE_ADAPTIVE_WEIGHTS]
-    return _next(before, kept.values(), adaptive, conf)
+    return _next(before, locations.values(), adaptive, conf)
 
 
 def _location_for(
     want: ConfiguredLocation,
     wants: Sequence[ConfiguredLocation],
-    kept: Iterable[Location],
+    locations: Iterable[Location],
     conf: Configuration,
 ) -> Location:
     """Return the location of a configured address: of the last time, with this address, or new."""
-    for location in kept:
+    for location in locations:
         if location.configured == want.uri:
             if location.configured_weight == want.weight:
                 return location
             return replace(location, weight=want.weight, configured_weight=want.weight)
     beside = implicit_uri(conf).text
     others = {other.uri for other in wants}
-    for location in sorted(kept, key=lambda x: x.state is AdminState.RETIRED):
+    for location in sorted(locations, key=lambda x: x.state is AdminState.RETIRED):
         same = (location.uri or beside) == (want.uri or beside)
         if same and location.configured not in others:
             return _configured(location, want)
-    return _configured(Location(_free_id(kept), want.uri), want)
+    return _configured(Location(_free_id(locations), want.uri), want)
 
 
 def _configured(location: Location, want: ConfiguredLocation) -> Location:
@@ -205,39 +205,39 @@ def alter(
             "look at it again",
             code=ErrorCode.INVALID_UPDATE_VERSION_EXCEPTION,
         )
-    kept = {x.location_id: x for x in before.locations}
+    locations = {x.location_id: x for x in before.locations}
     if op is AlterOp.ADD:
-        changed = _added(kept, _need(uri, "a location to be added needs an address"), weight)
-        _leave_implicit(kept, live)
+        changed = _added(locations, _need(uri, "a location to be added needs an address"), weight)
+        _leave_implicit(locations, live)
     else:
         number = _need(location_id, f"{op.name} needs the id of a location")
-        if number not in kept:
+        if number not in locations:
             raise ConfigError(
                 f"there is no location {number}; there are {ids_text(before.locations)}"
             )
-        changed = _changed(kept[number], op, uri, weight, live.get(number, 0))
-        _check_alteration(before, kept[number], op)
-    kept[changed.location_id] = changed
-    return _next(before, kept.values(), before.adaptive, conf)
+        changed = _changed(locations[number], op, uri, weight, live.get(number, 0))
+        _check_alteration(before, locations[number], op)
+    locations[changed.location_id] = changed
+    return _next(before, locations.values(), before.adaptive, conf)
 
 
-def _added(kept: Mapping[int, Location], uri: str, weight: int | None) -> Location:
+def _added(locations: Mapping[int, Location], uri: str, weight: int | None) -> Location:
     address = parse_location(uri, "the address of a location").text
     share = _checked_weight(1 if weight is None else weight, "the weight of a location")
-    for location in kept.values():
+    for location in locations.values():
         if location.uri == address and location.state is AdminState.RETIRED:
             return replace(location, weight=share, state=AdminState.ACTIVE)
-    return Location(_free_id(kept.values()), address, share)
+    return Location(_free_id(locations.values()), address, share)
 
 
-def _leave_implicit(kept: dict[int, Location], live: Mapping[int, int]) -> None:
+def _leave_implicit(locations: dict[int, Location], live: Mapping[int, int]) -> None:
     """Stop using the location beside the data: there is one with an address now."""
-    for location in kept.values():
+    for location in locations.values():
         if location.uri == IMPLICIT and location.state is AdminState.ACTIVE:
             files = live.get(location.location_id, 0)
             state = AdminState.DRAINING if files else AdminState.RETIRED
             marked = location.marked and state is not AdminState.RETIRED
-            kept[location.location_id] = replace(location, state=state, marked=marked)
+            locations[location.location_id] = replace(location, state=state, marked=marked)
 
 
 def _changed(
@@ -332,8 +332,8 @@ def _real(uri: LocationUri) -> LocationUri:
     return uri._replace(path=paths[0]) if paths else uri
 
 
-def _free_id(kept: Iterable[Location]) -> int:
-    return max((x.location_id for x in kept), default=0) + 1
+def _free_id(locations: Iterable[Location]) -> int:
+    return max((x.location_id for x in locations), default=0) + 1
 
 
 def _need(value: T | None, message: str) -> T:

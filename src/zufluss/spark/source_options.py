@@ -259,13 +259,13 @@ class SourceOptions:
             )
 
 
-def parse_options(given: Mapping[str, str], bootstrap: str | None = None) -> SourceOptions:
+def parse_options(options: Mapping[str, str], bootstrap: str | None = None) -> SourceOptions:
     """Parse the options that Spark passes; `bootstrap` is the address if they name none.
 
     >>> parse_options({"table": "shop.orders$lake", "bootstrap.servers": "localhost:9123"}).view
     <View.LAKE: '$lake'>
     """
-    lower = {key.lower(): str(value) for key, value in given.items()}
+    lower = {key.lower(): str(value) for key, value in options.items()}
     client = {key: text for key, text in lower.items() if key.startswith("client.")}
     spark = {key: text for key, text in lower.items() if key in _OF_SPARK}
     values: dict[str, Any] = {}

@@ -268,7 +268,7 @@ class FetchReader:
     ) -> tuple[Buffers, int | None]:
         """The batches that may match, and the offset after the last one if that was left out."""
         state = self._buckets.tables[table.table_id]
-        kept: Buffers = []
+        buffers: Buffers = []
         begin = end = 0
         filtered_end: int | None = None
         for pos, header in iter_headers(records):
@@ -278,13 +278,13 @@ class FetchReader:
             end = pos + header.size
             if _pruned(predicate, records, pos, header, state.schema(header.schema_id)):
                 if begin < pos:
-                    kept.append(records[begin:pos])
+                    buffers.append(records[begin:pos])
                 begin, filtered_end = end, header.next_offset
             else:
                 filtered_end = None
         if begin < end:
-            kept.append(records[begin:end])
-        return kept, filtered_end
+            buffers.append(records[begin:end])
+        return buffers, filtered_end
 
 
 def _pruned(predicate: Predicate, records: memoryview, pos: int, header: Any, schema: Any) -> bool:

@@ -469,12 +469,12 @@ class LakeConformance:
     ) -> None:
         """A union read lays these batches beside those of the log."""
         snapshot = log.commit(log.write(named_rows(0, 6))).snapshot_id
-        wanted = [OFFSET_COLUMN, "name", "id"]
+        columns = [OFFSET_COLUMN, "name", "id"]
         with log.reader() as reader:
-            batches = list(reader.read(reader.plan(snapshot), wanted))
+            batches = list(reader.read(reader.plan(snapshot), columns))
         assert batches
         for batch in batches:
-            assert batch.schema.names == wanted
+            assert batch.schema.names == columns
             assert batch.schema.field("id").type == pa.int32()
             assert batch.schema.field("name").type == pa.string()
 

@@ -311,8 +311,8 @@ class LakeRounds:
     ) -> Iterator[tuple[TableBucket, pa.Table]]:
         """The rows of each bucket that has some: by its key, else in turn."""
         if self.table.bucket_keys:
-            wanted = rows.select(list(self.table.bucket_keys)).combine_chunks()
-            batches = wanted.to_batches() or [pa.RecordBatch.from_pylist([], wanted.schema)]
+            key_rows = rows.select(list(self.table.bucket_keys)).combine_chunks()
+            batches = key_rows.to_batches() or [pa.RecordBatch.from_pylist([], key_rows.schema)]
             buckets = bucket_assign(batches[0], self.table)
         else:
             buckets = np.arange(rows.num_rows) % self.table.bucket_count
@@ -353,10 +353,10 @@ class LakeRounds:
     def own_rows(self, snapshot_id: int | None = None, **pruning: Any) -> list[Row]:
         """All columns of a snapshot, the newest unless given, by the format's own reader."""
         names = [*self.table.schema.names, *SYSTEM_COLUMNS]
-        wanted = self.newest_id() if snapshot_id is None else snapshot_id
-        assert wanted is not None
+        snapshot = self.newest_id() if snapshot_id is None else snapshot_id
+        assert snapshot is not None
         with self.reader() as reader:
-            batches = list(reader.read(reader.plan(wanted, **pruning), names))
+            batches = list(reader.read(reader.plan(snapshot, **pruning), names))
         own = self.table.schema.arrow
         for batch in batches:
             assert [f.type for f in batch.schema][: len(own)] == own.types

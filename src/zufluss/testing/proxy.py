@@ -208,13 +208,13 @@ class FaultProxy:
         return await self._forward(request, reader, writer, pace, kinds)
 
     def _faults(self, request: _Request) -> list[Fault]:
-        found: list[Fault] = []
+        faults: list[Fault] = []
         for armed in self._armed:
             if armed.hits(request.method, request.path):
-                found.append(armed.fault)
+                faults.append(armed.fault)
                 if armed.fault.kind not in ("latency", "bandwidth"):
                     break
-        return found
+        return faults
 
     async def _forward(
         self,

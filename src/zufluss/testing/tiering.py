@@ -59,10 +59,10 @@ def descendants(pid: int) -> list[int]:
         except (FileNotFoundError, ProcessLookupError):
             continue  # it ended in this moment
         parents.setdefault(int(fields[1]), []).append(int(stat.parent.name))
-    found: list[int] = []
+    pids: list[int] = []
     pending = [pid]
     while pending:
         children = parents.get(pending.pop(), [])
-        found += children
+        pids += children
         pending += children
-    return found
+    return pids

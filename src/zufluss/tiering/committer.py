@@ -105,7 +105,7 @@ class TableCommitter:
         """Offsets of existing partitions only; the coordinator accepts no others."""
         if all(bucket.partition_id is None for bucket in offsets):
             return offsets
-        there = {found.partition_id for found in self._admin.list_partitions(self._lease.path)}
+        there = {p.partition_id for p in self._admin.list_partitions(self._lease.path)}
         return {bucket: o for bucket, o in offsets.items() if bucket.partition_id in there}
 
     def _commit(self, newest: CommittedSnapshot, offsets_path: str) -> None:

@@ -149,16 +149,16 @@ class Enumerator:
         """Send a heartbeat; True if another one should follow at once."""
         with self._lock:
             lost = [lease for lease in self._running.values() if lease.lost]
-            kept = self._kept()
+            running = self._kept()
             reports, self._reports = self._reports, _Reports()
             room = self._asking and len(self._running) < self._slots
         for lease in lost:
             self._on_lost(lease)  # repeated, since the job may not have begun the last time
-        if not (kept or reports or room):
+        if not (running or reports or room):
             return False
         try:
             answer = self._tiering.heartbeat(
-                running=kept,
+                running=running,
                 finished=reports.finished,
                 force_finished=reports.more,
                 failed=reports.failed,

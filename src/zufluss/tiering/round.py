@@ -310,7 +310,7 @@ class TieringRound:
         partitions = {}
         if first.is_partitioned:
             listed = self._admin.list_partitions(self._path)
-            partitions = {found.partition_id: found.name for found in listed}
+            partitions = {partition.partition_id: partition.name for partition in listed}
         ends = known_offsets(partitions, self._admin.list_all_offsets(self._path))
         offsets = {} if known is None else known.offsets
         begins = ends
@@ -324,11 +324,11 @@ class TieringRound:
 
     def _kv_snapshots(self, state: TieringInput) -> dict[TableBucket, BucketSnapshot]:
         """Lease the newest key-value snapshot of every bucket whose plan may use one."""
-        wanted = [bucket for bucket in state.ends if asks_for_snapshot(state, bucket)]
-        if not wanted:
+        buckets = [bucket for bucket in state.ends if asks_for_snapshot(state, bucket)]
+        if not buckets:
             return {}
         lease = self._admin.kv_snapshot_lease(
-            buckets=wanted, duration=SNAPSHOT_LEASE_MS, lease_id=f"{self._lease.tag}-{self._id}"
+            buckets=buckets, duration=SNAPSHOT_LEASE_MS, lease_id=f"{self._lease.tag}-{self._id}"
         )
         self._snapshots = self._held.enter_context(lease)
         for bucket, reason in lease.unavailable.items():
@@ -406,7 +406,7 @@ class TieringRound:
         planned = {s.bucket.partition_id: s.partition for s in splits if s.partition}
         if not planned:
             return None
-        there = {found.partition_id for found in self._admin.list_partitions(self._path)}
+        there = {partition.partition_id for partition in self._admin.list_partitions(self._path)}
         gone = [name for partition_id, name in planned.items() if partition_id not in there]
         if not gone:
             return None

@@ -184,18 +184,18 @@ def _literal(literal: m.PbLiteralValue, column: Column) -> Value | None:
     """The canonical value of a literal, None for NULL."""
     if literal.is_null:
         return None
-    root, wanted = _ROOTS.get(literal.literal_type), column.data_type.root
-    if root is not wanted and not any({root, wanted} <= alike for alike in _ALIKE):
+    root, column_root = _ROOTS.get(literal.literal_type), column.data_type.root
+    if root is not column_root and not any({root, column_root} <= alike for alike in _ALIKE):
         raise InvalidPredicateError(
             f"a literal of type {root or literal.literal_type} cannot be compared with column "
             f"{column.name!r} of type {column.data_type}"
         )
-    if wanted is Root.DECIMAL:
+    if column_root is Root.DECIMAL:
         return _decimal(literal, column)
-    if wanted in (Root.TIMESTAMP, Root.TIMESTAMP_LTZ):
+    if column_root in (Root.TIMESTAMP, Root.TIMESTAMP_LTZ):
         millis: int = _present(literal, "timestamp_millis_value", column)
         return millis * NANOS_PER_MILLI + literal.timestamp_nano_of_millis_value
-    value: Value = _present(literal, _FIELDS[wanted], column)
+    value: Value = _present(literal, _FIELDS[column_root], column)
     if isinstance(value, float) and math.isnan(value):
         return None  # like NULL, it compares with nothing
     return value

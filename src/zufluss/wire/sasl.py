@@ -185,7 +185,7 @@ def _options(lexemes: list[tuple[str, str]]) -> dict[str, str]:
 
 def _lexemes(text: str) -> list[tuple[str, str]]:
     """Words and quoted texts as `text`, `=` and `;` as `mark`; space and comments fall away."""
-    found: list[tuple[str, str]] = []
+    lexemes: list[tuple[str, str]] = []
     position = 0
     while position < len(text):
         match = _LEXEME.match(text, position)
@@ -194,10 +194,10 @@ def _lexemes(text: str) -> list[tuple[str, str]]:
         position = match.end()
         kind = match.lastgroup
         if kind == "mark" or kind == "word":
-            found.append(("mark" if kind == "mark" else "text", match[0]))
+            lexemes.append(("mark" if kind == "mark" else "text", match[0]))
         elif kind != "space":
-            found.append(("text", _ESCAPE.sub(_unescape, match[0][1:-1])))
-    return found
+            lexemes.append(("text", _ESCAPE.sub(_unescape, match[0][1:-1])))
+    return lexemes
 
 
 def _unescape(match: re.Match[str]) -> str:

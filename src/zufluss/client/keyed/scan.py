@@ -213,8 +213,8 @@ class AsyncKvScanner(AsyncScanner):
         """Stop reading a partition."""
         gone = [lane for lane in self._lanes if lane.bucket.partition_id == partition_id]
         self._lanes = [lane for lane in self._lanes if lane not in gone]
-        kept = [bucket for bucket in self._waiting if bucket.partition_id != partition_id]
-        self._waiting = deque(kept)
+        others = [bucket for bucket in self._waiting if bucket.partition_id != partition_id]
+        self._waiting = deque(others)
         for lane in gone:
             await lane.close()
 

@@ -129,12 +129,12 @@ def _chosen(
     }
     for bucket, offset in offsets.items():
         if offset and bucket not in chosen:
-            kept = sorted(
+            others = sorted(
                 snapshot.log_offset for snapshot in snapshots if snapshot.bucket == bucket
             )
             raise KvSnapshotNotExistError(
                 f"{bucket} has no key-value snapshot at offset {offset}; those that are kept are "
-                f'at {", ".join(map(str, kept)) or "none"}. source="live" rebuilds the state at '
+                f'at {", ".join(map(str, others)) or "none"}. source="live" rebuilds the state at '
                 "any offset that snapshots and changelog reach"
             )
     return chosen

@@ -191,11 +191,11 @@ class AsyncExactlyOnceWriter(AsyncUpsertWriter):
         for reached in (own, *tasks):
             for bucket, offset in reached.items():
                 offsets[bucket] = max(offset, offsets.get(bucket, 0))
-        kept: set[int | None] = {None}
+        partition_ids: set[int | None] = {None}
         if self.info.is_partitioned:
             listed = await list_partitions(self._connection, self.info.path)
-            kept = {partition.partition_id for partition in listed}
-        return _completed(self.info, offsets, kept)
+            partition_ids = {partition.partition_id for partition in listed}
+        return _completed(self.info, offsets, partition_ids)
 
     async def close(self, *, release: bool = False) -> None:
         """Wait until all rows are acknowledged, and end the writer.
@@ -471,8 +471,8 @@ async def end_offsets(
         return await list_offsets(connection, info, places, "latest")
     except (PartitionNotExistError, UnknownTableOrBucketError):
         listed = await list_partitions(connection, info.path)
-        kept = {partition.partition_id for partition in listed}
-        left = [place for place in places if place.bucket.partition_id in kept]
+        existing = {partition.partition_id for partition in listed}
+        left = [place for place in places if place.bucket.partition_id in existing]
         if len(left) == len(places):
             raise
         return await list_offsets(connection, info, left, "latest")

@@ -223,6 +223,6 @@ def changed_keys(info: TableInfo, tails: Sequence[FoldedChanges]) -> pa.Table | 
 def narrowed(info: TableInfo, columns: Sequence[str]) -> TableInfo:
     """The table with these columns and its primary key only, for folding."""
     names = {*columns, *info.schema.primary_key}
-    kept = tuple(column for column in info.schema.columns if column.name in names)
-    schema = replace(info.schema, columns=kept)
+    narrow = tuple(column for column in info.schema.columns if column.name in names)
+    schema = replace(info.schema, columns=narrow)
     return replace(info, descriptor=replace(info.descriptor, schema=schema))

@@ -162,8 +162,8 @@ class AsyncUnionScanner(AsyncScanner):
 
     async def _open_tail(self) -> AsyncLogScanner | None:
         """Open the log behind the lake; None if there is none and none can come."""
-        wanted, follows = self._wanted(), self.scan.stop is None
-        names = tuple(dict.fromkeys(part.partition for part in wanted if part.partition))
+        ranges, follows = self._wanted(), self.scan.stop is None
+        names = tuple(dict.fromkeys(part.partition for part in ranges if part.partition))
         every = not self.plan.info.is_partitioned or (follows and self.scan.partitions is None)
         if self.scan.lake_only or not (every or names):
             return None
@@ -172,13 +172,13 @@ class AsyncUnionScanner(AsyncScanner):
             self.plan.info,
             tuple(self._shape.columns),
             self._shape.prune,
-            start={part.bucket: part.start for part in wanted},
-            stop=None if follows else {part.bucket: part.stop for part in wanted},
+            start={part.bucket: part.start for part in ranges},
+            stop=None if follows else {part.bucket: part.stop for part in ranges},
             partitions=None if every else names,
             buckets=self.scan.buckets,
             with_offsets=self.scan.with_offsets,
         )
-        return await open_ranges(scan, wanted)
+        return await open_ranges(scan, ranges)
 
     # -- primary keys --------------------------------------------------------------------------
 

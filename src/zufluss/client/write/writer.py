@@ -299,7 +299,7 @@ class BatchWriter:
         with self._rows_lock:
             rows, self._rows = self._rows, []
         failure: ZuflussError | None = None
-        for delete, group in groupby(rows, key=lambda kept: kept[0]):
+        for delete, group in groupby(rows, key=lambda entry: entry[0]):
             try:
                 await self._convert_group([row for _, row in group], delete)
             except ColumnMismatchError as e:

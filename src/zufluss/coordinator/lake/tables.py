@@ -388,19 +388,19 @@ class LakeTables:
         self._tasks.later(self._tell_everything(server_id))
 
     async def _tell_everything(self, server_id: int) -> None:
-        told: list[LakeOffsets] = []
+        news: list[LakeOffsets] = []
         for info, newest in self._book.newest():
             try:
                 offsets = await self._offsets(info, newest.offsets_file)
             except (OffsetsFileError, LocationUnavailableError) as problem:
                 log.error("lake_offsets_not_told", table=str(info.path), error=str(problem))
                 continue
-            told += [
+            news += [
                 replace(o, replicas=(server_id,))
                 for o in self._lake_offsets(newest.snapshot_id, offsets)
                 if server_id in o.replicas
             ]
-        await self._tablets.notify_lake_offsets(told)
+        await self._tablets.notify_lake_offsets(news)
 
     async def _after_commit(
         self,

@@ -93,7 +93,7 @@ class LeaseCalls:
         self,
         lease_id: str,
         duration_ms: int,
-        wanted: Mapping[TableBucket, int],
+        snapshots: Mapping[TableBucket, int],
         *,
         principal: str | None,
         epoch: int | None = None,
@@ -104,7 +104,7 @@ class LeaseCalls:
         """
         self._check(lease_id, duration_ms)
         call = _LeaseCall(lease_id, principal, epoch)
-        return await self.book.tasks.undisturbed(self._acquire(call, duration_ms, wanted, False))
+        return await self.book.tasks.undisturbed(self._acquire(call, duration_ms, snapshots, False))
 
     async def acquire_latest(
         self,
@@ -122,8 +122,8 @@ class LeaseCalls:
         """
         self._check(lease_id, duration_ms)
         call = _LeaseCall(lease_id, principal, epoch)
-        wanted = dict.fromkeys(buckets)
-        return await self.book.tasks.undisturbed(self._acquire(call, duration_ms, wanted, True))
+        snapshots = dict.fromkeys(buckets)
+        return await self.book.tasks.undisturbed(self._acquire(call, duration_ms, snapshots, True))
 
     async def renew(
         self, lease_id: str, duration_ms: int, *, principal: str | None, epoch: int | None = None
@@ -208,23 +208,23 @@ class LeaseCalls:
         self,
         call: _LeaseCall,
         duration_ms: int,
-        wanted: Mapping[TableBucket, int | None],
+        snapshots: Mapping[TableBucket, int | None],
         take_over: bool,
     ) -> Acquired:
         async with self.book.turns.turn(call.lease_id):
             lease = await self._mine(call)
-            if lease is None and (call.epoch is not None or not wanted):
+            if lease is None and (call.epoch is not None or not snapshots):
                 raise not_found(call.lease_id)
-            self.check_tables({bucket.table_id for bucket in wanted})
+            self.check_tables({bucket.table_id for bucket in snapshots})
             if lease is None:
-                return await self._create(call, duration_ms, wanted)
+                return await self._create(call, duration_ms, snapshots)
             check_sound(lease)
             taken_over = take_over and call.epoch is None
             epoch = await self.book.epochs.of_takeover(lease) if taken_over else lease.epoch
-            return await self._extend(lease, epoch, duration_ms, wanted)
+            return await self._extend(lease, epoch, duration_ms, snapshots)
 
     async def _create(
-        self, call: _LeaseCall, duration_ms: int, wanted: Mapping[TableBucket, int | None]
+        self, call: _LeaseCall, duration_ms: int, snapshots: Mapping[TableBucket, int | None]
     ) -> Acquired:
         """Create a lease, unless none of the snapshots is available."""
         owner, now = call.principal, self._clock()
@@ -232,7 +232,7 @@ class LeaseCalls:
         self.book.owned[owner] += 1  # at once: other calls are creating leases meanwhile
         try:
             epoch = await self.book.epochs.of_new(call.lease_id)
-            selection = await self._selector.select({}, wanted)
+            selection = await self._selector.select({}, snapshots)
             if not selection.new:
                 return Acquired(None, 0, {}, selection.unavailable)
             lease = Lease(
@@ -258,11 +258,11 @@ class LeaseCalls:
         lease: Lease,
         epoch: int,
         duration_ms: int,
-        wanted: Mapping[TableBucket, int | None],
+        snapshots: Mapping[TableBucket, int | None],
     ) -> Acquired:
         """Renew a lease, and give it more snapshots, or others of the same buckets."""
         now = self._clock()
-        selection = await self._selector.select(lease.tables, wanted)
+        selection = await self._selector.select(lease.tables, snapshots)
         after = replace(lease, epoch=epoch, tables=lease.tables | selection.tables)
         ops = lease_records.change(lease, after, selection.values)
         ops.append(lease_records.put_expiry(lease.lease_id, duration_ms, duration_ms))
@@ -271,7 +271,7 @@ class LeaseCalls:
         lease.epoch, lease.tables = epoch, after.tables
         self.book.prolong(lease, now, duration_ms)
         await self.book.unpin(replaced)
-        if not wanted:
+        if not snapshots:
             await selection.answer_all(all_pins(lease))
         return self._acquired(lease, selection)
 
@@ -348,8 +348,8 @@ class LeaseCalls:
             lost = {b for b in before.pins if partition_id in (None, b.partition_id)}
             if not lost:
                 return
-            kept = {bucket: pin for bucket, pin in before.pins.items() if bucket not in lost}
-            table, value = await encoded(kept, {**before.revoked, partition_id: what})
+            pins = {bucket: pin for bucket, pin in before.pins.items() if bucket not in lost}
+            table, value = await encoded(pins, {**before.revoked, partition_id: what})
             path = lease_records.table_path(lease_id, table_id)
             await self.book.write(lease_id, [Put(path, value)], {})
             lease.tables = lease.tables | {table_id: table}

@@ -57,7 +57,7 @@ class Selector:
         self._bytes_max = bytes_max
 
     async def select(
-        self, held: Mapping[int, LeasedTable], wanted: Mapping[TableBucket, int | None]
+        self, held: Mapping[int, LeasedTable], snapshots: Mapping[TableBucket, int | None]
     ) -> Selection:
         """Pin a snapshot of each bucket: by its id, or the newest for None.
 
@@ -65,7 +65,7 @@ class Selector:
         """
         selection = Selection()
         try:
-            await self._pin(held, wanted, selection)
+            await self._pin(held, snapshots, selection)
             self._check_sizes(held, selection.new)
             for table_id, pins in (await _by_table(selection.new)).items():
                 before = held.get(table_id, LeasedTable())
@@ -79,10 +79,10 @@ class Selector:
     async def _pin(
         self,
         held: Mapping[int, LeasedTable],
-        wanted: Mapping[TableBucket, int | None],
+        snapshots: Mapping[TableBucket, int | None],
         selection: Selection,
     ) -> None:
-        for at, (bucket, snapshot_id) in enumerate(wanted.items(), 1):
+        for at, (bucket, snapshot_id) in enumerate(snapshots.items(), 1):
             if at % BUCKETS_AT_ONCE == 0:
                 await asyncio.sleep(0)
             if not self._remotes.is_certain(bucket):

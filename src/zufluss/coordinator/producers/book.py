@@ -305,8 +305,8 @@ class ProducerBook:
             self._wake.clear()
             try:
                 if self._untold:
-                    told = await self.tell_all()
-                    await asyncio.sleep(TELL_SECONDS if told else RETRY_SECONDS)
+                    complete = await self.tell_all()
+                    await asyncio.sleep(TELL_SECONDS if complete else RETRY_SECONDS)
                 if self._clock() >= next_check:
                     next_check = self._clock() + SILENCE_CHECK_SECONDS
                     await self.look_for_silence()

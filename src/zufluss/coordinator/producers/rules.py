@@ -209,8 +209,8 @@ def merged(before: Baseline | None, reported: Baseline, buckets: TableBuckets) -
     """The baseline after a reported checkpoint; no offset in it goes back."""
     checked = buckets.checked(reported, complete=False)
     there = buckets.partitions
-    kept = {k: v for k, v in (before or {}).items() if there is None or k[0] in there}
-    after = kept | {k: max(v, kept.get(k, 0)) for k, v in checked.items()}
+    existing = {k: v for k, v in (before or {}).items() if there is None or k[0] in there}
+    after = existing | {k: max(v, existing.get(k, 0)) for k, v in checked.items()}
     return before if before is not None and after == before else after
 
 
@@ -366,18 +366,18 @@ def not_found(producer_id: str, table: object) -> ProducerNotFoundError:
 def next_columns(before: ProducerRecord, call: InitCall, entry: TableEntry) -> frozenset[int]:
     """The columns of the next epoch; `ProducerStateError` if it asks for others."""
     info = entry.info
-    asked = frozenset(columns_of(info, call.column_ids))
+    requested = frozenset(columns_of(info, call.column_ids))
     if before.all_columns and not call.column_ids:
-        return asked
-    kept = before.column_ids & {column.id for column in info.schema.columns}
-    if asked != kept:
+        return requested
+    owned = before.column_ids & {column.id for column in info.schema.columns}
+    if requested != owned:
         names = {column.id: column.name for column in info.schema.columns}
         raise ProducerStateError(
-            f"producer {before.producer_id!r} writes the columns {_names(kept, names)} of table "
-            f"'{info.path}', not {_names(asked, names)}: what it wrote could not be undone; "
+            f"producer {before.producer_id!r} writes the columns {_names(owned, names)} of table "
+            f"'{info.path}', not {_names(requested, names)}: what it wrote could not be undone; "
             "release it first, or take another id"
         )
-    return kept
+    return owned
 
 
 def rivals(producer: ProducerRecord, others: Iterable[ProducerRecord]) -> list[ProducerRecord]:
@@ -399,11 +399,11 @@ def _owns_all(producer: ProducerRecord) -> bool:
 
 
 def column_locked(
-    wanted: ProducerRecord, rival: ProducerRecord, remaining_ms: int, info: TableInfo
+    record: ProducerRecord, rival: ProducerRecord, remaining_ms: int, info: TableInfo
 ) -> ColumnLockedError:
     """The error for columns of a producer that was not silent for its TTL."""
     names = {column.id: column.name for column in info.schema.columns}
-    common = wanted.column_ids & rival.column_ids or wanted.column_ids
+    common = record.column_ids & rival.column_ids or record.column_ids
     return ColumnLockedError(
         f"producer {rival.producer_id!r} owns the columns {_names(common, names)} of table "
         f"'{info.path}' for at least {remaining_ms} ms more; write other columns, wait until it is "

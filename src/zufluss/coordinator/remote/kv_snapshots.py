@@ -274,8 +274,8 @@ class KvSnapshots:
         """Delete the files of dropped snapshots, and count the files of the kept ones."""
         await self._remotes.certain(bucket)
         record = self._remotes.get(bucket)
-        kept = [await self.read(bucket, handle) for handle in record.snapshots]
-        in_use = {file for snapshot in kept for file in snapshot.objects}
+        snapshots = [await self.read(bucket, handle) for handle in record.snapshots]
+        in_use = {file for snapshot in snapshots for file in snapshot.objects}
         names = {(file.location_id, file.path) for file in in_use}
         deleted: list[SnapshotHandle] = []
         failure: ZuflussError | None = None
@@ -392,13 +392,13 @@ class KvSnapshots:
     def server_joined(self, server_id: int) -> None:
         """Send a tablet server the offsets from which the changelogs of its buckets are needed."""
         buckets = [bucket for bucket, record in self._remotes.items() if record.snapshots]
-        told = [
+        offsets = [
             replace(offset, replicas=(server_id,))
             for offset in self._offsets(buckets)
             if server_id in offset.replicas
         ]
-        if told:
-            self._tasks.later(self._tablets.notify_kv_snapshot_offset(told))
+        if offsets:
+            self._tasks.later(self._tablets.notify_kv_snapshot_offset(offsets))
 
     def _offsets(self, buckets: Iterable[TableBucket]) -> list[KvSnapshotOffset]:
         return [

@@ -136,8 +136,8 @@ class RemoteService:
                 m.PbKvSnapshot(
                     bucket_id=bucket_id, snapshot_id=each.snapshot_id, log_offset=each.log_offset
                 )
-                for bucket_id, kept in snapshots.items()
-                for each in kept
+                for bucket_id, handles in snapshots.items()
+                for each in handles
             ],
         )
 

@@ -23,8 +23,8 @@ TAIL_SHARE = 8
 
 def successor(prefix: bytes) -> bytes | None:
     """Return the first byte string behind all that begin with `prefix`, None if there is none."""
-    kept = prefix.rstrip(b"\xff")
-    return kept[:-1] + bytes([kept[-1] + 1]) if kept else None
+    head = prefix.rstrip(b"\xff")
+    return head[:-1] + bytes([head[-1] + 1]) if head else None
 
 
 class KeyOrder:

@@ -209,8 +209,8 @@ class SeenKeys:
         while self.count > self._keys_max and self.low < self.high:
             middle = int(self._first[(self.count - 1) // 2])
             self.high = max(self.low, min(middle, self.high - 1))
-            kept = int(np.searchsorted(self._first, self.high, side="right"))
-            self._first, self._second = self._first[:kept], self._second[:kept]
+            end = int(np.searchsorted(self._first, self.high, side="right"))
+            self._first, self._second = self._first[:end], self._second[:end]
 
 
 def _second_hashes(keys: Slices) -> Positions:

@@ -137,9 +137,9 @@ class Database:
         self._rows.close()
 
     def _from(self, after: bytes | None, until: bytes | None) -> tuple[Row | None, Iterator[Any]]:
-        kept = self._places.pop((after, until), None)
-        if kept is not None:
-            return kept
+        iterator = self._places.pop((after, until), None)
+        if iterator is not None:
+            return iterator
         low = None if after is None else after + b"\0"
         following: Iterator[Any] = self._rows.items(from_key=low, read_opt=self._options)
         if until is not None:  # RocksDB has no upper bound in raw mode

@@ -21,6 +21,7 @@ the commit is refused; otherwise the deleted rows would come back.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -118,7 +119,7 @@ class IcebergCommitter:
             io=file_properties(io.properties),
             properties={k: v for k, v in metadata.properties.items() if k != NEWEST_KEY},
             base_snapshot_id=base.snapshot_id if base else None,
-            files={at: found for at, found in files.items() if at[:-1] not in emptied},
+            files={at: live for at, live in files.items() if at[:-1] not in emptied},
         ).to_bytes()
 
     def newest(self) -> CommittedSnapshot | None:
@@ -277,8 +278,8 @@ class IcebergCommitter:
                 with transaction.update_schema() as update:
                     for name in missing:
                         column = self.table.schema.column(name)
-                        made = s.iceberg_type(column.data_type, iter(range(1, 1 << 20)).__next__)
-                        update.add_column(name, made, doc=column.comment)
+                        type_ = s.iceberg_type(column.data_type, itertools.count(1).__next__)
+                        update.add_column(name, type_, doc=column.comment)
                         update.move_before(name, BUCKET_COLUMN)
             if updates:
                 transaction.set_properties(updates)
@@ -309,8 +310,8 @@ def round_change(
 
 def newest_json(snapshot_id: int, properties: Mapping[str, str], now_ms: int) -> str:
     """The table property that names the newest snapshot of ours."""
-    found = {"snapshot": snapshot_id, "timestamp": now_ms, "properties": dict(properties)}
-    return json.dumps(found, separators=(",", ":"))
+    note = {"snapshot": snapshot_id, "timestamp": now_ms, "properties": dict(properties)}
+    return json.dumps(note, separators=(",", ":"))
 
 
 def owned(metadata: TableMetadata, table: TableInfo) -> bool:
@@ -328,8 +329,8 @@ def newest_snapshot(metadata: TableMetadata, table: TableInfo) -> CommittedSnaps
         snapshot = by_id[at]
         summary = snapshot.summary.additional_properties if snapshot.summary else {}
         if summary.get(COMMIT_USER_KEY) == COMMIT_USER and _matches(summary, table):
-            given = {key: v for key, v in summary.items() if not _COUNTED.match(key)}
-            return CommittedSnapshot(at, given, snapshot.timestamp_ms)
+            properties = {key: v for key, v in summary.items() if not _COUNTED.match(key)}
+            return CommittedSnapshot(at, properties, snapshot.timestamp_ms)
         at = snapshot.parent_snapshot_id
     expired = _noted_newest(metadata, table)
     return expired if expired is not None and expired.snapshot_id not in by_id else None
@@ -343,10 +344,10 @@ def check_fence(metadata: TableMetadata, table: TableInfo, expected: int | None)
             "was dropped, nothing was committed"
         )
     newest = newest_snapshot(metadata, table)
-    found = newest.snapshot_id if newest else None
-    if found != expected:
+    actual = newest.snapshot_id if newest else None
+    if actual != expected:
         raise LakeCommitRefusedError(
-            f"the newest tiering snapshot of {table.path} is {found}, not {expected}: another "
+            f"the newest tiering snapshot of {table.path} is {actual}, not {expected}: another "
             "tiering service committed in between, nothing was committed; start a new round"
         )
 
@@ -372,8 +373,8 @@ def _noted_newest(metadata: TableMetadata, table: TableInfo) -> CommittedSnapsho
     text = metadata.properties.get(NEWEST_KEY)
     if text is None:
         return None
-    found = json.loads(text)
-    if not _matches(found["properties"], table):
+    note = json.loads(text)
+    if not _matches(note["properties"], table):
         return None
-    noted = found["snapshot"], found["properties"], found["timestamp"]
+    noted = note["snapshot"], note["properties"], note["timestamp"]
     return CommittedSnapshot(*noted, expired=metadata.snapshot_by_id(noted[0]) is None)

@@ -284,13 +284,13 @@ class Rewriter:
         writer: RollingWriter,
         about: str | None = None,
     ) -> None:
-        for path, size, found in writer.closed:
+        for path, size, statistics in writer.closed:
             written = FileWritten(
                 kind=kind,
                 path=path,
                 size=size,
                 partition=partition,
                 referenced_data_file=about,
-                **found,
+                **statistics,
             )
             self.added.append(written)

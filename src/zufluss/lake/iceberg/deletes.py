@@ -66,10 +66,10 @@ class FileCache:
     def get(self, key: tuple[str, ...], read: Callable[[], pa.Table]) -> pa.Table:
         """The table, read if it is not in the cache."""
         with self._lock:
-            found = self._tables.get(key)
-            if found is not None:
+            table = self._tables.get(key)
+            if table is not None:
                 self._tables.move_to_end(key)
-                return found
+                return table
         table = read()
         self.put(key, table)
         return table

@@ -77,8 +77,8 @@ class WriterHandle:
 
     def narrowed(self, partitions: Iterable[PartitionValues]) -> WriterHandle:
         """The handle with the live files of these buckets only."""
-        kept = {p: self.files[p] for p in partitions if p in self.files}
-        return WriterHandle(**{**_shallow(self), "files": kept})
+        files = {p: self.files[p] for p in partitions if p in self.files}
+        return WriterHandle(**{**_shallow(self), "files": files})
 
     def to_bytes(self) -> bytes:
         """The handle as bytes."""
@@ -91,7 +91,7 @@ class WriterHandle:
     def from_bytes(cls, data: bytes) -> Self:
         """The handle of its bytes."""
         obj = json.loads(zlib.decompress(data))
-        obj["files"] = {tuple(p): tuple(map(_live_in, found)) for p, found in obj["files"]}
+        obj["files"] = {tuple(p): tuple(map(_live_in, files)) for p, files in obj["files"]}
         return cls(**obj)
 
 

@@ -99,8 +99,8 @@ class IcebergMaintenance:
                 if not gone or not _may_remove(lake.metadata):
                     return 0
                 if self._expire(lake, gone):
-                    kept = [s for s in lake.metadata.snapshots if s not in gone]
-                    remove(lake, unreferenced_by_expiry(lake.io, gone, kept))
+                    retained = [s for s in lake.metadata.snapshots if s not in gone]
+                    remove(lake, unreferenced_by_expiry(lake.io, gone, retained))
                     return len(gone)
         raise LakeError(
             f"snapshots of lake table {self.table.path} could not be expired: others committed "
@@ -275,8 +275,8 @@ def _check_untouched(now: Table, files: list[LiveFile]) -> None:
     """`LakeCommitRefusedError` unless all files are live, with the deletes they had."""
     current = {
         file.path: file.deletes
-        for found in live_files(now.io, now.metadata.current_snapshot(), ()).values()
-        for file in found
+        for bucket_files in live_files(now.io, now.metadata.current_snapshot(), ()).values()
+        for file in bucket_files
     }
     touched = [file.path for file in files if current.get(file.path) != file.deletes]
     if touched:

@@ -96,11 +96,11 @@ def list_files(system: fs.FileSystem, directory: str) -> Iterator[ListedFile]:
 def directories(metadata: TableMetadata) -> list[str]:
     """The directories of the table's files, without those outside of its location."""
     location = metadata.location.rstrip("/")
-    told = [
+    locations = [
         metadata.properties.get("write.data.path", f"{location}/data").rstrip("/"),
         metadata.properties.get("write.metadata.path", f"{location}/metadata").rstrip("/"),
     ]
-    return [directory for directory in told if is_inside(directory, location)]
+    return [directory for directory in locations if is_inside(directory, location)]
 
 
 def is_inside(path: str, location: str) -> bool:
@@ -118,8 +118,8 @@ def references(table: Table) -> Iterator[str]:
     metadata = table.metadata
     yield table.metadata_location
     yield from (entry.metadata_file for entry in metadata.metadata_log)
-    for found in (*metadata.statistics, *getattr(metadata, "partition_statistics", ())):
-        yield found.statistics_path
+    for statistics in (*metadata.statistics, *getattr(metadata, "partition_statistics", ())):
+        yield statistics.statistics_path
     yield from (snapshot.manifest_list for snapshot in metadata.snapshots)
     for manifest in _manifests(table.io, metadata.snapshots):
         yield manifest.manifest_path
@@ -136,17 +136,17 @@ def _manifests(io: FileIO, snapshots: Iterable[Snapshot]) -> Iterator[ManifestFi
                 yield manifest
 
 
-def unreferenced_by_expiry(io: FileIO, gone: list[Snapshot], kept: list[Snapshot]) -> set[str]:
+def unreferenced_by_expiry(io: FileIO, gone: list[Snapshot], retained: list[Snapshot]) -> set[str]:
     """Locations that the snapshots in `gone` used and those in `kept` do not."""
-    left = {manifest.manifest_path for manifest in _manifests(io, kept)}
+    left = {manifest.manifest_path for manifest in _manifests(io, retained)}
     doomed = {snapshot.manifest_list for snapshot in gone}
     for manifest in _manifests(io, gone):
         if manifest.manifest_path not in left:
             doomed.add(manifest.manifest_path)
             doomed.update(e.data_file.file_path for e in manifest_entries(io, manifest))
-    for manifest in _manifests(io, kept):
+    for manifest in _manifests(io, retained):
         doomed.difference_update(e.data_file.file_path for e in manifest_entries(io, manifest))
-    return doomed - {snapshot.manifest_list for snapshot in kept}
+    return doomed - {snapshot.manifest_list for snapshot in retained}
 
 
 def remove(table: Table, files: Iterable[str]) -> int:
@@ -167,7 +167,7 @@ def _delete(system: Any, path: str) -> bool:
 
 def sweep(table: Table, older_than_ms: int) -> SweepReport:
     """Remove older files that nothing refers to."""
-    found: dict[str, tuple[fs.FileSystem, int]] = {}
+    candidates: dict[str, tuple[fs.FileSystem, int]] = {}
     described: dict[str, fs.FileSystem] = {}
     looked_at = 0
     for directory in directories(table.metadata):
@@ -175,14 +175,14 @@ def sweep(table: Table, older_than_ms: int) -> SweepReport:
         for file in list_files(system, plain_path(directory)):
             looked_at += 1
             if file.modified_ms < older_than_ms and file.path.endswith(SUFFIXES):
-                found[file.path] = (system, file.size)
+                candidates[file.path] = (system, file.size)
             if file.path.endswith(METADATA_SUFFIXES):
                 described[file.path] = system
     for location in references(table.refresh()):
-        found.pop(plain_path(location), None)
+        candidates.pop(plain_path(location), None)
         described.pop(plain_path(location), None)
     _check_alone(table, described)
-    removed = {path: size for path, (system, size) in found.items() if _delete(system, path)}
+    removed = {path: size for path, (system, size) in candidates.items() if _delete(system, path)}
     return SweepReport(looked_at, len(removed), sum(removed.values()))
 
 

@@ -83,10 +83,10 @@ def _type(kind: Any) -> pa.DataType:
 def _primitive(kind: str) -> pa.DataType:
     if kind in _PRIMITIVE:
         return _PRIMITIVE[kind]
-    if found := _FIXED.fullmatch(kind):
-        return pa.binary(int(found[1]))
-    if found := _DECIMAL.fullmatch(kind):
-        return pa.decimal128(int(found[1]), int(found[2]))
+    if match := _FIXED.fullmatch(kind):
+        return pa.binary(int(match[1]))
+    if match := _DECIMAL.fullmatch(kind):
+        return pa.decimal128(int(match[1]), int(match[2]))
     raise LakeTableError(
         f"the lake table has a column of Iceberg type {kind!r}, which is not known here; "
         f"known are {', '.join(_PRIMITIVE)}, fixed[n] and decimal(p, s)"
@@ -203,13 +203,13 @@ def convert_table(table: pa.Table, schema: pa.Schema) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=schema)
 
 
-def columns_in_file(file: pa.Schema, wanted: pa.Schema) -> dict[str, str]:
+def columns_in_file(file: pa.Schema, schema: pa.Schema) -> dict[str, str]:
     """The names that fields of `wanted` have in a file; those it lacks are left out."""
     by_id = {field_id(field): field.name for field in file}
     if set(by_id) == {None}:
         names = set(file.names)
-        return {field.name: field.name for field in wanted if field.name in names}
-    ids = {field.name: field_id(field) for field in wanted}
+        return {field.name: field.name for field in schema if field.name in names}
+    ids = {field.name: field_id(field) for field in schema}
     return {name: by_id[id] for name, id in ids.items() if id is not None and id in by_id}
 
 

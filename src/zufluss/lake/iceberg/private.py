@@ -128,18 +128,18 @@ class _EntryCache:
 
     def get(self, io: FileIO, manifest: ManifestFile) -> tuple[ManifestEntry, ...]:
         with self._lock:
-            found = self._found.get(manifest.manifest_path)
-            if found is not None:
+            entries = self._found.get(manifest.manifest_path)
+            if entries is not None:
                 self._found.move_to_end(manifest.manifest_path)
-                return found
-        found = tuple(manifest.fetch_manifest_entry(io))
+                return entries
+        entries = tuple(manifest.fetch_manifest_entry(io))
         with self._lock:
             if manifest.manifest_path not in self._found:
-                self._found[manifest.manifest_path] = found
-                self._entries += len(found)
+                self._found[manifest.manifest_path] = entries
+                self._entries += len(entries)
             while self._entries > CACHED_ENTRIES_MAX and len(self._found) > 1:
                 self._entries -= len(self._found.popitem(last=False)[1])
-        return found
+        return entries
 
 
 _entries = _EntryCache()
@@ -304,10 +304,10 @@ class SnapshotBuilder:
 
     def _write_added(self, table: Table) -> list[ManifestFile]:
         spec_id = table.metadata.default_spec_id
-        made = [data_file(written, spec_id) for written in self.change.added]
+        added = [data_file(written, spec_id) for written in self.change.added]
         out = []
         for content in (DataFileContent.DATA, DataFileContent.POSITION_DELETES):
-            files = [file for file in made if file.content == content]
+            files = [file for file in added if file.content == content]
             if files:
                 add = [_added_entry(self.snapshot_id, file) for file in files]
                 out.append(self._write(table, spec_id, content == DataFileContent.DATA, add))
@@ -336,9 +336,9 @@ class SnapshotBuilder:
         self, table: Table, like: ManifestFile, entries: Iterable[ManifestEntry]
     ) -> ManifestFile:
         data = like.content == ManifestContent.DATA
-        made = self._write(table, like.partition_spec_id, data, entries)
-        self._kept.append(made.manifest_path)
-        return made
+        manifest = self._write(table, like.partition_spec_id, data, entries)
+        self._kept.append(manifest.manifest_path)
+        return manifest
 
     def _write_list(
         self, table: Table, parent: Snapshot | None, manifests: list[ManifestFile]
@@ -434,9 +434,9 @@ def delete_old_metadata(io: FileIO, before: TableMetadata, after: TableMetadata)
     """Delete metadata files that left the metadata log with this commit, if the table says so."""
     if after.properties.get("write.metadata.delete-after-commit.enabled", "").lower() != "true":
         return
-    kept = {log.metadata_file for log in after.metadata_log}
+    retained = {log.metadata_file for log in after.metadata_log}
     for log in before.metadata_log:
-        if log.metadata_file not in kept:
+        if log.metadata_file not in retained:
             delete_quietly(io, log.metadata_file)
 
 

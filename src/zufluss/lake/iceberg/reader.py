@@ -85,24 +85,24 @@ class IcebergReader:
     ) -> LakeScan:
         """The files of a snapshot, without those that certainly have no matching row."""
         self._see(snapshot_id)
-        wanted = None
+        chosen = None
         if partitions is not None and self._table.is_partitioned:
-            wanted = partitions_values(self._table, partitions)
+            chosen = partitions_values(self._table, partitions)
         unwanted = partitions_values(self._table, without)
         scan = self._lake.scan(row_filter=self._pruning(filter), snapshot_id=snapshot_id)
-        found = []
+        files = []
         try:
             for task in scan.plan_files():
                 file = task.file
                 values = tuple(file.partition[i] for i in range(len(file.partition) - 1))
-                if values not in unwanted and (wanted is None or values in wanted):
-                    found.append(_lake_file(task))
+                if values not in unwanted and (chosen is None or values in chosen):
+                    files.append(_lake_file(task))
         except ValueError as problem:
             raise LakeTableError(
                 f"snapshot {snapshot_id} of lake table {self._table.path} cannot be planned: "
                 f"{problem}. Tables with equality deletes must be compacted by their writer"
             ) from problem
-        return LakeScan(snapshot_id, tuple(found))
+        return LakeScan(snapshot_id, tuple(files))
 
     def read(self, scan: LakeScan, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Live rows of the planned files."""
@@ -112,7 +112,7 @@ class IcebergReader:
         threads = min(THREADS_MAX, os.cpu_count() or 1)
         pool = ThreadPoolExecutor(threads, thread_name_prefix="zufluss-lake-read")
         try:
-            groups = (g for found in _ahead(pool, self._row_groups, scan.files) for g in found)
+            groups = (g for part in _ahead(pool, self._row_groups, scan.files) for g in part)
             for table in _ahead(pool, lambda group: self._read(group, known, target), groups):
                 yield from table.to_batches(max_chunksize=BATCH_ROWS)
         finally:

@@ -198,18 +198,18 @@ def has_bucket_transform(table: TableInfo) -> bool:
 
 def partition_spec(table: TableInfo, schema: Schema) -> PartitionSpec:
     """The partition spec of a lake table with this schema."""
-    wanted: list[tuple[str, str, Transform[Any, Any]]] = [
+    fields: list[tuple[str, str, Transform[Any, Any]]] = [
         (key, key, IdentityTransform()) for key in table.partition_keys
     ]
     if has_bucket_transform(table):
         key = table.bucket_keys[0]
-        wanted.append((key, f"{key}_bucket", BucketTransform(table.bucket_count)))
+        fields.append((key, f"{key}_bucket", BucketTransform(table.bucket_count)))
     else:
-        wanted.append((BUCKET_COLUMN, BUCKET_COLUMN, IdentityTransform()))
+        fields.append((BUCKET_COLUMN, BUCKET_COLUMN, IdentityTransform()))
     return PartitionSpec(
         *(
             PartitionField(schema.find_field(column).field_id, 1000 + i, transform, name)
-            for i, (column, name, transform) in enumerate(wanted)
+            for i, (column, name, transform) in enumerate(fields)
         ),
         spec_id=0,
     )
@@ -304,30 +304,30 @@ def _no_identifier(data_type: t.DataType) -> str | None:
 
 def missing_columns(table: TableInfo, metadata: TableMetadata) -> list[str]:
     """Columns to add to the lake table; `LakeTableError` if it was changed and does not fit."""
-    found = {field.name: field for field in metadata.schema().fields}
-    wanted = {field.name: field for field in iceberg_schema(table).fields}
+    lake_fields = {field.name: field for field in metadata.schema().fields}
+    fields = {field.name: field for field in iceberg_schema(table).fields}
     earlier = {field.name for schema in metadata.schemas for field in schema.fields}
     missing = []
-    for name, field in wanted.items():
-        if name in found:
-            _check_field(table, found[name], field)
+    for name, field in fields.items():
+        if name in lake_fields:
+            _check_field(table, lake_fields[name], field)
         elif name in earlier or name in SYSTEM_COLUMNS:
             raise _changed(table, name, "was dropped or renamed", "rename it back")
         else:
             missing.append(name)
-    for name, field in found.items():
-        if name not in wanted and field.required:
+    for name, field in lake_fields.items():
+        if name not in fields and field.required:
             raise _changed(table, name, "was added as required", "make it optional")
     _check_spec(table, metadata)
     return missing
 
 
-def _check_field(table: TableInfo, found: NestedField, wanted: NestedField) -> None:
-    if not same_type(found.field_type, wanted.field_type):
-        how = f"is {found.field_type} instead of {wanted.field_type}"
-        raise _changed(table, found.name, how, "change the type back")
-    if found.required and not wanted.required:
-        raise _changed(table, found.name, "was made required", "make it optional again")
+def _check_field(table: TableInfo, lake_field: NestedField, expected: NestedField) -> None:
+    if not same_type(lake_field.field_type, expected.field_type):
+        how = f"is {lake_field.field_type} instead of {expected.field_type}"
+        raise _changed(table, lake_field.name, how, "change the type back")
+    if lake_field.required and not expected.required:
+        raise _changed(table, lake_field.name, "was made required", "make it optional again")
 
 
 def _check_spec(table: TableInfo, metadata: TableMetadata) -> None:
@@ -337,10 +337,10 @@ def _check_spec(table: TableInfo, metadata: TableMetadata) -> None:
             f"what can be written: restore it from an older metadata file, or {_AFRESH}"
         )
     schema = metadata.schema()
-    wanted = partition_spec(table, schema)
-    if not wanted.compatible_with(metadata.spec()):
+    expected = partition_spec(table, schema)
+    if not expected.compatible_with(metadata.spec()):
         raise LakeTableError(
-            f"lake table {table.path} is partitioned by {metadata.spec()}, not by {wanted}; its "
+            f"lake table {table.path} is partitioned by {metadata.spec()}, not by {expected}; its "
             f"partition spec was changed from outside: change it back, or {_AFRESH}"
         )
 
@@ -364,20 +364,20 @@ def same_type(a: IcebergType, b: IcebergType) -> bool:
     )
 
 
-def _inner(found: IcebergType) -> Iterator[tuple[str, bool, IcebergType]]:
+def _inner(iceberg: IcebergType) -> Iterator[tuple[str, bool, IcebergType]]:
     """Name, required flag and type of each direct child of a type."""
-    if isinstance(found, StructType):
-        yield from ((f.name, f.required, f.field_type) for f in found.fields)
-    elif isinstance(found, ListType):
-        yield "element", found.element_required, found.element_type
-    elif isinstance(found, MapType):
-        yield "key", True, found.key_type
-        yield "value", found.value_required, found.value_type
+    if isinstance(iceberg, StructType):
+        yield from ((f.name, f.required, f.field_type) for f in iceberg.fields)
+    elif isinstance(iceberg, ListType):
+        yield "element", iceberg.element_required, iceberg.element_type
+    elif isinstance(iceberg, MapType):
+        yield "key", True, iceberg.key_type
+        yield "value", iceberg.value_required, iceberg.value_type
 
 
 def changed_properties(table: TableInfo, now: Mapping[str, str]) -> tuple[dict[str, str], set[str]]:
     """The properties to set and to remove, so that the lake table follows the table."""
-    wanted = followed_properties(table)
-    updates = {key: value for key, value in wanted.items() if now.get(key) != value}
-    removals = {key for key in now if key.startswith(FLUSS_PREFIX) and key not in wanted}
+    followed = followed_properties(table)
+    updates = {key: value for key, value in followed.items() if now.get(key) != value}
+    removals = {key for key in now if key.startswith(FLUSS_PREFIX) and key not in followed}
     return updates, removals

@@ -85,12 +85,12 @@ def _add_column(
     id = field_id(field)
     assert id is not None, f"column {field.name} was written without a field id"
     out["column_sizes"][id] = sum(chunk.total_compressed_size for chunk in chunks)
-    found = [chunk.statistics for chunk in chunks]
-    if repeated or mode == "none" or any(s is None or not s.has_null_count for s in found):
+    statistics = [chunk.statistics for chunk in chunks]
+    if repeated or mode == "none" or any(s is None or not s.has_null_count for s in statistics):
         return
     out["value_counts"][id] = sum(chunk.num_values for chunk in chunks)
-    out["null_counts"][id] = sum(s.null_count for s in found)
-    valued = [s for s in found if s.num_values]
+    out["null_counts"][id] = sum(s.null_count for s in statistics)
+    valued = [s for s in statistics if s.num_values]
     if mode == "counts" or not valued or not all(s.has_min_max for s in valued):
         return
     low, high = min(s.min_raw for s in valued), max(s.max_raw for s in valued)

@@ -95,9 +95,9 @@ class IcebergWriter:
             self._rows.add(batch)
         self._rows.close()
         start = 0
-        for path, _, found in self._rows.closed:
-            lookup.remember(path, new.slice(start, found["records"]))
-            start += found["records"]
+        for path, _, statistics in self._rows.closed:
+            lookup.remember(path, new.slice(start, statistics["records"]))
+            start += statistics["records"]
 
     def complete(self) -> IcebergWriteResult:
         """Close the files and make them durable; returns a description of them."""
@@ -186,8 +186,8 @@ class RollingWriter:
         size = sink.tell()
         sink.close()
         self._open = None
-        found = file_statistics(writer.writer.metadata, self._schema, self._properties)
-        self.closed.append(ClosedFile(path, size, found))
+        statistics = file_statistics(writer.writer.metadata, self._schema, self._properties)
+        self.closed.append(ClosedFile(path, size, statistics))
 
     def abort(self) -> None:
         """Remove all files."""

@@ -225,12 +225,12 @@ class Aggregator:
         """Drop updates that change nothing."""
         final, index = np.empty(len(old), np.int64), np.empty(plan.results, np.int64)
         kinds = plan.kinds
-        kept = settle(group, plan.at, kinds, plan.keep, old, final, index)
-        if kept < plan.results:
-            index = index[:kept]
+        count = settle(group, plan.at, kinds, plan.keep, old, final, index)
+        if count < plan.results:
+            index = index[:count]
             rows, kinds, came = self.taken(rows, index), kinds[index], came[index]
         self._check_size(rows)
-        return FoldedBatch(kinds[:kept], self._codec.completed(rows), final, came, plan.inserts)
+        return FoldedBatch(kinds[:count], self._codec.completed(rows), final, came, plan.inserts)
 
     def taken(self, rows: LocatedRows, index: Positions) -> LocatedRows:
         """Return the rows that `index` lists, in its order."""

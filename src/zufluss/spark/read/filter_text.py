@@ -90,10 +90,10 @@ class _FilterParser:
     def here(self) -> tuple[str, str]:
         return self._tokens[self._at] if self._at < len(self._tokens) else _END
 
-    def strange(self, wanted: str) -> InvalidPredicateError:
+    def strange(self, expected: str) -> InvalidPredicateError:
         shown = "the end" if self.here == _END else repr(self.here[1])
         return InvalidPredicateError(
-            f"filter {self._text!r:.200}: expected {wanted}, found {shown:.60}"
+            f"filter {self._text!r:.200}: expected {expected}, found {shown:.60}"
         )
 
     def _take(self, *words: str) -> str | None:

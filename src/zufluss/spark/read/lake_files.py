@@ -82,13 +82,13 @@ def _without_deletes(
     rows = _read(spark, [file.path for file in files], schema)
     numbers = {same_path(file.path): at for at, file in enumerate(files)}
     uris = _numbered(spark, {uri: numbers[name] for uri, name in _uris(rows, numbers).items()})
-    kept = [F.col(quoted(name)) for name in schema.names]
+    columns = [F.col(quoted(name)) for name in schema.names]
     about = [F.col("_metadata.file_path").alias(_URI), F.col("_metadata.row_index").alias(_KEY)]
-    placed = rows.select(*kept, *about).join(F.broadcast(uris), _URI, "left")
+    placed = rows.select(*columns, *about).join(F.broadcast(uris), _URI, "left")
     unknown = F.concat(F.lit("deletes cannot be applied to file "), F.col(_URI))
     number = F.coalesce(F.col(_NUMBER), F.raise_error(unknown).cast("bigint"))
-    keyed = placed.select(*kept, _row_key(number, F.col(_KEY)).alias(_KEY))
-    return keyed.join(_deleted(spark, files), _KEY, "left_anti").select(*kept)
+    keyed = placed.select(*columns, _row_key(number, F.col(_KEY)).alias(_KEY))
+    return keyed.join(_deleted(spark, files), _KEY, "left_anti").select(*columns)
 
 
 def _uris(rows: DataFrame, numbers: dict[str, int]) -> dict[str, str]:

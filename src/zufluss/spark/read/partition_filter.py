@@ -40,7 +40,7 @@ def possible_partitions(
     strange = [pc.filter(rows[""], values.is_null()) for values in columns.values()]
     for part in parts:
         rows = rows.filter(part.to_arrow(info.schema))
-    return {name for found in (rows[""], *strange) for name in found.to_pylist()}
+    return {name for column in (rows[""], *strange) for name in column.to_pylist()}
 
 
 def _joined(filter: Expression | None) -> tuple[Expression, ...]:

@@ -64,12 +64,12 @@ async def pin_states(
     return [*(pins[place.bucket] for place in few), *rest]
 
 
-def _taken_out(plans: list[_PinnedPlan], table_id: int, wanted: int) -> list[_PinnedPlan]:
+def _taken_out(plans: list[_PinnedPlan], table_id: int, pin_count: int) -> list[_PinnedPlan]:
     """Remove the plans that must make room for a new plan of a table with `wanted` pins."""
     same = [plan for plan in plans if plan.table_id == table_id]
     out = same[: max(0, len(same) + 1 - PLANS_KEPT)]
-    kept = [plan for plan in plans if plan not in out]
-    while kept and sum(plan.count for plan in kept) + wanted > PINS_MAX:
-        out.append(kept.pop(0))
-    plans[:] = kept
+    staying = [plan for plan in plans if plan not in out]
+    while staying and sum(plan.count for plan in staying) + pin_count > PINS_MAX:
+        out.append(staying.pop(0))
+    plans[:] = staying
     return out

@@ -218,16 +218,16 @@ def _check_names(schema: Schema, info: TableInfo) -> None:
         )
 
 
-def chosen_schema(info: TableInfo, whole: StructType, wanted: tuple[str, ...]) -> StructType:
+def chosen_schema(info: TableInfo, whole: StructType, names: tuple[str, ...]) -> StructType:
     """The columns asked for, in that order."""
     from pyspark.sql.types import StructType
 
-    unknown = [name for name in wanted if name not in whole.names]
+    unknown = [name for name in names if name not in whole.names]
     if unknown:
         raise InvalidColumnProjectionError(
             f"table {info.path} has no column {unknown[0]!r}; it has {', '.join(whole.names)}"
         )
-    twice = [name for at, name in enumerate(wanted) if name in wanted[:at]]
+    twice = [name for at, name in enumerate(names) if name in names[:at]]
     if twice:
         raise InvalidColumnProjectionError(f"table {info.path}: column {twice[0]!r} is named twice")
-    return StructType([whole[name] for name in wanted])
+    return StructType([whole[name] for name in names])

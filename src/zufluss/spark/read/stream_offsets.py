@@ -70,14 +70,14 @@ class StreamOffset:
         }
 
     @classmethod
-    def of(cls, found: Mapping[str, Any], info: TableInfo) -> StreamOffset:
+    def of(cls, document: Mapping[str, Any], info: TableInfo) -> StreamOffset:
         """The offset of a checkpoint. Raises an error if it is of another table or version."""
-        if found.get("version") != VERSION:
+        if document.get("version") != VERSION:
             raise ZuflussError(
-                f"the checkpoint of this query has offsets of version {found.get('version')!r}, "
+                f"the checkpoint of this query has offsets of version {document.get('version')!r}, "
                 f"this release reads version {VERSION}; go on with the release that wrote it"
             )
-        table_id = int(found["table_id"])
+        table_id = int(document["table_id"])
         if table_id != info.table_id:
             raise TableNotExistError(
                 f"the checkpoint of this query is of another table {info.path} (id {table_id}), "
@@ -86,13 +86,13 @@ class StreamOffset:
             )
         return cls(
             table_id,
-            found["phase"],
-            {_bucket(table_id, key): int(at) for key, at in found["buckets"].items()},
-            {int(key): name for key, name in found["partitions"].items()},
-            {_bucket(table_id, key): int(at) for key, at in found["starts"].items()},
-            found["state"],
-            found["lake"],
-            tuple(found["fresh"]),
+            document["phase"],
+            {_bucket(table_id, key): int(at) for key, at in document["buckets"].items()},
+            {int(key): name for key, name in document["partitions"].items()},
+            {_bucket(table_id, key): int(at) for key, at in document["starts"].items()},
+            document["state"],
+            document["lake"],
+            tuple(document["fresh"]),
         )
 
 

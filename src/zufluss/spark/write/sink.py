@@ -147,18 +147,18 @@ def _check_txn_id(txn_id: str | None, info: TableInfo) -> None:
         ) from None
 
 
-def _columns(info: TableInfo, wanted: Sequence[str] | None) -> tuple[str, ...]:
+def _columns(info: TableInfo, names: Sequence[str] | None) -> tuple[str, ...]:
     if info.has_primary_key:
-        return target_columns(info, wanted)
+        return target_columns(info, names)
     return tuple(info.schema.names)
 
 
 def check_schema(
-    info: TableInfo, columns: Sequence[str], given: StructType, change_column: str | None
+    info: TableInfo, columns: Sequence[str], schema: StructType, change_column: str | None
 ) -> None:
     """Raise `ColumnMismatchError` unless rows of the schema can be written to these columns."""
-    fields = {field.name: field.dataType for field in given.fields}
-    if len(fields) < len(given.fields):
+    fields = {field.name: field.dataType for field in schema.fields}
+    if len(fields) < len(schema.fields):
         raise ColumnMismatchError(f"a column name occurs twice in the rows for table {info.path}")
     if change_column is not None:
         _check_change_column(info, fields.pop(change_column, None), change_column)
@@ -198,9 +198,9 @@ def _check_change_column(info: TableInfo, of: DataType | None, name: str) -> Non
         )
 
 
-def _check_type(info: TableInfo, column: Column, given: DataType) -> None:
-    expected, actual = spark_type(column.data_type).simpleString(), given.simpleString()
-    if expected == actual or _is_wider(spark_type(column.data_type), given):
+def _check_type(info: TableInfo, column: Column, data_type: DataType) -> None:
+    expected, actual = spark_type(column.data_type).simpleString(), data_type.simpleString()
+    if expected == actual or _is_wider(spark_type(column.data_type), data_type):
         return
     if actual == "void":
         if column.data_type.nullable:
@@ -212,14 +212,14 @@ def _check_type(info: TableInfo, column: Column, given: DataType) -> None:
     )
 
 
-def _is_wider(wanted: DataType, given: DataType) -> bool:
+def _is_wider(wide: DataType, narrow: DataType) -> bool:
     """Whether a type has all values of another one."""
     from pyspark.sql.types import DecimalType
 
-    if isinstance(wanted, DecimalType) and isinstance(given, DecimalType):
-        digits = wanted.precision - wanted.scale >= given.precision - given.scale
-        return bool(digits and wanted.scale >= given.scale)
-    names = (given.simpleString(), wanted.simpleString())
+    if isinstance(wide, DecimalType) and isinstance(narrow, DecimalType):
+        digits = wide.precision - wide.scale >= narrow.precision - narrow.scale
+        return bool(digits and wide.scale >= narrow.scale)
+    names = (narrow.simpleString(), wide.simpleString())
     return any(
         row.index(names[0]) < row.index(names[1])
         for row in _WIDER

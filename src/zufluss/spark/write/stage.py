@@ -74,13 +74,13 @@ class Stage:
         return _StoredRows(rows.schema, start, self._file.tell() - start)
 
     def __iter__(self) -> Iterator[Change]:
-        kept = None if self._last is None else self._last.found()
+        mask = None if self._last is None else self._last.found()
         at = 0
         for delete, run in self._runs:
             rows = self._read(run) if isinstance(run, _StoredRows) else run
             end = at + rows.num_rows
-            if kept is not None:
-                rows = rows.filter(pa.array(kept[at:end]))
+            if mask is not None:
+                rows = rows.filter(pa.array(mask[at:end]))
             at = end
             if rows.num_rows:
                 yield delete, rows

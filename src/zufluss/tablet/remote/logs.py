@@ -81,14 +81,14 @@ class RemoteLogRunner:
         """Whether logs are copied: locations are configured and the interval is not 0."""
         return self.interval > 0 and self._storage.locations.explicit
 
-    def adopt(self, replica: Replica, told: BucketRemote) -> None:
+    def adopt(self, replica: Replica, bucket_remote: BucketRemote) -> None:
         """Give a bucket that was opened its remote log, whose manifest is read soon.
 
         `told` is what the coordinator knows of the remote log.
         """
-        remote = self._remote_log(replica, has_files=told.manifest_path is not None)
+        remote = self._remote_log(replica, has_files=bucket_remote.manifest_path is not None)
         if remote is not None and not remote.loaded:
-            take_note(remote, told)
+            take_note(remote, bucket_remote)
             if remote.manifest_file is None:
                 remote.take_over(remote.manifest, None)
             else:

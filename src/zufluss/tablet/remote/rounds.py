@@ -100,15 +100,15 @@ def _leaving(storage: RemoteStorage) -> set[int]:
     return {x.location_id for x in locations if x.state is not AdminState.ACTIVE}
 
 
-def take_note(remote: RemoteLog, told: BucketRemote) -> None:
+def take_note(remote: RemoteLog, bucket_remote: BucketRemote) -> None:
     """Note in a remote log what the coordinator knows of it."""
-    if told.manifest_path is None or told.manifest_location is None:
+    if bucket_remote.manifest_path is None or bucket_remote.manifest_location is None:
         remote.told(None, 0, 0)
     else:
         remote.told(
-            (told.manifest_location, told.manifest_path),
-            told.remote_start_offset or 0,
-            told.remote_end_offset or 0,
+            (bucket_remote.manifest_location, bucket_remote.manifest_path),
+            bucket_remote.remote_start_offset or 0,
+            bucket_remote.remote_end_offset or 0,
         )
 
 

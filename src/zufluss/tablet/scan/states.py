@@ -245,11 +245,11 @@ class PinStates:
         return await self._made(replica, self._find(replica, log_offset), REBUILT_SECONDS)
 
     async def _made(
-        self, replica: Replica, work: Coroutine[Any, Any, PinnedState], kept: float = 0
+        self, replica: Replica, work: Coroutine[Any, Any, PinnedState], keep_seconds: float = 0
     ) -> PinnedState:
         """Make a state in a task of its own, which also ends well if the caller is cancelled.
 
-        Then the state is kept for `kept` seconds, for a caller that asks again, and released.
+        Then the state is kept for `keep_seconds`, for a caller that asks again, and released.
         `KvScanBusyError` if too many states are being made.
         """
         if len(self._making) >= self._making_max:
@@ -266,12 +266,12 @@ class PinStates:
         except asyncio.CancelledError:
             if task.cancelled():
                 raise _stopped(replica.bucket) from None
-            task.add_done_callback(partial(self._nobody_came, kept))
+            task.add_done_callback(partial(self._nobody_came, keep_seconds))
             raise
 
-    def _nobody_came(self, kept: float, task: asyncio.Task[PinnedState]) -> None:
+    def _nobody_came(self, keep_seconds: float, task: asyncio.Task[PinnedState]) -> None:
         if not task.cancelled() and task.exception() is None:
-            self._tasks.spawn(_release_after(kept, task.result()))
+            self._tasks.spawn(_release_after(keep_seconds, task.result()))
 
     async def _open(self, replica: Replica) -> PinnedState:
         store, bucket = replica.tablet.store, replica.bucket
