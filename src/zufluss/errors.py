@@ -147,6 +147,32 @@ class ZuflussError(Exception):
         return f"{self.code.name} ({self.code.value}): {self.message}"
 
 
+def reason_of(problem: object) -> str:
+    """An exception in words; some exceptions of Python have none."""
+    return problem.message if isinstance(problem, ZuflussError) else str(problem) or repr(problem)
+
+
+def refusal_of(problem: Exception) -> ZuflussError:
+    """The answer to a request that a shortage stopped before it changed anything.
+
+    Memory and descriptors come back, so these refusals are retriable. Everything else is a defect
+    of the server, which its log explains.
+    """
+    if isinstance(problem, ZuflussError):
+        return problem
+    if isinstance(problem, MemoryError):
+        return ZuflussError(
+            "the server has no memory for this request at present; try again later, or with less",
+            code=ErrorCode.STORAGE_BACKPRESSURE_EXCEPTION,
+        )
+    if isinstance(problem, OSError) and problem.errno is not None:
+        return ZuflussError(
+            f"the server could not use a file ({problem.strerror}); try again later",
+            code=ErrorCode.STORAGE_EXCEPTION,
+        )
+    return ZuflussError("internal server error", code=ErrorCode.UNKNOWN_SERVER_ERROR)
+
+
 class ConfigError(ZuflussError, ValueError, code=ErrorCode.INVALID_CONFIG_EXCEPTION):
     """A configuration key or table property is unknown or has a value that is not allowed."""
 

@@ -351,23 +351,7 @@ class FailingFiles(SilentFiles):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
-async def test_a_failed_sync_of_the_commit_log_is_never_acknowledged(tmp_path: Path) -> None:
-    files = FailingFiles()
-    server = Server(tmp_path, files)
-    server.append()
-    files.failing = "commit-"
-    server.sync()
-    assert (server.durable, server.failures) == ([], [server.log()])
-    files.failing = None
-    with pytest.raises(LogStorageError, match="restart"):
-        server.append()
-    server.append(SECOND)
-    server.sync()
-    assert server.durable == []
-    assert server.failures == [server.log(), server.log(SECOND)]
-
-
-async def test_who_gathered_behind_a_failed_sync_of_the_commit_log_learns_it_at_once(
+async def test_entries_that_the_commit_log_does_not_take_are_synced_in_their_segments(
     tmp_path: Path,
 ) -> None:
     files = FailingFiles()
@@ -377,7 +361,45 @@ async def test_who_gathered_behind_a_failed_sync_of_the_commit_log_learns_it_at_
     server.append(SECOND)
     files.failing = "commit-"
     server.commit_worker.run()
-    assert (server.durable, server.failures) == ([], [server.log(), server.log(SECOND)])
+    assert sorted(server.durable) == [(FIRST, 2), (SECOND, 2)]
+    assert server.failures == []
+    assert server.log().segments[0].synced == server.log().segments[0].size
+
+
+async def test_a_commit_file_that_failed_is_replaced_when_nobody_needs_it(tmp_path: Path) -> None:
+    files = FailingFiles()
+    server = Server(tmp_path, files)
+    server.append()
+    server.sync()
+    files.failing = "commit-"
+    server.append()
+    server.sync()
+    assert server.durable == [(FIRST, 2), (FIRST, 4)]
+    files.failing = None
+    server.flush_worker.run()
+    assert [p.name for p in (tmp_path / COMMIT_DIRECTORY).iterdir()] == ["commit-1.log"]
+    server.append()
+    server.sync()
+    entries, _ = read_commit_log(tmp_path / COMMIT_DIRECTORY)
+    assert [offsets(bytes(e.batches)) for e in entries[(1, -1, 0)]] == [[(4, 2)]]
+
+
+async def test_a_failed_sync_of_commit_log_and_segments_is_never_acknowledged(
+    tmp_path: Path,
+) -> None:
+    files = FailingFiles()
+    server = Server(tmp_path, files)
+    server.append()
+    server.append(SECOND)
+    files.failing = ""
+    server.sync()
+    assert server.durable == []
+    assert set(server.failures) == {server.log(), server.log(SECOND)}
+    files.failing = None
+    with pytest.raises(LogStorageError, match="opens it again"):
+        server.append()
+    server.sync()
+    assert server.durable == []
 
 
 async def test_a_failed_sync_of_a_segment_concerns_its_log_only(tmp_path: Path) -> None:

@@ -392,7 +392,7 @@ def test_a_failed_log_takes_no_writes_and_still_reads(tmp_path: Path) -> None:
     log = open_log(tmp_path)
     append(log, batch())
     log.fail(OSError(errno.EIO, "sync failed"))
-    with pytest.raises(LogStorageError, match="restart"):
+    with pytest.raises(LogStorageError, match="opens it again"):
         append(log, batch())
     assert len(offsets(read_all(log))) == 1
 

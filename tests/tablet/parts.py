@@ -83,6 +83,7 @@ class Parts:
             lambda: NOW_MS,
             opened=(lambda replica: self.events.append("opened"),),
             closed=(self._closed,),
+            failed=lambda replica: self.events.append("failed"),
         )
 
     def _closed(self, replica: Replica) -> None:

@@ -72,7 +72,7 @@ async def test_the_directory_says_why_a_bucket_is_not_there(tmp_path: Path) -> N
     async with parts(tmp_path, SCHEMA) as log_table:
         buckets = log_table.buckets
         (assignment,) = assignments(buckets.image, 1)
-        buckets.refuse(assignment, OSError("the disk is gone"))
+        buckets.refuse(assignment, OSError("the disk is gone"), 0)
         with pytest.raises(LogStorageError, match="the disk is gone"):
             buckets.replica(TABLE, None, 0)
         replica = await log_table.open()

@@ -12,7 +12,7 @@ back.
 
 A tablet is one step ahead of its log: it knows the offsets and the writers' sequences of batches
 that the loop has yet to append. That is sound because nobody else appends to this log, and because
-a failed append ends the bucket until the next start, which uses the log alone:
+after a failed append the bucket is opened again, from the log alone:
 
     state = flushed state in RocksDB + replay of the changelog from its offset
 
@@ -168,26 +168,26 @@ class KvTablet:
         changes: Changes,
         now_ms: int,
     ) -> None:
-        """Write the new state. A failure from here on ends the bucket: `failure` is set."""
+        """Write the new state. A failure from here on fails the bucket: `failure` is set."""
         base = self._next_offset
         groups, values, more_rows = new
         try:
             self.store.put(keys.take(groups), hashes[groups], values, base)
+            self._next_offset = base + changes.offsets
+            self._last_timestamp = now_ms
+            batch = None
+            if changes.writer_id >= 0:
+                end = self._next_offset
+                batch = SettledBatch(changes.writer_id, changes.sequence, base, end, now_ms)
+                self._writers.record(*batch)
+            self._count(more_rows, batch)
         except BaseException as e:
             self.failure = ZuflussError(
-                f"{self.table.info.path}: a write may be half applied ({e}); the bucket takes no "
-                "more writes until the server is restarted",
+                f"{self.table.info.path}: a write may be half applied ({e!r}); the server opens "
+                "the bucket again from its log, try again later",
                 code=ErrorCode.KV_STORAGE_EXCEPTION,
             )
             raise self.failure from e
-        self._next_offset = base + changes.offsets
-        self._last_timestamp = now_ms
-        batch = None
-        if changes.writer_id >= 0:
-            end = self._next_offset
-            batch = SettledBatch(changes.writer_id, changes.sequence, base, end, now_ms)
-            self._writers.record(*batch)
-        self._count(more_rows, batch)
 
     def _count(self, more_rows: int, batch: SettledBatch | None = None) -> None:
         self._rows += more_rows

@@ -11,20 +11,24 @@ When the file in use is full, the next free one takes over and the flusher makes
 entries in the full one durable in their own files; then it is free again. If none is free, groups
 go without the commit log and sync the segment files: slower, never wrong.
 
-A failed sync is final. The logs whose entries were in the group take no more writes; if it was the
-commit log itself that failed, that goes for every log that commits afterwards. A full file whose
-logs could not all be synced is never used again: it may hold their only durable copy.
+A failed sync of a segment is final for its log: the log takes no more writes and is opened again
+by its owner. When the commit log itself fails, its file is given up and the group is made durable
+in the segment files instead. A file that could not be opened (no descriptors are left) is no failed
+sync: the entries go on waiting, and the next group tries again. A commit file is used again, or
+removed if it was given up, once no log needs it: each is durable in its own files, deleted, or
+opened again (`forget`).
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import structlog
 
-from zufluss.errors import LogStorageError
 from zufluss.log.commit_log import (
     ENTRY_LENGTH,
     GROUP_HEADER,
@@ -35,9 +39,9 @@ from zufluss.log.commit_log import (
     write_group,
 )
 from zufluss.log.files import Files
-from zufluss.log.flush import LogFlusher, OnFailure, fail_log, plan_sync, run_plan
+from zufluss.log.flush import LogFlusher, is_lost, plan_sync, run_plan
 from zufluss.log.log import Log
-from zufluss.log.sync import SyncPlan
+from zufluss.log.sync import SyncPlan, is_shortage
 from zufluss.log.worker import Worker
 
 FILE_BYTES = 32 << 20
@@ -49,18 +53,36 @@ FILES_MAX = 3
 GROUP_BYTES_MAX = 4 << 20
 """A group that has gathered this much takes further entries without a copy."""
 
+RETRY_SECONDS = 0.1
+"""How long entries wait for their next sync when a file could not be opened."""
+
 OnDurable = Callable[[list[tuple[Log, int]]], None]
 """Told which logs are durable up to which offset."""
+
+PREPARE_SECONDS = 5.0
+"""How long after a commit file could not be made the next try comes."""
+
+Later = Callable[[float, Callable[[], None]], object]
+"""Calls a function on the event loop after some seconds."""
 
 _BASE_OFFSET = struct.Struct("<q")
 
 _logger = structlog.get_logger(__name__)
 
 
+class _Outcome(NamedTuple):
+    """What went wrong while a group was made durable."""
+
+    failed: dict[Log, Exception]
+    """Logs whose own files could not be synced."""
+    file_error: Exception | None = None
+    """Why the commit log does not have the group."""
+
+
 class _Group:
     """Entries that become durable together."""
 
-    __slots__ = ("buffer", "copied", "file", "plans", "position", "waiting")
+    __slots__ = ("buffer", "copied", "file", "holes", "plans", "position", "waiting")
 
     def __init__(self) -> None:
         self.buffer = bytearray(GROUP_HEADER.size)
@@ -70,21 +92,32 @@ class _Group:
         """Logs with entries in the buffer."""
         self.plans: dict[Log, SyncPlan | None] = {}
         """Logs whose segment files are synced in this group."""
+        self.holes: set[Log] = set()
+        """Logs with a plan that cannot be made: nothing of them goes into the commit log."""
         self.file: CommitFile | None = None
         self.position = 0
 
-    def run(self, files: Files) -> dict[Log, Exception]:
-        """Make the group durable; return the logs whose own files could not be synced."""
+    def run(self, files: Files) -> _Outcome:
+        """Make the group durable; return what could not be."""
         failed = {}
         for log, plan in self.plans.items():
             if plan is not None and (error := run_plan(plan, files)) is not None:
                 failed[log] = error
-        if self.file is not None:
-            holes = self.copied.keys() & failed
+        if self.file is None:
+            return _Outcome(failed)
+        try:
+            holes = self.copied.keys() & (failed.keys() | self.holes)
             if holes:  # behind what a log just lost nothing must follow
                 leave_out(self.buffer, {entry_prefix(log) for log in holes})
             write_group(files, self.file, self.position, self.buffer)
-        return failed
+        except (OSError, MemoryError) as e:
+            return _Outcome(failed, e)
+        return _Outcome(failed)
+
+    def again(self, log: Log, end_offset: int, incarnation: int) -> None:
+        """Take over a log of an earlier group, whose segment files are to be synced."""
+        self.waiting.setdefault(log, (end_offset, incarnation))
+        self.plans[log] = None
 
 
 class _Position:
@@ -109,7 +142,7 @@ class GroupCommit:
         worker: Worker,
         flusher: LogFlusher,
         on_durable: OnDurable,
-        on_failure: OnFailure,
+        later: Later,
         generation: int = 0,
         file_bytes: int = FILE_BYTES,
     ) -> None:
@@ -118,7 +151,7 @@ class GroupCommit:
         self._worker = worker
         self._flusher = flusher
         self._on_durable = on_durable
-        self._on_failure = on_failure
+        self._later = later
         self._generation = generation
         self._file_bytes = file_bytes
         self._positions: dict[Log, _Position] = {}
@@ -127,9 +160,13 @@ class GroupCommit:
         self._number = 0
         self._current: CommitFile | None = None
         self._free: list[CommitFile] = []
-        self._count = 0
+        self._kept: list[CommitFile] = []
+        """Files that were full or given up, and that a log may still need."""
+        self._names: set[Path] = set()
+        """The files that exist."""
         self._preparing = False
-        self._failure: Exception | None = None
+        self.closing = False
+        """No more time to wait for descriptors: a log that cannot be synced now is failed."""
 
     def start(self) -> None:
         """Create the first commit file; until it exists, groups sync the segment files."""
@@ -165,8 +202,13 @@ class GroupCommit:
             self._start()
 
     def forget(self, log: Log) -> None:
-        """Forget a log that was closed or deleted."""
+        """Forget a log that was deleted, or that was opened again and needs no commit file."""
         self._positions.pop(log, None)
+        if self._current is not None:
+            self._current.logs.pop(log, None)
+        for file in self._kept:
+            file.logs.pop(log, None)
+        self._settle_kept()
 
     @property
     def idle(self) -> bool:
@@ -175,9 +217,6 @@ class GroupCommit:
 
     def _start(self) -> None:
         group, self._gathering = self._gathering, _Group()
-        if self._failure is not None:
-            self._fail(group.waiting, self._failure)
-            return
         if group.copied:
             self._place(group)
         self._plan_syncs(group)
@@ -202,26 +241,45 @@ class GroupCommit:
     def _plan_syncs(self, group: _Group) -> None:
         """Plan the segment files' syncs; a log without a plan must not cost others their group."""
         for log in list(group.plans):
-            plan = plan_sync(log, self._on_failure, checkpoint=False)
+            try:
+                plan = plan_sync(log, checkpoint=False)
+            except (OSError, MemoryError) as e:
+                self._postpone(group, log, e)
+                plan = None
             if plan is not None:
                 group.plans[log] = plan
             else:
+                group.holes.add(log)
                 del group.plans[log], group.waiting[log]
 
-    def _finish(self, group: _Group, outcome: object) -> None:
+    def _postpone(self, group: _Group, log: Log, error: Exception) -> None:
+        """Have a log whose files could not be opened synced by a later group."""
+        if self.closing:
+            log.fail(error)
+            return
+        _logger.warning("log_sync_postponed", log=str(log), reason=str(error) or repr(error))
+        self._gathering.again(log, *group.waiting[log])
+        self._later(RETRY_SECONDS, self.schedule)
+
+    def _finish(self, group: _Group, outcome: _Outcome | Exception) -> None:
         self._in_flight = False
         if isinstance(outcome, Exception):
-            self._failure = outcome
-            _logger.error("commit_log_failed", reason=str(outcome))
-            self._fail(group.waiting, outcome)
+            outcome = _Outcome(dict.fromkeys(group.plans, outcome), outcome)
+        failed = outcome.failed
+        postponed = {log for log, error in failed.items() if is_shortage(error)}
+        for log in postponed:
+            self._postpone(group, log, failed[log])
+        if outcome.file_error is not None:
+            self._give_up(group, outcome.file_error)
+        if not postponed:
             self.schedule()
-            return
-        failed: dict[Log, Exception] = outcome  # type: ignore[assignment]
-        self.schedule()
         for log, error in failed.items():
-            fail_log(log, error, self._on_failure)
+            if log not in postponed:
+                log.fail(error)
         # The flusher may have met an error that our sync of the same file was not told of.
         lost = {log for log in group.plans if log in failed or log.failure is not None}
+        if outcome.file_error is not None:
+            lost.update(group.copied.keys() - group.plans.keys())
         for log, plan in group.plans.items():
             if plan is not None and log not in lost:
                 log.synced(plan)
@@ -233,11 +291,22 @@ class GroupCommit:
             ]
         )
 
-    def _fail(self, logs: dict[Log, tuple[int, int]], cause: Exception) -> None:
-        error = LogStorageError(f"the commit log failed: {cause}")
-        error.__cause__ = cause
-        for log in logs:
-            fail_log(log, error, self._on_failure)
+    def _give_up(self, group: _Group, error: Exception) -> None:
+        """Use a commit file no more that could not be written or synced.
+
+        The entries of its earlier groups are durable in it. Those of this group, which may or may
+        not be, become durable in their segment files with the next group.
+        """
+        file = group.file
+        if file is not None:
+            _logger.error("commit_file_given_up", path=str(file.path), reason=str(error))
+            file.given_up = True
+            if self._current is file:
+                self._current = None
+            self._retire(file)
+        for log in group.copied.keys() - group.plans.keys():
+            if log in group.waiting:
+                self._gathering.again(log, *group.waiting[log])
 
     def _switch(self) -> None:
         """Hand the full file to the flusher and continue in a free one."""
@@ -248,28 +317,65 @@ class GroupCommit:
             self._current.begin(self._generation)
         self._prepare()
         if full is not None:
-            self._flusher.flush(full.logs, lambda durable: self._release(full, durable))
+            self._retire(full)
+        self.flush_kept()
 
-    def _release(self, full: CommitFile, durable: bool) -> None:
-        if durable:
-            full.logs = {}
-            self._free.append(full)
-        else:
-            _logger.error("commit_file_kept", path=str(full.path))
+    def _retire(self, file: CommitFile) -> None:
+        """Have the logs of a file made durable in their segments, to be free of the file."""
+        self._kept.append(file)
+        file.flushing = True
+        self._flusher.flush(file.logs, partial(self._release, file))
+
+    def flush_kept(self) -> None:
+        """Try again to make the logs durable that commit files are kept for."""
+        for file in self._kept:
+            if (logs := [log for log in file.logs if not is_lost(log)]) and not file.flushing:
+                file.flushing = True
+                self._flusher.flush(logs, partial(self._release, file))
+
+    def _release(self, file: CommitFile, undone: set[Log]) -> None:
+        file.flushing = False
+        file.logs = {log: None for log in file.logs if log in undone or is_lost(log)}
+        if file.logs:
+            _logger.error("commit_file_kept", path=str(file.path), logs=len(file.logs))
+        self._settle_kept()
+
+    def _settle_kept(self) -> None:
+        """Use the kept files again that no log needs; remove those that were given up."""
+        done = [file for file in self._kept if not file.logs and not file.flushing]
+        self._kept = [file for file in self._kept if file not in done]
+        for file in done:
+            if file.given_up:
+                self._remove(file)
+            else:
+                self._free.append(file)
+
+    def _remove(self, file: CommitFile) -> None:
+        def removed(outcome: object) -> None:
+            self._names.discard(file.path)
+            if isinstance(outcome, Exception):
+                _logger.error("commit_file_not_removed", path=str(file.path), reason=str(outcome))
+
+        self._flusher.submit(partial(self._files.unlink_if_there, file.path), removed)
 
     def _prepare(self) -> None:
         """Create another file in the background if no file is free and the limit allows one."""
-        if self._free or self._preparing or self._count >= FILES_MAX:
+        if self._free or self._preparing or len(self._names) >= FILES_MAX:
             return
-        path = self._directory / f"commit-{self._count}.log"
+        paths = (self._directory / f"commit-{number}.log" for number in range(FILES_MAX))
+        path = next(path for path in paths if path not in self._names)
         self._preparing = True
 
-        def made(outcome: object) -> None:
+        def ready() -> None:
             self._preparing = False
+
+        def made(outcome: object) -> None:
             if isinstance(outcome, CommitFile):
-                self._count += 1
+                ready()
+                self._names.add(path)
                 self._free.append(outcome)
             else:
                 _logger.error("commit_file_not_made", path=str(path), reason=str(outcome))
+                self._later(PREPARE_SECONDS, ready)
 
         self._flusher.submit(lambda: CommitFile.prepare(self._files, path, self._file_bytes), made)

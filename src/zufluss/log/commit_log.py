@@ -92,7 +92,9 @@ def entry_prefix(log: Log) -> bytes:
 class CommitFile:
     """One file of the commit log."""
 
-    __slots__ = ("capacity", "file", "generation", "logs", "path", "position")
+    __slots__ = (
+        "capacity", "file", "flushing", "generation", "given_up", "logs", "path", "position",
+    )  # fmt: skip
 
     def __init__(self, path: Path, file: OpenFile, capacity: int) -> None:
         self.path = path
@@ -105,6 +107,10 @@ class CommitFile:
         """Where the next group goes."""
         self.logs: dict[Log, None] = {}
         """Logs with entries in this use of the file."""
+        self.flushing = False
+        """Its logs are being made durable in their segments."""
+        self.given_up = False
+        """It could not be written or synced, and is not used again."""
 
     @classmethod
     def prepare(cls, files: Files, path: Path, capacity: int) -> CommitFile:
@@ -118,9 +124,13 @@ class CommitFile:
         if size != capacity:
             files.truncate(file.fd, min(size, capacity))
             zeros = bytes(1 << 20)
-            for at in range(min(size, capacity), capacity, len(zeros)):
-                files.write_all(file.fd, zeros[: capacity - at], at)
-            files.fdatasync(file.fd)
+            try:
+                for at in range(min(size, capacity), capacity, len(zeros)):
+                    files.write_all(file.fd, zeros[: capacity - at], at)
+                files.fdatasync(file.fd)
+            except OSError:
+                files.truncate(file.fd, min(size, capacity))  # the disk is full; keep none of it
+                raise
         files.sync_directory(path.parent)
         return cls(path, file, capacity)
 
@@ -196,6 +206,20 @@ def keep(files: Files, directory: Path) -> None:
     files.sync_directory(directory)
 
 
+def entries_of(directory: Path, bucket: TableBucket) -> list[ReplayEntry]:
+    """The entries of one bucket, copied from files that are in use by other buckets. Blocks.
+
+    A file with an entry of this bucket that is still needed is not overwritten meanwhile; groups
+    that are being written have no valid checksum, or entries of others only.
+    """
+    key = key_of(bucket)
+    groups: list[Group] = []
+    for path in paths_in(directory):
+        groups += _read_file(path, copied=True)[1]
+    groups.sort(key=lambda group: (group.generation, group.number))
+    return [e for group in groups for k, e in _read_entries(group.entries) if k == key]
+
+
 def read_commit_log(directory: Path) -> tuple[dict[EntryKey, list[ReplayEntry]], int]:
     """All entries by bucket in the order they were appended, and the newest generation seen."""
     groups: list[Group] = []
@@ -213,8 +237,11 @@ def read_commit_log(directory: Path) -> tuple[dict[EntryKey, list[ReplayEntry]],
     return entries, max(generations)
 
 
-def _read_file(path: Path) -> tuple[int, list[Group]]:
-    """Generation and groups of a file; 0 and none if it was never used or its header is torn."""
+def _read_file(path: Path, *, copied: bool = False) -> tuple[int, list[Group]]:
+    """Generation and groups of a file; 0 and none if it was never used or its header is torn.
+
+    With `copied` the groups are checked and kept as copies, for a file that may be overwritten.
+    """
     if path.stat().st_size < BLOCK_BYTES:
         return 0, []
     with path.open("rb") as file:
@@ -222,22 +249,25 @@ def _read_file(path: Path) -> tuple[int, list[Group]]:
     magic, generation, crc = _FILE_HEADER.unpack_from(data)
     if magic != _FILE_MAGIC or crc != crc32c(data[:16]):
         return 0, []
-    return generation, list(_groups(data, generation))
+    return generation, list(_groups(data, generation, copied))
 
 
-def _groups(data: memoryview, generation: int) -> Iterator[Group]:
+def _groups(data: memoryview, generation: int, copied: bool) -> Iterator[Group]:
     """Yield the intact groups of this generation, also after a damaged one, to notice a gap."""
     at = BLOCK_BYTES
     while at + GROUP_HEADER.size <= len(data):
         magic, crc, its_generation, number, length = GROUP_HEADER.unpack_from(data, at)
         end = at + GROUP_HEADER.size + length
+        body = data[at + 8 : max(end, at + 8)]
+        if copied and magic == _GROUP_MAGIC:
+            body = memoryview(bytes(body))
         if (
             magic == _GROUP_MAGIC
             and its_generation == generation
             and at + GROUP_HEADER.size < end <= len(data)
-            and crc == crc32c(data[at + 8 : end])
+            and crc == crc32c(body)
         ):
-            yield Group(generation, number, data[at + GROUP_HEADER.size : end])
+            yield Group(generation, number, body[GROUP_HEADER.size - 8 :])
             at += -(-(end - at) // BLOCK_BYTES) * BLOCK_BYTES
         else:
             at += BLOCK_BYTES

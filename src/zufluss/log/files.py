@@ -19,6 +19,7 @@ import ctypes
 import itertools
 import os
 import signal
+import threading
 from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
@@ -83,6 +84,7 @@ class Files:
     def __init__(self, open_files_max: int = OPEN_FILES_MAX) -> None:
         self._open_files_max = open_files_max
         self._cached: OrderedDict[str, OpenFile] = OrderedDict()
+        self._cache_lock = threading.Lock()
 
     pwrite = staticmethod(os.pwrite)
     """Write bytes at a position, return how many were written. The hot one: no wrapper at all."""
@@ -186,20 +188,25 @@ class Files:
         self.rmdir(path)
 
     def cached(self, path: Path) -> OpenFile:
-        """An open file for reading, from a bounded pool. For the event-loop thread only."""
+        """An open file for reading, from a bounded pool. For any thread."""
         key = str(path)
-        file = self._cached.get(key)
-        if file is None:
-            file = self._cached[key] = self.open(path)
-            if len(self._cached) > self._open_files_max:
-                self._cached.popitem(last=False)
-        else:
-            self._cached.move_to_end(key)
+        with self._cache_lock:
+            file = self._cached.get(key)
+            if file is not None:
+                self._cached.move_to_end(key)
+                return file
+        file = self.open(path)
+        with self._cache_lock:
+            self._cached[key] = file
+            evicted = len(self._cached) > self._open_files_max and self._cached.popitem(last=False)
+        del evicted  # closed here, outside of the lock
         return file
 
     def forget(self, path: Path) -> None:
         """Drop a file from the pool; for files about to be removed or replaced."""
-        self._cached.pop(str(path), None)
+        with self._cache_lock:
+            forgotten = self._cached.pop(str(path), None)
+        del forgotten
 
 
 class KillingFiles(Files):

@@ -8,15 +8,19 @@ must not wait for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+
+import structlog
 
 from zufluss.log.files import Files
 from zufluss.log.log import Log
-from zufluss.log.sync import SyncPlan
+from zufluss.log.sync import SyncPlan, is_shortage
 from zufluss.log.worker import Done, Job, Worker
 
-OnFailure = Callable[[Log, Exception], None]
-"""Told about a log that had to be closed for writes."""
+_logger = structlog.get_logger(__name__)
+
+Undone = Callable[[set[Log]], None]
+"""Told which of the logs to be flushed are not durable."""
 
 Outcomes = list[tuple[Log, SyncPlan, Exception | None]]
 """Plans that were carried out, each with its log and its failure."""
@@ -25,18 +29,18 @@ Outcomes = list[tuple[Log, SyncPlan, Exception | None]]
 class LogFlusher:
     """Carries out sync plans with checkpoints."""
 
-    def __init__(self, files: Files, worker: Worker, on_failure: OnFailure) -> None:
+    def __init__(self, files: Files, worker: Worker) -> None:
         self._files = files
         self._worker = worker
-        self._on_failure = on_failure
         self._queued: dict[Log, None] = {}
-        self._waiting: list[tuple[list[Log], Callable[[bool], None]]] = []
+        self._waiting: list[tuple[list[Log], Undone]] = []
         self._busy = False
 
-    def flush(self, logs: Iterable[Log], done: Callable[[bool], None] | None = None) -> None:
-        """Make logs durable as they are now; `done` learns whether all of them are.
+    def flush(self, logs: Iterable[Log], done: Undone | None = None) -> None:
+        """Make logs durable as they are now; `done` learns which of them are not.
 
-        A log that cannot be synced is failed. A log asked for again while it waits is synced once.
+        A log that cannot be synced is failed; one whose files could not be opened is not, and its
+        next flush tries again. A log asked for again while it waits is synced once.
         """
         flushed = list(logs)
         self._queued.update(dict.fromkeys(flushed))
@@ -53,40 +57,63 @@ class LogFlusher:
             return
         logs, self._queued = self._queued, {}
         waiting, self._waiting = self._waiting, []
-        planned = [(log, plan_sync(log, self._on_failure, checkpoint=True)) for log in logs]
-        plans = [(log, plan) for log, plan in planned if plan is not None]
+        undone: set[Log] = set()
+        plans = []
+        for log in logs:
+            try:
+                plan = plan_sync(log, checkpoint=True)
+            except (OSError, MemoryError) as e:
+                _postponed(log, e)
+                undone.add(log)
+            else:
+                if plan is not None:
+                    plans.append((log, plan))
         self._busy = True
 
         def job() -> Outcomes:
             return [(log, plan, run_plan(plan, self._files)) for log, plan in plans]
 
-        def finished(outcome: object) -> None:
+        def finished(outcome: Outcomes | Exception) -> None:
             self._busy = False
             if isinstance(outcome, Exception):
-                raise outcome
-            self._finish(outcome)  # type: ignore[arg-type]
+                outcome = [(log, plan, outcome) for log, plan in plans]
+            undone.update(self._finish(outcome))
             for flushed, done in waiting:
-                done(all(log.failure is None or log.deleted for log in flushed))
+                done({log for log in flushed if log in undone or is_lost(log)})
             self._start()
 
         self._worker.submit(job, finished)
 
-    def _finish(self, outcomes: Outcomes) -> None:
+    def _finish(self, outcomes: Outcomes) -> Iterator[Log]:
+        """Take the outcomes over; yields the logs that have to be flushed again."""
         for log, plan, error in outcomes:
             if error is None:
                 log.synced(plan)
+            elif is_shortage(error):
+                _postponed(log, error)
+                yield log
             else:
-                fail_log(log, error, self._on_failure)
+                log.fail(error)
 
 
-def plan_sync(log: Log, on_failure: OnFailure, *, checkpoint: bool) -> SyncPlan | None:
-    """Plan to make a log durable; None if it was deleted, or failed: a sync then proves nothing."""
+def is_lost(log: Log) -> bool:
+    """Whether a log failed; a deleted log has nothing left to lose."""
+    return log.failure is not None and not log.deleted
+
+
+def plan_sync(log: Log, *, checkpoint: bool) -> SyncPlan | None:
+    """Plan to make a log durable; None if it was deleted, or failed: a sync then proves nothing.
+
+    Raises what `is_shortage` if a file cannot be opened at present.
+    """
     if log.failure is not None:
         return None
     try:
         return log.plan_sync(checkpoint=checkpoint)
     except OSError as e:
-        fail_log(log, e, on_failure)
+        if is_shortage(e):
+            raise
+        log.fail(e)
         return None
 
 
@@ -94,13 +121,10 @@ def run_plan(plan: SyncPlan, files: Files) -> Exception | None:
     """Carry out a plan in a thread; return what went wrong."""
     try:
         plan.run(files)
-    except OSError as e:
+    except (OSError, MemoryError) as e:
         return e
     return None
 
 
-def fail_log(log: Log, error: Exception, on_failure: OnFailure) -> None:
-    """Close a log for writes and report it; a deleted log has nothing left to lose."""
-    if not log.deleted:
-        log.fail(error)
-        on_failure(log, error)
+def _postponed(log: Log, error: Exception) -> None:
+    _logger.warning("log_sync_postponed", log=str(log), reason=str(error) or repr(error))

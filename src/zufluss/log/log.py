@@ -7,8 +7,11 @@ moves back except by truncation.
 
 Durability is not decided here. `append` writes to the page cache; the owner makes the entry durable
 according to the flush mode (`manager.py`, `commit.py`) and then advances the high watermark. When a
-sync fails, `fail` closes the log for writes for good: after a failed sync nobody knows what the
-disk has, so trying again and acknowledging would be a lie.
+sync fails, `fail` closes this log for writes for good: after a failed sync nobody knows what the
+disk has, so syncing again and acknowledging would be a lie. Its owner opens it again as after a
+crash (`open` with `renew`): what the checkpoint does not cover is read, verified and *written*
+again, because the system takes pages whose sync failed for clean, and a new incarnation retires
+what the commit log has of the old one.
 
 Files in `<data.dir>/<database>/<table>-<id>[/<partition>-p<id>]/log-<bucket>`: see `segment.py`,
 `index.py`, `writer_state.py` and `checkpoint.py`.
@@ -38,11 +41,12 @@ from zufluss.log.segment import (
     LOG_SUFFIX,
     SNAPSHOT_SUFFIX,
     Segment,
+    headers,
 )
 from zufluss.log.sync import SyncPlan
 from zufluss.model.table import TableBucket
 from zufluss.record.batch.check import CheckedBatch
-from zufluss.record.header import iter_headers, stamp
+from zufluss.record.header import iter_headers, stamp, verify_crc
 
 _logger = structlog.get_logger(__name__)
 
@@ -71,7 +75,8 @@ class Log(LogReader):
     __slots__ = (
         "__weakref__", "_checkpoint", "_checkpoint_lock", "_deleted", "_names", "_names_changes",
         "_pwrite", "_roll_above", "_side_files", "_snapshots", "_unsynced", "config", "failure",
-        "held_back", "holds", "incarnation", "leader_epoch", "on_roll", "writers",
+        "held_back", "holds", "incarnation", "leader_epoch", "on_failure", "on_roll",
+        "sync_failure", "sync_lock", "writers",
     )  # fmt: skip
 
     def __init__(
@@ -94,6 +99,11 @@ class Log(LogReader):
         """Why the log takes no more writes."""
         self.on_roll: Callable[[Log], None] | None = None
         """Called when a segment was closed, so that its owner can have it synced."""
+        self.on_failure: Callable[[Log, Exception], None] | None = None
+        """Called when the log takes no more writes, so that its owner can open it again."""
+        self.sync_lock = threading.Lock()
+        self.sync_failure: OSError | None = None
+        """See `sync.CheckpointedLog`."""
         self.holds = Holds()
         """The records that retention keeps, however old they are."""
         self.held_back = False
@@ -130,12 +140,15 @@ class Log(LogReader):
         bucket: TableBucket | None = None,
         replay: Sequence[ReplayEntry] = (),
         root: Path | None = None,
+        renew: bool = False,
     ) -> Log:
         """Open the log in `directory`, made if it is missing; recover it if it was not closed.
 
         `replay` are the entries the commit log has for it. `root` is the directory above that is
-        known to be durable; by default the parent. `CorruptRecordError` if durable data is missing
-        or damaged: the files are left as they are, and the log must not be served.
+        known to be durable; by default the parent. `renew` is for a log that failed in this
+        process: a sync of what is there already would prove nothing. `CorruptRecordError` if
+        durable data is missing or damaged: the files are left as they are, and the log must not be
+        served.
         """
         files.make_directories(directory)
         recovered = recover(directory, config, files, replay)
@@ -145,10 +158,14 @@ class Log(LogReader):
         for batches in recovered.replay:
             log.append_stamped(batches)
         log.writers.forget_expired(now_ms)
-        if recovered.unsynced or log.log_end_offset > recovered.end_offset:
+        if renew:
+            log._write_again()
+        if renew or recovered.unsynced or log.log_end_offset > recovered.end_offset:
             log._names_changed(directory)
             log._suspect_side_files()
             log._sync_now()
+        if renew:
+            log._begin_incarnation(log.log_end_offset, log._active, log._active.size)
         log.advance_high_watermark(log.log_end_offset)
         return log
 
@@ -238,14 +255,18 @@ class Log(LogReader):
         if position + size > segment.reserved and (position | size) >= RESERVE_FROM_BYTES:
             self._reserve(segment, size)
         self._write(segment, view[start : start + size], position)
-        if timestamp > segment.max_timestamp:
-            segment.max_timestamp = timestamp
-            segment.max_timestamp_offset = base - segment.base_offset
-        segment.size = position + size
-        self.last_timestamp = timestamp
-        self.log_end_offset = offset
-        self._boundaries.append((offset, segment, segment.size))
-        self._note(batches, segment, position - start, base, timestamp)
+        try:
+            if timestamp > segment.max_timestamp:
+                segment.max_timestamp = timestamp
+                segment.max_timestamp_offset = base - segment.base_offset
+            segment.size = position + size
+            self.last_timestamp = timestamp
+            self.log_end_offset = offset
+            self._boundaries.append((offset, segment, segment.size))
+            self._note(batches, segment, position - start, base, timestamp)
+        except Exception as e:  # written, and not noted in full: only the files know what is there
+            self.fail(e)
+            raise self._refusal() from e
         return AppendResult(base, offset, False)
 
     def _note(
@@ -391,6 +412,15 @@ class Log(LogReader):
             raise LogStorageError(f"{self}: starting a segment at {base} failed: {e}") from e
         self._give_back(closed)
         closed.complete_index(self.files)
+        try:
+            self._begin_segment(closed, segment, snapshot)
+        except Exception as e:  # half done
+            self.fail(e)
+            raise self._refusal() from e
+        if self.on_roll is not None:
+            self.on_roll(self)
+
+    def _begin_segment(self, closed: Segment, segment: Segment, snapshot: Path) -> None:
         if closed.synced < closed.size:
             self._unsynced.append(closed)
         else:
@@ -399,12 +429,10 @@ class Log(LogReader):
         closed.index = None
         segment.loaded_index()
         self._segments.append(segment)
-        self._bases.append(base)
+        self._bases.append(segment.base_offset)
         self._active = segment
         self._roll_above = self.config.segment_bytes_max
         self._names_changed(self.directory)
-        if self.on_roll is not None:
-            self.on_roll(self)
 
     def _write_snapshot(self) -> Path:
         path = self._snapshot_path(self.log_end_offset)
@@ -470,12 +498,14 @@ class Log(LogReader):
         """Take no more writes: something that had to be durable may not be."""
         if self.failure is None:
             self.failure = cause
-            _logger.error("log_failed", log=str(self), reason=str(cause))
+            _logger.error("log_failed", log=str(self), reason=str(cause) or repr(cause))
+            if self.on_failure is not None:
+                self.on_failure(self, cause)
 
     def _refusal(self) -> LogStorageError:
         return LogStorageError(
-            f"{self} takes no writes since a disk error ({self.failure}); check the disk, then "
-            "restart the server"
+            f"{self} takes no writes since an error ({self.failure or 'closed'!s}); the server "
+            "opens it again by itself, send the write again later"
         )
 
     def _names_changed(self, directory: Path) -> None:
@@ -523,13 +553,7 @@ class Log(LogReader):
         segment, position = self._start_of(offset, nowait=False)
         end = segment.boundary(self.files, position, position)[1]
         self._sync_now()
-        with self._checkpoint_lock:
-            self.incarnation += 1
-        self.write_checkpoint(
-            LogCheckpoint(
-                0, end, segment.base_offset, position, self.last_timestamp, self.incarnation
-            )
-        )
+        self._begin_incarnation(end, segment, position)
         self._cut_files(segment, position, end)
         self._adopt(recover(self.directory, self.config, self.files))
         self._active.rebuild_index(self.files)
@@ -537,6 +561,33 @@ class Log(LogReader):
             self._boundaries.append((end, self._active, position))
             self.high_watermark = high_watermark
             self._hw_segment, self._hw_position = self._start_of(high_watermark, nowait=False)
+
+    def _begin_incarnation(self, end: int, segment: Segment, position: int) -> None:
+        """Record durably that the log ends here and that earlier commit-log entries are void."""
+        with self._checkpoint_lock:
+            self.incarnation += 1
+        self.write_checkpoint(
+            LogCheckpoint(
+                0, end, segment.base_offset, position, self.last_timestamp, self.incarnation
+            )
+        )
+
+    def _write_again(self) -> None:
+        """Write the batches again that are not known to be durable, so that a sync writes them.
+
+        After a failed sync the system takes its pages for clean, and may read old bytes later.
+        """
+        for segment in self._segments:
+            if segment.synced >= segment.size:
+                continue
+            file = self.files.open(segment.path)
+            for position, header in headers(file, segment.synced, segment.size):
+                batch = os.pread(file.fd, header.size, position)
+                if not verify_crc(batch, 0, header):
+                    raise LogStorageError(
+                        f"{segment.path}: the batch at byte {position} changed while it was read"
+                    )
+                self.files.write_all(file.fd, batch, position)
 
     def _cut_files(self, segment: Segment, position: int, end: int) -> None:
         files = self.files
@@ -628,6 +679,12 @@ class Log(LogReader):
         target = self.directory.with_name(self.directory.name + DELETED_SUFFIX)
         self.files.rename(self.directory, target)
         return target
+
+    def give_up(self, reason: Exception) -> None:
+        """Take no more writes and let go of the files; syncs under way end by themselves."""
+        self.on_failure = None
+        self.failure = self.failure or reason
+        self._release()
 
     def close(self, *, clean: bool) -> None:
         """Let go of the files; a clean close leaves the log so that opening it needs no scan.

@@ -6,6 +6,9 @@ logs the catalog knows are open, `started` lets the commit log be used again, an
 tables are forgotten. If a log refused to open, the commit files are set aside: they may hold the
 end of that log, and the next start reads them again.
 
+A log that failed while it served is opened again by `reopen_log`, in a thread, as after a crash:
+the syncs under way are awaited, and its part of the commit log is read again.
+
 `commit` is the one place that knows the flush mode. The owner appends, calls `commit` with the
 outcome, and `schedule` once per turn of the event loop.
 """
@@ -14,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -22,10 +25,18 @@ import structlog
 
 from zufluss.errors import CorruptRecordError, LogStorageError
 from zufluss.log.commit import FILE_BYTES, GroupCommit, OnDurable
-from zufluss.log.commit_log import EntryKey, keep, kept_in, key_of, paths_in, read_commit_log
+from zufluss.log.commit_log import (
+    EntryKey,
+    entries_of,
+    keep,
+    kept_in,
+    key_of,
+    paths_in,
+    read_commit_log,
+)
 from zufluss.log.config import FlushMode, LogConfig
 from zufluss.log.files import Files
-from zufluss.log.flush import LogFlusher, OnFailure
+from zufluss.log.flush import LogFlusher
 from zufluss.log.log import Log
 from zufluss.log.recovery import ReplayEntry, continuing
 from zufluss.log.retention import remove_deleted
@@ -35,6 +46,9 @@ from zufluss.model.table import PhysicalTablePath, TableBucket
 
 COMMIT_DIRECTORY = ".commit-log"
 """Where the commit files are; no database can have this name."""
+
+OnFailure = Callable[[Log, Exception], None]
+"""Told about a log that takes no more writes."""
 
 COPY_BYTES_MAX = 64 << 10
 """Larger entries are synced in their segment file instead of being copied to the commit log."""
@@ -103,6 +117,10 @@ class LogManager:
         )
         self._logs: dict[TableBucket, Log] = {}
         self._refused: dict[TableBucket, Exception] = {}
+        self._allowed: set[TableBucket] = set()
+        """Logs that were refused and may be tried again."""
+        self._given_up: dict[TableBucket, Log] = {}
+        """Logs that failed or were closed while the server runs, and were not opened again yet."""
         self._dirty: dict[Log, None] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._commit_dir = data_dir / COMMIT_DIRECTORY
@@ -112,14 +130,14 @@ class LogManager:
         self._replay, self._generation = read_commit_log(self._commit_dir)
         make_worker = make_worker or _thread_worker
         self._workers = (make_worker("zufluss-flush"), make_worker("zufluss-commit"))
-        self._flusher = LogFlusher(files, self._workers[0], on_failure)
+        self._flusher = LogFlusher(files, self._workers[0])
         self._group = GroupCommit(
             self._commit_dir,
             files=files,
             worker=self._workers[1],
             flusher=self._flusher,
             on_durable=on_durable,
-            on_failure=on_failure,
+            later=lambda seconds, work: asyncio.get_running_loop().call_later(seconds, work),
             generation=self._generation,
             file_bytes=commit_file_bytes,
         )
@@ -146,22 +164,81 @@ class LogManager:
         """
         if bucket in self._refused:
             raise self._refused[bucket]
-        directory = log_directory(self._data_dir, path, bucket)
         try:
-            log = Log.open(
-                directory,
-                config,
-                files=self._files,
-                now_ms=now_ms,
-                bucket=bucket,
-                replay=self._replay.get(key_of(bucket), ()),
-                root=self._data_dir,
-            )
-        except (CorruptRecordError, OSError) as e:
+            log = self._open(path, bucket, config, now_ms, self._replay.get(key_of(bucket), ()))
+        except Exception as e:
             self._refused[bucket] = e
             raise
-        log.on_roll = self._rolled
-        self._logs[bucket] = log
+        return self._add(log)
+
+    async def reopen_log(
+        self, path: PhysicalTablePath, bucket: TableBucket, config: LogConfig, now_ms: int
+    ) -> Log:
+        """Open a log that was refused or given up earlier, in a thread; raises as `open_log`.
+
+        Nothing that readers have seen is lost: in the mode `ack`, a log that ends before its former
+        high watermark is a `CorruptRecordError`.
+        """
+        former = self._given_up.get(bucket)
+        self._allowed.discard(bucket)
+        await asyncio.gather(*(_turn(worker) for worker in self._workers))
+
+        def open_in_thread() -> Log:
+            replay = self._replay.get(key_of(bucket), ())
+            if former is not None:
+                replay = entries_of(self._commit_dir, bucket)
+            return self._open(path, bucket, config, now_ms, replay, renew=former is not None)
+
+        try:
+            log = await asyncio.get_running_loop().run_in_executor(None, open_in_thread)
+            if former is not None:
+                self._check_end(log, former)
+        except Exception as e:
+            self._refused[bucket] = e
+            raise
+        if former is not None:
+            del self._given_up[bucket]
+            self._group.forget(former)
+        return self._add(log)
+
+    def _check_end(self, log: Log, former: Log) -> None:
+        if log.log_end_offset >= former.high_watermark:
+            return
+        if self._flush is FlushMode.ACK:
+            log.close(clean=False)
+            raise CorruptRecordError(
+                f"{log} ends at offset {log.log_end_offset} after a disk error, and "
+                f"{former.high_watermark} was acknowledged; restore it from a backup"
+            )
+        _logger.error(
+            "log_end_lost", log=str(log), lost=(log.log_end_offset, former.high_watermark)
+        )
+
+    def _open(
+        self,
+        path: PhysicalTablePath,
+        bucket: TableBucket,
+        config: LogConfig,
+        now_ms: int,
+        replay: Sequence[ReplayEntry],
+        *,
+        renew: bool = False,
+    ) -> Log:
+        return Log.open(
+            log_directory(self._data_dir, path, bucket),
+            config,
+            files=self._files,
+            now_ms=now_ms,
+            bucket=bucket,
+            replay=replay,
+            root=self._data_dir,
+            renew=renew,
+        )
+
+    def _add(self, log: Log) -> Log:
+        assert log.bucket is not None
+        log.on_roll, log.on_failure = self._rolled, self._on_failure
+        self._logs[log.bucket] = log
         return log
 
     def refuse(self, bucket: TableBucket, reason: Exception) -> None:
@@ -177,13 +254,17 @@ class LogManager:
         What the commit log has for it was not forgotten.
         """
         self._refused.pop(bucket, None)
+        self._allowed.add(bucket)
 
     def settle(self, bucket: TableBucket) -> None:
         """Note that a log refused at the start is open: its kept entries are durable."""
         self._replay.pop(key_of(bucket), None)
-        if not self._refused:
+        if not self._replay:
             for path in kept_in(self._commit_dir):
-                self._files.unlink(path)
+                try:
+                    self._files.unlink(path)
+                except OSError as e:
+                    _logger.error("commit_file_not_removed", path=str(path), reason=str(e))
 
     def has_log(self, path: PhysicalTablePath, bucket: TableBucket) -> bool:
         """Whether the disk has a log of this bucket."""
@@ -250,14 +331,26 @@ class LogManager:
         self._remove_directory(log.delete())
 
     def let_go(self, log: Log) -> None:
-        """Close a log that was just opened and will not be served after all."""
+        """Close a log that failed, or will not be served at present; `reopen_log` opens it again.
+
+        The commit files with its entries are kept until then.
+        """
         assert log.bucket is not None
         del self._logs[log.bucket]
-        log.close(clean=False)
+        self._dirty.pop(log, None)
+        log.give_up(LogStorageError(f"{log} was closed"))
+        self._given_up[log.bucket] = log
+
+    def is_closed(self, bucket: TableBucket) -> bool:
+        """Whether a log that was allowed or given up earlier waits to be opened by `reopen_log`."""
+        return bucket not in self._refused and (bucket in self._given_up or bucket in self._allowed)
 
     def drop_refused(self, path: PhysicalTablePath, bucket: TableBucket) -> None:
-        """Delete the files of a log that could not be opened."""
+        """Delete the files of a log that is not open."""
         self._refused.pop(bucket, None)
+        former = self._given_up.pop(bucket, None)
+        if former is not None:
+            self._group.forget(former)
         directory = log_directory(self._data_dir, path, bucket)
         if directory.is_dir():
             deleted = directory.with_name(directory.name + DELETED_SUFFIX)
@@ -340,6 +433,7 @@ class LogManager:
             logs = self._logs.values()
             dirty = {log: None for log in logs if log.log_end_offset > log.recovery_point}
         self._start_timer()
+        self._group.flush_kept()
         if dirty:
             self._flusher.flush(dirty)
 
@@ -347,19 +441,14 @@ class LogManager:
         """Finish what is under way, then close every log."""
         if self._timer is not None:
             self._timer.cancel()
+        self._group.closing = True
         while not self._group.idle:
             self._group.schedule()
-            await self._commit_turn()
+            await _turn(self._workers[1])
         loop = asyncio.get_running_loop()
         for worker in self._workers:
             await loop.run_in_executor(None, worker.stop)
         await loop.run_in_executor(None, self._close_logs, clean)
-
-    async def _commit_turn(self) -> None:
-        """Wait until the commit worker has done what it was given so far."""
-        reached = asyncio.get_running_loop().create_future()
-        self._workers[1].submit(lambda: None, reached.set_result)
-        await reached
 
     def _close_logs(self, clean: bool) -> None:
         for log in self._logs.values():
@@ -368,6 +457,13 @@ class LogManager:
             except (OSError, LogStorageError) as e:
                 _logger.error("log_close_failed", log=str(log), reason=str(e))
         self._logs = {}
+
+
+async def _turn(worker: Worker) -> None:
+    """Wait until a worker has done what it was given so far."""
+    reached = asyncio.get_running_loop().create_future()
+    worker.submit(lambda: None, reached.set_result)
+    await reached
 
 
 def _thread_worker(name: str) -> Worker:

@@ -10,6 +10,7 @@ where it is valid, and carries the incarnation it was made for.
 from __future__ import annotations
 
 import errno
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -23,11 +24,26 @@ from zufluss.log.segment import Segment
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 """Errors that pass when space is freed."""
 
+NOT_OPENED = (errno.EMFILE, errno.ENFILE)
+"""Errors of a file that could not be opened, because the process or the system has too many."""
+
 _logger = structlog.get_logger(__name__)
+
+
+def is_shortage(error: object) -> bool:
+    """Whether a plan failed for want of memory or descriptors: no sync failed, try it again."""
+    return isinstance(error, MemoryError) or (
+        isinstance(error, OSError) and error.errno in NOT_OPENED
+    )
 
 
 class CheckpointedLog(Protocol):
     """A log (`log.Log`) as far as a plan needs it."""
+
+    sync_lock: threading.Lock
+    """Held while segments are synced: the system reports an error to one sync only."""
+    sync_failure: OSError | None
+    """The failed sync after which no other sync of this log proves anything."""
 
     def write_checkpoint(self, checkpoint: LogCheckpoint) -> None:
         """Record a checkpoint durably."""
@@ -54,8 +70,8 @@ class SyncPlan:
 
     def run(self, files: Files) -> None:
         """Carry the plan out; `OSError` if anything could not be made durable. For any thread."""
-        for _, file, _ in self.segments:
-            files.fdatasync(file.fd)
+        if self.segments:
+            self._sync_segments(files)
         if self.checkpoint is not None:
             for path in self.side_files:
                 files.sync_file(path)
@@ -63,6 +79,18 @@ class SyncPlan:
             files.sync_directory(directory)
         if self.checkpoint is not None:
             self._record(self.checkpoint)
+
+    def _sync_segments(self, files: Files) -> None:
+        log = self.log
+        with log.sync_lock:
+            if log.sync_failure is not None:
+                raise OSError(errno.EIO, f"an earlier sync failed: {log.sync_failure}")
+            try:
+                for _, file, _ in self.segments:
+                    files.fdatasync(file.fd)
+            except OSError as e:
+                log.sync_failure = e
+                raise
 
     def _record(self, checkpoint: LogCheckpoint) -> None:
         """Write the checkpoint; a full disk only makes the next recovery read more."""

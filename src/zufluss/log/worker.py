@@ -15,6 +15,10 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, Protocol
 
+import structlog
+
+log = structlog.get_logger(__name__)
+
 Job = Callable[[], Any]
 """Runs in the thread."""
 
@@ -49,7 +53,7 @@ class ThreadWorker:
         self._jobs.put((job, done))
 
     def run(self, job: Job) -> None:
-        """Run `job` in the thread; it raises nothing and sees to the rest itself."""
+        """Run `job` in the thread; it sees to the rest itself, and what it raises is logged."""
         self._jobs.put((job, None))
 
     def stop(self) -> None:
@@ -61,7 +65,10 @@ class ThreadWorker:
         while (item := self._jobs.get()) is not None:
             job, done = item
             if done is None:
-                job()
+                try:
+                    job()
+                except Exception:
+                    log.exception("job_failed")
                 continue
             try:
                 outcome = job()

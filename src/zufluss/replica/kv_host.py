@@ -169,7 +169,7 @@ class KvHost:
             tablet.on_flushed = partial(self._when_passed, partial(self._flush_ended, tablet))
             try:
                 tablet.recover(replica.log, earlier)
-            except ZuflussError:
+            except BaseException:
                 store.abandon()
                 raise
             return tablet
@@ -244,17 +244,38 @@ class KvHost:
                 partial(self._logged, tablet, "kv_writers_not_expired"),
             )
 
-    def stop(self, replica: KvBucket, *, delete: bool, then: Callable[[Path], None]) -> None:
-        """Close the state of a bucket after the jobs under way; with `delete` remove it."""
+    def stop(
+        self,
+        replica: KvBucket,
+        *,
+        delete: bool,
+        failed: bool,
+        then: Callable[[Path], None] = lambda _: None,
+    ) -> None:
+        """Close the state of a bucket after the jobs under way; with `delete` remove it.
+
+        The state of a bucket that `failed` is not flushed: its log tells what is true.
+        """
         tablet = replica.tablet
         del self._tablets[tablet]
         directory = tablet.store.directory
+
+        def close() -> None:
+            tablet.failure = tablet.failure or UnknownTableOrBucketError(
+                f"{replica.path} {replica.bucket} has stopped"
+            )
+            if delete:
+                tablet.store.destroy()
+            elif failed:
+                tablet.store.abandon()
+            else:
+                tablet.close()
 
         def done(outcome: object) -> None:
             self._logged(tablet, "kv_not_removed", outcome)
             then(directory)
 
-        self.worker.submit(tablet.store.destroy if delete else tablet.close, done)
+        self.worker.submit(close, done)
 
     def remove(self, path: PhysicalTablePath, bucket: TableBucket) -> None:
         """Remove the state of a bucket that is not open."""

@@ -3,8 +3,10 @@
 A `Replica` exists while the bucket is open. `open` restores what the disk lost, opens the log,
 brings the key-value state to the end of the log, sets the retention holds and the fence, and tells
 those who follow the bucket's life. `alter` applies new table properties. `close` ends everything of
-the bucket, and `reopen` opens a bucket that could not be opened before. What a replica needs of its
-server comes in a `ReplicaHost`; the directory of replicas is `tablet/buckets.py`.
+the bucket, and `reopen` opens a bucket that could not be opened before. After an error that leaves
+its state in doubt, `fail` refuses everything and has the server close the bucket and open it again
+from its log. What a replica needs of its server comes in a `ReplicaHost`; the directory of replicas
+is `tablet/buckets.py`.
 
 Writers wait until their batch is acknowledged (the high watermark has passed it); readers wait
 until there is something new below the high watermark. Both are woken by `advance`, the single
@@ -23,7 +25,7 @@ from typing import NamedTuple, Protocol
 
 import structlog
 
-from zufluss.errors import InvalidTableError, LogStorageError, ZuflussError
+from zufluss.errors import InvalidTableError, LogStorageError
 from zufluss.kv.producer.fence import Fence
 from zufluss.kv.replay import EarlierChangelog
 from zufluss.kv.table import KvTable
@@ -124,6 +126,8 @@ class ReplicaHost:
     """Called with each replica that was opened."""
     closed: tuple[Callable[[Replica], None], ...]
     """Called with each replica that is being closed, before its files are given up."""
+    failed: Callable[[Replica], None]
+    """Called with a replica that failed: close it and open its bucket again."""
 
     def remove(self, path: PhysicalTablePath, bucket: TableBucket) -> None:
         """Delete the files of a bucket that could not be opened."""
@@ -163,7 +167,7 @@ class Replica:
         self.tiered_offset: int | None = None
         """Everything below is in the lake; None until the coordinator has said how far it got."""
         self.failure: LogStorageError | None = None
-        """Set when the disk failed under this bucket: it takes no more writes."""
+        """Set when the bucket failed: it takes no writes until it was opened again."""
         self._tiered = True
         self.lead(assignment.leader_epoch)
 
@@ -183,30 +187,39 @@ class Replica:
     ) -> Replica:
         """Open the log and the key-value state of a bucket, restored from `copy` where lost.
 
-        Raises `ZuflussError` or `OSError` if the bucket cannot be served; nothing of it is open
-        then.
+        Raises if the bucket cannot be served; nothing of it is open then.
         """
         await copy.restore_log()
-        bucket, path = assignment.table_bucket, assignment.physical_path
-        log = host.logs.open_log(path, bucket, settings.log, host.clock_ms())
+        bucket, path, logs = assignment.table_bucket, assignment.physical_path, host.logs
+        if logs.is_closed(bucket):
+            log = await logs.reopen_log(path, bucket, settings.log, host.clock_ms())
+        else:
+            log = logs.open_log(path, bucket, settings.log, host.clock_ms())
         replica = cls(host, assignment, log)
+        try:
+            await replica._come_up(settings, copy)
+        except BaseException:
+            if replica.kv is not None:
+                host.kv.stop(replica, delete=False, failed=True)
+            logs.let_go(log)
+            raise
+        return replica
+
+    async def _come_up(self, settings: ReplicaSettings, copy: RemoteCopy) -> None:
+        """Bring the key-value state to the end of the log, and begin to serve the bucket."""
+        host, replica, log = self._host, self, self.log
         replica._hold_for_lake()  # as if tiered: nothing expires while the bucket comes up
         replica.hold_for_producers()
         if settings.kv is not None:
             log.holds.set(Holder.SNAPSHOT, copy.snapshot_offset)
-            try:
-                earlier = await copy.restore_state(replica)
-                replica.kv = await host.kv.open(replica, settings.kv, earlier)
-            except (ZuflussError, OSError):
-                host.logs.let_go(log)
-                raise
-            replica.kv.fence = host.fences.fence(bucket.table_id)
+            earlier = await copy.restore_state(replica)
+            replica.kv = await host.kv.open(replica, settings.kv, earlier)
+            replica.kv.fence = host.fences.fence(self.bucket.table_id)
             replica.hold_for_producers()  # they may have changed while the state came up
         replica.alter(settings)
         copy.attach(replica)
         for opened in host.opened:
             opened(replica)
-        return replica
 
     @classmethod
     async def reopen(
@@ -234,8 +247,13 @@ class Replica:
         try:
             if delete:
                 host.logs.drop(self.log)
+            else:
+                host.logs.let_go(self.log)
             if self.kv is not None:
-                host.kv.stop(self, delete=delete, then=host.logs.remove_empty_parents)
+                failed = self.failure is not None
+                host.kv.stop(
+                    self, delete=delete, failed=failed, then=host.logs.remove_empty_parents
+                )
         except OSError as e:
             # The next start removes what the coordinator does not assign.
             logger.error("log_not_removed", bucket=str(self.bucket), error=str(e))
@@ -328,9 +346,14 @@ class Replica:
             fetch.wake()
 
     def fail(self, reason: str) -> None:
-        """The storage under this bucket failed: refuse writes from now on, fail those waiting."""
-        self.failure = LogStorageError(f"{self.path} bucket {self.bucket.bucket_id}: {reason}")
-        self.release()
+        """State or log of this bucket are in doubt: refuse everything until it was opened again."""
+        if self.failure is None:
+            self.failure = LogStorageError(
+                f"{self.path} bucket {self.bucket.bucket_id}: {reason}; the server opens the "
+                "bucket again by itself, try again later"
+            )
+            self.release()
+            self._host.failed(self)
 
     def release(self) -> None:
         """Answer everybody who waits; the bucket stops or failed."""

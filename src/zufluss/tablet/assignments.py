@@ -1,14 +1,15 @@
 """Opening and closing the buckets that the coordinator assigns to this server.
 
 A bucket whose data cannot be served is refused, and tried again in the background if that may help
-(`reopen.py`). The orders come from `server.py`, one at a time. Before each of them the retries of
-its buckets are ended.
+(`reopen.py`). A bucket that fails while it is served is closed and goes the same way. The orders
+come from `server.py`, one at a time. Before each of them the retries of its buckets are ended.
 
 Belongs to the event loop.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import structlog
 
 from zufluss.cluster.remote import BucketRemote
 from zufluss.cluster.replicas import ReplicaAssignment, ReplicaStop
-from zufluss.errors import LogStorageError, ZuflussError
+from zufluss.errors import LogStorageError, ZuflussError, reason_of
 from zufluss.log.manager import log_directories, log_directory
 from zufluss.log.segment import DELETED_SUFFIX
 from zufluss.model.table import TableBucket
@@ -55,6 +56,8 @@ class Assignments:
         self._restorer = restorer
         self._remote_logs = remote_logs
         self._epoch_ended = epoch_ended
+        self._orders: dict[TableBucket, ReplicaAssignment] = {}
+        """The last order for each bucket that was opened here."""
         self.retries = Reopener(self._reopen)
 
     async def open(self, assignments: Sequence[ReplicaAssignment]) -> None:
@@ -76,12 +79,27 @@ class Assignments:
     ) -> LogStorageError | None:
         try:
             await self._open(assignment, remotes, Replica.open)
-        except (ZuflussError, OSError) as e:
-            log.error("bucket_refused", bucket=str(assignment.table_bucket), reason=str(e))
+        except Exception as e:
+            log.error("bucket_refused", bucket=str(assignment.table_bucket), reason=reason_of(e))
             if may_pass(e):
                 self.retries.add(assignment)
-            return self._buckets.refuse(assignment, e)
+            return self._buckets.refuse(assignment, e, self._host.clock_ms())
         return None
+
+    def recover(self, replica: Replica) -> None:
+        """Close a bucket that failed, and open it again from its log until that works."""
+        asyncio.get_running_loop().call_soon(self._recover, replica)  # not inside of its caller
+
+    def _recover(self, replica: Replica) -> None:
+        if not self._buckets.serves(replica):
+            return
+        failure = replica.failure
+        assert failure is not None
+        assignment = self._orders[replica.bucket]
+        log.error("bucket_failed", bucket=str(replica.bucket), reason=failure.message)
+        self._buckets.refuse(assignment, failure, self._host.clock_ms())
+        self._close(replica, delete=False)
+        self.retries.add(assignment)
 
     async def _reopen(self, assignment: ReplicaAssignment) -> Exception | None:
         """Try to open a bucket that was refused; returns why that is still not possible."""
@@ -91,8 +109,8 @@ class Assignments:
             return e
         try:
             await self._open(assignment, remotes, Replica.reopen)
-        except (ZuflussError, OSError) as e:
-            self._buckets.refuse(assignment, e)
+        except Exception as e:
+            self._buckets.refuse(assignment, e, self._host.clock_ms())
             return e
         return None
 
@@ -112,6 +130,7 @@ class Assignments:
     ) -> None:
         """Open a bucket, or lead it in another epoch if it is open; raises why it cannot be."""
         bucket = assignment.table_bucket
+        self._orders[bucket] = assignment
         replica = self._buckets.find(*bucket)
         if replica is not None:
             if replica.leader_epoch != assignment.leader_epoch:
@@ -129,6 +148,7 @@ class Assignments:
         if replica is not None:
             self._close(replica, delete=stop.delete)
             return
+        self._orders.pop(bucket, None)
         refused = self._buckets.forget_refused(bucket)
         if refused is not None and stop.delete:
             self._host.remove(refused.path, bucket)
@@ -144,6 +164,8 @@ class Assignments:
 
     def _close(self, replica: Replica, *, delete: bool) -> None:
         self._buckets.remove(replica)
+        if delete:
+            self._orders.pop(replica.bucket, None)
         replica.close(delete=delete)
 
     def _remove_others(self, assignments: Sequence[ReplicaAssignment]) -> None:

@@ -4,7 +4,9 @@ Every request handler finds its bucket here. `TabletServer` adds and removes buc
 coordinator orders; nobody else changes the directory.
 
 A bucket whose durable data is damaged is refused, and only that bucket: its requests are answered
-with the reason, everything else is served (A7).
+with the reason, everything else is served (A7). A bucket that failed for a reason that may pass is
+refused while the server opens it again (`reopen.py`): the answer is retriable and tells since when,
+how often it was tried, and why.
 
 Belongs to the event loop.
 """
@@ -12,6 +14,7 @@ Belongs to the event loop.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
 from typing import NamedTuple
 
 from zufluss.cluster.image import ClusterImage, TableEntry
@@ -25,6 +28,7 @@ from zufluss.errors import (
     SchemaNotExistError,
     UnknownTableOrBucketError,
     ZuflussError,
+    reason_of,
 )
 from zufluss.kv.table import KvTable
 from zufluss.log.config import LogConfig
@@ -34,6 +38,7 @@ from zufluss.model.table import PhysicalTablePath, TableBucket, TableInfo
 from zufluss.record.arrow.project import Projector
 from zufluss.record.batch.check import BatchChecker
 from zufluss.replica.replica import Replica, ReplicaSettings
+from zufluss.tablet.reopen import may_pass
 
 BucketKey = tuple[int | None, int]
 """Partition id and bucket id inside a table."""
@@ -42,10 +47,27 @@ BucketKey = tuple[int | None, int]
 class RefusedBucket(NamedTuple):
     """A bucket that cannot be served."""
 
+    bucket: TableBucket
+    """The bucket."""
     path: PhysicalTablePath
     """The table or partition that the bucket belongs to."""
-    reason: ZuflussError
-    """The answer to every request for the bucket."""
+    problem: Exception
+    """Why it could not be opened the last time."""
+    recovering: bool
+    """Whether the server tries to open it again by itself."""
+    since_ms: int
+    """When it was refused first."""
+    attempts: int = 0
+    """How often the server tried to open it since."""
+
+    @property
+    def reason(self) -> LogStorageError:
+        """The answer to every request for the bucket."""
+        text = f"{self.path} {self.bucket}: {reason_of(self.problem)}"
+        if self.recovering:
+            since = datetime.fromtimestamp(self.since_ms / 1000, UTC).isoformat(" ", "seconds")
+            text += f" [recovering since {since}, tried {self.attempts} times; try again later]"
+        return LogStorageError(text)
 
 
 class TableState:
@@ -185,14 +207,22 @@ class Buckets:
         del self.by_log[replica.log]
         self._forget_if_empty(table)
 
-    def refuse(self, assignment: ReplicaAssignment, problem: Exception) -> LogStorageError:
+    def refuse(
+        self, assignment: ReplicaAssignment, problem: Exception, now_ms: int
+    ) -> LogStorageError:
         """Note why a bucket cannot be served; returns the answer to its requests."""
-        bucket = assignment.table_bucket
-        reason = LogStorageError(f"{assignment.physical_path} {bucket}: {problem}")
+        bucket, path = assignment.table_bucket, assignment.physical_path
+        refused = self.table(bucket.table_id).refused
         key = (bucket.partition_id, bucket.bucket_id)
-        refused = RefusedBucket(assignment.physical_path, reason)
-        self.table(bucket.table_id).refused[key] = refused
-        return reason
+        entry = RefusedBucket(bucket, path, problem, may_pass(problem), now_ms)
+        if (earlier := refused.get(key)) is not None:
+            entry = entry._replace(since_ms=earlier.since_ms, attempts=earlier.attempts + 1)
+        refused[key] = entry
+        return entry.reason
+
+    def refused(self) -> Iterator[RefusedBucket]:
+        """Every bucket that is refused."""
+        return (refused for table in self.tables.values() for refused in table.refused.values())
 
     def forget_refused(self, bucket: TableBucket) -> RefusedBucket | None:
         """Forget that a bucket was refused; returns what was known of it."""

@@ -4,7 +4,7 @@
       → the disk has it → `Replica.advance` acknowledges the write and wakes readers
 
 With `zufluss.log.flush` = os an entry is acknowledged as soon as it is written. A sync that fails
-fails its bucket: writes that wait are refused, and so are all later ones.
+fails its bucket: writes that wait are refused, and the bucket is opened again (`assignments.py`).
 
 Belongs to the event loop.
 """
@@ -70,7 +70,4 @@ class Durability:
     def _failed(self, log: Log, error: Exception) -> None:
         replica = self._buckets.by_log.get(log)
         if replica is not None:
-            replica.fail(
-                f"the disk refused a sync ({error}); the bucket takes no more writes until the "
-                "server is restarted"
-            )
+            replica.fail(f"its log failed ({error or repr(error)})")

@@ -30,6 +30,7 @@ from zufluss.errors import (
     InvalidRequiredAcksError,
     LogStorageError,
     ZuflussError,
+    refusal_of,
 )
 from zufluss.log.log import AppendResult
 from zufluss.net.connection import ServerConnection
@@ -304,9 +305,6 @@ class ProduceHandler:
 
     def _refuse_gathered(self, e: Exception, gathered: AppendBuffer, bucket: BucketKey) -> None:
         """Refuse the requests whose entries could not be written."""
-        if not isinstance(e, ZuflussError):
-            log.exception("append_failed", bucket=bucket)
-            e = ZuflussError("internal server error", code=ErrorCode.UNKNOWN_SERVER_ERROR)
         refused = produce_response([self._refused(e, gathered.table.info.table_id, bucket)])
         for connection, request_id, _ in gathered.requests:
             connection.finish(request_id, refused)
@@ -329,7 +327,7 @@ class ProduceHandler:
         try:
             replica = table.replicas.get(bucket) or self._missing(table, bucket)
             appended = self._append(replica, view, batches)
-        except ZuflussError as e:
+        except Exception as e:
             refused = self._refused(e, table.info.table_id, bucket)
             connection.finish(request_id, produce_response([refused]))
             return
@@ -358,7 +356,7 @@ class ProduceHandler:
                 batches = self._check(scan.table_id, bucket, array, start, end)
                 replica = self._buckets.tables[scan.table_id].replicas[bucket]
                 appended = self._append(replica, view, batches)
-            except ZuflussError as e:
+            except Exception as e:
                 entry = self._refused(e, scan.table_id, bucket, quiet=refused > 0)
                 refused += 1
             else:
@@ -416,10 +414,13 @@ class ProduceHandler:
         return pending
 
     def _refused(
-        self, e: ZuflussError, table_id: int, bucket: BucketKey, *, quiet: bool = False
+        self, problem: Exception, table_id: int, bucket: BucketKey, *, quiet: bool = False
     ) -> ProducedBucket:
         """The answer for a refused entry; with `quiet` nothing is logged."""
-        if isinstance(e, LogStorageError):
+        e = refusal_of(problem)
+        if e is not problem:
+            log.error("append_failed", table_id=table_id, bucket=bucket, exc_info=problem)
+        elif isinstance(e, LogStorageError):
             log.error("append_failed", table_id=table_id, bucket=bucket, error=str(e))
         elif not quiet:
             log.info("append_refused", table_id=table_id, bucket=bucket, error=str(e))

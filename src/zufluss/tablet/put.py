@@ -8,8 +8,9 @@
       → acknowledge when it is durable                                   (replica.advance)
 
 Batches of one bucket are prepared in the order they came; the entries of one request are answered
-together, and the error of one never touches another. An append that the log refuses ends the
-bucket: its state is ahead of its log, and only a restart brings them together again.
+together, and the error of one never touches another. A put that cannot be worked out changes
+nothing and is refused. After an append that the log refuses, the state is ahead of the log: the
+bucket fails, and is opened again from its log.
 
 The worker has a queue with a limit. A put beyond it is refused with an error that clients retry
 after a pause, and answers tell how full it is, so that clients can slow down before.
@@ -39,6 +40,8 @@ from zufluss.errors import (
     LogStorageError,
     ProducerFencedError,
     ZuflussError,
+    reason_of,
+    refusal_of,
 )
 from zufluss.kv.changelog import ChangelogBatch
 from zufluss.kv.tablet import KvTablet, PreparedPut
@@ -77,6 +80,10 @@ about a millisecond, so nobody waits long for this."""
 
 _COUNT_AT = 24
 _COUNT = struct.Struct("<i")
+
+
+class StateAheadError(Exception):
+    """A put was applied to the state, and will not be in the log."""
 
 
 class AppendablePut(NamedTuple):
@@ -372,23 +379,26 @@ class PutHandler:
             self._kv.worker.submit(replica.tablet.flush, partial(_flush_begun, replica))
 
     def _append(self, replica: Replica, outcome: AppendablePut | Exception) -> int:
-        if isinstance(outcome, ZuflussError):
-            raise outcome
-        if isinstance(outcome, Exception):
-            log.error("put_failed", bucket=str(replica.bucket), exc_info=outcome)
-            raise self._fail(replica, f"a put failed unexpectedly ({outcome!r})")
         if replica.failure is not None:
             raise replica.failure
         if not self._buckets.serves(replica):
             raise self._buckets.why_not(*replica.bucket)
+        if isinstance(outcome, StateAheadError) or replica.tablet.failure is not None:
+            reason = reason_of(replica.tablet.failure or outcome)
+            raise self._fail(replica, f"a put was not completed ({reason})")
+        if isinstance(outcome, Exception):
+            if not isinstance(outcome, ZuflussError):
+                log.error("put_failed", bucket=str(replica.bucket), exc_info=outcome)
+            raise refusal_of(outcome)
         if outcome.batch is None:
             return outcome.end_offset
         view, checked = outcome.batch
         replica.tablet.unflushed_bytes += len(view)
         try:
             appended = replica.log.append(view, (checked,), outcome.now_ms)
-        except ZuflussError as e:
-            raise self._fail(replica, f"the changelog of a put was not written ({e})") from e
+        except Exception as e:
+            reason = f"the changelog of a put was not written ({reason_of(e)})"
+            raise self._fail(replica, reason) from e
         if appended.end_offset != outcome.end_offset or appended.duplicate:
             raise self._fail(
                 replica, f"the changelog ends at {appended.end_offset}, not {outcome.end_offset}"
@@ -397,7 +407,7 @@ class PutHandler:
         return outcome.end_offset
 
     def _fail(self, replica: Replica, reason: str) -> LogStorageError:
-        replica.fail(f"{reason}; the bucket takes no more writes until the server is restarted")
+        replica.fail(reason)
         assert replica.failure is not None
         return replica.failure
 
@@ -414,8 +424,8 @@ class PutHandler:
 def _encode(prepared: PreparedPut) -> AppendablePut:
     try:
         batch = None if prepared.changes is None else prepared.changes.encode()
-    except ZuflussError as e:  # a refusal would leave the state ahead of the log
-        raise RuntimeError(f"the changelog of a put could not be encoded: {e}") from e
+    except Exception as e:
+        raise StateAheadError(f"the changelog of a put could not be encoded: {e!r}") from e
     return AppendablePut(batch, prepared.end_offset, prepared.now_ms)
 
 

@@ -1,8 +1,9 @@
-"""Retries of buckets that were refused because remote storage did not answer.
+"""Retries of buckets that were refused for a reason that may pass.
 
-A bucket that lost files is refused while the location with their copies is down. Such a bucket is
-retried in the background, ever more rarely, while everything else is served. A bucket with damaged
-files is not retried: nothing would make them whole.
+A bucket that lost files is refused while the location with their copies is down; a bucket that
+failed (a sync failed, the disk is full, memory or descriptors ran out) is closed. Such a bucket is
+opened again in the background, ever more rarely, while everything else is served. A bucket with
+damaged files is not retried: nothing would make them whole.
 
 Before a bucket is started or stopped, its retries are ended and a try under way is awaited, because
 two tries at once would open the same files.
@@ -20,16 +21,21 @@ import structlog
 from zufluss.cluster.replicas import ReplicaAssignment
 from zufluss.errors import CorruptRecordError, ZuflussError
 from zufluss.model.table import TableBucket
+from zufluss.remote.errors import LocationUnavailableError
 
 log = structlog.get_logger(__name__)
 
-FIRST_SECONDS: Final = 1.0
+FIRST_SECONDS: Final = 0.1
 """Seconds before the first retry of a bucket."""
-MOST_SECONDS: Final = 60.0
-"""Most seconds between two retries."""
+MOST_SECONDS: Final = 10.0
+"""Most seconds between two retries of a bucket that this machine can mend."""
+MOST_SECONDS_REMOTE: Final = 60.0
+"""Most seconds between two retries of a bucket that needs remote storage, which cost more."""
 
 Open = Callable[[ReplicaAssignment], Awaitable[Exception | None]]
 """Opens a bucket, or returns why it still cannot be opened."""
+Sleep = Callable[[float], Awaitable[None]]
+"""Waits for some seconds."""
 
 
 def may_pass(problem: Exception) -> bool:
@@ -38,15 +44,21 @@ def may_pass(problem: Exception) -> bool:
     `CorruptRecordError` is retriable for clients, which may read from another replica; for the
     server that owns the disk it is not.
     """
-    damaged = isinstance(problem, CorruptRecordError)
-    return isinstance(problem, ZuflussError) and problem.retriable and not damaged
+    if isinstance(problem, ZuflussError):
+        return problem.retriable and not isinstance(problem, CorruptRecordError)
+    return True
 
 
 class Reopener:
     """Retries refused buckets. Belongs to the event loop."""
 
-    def __init__(self, open_bucket: Open) -> None:
+    def __init__(self, open_bucket: Open, sleep: Sleep = asyncio.sleep) -> None:
         self._open = open_bucket
+        self._sleep = sleep
+        self.attempts = 0
+        """Tries since the server started."""
+        self.opened = 0
+        """Tries that opened their bucket."""
         self._tries: dict[TableBucket, asyncio.Task[None]] = {}
         self._trying: set[TableBucket] = set()
         self._ending: set[TableBucket] = set()
@@ -98,12 +110,15 @@ class Reopener:
         bucket, seconds = assignment.table_bucket, FIRST_SECONDS
         await self._begun.wait()
         while bucket not in self._ending:
-            await asyncio.sleep(seconds * random.uniform(0.5, 1.0))
-            seconds = min(seconds * 2, MOST_SECONDS)
+            await self._sleep(seconds * random.uniform(0.5, 1.0))
+            self.attempts += 1
             problem = await self._try(assignment)
             if problem is None:
+                self.opened += 1
                 log.info("bucket_opened_later", bucket=str(bucket))
                 return
+            remote = isinstance(problem, LocationUnavailableError)
+            seconds = min(seconds * 2, MOST_SECONDS_REMOTE if remote else MOST_SECONDS)
             if not may_pass(problem):
                 return
 

@@ -134,8 +134,9 @@ class TabletServer:
             clock_ms,
             opened=(self.pin_states.opened,),
             closed=tuple(follower.closed for follower in followers),
+            failed=lambda replica: self.assignments.recover(replica),
         )
-        self._assignments = Assignments(
+        self.assignments = Assignments(
             self.data_dir, host, remote, restorer, self.remote_logs, self.scans.closed
         )
         self._started = False
@@ -171,16 +172,16 @@ class TabletServer:
 
         `producers` are complete: a table without an entry has no producers.
         """
-        await self._assignments.retries.end_all()
+        await self.assignments.retries.end_all()
         self.buckets.image = image
         await self._fence(self.producers.replace(producers))
-        self._assignments.close_others(replicas)
+        self.assignments.close_others(replicas)
         for replica in self.buckets.replicas():
             replica.lake_reached(None)  # the coordinator tells it again
         for entry in image.tables():
             self.buckets.alter(entry)
         self.snapshots.ask_again()
-        await self._assignments.open_all(replicas)
+        await self.assignments.open_all(replicas)
         if not self._started:
             self._started = True
             self._begin_periodic_work()
@@ -195,14 +196,14 @@ class TabletServer:
 
     async def start_replicas(self, replicas: Sequence[ReplicaAssignment]) -> None:
         """Hold these buckets; raises the reason when one of them cannot be served."""
-        await self._assignments.retries.end(each.table_bucket for each in replicas)
-        await self._assignments.open(replicas)
+        await self.assignments.retries.end(each.table_bucket for each in replicas)
+        await self.assignments.open(replicas)
 
     async def stop_replicas(self, replicas: Sequence[ReplicaStop]) -> None:
         """Give these buckets up, and free their disk where it says delete."""
-        await self._assignments.retries.end(stop.table_bucket for stop in replicas)
+        await self.assignments.retries.end(stop.table_bucket for stop in replicas)
         for stop in replicas:
-            self._assignments.close(stop)
+            self.assignments.close(stop)
 
     async def notify_lake_offsets(self, offsets: Sequence[LakeOffsets]) -> None:
         """Know how far these buckets got in the lake; buckets that are not here are passed over.
@@ -271,7 +272,7 @@ class TabletServer:
         tasks.repeat(scanner_seconds, self.scans.pins.sweep)
         tasks.spawn(self.remote_logs.run())
         self.snapshots.start()
-        self._assignments.retries.begin()
+        self.assignments.retries.begin()
 
     def _expire_requests(self) -> None:
         now = asyncio.get_running_loop().time()
@@ -287,7 +288,7 @@ class TabletServer:
     async def close(self) -> None:
         """Sync and close every log; the next start needs no recovery."""
         self._tasks.cancel()
-        await self._assignments.retries.stop()
+        await self.assignments.retries.stop()
         await self.snapshots.stop()
         self.scans.stop()
         await self.undos.stop()

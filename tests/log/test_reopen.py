@@ -1,0 +1,227 @@
+"""A log that failed is opened again while the others are served, and nothing acknowledged is lost.
+
+Promises A1 and A2: a sync that comes after a failed one proves nothing, so what the checkpoint does
+not cover is written again; and what the commit log has of the failed log never comes back to
+overtake what was written since.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.log.disk import RecordingFiles, SilentFiles
+from tests.log.support import offsets, read_all
+from tests.log.test_commit import FIRST, PATH, SECOND, FailingFiles, Server
+from zufluss.errors import CorruptRecordError
+from zufluss.log.commit_log import BLOCK_BYTES
+from zufluss.log.config import LogConfig
+from zufluss.log.files import OpenFile
+from zufluss.log.log import Log
+from zufluss.log.manager import COPY_BYTES_MAX
+
+
+async def reopened(server: Server) -> Log:
+    """Open the first log again, with the workers running."""
+    opening = asyncio.ensure_future(server.manager.reopen_log(PATH, FIRST, LogConfig(), 0))
+    while not opening.done():
+        await asyncio.sleep(0.001)
+        server.flush_worker.run()
+        server.commit_worker.run()
+    return await opening
+
+
+async def test_a_failed_log_is_opened_again_with_everything_acknowledged(tmp_path: Path) -> None:
+    files = FailingFiles()
+    server = Server(tmp_path, files)
+    server.append()
+    server.sync()
+    files.failing = "log-0/"
+    server.append(body=bytes(COPY_BYTES_MAX))
+    server.sync()
+    assert server.failures == [server.log()]
+    failed = server.log()
+    server.manager.let_go(failed)
+    files.failing = None
+    log = await reopened(server)
+    assert log.log_end_offset == 4, "a write that was refused may be there, as after a crash"
+    assert (log.high_watermark, log.recovery_point, log.incarnation) == (4, 4, 1)
+    server.append()
+    server.sync()
+    assert server.durable[-1] == (FIRST, 6)
+
+
+async def test_a_log_whose_disk_still_fails_stays_closed(tmp_path: Path) -> None:
+    files = FailingFiles()
+    server = Server(tmp_path, files)
+    server.append(body=bytes(COPY_BYTES_MAX))
+    files.failing = "log-0/"
+    server.sync()
+    server.manager.let_go(server.log())
+    with pytest.raises(OSError, match="Input/output"):
+        await reopened(server)
+    server.manager.allow(FIRST)
+    files.failing = None
+    assert (await reopened(server)).log_end_offset == 2
+
+
+async def test_what_a_failed_sync_left_in_the_page_cache_is_written_again(tmp_path: Path) -> None:
+    """The system takes the pages of a failed sync for clean; a second sync would write nothing."""
+    files = RecordingFiles(tmp_path)
+    server = Server(tmp_path, files)
+    server.append()
+    server.sync()
+    segment = server.log().segments[0]
+    server.log().fail(OSError(errno.EIO, "a sync"))
+    server.manager.let_go(server.log())
+    before = len(files.operations)
+    await reopened(server)
+    done = [o for o in files.operations[before:] if o.kind in ("write", "sync")]
+    written = [o for o in done if o.kind == "write" and len(o.arguments[1]) == segment.size]
+    assert written, "the batch in the segment"
+    assert any(
+        o.kind == "sync" and o.inode == written[0].inode for o in done[done.index(written[0]) :]
+    )
+
+
+async def test_an_acknowledged_entry_that_the_segment_lost_comes_from_the_commit_log(
+    tmp_path: Path,
+) -> None:
+    server = Server(tmp_path)
+    server.append()
+    server.append(SECOND)
+    server.sync()
+    segment = server.log().segments[0].path
+    server.log().fail(OSError(errno.EIO, "a sync"))
+    server.manager.let_go(server.log())
+    os.truncate(segment, 0)  # the page was dropped, and the disk never had it
+    log = await reopened(server)
+    assert len(offsets(read_all(log))) == 1
+
+
+async def test_a_log_that_lost_what_was_acknowledged_is_damaged(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    server.append(body=bytes(COPY_BYTES_MAX))
+    server.sync()
+    segment = server.log().segments[0].path
+    server.log().fail(OSError(errno.EIO, "a sync"))
+    server.manager.let_go(server.log())
+    os.truncate(segment, 0)
+    with pytest.raises(CorruptRecordError, match="acknowledged"):
+        await reopened(server)
+
+
+async def test_entries_of_before_the_failure_do_not_overtake_those_written_since(
+    tmp_path: Path,
+) -> None:
+    """Without a new incarnation, a later crash would replay the refused entry at their offset."""
+    files = FailingFiles()
+    server = Server(tmp_path, files)
+    server.append()
+    server.sync()
+    segment = server.log().segments[0]
+    acknowledged = segment.size
+    server.append(body=b"refused")
+    files.failing = ""  # the disk may have the entry in the commit log all the same
+    server.sync()
+    assert server.failures == [server.log()]
+    files.failing = None
+    server.manager.let_go(server.log())
+    os.truncate(segment.path, acknowledged)
+    entries = sorted((tmp_path / ".commit-log").glob("commit-*.log"))
+    saved = {path: path.read_bytes() for path in entries}
+    for path in entries:  # this start does not see the refused entry; the disk may show it later
+        os.truncate(path, 2 * BLOCK_BYTES)
+    assert (await reopened(server)).log_end_offset == 2
+    for path, data in saved.items():
+        path.write_bytes(data)
+    server.append(body=b"acknowledged")
+    server.append(body=bytes(COPY_BYTES_MAX))
+    server.sync()
+    assert server.durable[-1] == (FIRST, 6)
+    server.kill()
+    log = Server(tmp_path).log()
+    assert log.log_end_offset == 6
+    assert b"acknowledged" in bytes(read_all(log))
+    assert b"refused" not in bytes(read_all(log))
+
+
+async def test_commit_files_are_free_again_when_the_failed_log_is_open(tmp_path: Path) -> None:
+    files = FailingFiles()
+    server = Server(tmp_path, files, file_bytes=2 * BLOCK_BYTES)
+    server.append()
+    server.sync()
+    files.failing = "log-0/"
+    for _ in range(6):
+        server.append(SECOND)
+        server.sync()
+        server.flush_worker.run()
+    assert server.failures == [server.log()]
+    files.failing = None
+    server.manager.let_go(server.log())
+    await reopened(server)
+    for _ in range(20):
+        server.append(SECOND)
+        server.sync()
+        server.flush_worker.run()
+        server.append()
+        server.sync()
+        server.flush_worker.run()
+    assert server.durable[-1] == (FIRST, 42)
+    server.kill()
+    assert Server(tmp_path).refused == []
+
+
+class ScarceFiles(SilentFiles):
+    """Files that cannot be opened on request."""
+
+    scarce = False
+
+    def open(self, path: Path, *, create: bool = False) -> OpenFile:
+        if self.scarce:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return super().open(path, create=create)
+
+    def sync_directory(self, path: Path) -> None:
+        if self.scarce:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
+async def test_a_file_that_cannot_be_opened_is_no_failed_sync(tmp_path: Path) -> None:
+    files = ScarceFiles()
+    server = Server(tmp_path, files)
+    server.append(body=bytes(COPY_BYTES_MAX))
+    server.append(body=b"behind it")
+    server.append(SECOND)
+    files.scarce = True  # the directory of a new log has to be synced, and cannot be opened
+    server.sync()
+    assert (server.failures, server.log().failure) == ([], None)
+    assert (FIRST, 4) not in server.durable
+    files.scarce = False
+    server.sync()
+    assert server.failures == []
+    assert (FIRST, 4) in server.durable
+    assert (SECOND, 2) in server.durable
+    server.kill()
+    assert Server(tmp_path).log().log_end_offset == 4
+
+
+async def test_a_background_sync_without_descriptors_is_tried_again(tmp_path: Path) -> None:
+    files = ScarceFiles()
+    server = Server(tmp_path, files)
+    server.append()
+    server.sync()
+    server.log().roll()
+    files.scarce = True
+    server.flush_worker.run()
+    assert (server.failures, server.log().recovery_point) == ([], 0)
+    files.scarce = False
+    server.append()
+    server.sync()
+    server.log().roll()
+    server.flush_worker.run()
+    assert server.log().recovery_point == 4

@@ -1,0 +1,189 @@
+"""A bucket that failed is opened again by itself, from its log, and loses nothing acknowledged."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.log.disk import SilentFiles
+from tests.tablet.keyed import Keyed, many, serving
+from tests.tablet.support import TABLE, Tablet
+from zufluss.errors import ErrorCode, LogStorageError
+from zufluss.kv.store import KvStore
+from zufluss.kv.tablet import KvTablet
+from zufluss.log.files import OpenFile
+
+STORAGE = int(ErrorCode.LOG_STORAGE_EXCEPTION)
+
+
+class SickFiles(SilentFiles):
+    """Files whose operations fail while they are named."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sick: dict[str, int] = {}
+
+    def _check(self, operation: str) -> None:
+        if (number := self.sick.get(operation)) is not None:
+            raise OSError(number, os.strerror(number))
+
+    def pwrite(self, fd: int, data: Any, position: int) -> int:
+        self._check("write")
+        return os.pwrite(fd, data, position)
+
+    def fdatasync(self, fd: int) -> None:  # type: ignore[override]
+        self._check("fdatasync")
+
+    def truncate(self, fd: int, size: int) -> None:
+        self._check("truncate")
+        os.ftruncate(fd, size)
+
+    def open(self, path: Path, *, create: bool = False) -> OpenFile:
+        self._check("open")
+        return super().open(path, create=create)
+
+
+async def produced(tablet: Tablet, *buckets: int) -> list[tuple[int, int]]:
+    connection, sent = await tablet.produce(*buckets)
+    return await connection.produced(sent)
+
+
+async def until_open(tablet: Tablet) -> None:
+    for _ in range(3):
+        await asyncio.sleep(0)  # a bucket that fails is closed in the next turn
+    async with asyncio.timeout(60):
+        while tablet.server.assignments.retries.waiting:
+            await asyncio.sleep(0.01)
+
+
+async def test_a_log_bucket_takes_writes_again_when_syncs_work_again(tmp_path: Path) -> None:
+    files = SickFiles()
+    tablet = await Tablet(tmp_path, files).start()
+    assert await produced(tablet, 0, 1) == [(0, 0), (1, 0)]
+    files.sick = {"fdatasync": errno.EIO}
+    assert await produced(tablet, 0) == [(0, STORAGE)]
+    await asyncio.sleep(0)
+    with pytest.raises(LogStorageError, match=r"recovering since .*, tried \d+ times") as refused:
+        tablet.server.buckets.replica(TABLE, None, 0)
+    assert refused.value.retriable
+    assert await produced(tablet, 0) == [(0, STORAGE)]
+    files.sick = {}
+    await until_open(tablet)
+    assert await produced(tablet, 0, 1) == [(0, 0), (1, 0)]
+    replica = tablet.server.buckets.replica(TABLE, None, 0)
+    assert replica.log.high_watermark in (6, 9), "what was refused may be there"
+    await tablet.server.close()
+
+
+async def test_a_write_that_cannot_be_undone_closes_the_bucket_until_it_can(tmp_path: Path) -> None:
+    files = SickFiles()
+    tablet = await Tablet(tmp_path, files).start()
+    assert await produced(tablet, 0) == [(0, 0)]
+    files.sick = {"write": errno.ENOSPC, "truncate": errno.EIO}
+    assert await produced(tablet, 0) == [(0, STORAGE)]
+    await asyncio.sleep(0)
+    assert tablet.server.buckets.find(TABLE, None, 0) is None
+    files.sick = {}
+    await until_open(tablet)
+    assert await produced(tablet, 0) == [(0, 0)]
+    assert tablet.server.buckets.replica(TABLE, None, 0).log.high_watermark == 6
+    await tablet.server.close()
+
+
+@pytest.mark.parametrize("sick", [{"write": errno.ENOSPC}, {"fdatasync": errno.EIO}])
+async def test_a_primary_key_bucket_takes_writes_again_when_the_disk_has_room(
+    tmp_path: Path, sick: dict[str, int]
+) -> None:
+    """Its state is ahead of its log after a failed append, and is built again from the log."""
+    files = SickFiles()
+    tablet = Keyed(tmp_path, files=files, conf={"zufluss.log.flush": "ack"})
+    async with serving(tablet):
+        await tablet.put(*many(0, 100))
+        files.sick = sick
+        with pytest.raises(AssertionError, match="by itself"):
+            await tablet.put((1, "refused"), (200, "refused"))
+        files.sick = {}
+        await until_open(tablet)
+        refused = await tablet.rows()
+        assert refused[1] in ("text 1", "refused")
+        await tablet.put((1, "later"))
+        assert await tablet.rows() == refused | {1: "later"}
+        assert tablet.replica().row_count() == len(refused)
+
+
+async def test_a_put_without_memory_is_refused_and_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tablet = Keyed(tmp_path)
+    async with serving(tablet):
+        await tablet.put((1, "one"))
+        replica = tablet.replica()
+        with monkeypatch.context() as patch:
+
+            def get(*arguments: Any) -> Any:
+                raise MemoryError
+
+            patch.setattr(KvStore, "get", get)
+            with pytest.raises(AssertionError, match="no memory"):
+                await tablet.put((1, "refused"))
+        assert tablet.replica() is replica, "it was not closed"
+        await tablet.put((2, "two"))
+        assert await tablet.rows() == {1: "one", 2: "two"}
+
+
+async def test_a_put_that_is_half_applied_is_taken_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tablet = Keyed(tmp_path)
+    async with serving(tablet):
+        await tablet.put((1, "one"))
+        replica = tablet.replica()
+        with monkeypatch.context() as patch:
+
+            def count(*arguments: Any) -> Any:
+                raise MemoryError
+
+            patch.setattr(KvTablet, "_count", count)
+            with pytest.raises(AssertionError, match="by itself"):
+                await tablet.put((1, "refused"))
+        await until_open(tablet)
+        assert tablet.replica() is not replica
+        assert await tablet.rows() == {1: "one"}
+        await tablet.put((2, "two"))
+        assert await tablet.rows() == {1: "one", 2: "two"}
+
+
+async def test_a_bucket_that_cannot_be_opened_at_the_start_is_opened_later(tmp_path: Path) -> None:
+    tablet = await Tablet(tmp_path).start()
+    assert await produced(tablet, 0, 1) == [(0, 0), (1, 0)]
+    tablet.server.logs._timer.cancel()  # type: ignore[union-attr]
+    for log in tablet.server.logs.logs:
+        log.close(clean=False)
+    files = SickFiles()
+    later = Tablet(tmp_path, files)
+    files.sick = {"open": errno.EMFILE}
+    await later.start()
+    assert await produced(later, 0) == [(0, STORAGE)]
+    files.sick = {}
+    await until_open(later)
+    assert await produced(later, 0, 1) == [(0, 0), (1, 0)]
+    assert later.server.buckets.replica(TABLE, None, 0).log.high_watermark == 6
+    await later.server.close()
+
+
+async def test_a_bucket_that_is_being_recovered_can_be_dropped(tmp_path: Path) -> None:
+    files = SickFiles()
+    tablet = await Tablet(tmp_path, files).start()
+    files.sick = {"fdatasync": errno.EIO}
+    assert await produced(tablet, 0) == [(0, STORAGE)]
+    await asyncio.sleep(0)
+    await tablet.drop(0)
+    assert not tablet.server.assignments.retries.waiting
+    assert not (tmp_path / "db" / f"t-{TABLE}" / "log-0").exists()
+    files.sick = {}
+    await tablet.server.close()
