@@ -443,6 +443,13 @@ ZUFLUSS_KV_SCANNER_AGE_MAX = duration_option(
     "space on the disk.",
     minimum=1,
 )
+ZUFLUSS_KV_SCANNER_DISCONNECT_GRACE = duration_option(
+    "zufluss.kv.scanner.disconnect-grace",
+    15 * SECOND_MS,
+    "How long a scan or pinned state is kept after the connection of its client has ended, for a "
+    "client that connects again.",
+    minimum=0,
+)
 ZUFLUSS_KV_SCANNER_TIME_LIMIT = duration_option(
     "zufluss.kv.scanner.time-limit",
     2 * SECOND_MS,

@@ -74,6 +74,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         "_filled",
         "_frame_max",
         "_frame_since",
+        "_gone",
         "_held",
         "_inflight_max",
         "_out",
@@ -120,6 +121,8 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._unread = False
         self._unsent, self._unsent_since = 0, 0.0
         self._drained: list[Callable[[], None]] = []
+        self._gone: list[Callable[[], None]] | None = []
+        """Called when the connection has ended; None afterwards."""
         self._paused = 0
 
     # -- life -------------------------------------------------------------------------------
@@ -140,6 +143,9 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._out.clear()
         self._wake_drained()
         self._release()
+        gone, self._gone = self._gone or (), None
+        for callback in gone:
+            callback()
         self.server.dismiss(self)
 
     def close(self) -> None:
@@ -334,6 +340,13 @@ class ServerConnection(asyncio.BufferedProtocol):
     def when_drained(self, callback: Callable[[], None]) -> None:
         """Call back once the client has read all answers, or is gone."""
         self._drained.append(callback)
+
+    def when_gone(self, callback: Callable[[], None]) -> None:
+        """Call back once the connection has ended; soon, if it has."""
+        if self._gone is None:
+            self.server.loop.call_soon(callback)
+        else:
+            self._gone.append(callback)
 
     async def has_read(self) -> None:
         """Wait until the client has read all answers; `NetworkError` if it is gone."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Reader(Protocol):
-    """Tells handlers with large answers whether the client reads them."""
+    """Tells handlers whether the client reads large answers, and when it is gone."""
 
     @property
     def backlogged(self) -> bool:
@@ -27,6 +27,9 @@ class Reader(Protocol):
 
     async def has_read(self) -> None:
         """Wait until the client has read them; raises `NetworkError` if the client is gone."""
+
+    def when_gone(self, callback: Callable[[], None]) -> None:
+        """Call back once the connection has ended, from either side."""
 
 
 class _AlwaysReads:
@@ -36,6 +39,9 @@ class _AlwaysReads:
 
     async def has_read(self) -> None:
         """Nothing to wait for."""
+
+    def when_gone(self, callback: Callable[[], None]) -> None:
+        """Never: the caller ends with the process."""
 
 
 _ALWAYS_READS = _AlwaysReads()
@@ -54,7 +60,7 @@ class RequestContext:
     peer: str
     """Address of the client, for logs."""
     reader: Reader = _ALWAYS_READS
-    """For handlers with large answers: whether there is room for another one."""
+    """For handlers with large answers, and for those that hold something for the client."""
 
 
 class EncodedResponse(NamedTuple):

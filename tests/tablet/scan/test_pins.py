@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
@@ -18,8 +19,26 @@ from zufluss.model.table import TableBucket
 from zufluss.tablet.scan import pins as module
 from zufluss.tablet.scan.pins import PinLimits, StatePin, StatePins
 
-IDLE, AGE = 60.0, 600.0
+IDLE, GRACE, AGE = 60.0, 5.0, 600.0
 BUCKET, OTHER = TableBucket(7, None, 0), TableBucket(7, None, 1)
+
+
+class Wire:
+    """A connection of a client, which can end."""
+
+    backlogged = False
+
+    def __init__(self) -> None:
+        self._gone: list[Callable[[], None]] = []
+
+    async def has_read(self) -> None: ...
+
+    def when_gone(self, callback: Callable[[], None]) -> None:
+        self._gone.append(callback)
+
+    def end(self) -> None:
+        for callback in self._gone:
+            callback()
 
 
 class World:
@@ -28,7 +47,7 @@ class World:
     def __init__(self, per_bucket: int = 8, per_server: int = 200) -> None:
         self.now = 1000.0
         self.free: list[str] = []
-        limits = PinLimits(IDLE, AGE, per_bucket, per_server)
+        limits = PinLimits(IDLE, GRACE, AGE, per_bucket, per_server)
         self.pins: StatePins[str] = StatePins(limits, self.free.append, lambda: self.now)
         self._made = 0
 
@@ -41,7 +60,11 @@ class World:
         return pin
 
     def call(self, pin: StatePin[str], owner: str | None = None) -> str:
-        with self.pins.use(self.pins.find(pin.pin_id, owner)) as content:
+        return self.call_on(Wire(), pin, owner)
+
+    def call_on(self, wire: Wire, pin: StatePin[str], owner: str | None = None) -> str:
+        """A call that comes in on this connection."""
+        with self.pins.use(self.pins.find(pin.pin_id, owner), wire) as content:
             return content
 
     def code(self, pin_id: bytes) -> ErrorCode:
@@ -96,7 +119,7 @@ def test_the_age_of_a_pin_begins_when_its_state_is_made(world: World) -> None:
 
 def test_a_long_call_is_not_idle_and_begins_the_time_anew_at_its_end(world: World) -> None:
     pin = world.open()
-    with world.pins.use(pin):
+    with world.pins.use(pin, Wire()):
         world.now += 2 * IDLE
         world.pins.sweep()
     world.now += IDLE - 1
@@ -106,8 +129,8 @@ def test_a_long_call_is_not_idle_and_begins_the_time_anew_at_its_end(world: Worl
 def test_nothing_is_let_go_while_a_call_is_under_way(world: World) -> None:
     """A close races its own prefetch: the call under way ends first."""
     pin = world.open()
-    with world.pins.use(pin) as content:
-        with world.pins.use(pin):
+    with world.pins.use(pin, Wire()) as content:
+        with world.pins.use(pin, Wire()):
             world.pins.close(pin.pin_id, None)
             assert len(world.pins) == 0
             assert world.code(pin.pin_id) is ErrorCode.UNKNOWN_SCANNER_ID
@@ -118,7 +141,7 @@ def test_nothing_is_let_go_while_a_call_is_under_way(world: World) -> None:
 
 def test_a_call_that_fails_leaves_the_pin(world: World) -> None:
     pin = world.open()
-    with pytest.raises(ZeroDivisionError), world.pins.use(pin):
+    with pytest.raises(ZeroDivisionError), world.pins.use(pin, Wire()):
         _ = 1 / 0
     assert world.call(pin) == "state 1"
     assert pin.calls == 0
@@ -225,7 +248,7 @@ def test_nobody_finds_a_pin_whose_state_is_being_made(world: World) -> None:
 
 def test_a_bucket_that_stops_ends_its_pins_and_no_others(world: World) -> None:
     mine, other = world.open(), world.open(OTHER)
-    with world.pins.use(mine):
+    with world.pins.use(mine, Wire()):
         world.pins.end_bucket(BUCKET)
         assert world.free == []
     assert world.free == ["state 1"]
@@ -306,7 +329,7 @@ class Model:
                 assert known.over(self.world.now)
             else:
                 assert not known.over(self.world.now)
-                use = self.world.pins.use(pin)
+                use = self.world.pins.use(pin, Wire())
                 assert use.__enter__() == known.content
                 known.calls.append(use)
                 known.used = self.world.now
@@ -365,3 +388,78 @@ def test_ten_thousand_random_opens_closes_and_expiries_leave_the_counts_right() 
         model.check()
     assert len(model.world.pins) == 0
     assert len(model.world.free) == model.world._made
+
+
+# -- clients that are gone ------------------------------------------------------------------------
+
+
+def test_a_pin_of_a_killed_client_ends_after_a_grace_and_makes_room(world: World) -> None:
+    """Otherwise eight killed clients block a bucket for the whole time-to-live."""
+    wires = [Wire() for _ in range(8)]
+    for wire in wires:
+        world.call_on(wire, world.open())
+    with pytest.raises(KvScanBusyError):
+        world.open()
+    for wire in wires:
+        wire.end()
+    world.now += GRACE - 0.01
+    with pytest.raises(KvScanBusyError):
+        world.open()
+    world.now += 0.01
+    world.open()
+    assert len(world.pins) == 1
+    assert len(world.free) == 8
+
+
+def test_a_client_that_connects_again_within_the_grace_keeps_its_pin(world: World) -> None:
+    pin, first, second = world.open(), Wire(), Wire()
+    world.call_on(first, pin)
+    first.end()
+    world.now += GRACE - 0.01
+    assert world.call_on(second, pin) == "state 1"
+    world.now += 3 * GRACE
+    assert world.call_on(second, pin) == "state 1"
+    second.end()
+    world.now += GRACE
+    assert world.code(pin.pin_id) is ErrorCode.SCANNER_EXPIRED
+
+
+def test_a_pin_that_two_processes_use_lives_until_both_are_gone(world: World) -> None:
+    pin, driver, task = world.open(), Wire(), Wire()
+    world.call_on(driver, pin)
+    world.call_on(task, pin)
+    driver.end()
+    world.now += 2 * GRACE
+    assert world.call_on(task, pin) == "state 1"
+    task.end()
+    world.now += GRACE
+    assert world.code(pin.pin_id) is ErrorCode.SCANNER_EXPIRED
+
+
+def test_a_call_in_progress_outlives_its_connection(world: World) -> None:
+    pin, wire = world.open(), Wire()
+    with world.pins.use(pin, wire):
+        wire.end()
+        world.now += 2 * GRACE
+        world.pins.sweep()
+        assert not world.free
+    assert world.code(pin.pin_id) is ErrorCode.SCANNER_EXPIRED
+
+
+def test_a_detached_pin_waits_for_another_process_and_then_ends_with_it(world: World) -> None:
+    pin, first, second = world.open(), Wire(), Wire()
+    world.call_on(first, pin)
+    world.pins.detach(pin.pin_id, None)
+    first.end()
+    world.now += IDLE - 1
+    assert world.call_on(second, pin) == "state 1"
+    second.end()
+    world.now += GRACE
+    assert world.code(pin.pin_id) is ErrorCode.SCANNER_EXPIRED
+    world.pins.detach(pin.pin_id, None)
+
+
+def test_only_the_owner_detaches_a_pin(world: World) -> None:
+    pin = world.open(owner="alice")
+    with pytest.raises(AuthorizationError):
+        world.pins.detach(pin.pin_id, "bob")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -385,6 +385,8 @@ class Unread:
     async def has_read(self) -> None:
         while self.backlogged:
             await asyncio.sleep(0.001)
+
+    def when_gone(self, callback: Callable[[], None]) -> None: ...
 
 
 async def test_calls_of_a_client_that_reads_no_answers_make_few_of_them(tmp_path: Path) -> None:

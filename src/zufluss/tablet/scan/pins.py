@@ -7,6 +7,7 @@ principal that opened it, and ends for one of these reasons, whatever comes firs
 |---|---|
 | it was closed, or read to its end | UNKNOWN_SCANNER_ID, as for an id that never was |
 | nobody used it for `kv.scanner.ttl` | SCANNER_EXPIRED |
+| the connections of its clients ended, `…disconnect-grace` ago or longer | SCANNER_EXPIRED |
 | it reached `zufluss.kv.scanner.age-max`, used or not | SCANNER_EXPIRED |
 | its bucket stopped or has another leader epoch | SCANNER_EXPIRED |
 
@@ -15,6 +16,12 @@ came by. A pin that is in use does not expire by idleness, and what it holds is 
 the last call on it has left: nothing is closed under a reader. Ids that expired are remembered for
 twice the time-to-live, to tell them from unknown ones; that is for people, clients treat both
 alike.
+
+A client holds its pin through every connection on which it opened or used the pin, and another
+process may hold the same pin through its own. When the last of these connections has ended, the pin
+lives on for a short grace: time to connect again, but a killed client does not block a bucket for
+others. A *detached* pin waits for another process, which has not connected yet: no connection holds
+it until that process uses it.
 
 A pin counts towards the limits from before its state is made until its end. The numbers are those
 of the pins that are there; nothing is counted beside them that could drift.
@@ -41,6 +48,7 @@ from zufluss.errors import (
     NotLeaderError,
 )
 from zufluss.model.table import TableBucket
+from zufluss.net.services import Reader
 
 T = TypeVar("T")
 
@@ -57,6 +65,8 @@ class PinLimits:
 
     idle_seconds: float
     """A pin that nobody used for so long has ended."""
+    grace_seconds: float
+    """A pin whose last connection ended so long ago has ended."""
     age_seconds: float
     """A pin of this age has ended."""
     per_bucket: int
@@ -69,6 +79,7 @@ class PinLimits:
         """The configured limits."""
         return cls(
             conf.get(options.KV_SCANNER_TTL) / 1000,
+            conf.get(options.ZUFLUSS_KV_SCANNER_DISCONNECT_GRACE) / 1000,
             conf.get(options.ZUFLUSS_KV_SCANNER_AGE_MAX) / 1000,
             conf.get(options.KV_SCANNER_MAX_PER_BUCKET),
             conf.get(options.KV_SCANNER_MAX_PER_SERVER),
@@ -84,9 +95,11 @@ class StatePin(Generic[T]):
         "ended",
         "held",
         "leader_epoch",
+        "left",
         "opened",
         "owner",
         "pin_id",
+        "readers",
         "used",
     )
 
@@ -104,6 +117,10 @@ class StatePin(Generic[T]):
         """When the last valid call on the pin began or ended."""
         self.calls = 1
         """Calls under way, the making of the state included."""
+        self.readers: set[Reader] = set()
+        """Open connections of the clients that use it."""
+        self.left: float | None = None
+        """When the last of these connections ended; None while one is open, and if detached."""
         self.ended = False
         """The pin has ended: no call finds it."""
         self.held: T | None = None
@@ -134,6 +151,7 @@ class StatePins(Generic[T]):
         self._clock = clock
         self._pins: dict[bytes, StatePin[T]] = {}
         self._of_bucket: dict[TableBucket, set[StatePin[T]]] = {}
+        self._of_reader: dict[Reader, set[StatePin[T]]] = {}
         self._expired: dict[bytes, tuple[float, str]] = {}
 
     def __len__(self) -> int:
@@ -216,12 +234,36 @@ class StatePins(Generic[T]):
         self._check_owner(pin, owner)
         return pin
 
+    def hold(self, pin: StatePin[T], reader: Reader) -> None:
+        """A client uses the pin through this connection."""
+        if pin.ended:
+            return
+        pin.left = None
+        pin.readers.add(reader)
+        pins = self._of_reader.get(reader)
+        if pins is None:
+            pins = self._of_reader[reader] = set()
+            reader.when_gone(lambda: self._reader_gone(reader))
+        pins.add(pin)
+
+    def _reader_gone(self, reader: Reader) -> None:
+        for pin in self._of_reader.pop(reader, ()):
+            pin.readers.discard(reader)
+            if not pin.readers:
+                pin.left = self._clock()
+
+    def _drop_readers(self, pin: StatePin[T]) -> None:
+        for reader in pin.readers:
+            self._of_reader[reader].discard(pin)
+        pin.readers.clear()
+
     @contextmanager
-    def use(self, pin: StatePin[T]) -> Iterator[T]:
+    def use(self, pin: StatePin[T], reader: Reader) -> Iterator[T]:
         """Use a pin that `find` returned in this turn of the loop: it stays until the block ends.
 
-        Its time-to-live begins anew, now and at the end.
+        Its time-to-live begins anew, now and at the end, and the client of `reader` holds it.
         """
+        self.hold(pin, reader)
         pin.used = self._clock()
         pin.calls += 1
         try:
@@ -262,6 +304,17 @@ class StatePins(Generic[T]):
             self._check_owner(pin, owner)
             self._end(pin)
 
+    def detach(self, pin_id: bytes, owner: str | None) -> None:
+        """Keep a pin, if it exists, for another process, which has the time-to-live to use it.
+
+        `AuthorizationError` if it belongs to another user.
+        """
+        pin = self._pins.get(pin_id)
+        if pin is not None and pin.held is not None:
+            self._check_owner(pin, owner)
+            self._drop_readers(pin)
+            pin.left, pin.used = None, self._clock()
+
     def end_bucket(self, bucket: TableBucket) -> None:
         """The bucket has stopped or begins a new leader epoch: its pins end."""
         for pin in [*self._of_bucket.get(bucket, ())]:
@@ -286,6 +339,11 @@ class StatePins(Generic[T]):
         if not pin.calls and now - pin.used >= limits.idle_seconds:
             key = options.KV_SCANNER_TTL.key
             return f"nobody used it for {limits.idle_seconds:g} s, the limit of {key}"
+        if not pin.calls and pin.left is not None and now - pin.left >= limits.grace_seconds:
+            key = options.ZUFLUSS_KV_SCANNER_DISCONNECT_GRACE.key
+            return (
+                f"its client was not connected for {limits.grace_seconds:g} s, the limit of {key}"
+            )
         return None
 
     def _expire(self, pin: StatePin[T], reason: str) -> None:
@@ -298,6 +356,7 @@ class StatePins(Generic[T]):
         if pin.ended:
             return
         pin.ended = True
+        self._drop_readers(pin)
         del self._pins[pin.pin_id]
         others = self._of_bucket[pin.bucket]
         others.remove(pin)

@@ -1,7 +1,8 @@
 """Scans of pinned state: OPEN_KV_SNAPSHOT, SCAN_KV_SNAPSHOT and CLOSE_KV_SNAPSHOT.
 
-OPEN pins the state of buckets, all of them or none. SCAN answers the rows of a pin after a key, as
-Arrow. CLOSE releases the pin. The server keeps the pin, the client sends the cursor with every
+OPEN pins the state of buckets, all of them or none; with `partial` the first ones, as many as there
+is room for. SCAN answers the rows of a pin after a key, as Arrow. CLOSE releases the pin, or leaves
+it to another process. The server keeps the pin, the client sends the cursor with every
 call, so a call may be repeated, sent from another process, or made with an older key, and gets the
 same rows. `scan/pins.py` says how long pins live, `scan/rows.py` decodes the rows, and
 `scan/sessions.py` implements Fluss's SCAN_KV on top of this module.
@@ -50,6 +51,8 @@ T = TypeVar("T")
 
 DECODE_THREADS: Final = 2
 """Threads that decode pages."""
+SHARE: Final = 4
+"""A partial OPEN gets at most one in this number of the pins that a server may have."""
 CALLS_MAX: Final = 16
 """Most calls that read at the same time, each with a page in memory."""
 
@@ -155,20 +158,24 @@ class ScanService:
             seconds = not_negative("time_limit_ms", request.time_limit_ms) / 1000
         try:
             async with asyncio.timeout(seconds):
-                pins = await self.open(targets, context.principal)
+                pins = await self.open(targets, context.principal, partial=request.partial)
         except TimeoutError:
             raise KvScanBusyError(
                 f"the state of {count} buckets is still being made after {seconds:g} s; ask again"
             ) from None
-        idle_ms = round(self.pins.limits.idle_seconds * 1000)
+        for pin in pins:
+            if not request.detached:
+                self.pins.hold(pin, context.reader)
+        limits = self.pins.limits
         return m.OpenKvSnapshotResponse(
             pins=[
                 m.PbPin(
                     pin_id=pin.pin_id,
                     log_offset=pin.content.state.log_offset,
                     leader_epoch=pin.leader_epoch,
-                    idle_ms=idle_ms,
+                    idle_ms=round(limits.idle_seconds * 1000),
                     remaining_ms=int(self.pins.remaining_seconds(pin) * 1000),
+                    grace_ms=round(limits.grace_seconds * 1000),
                 )
                 for pin in pins
             ]
@@ -185,7 +192,7 @@ class ScanService:
         pin = self.pins.find(request.pin_id, who)
         self.check_leader(pin, replica)
         search = self._search(request, replica)
-        with self.pins.use(pin) as pinned:
+        with self.pins.use(pin, context.reader) as pinned:
             async with self.turn(search.deadline, context.reader) as mine:
                 if not mine:
                     return m.ScanKvSnapshotResponse(last_key=search.after, done=False, rows=0)
@@ -195,8 +202,9 @@ class ScanService:
         self, request: m.CloseKvSnapshotRequest, context: RequestContext
     ) -> m.CloseKvSnapshotResponse:
         """CLOSE_KV_SNAPSHOT (30032)."""
+        let_go = self.pins.detach if request.detach else self.pins.close
         for pin_id in request.pin_ids:
-            self.pins.close(pin_id, context.principal)
+            let_go(pin_id, context.principal)
         return m.CloseKvSnapshotResponse()
 
     # -- pins -------------------------------------------------------------------------------
@@ -213,20 +221,22 @@ class ScanService:
         return replica
 
     async def open(
-        self, targets: Sequence[PinTarget], principal: str | None
+        self, targets: Sequence[PinTarget], principal: str | None, *, partial: bool = False
     ) -> list[StatePin[PinContent]]:
-        """Pin states, all of them or none."""
-        if len(targets) > self.pins.limits.per_server:
+        """Pin states, all of them or none; with `partial` as many as there is room for."""
+        most = self.pins.limits.per_server
+        if partial:
+            targets = targets[: max(most // SHARE, 1)]
+        elif len(targets) > most:
             raise InvalidScanRequestError(
                 f"the call pins {len(targets)} buckets at once; "
-                f"{options.KV_SCANNER_MAX_PER_SERVER.key} allows {self.pins.limits.per_server} on "
+                f"{options.KV_SCANNER_MAX_PER_SERVER.key} allows {most} on "
                 "this server: raise it, or scan fewer partitions or buckets at a time"
             )
         pins: list[StatePin[PinContent]] = []
         try:
-            for replica, _ in targets:
-                pins.append(self.pins.begin(replica.bucket, principal, replica.leader_epoch))
-            work = (self._make(pin, each) for pin, each in zip(pins, targets, strict=True))
+            self._begin(pins, targets, principal, partial=partial)
+            work = (self._make(pin, each) for pin, each in zip(pins, targets, strict=False))
             outcomes = await asyncio.gather(*work, return_exceptions=True)
             for outcome in outcomes:
                 if isinstance(outcome, BaseException):
@@ -238,6 +248,23 @@ class ScanService:
                 self.pins.abandon(pin)
             raise
         return pins
+
+    def _begin(
+        self,
+        pins: list[StatePin[PinContent]],
+        targets: Sequence[PinTarget],
+        principal: str | None,
+        *,
+        partial: bool,
+    ) -> None:
+        """Add a pin for each target; with `partial` stop where there is no room, after one."""
+        for replica, _ in targets:
+            try:
+                pins.append(self.pins.begin(replica.bucket, principal, replica.leader_epoch))
+            except KvScanBusyError:
+                if not (partial and pins):
+                    raise
+                return
 
     async def _make(self, pin: StatePin[PinContent], target: PinTarget) -> None:
         states = self._states

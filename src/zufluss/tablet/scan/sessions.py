@@ -87,11 +87,11 @@ class ScanSessions:
         """SCAN_KV (1061)."""
         await context.reader.has_read()
         try:
-            return await self._answer(request, context.principal)
+            return await self._answer(request, context)
         except ZuflussError as e:
             return m.ScanKvResponse(error_code=e.code, error_message=e.message)
 
-    async def _answer(self, request: m.ScanKvRequest, principal: str | None) -> m.ScanKvResponse:
+    async def _answer(self, request: m.ScanKvRequest, context: RequestContext) -> m.ScanKvResponse:
         opens = request.HasField("bucket_scan_req")
         if opens == request.HasField("scanner_id"):
             raise InvalidScanRequestError(
@@ -100,17 +100,18 @@ class ScanSessions:
         if request.close_scanner:
             if opens:
                 raise InvalidScanRequestError("a SCAN_KV cannot open a scan and close it at once")
-            self._pins.close(request.scanner_id, principal)
+            self._pins.close(request.scanner_id, context.principal)
             return m.ScanKvResponse(scanner_id=request.scanner_id, has_more_results=False)
         for field in ("call_seq_id", "batch_size_bytes"):
             if not request.HasField(field):
                 raise InvalidScanRequestError(f"a SCAN_KV needs {field}, unless it closes a scan")
         self._scans.size(request.batch_size_bytes)
         if opens:
-            return await self._open(request, principal)
-        return await self._go_on(request, principal)
+            return await self._open(request, context)
+        return await self._go_on(request, context)
 
-    async def _open(self, request: m.ScanKvRequest, principal: str | None) -> m.ScanKvResponse:
+    async def _open(self, request: m.ScanKvRequest, context: RequestContext) -> m.ScanKvResponse:
+        principal = context.principal
         target = request.bucket_scan_req
         _check_sequence(request.call_seq_id, 0)
         left = not_negative("limit", target.limit) or None
@@ -122,7 +123,7 @@ class ScanSessions:
             raise TooManyScannersError(e.message) from None
         pin.content.session = ScanSession(left)
         try:
-            answer = await self._next(pin, request, replica.tablet.table)
+            answer = await self._next(pin, request, context, replica.tablet.table)
         except BaseException:
             self._pins.close(pin.pin_id, principal)
             raise
@@ -130,7 +131,8 @@ class ScanSessions:
             return m.ScanKvResponse(has_more_results=False, log_offset=answer.log_offset)
         return answer
 
-    async def _go_on(self, request: m.ScanKvRequest, principal: str | None) -> m.ScanKvResponse:
+    async def _go_on(self, request: m.ScanKvRequest, context: RequestContext) -> m.ScanKvResponse:
+        principal = context.principal
         last = self._last.find(request.scanner_id, principal, request.call_seq_id)
         if last is not None:
             return last
@@ -149,16 +151,20 @@ class ScanSessions:
                 f"{RETRY_AFTER_MS} ms"
             )
         if session.answer is not None and request.call_seq_id == session.call_seq_id:
-            with self._pins.use(pin):
+            with self._pins.use(pin, context.reader):
                 return session.answer
         _check_sequence(request.call_seq_id, session.call_seq_id + 1)
-        return await self._next(pin, request, replica.tablet.table)
+        return await self._next(pin, request, context, replica.tablet.table)
 
     async def _next(
-        self, pin: StatePin[PinContent], request: m.ScanKvRequest, table: KvTable
+        self,
+        pin: StatePin[PinContent],
+        request: m.ScanKvRequest,
+        context: RequestContext,
+        table: KvTable,
     ) -> m.ScanKvResponse:
         """Answer the next rows of a scan; its position stays if that fails."""
-        with self._pins.use(pin) as pinned:
+        with self._pins.use(pin, context.reader) as pinned:
             session = pinned.session
             assert session is not None
             session.busy = True

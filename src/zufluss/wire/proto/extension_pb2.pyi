@@ -1161,7 +1161,7 @@ Global___PbLeaseTable: _TypeAlias = PbLeaseTable  # noqa: Y015
 class OpenKvSnapshotRequest(_message.Message):
     """---- Pins: the state of primary-key buckets at one moment, held for scans
 
-    OPEN_KV_SNAPSHOT (30030): pin the present state of buckets; all of them or none.
+    OPEN_KV_SNAPSHOT (30030): pin the present state of buckets; all of them or none, unless partial.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1169,9 +1169,15 @@ class OpenKvSnapshotRequest(_message.Message):
     TABLE_ID_FIELD_NUMBER: _builtins.int
     BUCKETS_FIELD_NUMBER: _builtins.int
     TIME_LIMIT_MS_FIELD_NUMBER: _builtins.int
+    PARTIAL_FIELD_NUMBER: _builtins.int
+    DETACHED_FIELD_NUMBER: _builtins.int
     table_id: _builtins.int
     time_limit_ms: _builtins.int
     """then KV_SCAN_BUSY; a rebuild goes on, for who asks again"""
+    partial: _builtins.bool
+    """pin the first ones, as many as there is room for, at least one"""
+    detached: _builtins.bool
+    """for another process: no connection holds the pins until it uses them"""
     @_builtins.property
     def buckets(self) -> _containers.RepeatedCompositeFieldContainer[Global___PbPinBucket]: ...
     def __init__(
@@ -1180,10 +1186,12 @@ class OpenKvSnapshotRequest(_message.Message):
         table_id: _builtins.int | None = ...,
         buckets: _abc.Iterable[Global___PbPinBucket] | None = ...,
         time_limit_ms: _builtins.int | None = ...,
+        partial: _builtins.bool | None = ...,
+        detached: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["table_id", b"table_id", "time_limit_ms", b"time_limit_ms"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["detached", b"detached", "partial", b"partial", "table_id", b"table_id", "time_limit_ms", b"time_limit_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["buckets", b"buckets", "table_id", b"table_id", "time_limit_ms", b"time_limit_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["buckets", b"buckets", "detached", b"detached", "partial", b"partial", "table_id", b"table_id", "time_limit_ms", b"time_limit_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1222,7 +1230,7 @@ class OpenKvSnapshotResponse(_message.Message):
     PINS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def pins(self) -> _containers.RepeatedCompositeFieldContainer[Global___PbPin]:
-        """in the order of the request"""
+        """in the order of the request; partial: of its first buckets"""
 
     def __init__(
         self,
@@ -1246,6 +1254,7 @@ class PbPin(_message.Message):
     LEADER_EPOCH_FIELD_NUMBER: _builtins.int
     IDLE_MS_FIELD_NUMBER: _builtins.int
     REMAINING_MS_FIELD_NUMBER: _builtins.int
+    GRACE_MS_FIELD_NUMBER: _builtins.int
     pin_id: _builtins.bytes
     log_offset: _builtins.int
     """the changelog goes on from here"""
@@ -1254,6 +1263,8 @@ class PbPin(_message.Message):
     """it ends when nobody used it for so long"""
     remaining_ms: _builtins.int
     """it ends then at the latest"""
+    grace_ms: _builtins.int
+    """it ends so long after the last connection that used it"""
     def __init__(
         self,
         *,
@@ -1262,10 +1273,11 @@ class PbPin(_message.Message):
         leader_epoch: _builtins.int | None = ...,
         idle_ms: _builtins.int | None = ...,
         remaining_ms: _builtins.int | None = ...,
+        grace_ms: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["idle_ms", b"idle_ms", "leader_epoch", b"leader_epoch", "log_offset", b"log_offset", "pin_id", b"pin_id", "remaining_ms", b"remaining_ms"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["grace_ms", b"grace_ms", "idle_ms", b"idle_ms", "leader_epoch", b"leader_epoch", "log_offset", b"log_offset", "pin_id", b"pin_id", "remaining_ms", b"remaining_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["idle_ms", b"idle_ms", "leader_epoch", b"leader_epoch", "log_offset", b"log_offset", "pin_id", b"pin_id", "remaining_ms", b"remaining_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["grace_ms", b"grace_ms", "idle_ms", b"idle_ms", "leader_epoch", b"leader_epoch", "log_offset", b"log_offset", "pin_id", b"pin_id", "remaining_ms", b"remaining_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1371,16 +1383,20 @@ class CloseKvSnapshotRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     PIN_IDS_FIELD_NUMBER: _builtins.int
+    DETACH_FIELD_NUMBER: _builtins.int
+    detach: _builtins.bool
+    """keep them for another process, which has idle_ms to use them"""
     @_builtins.property
     def pin_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
     def __init__(
         self,
         *,
         pin_ids: _abc.Iterable[_builtins.bytes] | None = ...,
+        detach: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["detach", b"detach"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["pin_ids", b"pin_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["detach", b"detach", "pin_ids", b"pin_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
