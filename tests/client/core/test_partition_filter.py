@@ -7,9 +7,9 @@ import datetime as dt
 import pytest
 
 from zufluss import Schema, col
+from zufluss.client.core.partition_filter import possible_partitions
 from zufluss.model.expression import Expression
 from zufluss.model.table import TableDescriptor, TableInfo, TablePath
-from zufluss.spark.read.partition_filter import possible_partitions
 
 
 def info(*keys: str) -> TableInfo:

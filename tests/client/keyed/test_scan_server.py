@@ -281,14 +281,18 @@ def test_a_scan_of_snapshots_projects_filters_and_takes_the_offset_it_is_given(
         table.scan(source="snapshot", at={0: 1}).to_arrow()
 
 
-def test_a_table_without_snapshots_is_its_whole_changelog(conn: Connection) -> None:
+def test_a_bucket_without_a_snapshot_is_named_and_not_left_out(conn: Connection) -> None:
     table, model = filled(conn)
+    with pytest.raises(KvSnapshotNotExistError, match=r"bucket 0, .* source=\"live\""):
+        table.scan(source="snapshot").open()
+    assert rows_of(table.scan()) == model
+
+
+def test_a_table_that_was_never_written_to_has_no_rows_in_snapshots(conn: Connection) -> None:
+    table = create_table(conn, KEYED, bucket_count=2)
     with table.scan(source="snapshot").open() as scanner:
         assert list(scanner) == []
-        offsets = scanner.log_offsets
-    assert set(offsets.values()) == {0}
-    changes = table.changelog(start=offsets).to_arrow()
-    assert applied({}, changes.sort_by("_log_offset")) == model
+        assert set(scanner.log_offsets.values()) == {0}
 
 
 # -- kill -9 --------------------------------------------------------------------------------------

@@ -7,22 +7,34 @@ from collections.abc import Iterable, Mapping
 from zufluss.client.core.catalog import Partition, list_partitions
 from zufluss.client.core.cluster import ClusterConnection
 from zufluss.client.core.offsets import BucketPlace, check_buckets, places_of
+from zufluss.client.core.partition_filter import possible_partitions
 from zufluss.errors import InvalidTableError, PartitionNotExistError
+from zufluss.model.expression import Expression
 from zufluss.model.partition import partition_name
 from zufluss.model.table import TableBucket, TableInfo
 
 
 async def partition_names(
-    connection: ClusterConnection, info: TableInfo, partitions: Iterable[Partition] | None
+    connection: ClusterConnection,
+    info: TableInfo,
+    partitions: Iterable[Partition] | None,
+    filter: Expression | None = None,
 ) -> list[str | None]:
-    """The names of some partitions, or of all; `[None]` for a table without partitions."""
+    """The names of some partitions, or of all; `[None]` for a table without partitions.
+
+    Partitions in which no row can match the filter are left out.
+    """
     if not info.is_partitioned:
         if partitions is not None:
             raise InvalidTableError(f"table {info.path} is not partitioned")
         return [None]
     if partitions is None:
-        return [part.name for part in await list_partitions(connection, info.path)]
-    return [p if isinstance(p, str) else partition_name(info.partition_keys, p) for p in partitions]
+        names = [part.name for part in await list_partitions(connection, info.path)]
+    else:
+        keys = info.partition_keys
+        names = [p if isinstance(p, str) else partition_name(keys, p) for p in partitions]
+    left = possible_partitions(info, filter, names)
+    return [name for name in names if name in left]
 
 
 async def chosen_places(
@@ -30,9 +42,13 @@ async def chosen_places(
     info: TableInfo,
     partitions: Iterable[Partition] | None,
     buckets: Iterable[int] | None,
+    filter: Expression | None = None,
 ) -> list[BucketPlace]:
-    """The chosen buckets of the chosen partitions, None for all; their leaders are known then."""
-    names = await partition_names(connection, info, partitions)
+    """The chosen buckets of the chosen partitions, None for all; their leaders are known then.
+
+    Partitions in which no row can match the filter are left out.
+    """
+    names = await partition_names(connection, info, partitions, filter)
     for name in names:  # a partition that was created again has another id now
         connection.metadata.forget_partition(info.table_id, name or "")
     places = await places_of(connection, info, names)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 
 from zufluss.client.core.cluster import ClusterConnection
 from zufluss.client.core.offsets import BucketPlace
-from zufluss.client.core.partitions import offsets_at
 from zufluss.client.keyed.pins import BucketPin, BucketPins
 from zufluss.client.keyed.rows import BucketRows, KvScanShape, RowPage, RowSource
-from zufluss.client.read.scan import Offsets
 from zufluss.errors import CorruptMessageError
 from zufluss.model.table import TableBucket, TableInfo
 from zufluss.wire import messages as m
@@ -24,26 +22,57 @@ class LiveRows(RowSource):
     def __init__(
         self, connection: ClusterConnection, info: TableInfo, shape: KvScanShape, *, resume: bool
     ) -> None:
+        super().__init__()
         self._connection = connection
         self._info = info
         self._shape = shape
         self._pins = BucketPins(connection, info, resume=resume)
+        self._places: dict[TableBucket, BucketPlace] = {}
+        self._at: Mapping[TableBucket, int] = {}
 
     async def open(
-        self, places: Sequence[BucketPlace], at: Offsets | None
-    ) -> dict[TableBucket, int]:
-        """Pin all buckets or none; returns where the changelog of each continues."""
-        offsets = {} if at is None else offsets_at(self._info, places, at)
-        pinned = [place for place in places if at is None or place.bucket in offsets]
-        return await self._pins.open(pinned, offsets)
+        self, places: Sequence[BucketPlace], at: Mapping[TableBucket, int] | None
+    ) -> list[TableBucket]:
+        """Pin as many buckets as the servers have room for; returns all, the pinned ones first."""
+        self._at = at or {}
+        self._places = {place.bucket: place for place in places}
+        self.offsets = await self._pins.open(places, self._at, partial=True)
+        return sorted(self._places, key=lambda bucket: bucket not in self.offsets)
 
-    def bucket(self, bucket: TableBucket) -> PinRows:
-        """The rows of an opened bucket."""
+    def bucket(self, bucket: TableBucket) -> BucketRows:
+        """The rows of a bucket; the first page pins it, if it is not pinned yet."""
+        return LivePages(self, bucket)
+
+    async def pinned(self, bucket: TableBucket) -> PinRows:
+        """The rows of a bucket, which is pinned now if it was not."""
+        if bucket not in self.offsets:
+            pin = await self._pins.open_one(self._places[bucket], self._at.get(bucket))
+            self.offsets[bucket] = pin.log_offset
         return PinRows(self._connection, self._info, self._shape, self._pins, self._pins[bucket])
 
     async def close(self) -> None:
         """Close the pins."""
         await self._pins.close()
+
+
+class LivePages(BucketRows):
+    """The rows of a bucket that is pinned when its turn comes, and freed when it was read."""
+
+    def __init__(self, source: LiveRows, bucket: TableBucket) -> None:
+        self._source = source
+        self._bucket = bucket
+        self._rows: PinRows | None = None
+
+    async def next_page(self, limit: int | None) -> RowPage:
+        """Read the next page; the first call pins the bucket if it is not pinned yet."""
+        if self._rows is None:
+            self._rows = await self._source.pinned(self._bucket)
+        return await self._rows.next_page(limit)
+
+    async def close(self) -> None:
+        """Free the pin."""
+        if self._rows is not None:
+            await self._rows.close()
 
 
 class PinRows(BucketRows):
@@ -75,7 +104,8 @@ class PinRows(BucketRows):
                 return RowPage(pa.RecordBatch.from_pylist([], schema=self._shape.schema), True)
 
     async def close(self) -> None:
-        """Do nothing: `LiveRows.close` closes all pins together."""
+        """Let go of the pin, which is closed together with others."""
+        self._pins.done(self._pin)
 
     def _request(self, limit: int | None) -> m.ScanKvSnapshotRequest:
         bucket, options = self._pin.place.bucket, self._connection.options

@@ -12,12 +12,13 @@ rows, so a request whose answer was lost is simply repeated.
 | the state at that offset cannot be rebuilt | `KvPinGoneError` |
 
 Pauses grow and end at the delivery timeout, counted from the last page. Pins that were idle for a
-third of their idle limit are read in the background, so that buckets that wait for their turn, and
-slow consumers, keep their pins. A run that was garbage-collected without `close` stops doing so; so
-does a run that opens pins for other processes (`keep=False`). The server limits the age of pins in
-any case.
+third of their idle limit, or whose connection was replaced, are read in the background, so that
+buckets that wait for their turn, and slow consumers, keep their pins. A run that was
+garbage-collected without `close` stops doing so; so does a run that opens pins for other processes
+(`keep=False`). The server limits the age of pins in any case.
 
-All pins of a scan are opened before its first row is read, by one request per server: all or none.
+A run opens pins by one request per server: all of them or none, or with `partial` as many as each
+server has room for. The others are opened when it is their turn.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from zufluss.errors import (
     ZuflussError,
 )
 from zufluss.model.table import TableBucket, TableInfo
+from zufluss.net.client import RpcConnection
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
 
@@ -52,6 +54,8 @@ REOPENED_MAX: Final = 8
 """Times a pin is opened again before the next page arrives."""
 KEPT_PARTS: Final = 3
 """A pin is read in the background after its idle limit divided by this number."""
+CLOSED_TOGETHER: Final = 8
+"""Pins that were read are closed by one request for this many, unless there is little room."""
 
 AGAIN: Final = PASSING | {ErrorCode.KV_SCAN_BUSY}
 """Errors after which the same request may succeed later."""
@@ -76,6 +80,8 @@ class BucketPin:
     """The pin expires after this time without a request."""
     used: float
     """Loop time of the last request."""
+    grace_ms: int | None = None
+    """The pin expires after this time without a connection; None if the server does not say."""
     cursor: bytes | None = None
     """The last key that was read; None before the first page."""
     spent: bool = False
@@ -98,6 +104,9 @@ class BucketPins:
         self._resume = resume
         self._keep = keep
         self._pins: dict[TableBucket, BucketPin] = {}
+        self._read: list[BucketPin] = []
+        self._together = CLOSED_TOGETHER
+        self._sockets: dict[TableBucket, RpcConnection | None] = {}
         self._loop = asyncio.get_running_loop()
         self._keeper: asyncio.Task[None] | None = None
         self._ending: set[asyncio.Task[None]] = set()
@@ -113,20 +122,41 @@ class BucketPins:
         return None if pin is None else pin.log_offset
 
     async def open(
-        self, places: Sequence[BucketPlace], at: Mapping[TableBucket, int]
+        self,
+        places: Sequence[BucketPlace],
+        at: Mapping[TableBucket, int],
+        *,
+        partial: bool = False,
     ) -> dict[TableBucket, int]:
         """Pin all buckets or none, each at its offset in `at` or at its present state.
 
+        With `partial`, each server pins the first of its buckets, as many as it has room for.
         Returns the offset of each pin.
         """
         options = self._connection.options
         timeout_ms = options.delivery_timeout_ms if at else options.request_timeout_ms
-        pins = await self._open(places, at, timeout_ms)
-        self._pins = {pin.place.bucket: pin for pin in pins}
-        if pins and self._keep:
-            seconds = min(pin.idle_ms for pin in pins) / KEPT_PARTS / 1000
+        pins = await self._open(places, at, timeout_ms, partial=partial)
+        self._add(pins)
+        return {pin.place.bucket: pin.log_offset for pin in pins}
+
+    async def open_one(self, place: BucketPlace, log_offset: int | None) -> BucketPin:
+        """Pin one more bucket; waits for room for as long as for a page."""
+        self._together = 1  # others may wait for room, and so may this run
+        await self._close_read()
+        at = {} if log_offset is None else {place.bucket: log_offset}
+        timeout_ms = self._connection.options.delivery_timeout_ms
+        [pin] = await self._open([place], at, timeout_ms)
+        self._add([pin])
+        return pin
+
+    def _add(self, pins: Sequence[BucketPin]) -> None:
+        for pin in pins:
+            self._pins[pin.place.bucket] = pin
+            self._sockets[pin.place.bucket] = self._socket(pin)
+        if pins and self._keep and self._keeper is None:
+            limits = [ms for pin in pins for ms in (pin.idle_ms, pin.grace_ms) if ms]
+            seconds = min(limits) / KEPT_PARTS / 1000
             self._keeper = self._loop.create_task(_keep(weakref.ref(self), seconds))
-        return {bucket: pin.log_offset for bucket, pin in self._pins.items()}
 
     def adopt(self, pin: BucketPin) -> BucketPin:
         """Take over a pin that another process opened; `close` closes it."""
@@ -135,12 +165,17 @@ class BucketPins:
         return adopted
 
     async def _open(
-        self, places: Sequence[BucketPlace], at: Mapping[TableBucket, int], timeout_ms: int
+        self,
+        places: Sequence[BucketPlace],
+        at: Mapping[TableBucket, int],
+        timeout_ms: int,
+        *,
+        partial: bool = False,
     ) -> list[BucketPin]:
         backoff = Backoff(timeout_ms)
         while True:
             try:
-                return await self._unless_cancelled(self._open_once(places, at))
+                return await self._unless_cancelled(self._open_once(places, at, partial))
             except ZuflussError as failure:
                 if failure.code not in AGAIN:
                     raise
@@ -160,12 +195,10 @@ class BucketPins:
 
     def _close_unclaimed(self, opening: asyncio.Task[list[BucketPin]]) -> None:
         if not opening.cancelled() and opening.exception() is None:
-            ending = self._loop.create_task(self._close_pins(opening.result()))
-            self._ending.add(ending)
-            ending.add_done_callback(self._ending.discard)
+            self._run(self._close_pins(opening.result()))
 
     async def _open_once(
-        self, places: Sequence[BucketPlace], at: Mapping[TableBucket, int]
+        self, places: Sequence[BucketPlace], at: Mapping[TableBucket, int], partial: bool
     ) -> list[BucketPin]:
         """Ask every leader once; closes the opened pins if one leader failed."""
         groups: dict[ServerNode, list[BucketPlace]] = {}
@@ -174,7 +207,8 @@ class BucketPins:
             if leader is None:
                 raise LeaderNotAvailableError(f"{place.bucket} has no leader at the moment")
             groups.setdefault(leader, []).append(place)
-        outcomes = await asyncio.gather(*(self._outcome(*group, at) for group in groups.items()))
+        requests = (self._outcome(*group, at, partial) for group in groups.items())
+        outcomes = await asyncio.gather(*requests)
         pins = [pin for opened, _ in outcomes for pin in opened]
         failures = [failure for _, failure in outcomes if failure is not None]
         if failures:
@@ -184,18 +218,30 @@ class BucketPins:
         return pins
 
     async def _outcome(
-        self, server: ServerNode, places: Sequence[BucketPlace], at: Mapping[TableBucket, int]
+        self,
+        server: ServerNode,
+        places: Sequence[BucketPlace],
+        at: Mapping[TableBucket, int],
+        partial: bool,
     ) -> tuple[list[BucketPin], ZuflussError | None]:
         try:
-            return await self._open_at(server, places, at), None
+            return await self._open_at(server, places, at, partial), None
         except ZuflussError as e:
             return [], e
 
     async def _open_at(
-        self, server: ServerNode, places: Sequence[BucketPlace], at: Mapping[TableBucket, int]
+        self,
+        server: ServerNode,
+        places: Sequence[BucketPlace],
+        at: Mapping[TableBucket, int],
+        partial: bool,
     ) -> list[BucketPin]:
-        time_limit_ms = self._connection.options.request_timeout_ms // 2
-        request = m.OpenKvSnapshotRequest(table_id=self._info.table_id, time_limit_ms=time_limit_ms)
+        request = m.OpenKvSnapshotRequest(
+            table_id=self._info.table_id,
+            time_limit_ms=self._connection.options.request_timeout_ms // 2,
+            partial=partial,
+            detached=not self._keep,
+        )
         for place in places:
             bucket = place.bucket
             request.buckets.add(
@@ -206,11 +252,11 @@ class BucketPins:
         answer = await self._call(server, ApiKey.OPEN_KV_SNAPSHOT, request)
         now = self._loop.time()
         pins = [
-            BucketPin(place, message.pin_id, message.log_offset, server, message.idle_ms, now)
+            _pin_of(place, message, server, now)
             for place, message in zip(places, answer.pins, strict=False)
         ]
         wrong = [p for p in pins if p.log_offset != at.get(p.place.bucket, p.log_offset)]
-        if len(pins) < len(places) or wrong:
+        if len(pins) < (1 if partial else len(places)) or wrong:
             await self._close_pins(pins)
             raise CorruptMessageError(
                 f"{server} was to pin {len(places)} buckets of {self._info.path} and answered "
@@ -280,7 +326,13 @@ class BucketPins:
             pin.place.bucket, ApiKey.SCAN_KV_SNAPSHOT, request
         )
         pin.used = self._loop.time()
+        self._sockets[pin.place.bucket] = self._socket(pin)
         return answer
+
+    def _socket(self, pin: BucketPin) -> RpcConnection | None:
+        """The open connection to the leader of a pin's bucket; None without one."""
+        leader = self._connection.metadata.leader(pin.place.bucket)
+        return None if leader is None else self._connection.open_socket(leader.address)
 
     async def _reopen(self, pin: BucketPin, cause: ZuflussError) -> None:
         """Open the state at the pin's offset again, under a new id."""
@@ -289,6 +341,7 @@ class BucketPins:
         timeout_ms = self._connection.options.delivery_timeout_ms
         [opened] = await self._open([pin.place], {bucket: offset}, timeout_ms)
         pin.pin_id, pin.server, pin.used = opened.pin_id, opened.server, opened.used
+        self._sockets[bucket] = self._socket(pin)
 
     async def _find_leaders(self, places: Sequence[BucketPlace]) -> None:
         """Refresh the leaders of buckets; raises if the table or a partition is gone."""
@@ -310,10 +363,16 @@ class BucketPins:
 
     # -- keeping and closing -------------------------------------------------------------------
 
-    async def keep(self, idle_seconds: float) -> None:
-        """Read from pins that were idle for `idle_seconds`; errors are left to the next read."""
-        for pin in self._pins.values():
-            if pin.spent or self._loop.time() - pin.used < idle_seconds:
+    async def keep(self) -> None:
+        """Read from idle pins and from those whose connection was replaced.
+
+        Errors are left to the next read.
+        """
+        for pin in [*self._pins.values()]:
+            idle_seconds = pin.idle_ms / KEPT_PARTS / 1000
+            socket = self._socket(pin)
+            held = socket is not None and socket is self._sockets.get(pin.place.bucket)
+            if pin.spent or (held and self._loop.time() - pin.used < idle_seconds):
                 continue
             try:
                 await self._ask(pin, self._touch(pin))
@@ -335,14 +394,31 @@ class BucketPins:
             projected_columns=[0],
         )
 
+    def done(self, pin: BucketPin) -> None:
+        """The run needs this pin no more; it is closed together with others."""
+        if self._pins.pop(pin.place.bucket, None) is not None:
+            self._read.append(pin)
+        if len(self._read) >= self._together:
+            self._run(self._close_read())
+
+    async def _close_read(self) -> None:
+        read, self._read = self._read, []
+        await self._close_pins(read)
+
+    def _run(self, closing: Coroutine[Any, Any, None]) -> None:
+        """Close pins in the background."""
+        ending = self._loop.create_task(closing)
+        self._ending.add(ending)
+        ending.add_done_callback(self._ending.discard)
+
     async def close(self) -> None:
         """Close all pins. Closing twice is no error."""
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.gather(self._keeper, return_exceptions=True)
             self._keeper = None
-        pins, self._pins = self._pins, {}
-        await self._close_pins(list(pins.values()))
+        pins, self._pins, self._read = [*self._pins.values(), *self._read], {}, []
+        await asyncio.gather(self._close_pins(pins), *self._ending)
 
     async def _close_pins(self, pins: Sequence[BucketPin]) -> None:
         """Close pins at their servers; on an error they expire by themselves."""
@@ -362,6 +438,13 @@ class BucketPins:
             log.debug("scan.pins_not_closed server=%s pins=%d error=%s", server, len(pin_ids), e)
 
 
+def _pin_of(place: BucketPlace, message: m.PbPin, server: ServerNode, now: float) -> BucketPin:
+    grace_ms = message.grace_ms if message.HasField("grace_ms") else None
+    return BucketPin(
+        place, message.pin_id, message.log_offset, server, message.idle_ms, now, grace_ms
+    )
+
+
 async def _keep(of: weakref.ref[BucketPins], seconds: float) -> None:
     """Keep pins alive until they are garbage-collected."""
     while True:
@@ -369,5 +452,5 @@ async def _keep(of: weakref.ref[BucketPins], seconds: float) -> None:
         pins = of()
         if pins is None:
             return
-        await pins.keep(seconds)
+        await pins.keep()
         del pins

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import pyarrow as pa
 
 from zufluss.client.core.offsets import BucketPlace
 from zufluss.client.read.decode import LogDecoder
-from zufluss.client.read.scan import Offsets
 from zufluss.model.expression import Expression
 from zufluss.model.table import TableBucket, TableInfo
 from zufluss.wire.predicates import predicate_to_proto
@@ -69,15 +68,19 @@ class BucketRows(ABC):
 class RowSource(ABC):
     """The source of the rows of one run."""
 
+    def __init__(self) -> None:
+        self.offsets: dict[TableBucket, int] = {}
+        """Where the changelog of each opened bucket continues."""
+
     @abstractmethod
     async def open(
-        self, places: Sequence[BucketPlace], at: Offsets | None
-    ) -> dict[TableBucket, int]:
-        """Open the states of buckets; returns where the changelog of each continues."""
+        self, places: Sequence[BucketPlace], at: Mapping[TableBucket, int] | None
+    ) -> list[TableBucket]:
+        """Open the states of buckets, or of the first ones; returns all, in reading order."""
 
     @abstractmethod
     def bucket(self, bucket: TableBucket) -> BucketRows:
-        """The rows of an opened bucket."""
+        """The rows of a bucket; its state is opened by the first page, if it is not open yet."""
 
     @abstractmethod
     async def close(self) -> None:

@@ -2,13 +2,17 @@
 
 | source | rows of a bucket | `log_offsets` |
 |---|---|---|
-| `"live"` | its state when the run was opened, pinned on the server | the offset of the pin |
+| `"live"` | its state at one moment, pinned on the server | the offset of the pin |
 | `"snapshot"` | its newest key-value snapshot in remote storage | the offset of the snapshot |
 
 Rows of a bucket come in the order of their encoded keys, buckets in the order of arrival. The
 changelog from `log_offsets` on has exactly the changes that the rows do not contain, so the rows
 and then the changes are a copy of the table. `at={bucket: offset}` reads the state at given
 offsets, as long as the server can rebuild it.
+
+A run pins its buckets when it is opened, as many as the servers have room for, and the others while
+it advances. So a bucket shows one moment, at the opening of the run or later, and a table of any
+number of buckets can be scanned. Filters on partition columns leave out partitions.
 
 Four buckets are read at a time, each one page ahead of the consumer. With a `limit`, or with
 `prefetch=0` for engines that read ahead themselves, one bucket is read at a time and no page is
@@ -27,12 +31,14 @@ from typing import Final, Literal
 import pyarrow as pa
 
 from zufluss.client.core.keys import check_primary_key
-from zufluss.client.core.partitions import chosen_places
+from zufluss.client.core.offsets import LISTINGS_MAX
+from zufluss.client.core.partition_filter import possible_partitions
+from zufluss.client.core.partitions import chosen_places, offsets_at
 from zufluss.client.keyed.live_rows import LiveRows
 from zufluss.client.keyed.rows import BucketRows, KvScanShape, RowPage, RowSource
 from zufluss.client.keyed.stored_rows import StoredRows
 from zufluss.client.read.scan import AsyncScan, AsyncScanner, Offsets
-from zufluss.errors import PartitionNotExistError
+from zufluss.errors import InvalidScanRequestError, PartitionNotExistError
 from zufluss.model.table import TableBucket
 
 BUCKETS_AT_ONCE: Final = 4
@@ -105,8 +111,9 @@ class AsyncKvScanner(AsyncScanner):
     """A run of a scan: iterate it, or `poll` it; `log_offsets` is the moment it shows.
 
     The run releases its pins or its lease at its end, on an error, and when it is closed. A
-    partition that is dropped meanwhile raises `PartitionNotExistError` once; the next call
-    continues with the other partitions.
+    partition that is dropped while it is read raises `PartitionNotExistError` once; the next call
+    continues with the other partitions. A partition that is dropped before its first bucket was
+    opened is left out, unless the scan names it.
     """
 
     def __init__(self, scan: AsyncKvScan, rows: RowSource) -> None:
@@ -120,21 +127,50 @@ class AsyncKvScanner(AsyncScanner):
         self._waiting: deque[TableBucket] = deque()
         self._lanes: list[_Lane] = []
         self._read = 0
-        self._offsets: dict[TableBucket, int] = {}
+        self._total = 0
+        self._partitions: dict[int | None, str | None] = {}
         self._failure: BaseException | None = None
         self._closing: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Find the buckets and open their states."""
         scan = self.scan
-        places = await chosen_places(scan.connection, scan.info, scan.partitions, scan.buckets)
-        self._offsets = await self._rows.open(places, scan.at)
-        self._waiting.extend(self._offsets)
+        tries = LISTINGS_MAX if scan.partitions is None and scan.at is None else 1
+        for _ in range(tries - 1):
+            try:
+                return await self._open()
+            except PartitionNotExistError:  # dropped after it was listed
+                await self._rows.close()
+        return await self._open()
+
+    async def _open(self) -> None:
+        scan, info = self.scan, self.scan.info
+        filter = scan.filter if scan.at is None else None  # `at` may name any bucket
+        places = await chosen_places(scan.connection, info, scan.partitions, scan.buckets, filter)
+        at = None
+        if scan.at is not None:
+            at = offsets_at(info, places, scan.at)
+            names = {place.partition for place in places if place.partition is not None}
+            left = {None, *possible_partitions(info, scan.filter, names)}
+            places = [p for p in places if p.bucket in at and p.partition in left]
+        self._partitions = {place.bucket.partition_id: place.partition for place in places}
+        self._waiting = deque(await self._rows.open(places, at))
+        self._total = len(self._waiting)
 
     @property
     def log_offsets(self) -> dict[TableBucket, int]:
-        """Where the changelog continues behind the rows: a `start` for `table.changelog`."""
-        return dict(self._offsets)
+        """Where the changelog continues behind the rows: a `start` for `table.changelog`.
+
+        Raises `InvalidScanRequestError` while buckets of a large table are still to be pinned.
+        """
+        missing = self._total - len(self._rows.offsets)
+        if missing:
+            raise InvalidScanRequestError(
+                f"{missing} of {self._total} buckets of {self.scan.info.path} are not pinned yet, "
+                "so where their changelog continues is not known; read the scan to its end first, "
+                "or scan fewer partitions or buckets"
+            )
+        return dict(self._rows.offsets)
 
     def positions(self) -> dict[TableBucket, int]:
         """Return `log_offsets`, because rows have no positions."""
@@ -143,7 +179,7 @@ class AsyncKvScanner(AsyncScanner):
     @property
     def progress(self) -> float:
         """The share of the buckets that was read, 0 to 1."""
-        return 1.0 if self.finished or not self._offsets else self._read / len(self._offsets)
+        return 1.0 if self.finished or not self._total else self._read / self._total
 
     @property
     def finished(self) -> bool:
@@ -163,9 +199,9 @@ class AsyncKvScanner(AsyncScanner):
                 break
             try:
                 page = await self._take(lane)
-            except PartitionNotExistError:
-                await self._leave(lane.bucket.partition_id)
-                raise
+            except PartitionNotExistError as e:
+                await self._leave(lane, e)
+                continue
             except Exception as e:
                 self._failure = e
                 await self.close()
@@ -209,14 +245,24 @@ class AsyncKvScanner(AsyncScanner):
             self._left -= rows.num_rows
         return rows
 
-    async def _leave(self, partition_id: int | None) -> None:
-        """Stop reading a partition."""
-        gone = [lane for lane in self._lanes if lane.bucket.partition_id == partition_id]
-        self._lanes = [lane for lane in self._lanes if lane not in gone]
-        others = [bucket for bucket in self._waiting if bucket.partition_id != partition_id]
-        self._waiting = deque(others)
-        for lane in gone:
-            await lane.close()
+    async def _leave(self, lane: _Lane, cause: PartitionNotExistError) -> None:
+        """Stop reading a dropped partition; raises unless none of it was opened nor asked for."""
+        partition_id, offsets = lane.bucket.partition_id, self._rows.offsets
+        gone = [each for each in self._lanes if each.bucket.partition_id == partition_id]
+        unread = [each for each in self._waiting if each.partition_id == partition_id]
+        self._lanes = [each for each in self._lanes if each not in gone]
+        self._waiting = deque(each for each in self._waiting if each.partition_id != partition_id)
+        for each in (lane, *gone):
+            await each.close()
+        buckets = [*unread, *(each.bucket for each in (lane, *gone))]
+        self._total -= sum(bucket not in offsets for bucket in buckets)
+        opened = any(bucket.partition_id == partition_id for bucket in offsets)
+        if opened or self.scan.partitions is not None:
+            raise PartitionNotExistError(
+                f"partition {self._partitions.get(partition_id)!r} of table {self.scan.info.path} "
+                "was dropped during the scan, and its rows were not all read; the next call "
+                "continues with the other partitions"
+            ) from cause
 
     async def close(self) -> None:
         """Stop reading. Closing twice is no error; a cancelled caller does not stop the closing."""
@@ -232,7 +278,7 @@ class AsyncKvScanner(AsyncScanner):
         await self._rows.close()
 
     def __repr__(self) -> str:
-        done = f"{self._read} of {len(self._offsets)} buckets read"
+        done = f"{self._read} of {self._total} buckets read"
         return f"<AsyncKvScanner {self.scan.info.path}, {self.scan.source}, {done}>"
 
 

@@ -4,33 +4,36 @@ Without `at` the newest snapshot of each bucket is read, under a lease that keep
 the scan. With `at` the snapshot at exactly that offset is read; it is not leased, and a scan that
 loses it fails. Files are downloaded when their bucket is read, and removed afterwards.
 
-A bucket without a snapshot has no rows here, and its changelog continues from offset 0, so rows and
-then changes are still complete.
+A bucket that was written to and has no snapshot yet cannot be read: leaving it out would look like
+a table without these rows. A bucket that was never written to needs no snapshot.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 import pyarrow as pa
 
 from zufluss.client.core.cluster import ClusterConnection
-from zufluss.client.core.offsets import BucketPlace
-from zufluss.client.core.partitions import offsets_at
+from zufluss.client.core.offsets import BucketPlace, list_offsets
 from zufluss.client.keyed.rows import BucketRows, KvScanShape, RowPage, RowSource
 from zufluss.client.keyed.snapshot_reader import AsyncKvSnapshotReader, open_snapshot
 from zufluss.client.keyed.snapshots import KvSnapshotInfo, list_kv_snapshots
 from zufluss.client.lease.lease import AsyncKvSnapshotLease, open_lease
-from zufluss.client.read.scan import Offsets
 from zufluss.errors import KvSnapshotNotExistError, PartitionNotExistError
 from zufluss.model.lease import Unavailable
 from zufluss.model.table import TableBucket, TableInfo
+
+NAMED_MAX: Final = 5
+"""Buckets without a snapshot that an error names."""
 
 
 class StoredRows(RowSource):
     """Rows from key-value snapshots."""
 
     def __init__(self, connection: ClusterConnection, info: TableInfo, shape: KvScanShape) -> None:
+        super().__init__()
         self._connection = connection
         self._info = info
         self._shape = shape
@@ -38,27 +41,48 @@ class StoredRows(RowSource):
         self._lease: AsyncKvSnapshotLease | None = None
 
     async def open(
-        self, places: Sequence[BucketPlace], at: Offsets | None
-    ) -> dict[TableBucket, int]:
-        """Choose a snapshot of each bucket; returns where the changelog of each continues."""
+        self, places: Sequence[BucketPlace], at: Mapping[TableBucket, int] | None
+    ) -> list[TableBucket]:
+        """Choose a snapshot of each bucket."""
         if at is None:
-            return await self._open_latest([place.bucket for place in places])
-        offsets = offsets_at(self._info, places, at)
-        snapshots = await self._snapshots({p.partition for p in places if p.bucket in offsets})
-        self._chosen = _chosen(snapshots, offsets)
-        return offsets
+            self.offsets = await self._open_latest(places)
+        else:
+            self.offsets = dict(at)
+            snapshots = await self._snapshots({place.partition for place in places})
+            self._chosen = _chosen(snapshots, self.offsets)
+        return [*self.offsets]
 
-    async def _open_latest(self, buckets: Sequence[TableBucket]) -> dict[TableBucket, int]:
-        if not buckets:
+    async def _open_latest(self, places: Sequence[BucketPlace]) -> dict[TableBucket, int]:
+        """Lease the newest snapshots; returns the offset of each."""
+        if not places:
             return {}
+        buckets = [place.bucket for place in places]
         lease = await open_lease(self._connection, buckets=buckets)
         self._lease = lease
-        gone = [b for b, why in lease.unavailable.items() if why is Unavailable.NO_BUCKET]
+        gone = [p for p in places if lease.unavailable.get(p.bucket) is Unavailable.NO_BUCKET]
         if gone:
-            raise PartitionNotExistError(f"{gone[0]} of table {self._info.path} was just dropped")
+            raise PartitionNotExistError(
+                f"partition {gone[0].partition!r} of table {self._info.path} was just dropped"
+            )
+        await self._check_empty([p for p in places if p.bucket not in lease.snapshots])
         self._chosen = {bucket: held.snapshot_id for bucket, held in lease.snapshots.items()}
         offsets = {bucket: held.log_offset for bucket, held in lease.snapshots.items()}
         return dict.fromkeys(buckets, 0) | offsets
+
+    async def _check_empty(self, places: Sequence[BucketPlace]) -> None:
+        """Raise `KvSnapshotNotExistError` if one of these buckets was written to."""
+        if not places:
+            return
+        ends = await list_offsets(self._connection, self._info, places, "latest")
+        written = [place for place in places if ends[place.bucket]]
+        if written:
+            names = ", ".join(map(_name, written[:NAMED_MAX]))
+            more = f" and {len(written) - NAMED_MAX} more" if len(written) > NAMED_MAX else ""
+            raise KvSnapshotNotExistError(
+                f"table {self._info.path}: {names}{more} has no key-value snapshot yet, so a scan "
+                'of snapshots would leave its rows out; scan with source="live", or wait for '
+                "the next snapshot (kv.snapshot.interval)"
+            )
 
     async def _snapshots(self, partitions: set[str | None]) -> list[KvSnapshotInfo]:
         snapshots: list[KvSnapshotInfo] = []
@@ -113,6 +137,11 @@ class SnapshotPages(BucketRows):
         reader, self._reader = self._reader, None
         if reader is not None:
             await reader.close()
+
+
+def _name(place: BucketPlace) -> str:
+    bucket = f"bucket {place.bucket.bucket_id}"
+    return bucket if place.partition is None else f"{bucket} of partition {place.partition}"
 
 
 def _chosen(

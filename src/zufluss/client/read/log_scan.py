@@ -37,6 +37,7 @@ from zufluss.client.core.offsets import (
     list_offsets,
     places_of,
 )
+from zufluss.client.core.partition_filter import possible_partitions
 from zufluss.client.core.partitions import partition_names
 from zufluss.client.read.decode import DecodedRows, LogDecoder
 from zufluss.client.read.fetcher import FetchPlan, LogFetcher, ReadyChunk
@@ -154,7 +155,8 @@ class AsyncLogScanner(AsyncScanner):
 
     async def start(self) -> None:
         """Find the buckets and their offsets, and start fetching."""
-        names = await partition_names(self._connection, self.scan.info, self.scan.partitions)
+        scan = self.scan
+        names = await partition_names(self._connection, scan.info, scan.partitions, scan.filter)
         places = await self._places(names)
         if self.scan.buckets is not None:
             check_buckets(self.scan.buckets, self.scan.info)
@@ -221,8 +223,9 @@ class AsyncLogScanner(AsyncScanner):
         known = self._fetcher.partitions
         gone = {name for name in known if name not in names}
         self._fetcher.remove_partitions(gone)
+        new = possible_partitions(self.scan.info, self.scan.filter, names - known)
         try:
-            places = await places_of(self._connection, self.scan.info, sorted(names - known))
+            places = await places_of(self._connection, self.scan.info, sorted(new))
         except PartitionNotExistError:
             return  # a partition was dropped meanwhile; the next refresh notices
         chosen = self.scan.buckets

@@ -22,6 +22,7 @@ from typing import Final, Literal, Protocol
 
 import pyarrow as pa
 
+from zufluss.client.core.partition_filter import possible_partitions
 from zufluss.client.read.lake_rows import LakeRows
 from zufluss.client.read.log_scan import AsyncLogScan, AsyncLogScanner
 from zufluss.client.read.scan import AsyncScan, AsyncScanner
@@ -156,9 +157,15 @@ class AsyncUnionScanner(AsyncScanner):
             self._add(LakeRows(self.plan, self._shape, buckets=buckets, changed=changed))
 
     def _wanted(self) -> list[TailRange]:
-        chosen = self.scan.buckets
-        tail = self.plan.tail
-        return [part for part in tail if chosen is None or part.bucket.bucket_id in chosen]
+        """The ranges of the chosen buckets, without partitions in which no row can match."""
+        chosen, tail = self.scan.buckets, self.plan.tail
+        names = {part.partition for part in tail if part.partition is not None}
+        left = {None, *possible_partitions(self.plan.info, self._shape.prune, names)}
+        return [
+            part
+            for part in tail
+            if part.partition in left and (chosen is None or part.bucket.bucket_id in chosen)
+        ]
 
     async def _open_tail(self) -> AsyncLogScanner | None:
         """Open the log behind the lake; None if there is none and none can come."""

@@ -23,6 +23,7 @@ from typing import Final, TypeVar
 
 from zufluss.client.connection import AsyncConnection
 from zufluss.client.core.offsets import BucketPlace, list_offsets
+from zufluss.client.core.partition_filter import possible_partitions
 from zufluss.client.core.partitions import chosen_places
 from zufluss.client.read.lake_rows import open_lake, plan_lake
 from zufluss.client.read.union_plan import TailRange, UnionPlan, plan_union
@@ -32,7 +33,6 @@ from zufluss.lake.base import LakeError, LakeFile
 from zufluss.model.expression import Expression
 from zufluss.model.table import TableBucket, TableInfo
 from zufluss.spark.read.packing import pieces
-from zufluss.spark.read.partition_filter import possible_partitions
 from zufluss.spark.read.plan_pins import pin_states
 from zufluss.spark.read.shape import ALWAYS, TimeRange
 from zufluss.spark.read.splits import KeyedLakeSplit, LakeSplit, LogSplit, Split, StateSplit
