@@ -15,10 +15,12 @@ from tests.tablet.support import SCHEMA, TABLE, Connection, Tablet, batch, fetch
 from zufluss.errors import ErrorCode, RecordTooLargeError
 from zufluss.log.log import Log
 from zufluss.log.segment import PagesNotCachedError
+from zufluss.model.predicate import LITERALS_MAX, TESTS_MAX
 from zufluss.record.batch.stats import build_statistics
 from zufluss.record.header import iter_headers
-from zufluss.tablet.fetch import FETCH_BYTES_MAX, FetchReader
+from zufluss.tablet.fetch_reader import FETCH_BYTES_MAX, FetchReader, check_counts
 from zufluss.wire import messages as m
+from zufluss.wire.codec import decode
 from zufluss.wire.hot.buckets import BUCKETS_MAX
 
 
@@ -56,7 +58,7 @@ async def test_an_unforeseen_error_of_a_parked_fetch_is_answered(
     connection = Connection()
     sent = tablet.fetch(connection, max_wait_ms=200 if moment == "expired" else 30_000)
     assert len(tablet.server.fetch.parked) == 1
-    monkeypatch.setattr(FetchReader, "read", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(FetchReader, "read", lambda *_, **__: (1 / 0 for _ in "x"))
     if moment == "woken":
         await append(tablet, 0)
     assert await connection.answer(sent) == ErrorCode.UNKNOWN_SERVER_ERROR
@@ -126,7 +128,7 @@ async def test_an_answer_is_bounded_whatever_a_client_asks_for(tmp_path: Path) -
         [m.PbFetchLogReqForBucket(bucket_id=0, fetch_offset=0, max_fetch_bytes=1)] * BUCKETS_MAX
     )
     with pytest.raises(RecordTooLargeError, match="send several"):
-        FetchReader(buckets, remote_logs, many)
+        check_counts(many)
     await tablet.server.close()
 
 
@@ -162,7 +164,8 @@ async def test_a_filtered_fetch_of_many_batches_goes_on_where_it_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Statistics take time to read; a fetch looks at some, and the next ones at the rest."""
-    monkeypatch.setattr("zufluss.tablet.fetch.PRUNE_BATCHES_MAX", 7)
+    monkeypatch.setattr("zufluss.tablet.fetch_reader.PRUNE_WORK_MAX", 7 * 11)
+    monkeypatch.setattr("zufluss.tablet.fetch_reader.TURN_WORK", 22)
     tablet = await Tablet(tmp_path, properties={"table.statistics.columns": "*"}).start()
     rows = pa.RecordBatch.from_arrays([pa.array([1]), pa.array(["x"])], schema=SCHEMA.arrow)
     records = batch(statistics=build_statistics(rows, SCHEMA, (0,)))
@@ -183,6 +186,80 @@ async def test_a_filtered_fetch_of_many_batches_goes_on_where_it_ended(
             else:
                 offset = [h.next_offset for _, h in iter_headers(entry.records)][-1]
         assert (found, filtered) == (0 if ends else 20 * len(records), ends)
+    await tablet.server.close()
+
+
+async def test_a_bucket_that_is_named_many_times_is_read_once_from_its_last_offset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tablet = await Tablet(tmp_path).start()
+    await append(tablet, 0)
+    reads: list[int] = []
+    plain = Log.read
+
+    def counted(self: Log, offset: int, *rest: Any, **options: Any) -> Any:
+        reads.append(offset)
+        return plain(self, offset, *rest, **options)
+
+    monkeypatch.setattr(Log, "read", counted)
+    request = fetch_request(offset=0, max_wait_ms=0)
+    for number in range(1500):
+        table = request.tables_req[0] if number % 2 else request.tables_req.add(table_id=TABLE)
+        table.projection_pushdown_enabled = False
+        entry = table.buckets_req.add(bucket_id=0, fetch_offset=number, max_fetch_bytes=1 << 20)
+    entry.fetch_offset = 1
+    request.tables_req.add(table_id=TABLE, projection_pushdown_enabled=False).buckets_req.append(
+        entry
+    )
+    connection = Connection()
+    answer = await connection.answer(connection.send(tablet.server.fetch.handle, request))
+    tables = decode(m.FetchLogResponse, answer).tables_resp
+    assert [len(table.buckets_resp) for table in tables][-1] == 1
+    assert sum(len(table.buckets_resp) for table in tables) == 1
+    assert reads == [1]
+    await tablet.server.close()
+
+
+async def test_a_fetch_reads_a_bounded_part_of_the_log_though_its_filter_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tablet = await Tablet(tmp_path, properties={"table.statistics.columns": "*"}).start()
+    rows = pa.RecordBatch.from_arrays([pa.array([1]), pa.array(["x"])], schema=SCHEMA.arrow)
+    records = batch(statistics=build_statistics(rows, SCHEMA, (0,)))
+    monkeypatch.setattr("zufluss.tablet.fetch_reader.READ_BYTES_MAX", 5 * len(records))
+    monkeypatch.setattr("zufluss.tablet.fetch_reader.TURN_BYTES", len(records))
+    connection = Connection()
+    request = m.ProduceLogRequest(acks=-1, table_id=TABLE, timeout_ms=30_000)
+    for bucket in (0, 1):
+        request.buckets_req.add(bucket_id=bucket, records=records * 4)
+    assert await connection.produced(connection.send(tablet.server.produce.handle, request))
+    wanted = filtered_request(5)
+    wanted.tables_req[0].buckets_req.add(bucket_id=1, fetch_offset=0, max_fetch_bytes=1 << 20)
+    answer = await connection.answer(connection.send(tablet.server.fetch.handle, wanted))
+    (table,) = decode(m.FetchLogResponse, answer).tables_resp
+    assert [entry.filtered_end_offset for entry in table.buckets_resp] == [12, 3]
+    await tablet.server.close()
+
+
+@pytest.mark.parametrize("shape", ["literals", "tests", "tests of many tables"])
+async def test_a_filter_that_is_too_large_is_refused_before_it_is_read(
+    tmp_path: Path, shape: str
+) -> None:
+    tablet = await Tablet(tmp_path).start()
+    request = filtered_request(5)
+    predicate = request.tables_req[0].filter_predicate
+    if shape == "literals":
+        predicate.leaf.literals.extend([predicate.leaf.literals[0]] * LITERALS_MAX)
+    else:
+        leaf = m.PbPredicate()
+        leaf.CopyFrom(predicate)
+        predicate.type, predicate.compound.function = 1, 0
+        predicate.compound.children.extend([leaf] * (TESTS_MAX if shape == "tests" else 400))
+    if shape == "tests of many tables":
+        request.tables_req.extend([request.tables_req[0]] * 2)
+    connection = Connection()
+    sent = connection.send(tablet.server.fetch.handle, request)
+    assert await connection.answer(sent) is ErrorCode.INVALID_SCAN_REQUEST
     await tablet.server.close()
 
 

@@ -13,7 +13,7 @@ from zufluss.errors import CorruptRecordError
 from zufluss.log.log import Log
 from zufluss.log.reader import LARGE_BYTES
 from zufluss.record.arrow.project import Projector
-from zufluss.tablet.projected import SPAN_BYTES_MAX, read_projected
+from zufluss.tablet.projected import read_projected
 from zufluss.wire import messages as m
 
 LARGE = LARGE_BYTES // 8
@@ -33,7 +33,7 @@ async def filled(tmp_path: Path, *rows: int) -> tuple[Tablet, Log]:
 
 
 def projected(log: Log, offset: int = 0, bytes_max: int = 1 << 24, **options: Any) -> bytes:
-    options = {"at_least_one": True, "nowait": True, **options}
+    options = {"span_max": 1 << 26, "at_least_one": True, "nowait": True, **options}
     return b"".join(read_projected(log, PROJECTOR, (0,), offset, bytes_max, **options)[0])
 
 
@@ -106,11 +106,7 @@ async def test_a_batch_in_doubt_is_verified_as_a_whole(tmp_path: Path) -> None:
     await tablet.server.close()
 
 
-async def test_one_fetch_passes_over_a_bounded_part_of_the_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_one_fetch_passes_over_a_bounded_part_of_the_log(tmp_path: Path) -> None:
     tablet, log = await filled(tmp_path, *[LARGE] * 4)
-    assert SPAN_BYTES_MAX >= 1 << 24
-    monkeypatch.setattr("zufluss.tablet.projected.SPAN_BYTES_MAX", LARGE_BYTES)
-    assert projected(log) == whole(log, bytes_max=1)
+    assert projected(log, span_max=LARGE_BYTES) == whole(log, bytes_max=1)
     await tablet.server.close()

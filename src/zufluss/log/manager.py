@@ -16,6 +16,7 @@ outcome, and `schedule` once per turn of the event loop.
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -366,7 +367,7 @@ class LogManager:
     def remove_empty_parents(self, directory: Path) -> None:
         """Remove parents that became empty; on the loop, where new logs are made in them."""
         for parent in directory.parents:
-            if parent == self._data_dir or not parent.is_dir() or any(parent.iterdir()):
+            if parent == self._data_dir or not _is_empty_directory(parent):
                 return
             self._files.rmdir(parent)
 
@@ -468,3 +469,12 @@ async def _turn(worker: Worker) -> None:
 
 def _thread_worker(name: str) -> Worker:
     return ThreadWorker(name, asyncio.get_running_loop())
+
+
+def _is_empty_directory(path: Path) -> bool:
+    """Whether there is a directory without entries; reads one entry, of however many."""
+    try:
+        with os.scandir(path) as entries:
+            return next(entries, None) is None
+    except (FileNotFoundError, NotADirectoryError):
+        return False

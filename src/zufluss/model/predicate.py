@@ -43,6 +43,8 @@ Value = bool | int | float | str | bytes | Decimal
 
 DEPTH_MAX = 40
 """Predicates nested deeper than this are refused; protobuf's own limit is not much higher."""
+TESTS_MAX = 1_000
+"""A predicate with more leaves and compounds than this is refused."""
 LITERALS_MAX = 10_000
 """A predicate with more literals than this is refused."""
 

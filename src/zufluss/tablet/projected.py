@@ -16,9 +16,6 @@ from zufluss.log.log import Log
 from zufluss.log.reader import LargeBatch
 from zufluss.record.arrow.project import Piece, Projector
 
-SPAN_BYTES_MAX = 64 * 1024 * 1024
-"""Bytes of the log that one fetch of a bucket passes over; others wait meanwhile."""
-
 
 def read_projected(
     log: Log,
@@ -26,17 +23,19 @@ def read_projected(
     columns: tuple[int, ...],
     offset: int,
     bytes_max: int,
+    span_max: int,
     *,
     at_least_one: bool,
     nowait: bool,
 ) -> tuple[list[Any], int]:
     """Batches from `offset` on with these columns only, and how many bytes they have in the log.
 
-    `bytes_max` and `at_least_one` are about projected batches; errors as of `Log.read`.
+    `bytes_max` and `at_least_one` are about projected batches, `span_max` about those in the log;
+    errors as of `Log.read`.
     """
     records: list[Any] = []
     room, span = bytes_max, 0
-    while offset < log.high_watermark and span < SPAN_BYTES_MAX and (room > 0 or not records):
+    while offset < log.high_watermark and span < span_max and (room > 0 or not records):
         first = at_least_one and not records
         large = log.large_batch(offset) if nowait else None
         if large is None:

@@ -204,6 +204,7 @@ class TabletServer:
         await self.assignments.retries.end(stop.table_bucket for stop in replicas)
         for stop in replicas:
             self.assignments.close(stop)
+            await asyncio.sleep(0)  # closing takes a millisecond, and a table has thousands
 
     async def notify_lake_offsets(self, offsets: Sequence[LakeOffsets]) -> None:
         """Know how far these buckets got in the lake; buckets that are not here are passed over.

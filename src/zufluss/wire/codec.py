@@ -7,6 +7,7 @@ are missing, and a proto2 `string` that is not UTF-8 comes out as `bytes`, to fa
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import TypeVar
 
@@ -18,8 +19,15 @@ from zufluss.errors import CorruptMessageError
 M = TypeVar("M", bound=Message)
 
 
-def decode(message_type: type[M], body: bytes | bytearray | memoryview) -> M:
-    """Returns the message in `body`; CorruptMessageError if fields are missing or not UTF-8."""
+def decode(
+    message_type: type[M],
+    body: bytes | bytearray | memoryview,
+    admit: Callable[[M], None] | None = None,
+) -> M:
+    """Returns the message in `body`; CorruptMessageError if fields are missing or not UTF-8.
+
+    `admit` may refuse the message by its size before every field of it is looked at.
+    """
     try:
         # protobuf takes any buffer; its type stubs say bytes.
         message = message_type.FromString(body)  # type: ignore[arg-type, unused-ignore]
@@ -27,6 +35,8 @@ def decode(message_type: type[M], body: bytes | bytearray | memoryview) -> M:
         raise CorruptMessageError(f"the body is no {message_type.__name__}: {e}") from e
     if not message.IsInitialized():
         raise CorruptMessageError(f"a {message_type.__name__} lacks one of its required fields")
+    if admit is not None:
+        admit(message)
     _check_texts(message)
     return message
 

@@ -37,6 +37,7 @@ from zufluss.model.predicate import (
     DEPTH_MAX,
     LIST_TESTS,
     LITERALS_MAX,
+    TESTS_MAX,
     Compound,
     CompoundFunction,
     InvalidPredicateError,
@@ -45,7 +46,6 @@ from zufluss.model.predicate import (
     Predicate,
     Value,
     check_function,
-    leaves,
     pruning_leaf,
     unscaled_decimal,
 )
@@ -127,14 +127,32 @@ def _check_depth(depth: int) -> None:
 
 def predicate_from_proto(message: m.PbPredicate, schema: Schema) -> Predicate:
     """The predicate of a message, checked against the schema it was written for."""
-    predicate = _from_proto(message, schema, 0)
-    count = sum(len(leaf.literals) for leaf in leaves(predicate))
-    if count > LITERALS_MAX:
-        raise InvalidPredicateError(
-            f"the filter has {count} literals; at most {LITERALS_MAX} are allowed, "
-            "compare with a range instead"
-        )
-    return predicate
+    count_tests(message)
+    return _from_proto(message, schema, 0)
+
+
+def count_tests(message: m.PbPredicate) -> int:
+    """The number of tests in a predicate; refuses one with too many of them, or of literals.
+
+    Looks at no more of the message than is allowed.
+    """
+    tests, literals = 1, 0
+    rest = [message]
+    while rest:
+        part = rest.pop()
+        tests += len(part.compound.children)
+        literals += len(part.leaf.literals)
+        if tests > TESTS_MAX:
+            raise InvalidPredicateError(
+                f"the filter has more than {TESTS_MAX} tests; use IN or a range instead"
+            )
+        if literals > LITERALS_MAX:
+            raise InvalidPredicateError(
+                f"the filter has {literals} literals; at most {LITERALS_MAX} are allowed, "
+                "compare with a range instead"
+            )
+        rest += part.compound.children
+    return tests
 
 
 def _from_proto(message: m.PbPredicate, schema: Schema, depth: int) -> Predicate:

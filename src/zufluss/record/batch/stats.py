@@ -4,7 +4,7 @@ With `table.statistics.columns`, each batch of a table has a block in front of i
 number of NULLs, the smallest and the largest value of those columns. A fetch with a filter skips
 batches whose statistics prove that no record matches. Writers compute the block
 (`build_statistics`); the server checks its shape on produce (`kernels/batch_statistics.py`) and
-reads it on fetch (`read_statistics`, `may_match`). The server does not check the values: a writer
+reads it on fetch (`read_statistics`, `matcher`). The server does not check the values: a writer
 with wrong statistics hides its own rows.
 
 | offset | field |
@@ -24,16 +24,17 @@ on NaN and on the sign of zero.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from zufluss.errors import ConfigError, CorruptRecordError
-from zufluss.model.predicate import Compound, CompoundFunction, Leaf, LeafFunction, Predicate
+from zufluss.model.predicate import CompoundFunction, Leaf, LeafFunction, Predicate
 from zufluss.model.schema import Schema
 from zufluss.model.types import NESTED, DataType, Root
 from zufluss.record.rows import binary as b
@@ -151,27 +152,50 @@ def build_statistics(batch: pa.RecordBatch, schema: Schema, columns: Sequence[in
     return bytes(out)
 
 
+Matcher: TypeAlias = "Callable[[Statistics, int], bool]"
+"""Takes the statistics of a batch and its number of records; false only if no record can match."""
+
+
 def may_match(predicate: Predicate, statistics: Statistics, record_count: int) -> bool:
     """Return false only if no record of the batch can match."""
-    if isinstance(predicate, Compound):
-        join = all if predicate.function is CompoundFunction.AND else any
-        return join(may_match(child, statistics, record_count) for child in predicate.children)
-    column = statistics.columns.get(predicate.field_id)
-    return column is None or _leaf_may_match(predicate, column, record_count)
+    return matcher(predicate)(statistics, record_count)
 
 
-def _leaf_may_match(leaf: Leaf, column: ColumnStatistics, record_count: int) -> bool:
-    if leaf.function is LeafFunction.IS_NULL:
-        return column.null_count != 0
-    low, high = column.minimum, column.maximum
-    if column.null_count == record_count and low is None and high is None:
-        return False  # every value is NULL, and NULL matches nothing else
-    if leaf.function is LeafFunction.IS_NOT_NULL or low is None or high is None:
-        return True
-    if not all(_comparable(literal, low) for literal in (*leaf.literals, low, high)):
-        return True
-    loose = _LOOSE if column.data_type.root in _FLOATS else {}
-    return _in_range(loose.get(leaf.function, leaf.function), low, high, leaf.literals)
+def matcher(predicate: Predicate) -> Matcher:
+    """Return a test of batches; the cost of one test hardly depends on the length of lists."""
+    if isinstance(predicate, Leaf):
+        return _leaf_matcher(predicate)
+    join = all if predicate.function is CompoundFunction.AND else any
+    children = [matcher(child) for child in predicate.children]
+    return lambda statistics, count: join(child(statistics, count) for child in children)
+
+
+def _leaf_matcher(leaf: Leaf) -> Matcher:
+    kinds = {_kind(literal) for literal in leaf.literals}
+    ordered = sorted(leaf.literals) if len(kinds) == 1 and None not in kinds else None
+    kind = next(iter(kinds), None)
+    in_range = None if ordered is None else _range_test(leaf.function, ordered)
+    in_float_range = (
+        None if ordered is None else _range_test(_LOOSE.get(leaf.function, leaf.function), ordered)
+    )
+
+    def test(statistics: Statistics, record_count: int) -> bool:
+        column = statistics.columns.get(leaf.field_id)
+        if column is None:
+            return True
+        if leaf.function is LeafFunction.IS_NULL:
+            return column.null_count != 0
+        low, high = column.minimum, column.maximum
+        if column.null_count == record_count and low is None and high is None:
+            return False  # every value is NULL, and NULL matches nothing else
+        if leaf.function is LeafFunction.IS_NOT_NULL or low is None or high is None:
+            return True
+        chosen = in_float_range if column.data_type.root in _FLOATS else in_range
+        if chosen is None or not (_kind(low) == _kind(high) == kind):
+            return True  # values of different kinds have no order
+        return chosen(low, high)
+
+    return test
 
 
 _LOOSE = {
@@ -183,35 +207,39 @@ _LOOSE = {
 """Weaker tests for floating-point columns: -0.0 may sort below 0.0, and bounds may ignore NaN."""
 
 
-def _in_range(function: LeafFunction, low: Any, high: Any, literals: Sequence[Any]) -> bool:
-    """Return whether a value between `low` and `high` can pass the test."""
-    x = literals[0]
+def _range_test(function: LeafFunction, ordered: list[Any]) -> Callable[[Any, Any], bool]:
+    """Return the test whether a value between two bounds can pass; literals are in order."""
+    x = ordered[0]
     match function:
         case LeafFunction.EQUAL | LeafFunction.IN:
-            return any(low <= literal <= high for literal in literals)
+
+            def between(low: Any, high: Any) -> bool:
+                at = bisect_left(ordered, low)
+                return at < len(ordered) and bool(ordered[at] <= high)
+
+            return between
         case LeafFunction.NOT_EQUAL | LeafFunction.NOT_IN:
-            return bool(low != high or all(low != literal for literal in literals))
+            excluded = frozenset(ordered)
+            return lambda low, high: bool(low != high or low not in excluded)
         case LeafFunction.LESS_THAN:
-            return bool(low < x)
+            return lambda low, high: bool(low < x)
         case LeafFunction.LESS_OR_EQUAL:
-            return bool(low <= x)
+            return lambda low, high: bool(low <= x)
         case LeafFunction.GREATER_THAN:
-            return bool(high > x)
+            return lambda low, high: bool(high > x)
         case LeafFunction.GREATER_OR_EQUAL:
-            return bool(high >= x)
+            return lambda low, high: bool(high >= x)
         case LeafFunction.STARTS_WITH if isinstance(x, str):
-            return bool(high >= x and (low <= x or low.startswith(x)))
+            return lambda low, high: bool(high >= x and (low <= x or low.startswith(x)))
         case _:
-            return True
+            return lambda low, high: True
 
 
-def _comparable(literal: Value, bound: Value) -> bool:
-    """Return whether two values have one kind and an order; NaN has none."""
-    if any(isinstance(v, float) and math.isnan(v) for v in (literal, bound)):
-        return False
-    if _is_number(literal) and _is_number(bound):
-        return True
-    return type(literal) is type(bound)
+def _kind(value: Value) -> type | None:
+    """Return the kind of values that a value can be ordered among, None for NaN."""
+    if isinstance(value, float) and math.isnan(value):
+        return None
+    return int if _is_number(value) else type(value)
 
 
 def _is_number(value: Value) -> bool:

@@ -1,0 +1,403 @@
+"""What a fetch reads: the buckets of its request, within limits, in turns of the event loop.
+
+A bucket that a request names twice is read once: the last entry counts, as in Apache Fluss. What a
+fetch costs is bounded by the bytes that it reads and the statistics that it looks at, not by what
+it returns. A long read is a generator that pauses when it has done enough for one turn of the event
+loop, so that other requests go on.
+
+Projection and filters work on whole batches: a projection rewrites the Arrow message to the chosen
+columns, a filter drops batches whose statistics prove that no row matches and reports how far it
+looked (`filtered_end_offset`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import structlog
+
+from zufluss.cluster.refusal import RefusedLocationError, refusal_batch
+from zufluss.errors import (
+    CorruptRecordError,
+    ErrorCode,
+    InvalidColumnProjectionError,
+    LogStorageError,
+    RecordTooLargeError,
+    ZuflussError,
+)
+from zufluss.log.segment import PagesNotCachedError
+from zufluss.model.predicate import TESTS_MAX, InvalidPredicateError, Predicate
+from zufluss.record.batch.stats import Matcher, matcher, read_statistics
+from zufluss.record.header import iter_headers
+from zufluss.replica.replica import Replica
+from zufluss.tablet.buckets import Buckets
+from zufluss.tablet.projected import read_projected
+from zufluss.tablet.remote.logs import RemoteLogRunner
+from zufluss.wire import messages as m
+from zufluss.wire.hot.buckets import BUCKETS_MAX
+from zufluss.wire.hot.fetch import FetchedBucket, FetchedTable
+from zufluss.wire.predicates import count_tests, predicate_from_proto
+from zufluss.wire.tables import partition_id_of
+
+EARLIEST_OFFSET = -2
+"""A fetch offset that means: from the start of the log."""
+FETCH_BYTES_MAX = 64 * 1024 * 1024
+"""Longest answer that a client can ask for; a first batch that is larger still comes whole."""
+BUCKET_BYTES_MAX = 16 * 1024 * 1024
+"""Most bytes of one bucket in an answer, but for a first batch that is larger."""
+READ_BYTES_MAX = 64 * 1024 * 1024
+"""Bytes of the log that one fetch reads at most, whatever a filter or projection leaves of them."""
+PRUNE_WORK_MAX = 20_000
+"""Work on statistics that one fetch does at most, in tests of a filter."""
+BATCH_WORK = 10
+"""Work of reading the statistics of a batch, in tests of a filter."""
+TURN_BYTES = 4 * 1024 * 1024
+"""Bytes that a fetch reads in one turn of the event loop; one read of a bucket may exceed it."""
+TURN_WORK = 1_000
+"""Work on statistics that a fetch does in one turn of the event loop."""
+
+HELD = frozenset(
+    {
+        ErrorCode.UNKNOWN_SERVER_ERROR,
+        ErrorCode.LOG_STORAGE_EXCEPTION,
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.UNKNOWN_TABLE_OR_BUCKET_EXCEPTION,
+        ErrorCode.FENCED_LEADER_EPOCH_EXCEPTION,
+        ErrorCode.STORAGE_EXCEPTION,
+        ErrorCode.LEADER_NOT_AVAILABLE_EXCEPTION,
+    }
+)
+"""Errors that pyfluss retries at once, thousands of times a second: held until `max_wait_ms`."""
+
+Buffers = list[Any]
+Reading = Generator[None, None, list[FetchedTable]]
+"""A read that pauses between two turns of the event loop."""
+BucketReading = Generator[None, None, FetchedBucket]
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class BucketFetch:
+    """The part of a request for one bucket."""
+
+    partition_id: int | None
+    """Partition id, absent for plain tables."""
+    bucket_id: int
+    """Bucket."""
+    offset: int
+    """First offset to read, or EARLIEST_OFFSET."""
+    bytes_max: int
+    """Limit for this bucket; the first bucket with data may pass it by one batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableFetch:
+    """The part of a request for one table."""
+
+    table_id: int
+    """Table."""
+    columns: tuple[int, ...] | None
+    """Projected column indexes, ascending, or None for all."""
+    may_match: Matcher | None
+    """Filter for pruning batches."""
+    batch_work: int
+    """Work of the filter on the statistics of a batch."""
+    buckets: tuple[BucketFetch, ...]
+    """Its buckets in request order."""
+    refusal: ZuflussError | None = None
+    """Why this table cannot be read as asked; None if it can. Other tables are not concerned."""
+
+
+class FetchReader:
+    """Reads one fetch request from the replicas of a server."""
+
+    def __init__(
+        self, buckets: Buckets, remote_logs: RemoteLogRunner, request: m.FetchLogRequest
+    ) -> None:
+        self._buckets = buckets
+        self._remote_logs = remote_logs
+        self.any_location = request.any_location
+        """The client has a token for every remote location, not only for the first."""
+        self.bytes_max = min(request.max_bytes, FETCH_BYTES_MAX)
+        self.tables = tuple(
+            _table_fetch(buckets, table, entries)
+            for table, entries in zip(request.tables_req, _last_entries(request), strict=True)
+        )
+        self.bytes_read = 0
+        """Bytes of the answer."""
+        self.bytes_found = 0
+        """Bytes that the batches of the answer have in the log, before projection."""
+        self.bytes_passed = 0
+        """Bytes of the log that were read, whatever the filter left of them."""
+        self.prune_work = 0
+        """Work that was done on statistics."""
+        self.answer_now = False
+        """A bucket has an answer that must not wait for more data."""
+
+    def replicas(self) -> list[Replica]:
+        """The replicas this fetch can wait on."""
+        replicas = []
+        for table in self.tables:
+            for bucket in table.buckets:
+                replica = self._buckets.find(table.table_id, bucket.partition_id, bucket.bucket_id)
+                if replica is not None:
+                    replicas.append(replica)
+        return replicas
+
+    def worth_reading(self, bytes_min: int) -> bool:
+        """Whether a read may return `bytes_min` or an error; reads no records."""
+        size = 0
+        for table in self.tables:
+            for bucket in table.buckets:
+                replica = self._buckets.find(table.table_id, bucket.partition_id, bucket.bucket_id)
+                if replica is None:
+                    continue
+                try:
+                    first = _first_offset(bucket, replica)
+                    length = replica.log.locate(first, FETCH_BYTES_MAX).length
+                except (ZuflussError, OSError):
+                    return True
+                size += min(length, bucket.bytes_max)
+                if size >= bytes_min:
+                    return True
+        return False
+
+    def read(self, *, nowait: bool) -> Reading:
+        """Read every bucket within the limits; `PagesNotCachedError` if a page is not cached.
+
+        A generator that pauses when it has done enough for one turn of the event loop.
+        """
+        self.bytes_read = self.bytes_found = self.bytes_passed = self.prune_work = 0
+        self.answer_now = False
+        tables = []
+        turn_bytes = 0
+        for table in self.tables:
+            buckets = []
+            for bucket in table.buckets:
+                buckets.append((yield from self._bucket(table, bucket, nowait)))
+                if self.bytes_passed - turn_bytes >= TURN_BYTES:
+                    turn_bytes = self.bytes_passed
+                    yield
+            tables.append(FetchedTable(table.table_id, buckets))
+        return tables
+
+    def _bucket(self, table: TableFetch, bucket: BucketFetch, nowait: bool) -> BucketReading:
+        try:
+            replica = self._buckets.replica(table.table_id, bucket.partition_id, bucket.bucket_id)
+            if table.refusal is not None:
+                raise table.refusal
+            return (yield from self._read_bucket(table, bucket, replica, nowait))
+        except PagesNotCachedError:
+            raise
+        except (ZuflussError, OSError) as e:
+            if isinstance(e, ZuflussError):
+                problem = e
+            else:
+                problem = LogStorageError(f"{replica} cannot be read: {e}; check the disk")
+                log.error("read_failed", replica=repr(replica), error=str(e))
+            if problem.code not in HELD:
+                self.answer_now = True
+            return FetchedBucket(
+                bucket.partition_id, bucket.bucket_id, problem.code, problem.message
+            )
+
+    def _read_bucket(
+        self, table: TableFetch, bucket: BucketFetch, replica: Replica, nowait: bool
+    ) -> BucketReading:
+        log = replica.log
+        offset = _first_offset(bucket, replica)
+        if offset < log.log_start_offset and replica.remote is not None:
+            return self._remote_bucket(bucket, replica, offset)
+        left = READ_BYTES_MAX - self.bytes_passed
+        room = min(bucket.bytes_max, BUCKET_BYTES_MAX, self.bytes_max - self.bytes_read, left)
+        first = not self.bytes_read
+        records: Buffers = []
+        filtered_end: int | None = None
+        projector = self._buckets.tables[table.table_id].projector
+        if not (room > 0 or first) or left <= 0 or self.prune_work >= PRUNE_WORK_MAX:
+            pass
+        elif table.columns is not None and table.may_match is None:
+            records, span = read_projected(
+                log, projector, table.columns, offset, room, left, at_least_one=first, nowait=nowait
+            )
+            self.bytes_found += span
+            self.bytes_passed += span
+        else:
+            read = log.read(offset, max(room, 0), at_least_one=first, nowait=nowait)
+            records = [read.records] if len(read.records) else []
+            self.bytes_found += len(read.records)
+            self.bytes_passed += len(read.records)
+            if records and table.may_match is not None:
+                records, filtered_end = yield from self._prune(table, table.may_match, records[0])
+            if table.columns is not None:
+                records = [p for r in records for p in projector.project_all(r, table.columns)]
+        self.bytes_read += sum(map(len, records))
+        if filtered_end is not None:
+            self.answer_now = True
+        return FetchedBucket(
+            bucket.partition_id,
+            bucket.bucket_id,
+            0,
+            None,
+            log.high_watermark,
+            _start_offset(replica),
+            records,
+            filtered_end,
+        )
+
+    def _remote_bucket(self, bucket: BucketFetch, replica: Replica, offset: int) -> FetchedBucket:
+        """Answer with the remote segments that have an offset; nothing while they are looked up."""
+        refused: Buffers = []
+        info = None
+        try:
+            info = self._remote_logs.fetch_info(replica, offset, any_location=self.any_location)
+        except RefusedLocationError as e:
+            refused = [refusal_batch(e.location_id, offset)]
+        if info is not None or refused:
+            self.answer_now = True
+        return FetchedBucket(
+            bucket.partition_id,
+            bucket.bucket_id,
+            high_watermark=replica.log.high_watermark,
+            log_start_offset=_start_offset(replica),
+            records=None if info is not None else refused,
+            remote=None if info is None else info.SerializeToString(),
+        )
+
+    def _prune(
+        self, table: TableFetch, may_match: Matcher, records: memoryview
+    ) -> Generator[None, None, tuple[Buffers, int | None]]:
+        """The batches that may match, and the offset after the last one if that was left out."""
+        state = self._buckets.tables[table.table_id]
+        buffers: Buffers = []
+        begin = end = 0
+        filtered_end: int | None = None
+        turn_work = self.prune_work
+        for pos, header in iter_headers(records):
+            if self.prune_work >= PRUNE_WORK_MAX:
+                break
+            if self.prune_work - turn_work >= TURN_WORK:
+                turn_work = self.prune_work
+                yield
+            self.prune_work += table.batch_work
+            end = pos + header.size
+            if _pruned(may_match, records, pos, header, state.schema(header.schema_id)):
+                if begin < pos:
+                    buffers.append(records[begin:pos])
+                begin, filtered_end = end, header.next_offset
+            else:
+                filtered_end = None
+        if begin < end:
+            buffers.append(records[begin:end])
+        return buffers, filtered_end
+
+
+def _pruned(may_match: Matcher, records: memoryview, pos: int, header: Any, schema: Any) -> bool:
+    if header.statistics_length <= 0:
+        return False
+    try:
+        statistics = read_statistics(
+            records, pos + header.header_size, header.statistics_length, schema
+        )
+    except CorruptRecordError:
+        return False  # statistics that say nothing prove nothing; the records themselves are good
+    return not may_match(statistics, header.record_count)
+
+
+def _first_offset(bucket: BucketFetch, replica: Replica) -> int:
+    return replica.start_offset if bucket.offset == EARLIEST_OFFSET else bucket.offset
+
+
+def _start_offset(replica: Replica) -> int | None:
+    """The first offset of the log, None while its remote part is not known."""
+    remote = replica.remote
+    return None if remote is not None and remote.range is None else replica.start_offset
+
+
+def check_counts(request: m.FetchLogRequest) -> None:
+    """Refuse a fetch of too many buckets, or with too large a filter, before any work on it."""
+    count = len(request.tables_req) + sum(len(t.buckets_req) for t in request.tables_req)
+    if count > BUCKETS_MAX:
+        raise RecordTooLargeError(
+            f"a fetch of {count} tables and buckets; at most {BUCKETS_MAX} are allowed, "
+            "send several"
+        )
+    tests = sum(
+        count_tests(t.filter_predicate)
+        for t in request.tables_req
+        if t.HasField("filter_predicate")
+    )
+    if tests > TESTS_MAX:
+        raise InvalidPredicateError(
+            f"the filters of a fetch have {tests} tests together; at most {TESTS_MAX} are allowed, "
+            "fetch fewer tables at a time"
+        )
+
+
+def _last_entries(request: m.FetchLogRequest) -> list[list[BucketFetch]]:
+    """The buckets to read of each table of a request: of a bucket that is named twice, the last."""
+    last: dict[tuple[int, int | None, int], tuple[int, BucketFetch]] = {}
+    for number, table in enumerate(request.tables_req):
+        table_id = table.table_id
+        for b in table.buckets_req:
+            partition_id, bucket_id = partition_id_of(b), b.bucket_id
+            entry = BucketFetch(partition_id, bucket_id, b.fetch_offset, b.max_fetch_bytes)
+            last[table_id, partition_id, bucket_id] = (number, entry)
+    entries: list[list[BucketFetch]] = [[] for _ in request.tables_req]
+    for number, entry in last.values():
+        entries[number].append(entry)
+    return entries
+
+
+def _table_fetch(
+    buckets: Buckets, request: m.PbFetchLogReqForTable, entries: Sequence[BucketFetch]
+) -> TableFetch:
+    columns = may_match = refusal = None
+    work = BATCH_WORK
+    try:
+        columns = _columns(buckets, request)
+        predicate = _predicate(buckets, request)
+        if predicate is not None:
+            may_match = matcher(predicate)
+            work += count_tests(request.filter_predicate)
+    except ZuflussError as e:
+        refusal = e
+    return TableFetch(request.table_id, columns, may_match, work, tuple(entries), refusal)
+
+
+def _columns(buckets: Buckets, request: m.PbFetchLogReqForTable) -> tuple[int, ...] | None:
+    if not request.projection_pushdown_enabled:
+        return None
+    columns = tuple(request.projected_fields)
+    _check_projection(buckets, request.table_id, columns)
+    return columns
+
+
+def _predicate(buckets: Buckets, request: m.PbFetchLogReqForTable) -> Predicate | None:
+    state = buckets.tables.get(request.table_id)
+    if state is None or not request.HasField("filter_predicate"):
+        return None
+    schema_id = request.filter_schema_id if request.HasField("filter_schema_id") else None
+    return predicate_from_proto(request.filter_predicate, state.schema(schema_id))
+
+
+def _check_projection(buckets: Buckets, table_id: int, columns: Sequence[int]) -> None:
+    state = buckets.tables.get(table_id)
+    if state is None:
+        return  # each bucket says so
+    if state.info.log_format != "ARROW":
+        raise InvalidColumnProjectionError(
+            f"{state.info.path} has the log format {state.info.log_format}; the server projects "
+            "ARROW only, fetch all columns"
+        )
+    count = len(state.info.schema.columns)
+    ascending = all(a < b for a, b in pairwise(columns))
+    if not columns or not ascending or columns[0] < 0 or columns[-1] >= count:
+        raise InvalidColumnProjectionError(
+            f"projected_fields {list(columns)[:20]} of {state.info.path} must be ascending column "
+            f"indexes from 0 to {count - 1} without repetition, at least one"
+        )
