@@ -30,6 +30,7 @@ from tests.end_to_end.helpers import (
 from tests.end_to_end.kv import changelog, create_keyed, lookups, upsert
 from tests.servers import RoleServer, WarmServer
 from tests.waiting import eventually_async
+from zufluss.remote.uri import MEMORY_VARIABLE
 from zufluss.testing.server import DevServer
 
 BATCHES, ROWS = 60, 20
@@ -56,7 +57,7 @@ def serve(
     def start(**properties: str) -> Iterator[DevServer]:
         dirs = ",".join(map(str, locations))
         conf = {**SERVER, "remote.data.dirs": dirs, **properties}
-        with WarmServer(tmp_path / "data", conf) as server:
+        with WarmServer(tmp_path / "data", conf, environ={MEMORY_VARIABLE: "1"}) as server:
             yield server
 
     return start

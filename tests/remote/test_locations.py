@@ -218,6 +218,19 @@ def test_what_an_operator_did_outlives_a_restart_with_the_same_configuration() -
     assert reconcile(before, ABC, dict.fromkeys(range(1, 5), 1)) is before
 
 
+def test_neither_configuration_nor_operator_puts_a_location_into_memory() -> None:
+    """Acknowledged rows would be gone after a restart."""
+    drained = operate(registry(), AlterOp.DRAIN, location_id=2)
+    for refused in (
+        lambda: registry(conf_of(remote_data_dir="memory://x")),
+        lambda: registry(listed("s3://a/x,memory://x", "1,1")),
+        lambda: operate(drained, AlterOp.ADD, uri="memory://x"),
+        lambda: operate(drained, AlterOp.MOVE, location_id=2, uri="memory://x"),
+    ):
+        with pytest.raises(ConfigError, match="memory is lost when the server stops"):
+            refused()
+
+
 def test_a_moved_location_stays_itself_when_the_configuration_follows() -> None:
     """Acceptance 31: the files keep their location's id."""
     drained = operate(registry(), AlterOp.DRAIN, location_id=2)

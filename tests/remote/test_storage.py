@@ -42,6 +42,7 @@ from zufluss.remote.locations import (
 from zufluss.remote.placement import CLUSTER, PARTITION, parse_policy
 from zufluss.remote.registry import alter, reconcile
 from zufluss.remote.storage import NoLocationError, RemoteStorage, Upload
+from zufluss.remote.uri import MEMORY_VARIABLE
 
 DOCUMENT = b"a document"
 
@@ -184,8 +185,11 @@ async def test_a_draining_location_is_read_and_gets_nothing(cluster: Cluster) ->
     assert cluster.report(1).effective_weight == 0
 
 
-async def test_restarts_do_not_change_the_shares(tmp_path: Path) -> None:
+async def test_restarts_do_not_change_the_shares(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Acceptance 12: 300 files of a server that restarts after every fifth of them."""
+    monkeypatch.setenv(MEMORY_VARIABLE, "1")
     dirs = ",".join(f"memory://{uuid.uuid4()}" for _ in range(3))
     cluster = Cluster(tmp_path, weights="3,2,1", **{"remote.data.dirs": dirs})
     found: Counter[int] = Counter()

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from zufluss.errors import ConfigError
-from zufluss.remote.uri import parse_location
+from zufluss.remote.uri import MEMORY_VARIABLE, parse_durable_location, parse_location
 
 
 @pytest.mark.parametrize(
@@ -28,6 +28,15 @@ def test_every_spelling_of_a_place_becomes_the_same(text: str, normalised: str) 
     uri = parse_location(text, "remote.data.dirs")
     assert uri.text == normalised
     assert parse_location(uri.text, "again") == uri
+
+
+@pytest.mark.parametrize("text", ["memory://test/x", "MEMORY://test"])
+def test_memory_is_no_place_for_a_servers_files(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(MEMORY_VARIABLE, raising=False)
+    with pytest.raises(ConfigError, match="memory is lost when the server stops; allowed: a path"):
+        parse_durable_location(text, "remote.data.dirs")
+    monkeypatch.setenv(MEMORY_VARIABLE, "1")
+    assert parse_durable_location(text, "remote.data.dirs").scheme == "memory"
 
 
 def test_a_relative_path_is_below_the_working_directory() -> None:

@@ -25,6 +25,7 @@ from zufluss.record.header import iter_headers
 from zufluss.remote.errors import LocationUnavailableError
 from zufluss.remote.layout import parse
 from zufluss.remote.locations import AdminState
+from zufluss.remote.uri import MEMORY_VARIABLE
 from zufluss.replica.replica import Replica
 from zufluss.tablet.service import EARLIEST, TIMESTAMP
 from zufluss.wire import messages as m
@@ -457,8 +458,9 @@ async def test_a_location_that_comes_back_is_asked_again(
 
 
 async def test_a_client_with_one_token_is_refused_in_another_kind_of_location(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv(MEMORY_VARIABLE, "1")
     dirs = {"remote.data.dirs": f"{tmp_path / 'a'},memory://other/x"}
     async with serving(tmp_path, buckets=1, conf=dirs) as tablet:
         await tablet.write(12)

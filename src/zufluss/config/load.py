@@ -34,7 +34,9 @@ T = TypeVar("T")
 DEFAULT_ORIGIN = "default"
 OVERRIDE_ORIGIN = "-D"
 
-OTHER_VARIABLES = frozenset({"ZUFLUSS_BOOTSTRAP", "ZUFLUSS_CONFIG", "ZUFLUSS_FAULT"})
+OTHER_VARIABLES = frozenset(
+    {"ZUFLUSS_BOOTSTRAP", "ZUFLUSS_CONFIG", "ZUFLUSS_FAULT", "ZUFLUSS_TEST_MEMORY_LOCATIONS"}
+)
 """Environment variables with our prefix that are not options; the CLI and the tests read them."""
 
 _log = logging.getLogger("zufluss.config")

@@ -34,7 +34,7 @@ from zufluss.remote.locations import (
     ids_text,
     implicit_uri,
 )
-from zufluss.remote.uri import FILE, LocationUri, parse_location
+from zufluss.remote.uri import FILE, LocationUri, parse_durable_location, parse_location
 
 T = TypeVar("T")
 
@@ -57,9 +57,9 @@ def configured_locations(conf: Configuration) -> list[ConfiguredLocation]:
 
     Raises `ConfigError` for addresses or weights that are not allowed.
     """
-    dirs = [parse_location(x, o.REMOTE_DATA_DIRS.key) for x in conf[o.REMOTE_DATA_DIRS]]
+    dirs = [parse_durable_location(x, o.REMOTE_DATA_DIRS.key) for x in conf[o.REMOTE_DATA_DIRS]]
     single = conf[o.REMOTE_DATA_DIR]
-    one = None if single is None else parse_location(single, o.REMOTE_DATA_DIR.key)
+    one = None if single is None else parse_durable_location(single, o.REMOTE_DATA_DIR.key)
     if not dirs:
         return [ConfiguredLocation(IMPLICIT if one is None else one.text, 1)]
     _check_apart(dirs, o.REMOTE_DATA_DIRS.key)
@@ -222,7 +222,7 @@ def alter(
 
 
 def _added(locations: Mapping[int, Location], uri: str, weight: int | None) -> Location:
-    address = parse_location(uri, "the address of a location").text
+    address = parse_durable_location(uri, "the address of a location").text
     share = _checked_weight(1 if weight is None else weight, "the weight of a location")
     for location in locations.values():
         if location.uri == address and location.state is AdminState.RETIRED:
@@ -255,7 +255,8 @@ def _changed(
         share = _need(weight, "SET_WEIGHT needs a weight")
         return replace(location, weight=_checked_weight(share, f"the weight of {location}"))
     address = _need(uri, "MOVE needs the new address")
-    return replace(location, uri=parse_location(address, f"the address of {location}").text)
+    uri_there = parse_durable_location(address, f"the address of {location}")
+    return replace(location, uri=uri_there.text)
 
 
 def _check_alteration(before: Locations, location: Location, op: AlterOp) -> None:

@@ -15,6 +15,7 @@ Nothing is percent-decoded: the text is the name of the directory or the key.
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -29,6 +30,8 @@ AZURE: Final = ("az", "abfs", "abfss")
 
 SCHEMES: Final = (FILE, S3, GS, *AZURE, MEMORY)
 """Schemes of locations; `memory` is for tests, its objects live in this process."""
+MEMORY_VARIABLE: Final = "ZUFLUSS_TEST_MEMORY_LOCATIONS"
+"""Tests set this environment variable for servers that have locations in memory."""
 
 _SAME: Final = {"s3a": S3, "s3n": S3, "gcs": GS}
 _URI = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*):(?://(?P<authority>[^/]*))?(?P<path>/.*)?")
@@ -98,6 +101,18 @@ def parse_location(text: str, what: str) -> LocationUri:
     )
 
 
+def parse_durable_location(text: str, what: str) -> LocationUri:
+    """Parse the address of a place that a server is to keep files in.
+
+    Memory is refused, since acknowledged rows would be gone after a restart.
+    """
+    uri = parse_location(text, what)
+    if uri.scheme == MEMORY and MEMORY_VARIABLE not in os.environ:
+        reason = f"memory is lost when the server stops; allowed: a path, or a URI of {_schemes()}"
+        raise _bad(what, text, reason)
+    return uri
+
+
 def _normalised(what: str, text: str, scheme: str, authority: str, path: str) -> LocationUri:
     if scheme not in SCHEMES:
         raise _bad(what, text, f"scheme {scheme!r} is not known; allowed: {_schemes()}")
@@ -126,7 +141,7 @@ def _check_authority(what: str, text: str, scheme: str, authority: str) -> None:
 
 
 def _schemes() -> str:
-    return ", ".join(SCHEMES)
+    return ", ".join(scheme for scheme in SCHEMES if scheme != MEMORY)
 
 
 def _bad(what: str, text: str, reason: str) -> ConfigError:

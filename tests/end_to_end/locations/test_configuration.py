@@ -38,6 +38,7 @@ from zufluss.errors import ConfigError
 from zufluss.remote.placement import CLUSTER
 from zufluss.remote.registry import reconcile
 from zufluss.remote.storage import RemoteStorage, Upload
+from zufluss.remote.uri import MEMORY_VARIABLE
 
 INTERVAL = "remote.log.task-interval-duration"
 BATCHES = 9
@@ -230,7 +231,10 @@ def test_weights_five_one_one_are_kept_exactly_and_smoothly(tmp_path: Path) -> N
         assert it.places(table)[:7] == [1, 1, 2, 1, 3, 1, 1]
 
 
-async def test_over_seven_hundred_placements_the_shares_are_exact(tmp_path: Path) -> None:
+async def test_over_seven_hundred_placements_the_shares_are_exact(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(MEMORY_VARIABLE, "1")
     placed = await placements(tmp_path, "5,1,1", 700)
     assert Counter(placed) == {1: 500, 2: 100, 3: 100}
     assert placed == smooth({1: 5, 2: 1, 3: 1}, 700)
@@ -269,7 +273,10 @@ def test_weight_zero_gets_no_new_file_and_what_it_has_is_read(tmp_path: Path) ->
         assert rows_by_pyfluss(it.server.bootstrap, "fading") == everything(40)
 
 
-async def test_weight_zero_gets_none_of_a_thousand_files(tmp_path: Path) -> None:
+async def test_weight_zero_gets_none_of_a_thousand_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(MEMORY_VARIABLE, "1")
     assert Counter(await placements(tmp_path, "1,0,3", 1000)) == {1: 250, 3: 750}
 
 

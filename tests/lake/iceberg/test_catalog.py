@@ -83,6 +83,9 @@ def test_a_rest_catalog_is_known_by_its_java_class() -> None:
         ({"type": "hadoop"}, "give one of sql, rest"),
         ({"type": "sql", "uri": "sqlite:///x"}, "needs datalake.iceberg.warehouse"),
         ({"type": "rest"}, "needs datalake.iceberg.uri"),
+        ({"type": "in-memory", "warehouse": "/w"}, "give one of sql, rest"),
+        ({"type": "sql", "uri": "sqlite:///:memory:", "warehouse": "/w"}, "lost when the process"),
+        ({"type": "sql", "uri": "sqlite://", "warehouse": "/w"}, "lost when the process ends"),
         ({"catalog-impl": "com.example.Mine"}, "com.example.Mine is not known here"),
     ],
 )

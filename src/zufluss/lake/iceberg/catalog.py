@@ -45,7 +45,7 @@ from zufluss.lake.base import LakeError
 from zufluss.lake.iceberg.private import shared
 
 NAME = "zufluss"
-TYPES = ("sql", "rest", "glue", "hive", "dynamodb", "bigquery", "in-memory")
+TYPES = ("sql", "rest", "glue", "hive", "dynamodb", "bigquery")
 SQLITE_BUSY_MS = 30_000
 """How long a connection waits for another one's transaction."""
 METADATA_CACHED_MAX = 64
@@ -90,6 +90,11 @@ def normalized(properties: Mapping[str, str]) -> dict[str, str]:
     out["type"] = kind
     if kind == "sql":
         out["uri"] = _sql_uri(out)
+        if out["uri"].startswith("sqlite") and sqlite_path(out["uri"]) is None:
+            raise ConfigError(
+                f"datalake.iceberg.uri {out['uri']} is a catalog in memory, which is lost when the "
+                f"process ends; name a file, such as sqlite:////lake/catalog.db"
+            )
     elif kind == "rest":
         out["snapshot-loading-mode"] = "all"  # the newest snapshot of ours may be older than others
     return out
