@@ -27,8 +27,9 @@ import pyarrow as pa
 from crc32c import crc32c
 
 from tests.end_to_end.helpers import create, everything, in_time, poll_records, select
-from tests.end_to_end.raw import RawClient
+from tests.end_to_end.raw import RawClient, table_path
 from zufluss.model.schema import Schema
+from zufluss.model.table import TableDescriptor
 from zufluss.record.arrow.message import decode as decode_arrow
 from zufluss.record.header import iter_headers
 from zufluss.record.rows.binary import varint
@@ -40,6 +41,8 @@ from zufluss.wire.api import ApiKey
 KEYED = pa.schema([("id", pa.int64()), ("text", pa.string()), ("n", pa.int32())])
 """The everyday primary-key table: `id` is the key."""
 
+DATABASE = "wire"
+"""The database of tables that are created by hand."""
 KINDS = ("+A", "+I", "-U", "+U", "-D")
 PUT_VERSION, LOOKUP_VERSION = 2, 1
 HEADER = struct.Struct("<iBIhBqii")
@@ -143,6 +146,30 @@ async def limit_scan(
 
 
 # -- by hand ----------------------------------------------------------------------------------
+
+
+def create_by_hand(
+    raw: RawClient, name: str, schema: Schema, properties: dict[str, str] | None = None
+) -> int:
+    """Create a primary-key table with one bucket in the database of the tests; its id."""
+    database = m.CreateDatabaseRequest(database_name=DATABASE, ignore_if_exists=True)
+    raw.call(ApiKey.CREATE_DATABASE, database)
+    keys = tuple(schema.primary_key)
+    options = {"table.replication.factor": "1", **(properties or {})}
+    descriptor = TableDescriptor(schema, None, (), keys, 1, options, {})
+    request = m.CreateTableRequest(
+        table_path=table_path(DATABASE, name),
+        table_json=descriptor.to_json(),
+        ignore_if_exists=False,
+    )
+    raw.call(ApiKey.CREATE_TABLE, request)
+    return raw.table_id(DATABASE, name)
+
+
+def drop_by_hand(raw: RawClient, name: str) -> None:
+    """Drop a table that `create_by_hand` created."""
+    request = m.DropTableRequest(table_path=table_path(DATABASE, name), ignore_if_not_exists=False)
+    raw.call(ApiKey.DROP_TABLE, request)
 
 
 def seal_kv(batch: bytearray) -> bytes:

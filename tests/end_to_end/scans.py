@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tests.end_to_end.kv import Codec, kv_batch, limit_values, put
+from tests.end_to_end.kv import Codec, create_by_hand, kv_batch, limit_values, put
 from tests.end_to_end.raw import RawClient
 from zufluss.model.predicate import Predicate
 from zufluss.model.schema import Schema
@@ -31,6 +31,13 @@ def put_rows(raw: RawClient, table_id: int, rows: Iterable[Row], bucket: int = 0
     entry = put(raw, table_id, kv_batch([CODEC.put(row) for row in rows]), bucket)
     assert not entry.error_code, entry.error_message
     return int(entry.log_end_offset)
+
+
+def create_filled(raw: RawClient, rows: Iterable[Row], name: str = "t") -> int:
+    """Create a table with one bucket and these rows; its id."""
+    table_id = create_by_hand(raw, name, SCANNED)
+    put_rows(raw, table_id, rows)
+    return table_id
 
 
 def delete_rows(raw: RawClient, table_id: int, rows: Iterable[Row]) -> None:

@@ -22,6 +22,7 @@ from tests.end_to_end.kv import (
     LOOKUP_VERSION,
     PUT_VERSION,
     Codec,
+    create_by_hand,
     kv_batch,
     lookup_request,
     prefix_request,
@@ -31,9 +32,8 @@ from tests.end_to_end.kv import (
     raw_changelog,
     values_of,
 )
-from tests.end_to_end.raw import RawClient, table_path
+from tests.end_to_end.raw import RawClient
 from zufluss.model.schema import Schema
-from zufluss.model.table import TableDescriptor
 from zufluss.testing.server import DevServer
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
@@ -42,22 +42,6 @@ UNKNOWN_BUCKET, NO_PRIMARY_KEY, BAD_TARGETS = 21, 20, 35
 TOO_LARGE = 13
 EMPTY_VALUES = bytes.fromhex("050000000000000000")
 """What a limit scan of an empty primary-key table answers."""
-
-
-def create_by_hand(
-    raw: RawClient, name: str, schema: Schema, properties: dict[str, str] | None = None
-) -> int:
-    """Create a primary-key table with one bucket in the default database; its id."""
-    keys = tuple(schema.primary_key)
-    options = {"table.replication.factor": "1", **(properties or {})}
-    descriptor = TableDescriptor(schema, None, (), keys, 1, options, {})
-    request = m.CreateTableRequest(
-        table_path=table_path("wire", name),
-        table_json=descriptor.to_json(),
-        ignore_if_exists=False,
-    )
-    raw.call(ApiKey.CREATE_TABLE, request)
-    return raw.table_id("wire", name)
 
 
 @pytest.fixture(scope="module")
@@ -300,10 +284,6 @@ def test_keys_that_no_row_can_have_are_looked_up_and_not_found(
 def test_a_value_over_the_size_limit_is_refused(new_server: Callable[..., DevServer]) -> None:
     server, codec = new_server({"zufluss.kv.value.max-size": "64kb"}), Codec(SMALL)
     with RawClient(server.port) as client:
-        client.call(
-            ApiKey.CREATE_DATABASE,
-            m.CreateDatabaseRequest(database_name="wire", ignore_if_exists=True),
-        )
         fresh = create_by_hand(client, "large", SMALL)
         rows: list[Any] = [(1, "x" * 1000, 1), (2, "x" * 70_000, 1)]
         entry = put(client, fresh, kv_batch([codec.put(row) for row in rows]))

@@ -9,10 +9,18 @@ from __future__ import annotations
 import fluss
 import pytest
 
-from tests.end_to_end.kv import Codec, kv_batch, put, put_request, raw_changelog, values_of
+from tests.end_to_end.kv import (
+    Codec,
+    create_by_hand,
+    kv_batch,
+    put,
+    put_request,
+    raw_changelog,
+    values_of,
+)
 from tests.end_to_end.raw import RawClient
 from tests.end_to_end.test_idempotence import new_writer
-from tests.end_to_end.test_kv_bad_input import SMALL, create_by_hand
+from tests.end_to_end.test_kv_bad_input import SMALL
 from zufluss.testing.server import DevServer
 from zufluss.wire.api import ApiKey
 

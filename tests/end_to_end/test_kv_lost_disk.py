@@ -10,14 +10,11 @@ import shutil
 from collections.abc import Callable
 
 import zufluss
-from tests.end_to_end.kv import Codec, kv_batch, put, values_of
+from tests.end_to_end.kv import Codec, create_by_hand, kv_batch, put, values_of
 from tests.end_to_end.raw import RawClient
-from tests.end_to_end.test_kv_bad_input import create_by_hand
 from tests.waiting import eventually
 from zufluss.model.schema import Schema
 from zufluss.testing.server import DevServer
-from zufluss.wire import messages as m
-from zufluss.wire.api import ApiKey
 
 SUMS = Schema.of("id BIGINT NOT NULL, n BIGINT SUM, PRIMARY KEY (id)")
 PLAIN = Codec(Schema.of("id BIGINT NOT NULL, n BIGINT, PRIMARY KEY (id)"))
@@ -49,10 +46,6 @@ def test_batches_that_only_a_snapshot_has_are_duplicates_after_the_disk_was_lost
 ) -> None:
     server = new_server({"kv.snapshot.interval": "50ms"})
     with RawClient(server.port) as raw:
-        raw.call(
-            ApiKey.CREATE_DATABASE,
-            m.CreateDatabaseRequest(database_name="wire", ignore_if_exists=True),
-        )
         table_id = create_by_hand(raw, "sums", SUMS, AGGREGATION)
         answers = [sent(raw, table_id, sequence) for sequence in range(10)]
         assert {code for code, _ in answers} == {0}

@@ -20,6 +20,7 @@ from tests.end_to_end.helpers import DATABASE, fresh_path, in_time
 from tests.end_to_end.kv import (
     HEADER_SIZE,
     changelog,
+    create_by_hand,
     kv_batch,
     limit_values,
     lookup_request,
@@ -31,7 +32,6 @@ from tests.end_to_end.kv import (
     values_of,
 )
 from tests.end_to_end.raw import ConnectionEndedError, RawClient
-from tests.end_to_end.test_kv_bad_input import create_by_hand
 from tests.end_to_end.test_mutated_requests import EXAMPLES, SETTINGS, expected, mutations, survives
 from tests.kv.model import Change, Rules, fold
 from zufluss.testing.server import DevServer

@@ -12,7 +12,8 @@ import fluss
 import pyarrow as pa
 import pytest
 
-from tests.end_to_end.kv import raw_changelog
+from tests.end_to_end.guarded import guarded_properties, listener_ports, logged_in
+from tests.end_to_end.kv import drop_by_hand, raw_changelog
 from tests.end_to_end.raw import RawClient
 from tests.end_to_end.scans import (
     CODEC,
@@ -21,6 +22,7 @@ from tests.end_to_end.scans import (
     all_rows,
     arrow_of,
     call,
+    create_filled,
     delete_rows,
     good,
     in_key_order,
@@ -34,10 +36,7 @@ from tests.end_to_end.scans import (
     pin_request,
     put_rows,
 )
-from tests.end_to_end.test_kv_bad_input import create_by_hand
-from tests.end_to_end.test_kv_scan import drop
 from tests.end_to_end.test_schema_evolution import add_column
-from tests.end_to_end.test_security import free_ports
 from zufluss.errors import ZuflussError
 from zufluss.model.expression import col
 from zufluss.model.predicate import Leaf, LeafFunction
@@ -46,7 +45,6 @@ from zufluss.model.table import TableDescriptor
 from zufluss.testing.server import DevServer
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
-from zufluss.wire.sasl import build_plain
 
 EXPIRED, UNKNOWN_ID, INVALID, BUSY = 66, 67, 68, 30004
 COUNT = 300
@@ -55,9 +53,7 @@ COUNT = 300
 @pytest.fixture
 def table_id(raw: RawClient, path: fluss.TablePath) -> int:
     """A table with one bucket and rows in it."""
-    table_id = create_by_hand(raw, path.table_name, SCANNED)
-    put_rows(raw, table_id, numbered(0, COUNT))
-    return table_id
+    return create_filled(raw, numbered(0, COUNT), path.table_name)
 
 
 @pytest.fixture
@@ -285,12 +281,7 @@ def test_a_pin_goes_on_at_the_same_offset_after_a_kill(
 ) -> None:
     server = new_server()
     with RawClient(server.port) as raw:
-        raw.call(
-            ApiKey.CREATE_DATABASE,
-            m.CreateDatabaseRequest(database_name="wire", ignore_if_exists=True),
-        )
-        table_id = create_by_hand(raw, "t", SCANNED)
-        put_rows(raw, table_id, numbered(0, 100))
+        table_id = create_filled(raw, numbered(0, 100))
         (before,) = pin(raw, table_id)
         first = page(raw, table_id, before.pin_id, limit=30)
         put_rows(raw, table_id, numbered(0, 100, "changed"))
@@ -367,7 +358,7 @@ def test_a_table_dropped_during_a_scan_ends_its_pins(
 ) -> None:
     (made,) = pin(raw, table_id)
     page(raw, table_id, made.pin_id, size=100)
-    drop(raw, path)
+    drop_by_hand(raw, path.table_name)
     assert scan_code(raw, page_request(table_id, made.pin_id)) == 21
     close(raw, made.pin_id)
 
@@ -377,12 +368,7 @@ def test_a_server_that_stops_does_not_wait_for_its_pins(
 ) -> None:
     server = new_server()
     with RawClient(server.port) as raw:
-        raw.call(
-            ApiKey.CREATE_DATABASE,
-            m.CreateDatabaseRequest(database_name="wire", ignore_if_exists=True),
-        )
-        table_id = create_by_hand(raw, "t", SCANNED)
-        put_rows(raw, table_id, numbered(0, 100))
+        table_id = create_filled(raw, numbered(0, 100))
         pin(raw, table_id)
         good(raw, open_request(table_id, size=10))
         assert server.stop() == 0
@@ -394,37 +380,14 @@ def test_a_server_that_stops_does_not_wait_for_its_pins(
 @pytest.fixture
 def guarded(new_server: Callable[..., DevServer]) -> int:
     """The port of a listener that requires a password."""
-    plain, secure = free_ports(2)
-    new_server(
-        {
-            "bind.listeners": f"OPEN://127.0.0.1:{plain},SECURE://127.0.0.1:{secure}",
-            "internal.listener.name": "OPEN",
-            "security.protocol.map": "SECURE:sasl",
-            "security.sasl.plain.jaas.config": (
-                "org.apache.fluss.security.auth.sasl.plain.PlainLoginModule required "
-                'user_alice="a-secret" user_bob="b-secret";'
-            ),
-        }
-    )
-    return secure
-
-
-def user(port: int, name: str) -> RawClient:
-    client = RawClient(port)
-    token = build_plain(name, f"{name[0]}-secret")
-    request = m.AuthenticateRequest(protocol="PLAIN", token=token)
-    assert client.error_code(ApiKey.AUTHENTICATE, request) == 0
-    return client
+    ports = listener_ports()
+    new_server(guarded_properties(ports, "alice", "bob"))
+    return ports["SECURE"]
 
 
 def test_another_user_gets_nothing_of_a_pin_or_scan(guarded: int) -> None:
-    with user(guarded, "alice") as alice, user(guarded, "bob") as bob:
-        alice.call(
-            ApiKey.CREATE_DATABASE,
-            m.CreateDatabaseRequest(database_name="wire", ignore_if_exists=True),
-        )
-        table_id = create_by_hand(alice, "t", SCANNED)
-        put_rows(alice, table_id, numbered(0, 100))
+    with logged_in(guarded, "alice") as alice, logged_in(guarded, "bob") as bob:
+        table_id = create_filled(alice, numbered(0, 100))
         (made,) = pin(alice, table_id)
         session = good(alice, open_request(table_id, size=100))
         assert scan_code(bob, page_request(table_id, made.pin_id)) == 48

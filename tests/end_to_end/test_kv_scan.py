@@ -7,18 +7,18 @@ Tests of full scans that need no clock of their own; those that do are in
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import fluss
 import pytest
 
-from tests.end_to_end.kv import limit_values
+from tests.end_to_end.kv import create_by_hand, drop_by_hand, limit_values
 from tests.end_to_end.raw import RawClient
 from tests.end_to_end.scans import (
     CODEC,
     SCANNED,
     call,
     close_request,
+    create_filled,
     delete_rows,
     go_on,
     good,
@@ -29,7 +29,6 @@ from tests.end_to_end.scans import (
     put_rows,
     rows_of,
 )
-from tests.end_to_end.test_kv_bad_input import create_by_hand
 from tests.end_to_end.test_kv_fixtures import decoded, fixture, put_all
 from zufluss.testing.server import DevServer
 from zufluss.wire import messages as m
@@ -244,10 +243,6 @@ def test_too_many_scans_of_a_bucket_are_refused_until_one_ends(raw: RawClient, f
 def test_a_server_has_a_limit_of_its_own(new_server: Callable[..., DevServer]) -> None:
     server = new_server({"kv.scanner.max-per-server": "3"})
     with RawClient(server.port) as raw:
-        raw.call(
-            ApiKey.CREATE_DATABASE,
-            m.CreateDatabaseRequest(database_name="wire", ignore_if_exists=True),
-        )
         tables = [create_by_hand(raw, f"t{i}", SCANNED) for i in range(2)]
         for table_id in tables:
             put_rows(raw, table_id, numbered(0, 3))
@@ -269,19 +264,11 @@ def test_a_table_dropped_during_a_scan_ends_it(
     raw: RawClient, filled: int, path: fluss.TablePath
 ) -> None:
     first = good(raw, open_request(filled, size=100))
-    drop(raw, path)
+    drop_by_hand(raw, path.table_name)
     refused = call(raw, next_request(first.scanner_id, 1, 100))
     assert refused.error_code == EXPIRED
     assert "stopped" in refused.error_message
     assert codes(raw, open_request(filled)) == [21]
-
-
-def drop(raw: RawClient, path: fluss.TablePath) -> None:
-    where: dict[str, Any] = {"database_name": "wire", "table_name": path.table_name}
-    raw.call(
-        ApiKey.DROP_TABLE,
-        m.DropTableRequest(table_path=m.PbTablePath(**where), ignore_if_not_exists=False),
-    )
 
 
 def test_a_server_that_was_restarted_does_not_know_its_scans(
@@ -289,12 +276,7 @@ def test_a_server_that_was_restarted_does_not_know_its_scans(
 ) -> None:
     server = new_server()
     with RawClient(server.port) as raw:
-        raw.call(
-            ApiKey.CREATE_DATABASE,
-            m.CreateDatabaseRequest(database_name="wire", ignore_if_exists=True),
-        )
-        table_id = create_by_hand(raw, "t", SCANNED)
-        put_rows(raw, table_id, numbered(0, 30))
+        table_id = create_filled(raw, numbered(0, 30))
         first = good(raw, open_request(table_id, size=10))
     server.stop()
     server.start()

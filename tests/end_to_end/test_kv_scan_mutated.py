@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.end_to_end.helpers import fresh_path
+from tests.end_to_end.kv import create_by_hand
 from tests.end_to_end.raw import ConnectionEndedError, RawClient
 from tests.end_to_end.scans import (
     CODEC,
@@ -31,7 +32,6 @@ from tests.end_to_end.scans import (
     pin_request,
     put_rows,
 )
-from tests.end_to_end.test_kv_bad_input import create_by_hand
 from tests.end_to_end.test_mutated_requests import EXAMPLES, SETTINGS, expected, mutations
 from zufluss.model.expression import col
 from zufluss.testing.server import DevServer

@@ -6,7 +6,6 @@ the time of which one is kept.
 
 from __future__ import annotations
 
-import socket
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,6 +15,7 @@ import pytest
 
 import zufluss
 from tests.conftest import SERVERS
+from tests.end_to_end.guarded import guarded_properties, listener_ports, logged_in
 from tests.end_to_end.leases.stage import beside
 from tests.end_to_end.raw import RawClient, table_path
 from tests.servers import WarmServer
@@ -24,12 +24,8 @@ from zufluss.errors import ErrorCode
 from zufluss.testing.server import DevServer
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
-from zufluss.wire.sasl import build_plain
 
-JAAS = (
-    "org.apache.fluss.security.auth.sasl.plain.PlainLoginModule required "
-    'user_admin="admin-secret" user_anna="anna-secret" user_bert="bert-secret";'
-)
+USERS = ("admin", "anna", "bert")
 HOUR_MS = 3_600_000
 REFUSED = int(ErrorCode.AUTHORIZATION_EXCEPTION)
 DROP = ApiKey.DROP_KV_SNAPSHOT_LEASE
@@ -40,24 +36,12 @@ RENEW = ApiKey.RENEW_KV_SNAPSHOT_LEASE
 pytestmark = pytest.mark.timeout(180)
 
 
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [s.getsockname()[1] for s in sockets]
-    for s in sockets:
-        s.close()
-    return ports
-
-
 @contextmanager
 def started(
     request: pytest.FixtureRequest, directory: Path, **properties: str
 ) -> Iterator[tuple[DevServer, dict[str, int]]]:
-    ports = dict(zip(("OPEN", "SECURE"), free_ports(2), strict=True))
-    known = {
-        "bind.listeners": ",".join(f"{n}://127.0.0.1:{p}" for n, p in ports.items()),
-        "internal.listener.name": "OPEN",
-        "security.protocol.map": "SECURE:sasl",
-        "security.sasl.plain.jaas.config": JAAS,
+    ports = listener_ports()
+    known = guarded_properties(ports, *USERS) | {
         "super.users": "User:admin",
         "kv.snapshot.interval": "20ms",
         "kv.snapshot.num-retained": "1",
@@ -92,13 +76,7 @@ def raw(ports: dict[str, int]) -> Iterator[RawClient]:
 def users(ports: dict[str, int]) -> Iterator[dict[str, RawClient]]:
     """A connection of each user."""
     with ExitStack() as stack:
-        found = {}
-        for user in ("admin", "anna", "bert"):
-            found[user] = stack.enter_context(RawClient(ports["SECURE"]))
-            token = build_plain(user, f"{user}-secret")
-            request = m.AuthenticateRequest(protocol="PLAIN", token=token)
-            assert found[user].error_code(ApiKey.AUTHENTICATE, request) == 0
-        yield found
+        yield {u: stack.enter_context(logged_in(ports["SECURE"], u)) for u in USERS}
 
 
 def new_snapshot(conn: Connection, name: str, value: int) -> tuple[int, int]:

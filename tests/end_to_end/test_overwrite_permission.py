@@ -6,47 +6,18 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.end_to_end.kv import PUT_VERSION, Codec, kv_batch, put_request, values_of
+from tests.end_to_end.guarded import guarded_properties, listener_ports, logged_in
+from tests.end_to_end.kv import PUT_VERSION, Codec, create_by_hand, kv_batch, put_request, values_of
 from tests.end_to_end.raw import RawClient
-from tests.end_to_end.test_kv_bad_input import SMALL, create_by_hand
-from tests.end_to_end.test_security import free_ports
+from tests.end_to_end.test_kv_bad_input import SMALL
 from zufluss.errors import ErrorCode, ZuflussError
 from zufluss.model.merge import MergeMode
 from zufluss.testing.server import DevServer
-from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
-from zufluss.wire.sasl import build_plain
 
 CODEC = Codec(SMALL)
 FIRST_ROW = {"table.merge-engine": "first_row"}
 UNSUPPORTED = ErrorCode.UNSUPPORTED_VERSION
-
-
-def guarded(new_server: Callable[..., DevServer]) -> tuple[int, int]:
-    """A server with a listener for everybody and one that asks for a password."""
-    plain, secure = free_ports(2)
-    new_server(
-        {
-            "bind.listeners": f"OPEN://127.0.0.1:{plain},SECURE://127.0.0.1:{secure}",
-            "internal.listener.name": "OPEN",
-            "security.protocol.map": "SECURE:sasl",
-            "security.sasl.plain.jaas.config": (
-                "org.apache.fluss.security.auth.sasl.plain.PlainLoginModule required "
-                'user_admin="a-secret" user_loader="l-secret" user_bob="b-secret";'
-            ),
-            "super.users": "User:admin",
-            "zufluss.overwrite.users": "User:loader; User:somebody",
-        }
-    )
-    return plain, secure
-
-
-def user(port: int, name: str) -> RawClient:
-    client = RawClient(port)
-    token = build_plain(name, f"{name[0]}-secret")
-    request = m.AuthenticateRequest(protocol="PLAIN", token=token)
-    assert client.error_code(ApiKey.AUTHENTICATE, request) == 0
-    return client
 
 
 def overwrite(raw: RawClient, table_id: int, number: int, mode: int = MergeMode.OVERWRITE) -> int:
@@ -68,17 +39,15 @@ def state(raw: RawClient, table_id: int) -> int | None:
 def test_only_named_users_overwrite_where_users_have_names(
     new_server: Callable[..., DevServer],
 ) -> None:
-    plain, secure = guarded(new_server)
+    ports = listener_ports()
+    users = {"super.users": "User:admin", "zufluss.overwrite.users": "User:loader; User:somebody"}
+    new_server(guarded_properties(ports, "admin", "loader", "bob") | users)
     with (
-        RawClient(plain) as stranger,
-        user(secure, "admin") as admin,
-        user(secure, "loader") as loader,
-        user(secure, "bob") as bob,
+        RawClient(ports["OPEN"]) as stranger,
+        logged_in(ports["SECURE"], "admin") as admin,
+        logged_in(ports["SECURE"], "loader") as loader,
+        logged_in(ports["SECURE"], "bob") as bob,
     ):
-        admin.call(
-            ApiKey.CREATE_DATABASE,
-            m.CreateDatabaseRequest(database_name="wire", ignore_if_exists=True),
-        )
         first = create_by_hand(admin, "first", SMALL, FIRST_ROW)
         plainly = create_by_hand(admin, "plainly", SMALL)
         assert overwrite(bob, first, 1, MergeMode.AGGREGATE) == 0

@@ -6,13 +6,13 @@ advertised under another name.
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
 
 import fluss
 import pytest
 
 from tests.conftest import SERVERS
+from tests.end_to_end.guarded import guarded_properties, listener_ports
 from tests.end_to_end.helpers import append, connect, connected, create, ids, in_time, read_arrow
 from tests.end_to_end.raw import RawClient, versions_request
 from tests.servers import WarmServer
@@ -21,24 +21,12 @@ from zufluss.wire import messages as m
 from zufluss.wire.api import APIS, ApiKey
 from zufluss.wire.sasl import build_plain
 
-JAAS = (
-    "org.apache.fluss.security.auth.sasl.plain.PlainLoginModule required "
-    'user_admin="admin-secret" user_alice="alice-secret";'
-)
 AUTHENTICATION = 46
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [s.getsockname()[1] for s in sockets]
-    for s in sockets:
-        s.close()
-    return ports
 
 
 @pytest.fixture(scope="module")
 def ports() -> dict[str, int]:
-    return dict(zip(("OPEN", "SECURE", "NAMED"), free_ports(3), strict=True))
+    return listener_ports("OPEN", "SECURE", "NAMED")
 
 
 @pytest.fixture(scope="module")
@@ -46,13 +34,8 @@ def guarded(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, ports: dict[str, int]
 ) -> Iterator[DevServer]:
     """The server with the three listeners."""
-    properties = {
-        "bind.listeners": ",".join(f"{n}://127.0.0.1:{p}" for n, p in ports.items()),
-        "advertised.listeners": f"NAMED://localhost:{ports['NAMED']}",
-        "internal.listener.name": "OPEN",
-        "security.protocol.map": "SECURE:sasl",
-        "security.sasl.plain.jaas.config": JAAS,
-    }
+    named = {"advertised.listeners": f"NAMED://localhost:{ports['NAMED']}"}
+    properties = guarded_properties(ports, "admin", "alice") | named
     server = WarmServer(tmp_path_factory.mktemp("guarded"), properties)
     request.config.stash.setdefault(SERVERS, []).append(server)
     with server:

@@ -1,4 +1,4 @@
-"""What is dropped, or expires, while leases hold snapshots of it: kept for them, or taken away."""
+"""Tables and partitions that are dropped or expire while leases hold snapshots of them."""
 
 from __future__ import annotations
 
@@ -90,28 +90,49 @@ async def keyed(cluster: Cluster) -> TableBucket:
 async def daily(cluster: Cluster, *days: str) -> list[TableBucket]:
     """The bucket of each partition of a new table, with snapshots."""
     await cluster.catalog.create_table(BY_DAY, keyed_json(("d",)))
-    made = [await cluster.catalog.create_partition(BY_DAY, {"d": day}) for day in days]
-    buckets = [TableBucket(each.table_id, each.partition_id, 0) for each in made]
+    partitions = [await cluster.catalog.create_partition(BY_DAY, {"d": day}) for day in days]
+    buckets = [bucket_of(partition) for partition in partitions]
     for bucket in buckets:
         await fill(cluster, bucket)
     return buckets
 
 
 async def lease(cluster: Cluster, *buckets: TableBucket, duration_ms: int = 7 * DAY_MS) -> None:
-    found = await leases(cluster).acquire_latest("reader", duration_ms, buckets, principal=None)
-    assert set(found.leased) == set(buckets)
+    acquired = await leases(cluster).acquire_latest("reader", duration_ms, buckets, principal=None)
+    assert set(acquired.leased) == set(buckets)
+
+
+async def leased(cluster: Cluster) -> TableBucket:
+    """The bucket of a new table, with a snapshot that the lease `reader` holds."""
+    bucket = await keyed(cluster)
+    await lease(cluster, bucket)
+    return bucket
+
+
+async def dropped_while_leased(cluster: Cluster) -> TableBucket:
+    """The bucket of a table that was dropped after its snapshot was leased."""
+    bucket = await leased(cluster)
+    await cluster.catalog.drop_table(KEYED)
+    await cleaned(cluster)
+    return bucket
+
+
+async def drop_lease(cluster: Cluster, lease_id: str = "reader") -> None:
+    """Drop a lease, and have all files removed that nothing holds any more."""
+    await leases(cluster).drop(lease_id, principal=None)
+    await cleaned(cluster)
 
 
 async def metadata(cluster: Cluster, bucket: TableBucket) -> m.GetKvSnapshotMetadataResponse:
     table_id, partition_id, bucket_id = bucket
-    found: m.GetKvSnapshotMetadataResponse = await cluster.call(
+    response: m.GetKvSnapshotMetadataResponse = await cluster.call(
         ApiKey.GET_KV_SNAPSHOT_METADATA,
         table_id=table_id,
         partition_id=partition_id,
         bucket_id=bucket_id,
         snapshot_id=0,
     )
-    return found
+    return response
 
 
 async def cleaned(cluster: Cluster) -> None:
@@ -124,8 +145,8 @@ async def notes(cluster: Cluster) -> list[str]:
 
 async def is_readable(cluster: Cluster, bucket: TableBucket) -> bool:
     """Whether every file that the snapshot's metadata names is there."""
-    found = await metadata(cluster, bucket)
-    paths = [Path(each.remote_path.removeprefix("file://")) for each in found.snapshot_files]
+    files = (await metadata(cluster, bucket)).snapshot_files
+    paths = [Path(file.remote_path.removeprefix("file://")) for file in files]
     return len(paths) == 3 and all(path.is_file() for path in paths)
 
 
@@ -136,8 +157,7 @@ def remote_files(directory: Path) -> set[str]:
 async def test_files_of_a_dropped_table_stay_until_its_lease_is_released(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    bucket = await keyed(cluster)
-    await lease(cluster, bucket)
+    bucket = await leased(cluster)
     before = remote_files(tmp_path)
     await cluster.catalog.drop_table(KEYED)
     await cleaned(cluster)
@@ -167,38 +187,30 @@ async def test_files_of_a_dropped_table_go_when_its_lease_expires(
 async def test_a_dropped_table_waits_for_the_last_of_its_leases(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    bucket = await keyed(cluster)
-    await lease(cluster, bucket)
+    bucket = await leased(cluster)
     await leases(cluster).acquire_latest("other", HOUR_MS, [bucket], principal=None)
     await cluster.catalog.drop_table(KEYED)
-    await leases(cluster).drop("reader", principal=None)
-    await cleaned(cluster)
+    await drop_lease(cluster)
     assert await is_readable(cluster, bucket)
-    await leases(cluster).drop("other", principal=None)
-    await cleaned(cluster)
+    await drop_lease(cluster, "other")
     assert remote_files(tmp_path) == set()
 
 
 async def test_the_name_of_a_dropped_table_is_free_and_the_new_table_is_not_leased(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    old = await keyed(cluster)
-    await lease(cluster, old)
-    await cluster.catalog.drop_table(KEYED)
-    await cleaned(cluster)
+    old = await dropped_while_leased(cluster)
     new = await keyed(cluster)
     assert new.table_id != old.table_id
     assert not leases(cluster).book.pins.holds(new.table_id)
     assert await is_readable(cluster, old)
-    await leases(cluster).drop("reader", principal=None)
-    await cleaned(cluster)
+    await drop_lease(cluster)
     assert remote_files(tmp_path)
     assert all(f"/keyed-{new.table_id}/" in path for path in remote_files(tmp_path))
 
 
 async def test_nothing_of_a_dropped_table_can_be_leased_anew(cluster: Cluster) -> None:
-    bucket = await keyed(cluster)
-    await lease(cluster, bucket)
+    bucket = await leased(cluster)
     await cluster.catalog.drop_table(KEYED)
     with pytest.raises(UnknownTableOrBucketError):
         await leases(cluster).acquire_latest("other", HOUR_MS, [bucket], principal=None)
@@ -207,10 +219,7 @@ async def test_nothing_of_a_dropped_table_can_be_leased_anew(cluster: Cluster) -
 async def test_the_lease_of_a_dropped_table_is_revoked_when_its_time_is_over(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    bucket = await keyed(cluster)
-    await lease(cluster, bucket)
-    await cluster.catalog.drop_table(KEYED)
-    await cleaned(cluster)
+    bucket = await dropped_while_leased(cluster)
     pass_seconds(cluster, DAY_SECONDS - 1)
     cluster.coordinator.remote.cleaner.drops.add(records.table_drop(bucket.table_id))
     await cleaned(cluster)
@@ -226,8 +235,7 @@ async def test_the_lease_of_a_dropped_table_is_revoked_when_its_time_is_over(
 async def test_nobody_has_to_ask_for_the_end_of_the_wait(tmp_path: Path) -> None:
     conf = locations(tmp_path) | {"zufluss.kv.snapshot.lease.drop-wait-max": "20ms"}
     cluster = await Cluster(tmp_path / "meta", conf).start()
-    bucket = await keyed(cluster)
-    await lease(cluster, bucket)
+    await leased(cluster)
     revoked = asyncio.Event()
     cluster.coordinator.freed.subscribe(lambda buckets: revoked.set())
     await cluster.catalog.drop_table(KEYED)
@@ -241,10 +249,7 @@ async def test_nobody_has_to_ask_for_the_end_of_the_wait(tmp_path: Path) -> None
 async def test_with_revoke_a_drop_takes_the_snapshots_away_and_says_so(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    bucket = await keyed(cluster)
-    await lease(cluster, bucket)
-    await cluster.catalog.drop_table(KEYED)
-    await cleaned(cluster)
+    bucket = await dropped_while_leased(cluster)
     assert remote_files(tmp_path) == set()
     with pytest.raises(KvSnapshotRevokedError, match=r"fluss\.keyed was dropped"):
         await metadata(cluster, bucket)
@@ -275,16 +280,14 @@ async def test_with_revoke_other_tables_of_the_lease_stay(cluster: Cluster, tmp_
 async def test_a_dropped_table_is_kept_for_its_lease_through_a_restart(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    bucket = await keyed(cluster)
-    await lease(cluster, bucket)
+    bucket = await leased(cluster)
     before = remote_files(tmp_path)
     await cluster.catalog.drop_table(KEYED)
     again = await cluster.restart()
     await cleaned(again)
     assert remote_files(tmp_path) == before
     assert await is_readable(again, bucket)
-    await leases(again).drop("reader", principal=None)
-    await cleaned(again)
+    await drop_lease(again)
     assert remote_files(tmp_path) == set()
     await again.stop()
     await cluster.start()
@@ -331,10 +334,7 @@ async def test_leased_partitions_of_a_dropped_table_are_found_by_their_names(
 async def test_the_sweep_leaves_what_leases_hold_of_a_dropped_table(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    bucket = await keyed(cluster)
-    await lease(cluster, bucket)
-    await cluster.catalog.drop_table(KEYED)
-    await cleaned(cluster)
+    await dropped_while_leased(cluster)
     before = remote_files(tmp_path)
     cluster.clock.now_ms = int(time.time() * 1000) + 2 * DAY_MS
     await cluster.coordinator.remote.sweep.sweep()
@@ -344,26 +344,21 @@ async def test_the_sweep_leaves_what_leases_hold_of_a_dropped_table(
 async def test_a_location_is_not_retired_with_files_of_a_dropped_table_that_is_leased(
     cluster: Cluster,
 ) -> None:
-    bucket = await keyed(cluster)
-    await lease(cluster, bucket)
-    await cluster.catalog.drop_table(KEYED)
-    await cleaned(cluster)
+    await dropped_while_leased(cluster)
     registry = cluster.coordinator.locations
     assert {i: used.files for i, used in registry.live().items()} == {1: 3, 2: 5}
     assert registry.live()[2].bytes == 100 + 4 * 10
     await registry.alter(AlterOp.DRAIN, location_id=2)
     with pytest.raises(ConfigError, match="5 files"):
         await registry.alter(AlterOp.RETIRE, location_id=2)
-    await leases(cluster).drop("reader", principal=None)
-    await cleaned(cluster)
+    await drop_lease(cluster)
     await registry.alter(AlterOp.RETIRE, location_id=2)
 
 
 async def test_a_location_is_not_retired_before_the_files_of_a_leased_drop_were_counted(
     cluster: Cluster,
 ) -> None:
-    bucket = await keyed(cluster)
-    await lease(cluster, bucket)
+    await leased(cluster)
     registry, cleaner = cluster.coordinator.locations, cluster.coordinator.remote.cleaner
     await registry.alter(AlterOp.DRAIN, location_id=2)
     await cleaner.drops.stop()  # it has other things to do
@@ -378,10 +373,7 @@ async def test_a_location_is_not_retired_before_the_files_of_a_leased_drop_were_
 async def test_a_start_does_not_leave_out_a_location_with_files_of_a_leased_drop(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    bucket = await keyed(cluster)
-    await lease(cluster, bucket)
-    await cluster.catalog.drop_table(KEYED)
-    await cleaned(cluster)
+    await dropped_while_leased(cluster)
     await cluster.stop()
     fewer = Cluster(cluster.directory, locations(tmp_path, 1))
     fewer.seconds = cluster.seconds
@@ -389,8 +381,7 @@ async def test_a_start_does_not_leave_out_a_location_with_files_of_a_leased_drop
         await fewer.start()
     await fewer.store.close()
     await cluster.start()
-    await leases(cluster).drop("reader", principal=None)
-    await cleaned(cluster)
+    await drop_lease(cluster)
     await cluster.stop()
     await fewer.start()
     await fewer.stop()
@@ -401,8 +392,7 @@ async def test_a_start_does_not_leave_out_a_location_with_files_of_a_leased_drop
 async def test_a_damaged_lease_keeps_a_dropped_table_until_it_is_dropped(
     cluster: Cluster, tmp_path: Path, waited: bool
 ) -> None:
-    bucket = await keyed(cluster)
-    await lease(cluster, bucket)
+    bucket = await leased(cluster)
     damaged = Put(lease_records.table_path("reader", bucket.table_id), b"no pins")
     await cluster.catalog.ledger.commit([damaged])
     await cluster.catalog.drop_table(KEYED)
@@ -431,21 +421,16 @@ async def test_a_damaged_lease_keeps_a_dropped_table_until_it_is_dropped(
 
 async def test_tokens_open_a_dropped_table_as_long_as_a_lease_holds_it(cluster: Cluster) -> None:
     path = m.PbPhysicalTablePath(database_name=KEYED.database, table_name=KEYED.table)
-    bucket = await keyed(cluster)
-    await lease(cluster, bucket)
-    await cluster.catalog.drop_table(KEYED)
-    await cleaned(cluster)
+    bucket = await dropped_while_leased(cluster)
     assert cluster.coordinator.held_drops.leased_tables(KEYED) == [bucket.table_id]
     assert await cluster.call(ApiKey.GET_FILESYSTEM_SECURITY_TOKEN, tables=[path])
-    await leases(cluster).drop("reader", principal=None)
-    await cleaned(cluster)
+    await drop_lease(cluster)
     with pytest.raises(TableNotExistError):
         await cluster.call(ApiKey.GET_FILESYSTEM_SECURITY_TOKEN, tables=[path])
 
 
 async def test_the_metrics_say_what_leases_hold(cluster: Cluster) -> None:
-    bucket = await keyed(cluster)
-    await lease(cluster, bucket)
+    await leased(cluster)
     cluster.clock.now_ms += 5000
     await cluster.catalog.drop_table(KEYED)
     await cleaned(cluster)

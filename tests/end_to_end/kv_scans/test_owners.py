@@ -12,6 +12,7 @@ import pytest
 import zufluss
 from tests.client.pk import create_table, upsert
 from tests.conftest import SERVERS
+from tests.end_to_end.guarded import guarded_properties, listener_ports, logged_in
 from tests.end_to_end.kv_scans.support import (
     bucket_directory,
     close_pins,
@@ -39,7 +40,6 @@ from tests.end_to_end.scans import (
     put_rows,
     rows_of,
 )
-from tests.end_to_end.test_security import free_ports
 from tests.servers import WarmServer
 from tests.waiting import eventually
 from zufluss.client.sync.table import Table
@@ -47,7 +47,6 @@ from zufluss.errors import ErrorCode
 from zufluss.testing.server import DevServer
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
-from zufluss.wire.sasl import build_plain
 
 FORBIDDEN = ErrorCode.AUTHORIZATION_EXCEPTION
 COLUMNS = "id BIGINT NOT NULL, text STRING, PRIMARY KEY (id)"
@@ -67,27 +66,12 @@ def guarded(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, int]]:
     """A server with one port that requires passwords and one that does not."""
-    plain, secure = free_ports(2)
-    users = 'user_alice="alice-secret" user_bob="bob-secret";'
-    login = "org.apache.fluss.security.auth.sasl.plain.PlainLoginModule required"
-    properties = {
-        "bind.listeners": f"OPEN://127.0.0.1:{plain},SECURE://127.0.0.1:{secure}",
-        "internal.listener.name": "OPEN",
-        "security.protocol.map": "SECURE:sasl",
-        "security.sasl.plain.jaas.config": f"{login} {users}",
-    }
+    ports = listener_ports()
+    properties = guarded_properties(ports, "alice", "bob")
     server = WarmServer(tmp_path_factory.mktemp("guarded"), properties)
     request.config.stash.setdefault(SERVERS, []).append(server)
     with server:
-        yield {"plain": plain, "secure": secure}
-
-
-def user(port: int, name: str) -> RawClient:
-    client = RawClient(port)
-    token = build_plain(name, f"{name}-secret")
-    request = m.AuthenticateRequest(protocol="PLAIN", token=token)
-    assert client.error_code(ApiKey.AUTHENTICATE, request) == 0
-    return client
+        yield ports
 
 
 @pytest.mark.parametrize("stranger", ["bob", "nobody"])
@@ -96,11 +80,11 @@ def test_nobody_continues_repeats_or_closes_the_scan_of_another(
 ) -> None:
     """Knowing the id is not enough; the owner continues, also over another connection."""
     ports, rows = guarded, in_key_order(numbered(0, 100))
-    other_port = ports["secure" if stranger == "bob" else "plain"]
+    other_port = ports["SECURE" if stranger == "bob" else "OPEN"]
     with (
-        user(ports["secure"], "alice") as alice,
-        user(ports["secure"], "alice") as alice_again,
-        user(other_port, stranger) if stranger == "bob" else RawClient(other_port) as other,
+        logged_in(ports["SECURE"], "alice") as alice,
+        logged_in(ports["SECURE"], "alice") as alice_again,
+        logged_in(other_port, stranger) if stranger == "bob" else RawClient(other_port) as other,
     ):
         table_id = create(alice)
         put_rows(alice, table_id, rows)
@@ -140,7 +124,7 @@ def test_a_client_with_a_password_scans_and_others_cannot_use_its_state(
             "client.scanner.kv.fetch.max-bytes": "2kb",
         }
 
-    address = f"127.0.0.1:{guarded['secure']}"
+    address = f"127.0.0.1:{guarded['SECURE']}"
     with (
         zufluss.connect(address, **secrets("alice")) as alice,
         zufluss.connect(address, **secrets("bob")) as bob,

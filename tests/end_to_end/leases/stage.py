@@ -17,8 +17,9 @@ from typing import Any
 import pyarrow as pa
 
 import zufluss
+from tests.end_to_end.guarded import guarded_properties, listener_ports, logged_in
 from tests.end_to_end.raw import RawClient
-from tests.servers import WarmServer, free_port
+from tests.servers import WarmServer
 from tests.waiting import eventually
 from zufluss.client.keyed.snapshots import KvSnapshotInfo
 from zufluss.client.lease.info import KvSnapshotLeaseInfo, leases_of
@@ -31,7 +32,6 @@ from zufluss.model.table import TableBucket
 from zufluss.testing.server import DevServer
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
-from zufluss.wire.sasl import build_plain
 from zufluss.wire.tables import partition_id_of
 
 HOUR_MS = 3_600_000
@@ -196,10 +196,8 @@ class Stage:
     @contextmanager
     def caller(self, user: str | None = None) -> Iterator[Caller]:
         """Another connection, of a user or anonymous."""
-        with RawClient(self.ports["OPEN" if user is None else "SECURE"]) as raw:
-            if user is not None:
-                token = build_plain(user, f"{user}-secret")
-                raw.call(ApiKey.AUTHENTICATE, m.AuthenticateRequest(protocol="PLAIN", token=token))
+        ports = self.ports
+        with RawClient(ports["OPEN"]) if user is None else logged_in(ports["SECURE"], user) as raw:
             yield Caller(raw)
 
     def close(self) -> None:
@@ -294,15 +292,8 @@ def exist(paths: Iterable[Path]) -> set[Path]:
 @contextmanager
 def stage(directory: Path, properties: Mapping[str, str] | None = None) -> Iterator[Stage]:
     """A server of its own."""
-    ports = {"OPEN": free_port(), "SECURE": free_port()}
-    passwords = " ".join(f'user_{user}="{user}-secret"' for user in USERS)
-    known = {
-        "bind.listeners": ",".join(f"{n}://127.0.0.1:{p}" for n, p in ports.items()),
-        "internal.listener.name": "OPEN",
-        "security.protocol.map": "SECURE:sasl",
-        "security.sasl.plain.jaas.config": (
-            f"org.apache.fluss.security.auth.sasl.plain.PlainLoginModule required {passwords};"
-        ),
+    ports = listener_ports()
+    known = guarded_properties(ports, *USERS) | {
         "super.users": f"User:{USERS[0]}",
         "remote.data.dir": str(directory / "remote"),
     }
