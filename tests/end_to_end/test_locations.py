@@ -16,7 +16,12 @@ from zufluss.net.client import open_connection
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
 
-OURS = {ApiKey.LIST_LOCATIONS, ApiKey.ALTER_LOCATION, ApiKey.PROBE_LOCATION}
+OURS = {
+    ApiKey.LIST_LOCATIONS,
+    ApiKey.ALTER_LOCATION,
+    ApiKey.PROBE_LOCATION,
+    ApiKey.INSPECT_LOCATION,
+}
 
 
 class Roles:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Places for remote files: list, show, add, drain, activate, retire, set-weight, move, "
-    "probe.",
+    help="Places for remote files: list, show, files, verify, add, drain, activate, retire, "
+    "set-weight, move, probe.",
 )
 
 FAILED = 1
@@ -190,7 +190,8 @@ def move(
     """Change the address of a location after its files were copied.
 
     Set its weight to 0, copy all files, move it, and restore its weight: files that are written
-    during the copy would be missing.
+    during the copy would be missing. Refused, with their names, if live files are not at the new
+    address with their sizes; `location verify --at` checks this without moving.
 
     Example:
 

@@ -23,6 +23,7 @@ from zufluss.cli import (
     keyed,
     lease,
     location,
+    location_files,
     partition,
     producer,
     servers,
@@ -54,6 +55,8 @@ app.command(rich_help_panel=_RUN)(servers.config)
 app.add_typer(database.app, name="db", rich_help_panel=_CATALOG)
 app.add_typer(table.app, name="table", rich_help_panel=_CATALOG)
 app.add_typer(partition.app, name="partition", rich_help_panel=_CATALOG)
+for command in (location_files.files, location_files.verify):
+    location.app.command()(command)
 app.add_typer(location.app, name="location", rich_help_panel=_CATALOG)
 app.add_typer(lease.app, name="lease", rich_help_panel=_CATALOG)
 app.add_typer(producer.app, name="producer", rich_help_panel=_CATALOG)

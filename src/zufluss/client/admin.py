@@ -7,7 +7,7 @@ repeated only if they certainly had no effect (see `core/cluster.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -23,12 +23,16 @@ from zufluss.client.lease.info import KvSnapshotLeaseInfo, leases_of
 from zufluss.client.lease.lease import AsyncKvSnapshotLease, IfLost, open_lease
 from zufluss.client.locations import (
     ClusterConfig,
+    InspectionDepth,
+    LocationFiles,
     LocationProbe,
     RemoteLocation,
     RemoteLocations,
     alter_request,
     altered_location,
     configs_of,
+    files_of,
+    inspect_request,
     locations_of,
     probe_request,
     probes_of,
@@ -430,6 +434,8 @@ class AsyncAdmin:
         >>> await admin.alter_location("drain", 1)  # doctest: +SKIP
         """
         request = alter_request(operation, location_id, uri, weight, expected_version)
+        if operation == "move" and location_id is not None and uri is not None:
+            await self.verify_location(location_id, uri=uri)  # in parts: it may take long
         return altered_location(
             await self._connection.call_coordinator(
                 ApiKey.ALTER_LOCATION, request, repeatable=False
@@ -440,6 +446,47 @@ class AsyncAdmin:
         """Let the coordinator write, read and delete a small object in one location, or in all."""
         request = probe_request(location_id)
         return probes_of(await self._ask(ApiKey.PROBE_LOCATION, request))
+
+    async def location_files(
+        self, location_id: int, *, documents: bool = False
+    ) -> list[LocationFiles]:
+        """List what lies in a location, by table, bucket and kind.
+
+        With `documents` the lists of files are read, so that log offsets and snapshots are known.
+        """
+        depth = InspectionDepth.DOCUMENTS if documents else InspectionDepth.COUNTS
+        return await self._inspect(inspect_request(location_id, depth, None), None)
+
+    async def verify_location(
+        self,
+        location_id: int,
+        *,
+        uri: str | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> list[LocationFiles]:
+        """Look for every live file of a location, and compare its size; returns all groups.
+
+        `uri` looks at another address, where the files were copied to. `progress` is called with
+        the number of groups that were checked, and of all. Groups with missing files have
+        `problems`.
+        """
+        request = inspect_request(location_id, InspectionDepth.FILES, uri)
+        return await self._inspect(request, progress)
+
+    async def _inspect(
+        self, request: m.InspectLocationRequest, progress: Callable[[int, int], None] | None
+    ) -> list[LocationFiles]:
+        groups: list[LocationFiles] = []
+        while True:
+            answer = await self._connection.call_coordinator(
+                ApiKey.INSPECT_LOCATION, request, repeatable=False
+            )
+            groups += files_of(answer)
+            if progress is not None:
+                progress(answer.done, answer.total)
+            if not answer.HasField("next"):
+                return groups
+            request.after = answer.next
 
     async def cluster_configs(self) -> list[ClusterConfig]:
         """List the options that were set for the cluster; secrets are hidden."""

@@ -7,11 +7,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import IntEnum
 
 from zufluss.config.values import INT32_MAX, INT64_MAX
 from zufluss.errors import ConfigError
+from zufluss.model.table import PhysicalTablePath
 from zufluss.remote.locations import AdminState, AlterOp, Health
 from zufluss.wire import messages as m
+
+
+class InspectionDepth(IntEnum):
+    """How closely the live files of a location are looked at."""
+
+    COUNTS = 0
+    """The numbers that the coordinator has in memory."""
+    DOCUMENTS = 1
+    """Lists of files are read."""
+    FILES = 2
+    """Each file is looked for in the location."""
+
 
 OPERATIONS = {
     "add": AlterOp.ADD,
@@ -107,6 +121,38 @@ class LocationProbe:
 
 
 @dataclass(frozen=True, slots=True)
+class LocationFiles:
+    """Live files in a location: of one kind, of one bucket, table or partition."""
+
+    kind: str
+    """`log`, `kv`, `lake` (offsets of the lake), or `dropped` (leases hold a dropped table)."""
+    table: PhysicalTablePath
+    """The table or partition."""
+    bucket_id: int | None
+    """The bucket; None for files of a whole table or partition."""
+    files: int
+    """Number of files."""
+    bytes: int
+    """Their size, without lists of files, whose sizes are not recorded."""
+    offsets: tuple[tuple[int, int], ...] = ()
+    """Ranges of log offsets, each end exclusive; only if documents were read."""
+    snapshot_ids: tuple[int, ...] = ()
+    """Key-value snapshots that need these files; only if documents were read."""
+    problems: tuple[FileProblem, ...] = ()
+    """Files that are not as they should be."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileProblem:
+    """A live file that is missing, cut or cannot be read."""
+
+    path: str
+    """Path below the root of the location; empty for a problem of all files of a bucket."""
+    reason: str
+    """What is wrong."""
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterConfig:
     """An option that was set for the cluster."""
 
@@ -143,6 +189,35 @@ def alter_request(
 def probe_request(location_id: int | None) -> m.ProbeLocationRequest:
     """The PROBE_LOCATION request."""
     return m.ProbeLocationRequest(location_id=_number("the id of a location", location_id))
+
+
+def inspect_request(
+    location_id: int, depth: InspectionDepth, uri: str | None
+) -> m.InspectLocationRequest:
+    """The first INSPECT_LOCATION request."""
+    number = _number("the id of a location", location_id)
+    return m.InspectLocationRequest(location_id=number, depth=depth, uri=uri)
+
+
+def files_of(response: m.InspectLocationResponse) -> list[LocationFiles]:
+    """The live files in an answer."""
+    return [
+        LocationFiles(
+            each.kind,
+            PhysicalTablePath(
+                each.database_name,
+                each.table_name,
+                each.partition_name if each.HasField("partition_name") else None,
+            ),
+            each.bucket_id if each.HasField("bucket_id") else None,
+            each.files,
+            each.bytes,
+            tuple(zip(each.start_offsets, each.end_offsets, strict=True)),
+            tuple(each.snapshot_ids),
+            tuple(FileProblem(problem.path, problem.reason) for problem in each.problems),
+        )
+        for each in response.groups
+    ]
 
 
 def _number(what: str, value: int | None, largest: int = INT32_MAX) -> int | None:

@@ -59,6 +59,7 @@ from zufluss.coordinator.producers.offsets import ProducerOffsets
 from zufluss.coordinator.producers.service import ProducerService
 from zufluss.coordinator.registration import Connect, Registrations
 from zufluss.coordinator.remote.held_drops import HeldDrops
+from zufluss.coordinator.remote.inventory import Inventory
 from zufluss.coordinator.remote.keeper import RemoteKeeper
 from zufluss.coordinator.remote.location_service import LocationService
 from zufluss.coordinator.remote.locations import LocationRegistry
@@ -138,6 +139,14 @@ class Coordinator:
         self.lease_timer = LeaseTimer(state.lease_book, base.clock, interval_ms / 1000)
         holds = LeaseHolds(conf, self.leases, base.clock)
         self.remote = _remote(base, state, self.catalog, self.lake, holds, reach)
+        self._inventory = Inventory(
+            base.image,
+            state.remotes,
+            self.remote.snapshots,
+            state.lake_book.files,
+            state.held_drops,
+            state.locations,
+        )
         self.partitions = AutoPartitions(conf, self.catalog, holds, base.freed, clock_ms)
         self.producer_offsets = ProducerOffsets(base.store, base.ledger, conf, clock_ms)
         self.writer_ids = WriterIds(self.catalog.allocate_writer_ids)
@@ -236,7 +245,9 @@ class Coordinator:
         services.attach(tokens)
         services.attach(MetadataService(self.image, self.conf, self.locations.uri))
         services.attach(ClusterService(self.image))
-        services.attach(LocationService(self.locations, self.image, self.catalog.exclusive))
+        services.attach(
+            LocationService(self.locations, self._inventory, self.image, self.catalog.exclusive)
+        )
         services.attach(CoordinatorService(self.conf, self.catalog, self.partitions.check))
         services.attach(LakeService(self.lake, self.image))
         services.attach(self.remote.service())

@@ -21,7 +21,7 @@ import time
 import uuid
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -156,6 +156,10 @@ class RemoteStorage:
         uri = parse_location(location.uri, f"location {location.location_id}")
         timeout_ms = self._conf[o.ZUFLUSS_REMOTE_REQUEST_TIMEOUT]
         return Objects(uri, store_properties(self._conf, uri), timeout_ms=timeout_ms)
+
+    def objects_at(self, location: Location, address: str) -> Objects:
+        """Return the objects at another address of a location, such as a copy of its files."""
+        return self._objects_at(replace(location, uri=address))
 
     def uri(self, location_id: int) -> str:
         """Return the address of a location."""

@@ -44,5 +44,7 @@ class Admin(Facade[AsyncAdmin]):
     locations = waits(AsyncAdmin.locations)
     alter_location = waits(AsyncAdmin.alter_location)
     probe_locations = waits(AsyncAdmin.probe_locations)
+    location_files = waits(AsyncAdmin.location_files)
+    verify_location = waits(AsyncAdmin.verify_location)
     cluster_configs = waits(AsyncAdmin.cluster_configs)
     alter_cluster_configs = waits(AsyncAdmin.alter_cluster_configs)

@@ -74,6 +74,10 @@ class LakeBook:
         if self._image.table_by_id(table_id) is not None:  # it may have been dropped meanwhile
             self._lakes[table_id] = lake
 
+    def files(self, table_id: int) -> set[OffsetsFile]:
+        """The offsets files of the kept snapshots of a table."""
+        return offsets_files(self.get(table_id).snapshots)
+
     def live_usage(self, first_location: int | None) -> dict[int, Usage]:
         """The offsets files of kept snapshots by location; their sizes are unknown, and small.
 

@@ -35,6 +35,10 @@ class HeldDrops:
         if path in self._drops:
             self._usage[path] = usage
 
+    def usage_of(self, path: str) -> Mapping[int, Usage] | None:
+        """Files and bytes of a drop by location; None before they were counted."""
+        return self._usage.get(path)
+
     def is_counted(self, path: str) -> bool:
         """Whether the files of a drop were counted."""
         return path in self._usage

@@ -1,11 +1,14 @@
 """Handlers of remote locations and of the configuration that changes while the cluster runs.
 
-The handlers translate messages; which changes are allowed stands in `remote/locations.py`.
+The handlers translate messages; which changes are allowed stands in `remote/locations.py`. A
+location is moved when `remote/inventory.py` has found its files at the new address: that takes a
+while, so it is done before the change and without holding up other changes.
 """
 
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
@@ -13,10 +16,11 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 from zufluss.cluster.image import ClusterImage
 from zufluss.config.load import DEFAULT_ORIGIN
 from zufluss.config.table_options import TABLE_ZUFLUSS_REMOTE_PLACEMENT
+from zufluss.coordinator.remote.inventory import GROUPS_AT_ONCE, GroupFiles, Inventory
 from zufluss.coordinator.remote.locations import DYNAMIC_ORIGIN, ConfigChange, LocationRegistry
-from zufluss.errors import ConfigError, ZuflussError
+from zufluss.errors import ConfigError, ErrorCode, ZuflussError, error
 from zufluss.remote.files import Usage
-from zufluss.remote.locations import AlterOp, location_to_proto
+from zufluss.remote.locations import AlterOp, Location, location_to_proto
 from zufluss.remote.placement import parse_policy
 from zufluss.wire import messages as m
 
@@ -29,6 +33,17 @@ DYNAMIC_SOURCE: Final = "DYNAMIC_SERVER_CONFIG"
 """How the protocol calls a value that was changed while the cluster ran."""
 PINNED_SHOWN: Final = 100
 """Names of pinned tables in an answer at most."""
+
+MOVES_MAX: Final = 5
+"""How often the copy of a location that moves is checked, while its files change."""
+INSPECTION_SECONDS: Final = 2.0
+"""How long an inspection goes on before it answers with what it has."""
+INSPECTION_BYTES: Final = 1 << 20
+"""The size of an answer to an inspection after which no more is added."""
+READS: Final = 1
+"""The depth of an inspection that reads documents."""
+CHECKS: Final = 2
+"""The depth of an inspection that looks for each file."""
 
 T = TypeVar("T")
 
@@ -44,9 +59,14 @@ class LocationService:
     """Handlers of the APIs of remote locations and cluster configurations."""
 
     def __init__(
-        self, registry: LocationRegistry, image: ClusterImage, exclusive: Exclusive
+        self,
+        registry: LocationRegistry,
+        inventory: Inventory,
+        image: ClusterImage,
+        exclusive: Exclusive,
     ) -> None:
         self._registry = registry
+        self._inventory = inventory
         self._image = image
         self._exclusive = exclusive
 
@@ -107,12 +127,65 @@ class LocationService:
             weight=request.weight if request.HasField("weight") else None,
             expected_version=request.expected_version if expected else None,
         )
-        location = await self._exclusive(alter)
+        location = await self._altered(alter, request)
         return m.AlterLocationResponse(
             version=self._registry.locations.version,
             location=location_to_proto(location),
             pinned=self._pinned([location.location_id]).get(location.location_id),
         )
+
+    async def _altered(
+        self, alter: Callable[..., Awaitable[Location | None]], request: m.AlterLocationRequest
+    ) -> Location:
+        """The location after a change; one that moves after all its files were found there."""
+        moved, uri = request.location_id, request.uri
+
+        def ready() -> bool:
+            return request.op != AlterOp.MOVE or not self._inventory.unchecked(moved, uri)
+
+        for _ in range(MOVES_MAX):
+            location = await self._exclusive(partial(alter, ready=ready))
+            if location is not None:
+                return location
+            await self._inventory.check_copy(moved, uri)
+        raise error(
+            ErrorCode.STORAGE_EXCEPTION,
+            f"location {moved} got or lost files each time its copy was checked; give it weight 0, "
+            "copy its files again, and try again",
+        )
+
+    async def inspect_location(
+        self, request: m.InspectLocationRequest, ctx: RequestContext
+    ) -> m.InspectLocationResponse:
+        """INSPECT_LOCATION (30013): live files, as many groups as fit into a moment."""
+        location_id = self._registry.get(request.location_id).location_id
+        uri = request.uri if request.HasField("uri") else None
+        if uri is not None and not request.HasField("after"):
+            await self._registry.check_address(location_id, uri)
+        objects = self._inventory.objects(location_id, uri)
+        groups = self._inventory.groups(location_id)
+        begun = bisect_right([group.key for group in groups], request.after)
+        response = m.InspectLocationResponse(done=begun, total=len(groups))
+        end = asyncio.get_running_loop().time() + INSPECTION_SECONDS
+        size = 0
+        while response.done < len(groups) and size < INSPECTION_BYTES:
+            some = groups[response.done : response.done + GROUPS_AT_ONCE]
+            if request.depth >= CHECKS:
+                found = await self._inventory.check_some(some, location_id, uri)
+            elif request.depth >= READS:
+                reads = (self._inventory.read(group, location_id, objects) for group in some)
+                found = list(await asyncio.gather(*reads))
+            else:
+                found = [GroupFiles(group, {}) for group in some]
+            messages = list(map(_files_to_proto, found))
+            response.groups.extend(messages)
+            response.done += len(some)
+            size += sum(message.ByteSize() for message in messages)
+            if asyncio.get_running_loop().time() >= end:
+                break
+        if response.done < len(groups):
+            response.next = groups[response.done - 1].key
+        return response
 
     async def probe_location(
         self, request: m.ProbeLocationRequest, ctx: RequestContext
@@ -120,7 +193,7 @@ class LocationService:
         """PROBE_LOCATION (30012): the coordinator probes one location, or all at once."""
         known = self._registry.locations
         if request.HasField("location_id"):
-            ids = [known.get(request.location_id).location_id]
+            ids = [self._registry.get(request.location_id).location_id]
         else:
             ids = [location.location_id for location in known.live]
         return m.ProbeLocationResponse(probes=await asyncio.gather(*map(self._probe, ids)))
@@ -161,3 +234,20 @@ class LocationService:
             if row.origin != DEFAULT_ORIGIN
         ]
         return m.DescribeClusterConfigsResponse(configs=rows)
+
+
+def _files_to_proto(files: GroupFiles) -> m.PbLocationFiles:
+    group = files.group
+    return m.PbLocationFiles(
+        kind=group.kind,
+        database_name=group.owner.database,
+        table_name=group.owner.table,
+        partition_name=group.owner.partition,
+        bucket_id=None if group.bucket is None else group.bucket.bucket_id,
+        files=group.usage.files,
+        bytes=group.usage.bytes,
+        start_offsets=[start for start, _ in files.ranges],
+        end_offsets=[end for _, end in files.ranges],
+        snapshot_ids=files.snapshot_ids,
+        problems=[m.PbFileProblem(path=p.path, reason=p.reason) for p in files.problems],
+    )

@@ -24,7 +24,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -46,10 +46,19 @@ from zufluss.remote.errors import LocationUnavailableError, RemoteStorageError
 from zufluss.remote.files import Usage, summed
 from zufluss.remote.health import HealthReport
 from zufluss.remote.layout import CLUSTER, LAKE
-from zufluss.remote.locations import IMPLICIT_NAME, AdminState, AlterOp, Health, Location, Locations
+from zufluss.remote.locations import (
+    IMPLICIT_NAME,
+    AdminState,
+    AlterOp,
+    Health,
+    Location,
+    Locations,
+    ids_text,
+)
 from zufluss.remote.placement import STATE_FILE, Policy, SmoothRoundRobin, parse_policy
 from zufluss.remote.registry import alter, reconcile
 from zufluss.remote.storage import RemoteStorage
+from zufluss.remote.uri import parse_location
 
 log = structlog.get_logger(__name__)
 
@@ -297,8 +306,12 @@ class LocationRegistry:
         uri: str | None = None,
         weight: int | None = None,
         expected_version: int | None = None,
-    ) -> Location:
-        """Add, change or retire a location; returns the location after that."""
+        ready: Callable[[], bool] = lambda: True,
+    ) -> Location | None:
+        """Add, change or retire a location; returns the location after that.
+
+        None, without a change, unless `ready` says so just before the change.
+        """
 
         def change() -> Locations:
             return alter(
@@ -316,6 +329,8 @@ class LocationRegistry:
         async with self.turn:
             before = self._stored
             after = change().with_marks(marks, self.conf)
+            if not ready():
+                return None
             if after is not before:
                 await self._commit(*self._registry_ops(after))
                 self._take_over(after)
@@ -359,10 +374,26 @@ class LocationRegistry:
             trials.append(self._problem(location, trial))
         for location, problem in zip(new, await asyncio.gather(*trials), strict=True):
             if problem is not None:
-                raise ConfigError(
-                    f"{location} cannot be used, nothing was changed: {problem.message}"
-                ) from problem
+                raise _unusable(location, problem)
         return {location.uri for location in new}
+
+    async def check_address(self, location_id: int, uri: str) -> None:
+        """Raise `ConfigError` unless another address of a location has its marker."""
+        address = parse_location(uri, "the address of a location").text
+        location = replace(self.get(location_id), uri=address, marked=True)
+        problem = await self._problem(location, self.storage.settle)
+        if problem is not None:
+            raise _unusable(location, problem)
+
+    def get(self, location_id: int) -> Location:
+        """A location that is not retired; `ConfigError` if there is none with this id."""
+        for location in self.locations.live:
+            if location.location_id == location_id:
+                return location
+        raise ConfigError(
+            f"there is no location {location_id}, or it is retired; there are "
+            f"{ids_text(self.locations.live)}"
+        )
 
     async def _settled(self, at_start: Locations) -> set[str]:
         """The addresses that carry the marker of this cluster; the others are noted as failed."""
@@ -414,6 +445,10 @@ class LocationRegistry:
         for op in ops:
             if (stored := await self._store.read(op.path)) is not None:
                 self._versions[op.path] = stored.version
+
+
+def _unusable(location: Location, problem: RemoteStorageError) -> ConfigError:
+    return ConfigError(f"{location} cannot be used, nothing was changed: {problem.message}")
 
 
 def _overlaid(conf: Configuration, dynamic: Mapping[str, str]) -> Configuration:

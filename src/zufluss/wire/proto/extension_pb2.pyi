@@ -776,6 +776,154 @@ class PbProbe(_message.Message):
 Global___PbProbe: _TypeAlias = PbProbe  # noqa: Y015
 
 @_typing.final
+class InspectLocationRequest(_message.Message):
+    """INSPECT_LOCATION (30013): the live files of a location, some of them in each answer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOCATION_ID_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    DEPTH_FIELD_NUMBER: _builtins.int
+    URI_FIELD_NUMBER: _builtins.int
+    location_id: _builtins.int
+    after: _builtins.str
+    """`next` of the answer before; absent: from the beginning"""
+    depth: _builtins.int
+    """0 counts, 1 reads the documents, 2 looks for each file"""
+    uri: _builtins.str
+    """of depth 2: look for the files at this address"""
+    def __init__(
+        self,
+        *,
+        location_id: _builtins.int | None = ...,
+        after: _builtins.str | None = ...,
+        depth: _builtins.int | None = ...,
+        uri: _builtins.str | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "depth", b"depth", "location_id", b"location_id", "uri", b"uri"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "depth", b"depth", "location_id", b"location_id", "uri", b"uri"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InspectLocationRequest: _TypeAlias = InspectLocationRequest  # noqa: Y015
+
+@_typing.final
+class InspectLocationResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUPS_FIELD_NUMBER: _builtins.int
+    DONE_FIELD_NUMBER: _builtins.int
+    TOTAL_FIELD_NUMBER: _builtins.int
+    NEXT_FIELD_NUMBER: _builtins.int
+    done: _builtins.int
+    """groups so far"""
+    total: _builtins.int
+    """groups of the location"""
+    next: _builtins.str
+    """absent: this was the last answer"""
+    @_builtins.property
+    def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___PbLocationFiles]: ...
+    def __init__(
+        self,
+        *,
+        groups: _abc.Iterable[Global___PbLocationFiles] | None = ...,
+        done: _builtins.int | None = ...,
+        total: _builtins.int | None = ...,
+        next: _builtins.str | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "next", b"next", "total", b"total"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "groups", b"groups", "next", b"next", "total", b"total"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InspectLocationResponse: _TypeAlias = InspectLocationResponse  # noqa: Y015
+
+@_typing.final
+class PbLocationFiles(_message.Message):
+    """Live files of one kind, of one bucket, table or partition."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    DATABASE_NAME_FIELD_NUMBER: _builtins.int
+    TABLE_NAME_FIELD_NUMBER: _builtins.int
+    PARTITION_NAME_FIELD_NUMBER: _builtins.int
+    BUCKET_ID_FIELD_NUMBER: _builtins.int
+    FILES_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    START_OFFSETS_FIELD_NUMBER: _builtins.int
+    END_OFFSETS_FIELD_NUMBER: _builtins.int
+    SNAPSHOT_IDS_FIELD_NUMBER: _builtins.int
+    PROBLEMS_FIELD_NUMBER: _builtins.int
+    kind: _builtins.str
+    """log, kv, lake; dropped: only leases hold them"""
+    database_name: _builtins.str
+    table_name: _builtins.str
+    partition_name: _builtins.str
+    bucket_id: _builtins.int
+    files: _builtins.int
+    bytes: _builtins.int
+    @_builtins.property
+    def start_offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """of log, from depth 1 on"""
+
+    @_builtins.property
+    def end_offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def snapshot_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """of kv, from depth 1 on"""
+
+    @_builtins.property
+    def problems(self) -> _containers.RepeatedCompositeFieldContainer[Global___PbFileProblem]: ...
+    def __init__(
+        self,
+        *,
+        kind: _builtins.str | None = ...,
+        database_name: _builtins.str | None = ...,
+        table_name: _builtins.str | None = ...,
+        partition_name: _builtins.str | None = ...,
+        bucket_id: _builtins.int | None = ...,
+        files: _builtins.int | None = ...,
+        bytes: _builtins.int | None = ...,
+        start_offsets: _abc.Iterable[_builtins.int] | None = ...,
+        end_offsets: _abc.Iterable[_builtins.int] | None = ...,
+        snapshot_ids: _abc.Iterable[_builtins.int] | None = ...,
+        problems: _abc.Iterable[Global___PbFileProblem] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["bucket_id", b"bucket_id", "bytes", b"bytes", "database_name", b"database_name", "files", b"files", "kind", b"kind", "partition_name", b"partition_name", "table_name", b"table_name"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket_id", b"bucket_id", "bytes", b"bytes", "database_name", b"database_name", "end_offsets", b"end_offsets", "files", b"files", "kind", b"kind", "partition_name", b"partition_name", "problems", b"problems", "snapshot_ids", b"snapshot_ids", "start_offsets", b"start_offsets", "table_name", b"table_name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PbLocationFiles: _TypeAlias = PbLocationFiles  # noqa: Y015
+
+@_typing.final
+class PbFileProblem(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PATH_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    path: _builtins.str
+    """empty: of the whole group"""
+    reason: _builtins.str
+    def __init__(
+        self,
+        *,
+        path: _builtins.str | None = ...,
+        reason: _builtins.str | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["path", b"path", "reason", b"reason"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["path", b"path", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PbFileProblem: _TypeAlias = PbFileProblem  # noqa: Y015
+
+@_typing.final
 class PbLeasedSnapshots(_message.Message):
     """---- Leases of key-value snapshots; the rest of them is in snapshot.proto
 
