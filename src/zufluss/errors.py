@@ -161,9 +161,8 @@ def refusal_of(problem: Exception) -> ZuflussError:
     if isinstance(problem, ZuflussError):
         return problem
     if isinstance(problem, MemoryError):
-        return ZuflussError(
-            "the server has no memory for this request at present; try again later, or with less",
-            code=ErrorCode.STORAGE_BACKPRESSURE_EXCEPTION,
+        return StorageBackpressureError(
+            "the server has no memory for this request at present; try again later, or with less"
         )
     if isinstance(problem, OSError) and problem.errno is not None:
         return ZuflussError(
@@ -411,6 +410,10 @@ class LakeSnapshotNotExistError(ZuflussError, LookupError, code=ErrorCode.LAKE_S
 
 class LogStorageError(ZuflussError, OSError, code=ErrorCode.LOG_STORAGE_EXCEPTION):
     """The log cannot be read or written."""
+
+
+class StorageBackpressureError(ZuflussError, code=ErrorCode.STORAGE_BACKPRESSURE_EXCEPTION):
+    """The server has no room for a write at this moment; try again after a pause."""
 
 
 class AuthenticationError(ZuflussError, PermissionError, code=ErrorCode.AUTHENTICATE_EXCEPTION):

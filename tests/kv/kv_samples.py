@@ -17,7 +17,8 @@ SEGMENT = 16 * 1024
 
 
 def small_memory(segments: int = 24, on_retired: Callable[..., None] | None = None) -> KvMemory:
-    return KvMemory(segments * SEGMENT, on_retired or (lambda free: free()), SEGMENT)
+    at_once = on_retired or (lambda free: free())
+    return KvMemory(segments * SEGMENT, at_once, SEGMENT, wait_seconds=60)
 
 
 def open_store(directory: Path, memory: KvMemory) -> KvStore:

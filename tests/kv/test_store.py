@@ -321,7 +321,7 @@ def test_memory_retired_during_a_flush_is_held_until_its_end(tmp_path: Path) -> 
     # `put` would take notice of a flush that is over by now; the index grows all the same
     store._memtable.put(
         Slices.of(keys), hash_keys(Slices.of(keys)),
-        Slices.of(values), 1, 1,
+        Slices.of(values), 1, 1, memory.alloc,
     )  # fmt: skip
     assert len(freed) == before
     store.flush_wait()

@@ -14,13 +14,14 @@ from tests.end_to_end.kv import Codec, kv_batch, put_request
 from tests.tablet.keyed import KEYED
 from tests.tablet.parts import Parts, parts
 from tests.tablet.support import TABLE, Connection
-from zufluss.errors import ErrorCode, ZuflussError
+from zufluss.errors import ErrorCode, StorageBackpressureError
 from zufluss.tablet.put import (
     BACKPRESSURE_VERSION,
     PRESSURE_FROM,
     QUEUE_BYTES_MAX,
     PendingPut,
     PutHandler,
+    _known_error,
 )
 from zufluss.wire import messages as m
 from zufluss.wire.codec import decode
@@ -41,7 +42,7 @@ def handler(keyed: Parts, queued: float) -> PutHandler:
 
 def answer(keyed: Parts, queued: float) -> m.PutKvResponse:
     connection: Any = SimpleNamespace()
-    pending = PendingPut(handler(keyed, queued), connection, 7, 0.0)
+    pending = PendingPut(handler(keyed, queued), connection, 7, BACKPRESSURE_VERSION, 0.0)
     pending.entries = [
         ProducedBucket(None, 3, 12),
         ProducedBucket(4, 5, None, ErrorCode.CORRUPT_RECORD_EXCEPTION, "why"),
@@ -71,18 +72,18 @@ async def test_a_put_into_a_full_queue_is_refused_with_an_error_that_clients_ret
     keyed: Parts,
 ) -> None:
     full = handler(keyed, 1.0)
-    with pytest.raises(ZuflussError, match="try again after a pause") as newer:
-        full._check_queue(BACKPRESSURE_VERSION)
-    with pytest.raises(ZuflussError) as older:
-        full._check_queue(BACKPRESSURE_VERSION - 1)
+    with pytest.raises(StorageBackpressureError, match="try again after a pause") as newer:
+        full._check_queue()
+    older = _known_error(newer.value, BACKPRESSURE_VERSION - 1)
+    assert _known_error(newer.value, BACKPRESSURE_VERSION) is newer.value
     assert newer.value.code == ErrorCode.STORAGE_BACKPRESSURE_EXCEPTION
-    assert older.value.code == ErrorCode.KV_STORAGE_EXCEPTION, "older clients do not know the other"
+    assert older.code == ErrorCode.KV_STORAGE_EXCEPTION, "older clients do not know the other"
     assert newer.value.retriable
-    assert older.value.retriable
+    assert older.retriable
 
 
 async def test_a_queue_with_room_takes_the_put(keyed: Parts) -> None:
-    handler(keyed, 0.99)._check_queue(BACKPRESSURE_VERSION)
+    handler(keyed, 0.99)._check_queue()
 
 
 async def test_answers_tell_how_full_the_queue_is_once_it_matters(keyed: Parts) -> None:

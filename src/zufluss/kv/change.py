@@ -47,6 +47,9 @@ class PutChange:
     """The change types of the changelog's rows."""
     rows: pa.RecordBatch | LocatedRows
     """The rows of the changelog."""
+    ids_used: int = 0
+    """How many numbers of the auto-increment column the new rows have, from the first that is left;
+    the caller removes them once the change is applied."""
 
     def __init__(
         self,
@@ -105,7 +108,7 @@ class PutChange:
         candidates = self._candidates._replace(rows=self._all_columns())
         sizes = np.concatenate([self._batch.rows.lengths, self._old.lengths])
         fold, rows, used = engine.fold(candidates, self._free(ids), sizes)
-        ids.use(used)
+        self.ids_used = used
         self._take(fold, rows)
         self._values, self._schema_id = table.codec.encode(rows), table.info.schema_id
 
@@ -125,7 +128,7 @@ class PutChange:
         self.rows, self.kinds = table.changelog.rows(folded.rows), folded.kinds
         self._merged_values = values
         if table.auto_increment is not None:
-            ids.use(folded.inserts)
+            self.ids_used = folded.inserts
 
     def _free(self, ids: Ids) -> Numbers:
         """Return an id for every record, should all be new keys; none without such a column."""

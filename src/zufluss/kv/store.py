@@ -27,12 +27,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import structlog
 
-from zufluss.errors import RecordTooLargeError
+from zufluss.errors import RecordTooLargeError, StorageBackpressureError
 from zufluss.kv.cold.checkpoint import COLD_DIRECTORY, remove_left_overs
 from zufluss.kv.cold.flush import TABLE_FILE, FlushView, OnFlushed
 from zufluss.kv.cold.rocks import ColdTier
 from zufluss.kv.cold.state import STATE_FILE, KvState, read_state
-from zufluss.kv.hot.answer import answer_lookup
+from zufluss.kv.hot.answer import NOT_HERE, answer_lookup
 from zufluss.kv.hot.entries import NEWEST
 from zufluss.kv.hot.index import UNKNOWN
 from zufluss.kv.hot.memtable import SEED, Block, Memtable, group_keys, hash_keys
@@ -81,7 +81,9 @@ class KvStore:
         self.horizon = state.flushed_offset
         """The high watermark; set by the event loop, never decreases."""
         self.dirty_bytes = 0
-        """Bytes written to memory since the last flush."""
+        """Bytes of memory that wait for a flush, rounded up to whole segments at its end."""
+        self.last_use = memory.evicted_bytes
+        """When the store was last read or written, by the clock of its memory."""
         self.flush_wanted: Callable[[], None] = self._flush_as_recorded
         """Begins a flush when memory is short. The owner, who knows the row count, replaces it."""
         self._state = state
@@ -89,12 +91,11 @@ class KvStore:
         self.files = files
         self._flush: Future[KvState] | None = None
         self._flush_horizon = NEWEST
-        self._flush_bytes = 0
         self._held: list[Block] = []
         self._cold = ColdTier(directory / COLD_DIRECTORY)
         self.resident = self._cold.empty
         """All rows of the cold tier are in memory too. Once False, False until the next start."""
-        self._memtable = Memtable(memory.arena, memory.alloc, self._retire)
+        self._memtable = Memtable(memory.arena, self._retire)
         self._order = KeyOrder(self._memtable)
         self.pins = PinDirectory(directory / PINS_DIRECTORY, files)
         """The pinned states of the bucket."""
@@ -154,12 +155,14 @@ class KvStore:
 
         Returns a negative number if the answer does not fit or the cold tier has to be asked.
         """
-        memtable = self._memtable
+        memtable, resident = self._memtable, self.resident
+        self.last_use = self._memory.evicted_bytes
         size: int = answer_lookup(
             memtable.arena.data, memtable.root, SEED, buf, places.starts, places.ends, count,
-            horizon, self.resident, partition, bucket, places.value_starts, places.value_ends, out,
+            horizon, resident, partition, bucket, places.value_starts, places.value_ends, out,
         )  # fmt: skip
-        return size
+        # The worker may have dropped rows meanwhile: a key that was not found may exist.
+        return size if resident == self.resident else NOT_HERE
 
     # ---------------------------------------------------------------------------- by the worker
 
@@ -169,6 +172,7 @@ class KvStore:
         Values from the cold tier are not kept in memory: the caller is about to write these keys.
         """
         self._poll()
+        self.last_use = self._memory.evicted_bytes
         values, unknown = self._memtable.find(keys, hashes, NEWEST)
         if not unknown:
             return values
@@ -185,6 +189,7 @@ class KvStore:
         Raises `RowsTooLargeError`, before they are all in the buffer, if they take more bytes.
         """
         self._poll()
+        self.last_use = self._memory.evicted_bytes
         hashes = hash_keys(keys)
         values, unknown = self._memtable.find(keys, hashes, max(horizon, self.horizon))
         if bytes_max is not None:
@@ -196,18 +201,45 @@ class KvStore:
         np.maximum(values.starts, ABSENT, out=values.starts)
         return packed(values)
 
-    def put(self, keys: Slices, hashes: Positions, values: Slices, offset: int) -> None:
+    def put(
+        self,
+        keys: Slices,
+        hashes: Positions,
+        values: Slices,
+        offset: int,
+        *,
+        replay: bool = False,
+    ) -> None:
         """Write versions under a log offset; an absent value deletes its key.
 
         No key may appear twice. The values must not lie in the arena: making room may reuse it.
+        Raises `StorageBackpressureError` if there is no memory at the moment, `RecordTooLargeError`
+        if there never will be enough; neither changes anything. A replay waits for longer.
         """
         self._poll()
         if values.data is self._memory.arena.data:
             raise ValueError("values to be put lie in the arena; copy them out first")
-        written = self._memtable.put(keys, hashes, values, offset, self._cut)
-        self.dirty_bytes += written
+        self._memory.make_room_ahead()
+        try:
+            written = self._put(keys, hashes, values, offset, replay=replay)
+        except StorageBackpressureError:
+            # Its own last segment and its index may lie in the way, and are not in use now.
+            if not self.evict(self.memory_bytes):
+                raise
+            written = self._put(keys, hashes, values, offset, replay=replay)
+        self._count_dirty(written)
         if not self.flushing:
             self._memtable.clean_some(written, self.horizon, self.flushed_offset)
+
+    def _put(
+        self, keys: Slices, hashes: Positions, values: Slices, offset: int, *, replay: bool
+    ) -> int:
+        memory = self._memory
+        self.last_use = memory.evicted_bytes
+        alloc, bytes_max = memory.alloc, memory.put_bytes_max
+        if replay:
+            alloc, bytes_max = memory.alloc_for_replay, memory.arena.usable_bytes
+        return self._memtable.put(keys, hashes, values, offset, self._cut, alloc, bytes_max)
 
     def page(
         self,
@@ -283,7 +315,7 @@ class KvStore:
             self._memory.arena, self._memtable.root, tuple((s.start, s.used) for s in dirty),
             self.flushed_offset, state.flushed_offset,
         )  # fmt: skip
-        self._flush_horizon, self._flush_bytes = state.flushed_offset, self.dirty_bytes
+        self._flush_horizon = state.flushed_offset
         flush = self._memory.flusher.flush
         self._flush = flush(view, self.directory, self._cold, self.files, state, rests)
         if done is not None:
@@ -304,10 +336,11 @@ class KvStore:
         failure = self._flush.exception()
         if failure is None:
             self._state = self._flush.result()
-            self.dirty_bytes -= self._flush_bytes
+            self._count_dirty(self._memtable.bytes_from(self.flushed_offset) - self.dirty_bytes)
         else:
             log.error("kv_flush_failed", directory=str(self.directory), error=str(failure))
         self._flush, self._flush_horizon = None, NEWEST
+        self._memory.flush_ended(failed=failure is not None)
         held, self._held = self._held, []
         for block in held:
             self._memory.retire(*block)
@@ -324,12 +357,18 @@ class KvStore:
             raise failure
 
     def evict(self, wanted: int) -> int:
-        """Drop rows that the cold tier has, oldest first; return the bytes retired."""
+        """Drop rows that the cold tier has, oldest first; return the bytes retired.
+
+        All memory is given back if all rows are flushed and so many bytes or more are wanted.
+        """
         self._poll()
         if self.flushing or not self._memtable.evictable(self.flushed_offset):
             return 0
         self.resident = False
-        return self._memtable.evict(wanted, self.horizon, self.flushed_offset)
+        retired = self._memtable.evict(wanted, self.horizon, self.flushed_offset)
+        if not self._memtable.bytes:
+            self._order.forget()
+        return retired
 
     # ------------------------------------------------------------------------------- end of life
 
@@ -347,6 +386,7 @@ class KvStore:
             self._flush.exception()
             self.flush_end()
         self._memory.stores.discard(self)
+        self._count_dirty(-self.dirty_bytes)
         self._memtable.release()
         self._cold.close()
 
@@ -375,7 +415,6 @@ class KvStore:
         """Begin to write all table files again in the present format; counts as a flush."""
         if self._flush is not None:
             raise RuntimeError(f"{self!r} is flushing already")
-        self._flush_bytes = 0
         self._flush = self._memory.flusher.rewrite(self._cold, self._state)
         return self._flush
 
@@ -389,6 +428,10 @@ class KvStore:
     def _poll(self) -> None:
         if self._flush is not None:
             self.flush_end()
+
+    def _count_dirty(self, more: int) -> None:
+        self.dirty_bytes += more
+        self._memory.dirty_bytes += more
 
     def _retire(self, block: Block) -> None:
         if self._flush is not None:
@@ -439,8 +482,14 @@ class KvStore:
         known, unknown = self._memtable.find(keys, hashes, NEWEST)
         new = np.flatnonzero((known.starts == UNKNOWN) & (values.starts >= 0))
         size = int(np.sum(values.ends[new] - values.starts[new]))
-        if unknown and len(new) and self._memory.has_room(size):
-            self._memtable.put(keys.take(new), hashes[new], values.take(new), -1, self._cut)
+        if not unknown or not len(new) or not self._memory.has_room(size):
+            return
+        keys, hashes, values = keys.take(new), hashes[new], values.take(new)
+        try:
+            alloc = self._memory.alloc_at_once
+            self._memtable.put(keys, hashes, values, -1, self._cut, alloc)
+        except StorageBackpressureError as e:
+            log.debug("kv_rows_not_kept", directory=str(self.directory), reason=e.message)
 
     def _next_keys(self, low: bytes, high: bytes | None) -> tuple[list[bytes], bytes | None]:
         """Return some keys in [low, high), and the key to go on from, None at the end."""

@@ -36,6 +36,7 @@ from zufluss.errors import (
     ErrorCode,
     ProducerStateError,
     RecordTooLargeError,
+    StorageBackpressureError,
     ZuflussError,
 )
 from zufluss.kv.change import Groups, PutChange
@@ -158,6 +159,7 @@ class KvTablet:
         if change.merged is not None:
             self._check_size(longest(keys) + longest(change.merged))
         self._apply(keys, hashes, change.new_values(), changes, now_ms)
+        self.ids.use(change.ids_used)
         return PreparedPut(changes, self._next_offset, now_ms)
 
     def _apply(
@@ -168,7 +170,10 @@ class KvTablet:
         changes: Changes,
         now_ms: int,
     ) -> None:
-        """Write the new state. A failure from here on fails the bucket: `failure` is set."""
+        """Write the new state. A refusal for lack of memory changes nothing.
+
+        Any other failure from here on fails the bucket: `failure` is set.
+        """
         base = self._next_offset
         groups, values, more_rows = new
         try:
@@ -181,6 +186,8 @@ class KvTablet:
                 batch = SettledBatch(changes.writer_id, changes.sequence, base, end, now_ms)
                 self._writers.record(*batch)
             self._count(more_rows, batch)
+        except (StorageBackpressureError, RecordTooLargeError):
+            raise  # the store has changed nothing
         except BaseException as e:
             self.failure = ZuflussError(
                 f"{self.table.info.path}: a write may be half applied ({e!r}); the server opens "
@@ -307,7 +314,7 @@ class KvTablet:
         rows = table.codec_of(piece.schema_id).encode(piece.rows).take(last)
         rows.starts[piece.kinds[last] == DELETE] = ABSENT
         values = prefixed(rows, piece.schema_id, SCHEMA_ID_BYTES)
-        self.store.put(keys, hashes, values, piece.base_offset)
+        self.store.put(keys, hashes, values, piece.base_offset, replay=True)
         inserted = np.count_nonzero(piece.kinds == INSERT)
         self._count(int(inserted) - int(np.count_nonzero(piece.kinds == DELETE)))
         self.unflushed_bytes += piece.size

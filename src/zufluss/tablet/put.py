@@ -12,8 +12,9 @@ together, and the error of one never touches another. A put that cannot be worke
 nothing and is refused. After an append that the log refuses, the state is ahead of the log: the
 bucket fails, and is opened again from its log.
 
-The worker has a queue with a limit. A put beyond it is refused with an error that clients retry
-after a pause, and answers tell how full it is, so that clients can slow down before.
+The worker has a queue with a limit. A put beyond it, or one that key-value memory has no room for
+(`kv/memory.py`), is refused with an error that clients retry after a pause. Answers tell how full
+the queue is, so that clients can slow down before.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from zufluss.errors import (
     InvalidRequiredAcksError,
     LogStorageError,
     ProducerFencedError,
+    StorageBackpressureError,
     ZuflussError,
     reason_of,
     refusal_of,
@@ -100,13 +102,23 @@ class AppendablePut(NamedTuple):
 class PendingPut(PendingProduce):
     """A put of which some entries are not acknowledged yet."""
 
-    __slots__ = ("pressure",)
+    __slots__ = ("pressure", "version")
 
     def __init__(
-        self, owner: PutHandler, connection: ServerConnection, request_id: int, deadline: float
+        self,
+        owner: PutHandler,
+        connection: ServerConnection,
+        request_id: int,
+        version: int,
+        deadline: float,
     ) -> None:
         super().__init__(owner, connection, request_id, deadline)
         self.pressure: Callable[[], float] = owner.pressure
+        self.version = version
+
+    def refuse(self, position: int, error: ZuflussError) -> None:
+        """Answer one entry with an error, by a code that the client knows."""
+        super().refuse(position, _known_error(error, self.version))
 
     def body(self) -> bytes:
         """The answer; with the pressure from `PRESSURE_FROM` on."""
@@ -218,7 +230,7 @@ class PutHandler:
             connection.principal
         )
         pending = PendingPut(
-            self, connection, request_id, self._loop.time() + scan.timeout_ms / 1000
+            self, connection, request_id, version, self._loop.time() + scan.timeout_ms / 1000
         )
         self.pending.add(pending)
         pending.entries = [ProducedBucket(b.partition_id, b.bucket_id) for b in scan.buckets]
@@ -231,24 +243,17 @@ class PutHandler:
                 replica = self._buckets.kv_replica(scan.table_id, partition_id, bucket_id)
                 if not may_overwrite:
                     _check_overwrite(replica, connection.principal)
-                self._check_queue(version)
+                self._check_queue()
                 self._submit(entry, replica, scan, array[begin:stop].copy())
             except ZuflussError as e:
                 self.refuse(entry, e, scan.table_id, (partition_id, bucket_id))
 
-    def _check_queue(self, version: int) -> None:
-        if self._queued_bytes < QUEUE_BYTES_MAX:
-            return
-        known = version >= BACKPRESSURE_VERSION
-        raise ZuflussError(
-            f"{self._queued_bytes} bytes of puts wait for this server, {QUEUE_BYTES_MAX} are "
-            "allowed; try again after a pause",
-            code=(
-                ErrorCode.STORAGE_BACKPRESSURE_EXCEPTION
-                if known
-                else ErrorCode.KV_STORAGE_EXCEPTION
-            ),
-        )
+    def _check_queue(self) -> None:
+        if self._queued_bytes >= QUEUE_BYTES_MAX:
+            raise StorageBackpressureError(
+                f"{self._queued_bytes} bytes of puts wait for this server, {QUEUE_BYTES_MAX} are "
+                "allowed; try again after a pause"
+            )
 
     def _submit(
         self, entry: PutEntry | ServerPut, replica: Replica, scan: PutScan, records: Bytes
@@ -427,6 +432,13 @@ def _encode(prepared: PreparedPut) -> AppendablePut:
     except Exception as e:
         raise StateAheadError(f"the changelog of a put could not be encoded: {e!r}") from e
     return AppendablePut(batch, prepared.end_offset, prepared.now_ms)
+
+
+def _known_error(error: ZuflussError, version: int) -> ZuflussError:
+    """Return the error for a client of this version of PUT_KV; clients try again after both."""
+    if isinstance(error, StorageBackpressureError) and version < BACKPRESSURE_VERSION:
+        return ZuflussError(error.message, code=ErrorCode.KV_STORAGE_EXCEPTION)
+    return error
 
 
 def _raise(error: Exception) -> None:

@@ -34,7 +34,7 @@ def sample(size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, Slices, int]:
     for offset in range(3):
         refs = np.empty(names.count, np.int64)
         _, at = entries.append(arena, at, size, *names, *names, offset, 0, refs)
-        index.publish(arena, root, refs, hashes, 0, 0, counts)
+        index.publish(arena, root, refs, hashes, 0, counts)
     return arena, root, hashes, names, at
 
 
@@ -55,7 +55,8 @@ def exercise(
     if sorting.spans(arena, refs, np.empty(3 * found, np.int64)) >= 0:
         sorting.sort_ties(arena, refs, np.zeros(found, np.int64), np.empty(found, np.int64))
     entries.walk(arena, FIRST, at, many)
-    index.publish(arena, root, refs[:n], hashes[: len(refs)], 0, 2, counts)
+    index.without_room(arena, root, hashes, np.zeros(8, np.int64))
+    index.publish(arena, root, refs[:n], hashes[: len(refs)], 2, counts)
     segments.clean(arena, root, SEED, FIRST, at, at, arena.size, 2, 1, True, counts)
     segments.clean(arena, root, SEED, FIRST, at, at, arena.size, 2, 1, False, counts)
     index.split(arena, BLOCK, BITS, FIRST, FIRST + 1024, BITS, 0)

@@ -22,7 +22,7 @@ from tests.kv.kv_samples import SEGMENT, look_up, put, small_memory
 from zufluss.errors import ConfigError
 from zufluss.kv.hot import words
 from zufluss.kv.hot.arena import AHEAD_BYTES, BLOCK_BYTES_MIN, Arena
-from zufluss.kv.hot.memtable import SEED, Memtable, group_keys, hash_keys
+from zufluss.kv.hot.memtable import FIRST_SEGMENT_BYTES, SEED, Memtable, group_keys, hash_keys
 from zufluss.kv.hot.order import KeyOrder, successor
 from zufluss.kv.hot.sorting import sort_by_key
 from zufluss.kv.memory import KvMemory
@@ -54,13 +54,19 @@ def plain_hash(key: bytes, seed: int) -> int:
     return mix(h ^ len(key), second ^ -2024118823216138003 & MASK)
 
 
-def unlimited(arena: Arena) -> Memtable:
-    def alloc(size: int) -> int:
-        found = arena.alloc(size)
-        assert found is not None
-        return found
+class Unlimited(Memtable):
+    """A memtable that never waits for memory."""
 
-    return Memtable(arena, alloc, lambda block: arena.free(*block))
+    def __init__(self, arena: Arena) -> None:
+        super().__init__(arena, lambda block: arena.free(*block))
+
+    def alloc(self, size: int) -> int:
+        position = self.arena.alloc(size)
+        assert position is not None
+        return position
+
+    def put(self, *row: Any) -> int:  # type: ignore[override]
+        return super().put(*row, self.alloc)
 
 
 @given(keys_of_all_kinds)
@@ -82,7 +88,7 @@ def test_keys_that_collide_are_still_told_apart() -> None:
     names = Slices.of([b"%d" % i for i in range(100)])
     same = np.zeros(100, np.int64)
     assert len(group_keys(names, same)[1]) == 100
-    memtable = unlimited(Arena(64 * SEGMENT, SEGMENT))
+    memtable = Unlimited(Arena(64 * SEGMENT, SEGMENT))
     memtable.put(names, same, names, 0, 0)
     assert memtable.find(names, same, NEWEST)[0].tolist() == names.tolist()
 
@@ -91,7 +97,7 @@ def test_keys_that_collide_are_still_told_apart() -> None:
 def test_keys_outside_their_data_are_refused(start: int, end: int) -> None:
     bad = Slices(np.zeros(4, np.uint8), np.array([0, start]), np.array([4, end]))
     good = np.zeros(2, np.int64)
-    memtable = unlimited(Arena(64 * SEGMENT, SEGMENT))
+    memtable = Unlimited(Arena(64 * SEGMENT, SEGMENT))
     for call in (
         lambda: hash_keys(bad),
         lambda: group_keys(bad, good),
@@ -106,7 +112,7 @@ def test_keys_outside_their_data_are_refused(start: int, end: int) -> None:
 @settings(max_examples=100)
 def test_entries_sort_like_their_keys(keys: list[bytes]) -> None:
     keys = list(dict.fromkeys(keys))
-    memtable = unlimited(Arena(64 * SEGMENT, SEGMENT))
+    memtable = Unlimited(Arena(64 * SEGMENT, SEGMENT))
     names = Slices.of(keys)
     memtable.put(names, hash_keys(names), names, 0, 0)
     refs = memtable.heads()
@@ -116,7 +122,7 @@ def test_entries_sort_like_their_keys(keys: list[bytes]) -> None:
 
 
 def test_the_order_follows_what_is_appended_later() -> None:
-    memtable = unlimited(Arena(400 * SEGMENT, SEGMENT))
+    memtable = Unlimited(Arena(400 * SEGMENT, SEGMENT))
     order = KeyOrder(memtable)
     chosen = random.Random(3)
     known: set[bytes] = set()
@@ -140,7 +146,7 @@ def test_the_end_of_a_prefix(prefix: bytes, behind: bytes | None) -> None:
 
 
 def test_an_index_of_many_blocks_finds_every_key() -> None:
-    memtable = unlimited(Arena(2000 * SEGMENT, SEGMENT))
+    memtable = Unlimited(Arena(2000 * SEGMENT, SEGMENT))
     for start in range(0, 60_000, 5000):
         names = Slices.of([b"%d" % i for i in range(start, start + 5000)])
         memtable.put(names, hash_keys(names), names, start, start)
@@ -155,7 +161,7 @@ def test_an_index_of_many_blocks_finds_every_key() -> None:
 
 
 def test_updates_in_place_of_growth_are_cleaned_away() -> None:
-    memtable = unlimited(Arena(200 * SEGMENT, SEGMENT))
+    memtable = Unlimited(Arena(200 * SEGMENT, SEGMENT))
     names = Slices.of([b"%d" % i for i in range(500)])
     hashes = hash_keys(names)
     for offset in range(400):
@@ -314,8 +320,11 @@ def test_an_arena_can_be_used_to_its_end() -> None:
 
 def test_small_buckets_take_little_memory() -> None:
     memory = small_memory(64)
-    memtable = unlimited(memory.arena)
-    assert memtable.bytes == BLOCK_BYTES_MIN
+    memtable = Unlimited(memory.arena)
+    assert memtable.bytes == 0
+    names = Slices.of([b"key"])
+    memtable.put(names, hash_keys(names), names, 0, 0)
+    assert memtable.bytes == BLOCK_BYTES_MIN + FIRST_SEGMENT_BYTES
     memory.close()
 
 

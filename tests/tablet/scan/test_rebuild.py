@@ -394,7 +394,7 @@ async def test_nothing_is_fetched_any_more_when_the_files_of_a_failed_rebuild_ar
         ended.append("removed")
         discard(self, fresh)
 
-    def broken(*_: object) -> Any:
+    def broken(*_: object, **__: object) -> Any:
         raise ZuflussError("memory is full")
 
     async with keyed(tmp_path) as tablet:

@@ -3,7 +3,7 @@
 The mapping is reserved at once, faulted in as it is used, and asks for huge pages: a store is read
 in random order, and with pages of 4 KiB half of the time goes into address translation. Shared
 memory gets no huge pages on most machines, so the flush process is sent its rows instead of mapping
-them. Position 0 of the mapping is never handed out.
+them. The first segment is never handed out: an empty index lies there (`memtable.py`).
 
 Faulting in a huge page takes milliseconds on a virtual machine whose host must find the memory, and
 every write of the server would wait. So a thread does it some megabytes ahead of the writers.
@@ -23,6 +23,7 @@ import ctypes
 import mmap
 import sys
 import threading
+from collections.abc import Callable
 
 import numpy as np
 import structlog
@@ -135,10 +136,15 @@ class Arena:
                 self._give(position, size)
             self._changed.notify_all()
 
-    def wait(self, bytes_wanted: int, timeout: float) -> bool:
-        """Wait until so many bytes are free; return whether they are."""
+    @property
+    def usable_bytes(self) -> int:
+        """Bytes that ordinary allocations can have at most."""
+        return self.budget - self.segment_bytes - self.reserve
+
+    def wait(self, until: Callable[[], bool], timeout: float) -> None:
+        """Wait until a condition holds that freeing memory may fulfil, or the time is over."""
         with self._changed:
-            return self._changed.wait_for(lambda: self.free_bytes >= bytes_wanted, timeout)
+            self._changed.wait_for(until, timeout)
 
     def _take(self, size: int) -> int | None:
         if size == self.segment_bytes:

@@ -138,6 +138,35 @@ def append(
     return np.int64(count), at
 
 
+@kernel(I64(BYTES, POSITIONS, POSITIONS, BYTES, POSITIONS, POSITIONS, NUMBERS), short=True)
+def measure(
+    keys: Any,
+    key_starts: Any,
+    key_ends: Any,
+    values: Any,
+    value_starts: Any,
+    value_ends: Any,
+    ends: Any,
+) -> Any:
+    """Return the bytes of the entries that `append` would write, −1 if a key or value lies outside.
+
+    `ends` gets the running total.
+    """
+    total = np.int64(0)
+    count = min(key_starts.size, key_ends.size, value_starts.size, value_ends.size, ends.size)
+    for i in range(count):
+        if not inside(key_starts[i], key_ends[i], keys.size):
+            return np.int64(-1)
+        value_size = np.int64(-1)
+        if value_starts[i] >= 0:
+            if not inside(value_starts[i], value_ends[i], values.size):
+                return np.int64(-1)
+            value_size = value_ends[i] - value_starts[i]
+        total += padded(key_ends[i] - key_starts[i], value_size)
+        ends[i] = total
+    return total
+
+
 @kernel(I64(ARENA, I64, I64, NUMBERS))
 def walk(arena: Any, at: Any, end: Any, out: Any) -> Any:
     """List every entry of the segment part [at, end); return how many, −1 if one is damaged."""

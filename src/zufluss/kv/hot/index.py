@@ -16,8 +16,9 @@ about it). Little-endian:
 | slot bits    | i64   | 1        | every block has 2^bits slots                                |
 | blocks       | i64   | 2 …      | position of the block of each of the 2^depth hash prefixes  |
 
-Blocks are split one at a time (extendible hashing), so an index of any size grows in steps of less
-than a millisecond. The trailing bits of the hash choose the slot, probing is linear.
+Blocks are split, and joined again, one at a time (extendible hashing), so an index of any size
+grows and shrinks in steps of less than a millisecond. The trailing bits of the hash choose the
+slot, probing is linear.
 """
 
 from __future__ import annotations
@@ -226,18 +227,43 @@ def look_up(
     return unknown
 
 
-@kernel(I64(ARENA, POSITIONS, POSITIONS, POSITIONS, I64, I64, NUMBERS))
-def publish(
-    arena: Any, root: Any, versions: Any, hashes: Any, begin: Any, horizon: Any, counts: Any
-) -> Any:
-    """Make entries from number `begin` on the newest versions of their keys.
+@kernel(I64(ARENA, POSITIONS, POSITIONS, NUMBERS))
+def without_room(arena: Any, root: Any, hashes: Any, counts: Any) -> Any:
+    """Return the number of the first key for which there may be no room, the count if none.
 
-    Stops at a key whose block is full and returns its number; −1 if an entry or the root is
+    Assumes that no key is in the index yet. `counts` are zeros, one for each element of the root;
+    they get the keys of each block so far. Returns −1 if the index is damaged.
+    """
+    if counts.size < root.size or root.size <= BLOCKS:
+        return -1
+    depth = root[DEPTH]
+    for i in range(hashes.size):
+        block = _block(arena, root, hashes[i])
+        if block < 0:
+            return -1
+        # Prefixes that share a block are counted together, at the first of them.
+        shared = depth - load_i64(arena, block + LOCAL_DEPTH_AT)
+        if not 0 <= shared <= depth:
+            return -1
+        prefix = (hashes[i] >> 1 >> (63 - depth)) & ((np.int64(1) << depth) - 1)
+        first = prefix >> shared << shared
+        counts[first] += 1
+        used = load_i64(arena, block) + counts[first]
+        if 10 * used > FULL_TENTHS * (np.int64(1) << root[SLOT_BITS]):
+            return i
+    return hashes.size
+
+
+@kernel(I64(ARENA, POSITIONS, POSITIONS, POSITIONS, I64, NUMBERS))
+def publish(arena: Any, root: Any, versions: Any, hashes: Any, horizon: Any, counts: Any) -> Any:
+    """Make entries the newest versions of their keys; return how many.
+
+    There must be room for all of them (`without_room`). Returns −1 if an entry or the index is
     damaged. `counts` gets what `SUPERSEDED` and `ADDED` say.
     """
     count = min(versions.size, hashes.size)
-    for i in range(begin, count):
-        if i % AHEAD == 0 or i == begin:
+    for i in range(count):
+        if i % AHEAD == 0:
             _fetch_ahead(arena, root, hashes, i, min(i + AHEAD, count))
         version = versions[i]
         key_size, _value_size = entry(arena, version)
@@ -255,15 +281,10 @@ def publish(
         else:
             # A slot that was never taken counts against the block; a dropped one counted before.
             block = _block(arena, root, hashes[i])
-            if block < 0:
+            if block < 0 or free == 0:
                 return -1
-            if free == 0:
-                return i
             if load_i64(arena, free + REFERENCE_AT) == 0:
-                used = load_i64(arena, block) + 1
-                if 10 * used > FULL_TENTHS * (np.int64(1) << root[SLOT_BITS]):
-                    return i
-                store_i64(arena, block, used)
+                store_i64(arena, block, load_i64(arena, block) + 1)
             store_i64(arena, free, hashes[i])
             counts[ADDED] += 1
             slot = free
@@ -313,19 +334,16 @@ def heads(arena: Any, block: Any, slot_bits: Any, out: Any, count: Any) -> Any:
 def split(
     arena: Any, block: Any, slot_bits: Any, low: Any, high: Any, new_bits: Any, depth: Any
 ) -> Any:
-    """Copy the keys of a block to new blocks of 2^`new_bits` slots; return how many keys, or −1.
+    """Copy the keys of a block to others of 2^`new_bits` slots; return how many keys, or −1.
 
     All go to `low` if `high` is 0. Otherwise the hash bit behind the first `depth` bits chooses
-    between `low` and `high`. Readers use the old block until the root refers to the new ones.
+    between `low` and `high`. The others are zeros, or hold keys with the same first `depth` bits.
+    Readers use the old block until the root refers to the new ones.
     """
     if not _is_block(arena, block, slot_bits) or not 0 <= depth < DEPTH_MAX:
         return -1
     if not _is_block(arena, low, new_bits) or not _is_block(arena, high, new_bits):
         return -1
-    size = np.int64(SLOT_BYTES) << new_bits
-    arena[low : low + size] = 0
-    if high:
-        arena[high : high + size] = 0
     mask = (np.int64(1) << new_bits) - 1
     moved = 0
     for number in range(1, np.int64(1) << slot_bits):
@@ -341,8 +359,12 @@ def split(
         store_i64(arena, target, used)
         # Keys of one block differ, so the first empty slot is the right one.
         place = max(hash & mask, 1)
-        while load_i64(arena, target + SLOT_BYTES * place + REFERENCE_AT) != 0:
+        for _ in range(mask):
+            if load_i64(arena, target + SLOT_BYTES * place + REFERENCE_AT) == 0:
+                break
             place = max((place + 1) & mask, 1)
+        else:
+            return -1
         store_i64(arena, target + SLOT_BYTES * place, hash)
         store_i64(arena, target + SLOT_BYTES * place + REFERENCE_AT, version)
         moved += 1

@@ -44,6 +44,10 @@ class KeyOrder:
         keys = _range(self._base, low, high, limit) + _range(self._tail, low, high, limit)
         return sorted(set(keys))[:limit]
 
+    def forget(self) -> None:
+        """Give up the copies; the next request sorts the keys again."""
+        self._base, self._tail = None, Slices.of(())
+
     def _refresh(self) -> None:
         mark = self._memtable.mark()
         if self._base is not None and mark == self._tail_mark:
