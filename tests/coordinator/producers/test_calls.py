@@ -21,6 +21,7 @@ from tests.coordinator.producer_cluster import (
     views_json,
 )
 from tests.coordinator.support import EVENTS, table_json
+from zufluss.coordinator.producers import book
 from zufluss.coordinator.producers.rules import Initialised, ProducerCounts
 from zufluss.errors import (
     AuthorizationError,
@@ -546,6 +547,26 @@ async def test_on_a_log_table_no_id_gives_a_number_that_is_forgotten(
     numbers = [number_of(await world.init("")) for _ in range(3)]
     assert len(set(numbers)) == 3
     assert await world.stored() == []
+
+
+async def test_nobody_uses_up_the_numbers_of_the_cluster(
+    world: ProducerCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With and without an id: a table has so many new producers an hour, other tables go on."""
+    monkeypatch.setattr(book, "NUMBERS_PER_HOUR_MAX", 3)
+    views = world.table_id
+    await log_table(world)
+    first = number_of(await world.init(""))
+    await world.init("job")
+    await world.release()
+    await world.init("job")
+    for producer_id in ("", "other"):
+        with pytest.raises(ConfigError, match="3 new producers within an hour"):
+            await world.init(producer_id)
+    assert not (await world.init("job")).created
+    assert (await world.init("job", table_id=views)).producer.number == first + 3
+    world.time.now += 3600
+    assert number_of(await world.init("")) == first + 4
 
 
 async def test_a_producer_of_a_log_table_reports_checkpoints(world: ProducerCluster) -> None:

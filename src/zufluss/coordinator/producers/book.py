@@ -18,6 +18,7 @@ producer. The producer itself is remembered, unless it owns nothing.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -36,7 +37,7 @@ from zufluss.coordinator.producers.rules import ProducerRecord
 from zufluss.coordinator.tablets import Tablets
 from zufluss.coordinator.tasks import PendingTasks
 from zufluss.coordinator.turns import Turns
-from zufluss.errors import ZuflussError
+from zufluss.errors import ConfigError, ZuflussError
 from zufluss.meta.api import MetaStore, Op
 
 log = structlog.get_logger(__name__)
@@ -49,6 +50,9 @@ SILENCE_CHECK_SECONDS: Final = 60.0
 """Interval between two checks for producers that were silent for `hold-max`."""
 REMEMBERED_SECONDS: Final = 3600.0
 """Silence after which a producer is forgotten at the earliest, if it owns nothing."""
+NUMBERS_PER_HOUR_MAX: Final = 1000
+"""New producers of a table within an hour; at this pace a cluster's numbers last for years."""
+HOUR_SECONDS: Final = 3600.0
 _VERSION_BITS: Final = 32
 
 
@@ -90,6 +94,7 @@ class ProducerBook:
         self._turns = Turns(self._read_again)
         self._seen: dict[int, float] = {}
         self._silent: set[int] = set()
+        self._taken: dict[int, deque[float]] = {}
         self._changes = 0
         self._untold: set[int] = set()
         self._wake = asyncio.Event()
@@ -160,8 +165,22 @@ class ProducerBook:
         table.producers = {producer.producer_id: producer for producer in producers}
         self._news(table)
 
-    async def next_number(self) -> int:
-        """A number that no producer ever had."""
+    async def next_number(self, table_id: int) -> int:
+        """A number that no producer ever had.
+
+        `ConfigError` after `NUMBERS_PER_HOUR_MAX` within an hour: the numbers of a cluster are
+        finite, and nobody may use them up.
+        """
+        now, taken = self._clock(), self._taken.setdefault(table_id, deque())
+        while taken and now - taken[0] >= HOUR_SECONDS:
+            taken.popleft()
+        if len(taken) >= NUMBERS_PER_HOUR_MAX:
+            raise ConfigError(
+                f"table {table_id} had {NUMBERS_PER_HOUR_MAX} new producers within an hour, more "
+                f"are not allowed; use producer ids again instead of new ones, or of none, or try "
+                f"again in {HOUR_SECONDS - (now - taken[0]):.0f} s"
+            )
+        taken.append(now)
         return (await self._ledger.take(records.PRODUCER_COUNTER, 1))[0] + 1
 
     async def write(
@@ -204,6 +223,7 @@ class ProducerBook:
                 if table.producers:
                     await self.end(table, list(table.producers.values()))
                 self.tables.pop(table_id, None)
+                self._taken.pop(table_id, None)
         except ZuflussError as problem:
             log.warning("producers_not_deleted", table_id=table_id, error=str(problem))
 

@@ -20,7 +20,7 @@ is lost. It is remembered until it is released or dropped, or its table is dropp
 a writer that comes back without state, however late, are undone, or the writer is refused.
 
 On a log table a producer is only a number: it has no columns, one epoch, and nothing to undo.
-Without an id it is not even stored. On a primary-key table `fence_only` asks for a number whose
+Without an id it is not even stored. New numbers of a table are limited per hour. On a primary-key table `fence_only` asks for a number whose
 epochs fence each other. Both own nothing and have nothing to undo, so they are forgotten after
 `zufluss.producer.hold-max` of silence.
 
@@ -253,7 +253,7 @@ class ProducerCalls:
     ) -> ProducerRecord:
         """Store an epoch, and in the same transaction that the rivals are lost."""
         if producer.number == 0:
-            producer = replace(producer, number=await self._next_number())
+            producer = replace(producer, number=await self._next_number(table.table_id))
         lost = [replace(rival, lost=True) for rival in rivals]
         ops = await _aside(
             lambda: (
@@ -275,8 +275,8 @@ class ProducerCalls:
         )
         return producer
 
-    async def _next_number(self) -> int:
-        number = await self.book.next_number()
+    async def _next_number(self, table_id: int) -> int:
+        number = await self.book.next_number(table_id)
         if number > NUMBER_MAX:
             raise ConfigError(
                 f"this cluster has had all of its {NUMBER_MAX} producers; use ids again instead "
@@ -315,7 +315,7 @@ class ProducerCalls:
             if before is not None and before.epoch < EPOCH_MAX:
                 producer = replace(before, epoch=before.epoch + 1, ttl_ms=call.ttl_ms)
             else:
-                producer = _bare(call, await self._next_number())
+                producer = _bare(call, await self._next_number(call.table_id))
             ops = records.create(producer) if before is None else records.change(before, producer)
             self.book.seen(producer)
             await self.book.write(table, ops, [producer])
@@ -325,7 +325,7 @@ class ProducerCalls:
     async def _number(self, call: InitCall) -> Initialised:
         """The number of a producer of a log table."""
         if not call.producer_id:
-            return Initialised(_bare(call, await self._next_number()), True, False)
+            return Initialised(_bare(call, await self._next_number(call.table_id)), True, False)
         async with self.book.turn(call.table_id) as table:
             entry = self._table_entry(call.table_id)
             before = table.producers.get(call.producer_id)
@@ -334,7 +334,7 @@ class ProducerCalls:
                 self.book.seen(before)
                 return Initialised(before, False, False)
             rules.check_count(len(table.producers), self._count_max, entry.info)
-            producer = _bare(call, await self._next_number())
+            producer = _bare(call, await self._next_number(call.table_id))
             self.book.seen(producer)
             await self.book.write(table, records.create(producer), [producer])
         return Initialised(producer, True, False)
