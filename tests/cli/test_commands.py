@@ -60,7 +60,7 @@ def test_a_table_is_created_described_altered_and_dropped(zufluss: Zufluss) -> N
     zufluss("table", "drop", "catalog_1", "--if-exists")
 
 
-def test_what_describe_prints_makes_a_twin(zufluss: Zufluss, tmp_path: Path) -> None:
+def test_the_output_of_describe_creates_an_equal_table(zufluss: Zufluss, tmp_path: Path) -> None:
     zufluss("table", "create", "original", "id INT NOT NULL, tags ARRAY<STRING>", "--buckets", "3")
     path = tmp_path / "twin.json"
     path.write_text(zufluss("table", "describe", "original", "--output", "json").out)
@@ -234,7 +234,7 @@ def test_a_port_that_is_taken_is_a_usage_error(tmp_path: Path, server_address: s
     assert "Traceback" not in done.stderr
 
 
-def test_a_data_directory_that_cannot_be_one_is_a_usage_error(tmp_path: Path, run: Zufluss) -> None:
+def test_an_unusable_data_directory_is_a_usage_error(tmp_path: Path, run: Zufluss) -> None:
     (tmp_path / "file").write_text("")
     for data_dir in (tmp_path / "file", tmp_path / "file" / "below"):
         result = run("dev", "--port", "0", "--data-dir", str(data_dir))

@@ -1,4 +1,4 @@
-"""Rows from files: formats, types, and what a bad file says."""
+"""Rows from files: formats, types, and the errors of bad files."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_lines_are_delivered_as_they_arrive_and_never_torn() -> None:
     assert list(_whole_lines(pipe)) == [b"a\n", b"bbb\n", b"c\n", b"d"]  # type: ignore[arg-type]
 
 
-def test_the_part_read_grows_to_one(tmp_path: Path) -> None:
+def test_the_progress_grows_to_one(tmp_path: Path) -> None:
     path = tmp_path / "rows.ndjson"
     path.write_text('{"id": 1}\n')
     assert [part for _, part in read_batches(path, Format.NDJSON, PLAIN)] == [1.0]

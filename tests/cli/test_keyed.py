@@ -214,7 +214,7 @@ def test_a_scan_of_keys_names_the_ways_to_what_it_cannot_do(zufluss: Zufluss, or
 
 
 def read_terminal(terminal: int) -> str:
-    """What is written to a terminal until nobody has it open any more."""
+    """The output on a terminal until it is closed."""
     shown = b""
     with open(terminal, "rb", buffering=0) as source, contextlib.suppress(OSError):
         while piece := source.read(4096):

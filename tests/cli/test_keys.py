@@ -67,7 +67,9 @@ def test_values_have_the_forms_of_json_output() -> None:
         (pa.schema([("raw", pa.binary())]), "no base64", "key column raw"),
     ],
 )
-def test_a_key_that_is_none_says_what_is_wrong(schema: pa.Schema, text: str, message: str) -> None:
+def test_an_invalid_key_is_refused_with_the_reason(
+    schema: pa.Schema, text: str, message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         keys_batch([text], schema)
 

@@ -78,7 +78,7 @@ def test_a_probe_tries_every_location_and_fails_with_one(zufluss: Zufluss, tmp_p
     zufluss("location", "probe", "1")
 
 
-def test_a_place_that_cannot_be_used_is_not_added(zufluss: Zufluss, tmp_path: Path) -> None:
+def test_an_unusable_location_is_not_added(zufluss: Zufluss, tmp_path: Path) -> None:
     """Otherwise it would be called active and get files of every table."""
     (tmp_path / "file").write_text("a file where the directory should be")
     frozen = tmp_path / "frozen"
@@ -122,7 +122,7 @@ def test_a_drain_names_the_tables_that_are_pinned_to_the_location(
     assert "there is no location 9" in zufluss("location", "show", "9", code=1).err
 
 
-def test_what_the_server_refuses_is_said_and_changes_nothing(
+def test_a_refusal_of_the_server_is_printed_and_changes_nothing(
     zufluss: Zufluss, tmp_path: Path
 ) -> None:
     before = locations(zufluss)

@@ -1,4 +1,4 @@
-"""What commands print, and that ndjson reads back what a scan printed."""
+"""The output of commands; ndjson reads back the output of a scan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests of leases share: a coordinator that leases by word of mouth, and a clock by hand."""
+"""Helpers for tests of leases: a fake coordinator, and a clock that is moved by hand."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Time:
 
 
 class FakeLeases:
-    """The lease calls of a fake cluster; what it holds is what a test says."""
+    """The lease calls of a fake cluster; a test sets the leased snapshots."""
 
     def __init__(self, cluster: FakeCluster) -> None:
         self.epochs: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""What the tests of primary-key tables share: a table per test on the worker's server."""
+"""Helpers for tests of primary-key tables: a table per test on the worker's server."""
 
 from __future__ import annotations
 

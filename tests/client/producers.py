@@ -1,4 +1,4 @@
-"""What tests of exactly-once writers share: a coordinator and a leader that keep producers."""
+"""Helpers for tests of exactly-once writers: a fake coordinator and leader with producers."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def at(table: AsyncTable, *offsets: int) -> dict[TableBucket, int]:
 
 
 def writers(cluster: FakeCluster) -> list[ProducerWriter | None]:
-    """Who wrote the batches that came, in order."""
+    """The writers of the received batches, in order."""
     return [
         ProducerWriter.of(KV_HEADER.unpack_from(entry.records)[5])
         for put in cluster.puts
@@ -140,6 +140,6 @@ def writers(cluster: FakeCluster) -> list[ProducerWriter | None]:
 
 
 def sequences(cluster: FakeCluster) -> list[int]:
-    """The sequences of the batches that came, in order."""
+    """The sequences of the received batches, in order."""
     entries = [entry for put in cluster.puts for entry in put.buckets_req]
     return [KV_HEADER.unpack_from(entry.records)[6] for entry in entries]

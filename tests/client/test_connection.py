@@ -1,4 +1,4 @@
-"""Finding the cluster, routing calls, trying again only where that is safe."""
+"""Finding the cluster, routing calls, and retrying only where a retry is safe."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ async def test_buckets_without_leader_are_waited_for_until_the_deadline(
     assert cluster.received[ApiKey.GET_METADATA] <= 12
 
 
-async def test_many_who_ask_for_the_same_metadata_ask_once(
+async def test_concurrent_requests_for_the_same_metadata_share_one_call(
     cluster: FakeCluster, connection: AsyncConnection
 ) -> None:
     cluster.create("t", "id BIGINT")

@@ -1,4 +1,4 @@
-"""The client against a real server: what a user does with it."""
+"""The client against a real server, as users use it."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def append(table: Table, *inputs: Any) -> None:
             writer.write(data)
 
 
-def test_databases_live_and_die(conn: Connection) -> None:
+def test_databases_are_created_listed_and_dropped(conn: Connection) -> None:
     admin = conn.admin
     admin.create_database("shop", comment="orders", custom_properties={"team": "retail"})
     admin.create_database("shop", ignore_if_exists=True)
@@ -164,7 +164,7 @@ def test_row_formats_survive_too(new_table: Callable[..., Table], log_format: st
     assert table.scan(["d", "i"]).to_arrow().to_pydict() == {"d": [1.5, None], "i": [1, None]}
 
 
-def test_frames_go_in_and_come_out(new_table: Callable[..., Table]) -> None:
+def test_pandas_and_polars_frames_are_written_and_read(new_table: Callable[..., Table]) -> None:
     table = new_table("id BIGINT, name STRING", bucket_count=3)
     append(
         table,
@@ -391,7 +391,7 @@ JAAS = (
 )
 
 
-def test_sasl_lets_the_right_password_in_only(new_server: Callable[..., DevServer]) -> None:
+def test_sasl_accepts_only_the_right_password(new_server: Callable[..., DevServer]) -> None:
     server = new_server(
         {
             "security.protocol.map": "FLUSS:sasl",

@@ -78,7 +78,9 @@ def create_filled(connection: Connection) -> None:
         writer.write({"a": list(range(200))})
 
 
-def test_a_round_from_hand_out_to_finish(connection: Connection, tiering: TieringClient) -> None:
+def test_a_round_runs_from_hand_out_to_finish(
+    connection: Connection, tiering: TieringClient
+) -> None:
     create_filled(connection)
     assert connection.admin.lake_snapshot("fluss.events") is None
     lease = take(tiering)
@@ -237,7 +239,7 @@ def test_a_server_killed_after_a_commit_knows_the_snapshot(
 # -- offsets of all buckets -----------------------------------------------------------------------
 
 
-def test_offsets_of_every_partition_and_bucket_in_one_call(connection: Connection) -> None:
+def test_one_call_returns_the_offsets_of_every_partition_and_bucket(connection: Connection) -> None:
     admin = connection.admin
     create(connection)
     with connection.table("fluss.events").append() as writer:
@@ -303,8 +305,8 @@ def test_offsets_of_a_dropped_partition_are_refused(
     assert found.partition_names == {}
 
 
-def test_a_server_that_is_away_is_an_error_for_who_asks_for_a_table(server: DevServer) -> None:
-    """Nobody knows whether a table was handed out, so it is not asked for twice."""
+def test_asking_an_unreachable_server_for_a_table_is_an_error(server: DevServer) -> None:
+    """It is unknown whether a table was handed out, so the request is not repeated."""
     with zufluss.connect(server.bootstrap, **{"client.request-timeout": "3s"}) as connection:
         tiering = TieringClient(connection)
         assert tiering.heartbeat(request_table=True).table is None

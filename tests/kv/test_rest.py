@@ -1,4 +1,4 @@
-"""Scans rest when puts come, and never when none come: pages, and flushes that a scan waits for."""
+"""Scans rest while puts come, and only then: between pages, and in flushes for a scan."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_a_rest_after_a_long_stretch_is_bounded() -> None:
     assert work.slept == [REST_SECONDS_MAX]
 
 
-def test_who_had_nothing_to_do_in_the_time_of_a_rest_does_not_rest_any_more() -> None:
+def test_a_scan_that_was_idle_for_the_time_of_a_rest_does_not_rest() -> None:
     work = Resting([1, 2])
     until = work.rests.end(work.rests.begin())
     work.now = until

@@ -49,7 +49,7 @@ def test_a_flush_knows_the_writers_and_rows_at_its_own_offset(
             flushed = horizon
 
 
-def test_nobody_knows_the_writers_before_the_log_was_read_to_its_end() -> None:
+def test_the_writers_are_unknown_until_the_log_was_read_to_its_end() -> None:
     """Memory may run out, and be flushed, in the middle of a replay."""
     settled = SettledState(0)
     settled.add(10, 1, None, 0)
@@ -71,7 +71,7 @@ def test_batches_do_not_pile_up_between_flushes() -> None:
     assert settled.flush(3 * WAITING_MAX, 0) == 3 * WAITING_MAX - 1
 
 
-def test_writers_that_expired_are_forgotten_here_too() -> None:
+def test_expired_writers_are_forgotten() -> None:
     settled = SettledState(0)
     settled.recovered(WriterState(EXPIRY_MS), 0, 0)
     settled.add(1, 1, SettledBatch(7, 0, 0, 1, 0), 1)

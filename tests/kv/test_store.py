@@ -1,4 +1,4 @@
-"""The store against its plain twin, and what flushes, crashes and full memory do to it."""
+"""The store against its plain twin, through flushes, crashes and full memory."""
 
 from __future__ import annotations
 

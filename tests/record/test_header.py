@@ -1,4 +1,4 @@
-"""The batch header: what it says is what was written, and a bad one is refused."""
+"""The batch header: it reads back as written, and a bad one is refused."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_statistics_and_change_types_stand_before_the_records() -> None:
     assert batch[header.body_offset :] == b"records"
 
 
-def test_what_a_header_cannot_say_is_not_built() -> None:
+def test_values_that_a_header_cannot_hold_are_refused() -> None:
     with pytest.raises(ValueError, match="magic 0 has no field"):
         build_batch(1, b"", 1, statistics=b"x")
     with pytest.raises(ValueError, match="change_types go with"):

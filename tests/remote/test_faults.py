@@ -1,4 +1,4 @@
-"""An S3 server that fails: tries are bounded, errors typed, and an unknown outcome is found out."""
+"""An S3 server that fails: retries are bounded, errors typed, unknown outcomes resolved."""
 
 import asyncio
 import os
@@ -292,7 +292,7 @@ async def test_a_cancelled_transfer_leaves_nothing(
     assert [path.name for path in tmp_path.iterdir()] == ["large"]
 
 
-async def test_nobody_listening_is_unavailable(tmp_path: Path) -> None:
+async def test_a_port_without_a_listener_is_unavailable(tmp_path: Path) -> None:
     with FaultProxy("127.0.0.1", 1) as gone:
         endpoint = gone.endpoint
     objects = Objects(parse_location("s3://faults/x", "test"), properties(endpoint))
@@ -326,7 +326,7 @@ async def test_a_cancellation_counts_even_if_the_answer_comes_at_that_moment(
 async def test_a_cancelled_download_has_left_the_target_alone_when_it_is_over(
     objects: Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who is told of the cancellation removes the file; it must not appear after that."""
+    """The cancelled caller removes the file; it must not appear afterwards."""
     naming, go_on = threading.Event(), threading.Event()
     real = transfer.ReceivedFile.keep
 
@@ -347,7 +347,7 @@ async def test_a_cancelled_download_has_left_the_target_alone_when_it_is_over(
     assert [path.name for path in tmp_path.iterdir()] == ["target"]
 
 
-async def test_a_name_that_nobody_knows_is_unavailable(tmp_path: Path) -> None:
+async def test_an_unknown_host_name_is_unavailable(tmp_path: Path) -> None:
     uri = parse_location("s3://faults/x", "test")
     objects = Objects(uri, properties("http://no-such-host.invalid"), timeout_ms=1000)
     with pytest.raises(LocationUnavailableError):

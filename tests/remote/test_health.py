@@ -1,4 +1,4 @@
-"""What a server makes of the failures and the speed of a location."""
+"""The health and the effective weight of a location, from its failures and its speed."""
 
 from __future__ import annotations
 
@@ -257,7 +257,7 @@ def test_failures_lower_the_weight_never_below_the_least_and_successes_raise_it(
 
 
 def test_with_one_location_ten_times_slower_most_files_go_elsewhere() -> None:
-    """Acceptance 18: time per file stays near that of the fast ones."""
+    """The time per file stays near that of the fast locations."""
     healths = {1: new(), 2: new(), 3: new()}
     latency, picker, found, spent = {1: 100, 2: 10, 3: 10}, SmoothRoundRobin(), Counter[int](), 0
     for _ in range(1000):

@@ -1,4 +1,4 @@
-"""Names of remote files: Fluss's, and understood again only if they are exactly ours."""
+"""Names of remote files: they are Fluss's, and only exact names are parsed."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_every_file_that_fluss_wrote_is_understood() -> None:
 
 @given(OWNERS, st.integers(0, 2**62))
 @settings(max_examples=100)
-def test_what_is_named_is_understood(
+def test_every_path_that_we_name_is_parsed_again(
     owner: tuple[PhysicalTablePath, TableBucket], number: int
 ) -> None:
     path, bucket = owner
@@ -123,8 +123,8 @@ def test_a_bucket_lies_below_its_partition_and_that_below_its_table(
         "some/file/of/somebody/else",
     ],
 )
-def test_what_is_not_exactly_ours_is_not_understood(path: str) -> None:
-    """Acceptance 23: the sweep deletes only what is understood."""
+def test_a_path_that_is_not_exactly_ours_is_not_parsed(path: str) -> None:
+    """The sweep deletes only files whose names are parsed."""
     assert layout.parse(path) is None
 
 

@@ -243,7 +243,7 @@ async def test_a_missing_object_in_a_location_that_is_there_is_missing(tmp_path:
 
 @contextmanager
 def nobody(root: Path) -> Iterator[None]:
-    """Be somebody whom permissions stop, as they do not stop root."""
+    """Run as a user whom permissions stop; they do not stop root."""
     me = os.geteuid()
     if me == 0:
         os.chown(root, 65534, 65534)
@@ -255,7 +255,7 @@ def nobody(root: Path) -> Iterator[None]:
 
 
 async def test_a_directory_that_became_read_only_is_unavailable_and_can_be_read() -> None:
-    """Acceptance 14: uploads must move on, so this is more than a forbidden object."""
+    """Uploads must move to another location, as they do not for a forbidden object."""
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
         objects = at(root)
@@ -276,7 +276,7 @@ async def test_a_directory_that_became_read_only_is_unavailable_and_can_be_read(
 
 
 @pytest.mark.parametrize("path", ["a/b", "directory", "n" * 300])
-async def test_a_name_that_cannot_be_is_not_the_fault_of_the_location(
+async def test_an_invalid_file_name_is_not_a_failure_of_the_location(
     tmp_path: Path, path: str
 ) -> None:
     objects = at(tmp_path)
@@ -288,7 +288,7 @@ async def test_a_name_that_cannot_be_is_not_the_fault_of_the_location(
         assert not isinstance(caught.value, LocationUnavailableError)
 
 
-async def test_what_was_given_up_before_it_began_is_not_done(
+async def test_an_operation_cancelled_before_it_began_is_not_carried_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local, "THREADS", 1)

@@ -1,4 +1,4 @@
-"""The registry of locations: what a configuration and an operator may make of it."""
+"""The registry of locations: changes by the configuration and by operators."""
 
 from __future__ import annotations
 
@@ -75,13 +75,11 @@ def test_a_single_directory_is_one_location() -> None:
 
 
 def test_the_list_wins_over_the_single_directory_that_is_in_it() -> None:
-    """Acceptance 3."""
     found = registry(listed("/b,/a", remote_data_dir="/a/"))
     assert [x.uri for x in found.locations] == ["file:///b", "file:///a"]
 
 
 def test_a_single_directory_outside_the_list_is_refused_with_both_keys() -> None:
-    """Acceptance 3."""
     with pytest.raises(ConfigError, match=r"remote\.data\.dir is .*remote\.data\.dirs"):
         registry(listed("/b,/c", remote_data_dir="/a"))
 
@@ -110,8 +108,9 @@ def test_a_single_directory_outside_the_list_is_refused_with_both_keys() -> None
         (listed("/a,/b/../c"), r"`\.\.` is not allowed"),
     ],
 )
-def test_what_cannot_be_is_refused_and_changes_nothing(conf: Configuration, message: str) -> None:
-    """Acceptance 7."""
+def test_an_invalid_configuration_is_refused_and_changes_nothing(
+    conf: Configuration, message: str
+) -> None:
     before = registry()
     kept = replace(before)
     with pytest.raises(ConfigError, match=message):
@@ -232,7 +231,7 @@ def test_neither_configuration_nor_operator_puts_a_location_into_memory() -> Non
 
 
 def test_a_moved_location_stays_itself_when_the_configuration_follows() -> None:
-    """Acceptance 31: the files keep their location's id."""
+    """The files keep their location's id."""
     drained = operate(registry(), AlterOp.DRAIN, location_id=2)
     moved = operate(drained, AlterOp.MOVE, location_id=2, uri="s3://copy/x")
     assert moved.get(2).uri == "s3://copy/x"
@@ -271,7 +270,7 @@ def test_one_directory_under_two_names_is_refused(tmp_path: Path) -> None:
             registry(listed(f"{tmp_path}/a,{address}"))
 
 
-def test_an_address_of_a_retired_location_that_another_has_is_that_others() -> None:
+def test_the_address_of_a_retired_location_belongs_to_the_location_that_has_it_now() -> None:
     before = reconcile(registry(), listed("s3://b/x,/c"), {})
     before = operate(before, AlterOp.DRAIN, location_id=2)
     before = operate(before, AlterOp.MOVE, location_id=2, uri="s3://a/x")
@@ -336,7 +335,7 @@ def test_a_drained_location_can_be_activated() -> None:
     assert operate(drained, AlterOp.ACTIVATE, location_id=1).get(1).takes_files
 
 
-def test_what_is_so_already_changes_no_version() -> None:
+def test_an_alteration_without_effect_changes_no_version() -> None:
     before = registry()
     assert operate(before, AlterOp.ACTIVATE, location_id=1) is before
 
@@ -381,7 +380,6 @@ def test_a_retired_location_is_only_activated() -> None:
 
 
 def test_a_change_of_another_version_is_a_conflict() -> None:
-    """Acceptance 32, as far as the registry itself goes."""
     with pytest.raises(ZuflussError) as e:
         operate(registry(), AlterOp.DRAIN, location_id=1, expected_version=2)
     assert e.value.code is ErrorCode.INVALID_UPDATE_VERSION_EXCEPTION

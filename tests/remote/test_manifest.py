@@ -1,4 +1,4 @@
-"""The manifest of a remote log: Fluss's fields, ours beside them, and nothing that is not whole."""
+"""The manifest of a remote log: Fluss's fields and ours; damaged ones are refused."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def as_fluss_wrote_it() -> dict[str, Any]:
 
 
 def as_we_write_it(source: dict[str, Any]) -> dict[str, Any]:
-    """What our writer makes of the same bucket and segments."""
+    """The output of our writer for the same bucket and segments."""
     segments = []
     for found in source["remote_log_segments"]:
         files = [RemoteFile(3, f"log/{name}", found["size_in_bytes"], 7) for name in FILES]
@@ -151,7 +151,6 @@ def test_a_manifest_with_a_mistake_is_refused(where: tuple[str | int, ...], valu
 
 
 def test_a_manifest_with_a_segment_twice_is_refused() -> None:
-    """Acceptance 14: no duplicate entry."""
     source = json.loads(manifest(segment(0, 5), segment(5, 9)).to_json())
     source["remote_log_segments"] *= 2
     with pytest.raises(CorruptRecordError, match="does not continue"):
@@ -161,7 +160,7 @@ def test_a_manifest_with_a_segment_twice_is_refused() -> None:
 @given(st.data())
 @settings(max_examples=100)
 def test_a_manifest_cut_or_changed_anywhere_is_read_or_refused(data: st.DataObject) -> None:
-    """Never anything but a manifest or the one error."""
+    """The result is a manifest or the one error, nothing else."""
     source = bytearray(manifest(segment(0, 5), segment(5, 9), partition=True).to_json())
     position = data.draw(st.integers(0, len(source) - 1))
     if data.draw(st.booleans()):
@@ -175,6 +174,6 @@ def test_a_manifest_cut_or_changed_anywhere_is_read_or_refused(data: st.DataObje
 
 
 @pytest.mark.parametrize("data", [b"", b"null", b"[]", b"[" * 100_000, b'"\\ud800"', b"\xff"])
-def test_what_is_no_manifest_at_all_is_refused(data: bytes) -> None:
+def test_bytes_that_are_not_a_manifest_are_refused(data: bytes) -> None:
     with pytest.raises(CorruptRecordError):
         LogManifest.from_json(data)

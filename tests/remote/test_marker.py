@@ -1,4 +1,4 @@
-"""The marker of a cluster in the root of its locations."""
+"""The marker file in the root of a location that names the owning cluster."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def test_the_first_cluster_has_it_and_the_second_learns_whose_it_is(
     assert await objects.get(CLUSTER, limit=100) == b'{"version":1,"cluster_id":"one"}'
 
 
-async def test_a_marker_that_is_missing_is_not_written_by_a_look(objects: Objects) -> None:
+async def test_a_check_does_not_write_a_missing_marker(objects: Objects) -> None:
     await objects.put("log/x", b"")
     with pytest.raises(NotOursError, match=r'not mounted; mount it, .*"cluster_id":"one"'):
         await marker.check(objects, "one")

@@ -1,4 +1,4 @@
-"""What a location promises, whatever it is made of: a directory, memory, or an S3 server."""
+"""The promises of every kind of location: a directory, memory, or an S3 server."""
 
 import asyncio
 import os
@@ -235,7 +235,7 @@ def test_objects_are_used_from_several_loops_and_threads(objects: Objects) -> No
     assert asyncio.run(use("e")) == b"e"
 
 
-async def test_memory_is_shared_by_all_who_name_it() -> None:
+async def test_all_users_of_a_memory_address_share_one_store() -> None:
     name = uuid.uuid4()
     outer, inner, other = (
         Objects(parse_location(f"memory://{authority}", "test"))

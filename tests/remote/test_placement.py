@@ -25,7 +25,7 @@ def test_five_one_one_is_interleaved() -> None:
 
 
 def test_seven_hundred_files_are_shared_exactly() -> None:
-    """Acceptance 5: with 5, 1, 1 the first location has at most four files in a row."""
+    """With 5, 1, 1 the first location has at most four files in a row."""
     order = picks(SmoothRoundRobin(), {1: 5, 2: 1, 3: 1}, 700)
     assert Counter(order) == {1: 500, 2: 100, 3: 100}
     others = [index for index, location in enumerate(order) if location != 1]
@@ -33,7 +33,6 @@ def test_seven_hundred_files_are_shared_exactly() -> None:
 
 
 def test_weight_zero_gets_none_of_a_thousand_files() -> None:
-    """Acceptance 6."""
     assert Counter(picks(SmoothRoundRobin(), {1: 3, 2: 0, 3: 1}, 1000)) == {1: 750, 3: 250}
 
 
@@ -48,7 +47,6 @@ def test_no_location_to_pick_is_a_mistake_of_the_caller() -> None:
 
 @pytest.mark.parametrize("value", [2**31 - 1, 2**63 - 1, -(2**63), 2**200])
 def test_no_stored_number_is_too_large(value: int) -> None:
-    """Acceptance 13."""
     picker = SmoothRoundRobin({1: value, 2: -value})
     assert Counter(picks(picker, {1: 1, 2: 1}, 100)).keys() == {1, 2}
     assert abs(picker.current[1]) <= 4
@@ -56,7 +54,6 @@ def test_no_stored_number_is_too_large(value: int) -> None:
 
 @pytest.mark.parametrize("weight", [2**31 - 1, 2**63 - 1])
 def test_no_weight_is_too_large(weight: int) -> None:
-    """Acceptance 13."""
     assert Counter(picks(SmoothRoundRobin(), {1: weight, 2: weight}, 100)) == {1: 50, 2: 50}
 
 
@@ -87,7 +84,6 @@ def test_shares_are_never_far_off_in_between(weights: dict[int, int], count: int
 def test_restarts_do_not_change_what_is_picked(
     weights: dict[int, int], restarts: list[bool]
 ) -> None:
-    """Acceptance 12."""
     steady, restarted = SmoothRoundRobin(), SmoothRoundRobin()
     for restart in restarts:
         if restart:
@@ -96,7 +92,7 @@ def test_restarts_do_not_change_what_is_picked(
 
 
 def test_a_restart_after_every_file_keeps_the_shares() -> None:
-    """Acceptance 12: beginning anew would send every file to the first location."""
+    """Beginning anew would send every file to the first location."""
     found: Counter[int] = Counter()
     stored = SmoothRoundRobin().to_json()
     for _ in range(300):

@@ -1,4 +1,4 @@
-"""The proxy does what its table says, to the requests it is told to, and repeatably."""
+"""The fault proxy: each fault has its documented effect on the chosen requests, repeatably."""
 
 import http.client
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""`_METADATA` of a snapshot: Fluss's fields, ours beside them, and nothing that is not whole."""
+"""`_METADATA` of a snapshot: Fluss's fields and ours; damaged ones are refused."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_metadata_comes_back_as_it_was(found: KvSnapshot) -> None:
     assert KvSnapshot.from_json(found.to_json("s3://bucket/snap-3", full_path)) == found
 
 
-def test_what_is_not_there_is_not_written() -> None:
+def test_absent_fields_are_not_written() -> None:
     bare = KvSnapshot(TableBucket(1, None, 0), 3, 140, (), (), 0)
     keys = {"partition_id", "row_count", "auto_inc_id_range", "zufluss_writers"}
     assert not written(bare).keys() & keys
@@ -126,7 +126,7 @@ def test_full_paths_are_those_of_each_files_location() -> None:
     assert [x.name for x in snapshot().files] == ["000008.sst", "CURRENT"]
 
 
-def test_readers_need_the_files_of_rocksdb_and_who_deletes_everything() -> None:
+def test_readers_get_the_files_of_rocksdb_and_deletions_all_files() -> None:
     found = snapshot()
     assert found.objects == (*(each.file for each in found.files), found.writers)
     assert found.writers not in [each.file for each in found.files]
@@ -184,7 +184,7 @@ def test_metadata_with_a_mistake_is_refused(where: tuple[str | int, ...], value:
 @given(st.data())
 @settings(max_examples=100)
 def test_metadata_cut_or_changed_anywhere_is_read_or_refused(data: st.DataObject) -> None:
-    """Never anything but a snapshot or the one error."""
+    """The result is a snapshot or the one error, nothing else."""
     source = bytearray(snapshot().to_json("s3://bucket/snap-3", full_path))
     position = data.draw(st.integers(0, len(source) - 1))
     if data.draw(st.booleans()):
@@ -198,6 +198,6 @@ def test_metadata_cut_or_changed_anywhere_is_read_or_refused(data: st.DataObject
 
 
 @pytest.mark.parametrize("data", [b"", b"null", b"[]", b"[" * 100_000, b"\xff"])
-def test_what_is_no_metadata_at_all_is_refused(data: bytes) -> None:
+def test_bytes_that_are_not_metadata_are_refused(data: bytes) -> None:
     with pytest.raises(CorruptRecordError):
         KvSnapshot.from_json(data)

@@ -1,4 +1,4 @@
-"""Many locations behind one door: uploads that move on, reads that check, shares that last."""
+"""Storage over many locations: uploads that move on, reads that verify, shares that last."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Cluster:
         self.storage.update(self.locations)
 
     async def upload(self, policy: str = "cluster", home: int | None = None) -> int:
-        """Put a file somewhere; where."""
+        """Upload a file; returns its location."""
         self.uploads += 1
         unit = Upload(f"log/db/t-1/0/{self.uploads}", DOCUMENT)
         (file,) = await self.storage.upload([unit], parse_policy(policy), home)
@@ -98,7 +98,7 @@ class Cluster:
         return Counter([await self.upload(policy) for _ in range(count)])
 
     def break_down(self, location_id: int) -> None:
-        """Have nothing work there: its directory is a file."""
+        """Break a location: replace its directory by a file."""
         directory = self.dirs[location_id - 1]
         if directory.exists():
             directory.rename(directory.with_suffix(".away"))
@@ -148,7 +148,6 @@ async def test_files_that_belong_together_lie_in_one_location(
 
 
 async def test_files_are_spread_by_weight_and_counted(tmp_path: Path) -> None:
-    """Acceptance 5, with files."""
     cluster = Cluster(tmp_path, weights="5,1,1")
     assert await cluster.uploaded(70) == {1: 50, 2: 10, 3: 10}
     assert [len(files_below(x)) for x in cluster.dirs] == [50, 10, 10]
@@ -158,7 +157,6 @@ async def test_files_are_spread_by_weight_and_counted(tmp_path: Path) -> None:
 
 
 async def test_a_location_of_weight_zero_is_read_and_gets_nothing(cluster: Cluster) -> None:
-    """Acceptance 6."""
     (file,) = await cluster.storage.upload([Upload("log/old", DOCUMENT)], CLUSTER)
     assert file.location_id == 1
     cluster.storage.update(
@@ -188,7 +186,7 @@ async def test_a_draining_location_is_read_and_gets_nothing(cluster: Cluster) ->
 async def test_restarts_do_not_change_the_shares(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Acceptance 12: 300 files of a server that restarts after every fifth of them."""
+    """300 files of a server that restarts after every fifth of them."""
     monkeypatch.setenv(MEMORY_VARIABLE, "1")
     dirs = ",".join(f"memory://{uuid.uuid4()}" for _ in range(3))
     cluster = Cluster(tmp_path, weights="3,2,1", **{"remote.data.dirs": dirs})
@@ -218,7 +216,6 @@ async def test_a_placement_file_that_cannot_be_written_fails_no_upload(cluster: 
 async def test_an_upload_goes_on_elsewhere_under_the_same_names(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    """Acceptance 14."""
     cluster.break_down(1)
     source = tmp_path / "00.log"
     source.write_bytes(b"records")
@@ -237,7 +234,7 @@ async def test_an_upload_goes_on_elsewhere_under_the_same_names(
 def test_uploads_while_locations_come_and_go_are_each_whole_in_one_place(
     steps: list[tuple[int, int]],
 ) -> None:
-    """Acceptance 14: whatever fails when, what was answered can be read where it is said to be."""
+    """Whatever fails, an acknowledged file can be read from its location."""
 
     async def run(cluster: Cluster) -> None:
         broken: set[int] = set()
@@ -316,7 +313,7 @@ async def test_a_location_that_failed_once_is_avoided(cluster: Cluster) -> None:
 
 
 async def test_after_some_failures_in_a_row_a_location_gets_nothing(tmp_path: Path) -> None:
-    """Acceptance 14 and 16: a single location that fails is DOWN, and says why."""
+    """A single location that fails is DOWN, and says why."""
     cluster = Cluster(tmp_path, count=1)
     cluster.break_down(1)
     for _ in range(4):
@@ -331,7 +328,7 @@ async def test_after_some_failures_in_a_row_a_location_gets_nothing(tmp_path: Pa
 
 
 async def test_when_every_location_fails_the_upload_may_be_tried_again(cluster: Cluster) -> None:
-    """Acceptance 16: once one is back, the same upload works."""
+    """Once one is back, the same upload works."""
     for location_id in (1, 2, 3):
         cluster.break_down(location_id)
     with pytest.raises(NoLocationError, match=r"1 failed: .*; 2 failed: .*; 3 failed: "):
@@ -341,7 +338,6 @@ async def test_when_every_location_fails_the_upload_may_be_tried_again(cluster: 
 
 
 async def test_a_location_that_is_back_is_used_again_after_its_probes(cluster: Cluster) -> None:
-    """Acceptance 15."""
     cluster.break_down(1)
     await cluster.uploaded(3)
     await cluster.pass_time(60)
@@ -355,7 +351,7 @@ async def test_a_location_that_is_back_is_used_again_after_its_probes(cluster: C
 
 
 async def test_flapping_every_second_does_not_flap_placement(cluster: Cluster) -> None:
-    """Acceptance 15: five minutes of it, two files each second."""
+    """The location flaps for five minutes, while two files are uploaded each second."""
     before, moves = 1, 0
     for second in range(300):
         if second % 2:
@@ -453,7 +449,6 @@ async def test_a_document_of_unknown_checksum_is_read_up_to_a_limit(cluster: Clu
 
 
 async def test_a_missing_object_says_nothing_about_the_location(cluster: Cluster) -> None:
-    """Acceptance 19."""
     cluster.dirs[0].mkdir(parents=True)
     for _ in range(5):
         with pytest.raises(ObjectMissingError):
@@ -462,7 +457,6 @@ async def test_a_missing_object_says_nothing_about_the_location(cluster: Cluster
 
 
 async def test_a_failed_read_names_the_location_and_counts(cluster: Cluster) -> None:
-    """Acceptance 17."""
     (file,) = await cluster.storage.upload([Upload("kv/x", DOCUMENT)], CLUSTER)
     cluster.break_down(1)
     with pytest.raises(LocationUnavailableError, match="location-1") as e:
@@ -485,7 +479,7 @@ async def test_deleting_reaches_every_location_although_one_fails(cluster: Clust
 
 
 async def test_a_moved_location_is_read_at_its_new_address(cluster: Cluster) -> None:
-    """Acceptance 31: files keep their names, nothing that refers to them is rewritten."""
+    """Files keep their names, nothing that refers to them is rewritten."""
     (file,) = await cluster.storage.upload([Upload("kv/x", DOCUMENT)], CLUSTER)
     copy = cluster.root / "copy"
     shutil.copytree(cluster.dirs[0], copy)
@@ -512,7 +506,6 @@ def test_a_registry_that_comes_late_is_ignored(cluster: Cluster) -> None:
 
 
 async def test_a_new_location_gets_its_share_at_once(cluster: Cluster) -> None:
-    """Acceptance 9, as far as placement goes."""
     await cluster.uploaded(7)
     cluster.storage.update(
         alter(
@@ -625,7 +618,7 @@ def mixed(answering: Answering, tmp_path: Path) -> RemoteStorage:
 async def test_throttling_and_errors_of_the_store_move_the_upload(
     answering: Answering, mixed: RemoteStorage, status: int
 ) -> None:
-    """Acceptance 19; what may have arrived at the first location is left to the sweep."""
+    """A file that may have arrived at the first location is left to the sweep."""
     answering.status = status
     (file,) = await mixed.upload([Upload("kv/x", DOCUMENT)], CLUSTER)
     assert file.location_id == 2
@@ -636,7 +629,6 @@ async def test_throttling_and_errors_of_the_store_move_the_upload(
 async def test_a_store_that_does_not_listen_moves_the_upload(
     answering: Answering, mixed: RemoteStorage
 ) -> None:
-    """Acceptance 14."""
     answering.shutdown()
     answering.server_close()
     (file,) = await mixed.upload([Upload("kv/x", DOCUMENT)], CLUSTER)
@@ -651,7 +643,7 @@ async def test_a_store_that_does_not_listen_moves_the_upload(
 async def test_a_refusal_is_an_error_and_moves_nothing(
     answering: Answering, mixed: RemoteStorage, tmp_path: Path, status: int, error: type[Exception]
 ) -> None:
-    """Acceptance 19: wrong credentials must be seen, not hidden by another location."""
+    """Wrong credentials must be seen, not hidden by another location."""
     answering.status = status
     with pytest.raises(error, match=r"s3://bucket/x"):
         await mixed.upload([Upload("kv/x", DOCUMENT)], CLUSTER)
@@ -660,7 +652,7 @@ async def test_a_refusal_is_an_error_and_moves_nothing(
 
 
 async def test_a_slow_location_gets_less_when_weights_adapt(tmp_path: Path) -> None:
-    """Acceptance 18: three locations, one ten times slower."""
+    """Three locations, one ten times slower."""
     cluster = Cluster(tmp_path, **{"zufluss.remote.adaptive-weights": "true"})
     latency = {1: 0.1, 2: 0.01, 3: 0.01}
     for location_id, seconds in latency.items():
@@ -679,7 +671,7 @@ async def test_weights_do_not_adapt_unless_they_are_told_to(cluster: Cluster) ->
 
 
 def _slow_down(cluster: Cluster, location_id: int, seconds: float) -> None:
-    """Have a put there take time by the test's clock."""
+    """Make puts to a location take time on the test's clock."""
     objects = cluster.storage.objects(location_id)
     put = objects.put
 
@@ -691,7 +683,7 @@ def _slow_down(cluster: Cluster, location_id: int, seconds: float) -> None:
 
 
 async def test_uploads_that_wait_for_a_location_leave_when_it_goes_down(tmp_path: Path) -> None:
-    """One that hangs would keep each of them for a timeout, one after the other."""
+    """Otherwise a location that hangs would hold each of them for a timeout, one by one."""
     one_at_a_time = {"remote.log.data-transfer-thread-num": "1", "zufluss.remote.down-after": "1"}
     cluster = Cluster(tmp_path, count=2, **one_at_a_time)
     opened = cluster.storage._open(1)
@@ -724,8 +716,8 @@ async def test_an_upload_to_a_place_that_is_none_any_more_goes_elsewhere(
     assert await uploading in (2, 3)
 
 
-async def test_a_place_that_gets_no_files_is_no_measure_for_others(tmp_path: Path) -> None:
-    """A fast one, drained, would make all others equally slow."""
+async def test_a_location_without_new_files_is_not_compared_with_others(tmp_path: Path) -> None:
+    """Otherwise a fast location that drains would make all others look slow."""
     cluster = Cluster(tmp_path, **{"zufluss.remote.adaptive-weights": "true"})
     for location_id, latency_ms in ((1, 0.1), (2, 100.0), (3, 1000.0)):
         for _ in range(10):

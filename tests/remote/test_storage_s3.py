@@ -58,7 +58,6 @@ def storage(proxy: FaultProxy, bucket: Objects, tmp_path: Path) -> RemoteStorage
 async def test_a_bucket_and_a_directory_are_used_alike(
     storage: RemoteStorage, tmp_path: Path
 ) -> None:
-    """Acceptance 8."""
     source = tmp_path / "source"
     source.write_bytes(DOCUMENT)
     files = [(await storage.upload([Upload(f"kv/{x}", source)], CLUSTER))[0] for x in range(4)]
@@ -77,7 +76,7 @@ async def test_a_bucket_and_a_directory_are_used_alike(
 async def test_a_bucket_that_fails_is_left_and_comes_back(
     storage: RemoteStorage, proxy: FaultProxy, bucket: Objects, kind: Kind
 ) -> None:
-    """Acceptance 14 and 15: nothing is deleted where it may have arrived, and probes decide."""
+    """Nothing is deleted where it may have arrived, and probes decide."""
     proxy.set([Fault(kind, methods=("PUT", "POST"))])
     (file,) = await storage.upload([Upload("kv/x", DOCUMENT)], CLUSTER)
     assert file.location_id == 2
@@ -100,7 +99,6 @@ async def test_a_bucket_that_fails_is_left_and_comes_back(
 async def test_refused_credentials_move_nothing_and_are_not_held_against_the_bucket(
     storage: RemoteStorage, s3: S3Server, tmp_path: Path
 ) -> None:
-    """Acceptance 19."""
     s3.refuse_credentials(True)
     try:
         with pytest.raises(ObjectForbiddenError, match="s3://bucket"):

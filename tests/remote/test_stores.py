@@ -1,4 +1,4 @@
-"""The constructor of a store gets what the configuration says; secrets stay hidden.
+"""The configuration reaches the constructors of stores; secrets stay hidden.
 
 Google Cloud Storage and Azure cannot be reached from a test; their arguments are compared.
 """
@@ -160,7 +160,7 @@ def test_store_keys_are_known_to_the_configuration_and_hide_secrets(
 
 
 @pytest.mark.parametrize("key", ["s3.endpiont", "s3.bucket.x.region2", "s3.bucket.endpoint.", "s3"])
-def test_what_is_no_store_key_is_warned_of(key: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unknown_store_key_is_a_warning(key: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         Configuration.of({key: "x"})
     assert key in caplog.text

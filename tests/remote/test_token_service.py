@@ -141,14 +141,14 @@ async def test_a_dropped_table_that_leases_hold_is_opened_with_the_one_that_has_
         await ask(found, "never")
 
 
-async def test_who_may_read_everything_gets_whole_locations(
+async def test_users_who_may_read_everything_get_tokens_for_whole_locations(
     image: ClusterImage, s3: S3Server
 ) -> None:
     found = service(image, ["s3://one/a", "s3://one/b"], {**s3.properties, **ROLE})
     assert prefixes(await ask(found)) == ["s3://one/a", "s3://one/b"]
 
 
-async def test_who_may_read_one_table_gets_no_token_that_opens_another(
+async def test_users_who_may_read_one_table_get_no_token_that_opens_another(
     image: ClusterImage, s3: S3Server
 ) -> None:
     found = service(image, ["s3://one/a"], {**s3.properties, **ROLE}, only_t)
@@ -159,7 +159,7 @@ async def test_who_may_read_one_table_gets_no_token_that_opens_another(
 
 
 @pytest.mark.parametrize("named", [(), ("t",)])
-async def test_tokens_that_cannot_be_limited_are_for_who_may_read_everything(
+async def test_tokens_that_cannot_be_limited_are_for_users_who_may_read_everything(
     image: ClusterImage, s3: S3Server, named: tuple[str, ...]
 ) -> None:
     found = service(image, ["s3://one/a"], s3.properties, only_t)

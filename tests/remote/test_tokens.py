@@ -287,7 +287,7 @@ async def test_a_token_is_handed_out_again_until_half_of_its_life_is_over(
     assert await made.token(ROOT, [f"{ROOT}/log/a"]) != first
 
 
-async def test_all_who_ask_at_once_share_one_request(
+async def test_concurrent_callers_share_one_request(
     s3: S3Server, server_keys: dict[str, str]
 ) -> None:
     made = tokens(server_keys, **{"s3.assumed.role.arn": "arn:aws:iam::123456789012:role/r"})

@@ -1,4 +1,4 @@
-"""Each place has one spelling; what cannot be one is refused before anything is written."""
+"""Addresses of locations: each has one spelling, and invalid ones are refused."""
 
 from pathlib import Path
 
@@ -63,7 +63,7 @@ def test_a_relative_path_is_below_the_working_directory() -> None:
         ("/", "below `/`"),
     ],
 )
-def test_what_is_no_place_is_refused_with_the_name_of_the_option(text: str, reason: str) -> None:
+def test_an_invalid_address_is_refused_with_the_name_of_the_option(text: str, reason: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_location(text, "remote.data.dirs")
     assert "remote.data.dirs" in caught.value.message

@@ -44,7 +44,7 @@ STEPS = ("planned", "begun", "task", "halfway", "written", "tasks", "committed",
 
 @dataclass(frozen=True)
 class Orders:
-    """What a driver does."""
+    """The orders of a driver."""
 
     server: str
     """Where the cluster is."""
@@ -67,7 +67,7 @@ class Orders:
 
 
 class Mortal:
-    """Knows where to die."""
+    """Kills the process at the chosen step."""
 
     def __init__(self, orders: Orders, kind: str, pids: tuple[int, ...]) -> None:
         self.kind = kind
@@ -156,7 +156,7 @@ def mortal_source(mortal: Mortal) -> type[FlussDataSource]:
 
 
 def main(orders: Orders) -> None:
-    """Write everything that there is, or die."""
+    """Write all rows, or die at the chosen step."""
     spark = zufluss.spark.session("killed", "local[8]", QUICK)
     java = spark.sparkContext._gateway.proc.pid
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "10")

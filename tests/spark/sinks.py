@@ -1,4 +1,4 @@
-"""What tests of sinks share: tasks that fail in every way, streams, what a table has.
+"""Helpers for tests of sinks: tasks that fail in every way, streams, rows of a table.
 
 `faulty_source` makes a data source whose tasks go wrong at their first attempt, each by its number:
 
@@ -76,7 +76,7 @@ def halfway(happens: Callable[[], None]) -> Any:
 
 
 class _Fault:
-    """What goes wrong in a task at its first attempt."""
+    """The fault of a task at its first attempt."""
 
     marks: str
     reverse: bool
@@ -226,7 +226,7 @@ def inputs(rows: Any) -> Any:
 
 
 def expected(rows: int) -> dict[int, dict[str, int]]:
-    """What `COUNTS` has of the rows 0, 1, …."""
+    """The rows of `COUNTS` after the inputs 0, 1, …."""
     out: dict[int, dict[str, int]] = {}
     for i in range(rows):
         row = out.setdefault(i % 7, {"k": i % 7, "n": 0, "top": 0})

@@ -1,4 +1,4 @@
-"""Acceptance 6: tables, partitions, schemas and servers that change during a query.
+"""Tables, partitions, schemas and servers that change during a query.
 
 What a query gives then is right, or it fails with an error that says what happened; it never gives
 something else, and never hangs. First every change against reads whose tasks are planned and not
@@ -362,7 +362,7 @@ class Gate:
         return frame.coalesce(1).mapInArrow(wait, frame.schema)
 
     def meanwhile(self, job: Callable[[], None], event: Callable[[], object]) -> str:
-        """Do something while a job waits; how the job ended, `done` or its error."""
+        """Do something while a job waits; returns `done` or the error of the job."""
         ended = "done"
         with ThreadPoolExecutor(1) as pool:
             happening = pool.submit(self._on_visit, event)
@@ -485,5 +485,5 @@ def test_streaming_writes_live_through_changes_until_their_table_is_dropped(
 
 
 def whole_text(error: Any) -> str:
-    """What an error of Spark says, and what those say that caused it."""
+    """The text of a Spark error and of its causes."""
     return "" if error is None else f"{error} {error._stackTrace} {whole_text(error._cause)}"

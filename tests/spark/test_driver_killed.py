@@ -1,4 +1,4 @@
-"""Acceptance 3: the driver of streams is killed between any two steps; no row is lost or doubled.
+"""The driver of streams is killed between any two steps; no row is lost or doubled.
 
 A process streams one table of ours into a log, a primary-key and an aggregation table, and is
 killed when each of the three queries stands at a step drawn by lot (`killed_driver.py`). The next

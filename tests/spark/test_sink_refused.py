@@ -104,7 +104,7 @@ def rows_of(text: str) -> StructType:
         ("none", GOOD, {}, r"refused_none"),
     ],
 )
-def test_a_write_that_cannot_be_is_refused_with_its_reason(
+def test_an_impossible_write_is_refused_with_the_reason(
     conn: Connection,
     dev_server: DevServer,
     table: str,
@@ -131,7 +131,7 @@ def test_overwriting_is_refused(conn: Connection, dev_server: DevServer) -> None
         make_sink(parse_options(given), rows_of(GOOD), True)
 
 
-def test_smaller_numbers_and_nothing_fit_into_larger_ones(
+def test_narrower_numbers_and_nulls_fit_into_wider_ones(
     conn: Connection, dev_server: DevServer
 ) -> None:
     given = {"bootstrap.servers": dev_server.bootstrap, "table": "fluss.refused_log"}

@@ -136,7 +136,7 @@ def test_insert_into_a_view_writes_to_its_table(
     assert state(conn, table).keys() == {1, 2}
 
 
-def test_writes_that_cannot_be_are_refused_and_write_nothing(
+def test_impossible_writes_are_refused_and_write_nothing(
     session: SparkSession, conn: Connection, server: str, create: Callable[..., str]
 ) -> None:
     table = create("id BIGINT NOT NULL, k BIGINT, v BIGINT")

@@ -411,7 +411,7 @@ def test_a_fresh_read_follows_writes_and_rounds(read, rounds, log_table, keyed_t
 # -- errors ------------------------------------------------------------------------------------
 
 
-def test_a_table_that_is_not_there_is_named(spark, read):
+def test_a_missing_table_is_named(spark, read):
     with pytest.raises(Exception, match=r"fluss\.nowhere"):
         spark.read.format("fluss").load("fluss.nowhere")
 
@@ -449,7 +449,7 @@ def test_the_lake_of_a_table_without_one_is_refused(connection, lake_server, suf
         connection.admin.drop_table(table.path)
 
 
-def test_a_partition_that_is_not_there_is_named(connection, lake_server):
+def test_a_missing_partition_is_named(connection, lake_server):
     with lake_table(connection, "id INT, p STRING", bucket_count=1, partition_keys=["p"]) as table:
         append(table, id=[1], p=["a"])
         with pytest.raises(PartitionNotExistError, match="nowhere"):

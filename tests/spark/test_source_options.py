@@ -37,7 +37,7 @@ def test_keys_are_matched_in_any_case():
         ("orders", "fluss.orders", TableView.ROWS),
     ],
 )
-def test_the_name_of_a_table_says_what_of_it_is_read(name, path, view):
+def test_the_suffix_of_a_table_name_selects_its_lake_or_changelog(name, path, view):
     for given in ({"table": name}, {"path": name}):
         found = parse_options(given, "localhost:9123")
         assert (str(found.path), found.view) == (path, view)
@@ -63,7 +63,7 @@ def test_options_of_the_client_are_passed_on():
         ({**PLACE, "path": "shop.orders$lake"}, "give one of them"),
     ],
 )
-def test_what_is_missing_or_wrong_is_named(given, message):
+def test_missing_and_wrong_options_are_named(given, message):
     with pytest.raises(ConfigError, match=message):
         parse_options(given)
 
@@ -173,6 +173,6 @@ def test_a_text_means_the_same_as_the_expression(text, expected):
         ("_change_type = '+I'", "put this condition on the DataFrame"),
     ],
 )
-def test_what_is_not_understood_is_named(text, message):
+def test_the_place_that_is_not_understood_is_named(text, message):
     with pytest.raises(InvalidPredicateError, match=message):
         parse_filter(text, SCHEMA)

@@ -1,4 +1,4 @@
-"""Acceptance 4: tasks fail, their processes are killed, attempts run side by side: each row once.
+"""Tasks fail, their processes are killed, attempts run side by side: each row once.
 
 Every job here has tasks that go wrong in all of these ways at once (`sinks.py`). The executors of a
 cluster are killed only with `ZUFLUSS_FAULT=full`: starting them takes its time.
@@ -88,7 +88,7 @@ def create(conn: Connection) -> Callable[..., str]:
 
 @pytest.fixture
 def everything_went_wrong(marks: Path) -> Iterator[None]:
-    """What must have happened when a test ends."""
+    """Assert that every fault has happened when a test ends."""
     for mark in marks.iterdir():
         mark.unlink()
     yield
@@ -97,7 +97,7 @@ def everything_went_wrong(marks: Path) -> Iterator[None]:
 
 
 class Tables:
-    """A table of each kind, and what each must have."""
+    """A table of each kind, and the rows that each must have."""
 
     def __init__(self, conn: Connection, create: Callable[..., str]) -> None:
         self._conn = conn

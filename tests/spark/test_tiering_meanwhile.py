@@ -1,4 +1,4 @@
-"""Acceptance 7: reads of lake and log while a tiering round moves rows from one to the other.
+"""Reads of lake and log while a tiering round moves rows from one to the other.
 
 A round is stopped before each of its steps. There rows are written, reads are planned, and streams
 go on; all of them have every row once, and have the same rows when the round is over.
@@ -31,7 +31,7 @@ TOLD = STEPS if FULL else ("job", "lake-commit", "server-commit", "finish")
 
 
 class Story:
-    """A table that is written, and what its readers are to have."""
+    """A table that is written to, and the expected rows of its readers."""
 
     def __init__(self, table: Table, bootstrap: str) -> None:
         self.table = table

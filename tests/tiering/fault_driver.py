@@ -45,7 +45,7 @@ KILL_POINTS = (*STEPS[:7], "lake-commit+", "server-commit", "server-commit+", "f
 
 @dataclass(frozen=True)
 class Orders:
-    """What becomes of a driver."""
+    """The orders of a driver."""
 
     options: dict[str, str]
     """Its command line."""
@@ -66,7 +66,7 @@ class Orders:
 
 @dataclass
 class Trap:
-    """Sends the signal when the step is there."""
+    """Sends the signal when the step is reached."""
 
     orders: Orders
     seen: Counter[str] = field(default_factory=Counter)

@@ -1,4 +1,4 @@
-"""What fault tests of tiering share: drivers that die, a load that goes on, checks of the lake.
+"""Helpers for fault tests of tiering: drivers that die, a load that continues, lake checks.
 
 A driver is a real process, forked from one that has everything imported, so that it can be killed a
 hundred times in a minute; `spark_driver` is one with a JVM. What is in the lake is read by
@@ -284,7 +284,7 @@ def _rows(table: pa.Table, names: list[str]) -> list[tuple[Any, ...]]:
 
 
 def our_snapshots(info: TableInfo) -> list[dict[str, str]]:
-    """What the snapshots of ours say of themselves, oldest first."""
+    """The properties of our snapshots, oldest first."""
     metadata = lake_table(info).metadata
     found = [s.summary.additional_properties for s in metadata.snapshots if s.summary is not None]
     return [dict(each) for each in found if each.get(COMMIT_USER_KEY) == COMMIT_USER]
@@ -319,7 +319,7 @@ def tiering(bootstrap: str, directory: Path, **orders: Any) -> Iterator[DriverPr
 def settle(
     bootstrap: str, connection: zufluss.Connection, directory: Path, paths: list[str]
 ) -> int:
-    """Let a driver in peace tier everything, and check it; how many rows."""
+    """Let an undisturbed driver tier everything and check the lake; returns the row count."""
     with tiering(bootstrap, directory):
         for path in paths:
             wait_until(lambda path=path: is_tiered(connection, path), f"for {path}")

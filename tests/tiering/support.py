@@ -1,4 +1,4 @@
-"""What tiering tests share: tables that are due at once, rounds by hand, the rows of the lake."""
+"""Helpers for tiering tests: tables that are due at once, rounds by hand, rows of the lake."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def delete(connection: zufluss.Connection, path: str, keys: Mapping[str, list[An
 
 
 def lake_rows(info: TableInfo) -> pa.Table:
-    """What pyiceberg, which knows nothing of us, reads of a lake table."""
+    """The rows of a lake table as pyiceberg reads them."""
     from pyiceberg.catalog import load_catalog
 
     catalog = load_catalog("zufluss", **catalog_properties(info, "iceberg"))

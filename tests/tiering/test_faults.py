@@ -208,7 +208,7 @@ def test_files_of_a_driver_that_never_comes_back_are_swept(
 
 
 class Stormy:
-    """A catalog before whose next commits somebody else is quicker."""
+    """A catalog in which another writer commits before each of our next commits."""
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
@@ -447,7 +447,7 @@ def end(driver: DriverProcess, how: str) -> None:
 
 
 def all_come_again(connection: zufluss.Connection, paths: list[str]) -> None:
-    """Wait until every table has a newer lake snapshot: nobody sits on one."""
+    """Wait until every table has a newer lake snapshot, so no service holds a table for ever."""
     before = {path: connection.admin.lake_snapshot(path) for path in paths}
     for path, known in before.items():
         wait_until(

@@ -1,4 +1,4 @@
-"""Rows find their bucket: by key, by turns, or stuck to one."""
+"""Rows are assigned to buckets: by key, in turn, or all to one."""
 
 from __future__ import annotations
 

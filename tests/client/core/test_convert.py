@@ -1,4 +1,4 @@
-"""Whatever the user has becomes batches of the table's schema, or a clear refusal."""
+"""User input becomes batches of the table's schema, or is refused with a reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user may say when connecting."""
+"""The options of a connection."""
 
 from __future__ import annotations
 

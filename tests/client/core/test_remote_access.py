@@ -1,4 +1,4 @@
-"""Tokens of a connection: which one opens what, and that they are renewed in time."""
+"""Tokens of a connection: the prefix that each one opens, and their renewal in time."""
 
 from __future__ import annotations
 

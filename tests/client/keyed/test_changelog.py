@@ -77,7 +77,7 @@ def test_a_log_of_rows_has_the_same_changes(conn: Connection) -> None:
     ]
 
 
-def test_the_forms_of_a_result(people: Table) -> None:
+def test_a_changelog_can_be_read_in_every_form(people: Table) -> None:
     scan = people.changelog(["id"])
     kinds = [kind for kind, *_ in FIVE]
     assert list(scan.to_pandas()["_change_type"]) == kinds

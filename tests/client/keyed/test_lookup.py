@@ -130,7 +130,7 @@ def test_tables_without_prefixes_say_why(conn: Connection, people: Table) -> Non
         log.lookup(1)
 
 
-def test_some_rows_of_a_table(conn: Connection, people: Table) -> None:
+def test_head_returns_some_rows_of_a_table(conn: Connection, people: Table) -> None:
     assert sorted(people.head()["id"].to_pylist()) == [1, 2, 3, 300]
     assert people.head(2).num_rows == 2
     assert people.head(0).num_rows == 0
@@ -159,7 +159,9 @@ def test_rows_of_older_and_newer_schemas_are_read_by_column(conn: Connection) ->
     assert altered.head(5).num_rows == 2
 
 
-async def test_a_task_group_of_single_lookups(people: Table, dev_server: DevServer) -> None:
+async def test_single_lookups_of_a_task_group_all_succeed(
+    people: Table, dev_server: DevServer
+) -> None:
     async with await zufluss.connect_async(dev_server.bootstrap) as connection:
         table = await connection.table(people.path)
         async with asyncio.TaskGroup() as group:
@@ -190,7 +192,7 @@ async def test_lookups_of_one_turn_travel_together(
     assert len(cluster.lookups) == 2
 
 
-async def test_a_key_that_does_not_fit_hurts_only_itself(
+async def test_an_invalid_key_fails_no_other_lookup(
     cluster: FakeCluster, connection: AsyncConnection
 ) -> None:
     table = await filled(cluster, connection)
@@ -214,7 +216,7 @@ async def test_a_cancelled_lookup_leaves_the_others_alone(
 @pytest.mark.parametrize(
     "fault", [ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.STORAGE_BACKPRESSURE_EXCEPTION]
 )
-async def test_what_may_pass_is_asked_again_and_the_rest_delivered(
+async def test_passing_errors_are_retried_and_the_other_rows_delivered(
     cluster: FakeCluster, connection: AsyncConnection, fault: ErrorCode
 ) -> None:
     table = await filled(cluster, connection)

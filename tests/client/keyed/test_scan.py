@@ -1,4 +1,4 @@
-"""Scans of primary-key tables against a server that fails as it is told."""
+"""Scans of primary-key tables against a fake server that fails on demand."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def rest(scanner: AsyncKvScanner) -> list[int]:
 
 
 def overwrite(cluster: PinCluster) -> None:
-    """Change every row and add others; nothing of it belongs to a scan that is open."""
+    """Change every row and add others; open scans must not see these changes."""
     for bucket, rows in cluster.rows.items():
         for key in list(rows):
             rows[key] = {"id": -1, "name": "changed"}
@@ -134,7 +134,7 @@ async def test_an_empty_table_has_a_schema_offsets_and_no_rows(
     assert (await table.scan().to_arrow()).schema == table.schema.arrow
 
 
-async def test_answers_without_rows_are_asked_on(
+async def test_answers_without_rows_are_followed_by_another_call(
     cluster: PinCluster, connection: AsyncConnection
 ) -> None:
     table = await make(cluster, connection, rows=4)
@@ -231,7 +231,7 @@ async def test_without_resume_a_pin_that_is_gone_ends_the_scan(
     assert len(cluster.opens) == 1
 
 
-async def test_state_that_cannot_be_had_again_is_said(
+async def test_a_state_that_cannot_be_rebuilt_is_an_error(
     cluster: PinCluster, connection: AsyncConnection
 ) -> None:
     table = await make(cluster, connection)
@@ -253,7 +253,7 @@ async def test_a_pin_that_is_gone_again_and_again_ends_the_scan(
     assert len(cluster.opens) == 1 + REOPENED_MAX
 
 
-async def test_another_error_is_raised_once_more_by_who_asks_on_and_everything_is_let_go(
+async def test_a_final_error_is_raised_again_by_the_next_call_and_all_pins_are_closed(
     cluster: PinCluster, connection: AsyncConnection
 ) -> None:
     table = await make(cluster, connection)
@@ -361,7 +361,7 @@ async def test_state_is_read_at_the_offsets_that_are_given_and_nothing_of_other_
 
 
 class PlainCluster(PinCluster):
-    """A server of Apache Fluss: it has no pins, but some rows for who looks."""
+    """A server of Apache Fluss: it has LIMIT_SCAN, but no pins."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -379,7 +379,7 @@ class PlainCluster(PinCluster):
         return m.LimitScanResponse(is_log_table=False, records=bytes(records))
 
 
-async def test_a_server_without_scans_is_said_with_what_there_is_instead() -> None:
+async def test_a_server_without_scans_is_an_error_that_names_the_alternatives() -> None:
     async with PlainCluster() as plain, await connect_async(plain.bootstrap, **FAST) as connection:
         table = await make(plain, connection)
         with pytest.raises(UnsupportedVersionError, match=r"table\.head"):
@@ -437,7 +437,7 @@ async def test_a_run_that_is_closed_while_somebody_waits_ends(
 async def test_an_open_that_is_given_up_leaves_no_pins(
     cluster: PinCluster, connection: AsyncConnection
 ) -> None:
-    """The server makes them all the same, and has few to give."""
+    """The server opens the pins anyway, and it allows only a few."""
     table = await make(cluster, connection)
     asked, go = asyncio.Event(), asyncio.Event()
     pin = cluster.handlers[ApiKey.OPEN_KV_SNAPSHOT]
@@ -529,7 +529,7 @@ async def test_a_partition_that_is_dropped_is_told_once_and_the_others_are_read_
     assert (await opened.scan(partitions=["b"], buckets=[1]).to_arrow()).num_rows == 10
 
 
-async def test_scans_that_cannot_be_are_refused_when_made(
+async def test_impossible_scans_are_refused_when_they_are_created(
     cluster: PinCluster, connection: AsyncConnection
 ) -> None:
     table = await make(cluster, connection)

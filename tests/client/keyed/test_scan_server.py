@@ -1,4 +1,4 @@
-"""Scans of primary-key tables on a real server: exact, resumed after kill -9, as snapshots are."""
+"""Scans of primary-key tables on a real server: exact, resumed after kill -9, from snapshots."""
 
 from __future__ import annotations
 
@@ -299,7 +299,7 @@ def test_a_table_that_was_never_written_to_has_no_rows_in_snapshots(conn: Connec
 
 
 def pins(server: DevServer) -> list[Path]:
-    """Where the server keeps pinned state."""
+    """The directories of pinned states on the server."""
     return [place for place in server.data_dir.glob("**/pins") if place.is_dir()]
 
 
@@ -334,7 +334,7 @@ def kill_and_start_without_pins(server: DevServer) -> None:
 
 @pytest.mark.timeout(180)
 def test_state_expires_and_is_made_again_while_a_consumer_is_slow(tmp_path: Path) -> None:
-    """Every page finds its state gone."""
+    """The state expires before every page."""
     short = {"zufluss.kv.scanner.age-max": "1500ms", "kv.scanner.expiration-interval": "20ms"}
     with (
         WarmServer(tmp_path, short) as server,

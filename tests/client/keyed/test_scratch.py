@@ -1,4 +1,4 @@
-"""Temporary directories: gone when closed, forgotten, or left by a process that was killed."""
+"""Temporary directories: removed on close, on garbage collection, and after a kill."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def make_old(path: Path) -> None:
-    """As if nothing had been made in it for long."""
+    """Set the times of a directory as if it were old."""
     then = path.stat().st_mtime - 2 * LEFT_OVER_SECONDS
     os.utime(path, (then, then))
 
 
 def killed(place: Path) -> Path:
-    """What a process that was killed leaves."""
+    """The directory that a killed process leaves behind."""
     code = (
         "import os, signal; from zufluss.client.keyed.scratch import Scratch; "
         f"scratch = Scratch({PREFIX!r}); (scratch.path / 'file').write_text('x'); "
@@ -45,7 +45,7 @@ def forget() -> None:
     gc.collect()
 
 
-def test_a_closed_one_is_gone_with_all_that_was_in_it(place: Path) -> None:
+def test_a_closed_directory_is_removed_with_its_files(place: Path) -> None:
     scratch = Scratch(PREFIX)
     (scratch.path / "directory").mkdir()
     (scratch.path / "directory" / "file").write_text("x")
@@ -53,13 +53,13 @@ def test_a_closed_one_is_gone_with_all_that_was_in_it(place: Path) -> None:
     assert list(place.iterdir()) == []
 
 
-def test_a_forgotten_one_is_gone(place: Path) -> None:
+def test_a_garbage_collected_directory_is_removed(place: Path) -> None:
     with pytest.warns(ResourceWarning, match="Implicitly cleaning up"):
         forget()
     assert list(place.iterdir()) == []
 
 
-def test_what_a_killed_process_left_is_removed_by_the_next_one(place: Path) -> None:
+def test_the_directory_of_a_killed_process_is_removed_by_the_next_process(place: Path) -> None:
     left = killed(place)
     remove_left_over(PREFIX)
     assert left.is_dir(), "it may just be made"
@@ -69,7 +69,7 @@ def test_what_a_killed_process_left_is_removed_by_the_next_one(place: Path) -> N
     scratch.close()
 
 
-def test_one_in_use_is_left_alone_however_old(place: Path) -> None:
+def test_a_directory_in_use_stays_however_old_it_is(place: Path) -> None:
     scratch = Scratch(PREFIX)
     make_old(scratch.path)
     other = place / "zufluss-other-1"

@@ -52,7 +52,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 
 
 class Snapshots:
-    """What the fake cluster says of key-value snapshots."""
+    """The answers of the fake cluster about key-value snapshots."""
 
     def __init__(self, cluster: FakeCluster) -> None:
         self.known: dict[tuple[int, int], m.GetKvSnapshotMetadataResponse] = {}
@@ -317,7 +317,7 @@ async def test_a_reader_that_is_cancelled_leaves_nothing_behind(
             await done[0].close()
 
 
-async def test_a_log_table_has_none(
+async def test_a_log_table_has_no_snapshots(
     cluster: FakeCluster, connection: AsyncConnection, snapshots: Snapshots, tmp_path: Path
 ) -> None:
     info = cluster.create("keyed", "id INT")

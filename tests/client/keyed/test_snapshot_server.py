@@ -80,7 +80,7 @@ def test_a_snapshot_has_the_rows_that_the_table_had(snapshotting: Connection) ->
     assert all(file.crc32c is not None and file.size is not None for file in about.files)
 
 
-def test_those_that_are_kept_are_listed_and_others_are_gone(snapshotting: Connection) -> None:
+def test_retained_snapshots_are_listed_and_others_are_gone(snapshotting: Connection) -> None:
     table = create_table(snapshotting, KEYED, bucket_count=1)
     taken = []
     for number in range(4):
@@ -101,7 +101,7 @@ def test_a_bucket_without_rows_has_no_snapshot(snapshotting: Connection) -> None
     assert snapshotting.admin.list_kv_snapshots(table.path) == []
 
 
-def test_partitions_have_their_own(snapshotting: Connection) -> None:
+def test_each_partition_has_its_own_snapshots(snapshotting: Connection) -> None:
     schema = "id INT NOT NULL, day STRING NOT NULL, PRIMARY KEY (id, day)"
     table = create_table(snapshotting, schema, partition_keys=["day"], bucket_count=1)
     upsert(table, {"id": [1, 2, 3], "day": ["a", "b", "b"]})
@@ -113,7 +113,7 @@ def test_partitions_have_their_own(snapshotting: Connection) -> None:
         snapshotting.admin.latest_kv_snapshots(table.path)
 
 
-def test_a_log_table_has_none(snapshotting: Connection) -> None:
+def test_a_log_table_has_no_snapshots(snapshotting: Connection) -> None:
     table = create_table(snapshotting, "id INT", bucket_count=1)
     with pytest.raises(NonPrimaryKeyTableError):
         snapshotting.admin.latest_kv_snapshots(table.path)
@@ -124,7 +124,7 @@ def test_a_log_table_has_none(snapshotting: Connection) -> None:
         snapshotting.admin.kv_snapshot_metadata(bucket, 0)
 
 
-def test_indexed_rows_are_read_too(snapshotting: Connection) -> None:
+def test_snapshots_of_indexed_rows_are_read(snapshotting: Connection) -> None:
     table = create_table(
         snapshotting, KEYED, bucket_count=1, properties={"table.kv.format": "INDEXED"}
     )

@@ -1,6 +1,6 @@
-"""Leases of key-value snapshots as a client keeps them: renewed in time, and lost by name.
+"""Leases of key-value snapshots in a client: renewed in time, and lost with the right error.
 
-The clock is moved by hand; the coordinator is a fake one that answers what a test wants.
+The clock is moved by hand; the coordinator is a fake whose answers each test chooses.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def test_the_clock_only_grows() -> None:
 # -- what is leased ------------------------------------------------------------------------------
 
 
-async def test_an_answer_says_what_is_held_and_what_is_not(
+async def test_an_answer_has_the_held_and_the_unavailable_buckets(
     connection: AsyncConnection, leases: FakeLeases
 ) -> None:
     other = TableBucket(7, None, 1)
@@ -131,7 +131,7 @@ async def test_two_leases_without_ids_have_different_ones(
         assert len(leases.epochs) == 2
 
 
-async def test_without_anything_to_lease_there_is_no_lease_and_nothing_to_lose(
+async def test_a_lease_without_snapshots_is_neither_created_nor_lost(
     connection: AsyncConnection, leases: FakeLeases
 ) -> None:
     leases.held, leases.unavailable = {}, {FIRST: 2}
@@ -175,7 +175,7 @@ async def test_tables_are_leased_by_their_ids(
         ({"buckets": [FIRST], "lease_id": "x", "if_lost": "never"}, "none of error, latest"),
     ],
 )
-async def test_what_cannot_be_meant_is_refused(
+async def test_contradictory_arguments_are_refused(
     connection: AsyncConnection, leases: FakeLeases, arguments: Any, problem: str
 ) -> None:
     with pytest.raises(ConfigError, match=problem):
@@ -310,7 +310,7 @@ async def test_a_fenced_close_leaves_the_lease_to_its_new_holder(
     assert leases.epochs == {"mine": 2}
 
 
-async def test_what_was_dropped_is_lost_and_the_rest_is_not(
+async def test_a_dropped_table_is_lost_and_the_other_tables_of_the_lease_stay(
     holder: Holder, leases: FakeLeases
 ) -> None:
     leases.revoked = [m.PbRevokedSnapshots(table_id=8, partition_id=3, what="fluss.orders (p=a)")]
@@ -342,7 +342,7 @@ async def test_a_closed_connection_ends_the_renewer(
 # -- ends ----------------------------------------------------------------------------------------
 
 
-async def test_what_is_released_is_not_held(holder: Holder, leases: FakeLeases) -> None:
+async def test_a_released_snapshot_is_not_held(holder: Holder, leases: FakeLeases) -> None:
     lease = holder.lease
     await lease.release(FIRST)
     (asked,) = leases.of(m.ReleaseKvSnapshotLeaseRequest)
@@ -361,7 +361,7 @@ async def test_what_is_released_is_not_held(holder: Holder, leases: FakeLeases) 
     assert len(leases.of(m.ReleaseKvSnapshotLeaseRequest)) == 2
 
 
-async def test_closing_drops_it_once_and_ends_what_reads_under_it(
+async def test_close_drops_the_lease_once_and_ends_its_readers(
     holder: Holder, leases: FakeLeases
 ) -> None:
     await holder.lease.close()
@@ -449,7 +449,9 @@ async def test_what_was_left_behind_is_told(
     assert "lease fresh was not dropped and is left to expire after 1min" in caplog.text
 
 
-async def test_verifying_asks_and_tells_what_is_known(holder: Holder, leases: FakeLeases) -> None:
+async def test_verify_finds_a_lost_lease_and_tolerates_a_silent_coordinator(
+    holder: Holder, leases: FakeLeases
+) -> None:
     await holder.lease.verify(FIRST)
     leases.problem = ZuflussError("nobody home")
     await holder.lease.verify(FIRST)

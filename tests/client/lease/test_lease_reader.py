@@ -1,4 +1,4 @@
-"""Readers of key-value snapshots under a lease: they end with what happened to it."""
+"""Readers of key-value snapshots under a lease: they raise how the lease was lost."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Exactly-once writers as clients: what is asked when, and how they end.
+"""Exactly-once writers in the client: their requests in order, and how they end.
 
-The cluster is a fake one that refuses, loses answers and forgets on demand; what the writers do to
-real tables is tested with a real server (`test_exactly_once_server.py`).
+The cluster is a fake that refuses, loses answers and forgets on demand;
+`test_exactly_once_server.py` tests the effect on real tables.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ async def test_only_the_columns_asked_for_are_taken_and_written(
         ({"state": []}, ProducerStateError, "no state to merge"),
     ],
 )
-async def test_what_cannot_be_is_refused_before_anything_begins(
+async def test_impossible_arguments_are_refused_before_an_epoch_begins(
     table: AsyncTable,
     producers: FakeProducers,
     arguments: dict[str, Any],
@@ -220,7 +220,7 @@ async def test_partitions_newer_than_the_checkpoint_are_undone_from_their_beginn
     assert asked == {100: 9, 101: 0}  # 99 was dropped meanwhile
 
 
-async def test_nothing_is_undone_where_a_replay_makes_no_odds(
+async def test_nothing_is_undone_if_a_replay_changes_nothing(
     table: AsyncTable, producers: FakeProducers
 ) -> None:
     producers.undo_needed = False
@@ -258,7 +258,7 @@ async def test_a_bucket_that_waits_for_its_turn_is_not_given_up_while_others_mov
     cluster: FakeCluster,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A leader undoes few buckets at a time, so that most of them stand still for long."""
+    """A leader undoes few buckets at a time, so most of them make no progress for long."""
     monkeypatch.setattr(undo, "STALLED_MS", 0)
     asked, moved = asyncio.Event(), asyncio.Event()
     position = seen = 0
@@ -288,7 +288,7 @@ async def test_a_bucket_that_waits_for_its_turn_is_not_given_up_while_others_mov
         assert writer.undone == UndoProgress(2, 2, 6, 6, 6)
 
 
-async def test_an_undo_that_cannot_be_is_raised_and_the_producer_left_alone(
+async def test_an_impossible_undo_is_raised_and_the_producer_stays(
     table: AsyncTable, producers: FakeProducers, connection: AsyncConnection
 ) -> None:
     producers.undo = lambda request: UndoImpossibleError("bucket 0: 10 to 20 is gone")
@@ -312,7 +312,7 @@ async def test_a_state_restores_its_own_producer_and_columns_only(
         assert writer.columns == ("page", "views")
 
 
-async def test_a_cluster_without_producers_is_told_by_name(
+async def test_a_cluster_without_producers_is_an_error_that_says_so(
     cluster: FakeCluster, table: AsyncTable, producers: FakeProducers
 ) -> None:
     problem = ZuflussError("unknown", code=ErrorCode.UNSUPPORTED_VERSION)
@@ -387,7 +387,7 @@ async def test_rows_written_during_a_checkpoint_come_after_it(
     assert (await writer.checkpoint()).offsets == at(table, 2, 2)
 
 
-async def test_a_checkpoint_that_the_coordinator_does_not_confirm_is_none(
+async def test_a_checkpoint_that_the_coordinator_does_not_confirm_fails(
     writer: AsyncExactlyOnceWriter, producers: FakeProducers
 ) -> None:
     producers.problem = lambda request: ZuflussError("disk", code=ErrorCode.STORAGE_EXCEPTION)
@@ -531,7 +531,7 @@ async def test_a_bucket_that_still_undoes_is_asked_again(
     assert len(cluster.puts) == 3
 
 
-async def test_a_lost_answer_is_no_second_row(
+async def test_a_lost_answer_does_not_write_a_row_twice(
     cluster: FakeCluster, writer: AsyncExactlyOnceWriter
 ) -> None:
     faults = iter(["lost"])

@@ -1,6 +1,6 @@
-"""Exactly-once writers and a real server: what crashes, restarts and strangers leave of a table.
+"""Exactly-once writers on a real server: the rows after crashes, restarts and other writers.
 
-A crash is a writer that nobody closes: the next one begins while it is still there.
+A crash is a writer that is not closed: the next one begins while it still exists.
 """
 
 from __future__ import annotations
@@ -291,7 +291,7 @@ def test_a_writer_that_was_replaced_writes_nothing_and_says_why(conn: Connection
     assert rows_of(table) == {2: 1}
 
 
-def test_the_columns_of_a_producer_are_nobody_elses_until_it_is_released(
+def test_nobody_else_writes_the_columns_of_a_producer_until_it_is_released(
     conn: Connection,
 ) -> None:
     table = counts(conn)
@@ -525,10 +525,10 @@ def test_inputs_that_are_aggregated_before_give_the_same(conn: Connection) -> No
     assert folded.lookup(keys).to_pylist() == plain.lookup(keys).to_pylist()
 
 
-def test_a_column_that_is_added_belongs_to_who_owns_all_columns(
+def test_an_added_column_belongs_to_the_producer_of_all_columns(
     conn: Connection, crashed: Callable[[ExactlyOnceWriter], None]
 ) -> None:
-    """Else others could write it, and the next undo would take that for the producer's own."""
+    """Otherwise others could write it, and the next undo would remove their values."""
     table = counts(conn)
     writer = table.exactly_once_writer("p")
     writer.write(views(1))

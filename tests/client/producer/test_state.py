@@ -1,4 +1,4 @@
-"""States of exactly-once writers: what is kept comes back, and what is no state is refused."""
+"""States of exactly-once writers: a stored state is restored, other bytes are refused."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_damaged_state_is_never_taken_for_another_one(
         (STATE.to_bytes()[:-5], "damaged"),
     ],
 )
-def test_what_is_no_state_is_refused_by_what_it_is(data: bytes, message: str) -> None:
+def test_bytes_that_are_not_a_state_are_refused_with_the_reason(data: bytes, message: str) -> None:
     with pytest.raises(ProducerStateError, match=message):
         ProducerState.from_bytes(data)
 
@@ -119,7 +119,7 @@ def test_pieces_that_do_not_belong_together_are_refused(other: ProducerState, me
         ProducerState.merge([STATE, other])
 
 
-def test_no_pieces_are_no_state() -> None:
+def test_merging_no_pieces_is_refused() -> None:
     with pytest.raises(ProducerStateError, match="given state=None"):
         ProducerState.merge([])
 

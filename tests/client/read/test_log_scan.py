@@ -456,7 +456,7 @@ def test_columns_lie_at_aligned_addresses_wherever_their_batches_were(
             assert all(b.address % 8 == 0 for c in found.rows.columns for b in c.buffers() if b)
 
 
-async def test_scans_that_cannot_be_are_refused_when_made(
+async def test_impossible_scans_are_refused_when_they_are_created(
     cluster: FakeCluster, connection: AsyncConnection, events: TableInfo
 ) -> None:
     cluster.create("k", "id BIGINT, PRIMARY KEY (id)")

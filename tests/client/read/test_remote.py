@@ -49,7 +49,7 @@ def test_a_client_loads_what_reads_cloud_stores_only_when_it_meets_one() -> None
 
 
 async def rest(scanner: AsyncLogScanner) -> list[int]:
-    """The ids of everything a run has still to give."""
+    """The ids of all remaining rows of a run."""
     found: list[int] = []
     while (batch := await scanner.next_batch()) is not None:
         found += ids(batch)
@@ -301,7 +301,7 @@ async def test_a_dead_location_is_named_and_other_buckets_go_on(
     assert failure.value.retriable
 
 
-async def test_a_location_that_comes_back_is_read_on(
+async def test_reading_continues_when_a_location_comes_back(
     connection: AsyncConnection, remote: RemoteBucket, location: Path
 ) -> None:
     away = location.with_name("away")
@@ -342,7 +342,7 @@ async def test_a_scan_that_is_closed_stops_reading_remote_files(
 
 
 class CountingBudget(MemoryBudget):
-    """Remembers the most that was held."""
+    """Records the largest number of bytes that was held."""
 
     most = 0
 

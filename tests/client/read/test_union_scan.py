@@ -1,4 +1,4 @@
-"""Union reads, with a real server and real Iceberg files: what is read is what there is."""
+"""Union reads, with a real server and real Iceberg files: every row once."""
 
 from __future__ import annotations
 
@@ -430,7 +430,7 @@ def test_rows_that_left_the_log_are_read_from_the_lake(tmp_path, key):
         assert ids(table) == [1, 2, 3]
 
 
-def test_rows_that_are_in_neither_are_an_error_and_not_left_out(tmp_path):
+def test_rows_in_neither_lake_nor_log_are_an_error(tmp_path):
     with (
         WarmServer(tmp_path, {**ICEBERG, **RETENTION}) as server,
         zufluss.connect(server.bootstrap) as conn,
@@ -446,7 +446,7 @@ def test_rows_that_are_in_neither_are_an_error_and_not_left_out(tmp_path):
         assert ids(table, source="lake") == [1, 2]
 
 
-def test_a_snapshot_that_cannot_be_read_yet_is_not_taken_for_none(tmp_path):
+def test_an_unreadable_snapshot_is_not_treated_as_missing(tmp_path):
     with (
         WarmServer(tmp_path, {**ICEBERG, **RETENTION}) as server,
         zufluss.connect(server.bootstrap) as conn,
@@ -543,7 +543,7 @@ def compare_at_offsets(table: Table) -> None:
 # -- the lake alone, and what is refused -------------------------------------------------------
 
 
-def test_a_table_opened_as_lake_has_what_was_tiered_and_takes_nothing(conn, rounds):
+def test_a_table_opened_as_lake_shows_tiered_rows_and_refuses_writes(conn, rounds):
     with lake_table(conn, "id INT, n INT, PRIMARY KEY (id)") as table:
         upsert(table, id=[1], n=[1])
         rounds.tier(table)
@@ -565,7 +565,7 @@ def test_a_table_opened_as_lake_has_what_was_tiered_and_takes_nothing(conn, roun
                 call()
 
 
-def test_what_a_union_scan_cannot_do_is_said_when_it_is_made(conn):
+def test_impossible_union_scans_are_refused_when_they_are_created(conn):
     with lake_table(conn, "id INT, n INT, PRIMARY KEY (id)") as table:
         with pytest.raises(InvalidTableError, match=r"changelog\(stop=None\)"):
             table.scan(source="union", stop=None)

@@ -370,7 +370,7 @@ async def test_a_missing_partition_is_an_error_when_it_may_not_be_created(
         await writer.close()
 
 
-async def test_one_bad_row_among_gathered_ones_does_not_take_the_others_along(
+async def test_a_bad_row_does_not_fail_the_rows_gathered_with_it(
     cluster: FakeCluster, connection: AsyncConnection
 ) -> None:
     info = cluster.create("t", "id BIGINT, n INT")

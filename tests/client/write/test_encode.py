@@ -1,4 +1,4 @@
-"""Encoded batches are what every reader of the log format expects."""
+"""Encoded batches pass the server's checks and decode to the same rows."""
 
 from __future__ import annotations
 

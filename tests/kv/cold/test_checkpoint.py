@@ -184,7 +184,7 @@ def test_a_directory_that_is_no_database_is_not_installed(tmp_path: Path) -> Non
     assert read_state(directory) == before
 
 
-def test_a_death_while_files_are_installed_leaves_a_bucket_without_state(tmp_path: Path) -> None:
+def test_a_crash_while_files_are_installed_leaves_a_bucket_without_state(tmp_path: Path) -> None:
     class Dying(Files):
         def rename(self, source: Path, target: Path) -> None:
             raise KeyboardInterrupt

@@ -272,7 +272,7 @@ def test_blocks_never_overlap_and_all_come_back(
     assert arena.alloc(17 * SEGMENT) is not None
 
 
-def test_the_reserve_is_for_those_who_make_room() -> None:
+def test_the_reserve_is_for_work_that_frees_memory() -> None:
     arena = Arena(10 * SEGMENT, SEGMENT)
     while arena.alloc(SEGMENT) is not None:
         pass
@@ -298,7 +298,7 @@ def pages_there(data: np.ndarray[Any, np.dtype[np.uint8]]) -> float:
 
 
 @pytest.mark.skipif(OLD_LINUX, reason="Linux 5.14 and later can fault in memory ahead")
-def test_memory_is_there_before_it_is_handed_out() -> None:
+def test_memory_is_faulted_in_before_it_is_handed_out() -> None:
     arena = Arena(8 * AHEAD_BYTES)
     second = slice(AHEAD_BYTES, 2 * AHEAD_BYTES)
     assert pages_there(arena.data[second]) == 0

@@ -236,7 +236,7 @@ TAKEN_BACK = [
 
 
 @pytest.mark.parametrize(("name", "data_type"), TAKEN_BACK)
-def test_what_is_taken_back_is_as_plain_python_says(
+def test_retracts_agree_with_plain_python(
     name: str, data_type: str, buckets: Callable[[Schema], Bucket]
 ) -> None:
     schema = schema_of(
@@ -266,7 +266,7 @@ EXACT = [
 
 
 @pytest.mark.parametrize(("name", "data_type", "parameters"), EXACT)
-def test_states_of_rows_aggregated_before_give_the_same_rows(
+def test_states_that_a_client_aggregated_give_the_same_rows(
     name: str, data_type: str, parameters: dict[str, object], buckets: Callable[[Schema], Bucket]
 ) -> None:
     schema = schema_for(name, data_type, parameters)
@@ -309,7 +309,7 @@ def _held(name: str, rows: list[Row | None]) -> list[Any]:
     ]
 
 
-def test_rows_are_aggregated_before_from_part_of_a_batch_and_by_several_key_columns() -> None:
+def test_a_client_aggregates_part_of_a_batch_by_several_key_columns() -> None:
     schema = schema_of(
         column("j", "STRING NOT NULL"),
         column("n", "BIGINT", "sum"),

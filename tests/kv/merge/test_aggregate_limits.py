@@ -1,4 +1,4 @@
-"""What a put may cost: bytes that are no sketch, and values that grow with every record."""
+"""Limits of aggregating puts: invalid sketches, and values that grow with every record."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ DAMAGED = {
 def test_a_damaged_hll_sketch_is_refused_before_the_library_reads_it(
     bucket: Bucket, data: bytes
 ) -> None:
-    """It trusts what it is given, and the process would die."""
+    """The library does not check its input; the process would die."""
     with pytest.raises(AggregationError, match=r"'s' .*k = 1.* no HyperLogLog sketch"):
         bucket.put((1, data))
     assert bucket.rows((1,)) == [None]
@@ -127,7 +127,7 @@ def test_a_put_whose_changes_would_fill_the_memory_is_refused(
     bucket.close()
 
 
-def test_so_is_one_whose_rows_have_a_long_text_that_it_does_not_write(tmp_path: Path) -> None:
+def test_a_partial_put_that_repeats_a_long_text_too_often_is_refused(tmp_path: Path) -> None:
     schema = schema_of(column("t", "STRING", "last_value_ignore_nulls"), column("n", "INT", "sum"))
     bucket = Bucket(tmp_path, [schema])
     text = "x" * (1 << 20)
@@ -151,8 +151,8 @@ def test_aggregating_before_sending_holds_no_values_in_between() -> None:
     assert peak < 20 << 20, "all states together are 150 MB"
 
 
-def test_what_changes_nothing_counts_for_nothing(tmp_path: Path) -> None:
-    """Users who were seen before come again and again to the page that has most of them."""
+def test_records_that_change_nothing_do_not_count_towards_the_limit(tmp_path: Path) -> None:
+    """For example, known users visit the page with the largest sketch again and again."""
     schema = schema_of(column("u", "BYTES", "rbm64"), column("a", "ARRAY<INT>", "collect"))
     bucket = Bucket(tmp_path, [schema])
     users = pyroaring.BitMap64(random.Random(1).sample(range(1 << 40), 15_000)).serialize()

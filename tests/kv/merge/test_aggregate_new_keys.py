@@ -156,7 +156,7 @@ def test_rows_of_new_keys_are_stored_byte_for_byte(make: Callable[..., Bucket]) 
     assert _stored(bucket, [1, 2]) == wanted
 
 
-def test_what_is_stored_of_a_time_is_what_the_changelog_says(make: Callable[..., Bucket]) -> None:
+def test_a_stored_time_equals_the_time_in_the_changelog(make: Callable[..., Bucket]) -> None:
     coarse, fine = (
         schema_of(column("t", f"TIMESTAMP({digits})", "last_value")) for digits in (0, 3)
     )

@@ -241,14 +241,14 @@ def test_a_retract_of_what_cannot_be_taken_back_names_the_column(make: Make) -> 
     assert bucket.rows((1,)) == [(1, 0, 3)]
 
 
-def test_a_not_null_column_cannot_be_left_with_nothing(make: Make) -> None:
+def test_a_not_null_column_cannot_become_null(make: Make) -> None:
     fixed = column("m", "INT NOT NULL", "max", ignore_retract=True)
     bucket = make(schema_of(column("n", "BIGINT", "sum"), fixed))
     with pytest.raises(AggregationError, match=r"'m' \(max\) of key k = 1: it is NOT NULL"):
         bucket.put((1, 5, 3), mode=MergeMode.RETRACT)
 
 
-def test_a_column_that_was_added_begins_with_nothing_and_old_rows_merge(make: Make) -> None:
+def test_an_added_column_begins_with_null_and_old_rows_merge(make: Make) -> None:
     before = sums()
     added = [
         column("c", "INT", "count"),
@@ -332,7 +332,7 @@ PARTIAL = frozenset({0, 1, 2, 4, 5})
 
 @settings(max_examples=60, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 @given(batches=st.lists(BATCH, min_size=1, max_size=4), deletes=st.booleans())
-def test_any_mix_of_rows_and_deletes_is_as_plain_python_says(
+def test_any_mix_of_rows_and_deletes_agrees_with_plain_python(
     batches: list[tuple[list[Row], bool]], deletes: bool, tmp_path_factory: Any
 ) -> None:
     behavior = {"table.delete.behavior": "ALLOW" if deletes else "IGNORE"}

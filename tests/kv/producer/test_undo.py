@@ -1,4 +1,4 @@
-"""A bucket takes back what a producer wrote: against a dict that never saw those puts."""
+"""Undo of a producer's changes in a bucket, against a dict that never got these puts."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ PUTS = st.builds(Put, st.booleans(), st.sampled_from([0, 3, TASK_MAX]), VALUES)
     crashes=CRASHES,
 )
 @settings(max_examples=30, deadline=None)
-def test_what_is_left_is_what_others_wrote_wherever_the_undo_crashes(
+def test_an_undo_leaves_the_changes_of_others_wherever_it_crashes(
     memory: KvMemory,
     before: list[Put],
     after: list[Put],
@@ -102,7 +102,7 @@ def test_what_is_left_is_what_others_wrote_wherever_the_undo_crashes(
     keys_max: int,
     crashes: list[int],
 ) -> None:
-    """It dies after some steps, is begun again, and others go on writing."""
+    """The undo dies after some steps and is repeated, while others continue to write."""
     with tempfile.TemporaryDirectory() as directory:
         bucket = Bucket(Path(directory), memory, table_of(PARTIAL), [1])
         expected: Rows = {}
@@ -176,9 +176,7 @@ def test_a_producer_of_all_columns_leaves_nothing_behind_over_many_epochs(
         bucket.close()
 
 
-def test_the_state_at_any_offset_of_the_producer_comes_back(
-    memory: KvMemory, tmp_path: Path
-) -> None:
+def test_an_undo_restores_the_state_at_any_offset(memory: KvMemory, tmp_path: Path) -> None:
     """Also one from before an undo, and one that an undo has left behind: undos are changes."""
     bucket = Bucket(tmp_path, memory, table_of(PARTIAL), [1])
     states: dict[int, Rows] = {bucket.end: {}}

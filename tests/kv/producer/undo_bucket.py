@@ -70,7 +70,7 @@ class Bucket:
         self._open()
 
     def close(self) -> None:
-        """Let go of files and memory."""
+        """Close the files and free the memory."""
         self.tablet.store.abandon()
         self.log.close(clean=False)
 
@@ -159,7 +159,7 @@ class Bucket:
         return {row[0]: row[1:] for row in found if row is not None}
 
     def folded(self) -> dict[int, tuple[Any, ...]]:
-        """What the changelog adds up to, checked on the way: it never contradicts itself."""
+        """The rows that the changelog leads to; asserts that it never contradicts itself."""
         rows: dict[int, tuple[Any, ...]] = {}
         for records in self._batches(0):
             for _, kind, row in records_of(bytes(records), self.table.schema):

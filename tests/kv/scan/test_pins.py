@@ -1,4 +1,4 @@
-"""Pinned states on the disk: whole or not there, apart from everything else in the bucket."""
+"""Pinned states on the disk: complete or absent, and independent of the rest of the bucket."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_state_stays_as_it_was_whatever_is_written_later(tmp_path: Path) -> No
 
 
 def test_rows_above_the_horizon_are_in_no_state(tmp_path: Path) -> None:
-    """They may still be lost; nobody may have seen them then."""
+    """These rows may still be lost, so no reader may see them."""
     store = flushed(tmp_path / "kv-0")
     put(store, [b"key-0001"], [b"not durable"], len(ROWS))
     files = pinned(store)
@@ -108,7 +108,7 @@ def test_the_next_start_finds_whole_states_and_removes_unfinished_ones(tmp_path:
     end(again)
 
 
-def test_a_death_while_a_state_is_removed_leaves_none_that_looks_whole(tmp_path: Path) -> None:
+def test_a_crash_while_a_state_is_removed_leaves_no_state_that_looks_whole(tmp_path: Path) -> None:
     class Dying(Files):
         left = 3
 
@@ -169,7 +169,7 @@ def test_a_dropped_bucket_takes_its_states_with_it_also_those_in_work(tmp_path: 
     assert not (tmp_path / "kv-0").exists()
 
 
-def test_a_state_that_was_made_while_its_bucket_was_dropped_is_not_there(tmp_path: Path) -> None:
+def test_a_state_created_while_its_bucket_was_dropped_is_removed(tmp_path: Path) -> None:
     store = flushed(tmp_path / "kv-0")
     fresh = store.pins.fresh()
     store.destroy()

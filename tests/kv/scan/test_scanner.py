@@ -1,4 +1,4 @@
-"""Pages of pinned state, read by a process of their own: which rows, and what may go wrong."""
+"""Pages of pinned state, read by a separate process: their rows, and every failure."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ KEYS = st.one_of(
 
 @settings(max_examples=100, deadline=None)
 @given(KEYS, KEYS, st.integers(1, 5_000), st.one_of(st.integers(1, 60_000), st.just(ALL)))
-def test_a_page_is_what_the_plain_path_says_and_can_be_had_again(
+def test_a_page_agrees_with_the_plain_path_and_can_be_read_again(
     scanner: Scanner, state: Path, after: bytes | None, until: bytes | None, rows: int, size: int
 ) -> None:
     wanted = expected(after, until, rows, size)
@@ -146,7 +146,7 @@ def test_deleted_rows_are_passed_over_and_a_state_may_have_none(
 
 
 def test_many_places_in_a_state_are_read_at_once(scanner: Scanner, state: Path) -> None:
-    """More readers than places are kept for: those that were given up are searched again."""
+    """There are more readers than kept iterators; dropped places are searched again."""
     keys = sorted(ROWS)
     cursors: list[bytes | None] = [None, *keys[:1_900:50]]
     for _ in range(3):
@@ -202,8 +202,8 @@ def test_a_process_that_dies_is_replaced_and_asked_again(state: Path) -> None:
     scanner.stop()
 
 
-def test_an_interrupt_at_the_terminal_is_for_the_server_to_hear(state: Path) -> None:
-    """It is sent to all processes there; the pages of those who are served last go on."""
+def test_the_scan_process_ignores_an_interrupt_at_the_terminal(state: Path) -> None:
+    """The terminal sends it to all processes; the server decides when the process ends."""
     scanner = Scanner(1)
     read(scanner, state, rows=1)
     (process_id,) = scanner.process_ids
@@ -226,10 +226,10 @@ def test_a_process_that_dies_again_and_again_is_an_error(
     scanner.stop()
 
 
-def test_an_answer_that_there_is_no_room_for_is_not_taken_for_the_next_one(
+def test_an_answer_that_does_not_fit_into_memory_is_not_taken_for_the_next_one(
     state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is left of it in the pipe would be read as rows."""
+    """The rest of it in the pipe would be read as rows."""
     scanner = Scanner(1)
     received, left = scanner_module._received, [1]
 

@@ -135,7 +135,7 @@ def test_only_buffers_that_gain_are_packed(codec: int) -> None:
 
 
 @pytest.mark.parametrize(("random", "packed"), [(60, False), (48, True)])
-def test_a_tenth_has_to_be_gained(random: int, packed: bool) -> None:
+def test_a_buffer_is_compressed_only_if_a_tenth_is_gained(random: int, packed: bool) -> None:
     """Of 64 random bits some are zero: 60 leave a sixteenth to gain, 48 a quarter."""
     values = np.random.default_rng(0).integers(0, 1 << random, 5000)
     rows = pa.record_batch([pa.array(values)], names=["n"])
@@ -168,14 +168,14 @@ def test_a_buffer_below_the_limit_is_not_tried(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("level", [1, 3, 22])
-def test_the_level_is_the_one_asked_for(level: int) -> None:
+def test_the_requested_compression_level_is_used(level: int) -> None:
     text = "".join(f"{i * 7919 % 1000} and {i % 13}, " for i in range(5000))
     rows = pa.record_batch([pa.array([text])], names=["s"])
     view = zstd(rows.schema, level).write(rows, BEFORE)
     assert zstandard.ZstdCompressor(level=level).compress(text.encode()) in bytes(view)
 
 
-def test_threads_write_beside_each_other() -> None:
+def test_threads_write_concurrently() -> None:
     messages = zstd(numbers(1).schema)
     batches = [numbers(50 + 37 * i, i) for i in range(40)]
     with ThreadPoolExecutor(4) as pool:

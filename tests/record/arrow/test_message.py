@@ -1,4 +1,4 @@
-"""Arrow messages: the plain reader, the compiled one and pyarrow agree on what they say."""
+"""Arrow messages: the plain reader, the compiled reader and pyarrow agree."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_a_message_of_another_length_is_refused_when_decoded() -> None:
         decode(data, 0, read_header(data), SMALL.arrow)
 
 
-def test_a_message_that_is_none_is_refused_when_decoded() -> None:
+def test_bytes_that_are_not_a_message_are_refused_when_decoded() -> None:
     data = build_batch(1, b"no message at all", 7)
     with pytest.raises(CorruptRecordError, match="cannot be read"):
         decode(data, 0, read_header(data), SMALL.arrow)

@@ -145,20 +145,20 @@ def test_a_buffer_that_gained_nothing_is_tried_again_after_some_batches() -> Non
     assert seen == [-1] * message_write.REST_BATCHES + [800]
 
 
-def test_a_row_of_its_own_is_not_packed_at_all() -> None:
+def test_a_single_row_is_not_compressed() -> None:
     rows = numbers(1)
     assert prefixes(written(ZstdMessages(rows.schema, 3), rows)) == [0, -1, 0, -1, 0, -1]
 
 
 @pytest.mark.parametrize("level", [1, 3, 22])
-def test_the_level_is_the_one_asked_for(level: int) -> None:
+def test_the_requested_compression_level_is_used(level: int) -> None:
     text = "".join(f"{i * 7919 % 1000} and {i % 13}, " for i in range(5000))
     rows = pa.record_batch([pa.array([text])], names=["s"])
     view = written(ZstdMessages(rows.schema, level), rows)
     assert zstandard.ZstdCompressor(level=level).compress(text.encode()) in bytes(view)
 
 
-def test_threads_write_beside_each_other() -> None:
+def test_threads_write_concurrently() -> None:
     messages = ZstdMessages(numbers(1).schema, 3)
     batches = [numbers(50 + 37 * i, i) for i in range(40)]
     with ThreadPoolExecutor(4) as pool:

@@ -174,7 +174,7 @@ def test_random_records_are_refused_or_read_but_never_crash(body: bytes, count: 
     assert list(zip(batch.keys.tolist(), batch.rows.tolist(), strict=True)) == plain_records(data)
 
 
-def test_what_cannot_be_a_record_is_refused_when_built() -> None:
+def test_an_impossible_record_is_refused_when_built() -> None:
     one = Slices.of([b"k"])
     outside = Slices(one.data, np.array([0]), np.array([9]))
     with pytest.raises(ValueError, match="2 keys do not belong to 1 rows"):

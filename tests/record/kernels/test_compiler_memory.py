@@ -1,4 +1,4 @@
-"""What is dropped of the compiler, and that it still compiles afterwards."""
+"""The memory of the compiler that is dropped; it still compiles afterwards."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAPS = """\
 
 
 def test_only_code_of_the_library_is_dropped() -> None:
-    """Pages that were written to, as relocations are, would come back without what was written."""
+    """Pages with relocations would come back without them."""
     assert code_of(MAPS, LIBRARY) == [(0x7F10, 0x7F90)]
     assert code_of(MAPS, "libarrow") == [(0x7FA0, 0x7FB0)]
 

@@ -100,13 +100,13 @@ def test_a_usual_request_is_understood_as_its_twin_does(checker, partition_id, b
         b"",
     ],
 )
-def test_what_is_not_usual_is_left_to_the_plain_path(checker, frame):
+def test_unusual_requests_are_left_to_the_plain_path(checker, frame):
     assert both(checker, frame)[0] is None
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.data())
-def test_a_mutated_request_is_never_taken_for_more_than_the_twin_takes_it_for(data):
+def test_the_kernel_takes_no_mutated_request_that_its_twin_refuses(data):
     checker = BatchChecker({1: SCHEMA}.get, "ARROW")
     first = np.frombuffer(log_batch(1), np.uint8)
     checker.check(first, 0, first.size)

@@ -412,7 +412,7 @@ def test_a_timestamp_beyond_arrow_is_sound_but_has_no_column(text: str) -> None:
         codec.columns(located)
 
 
-def test_what_a_type_cannot_hold_is_refused_when_written() -> None:
+def test_a_value_that_its_type_cannot_hold_is_refused_when_written() -> None:
     wide = pa.array([10**5], pa.int32()).cast(pa.decimal128(10, 0)).view(pa.decimal128(3, 0))
     big = pa.array([10**5], pa.int32()).cast(pa.decimal128(10, 0)).view(pa.decimal128(20, 0))
     for text, array, row_format in (

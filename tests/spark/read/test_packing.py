@@ -40,5 +40,5 @@ def test_few_records_are_one_task():
     assert len(pack(tail(*[10] * 100), 8, split=True)) == 1
 
 
-def test_nothing_is_no_task():
+def test_empty_ranges_make_no_task():
     assert pack(tail(0, 0), 4, split=True) == ()

@@ -240,7 +240,7 @@ def test_a_query_says_how_far_the_log_is(lake_server, connection):
         assert stream.reader.reportLatestOffset() == {"/0": 4}
 
 
-def test_what_is_there_when_a_query_begins_is_all_that_it_reads_at_once(lake_server, log_table):
+def test_a_query_with_available_now_reads_up_to_the_end_at_its_beginning(lake_server, log_table):
     append(log_table, id=[1, 2, 3], name=["a", "b", "c"])
     stream = StreamRead(lake_server.bootstrap, log_table)
     stream.reader.prepareForTriggerAvailableNow()
@@ -290,7 +290,7 @@ def test_partitions_join_and_leave_a_query(lake_server, connection):
         assert stream.latestOffset(rest, everything()) == rest
 
 
-def test_nothing_new_is_the_same_offset(lake_server, log_table):
+def test_the_offset_stays_the_same_without_new_records(lake_server, log_table):
     append(log_table, id=[1], name=["a"])
     stream = reader(lake_server.bootstrap, log_table)
     end = stream.latestOffset(stream.initialOffset(), everything())
@@ -320,7 +320,7 @@ def test_a_bucket_of_a_primary_key_table_is_never_cut_so_that_a_key_keeps_its_or
     assert len(buckets) == len(set(buckets)) > 0
 
 
-def test_a_limit_of_bytes_is_kept_about(lake_server, log_table):
+def test_a_limit_in_bytes_is_kept_approximately(lake_server, log_table):
     append(log_table, id=list(range(1000)), name=["x" * 100] * 1000)
     stream = reader(lake_server.bootstrap, log_table)
     start = stream.initialOffset()

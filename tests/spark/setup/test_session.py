@@ -126,7 +126,7 @@ spark.stop()
 
 
 @pytest.mark.slow
-def test_what_spark_submit_was_told_stays(spark, tmp_path):
+def test_settings_of_spark_submit_are_kept(spark, tmp_path):
     """Needs `spark` only so that Java is found."""
     script = tmp_path / "driver.py"
     script.write_text(SUBMITTED)

@@ -188,7 +188,7 @@ def test_a_query_without_a_name_is_refused_or_not_fenced(
                 assert pickle.loads(pickle.dumps(made))._handle is None
 
 
-def test_names_and_numbers_of_commits() -> None:
+def test_commits_are_identified_by_query_and_micro_batch() -> None:
     one, other = str(uuid4()), str(uuid4())
     assert txn_of(one, "name") == f"name:{one}"
     with pytest.raises(zufluss.errors.InvalidProducerIdError):

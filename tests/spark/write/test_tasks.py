@@ -1,4 +1,4 @@
-"""What tasks of a write do to tables, without Spark: once each, in whatever way they are run."""
+"""The effect of write tasks on tables, without Spark: each row once, however tasks are run."""
 
 from __future__ import annotations
 
