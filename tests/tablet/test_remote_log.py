@@ -606,8 +606,14 @@ async def test_a_lost_log_gives_no_offset_again_that_the_lake_has(tmp_path: Path
         assert (log.log_start_offset, log.log_end_offset) == (33, 33)
         await tablet.write(1)
         assert (await tablet.fetched(33)).error_code == 0
-        missing = await tablet.fetched(30)
-        assert missing.error_code == ErrorCode.LOG_OFFSET_OUT_OF_RANGE_EXCEPTION
+        uploaded = gateway.commits[-1].end_offset
+        for offset in (uploaded, 32):
+            missing = await tablet.fetched(offset)
+            assert missing.error_code == ErrorCode.LOG_OFFSET_OUT_OF_RANGE_EXCEPTION
+            lost = f"{uploaded} to 32 were lost with a disk; read on at offset 33"
+            assert lost in missing.error_message
+        assert (await tablet.fetched(uploaded - 1)).error_code == 0
+        assert "lost" not in (await tablet.fetched(10**6)).error_message
 
         await tablet.write(12)
         remote = tablet.replica().remote

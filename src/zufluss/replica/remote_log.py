@@ -152,6 +152,13 @@ class RemoteLog:
             raise self._not_read()
         segments = self.manifest.segments
         i = bisect_right(segments, offset, key=lambda s: s.start_offset) - 1
+        if segments and segments[-1].end_offset <= offset < self.log.log_start_offset:
+            raise OffsetOutOfRangeError(
+                f"offset {offset} of {self.log}: the records {segments[-1].end_offset} to "
+                f"{self.log.log_start_offset - 1} were lost with a disk; read on at offset "
+                f"{self.log.log_start_offset}. A scan of a primary-key table has the rows that its "
+                f"last snapshot had, a union read those that the lake had"
+            )
         if i < 0 or offset >= segments[i].end_offset:
             here = f"{self.log.log_start_offset} to {self.log.high_watermark}"
             there = f"{segments[0].start_offset} to {segments[-1].end_offset}" if segments else "-"

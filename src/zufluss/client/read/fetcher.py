@@ -396,7 +396,8 @@ class LogFetcher:
         if isinstance(reason, OffsetOutOfRangeError):
             raise OffsetOutOfRangeError(
                 f"{answer.bucket}: offset {state.position} is outside the log; it may have been "
-                "removed by table.log.ttl. Start at 'earliest', or at an offset that exists"
+                "removed by table.log.ttl. Start at 'earliest', or at an offset that exists. The "
+                f"server says: {answer.error_message}"
             )
         raise reason
 
