@@ -18,7 +18,12 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    contextmanager,
+)
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -28,6 +33,7 @@ import structlog
 
 from zufluss.clock import wall_ms
 from zufluss.cluster.cluster_service import ClusterService
+from zufluss.cluster.examination import Examination, net_findings
 from zufluss.cluster.image import ClusterNode
 from zufluss.cluster.metadata_service import MetadataService
 from zufluss.cluster.remote import home
@@ -39,6 +45,7 @@ from zufluss.config.load import Configuration
 from zufluss.coordinator.remote.locations import NO_LOCATIONS
 from zufluss.coordinator.server import Coordinator
 from zufluss.errors import ConfigError, NetworkError
+from zufluss.expiry import ExpiryClock, expiry_clock
 from zufluss.log.files import Files, files_from_environment
 from zufluss.meta.embedded import EmbeddedStore
 from zufluss.net.client import RpcConnection, open_connection
@@ -62,6 +69,7 @@ from zufluss.remote.placement import STATE_FILE
 from zufluss.remote.storage import RemoteStorage
 from zufluss.remote.tokens import Tokens
 from zufluss.tablet.coordinator_client import CoordinatorClient
+from zufluss.tablet.findings import tablet_findings
 from zufluss.tablet.link import CoordinatorLink
 from zufluss.tablet.samples import tablet_samples
 from zufluss.tablet.server import TabletServer
@@ -292,28 +300,40 @@ async def _serve_dev(conf: Configuration, stop: asyncio.Event) -> None:
     net = await _bound(conf, services)
     files = files_from_environment()
     async with AsyncExitStack() as closing:
+        expiry = await closing.enter_async_context(_expiry_clock(conf, files))
         store = await EmbeddedStore.open(Path(conf.get(options.DATA_DIR)) / "meta")
         closing.push_async_callback(store.close)
         node = _node(conf.get(options.ZUFLUSS_COORDINATOR_ID), net)
-        coordinator = await Coordinator.open(conf, store, node, wall_ms, files=files)
-        tablet = TabletServer(
-            conf,
-            files,
-            wall_ms,
-            coordinator.locations.storage,
-            coordinator.remote,
-            coordinator.catalog.allocate_ids,
+        coordinator = await Coordinator.open(
+            conf, store, node, wall_ms, files=files, expiry_ms=expiry.now_ms
         )
-        closing.push_async_callback(tablet.close)
-        closing.push_async_callback(coordinator.stop)  # first of all: it gives the orders
+        orders = AsyncExitStack()
+        orders.push_async_callback(coordinator.stop)
+        async with orders:  # until the tablet server can be stopped after the coordinator
+            tablet = TabletServer(
+                conf,
+                files,
+                wall_ms,
+                coordinator.locations.storage,
+                coordinator.remote,
+                coordinator.catalog.allocate_ids,
+                expiry_ms=expiry.now_ms,
+            )
+            closing.push_async_callback(tablet.close)
+            await closing.enter_async_context(orders.pop_all())
         tablet.claim(coordinator.catalog.cluster_id)
         await coordinator.attach(_node(tablet.server_id, net), tablet)
         coordinator.register(services)
         services.attach(coordinator.writer_ids)
         tablet.register(services)
+        services.attach(Examination(conf, expiry, [tablet_findings(tablet), net_findings(net)]))
         net.on_drain = tablet.fetch.drain
         shown = [tablet_samples(tablet), *_coordinator_samples(coordinator)]
         await _accept(net, conf, stop, "coordinator and tablet server", began, shown)
+
+
+def _expiry_clock(conf: Configuration, files: Files) -> AbstractAsyncContextManager[ExpiryClock]:
+    return expiry_clock(Path(conf.get(options.DATA_DIR)), files)
 
 
 def _coordinator_samples(coordinator: Coordinator) -> list[ReadSamples]:
@@ -342,7 +362,9 @@ async def _serve_coordinator(conf: Configuration, stop: asyncio.Event) -> None:
             )
         return await tablets.connect(endpoint.host, endpoint.port)
 
+    files = files_from_environment()
     async with AsyncExitStack() as closing:
+        expiry = await closing.enter_async_context(_expiry_clock(conf, files))
         store = await EmbeddedStore.open(Path(conf.get(options.DATA_DIR)) / "meta")
         closing.push_async_callback(store.close)
         closing.callback(tablets.close)
@@ -352,15 +374,25 @@ async def _serve_coordinator(conf: Configuration, stop: asyncio.Event) -> None:
             _node(conf.get(options.ZUFLUSS_COORDINATOR_ID), net),
             wall_ms,
             connect=connect,
-            files=files_from_environment(),
+            files=files,
+            expiry_ms=expiry.now_ms,
         )
         closing.push_async_callback(coordinator.stop)
         coordinator.register(services)
+        services.attach(Examination(conf, expiry, [net_findings(net)]))
         shown = _coordinator_samples(coordinator)
         await _accept(net, conf, stop, "coordinator", began, shown)
 
 
 async def _serve_tablet(conf: Configuration, stop: asyncio.Event) -> None:
+    files = files_from_environment()
+    async with _expiry_clock(conf, files) as expiry:
+        await _serve_tablet_until(conf, stop, files, expiry)
+
+
+async def _serve_tablet_until(
+    conf: Configuration, stop: asyncio.Event, files: Files, expiry: ExpiryClock
+) -> None:
     began = time.monotonic()
     host, port = _coordinator_address(conf)
     services = Services()
@@ -370,7 +402,13 @@ async def _serve_tablet(conf: Configuration, stop: asyncio.Event) -> None:
     state_file = Path(conf.get(options.DATA_DIR)) / STATE_FILE
     storage = RemoteStorage(conf, NO_LOCATIONS, state_file=state_file)
     tablet = TabletServer(
-        conf, files_from_environment(), wall_ms, storage, coordinator, coordinator.allocate_ids
+        conf,
+        files,
+        wall_ms,
+        storage,
+        coordinator,
+        coordinator.allocate_ids,
+        expiry_ms=expiry.now_ms,
     )
 
     def claim(cluster_id: str) -> None:
@@ -387,6 +425,7 @@ async def _serve_tablet(conf: Configuration, stop: asyncio.Event) -> None:
     after.attach(TokenService(tablet.image, lambda: storage.locations, Tokens(conf, wall_ms)))
     after.attach(WriterIds(coordinator.allocate_writer_ids))
     tablet.register(after)
+    after.attach(Examination(conf, expiry, [tablet_findings(tablet), net_findings(net)]))
     net.on_drain = tablet.fetch.drain
     try:
         await net.start()  # first: the coordinator calls back as soon as it knows us

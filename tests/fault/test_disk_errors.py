@@ -107,6 +107,10 @@ def test_a_failed_sync_is_never_acknowledged_and_its_buckets_come_back_by_themse
         assert writer.write(0) == STORAGE
         assert writer.write(1) == STORAGE
         assert writer.write(0) == STORAGE, "it is still being opened"
+        examined = writer.client.call(ApiKey.EXAMINE_SERVER, m.ExamineServerRequest())
+        problems = {f.subject: f.text for f in examined.findings if f.severity == 2}
+        assert "recovering since" in problems["bucket crash.t 0"]
+        assert "Input/output error" in problems["bucket crash.t 0"]
     for bucket in writer.lanes:
         until_written(writer, bucket)
     assert violations(writer.history, read_all(server.port, [writer.target])) == []

@@ -64,6 +64,7 @@ class Tablet:
         may_read: MayRead = everybody,
         monotonic: Callable[[], float] = time.monotonic,
         allocate_ids: AllocateIds = no_ids,
+        expiry_ms: Callable[[], int] | None = None,
     ) -> None:
         self.image = picture(schema, buckets, properties or {})
         settings = {"data.dir": str(data_dir), "tablet-server.id": "1", **(conf or {})}
@@ -79,6 +80,7 @@ class Tablet:
             allocate_ids,
             may_read=may_read,
             monotonic=monotonic,
+            expiry_ms=expiry_ms,
         )
 
     async def start(self) -> Tablet:

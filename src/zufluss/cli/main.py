@@ -7,6 +7,7 @@
 | 2    | usage: an option, a configuration value or an input file is wrong          |
 | 3    | no server: cannot connect, or no answer in time                            |
 | 4    | `lookup`: some key has no row                                              |
+| 5    | `doctor`: something does not work                                          |
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from zufluss import __version__
 from zufluss.cli import (
     data,
     database,
+    doctor,
     keyed,
     lease,
     location,
@@ -38,7 +40,8 @@ UNREACHABLE = 3
 app = typer.Typer(
     name="zufluss",
     help="Streaming storage for lakehouses: run a server, manage tables, move rows.",
-    epilog="Exit codes: 0 done, 1 the server refused, 2 usage, 3 no server, 4 no row for a key.",
+    epilog="Exit codes: 0 done, 1 the server refused, 2 usage, 3 no server, 4 no row for a key, "
+    "5 doctor found a problem.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -52,6 +55,7 @@ app.command(rich_help_panel=_RUN)(servers.dev)
 app.command(rich_help_panel=_RUN)(servers.server)
 app.command(rich_help_panel=_RUN, context_settings=tiering.PASS_ON)(tiering.tiering)
 app.command(rich_help_panel=_RUN)(servers.config)
+app.command(rich_help_panel=_RUN)(doctor.doctor)
 app.add_typer(database.app, name="db", rich_help_panel=_CATALOG)
 app.add_typer(table.app, name="table", rich_help_panel=_CATALOG)
 app.add_typer(partition.app, name="partition", rich_help_panel=_CATALOG)

@@ -15,7 +15,7 @@ from zufluss.client.core import catalog, offsets
 from zufluss.client.core.catalog import Partition, PartitionInfo, partition_name_of
 from zufluss.client.core.cluster import ClusterConnection, Path, as_path
 from zufluss.client.core.durations import Duration
-from zufluss.client.core.metadata import ServerNode
+from zufluss.client.core.metadata import ServerFinding, ServerNode
 from zufluss.client.core.offsets import Position, places_of
 from zufluss.client.keyed import snapshots
 from zufluss.client.keyed.snapshots import KvSnapshotInfo, KvSnapshotMetadata
@@ -410,6 +410,23 @@ class AsyncAdmin:
         metadata = self._connection.metadata
         coordinator = [metadata.coordinator] if metadata.coordinator else []
         return [*coordinator, *metadata.tablets.values()]
+
+    async def examine_servers(self, *, confirm_clock: bool = False) -> list[ServerFinding]:
+        """Ask every server what it lacks and has in doubt.
+
+        `confirm_clock` tells them that their wall clocks are right although they jumped.
+        """
+        request = m.ExamineServerRequest(confirm_clock=confirm_clock)
+        findings = []
+        for address in dict.fromkeys(node.address for node in await self.server_nodes()):
+            socket = await self._connection.socket(address)
+            timeout_ms = self._connection.options.request_timeout_ms
+            answer = await socket.call(ApiKey.EXAMINE_SERVER, request, timeout_ms=timeout_ms)
+            server = f"{address[0]}:{address[1]}"
+            findings += [
+                ServerFinding(server, f.severity, f.subject, f.text) for f in answer.findings
+            ]
+        return findings
 
     # -- remote locations and configuration ----------------------------------------------------
 

@@ -35,6 +35,10 @@ class Authority:
         """Whether a principal may do everything; None is a user without authentication."""
         return principal is not None and principal in self._super_users
 
+    def may_operate(self, principal: str | None) -> bool:
+        """Whether a principal may change how servers work; everybody without authentication."""
+        return not self._named or self.is_super(principal)
+
     def may_overwrite(self, principal: str | None) -> bool:
         """Whether a principal may put rows past the merge engine of a table."""
         return not self._named or (principal is not None and principal in self._overwriters)

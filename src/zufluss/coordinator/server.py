@@ -87,6 +87,7 @@ class _Base(NamedTuple):
     authority: Authority
     clock_ms: Callable[[], int]
     clock: Callable[[], float]
+    expiry_ms: Callable[[], int]
 
 
 class _State(NamedTuple):
@@ -147,8 +148,12 @@ class Coordinator:
             state.held_drops,
             state.locations,
         )
-        self.partitions = AutoPartitions(conf, self.catalog, holds, base.freed, clock_ms)
-        self.producer_offsets = ProducerOffsets(base.store, base.ledger, conf, clock_ms)
+        self.partitions = AutoPartitions(
+            conf, self.catalog, holds, base.freed, clock_ms, base.expiry_ms
+        )
+        self.producer_offsets = ProducerOffsets(
+            base.store, base.ledger, conf, clock_ms, base.expiry_ms
+        )
         self.writer_ids = WriterIds(self.catalog.allocate_writer_ids)
         self.registrations: Registrations | None = None
         """Tablet servers of other processes; None in a process with both roles."""
@@ -177,11 +182,13 @@ class Coordinator:
         connect: Connect | None = None,
         files: Files | None = None,
         clock: Callable[[], float] = time.monotonic,
+        expiry_ms: Callable[[], int] | None = None,
     ) -> Coordinator:
         """Take over a metadata store, and fence off the coordinator that had it before.
 
         `node` is the coordinator itself as clients reach it. `connect` reaches tablet servers of
-        other processes. `clock` counts the seconds of leases and producers, and never jumps.
+        other processes. `clock` counts the seconds of leases and producers, and never jumps;
+        `expiry_ms` is the time by which other things expire, by default the clock's.
         """
         ledger = await Ledger.open(store)
         image = ClusterImage()
@@ -197,6 +204,7 @@ class Coordinator:
             Authority(conf),
             clock_ms,
             clock,
+            expiry_ms or clock_ms,
         )
         coordinator = cls(base, await _load(base), node, connect, (files or Files()).reach)
         await coordinator._start()
@@ -321,7 +329,7 @@ def _remote(
         state.held_drops,
         drops_over=catalog.unlocked,
         lake_offset=lake.offset,
-        clock_ms=base.clock_ms,
+        clock_ms=base.expiry_ms,
         reach=reach,
     )
 

@@ -159,6 +159,17 @@ BUCKETS_REFUSED = tablet_metric(
     "zufluss_buckets_refused",
     "Buckets that cannot be served because their data is damaged; the log says why.",
 )
+BUCKETS_RECOVERING = tablet_metric(
+    "zufluss_buckets_recovering",
+    "Buckets that failed or could not be opened, and that the server tries to open by itself; "
+    "`zufluss doctor` tells the reasons.",
+)
+BUCKET_RECOVERY_ATTEMPTS = tablet_metric(
+    "zufluss_bucket_recovery_attempts_total", "Tries to open such buckets."
+)
+BUCKETS_RECOVERED = tablet_metric(
+    "zufluss_buckets_recovered_total", "Tries that succeeded: the bucket is served again."
+)
 LOG_SIZE_BYTES = tablet_metric("zufluss_log_size_bytes", "Size of all logs on this server.")
 REMOTE_LOG_SIZE_BYTES = tablet_metric(
     "zufluss_remote_log_size_bytes", "Size of what remote storage has of the logs on this server."

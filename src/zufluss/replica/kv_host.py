@@ -139,6 +139,14 @@ class KvHost:
         self.worker.submit(job, done)
         return await future
 
+    @property
+    def memory_bytes(self) -> tuple[int, int]:
+        """Bytes of key-value memory in use, and the budget; 0 before the first bucket."""
+        if self._memory is None:
+            return 0, 0
+        arena = self._memory.arena
+        return arena.budget - arena.free_bytes, arena.budget
+
     async def settled(self) -> None:
         """Wait until the worker has done every job submitted so far."""
         if self._worker is not None:

@@ -17,7 +17,12 @@ def tablet_samples(tablet: TabletServer) -> ReadSamples:
     def read() -> Iterable[Sample]:
         tables = tablet.buckets.tables.values()
         yield Sample(metrics.BUCKETS, sum(len(table.replicas) for table in tables))
-        yield Sample(metrics.BUCKETS_REFUSED, sum(len(table.refused) for table in tables))
+        refused = [*tablet.buckets.refused()]
+        recovering, retries = sum(each.recovering for each in refused), tablet.assignments.retries
+        yield Sample(metrics.BUCKETS_REFUSED, len(refused) - recovering)
+        yield Sample(metrics.BUCKETS_RECOVERING, recovering)
+        yield Sample(metrics.BUCKET_RECOVERY_ATTEMPTS, retries.attempts)
+        yield Sample(metrics.BUCKETS_RECOVERED, retries.opened)
         yield Sample(metrics.LOG_SIZE_BYTES, sum(each.size for each in tablet.logs.logs))
         yield from _remote_log_samples(tablet)
         yield Sample(metrics.KV_PINS, len(tablet.scans.pins))

@@ -90,11 +90,16 @@ class TabletServer:
         *,
         may_read: MayRead = everybody,
         monotonic: Callable[[], float] = time.monotonic,
+        expiry_ms: Callable[[], int] | None = None,
     ) -> None:
-        """`gateway` and `allocate_ids` reach the coordinator; `monotonic` is the age of pins."""
+        """`gateway` and `allocate_ids` reach the coordinator; `monotonic` is the age of pins.
+
+        `expiry_ms` is the time by which data expires (`clock.ExpiryClock`); by default the clock's.
+        """
+        expiry_ms = expiry_ms or clock_ms
         self._conf = conf
         self._files = files
-        self._clock_ms = clock_ms
+        self._expiry_ms = expiry_ms
         self.server_id = conf.get(options.TABLET_SERVER_ID)
         self.data_dir = Path(conf.get(options.DATA_DIR))
         self.storage = storage
@@ -115,7 +120,7 @@ class TabletServer:
         self.service = TabletService(buckets, self.lookup, self._readers, clock_ms)
 
         remote = RemoteContext(buckets, storage, gateway, files)
-        self.remote_logs = RemoteLogRunner(conf, remote, self.logs, tasks, clock_ms)
+        self.remote_logs = RemoteLogRunner(conf, remote, self.logs, tasks, expiry_ms)
         self.fetch = FetchHandler(buckets, self.remote_logs, self._readers, tasks)
         self.snapshots = KvSnapshotter(conf, remote, self.kv)
         restorer = Restorer(remote, self.logs, self.kv)
@@ -131,7 +136,7 @@ class TabletServer:
             self.logs,
             self.kv,
             self.producers,
-            clock_ms,
+            expiry_ms,
             opened=(self.pin_states.opened,),
             closed=tuple(follower.closed for follower in followers),
             failed=lambda replica: self.assignments.recover(replica),
@@ -281,7 +286,7 @@ class TabletServer:
         self.put.expire(now)
 
     def _expire_data(self) -> None:
-        now_ms = self._clock_ms()
+        now_ms = self._expiry_ms()
         self.logs.expire(now_ms)
         self.kv.flush_held_back()
         self.kv.forget_expired_writers(now_ms)

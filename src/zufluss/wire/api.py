@@ -117,6 +117,7 @@ class ApiKey(IntEnum):
     UPDATE_PRODUCERS = 30044
     GET_PRODUCER_ACTIVITY = 30045
     UNDO_PRODUCER = 30046
+    EXAMINE_SERVER = 30050
 
 
 EXTENSION_KEY_MIN: Final = 30000
@@ -168,6 +169,7 @@ _OUR_CLIENTS: Final = frozenset(
         ApiKey.RELEASE_PRODUCER,
         ApiKey.LIST_PRODUCERS,
         ApiKey.UNDO_PRODUCER,
+        ApiKey.EXAMINE_SERVER,
     }
 )
 _TABLET_ONLY: Final = frozenset(
@@ -217,6 +219,7 @@ _BOTH_ROLES: Final = frozenset(
         ApiKey.LIST_ACLS,
         ApiKey.DESCRIBE_CLUSTER_CONFIGS,
         ApiKey.GET_CLUSTER_HEALTH,
+        ApiKey.EXAMINE_SERVER,
     }
 )
 

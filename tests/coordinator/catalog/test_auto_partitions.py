@@ -56,6 +56,14 @@ async def test_time_goes_on_and_old_partitions_go(cluster: Cluster) -> None:
     assert len(cluster.tablet.buckets) == 4, "a dropped partition gives its buckets back"
 
 
+async def test_a_clock_far_ahead_drops_nothing_while_it_is_doubted(cluster: Cluster) -> None:
+    await cluster.catalog.create_table(EVENTS, auto_partitioned(num_retention="2"))
+    await cluster.coordinator.partitions.check()
+    ahead = NOON + 400 * DAY_MS
+    assert len(plan(cluster.image, ahead).drops) == 2
+    assert plan(cluster.image, ahead, expiry_ms=NOON).drops == ()
+
+
 async def test_partitions_that_a_user_made_count_too(cluster: Cluster) -> None:
     """A partition within the retention stays, whoever created it."""
     await cluster.catalog.create_table(EVENTS, auto_partitioned(num_retention="2"))

@@ -9,10 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from zufluss.model.table import TableBucket, TableDescriptor, TableInfo, TablePath
 from zufluss.wire import messages as m
 from zufluss.wire.tables import path_from_proto
+
+
+class ServerFinding(NamedTuple):
+    """One thing that a server told about itself."""
+
+    server: str
+    """The server's address, host:port."""
+    severity: int
+    """0: fine, 1: worth a look, 2: something does not work."""
+    subject: str
+    """What it is about: a bucket, a resource."""
+    text: str
+    """What is the matter, and what to do."""
 
 
 @dataclass(frozen=True, slots=True)

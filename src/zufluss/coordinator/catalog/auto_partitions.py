@@ -63,9 +63,17 @@ class PartitionPlan:
 
 
 def plan(
-    image: ClusterImage, now_ms: int, tables: Iterable[TableEntry] | None = None
+    image: ClusterImage,
+    now_ms: int,
+    tables: Iterable[TableEntry] | None = None,
+    *,
+    expiry_ms: int | None = None,
 ) -> PartitionPlan:
-    """The partitions to create and to drop at a time, of some tables or of all."""
+    """The partitions to create and to drop at a time, of some tables or of all.
+
+    `expiry_ms` is the time by which partitions expire, by default the same.
+    """
+    expiry_ms = now_ms if expiry_ms is None else expiry_ms
     creates: list[PartitionStep] = []
     drops: list[PartitionStep] = []
     for table in image.tables() if tables is None else tables:
@@ -75,7 +83,8 @@ def plan(
         existing = image.partitions(info.table_id)
         due = auto_partitions(info, now_ms)
         creates += [PartitionStep(info, name) for name in due if name not in existing]
-        drops += [PartitionStep(info, name) for name in expired_partitions(info, existing, now_ms)]
+        old = expired_partitions(info, existing, expiry_ms)
+        drops += [PartitionStep(info, name) for name in old]
     return PartitionPlan(tuple(creates), tuple(drops))
 
 
@@ -89,11 +98,14 @@ class AutoPartitions:
         holds: LeaseHolds,
         freed: Feed[Sequence[TableBucket]],
         clock_ms: Callable[[], int],
+        expiry_ms: Callable[[], int] | None = None,
     ) -> None:
+        """`expiry_ms` is the time by which partitions expire; by default the clock's."""
         self._interval_s = conf.get(options.AUTO_PARTITION_CHECK_INTERVAL) / 1000
         self._catalog = catalog
         self._holds = holds
         self._clock_ms = clock_ms
+        self._expiry_ms = expiry_ms or clock_ms
         self._held: dict[int, PartitionStep] = {}
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -115,7 +127,8 @@ class AutoPartitions:
     async def check(self, tables: Iterable[TableEntry] | None = None) -> None:
         """Create and drop the partitions that are due now, of some tables or of all."""
         chosen = None if tables is None else tuple(tables)
-        todo = plan(self._catalog.image, self._clock_ms(), chosen)
+        now_ms, expiry_ms = self._clock_ms(), self._expiry_ms()
+        todo = plan(self._catalog.image, now_ms, chosen, expiry_ms=expiry_ms)
         self._forget_held(todo, chosen)
         # Drops first: they make room below max.partition.num.
         for step in todo.drops:

@@ -79,12 +79,15 @@ class ProducerOffsets:
         ledger: Ledger,
         conf: Configuration,
         clock_ms: Callable[[], int],
+        expiry_ms: Callable[[], int],
     ) -> None:
+        """`expiry_ms` is the time by which offsets expire (`clock.ExpiryClock`)."""
         self._store = store
         self._ledger = ledger
         self._ttl_ms = conf.get(options.COORDINATOR_PRODUCER_OFFSETS_TTL)
         self._interval_ms = conf.get(options.COORDINATOR_PRODUCER_OFFSETS_CLEANUP_INTERVAL)
         self._clock_ms = clock_ms
+        self._expiry_ms = expiry_ms
         self._lock = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
         self._tasks = PendingTasks("producer_offsets")
@@ -198,7 +201,7 @@ class ProducerOffsets:
         return None if stored is None else guarded(path, _decode_head, stored.value)
 
     def _is_over(self, head: _Head) -> bool:
-        return self._clock_ms() >= head.expires_ms
+        return self._expiry_ms() >= head.expires_ms
 
     async def _run(self) -> None:
         while True:

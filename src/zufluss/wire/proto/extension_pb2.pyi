@@ -2103,3 +2103,71 @@ class UndoProducerResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___UndoProducerResponse: _TypeAlias = UndoProducerResponse  # noqa: Y015
+
+@_typing.final
+class ExamineServerRequest(_message.Message):
+    """EXAMINE_SERVER (30050), client to any server: what the server lacks, and what it has in doubt."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONFIRM_CLOCK_FIELD_NUMBER: _builtins.int
+    confirm_clock: _builtins.bool
+    """believe the wall clock from now on, although it jumped"""
+    def __init__(
+        self,
+        *,
+        confirm_clock: _builtins.bool | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["confirm_clock", b"confirm_clock"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["confirm_clock", b"confirm_clock"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExamineServerRequest: _TypeAlias = ExamineServerRequest  # noqa: Y015
+
+@_typing.final
+class PbFinding(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEVERITY_FIELD_NUMBER: _builtins.int
+    SUBJECT_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    severity: _builtins.int
+    """0: fine, 1: worth a look, 2: something does not work"""
+    subject: _builtins.str
+    text: _builtins.str
+    def __init__(
+        self,
+        *,
+        severity: _builtins.int | None = ...,
+        subject: _builtins.str | None = ...,
+        text: _builtins.str | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["severity", b"severity", "subject", b"subject", "text", b"text"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["severity", b"severity", "subject", b"subject", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PbFinding: _TypeAlias = PbFinding  # noqa: Y015
+
+@_typing.final
+class ExamineServerResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FINDINGS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def findings(self) -> _containers.RepeatedCompositeFieldContainer[Global___PbFinding]: ...
+    def __init__(
+        self,
+        *,
+        findings: _abc.Iterable[Global___PbFinding] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["findings", b"findings"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExamineServerResponse: _TypeAlias = ExamineServerResponse  # noqa: Y015

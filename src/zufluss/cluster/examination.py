@@ -1,0 +1,142 @@
+"""What a server finds about itself: shortages, and what it has in doubt (`zufluss doctor`).
+
+Each part of a server that can run short tells its findings when somebody asks; nothing is kept for
+it. The handler answers EXAMINE_SERVER in either role.
+"""
+
+from __future__ import annotations
+
+import resource
+import shutil
+from collections.abc import Callable, Iterable, Sequence
+from enum import IntEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from zufluss.cluster.authority import Authority
+from zufluss.config import options
+from zufluss.config.load import Configuration
+from zufluss.errors import AuthorizationError
+from zufluss.wire import messages as m
+
+if TYPE_CHECKING:
+    from zufluss.net.server import NetServer
+    from zufluss.net.services import RequestContext
+
+SCARCE = 0.8
+"""A resource of which more than this share is in use is worth a look."""
+
+
+OPEN_FILES = Path("/proc/self/fd")
+"""Has an entry for each file that the process has open, on Linux."""
+
+
+class Severity(IntEnum):
+    """How bad a finding is, numbered as on the wire."""
+
+    FINE = 0
+    WARNING = 1
+    PROBLEM = 2
+
+
+class Finding(NamedTuple):
+    """One thing that a server tells about itself."""
+
+    severity: Severity
+    subject: str
+    """What it is about: a bucket, a resource."""
+    text: str
+    """What is the matter, and what to do."""
+
+
+Examine = Callable[[], Iterable[Finding]]
+"""Tells the findings of one part of a server, on the event loop."""
+
+
+class DoubtfulClock(Protocol):
+    """The clock by which things expire (`expiry.ExpiryClock`)."""
+
+    @property
+    def doubted_ms(self) -> int:
+        """How far the wall clock is ahead of what is believed; 0 if it is believed."""
+
+    def confirm(self) -> None:
+        """Believe the wall clock as it is now."""
+
+
+class Examination:
+    """The handler of EXAMINE_SERVER."""
+
+    def __init__(
+        self, conf: Configuration, clock: DoubtfulClock, parts: Sequence[Examine] = ()
+    ) -> None:
+        self._authority = Authority(conf)
+        self._data_dir = Path(conf.get(options.DATA_DIR))
+        self._clock = clock
+        self._parts = parts
+
+    async def examine_server(
+        self, request: m.ExamineServerRequest, context: RequestContext
+    ) -> m.ExamineServerResponse:
+        """EXAMINE_SERVER (30050): what the server lacks, and what it has in doubt."""
+        if request.confirm_clock:
+            if not self._authority.may_operate(context.principal):
+                raise AuthorizationError(
+                    f"{context.principal or 'an unknown user'} may not confirm the clock; "
+                    f"{options.SUPER_USERS.key} names who may"
+                )
+            self._clock.confirm()
+        response = m.ExamineServerResponse()
+        for severity, subject, text in self.findings():
+            response.findings.add(severity=severity, subject=subject, text=text)
+        return response
+
+    def findings(self) -> Iterable[Finding]:
+        """Everything that the server finds, the resources of the process first."""
+        yield self._descriptors()
+        yield self._disk()
+        yield self._time()
+        for part in self._parts:
+            yield from part()
+
+    def _descriptors(self) -> Finding:
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        used = sum(1 for _ in OPEN_FILES.iterdir()) if OPEN_FILES.is_dir() else 0
+        return share("descriptors", used, limit, "open files", "raise the limit (ulimit -n)")
+
+    def _disk(self) -> Finding:
+        usage = shutil.disk_usage(self._data_dir)
+        return share(
+            "disk", (usage.total - usage.free) >> 20, usage.total >> 20, "MiB of data.dir",
+            "free space, or shorten table.log.ttl",
+        )  # fmt: skip
+
+    def _time(self) -> Finding:
+        ahead = self._clock.doubted_ms
+        if not ahead:
+            return Finding(Severity.FINE, "clock", "the wall clock is believed")
+        return Finding(
+            Severity.WARNING,
+            "clock",
+            f"the wall clock jumped ahead by {ahead / 1000:.0f} s, or the server was away; nothing "
+            "expires for an hour. If the time is right: zufluss doctor --confirm-clock",
+        )
+
+
+def share(subject: str, used: int, limit: int, what: str, remedy: str) -> Finding:
+    """A finding about a resource of which a part is in use."""
+    text = f"{used} of {limit} {what}"
+    if limit > 0 and used > SCARCE * limit:
+        return Finding(Severity.WARNING, subject, f"{text}; {remedy}")
+    return Finding(Severity.FINE, subject, text)
+
+
+def net_findings(net: NetServer) -> Examine:
+    """The connections of a server."""
+
+    def examine() -> Iterable[Finding]:
+        key = options.ZUFLUSS_NET_MAX_CONNECTIONS.key
+        limit = net.limits.connections_max
+        yield share("connections", len(net.connections), limit, "are open", f"raise {key}")
+
+    return examine
