@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zufluss.record import lz4
+from tests.record import plain_lz4 as lz4
 from zufluss.record.kernels.lz4 import frame_fault
 
 TEXTS = {

@@ -116,12 +116,6 @@ def check_partial_spec(info: TableInfo, spec: PartitionSpec) -> None:
         )
 
 
-def matches(keys: Sequence[str], name: str, partial: PartitionSpec) -> bool:
-    """Whether a partition has the values of a partial spec."""
-    spec = spec_of(keys, name)
-    return all(spec.get(key) == value for key, value in partial.items())
-
-
 def partition_values(
     batch: pa.RecordBatch, keys: Sequence[str], types: Mapping[str, DataType] | None = None
 ) -> pa.Array:

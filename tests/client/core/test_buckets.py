@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.record.keys.plain import encode_key
+from tests.record.keys.plain_hash import bucket_id
 from zufluss.client.core.buckets import HashAssigner, RoundRobinAssigner, StickyAssigner, split
 from zufluss.model.schema import Schema
 from zufluss.model.table import TableDescriptor, TableInfo, TablePath
-from zufluss.record.keys.hash import bucket_id
 
 
 @given(st.lists(st.integers(0, 70_000) | st.integers(0, 3)))

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.paths import FIXTURES
-from zufluss.record.keys.hash import bucket_id, bucket_ids, key_hash, spread
+from tests.record.keys.plain_hash import bucket_id, key_hash, spread
+from zufluss.record.keys.hash import bucket_ids
 
 FIXTURE = FIXTURES / "bucket-ids.json"
 VECTORS = json.loads(FIXTURE.read_text())

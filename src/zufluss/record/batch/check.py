@@ -230,7 +230,7 @@ def _check_content(message: ByteArray, layout: Layout, where: str) -> None:
 
 
 def _check_frames(message: ByteArray, where: str) -> None:
-    """Refuse LZ4 frames that pyarrow accepts and other readers do not (`lz4.py`)."""
+    """Refuse LZ4 frames that pyarrow accepts and other readers do not (`kernels/lz4.py`)."""
     parsed = parse_message(memoryview(message), 0, len(message), where)
     if parsed.codec != LZ4_FRAME:
         return

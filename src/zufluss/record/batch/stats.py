@@ -121,19 +121,6 @@ def read_statistics(view: Any, start: int, length: int, schema: Schema) -> Stati
     return Statistics(statistics)
 
 
-def check_statistics(
-    view: Any, start: int, length: int, schema: Schema, record_count: int | None = None
-) -> None:
-    """Raise `CorruptRecordError` unless the block is valid and fits schema and record count."""
-    statistics = read_statistics(view, start, length, schema)
-    for column_id, column in statistics.columns.items():
-        if record_count is not None and (column.null_count or 0) > record_count:
-            raise CorruptRecordError(
-                f"statistics count {column.null_count} NULLs of column id {column_id} "
-                f"in {record_count} records"
-            )
-
-
 def build_statistics(batch: pa.RecordBatch, schema: Schema, columns: Sequence[int]) -> bytes:
     """Return the block of a batch for these columns; empty without columns or rows."""
     if not columns or batch.num_rows == 0:

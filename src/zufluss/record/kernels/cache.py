@@ -40,7 +40,6 @@ MODULES_OUTSIDE = (
     "zufluss.kv.merge.versioned",
     "zufluss.kv.merge.partial",
     "zufluss.record.fault",
-    "zufluss.record.lz4",
     "zufluss.record.slices",
     "zufluss.record.aggregate.arithmetic",
     "zufluss.record.aggregate.cells",

@@ -1,9 +1,9 @@
 """Buckets of many encoded keys at once.
 
-Key i is `data[offsets[i]:offsets[i + 1]]`, and its bucket goes to `out[i]`. The formulas and the
-plain-Python twin stand in `zufluss.record.keys.hash`. A kernel never reads outside `data`:
-it ends at offsets that fall or leave the buffer, and returns the number of keys done, so
-`result == len(offsets) - 1` means success.
+Key i is `data[offsets[i]:offsets[i + 1]]`, and its bucket goes to `out[i]`. The formulas stand
+in `zufluss.record.keys.hash`, the plain-Python twin is `tests/record/keys/plain_hash.py`. A kernel
+never reads outside `data`: it ends at offsets that fall or leave the buffer, and returns the number
+of keys done, so `result == len(offsets) - 1` means success.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Keys are written column by column: kernels named `add_*` add the size of a column's values to the
 size of each key, kernels named `put_*` write the column and advance each key's cursor. The layouts
-and the plain-Python twin stand in `zufluss.record.keys.encoding`. Every index is bounds-checked:
-offsets that leave their data raise IndexError.
+stand in `zufluss.record.keys.encoding`; the plain-Python twin is `tests/record/keys/plain.py`.
+Every index is bounds-checked: offsets that leave their data raise IndexError.
 """
 
 from __future__ import annotations

@@ -1,4 +1,27 @@
-"""Checks LZ4 frames; `zufluss.record.lz4` is the plain-Python twin and has the layout."""
+"""LZ4 frames that every reader can decompress.
+
+pyarrow decompresses with liblz4, which accepts frames that the format forbids: a match zero bytes
+back, the id of an unknown dictionary, bytes after the end. The decoders of the Rust and Java
+clients refuse such a frame and would never get past its batch. So `batch/check.py` checks the
+structure of frames too, without decompressing. `tests/record/plain_lz4.py` is the plain-Python
+twin.
+
+| frame            | bytes |                                                                      |
+|------------------|-------|----------------------------------------------------------------------|
+| magic            | 4     | 04 22 4d 18                                                          |
+| flags            | 1     | version 01 (2 bits), blocks independent, block checksums, content    |
+|                  |       | size, content checksum, reserved 0, dictionary id (must be 0)        |
+| block descriptor | 1     | bits 4–6: largest block (4 64 KiB … 7 4 MiB), all others 0           |
+| content size     | 0, 8  | if its flag is set                                                   |
+| header checksum  | 1     |                                                                      |
+| blocks           |       | u32 size (top bit: stored as is), data, u32 checksum if flagged      |
+| end              | 4     | size 0                                                               |
+| content checksum | 0, 4  | if its flag is set                                                   |
+
+A block is a row of sequences: a token (literal length, match length less 4; 15 continues in bytes
+of 255), literals, u16 distance back (never 0). The last sequence ends with its literals. Checksums
+and distances that reach before the data are left to the decompression.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +31,17 @@ import numpy as np
 
 from zufluss.record.kernels.cache import kernel
 from zufluss.record.kernels.memory import BYTES, load_u8, load_u16, load_u32, types
-from zufluss.record.lz4 import (
-    BLOCK_CHECKSUM,
-    CONTENT_CHECKSUM,
-    CONTENT_SIZE,
-    CONTINUED,
-    FLAGS_FIXED,
-    MAGIC,
-    STORED,
-    VERSION,
-)
+
+MAGIC = 0x184D2204
+FLAGS_FIXED = 0b1100_0011
+"""Flag bits with a fixed value: version, reserved, dictionary id."""
+VERSION = 0b0100_0000
+BLOCK_CHECKSUM = 0b0001_0000
+CONTENT_SIZE = 0b0000_1000
+CONTENT_CHECKSUM = 0b0000_0100
+STORED = 0x8000_0000
+CONTINUED = 15
+"""Length in a token that continues in the following bytes."""
 
 
 @kernel()
