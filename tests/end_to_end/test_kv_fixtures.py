@@ -21,9 +21,9 @@ from tests.end_to_end.kv import changelog, limit_values, lookups, records_of
 from tests.end_to_end.raw import RawClient, fetch_request
 from tests.end_to_end.test_java_fixtures import create_table, plain
 from tests.paths import FIXTURES
+from tests.record.rows.plain_rows import decode_compacted, decode_indexed
 from zufluss.model.schema import Schema
 from zufluss.record.header import iter_headers
-from zufluss.record.rows.formats import decode_compacted, decode_indexed
 from zufluss.record.rows.values import batch_of_rows
 from zufluss.wire import messages as m
 from zufluss.wire.api import APIS, ApiKey

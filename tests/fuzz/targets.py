@@ -26,6 +26,7 @@ import numpy as np
 from tests.fuzz import seeds
 from tests.log.disk import SilentFiles
 from tests.record.batch import plain_check as plain
+from tests.record.rows import plain_rows
 from zufluss.errors import ConfigError, CorruptMessageError, CorruptRecordError, ZuflussError
 from zufluss.log.checkpoint import read_checkpoint
 from zufluss.log.commit_log import GROUP_HEADER, read_commit_log, seal_group
@@ -41,11 +42,11 @@ from zufluss.record.arrow.message import decode as decode_arrow
 from zufluss.record.arrow.message import parse_message
 from zufluss.record.arrow.project import Projector
 from zufluss.record.batch.check import BatchChecker, CheckedBatch
+from zufluss.record.batch.row_body import decode_body
 from zufluss.record.batch.stats import may_match, read_statistics
 from zufluss.record.fault import BatchFault, RefusedBatchError
 from zufluss.record.header import iter_headers, read_header, seal
 from zufluss.record.kernels.batch_check import check_batch
-from zufluss.record.rows.formats import check_body, decode_body
 from zufluss.wire import messages as m
 from zufluss.wire.api import APIS
 from zufluss.wire.codec import decode
@@ -207,8 +208,8 @@ def row_batch(log_format: str) -> Callable[[bytes], None]:
     def run(data: bytes) -> None:
         count, schema = data[0] if data else 0, _schema(log_format.lower())
         view = memoryview(data)
-        check_body(view, 1, len(data), count, schema, log_format)
         rows, changes = decode_body(view, 1, len(data), count, schema, log_format)
+        plain_rows.check_body(view, 1, len(data), count, schema, log_format)
         assert rows.num_rows == len(changes) == count
 
     return run

@@ -18,9 +18,9 @@ from zufluss.model.table import TableInfo
 from zufluss.record.arrow.serialize import ArrowSerializer
 from zufluss.record.arrow.zstd import ZstdMessages
 from zufluss.record.batch.check import CheckedBatch
+from zufluss.record.batch.row_body import encode_body
 from zufluss.record.header import HEADER_SIZES, write_header
 from zufluss.record.rows.codec import LocatedRows, RowCodec
-from zufluss.record.rows.formats import encode_body
 
 MAGIC = 0
 """Header version of changelog batches, which every client reads."""

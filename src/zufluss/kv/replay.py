@@ -24,8 +24,8 @@ from zufluss.kv.merge.base import UPDATE_BEFORE
 from zufluss.kv.table import KvTable
 from zufluss.log.log import Log
 from zufluss.record.arrow.message import decode
+from zufluss.record.batch.row_body import decode_body
 from zufluss.record.header import BatchHeader, iter_headers
-from zufluss.record.rows.formats import decode_body
 
 READ_BYTES = 8 << 20
 """Bytes of the changelog that are read at a time."""

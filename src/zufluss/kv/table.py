@@ -36,8 +36,7 @@ from zufluss.model.table import TableInfo
 from zufluss.record.aggregate.registry import check_targets, operations
 from zufluss.record.batch.kv import split_values
 from zufluss.record.keys.encoding import KeyEncoder
-from zufluss.record.rows.codec import LocatedRows, RowCodec
-from zufluss.record.rows.formats import RowFormat
+from zufluss.record.rows.codec import LocatedRows, RowCodec, RowFormat
 from zufluss.record.slices import ABSENT, Slices
 
 OVERWRITE = int(MergeMode.OVERWRITE)

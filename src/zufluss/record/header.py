@@ -22,7 +22,7 @@ is little-endian.
 | body                     |      | 48      | 52      | 56      | client | yes    |
 
 body = statistics (magic ≥ 1), change types (one byte per record, only when not append-only), then
-one Arrow message (`arrow/message.py`) or rows (`rows/formats.py`). The fields that the server sets
+one Arrow message (`arrow/message.py`) or rows (`batch/row_body.py`). The fields of the server
 are outside the CRC, so a batch is stamped in place. An empty changelog batch (count 0, delta 0, no
 body) still takes one offset.
 """

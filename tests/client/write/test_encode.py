@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from tests.record.rows.plain_rows import decode_body
 from zufluss.client.write import encode
 from zufluss.client.write.encode import BatchEncoder
 from zufluss.errors import RecordTooLargeError
@@ -15,7 +16,6 @@ from zufluss.record.arrow.message import decode
 from zufluss.record.batch.check import BatchChecker
 from zufluss.record.batch.stats import read_statistics
 from zufluss.record.header import read_header, verify_crc
-from zufluss.record.rows.formats import decode_body
 
 COLUMNS = (
     "id BIGINT, f DOUBLE, s STRING, b BYTES, l ARRAY<STRING>, m MAP<STRING, INT>, "

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tests.record.arrow_samples import NESTED, NESTED_ROWS, SMALL, SMALL_ROWS, array, only, tables
 from tests.record.record_samples import types_of
+from tests.record.rows.plain_rows import encode_compacted
 from zufluss.errors import CorruptRecordError
 from zufluss.model.schema import Schema
 from zufluss.record.arrow.message import ArrowMessage, parse_message
@@ -21,7 +22,6 @@ from zufluss.record.batch.check import BatchChecker
 from zufluss.record.header import build_batch
 from zufluss.record.kernels import message_write
 from zufluss.record.rows.codec import RowCodec
-from zufluss.record.rows.formats import encode_compacted
 from zufluss.record.slices import Slices
 
 BEFORE = 11

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
+from tests.record.rows.plain_rows import compacted_field
 from zufluss.lake_formats import KeyEncoding
 from zufluss.model.arrow_types import from_arrow
 from zufluss.model.types import DataType, DecimalType, Root
 from zufluss.record.keys import hudi
 from zufluss.record.rows import binary as b
 from zufluss.record.rows.binary import Value
-from zufluss.record.rows.formats import compacted_field
 from zufluss.record.rows.slots import to_blob, write_aligned
 from zufluss.record.rows.values import values_of
 

@@ -26,6 +26,7 @@ from tests.record.record_samples import (
     types_of,
     values_for,
 )
+from tests.record.rows import plain_rows as rows
 from zufluss.errors import CorruptRecordError
 from zufluss.model.ddl import parse_type
 from zufluss.model.schema import Column, Schema
@@ -34,9 +35,7 @@ from zufluss.record.batch import row_body as rowbody
 from zufluss.record.batch.kv import parse_kv_batches, parse_value_batch, split_values
 from zufluss.record.kernels import row_write
 from zufluss.record.keys.encoding import encode_keys
-from zufluss.record.rows import formats as rows
-from zufluss.record.rows.codec import RowCodec
-from zufluss.record.rows.formats import RowFormat
+from zufluss.record.rows.codec import RowCodec, RowFormat
 from zufluss.record.rows.plan import Plan
 from zufluss.record.rows.values import batch_of_rows, rows_of_batch
 from zufluss.record.slices import ABSENT, Slices
@@ -218,6 +217,23 @@ def test_a_damaged_body_is_accepted_by_both_or_refused_by_both(
             rowbody.check_body(raw, *span, codec)
     else:
         rowbody.check_body(raw, *span, codec)
+
+
+@pytest.mark.parametrize("row_format", FORMATS)
+@settings(max_examples=80, deadline=None)
+@given(typed=typed_rows(), with_kinds=st.booleans())
+def test_a_body_has_the_bytes_of_the_plain_twin_and_reads_back(
+    row_format: RowFormat, typed: Any, with_kinds: bool
+) -> None:
+    types, values = typed
+    schema = schema_of(*types)
+    batch = batch_of_rows(values, schema)
+    kinds = np.arange(len(values), dtype=np.uint8) % 5 if with_kinds else None
+    body = rowbody.encode_body(batch, schema, row_format, kinds)
+    assert body == rows.encode_body(batch, schema, row_format, kinds)
+    found, changes = rowbody.decode_body(body, 0, len(body), batch.num_rows, schema, row_format)
+    assert same(rows_of_batch(found, schema), rows_of_batch(batch, schema))
+    assert changes.tolist() == ([0] * len(values) if kinds is None else kinds.tolist())
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from zufluss.model.table import TableInfo
 from zufluss.record.slices import Slices
 
 if TYPE_CHECKING:
-    from zufluss.record.rows.formats import RowFormat
+    from zufluss.record.rows.codec import RowFormat
 
 THREAD_VALUES_MIN: Final = 2_048
 """Fewer values are decoded on the event loop, not in a thread."""

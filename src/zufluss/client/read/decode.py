@@ -35,7 +35,6 @@ from zufluss.model.schema import Schema
 from zufluss.model.table import TableBucket, TableInfo
 from zufluss.record.arrow.message import decode
 from zufluss.record.header import BatchHeader, verify_crc
-from zufluss.record.rows.formats import decode_body
 
 JOIN_ROWS: Final = 8_192
 """Batches of a fetch with fewer rows on average are joined into one."""
@@ -185,6 +184,8 @@ class LogDecoder:
         self, chunk: FetchedChunk, position: int, header: BatchHeader
     ) -> tuple[pa.RecordBatch, ChangeTypes]:
         """Decode a batch of INDEXED or COMPACTED rows, which contain their change types."""
+        from zufluss.record.batch.row_body import decode_body  # loads the compiled kernels
+
         start = position + header.body_offset - header.change_types_size
         end = position + header.size
         schema = self._schemas[header.schema_id]

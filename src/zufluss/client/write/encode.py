@@ -19,7 +19,6 @@ from zufluss.model.table import TableInfo
 from zufluss.record.arrow.serialize import ArrowSerializer
 from zufluss.record.batch.stats import build_statistics, parse_statistics_columns
 from zufluss.record.header import HEADER_SIZES, write_header
-from zufluss.record.rows.formats import encode_body
 
 BATCH_BYTES_MAX: Final = 64 * 1024 * 1024
 """Larger batches are refused; a server takes requests up to 100 MiB."""
@@ -89,6 +88,8 @@ class BatchEncoder:
 
     def _serialize_rows(self, rows: pa.RecordBatch, before: int) -> memoryview:
         """Serialise INDEXED or COMPACTED records behind `before` free bytes."""
+        from zufluss.record.batch.row_body import encode_body  # loads the compiled kernels
+
         body = encode_body(rows, self._schema, self._log_format)
         return memoryview(bytearray(before) + body)
 

@@ -5,7 +5,7 @@ offsets; `read_arrays` then writes all elements as one column of cells, as `row_
 with fields. `open_maps` splits a map into its key array and its value array first. Nested elements
 become places, which the caller reads in turn.
 
-The layouts and the plain-Python twin stand in `zufluss.record.rows.slots`, cells and program in
+The layouts stand in `zufluss.record.rows.slots`, which names the twin; cells and program in
 `row_read.py`. The program of an element has one line; its SOURCE is the binary logarithm of the
 slot size (0 to 3).
 """

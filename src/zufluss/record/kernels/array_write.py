@@ -3,8 +3,8 @@
 All arrays of a column are written in one pass over its elements. The elements come as a table of
 one column (`row_write.py`) whose buffers `measure` has checked; nested elements were encoded to
 bytes before. The caller provides `out`, filled with zeros: the bytes that `measure` returned for
-the elements, one more byte per element, and `ARRAY_MAX` bytes per array. The layouts and the
-plain-Python twin stand in `zufluss.record.rows.slots`.
+the elements, one more byte per element, and `ARRAY_MAX` bytes per array. The layouts stand in
+`zufluss.record.rows.slots`, which names the plain-Python twin.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Log bodies made of rows: finds the row of each record.
 
-A record is its length (i32), its change type (u8) and its row. The
-layout of a body and the plain-Python twin stand in `zufluss.record.rows.formats`.
+A record is its length (i32), its change type (u8) and its row (`zufluss.record.batch.row_body`).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A compacted key is the key columns of its row in key order, without null bits, each number in its
 shortest form. A key in any other form would be a second key of the same row, so the kernel compares
 with the form the value ought to have, not with the bytes of the row. The twin is
-`compacted_field` of `zufluss.record.rows.formats`.
+`compacted_field` of `tests/record/rows/plain_rows.py`.
 """
 
 from __future__ import annotations

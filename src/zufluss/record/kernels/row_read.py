@@ -25,8 +25,8 @@ have one line per field: the number of NULLs, the number of bytes in places, and
 whose timestamp Arrow cannot hold.
 
 Kernels work on addresses (`raw.py`): `line`, `fact`, `valid` and `column` are the addresses of a
-field's program line, its facts, its validity bitmap and its first cell column. The plain-Python
-twin, with the layouts of rows, is `zufluss.record.rows.formats`.
+field's program line, its facts, its validity bitmap and its first cell column. The layouts of
+rows stand in `zufluss.record.rows.codec`.
 """
 
 from __future__ import annotations

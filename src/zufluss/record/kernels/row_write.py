@@ -14,7 +14,7 @@ the buffers alive.
 | WIDE | 1 = offsets of 8 bytes, as encoded nested values have |
 
 `line` and `column` are the addresses of a program line (`row_read.py`) and of a table line. The
-layouts of rows and the plain-Python twin stand in `zufluss.record.rows.formats`.
+layouts of rows stand in `zufluss.record.rows.codec`.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Compacted rows, indexed rows, arrays and statistics hold the same values in different places. This
 module has what they share: `Reader`, which refuses to leave its range, and the conversions between
 a value's bytes and its Python form. It is plain Python, clear rather than fast, and part of the
-oracle for the kernels. Callers are `formats.py`, `slots.py` and `batch/stats.py`.
+oracle for the kernels. Callers are `slots.py` and `batch/stats.py`.
 
 | type | Python form |
 |---|---|

@@ -1,16 +1,35 @@
 """Converts the rows of a table between bytes and Arrow batches, whole batches at a time.
 
 A `RowCodec` belongs to one schema and one row format, and works with compiled kernels; the
-plain-Python twin is `rows/formats.py`, which also has the layouts. Reading takes two steps, because
-a server that only checks rows or compares their keys needs no Arrow batch: `locate` checks every
-byte of every row, `columns` builds the batch.
+plain-Python twin is `tests/record/rows/plain_rows.py`. Reading takes two steps, because a server
+that only checks rows or compares their keys needs no Arrow batch: `locate` checks every byte of
+every row, `columns` builds the batch.
+
+Primary-key tables store their values as compacted (rarely indexed) rows. Both rows start with null
+bits, ceil(n / 8) bytes, bit i % 8 of byte i / 8 = field i is NULL; a NULL takes no further bytes.
+An indexed row goes on with an i32 length for every field of variable length that is not NULL, in an
+area of 4 bytes × the number of such columns (the rest stays zero). Everything is little-endian; a
+varint is unsigned LEB128 of the bit pattern.
+
+| type | compacted | indexed |
+|---|---|---|
+| BOOLEAN, TINYINT / SMALLINT | 1 byte / i16 | the same |
+| INTEGER, DATE, TIME | varint, 32 bits | i32 |
+| BIGINT, DECIMAL p ≤ 18, TIMESTAMP p ≤ 3 | varint, 64 bits | i64 |
+| FLOAT / DOUBLE | 4 / 8 bytes | the same |
+| TIMESTAMP p > 3 | varint millis, varint nano of milli | i64, i32 |
+| CHAR(n), BINARY(n) | varint length, bytes | exactly n bytes, padded with zeros |
+| STRING, BYTES, DECIMAL p > 18 | varint length, bytes | bytes, length in the area |
+| ARRAY, MAP, ROW | varint length, bytes | bytes, length in the area |
+
+A ROW inside a row is a row of the same kind; `slots.py` has arrays and maps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import get_args
+from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -31,12 +50,13 @@ from zufluss.record.rows.cells import (
     read_rows,
     to_arrow,
 )
-from zufluss.record.rows.formats import RowFormat
 from zufluss.record.rows.plan import Plan
 from zufluss.record.rows.write import nested_values, write_rows
 from zufluss.record.slices import Bytes, Positions, Slices
 
-__all__ = ["LocatedRows", "RowCodec"]
+__all__ = ["LocatedRows", "RowCodec", "RowFormat"]
+
+RowFormat = Literal["INDEXED", "COMPACTED"]
 
 _ALL = np.empty(0, np.int32)
 _NOWHERE: Positions = np.empty(0, np.int64)

@@ -31,74 +31,24 @@ Everything is little-endian.
 A map is `size of the key array i32`, key array, value array.
 
 Values in the variable part must come in slot order and never overlap, so the work of a reader is
-bounded by the bytes. A ROW has the format of the row around it, so the caller passes the functions
-that read and write one.
+bounded by the bytes. A ROW has the format of the row around it. This module has aligned rows,
+`kernels/array_read.py` and `kernels/array_write.py` have arrays and maps, whose plain-Python twin
+is `tests/record/rows/plain_nested.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from collections.abc import Sequence
 
 from zufluss.errors import CorruptRecordError
-from zufluss.model.types import ArrayType, DataType, DecimalType, MapType, Root, RowType
+from zufluss.model.types import DataType, DecimalType, Root
 from zufluss.record.rows import binary as b
 from zufluss.record.rows.binary import Reader, Value
-
-RowReader: TypeAlias = Callable[[memoryview, int, int, Sequence[DataType]], Sequence[Value]]
-RowWriter: TypeAlias = Callable[[Sequence[Value], Sequence[DataType]], bytes]
 
 SLOT = 8
 _INLINE_MAX = 7
 _TEXT = (Root.CHAR, Root.STRING)
 _BLOB = (Root.CHAR, Root.STRING, Root.BYTES, Root.BINARY)
-
-
-def read_array(
-    view: memoryview, pos: int, end: int, element: DataType, read_row: RowReader
-) -> list[Value]:
-    """Return the elements of the array `view[pos:end]`."""
-    values = _elements(view, pos, end, element, read_row)
-    if not element.nullable and None in values:
-        raise CorruptRecordError(f"element {values.index(None)} of an array is NOT NULL and NULL")
-    return values
-
-
-def _elements(
-    view: memoryview, pos: int, end: int, element: DataType, read_row: RowReader
-) -> list[Value]:
-    reader = Reader(view, pos, end)
-    count = reader.number(b.I32)
-    if count < 0:
-        raise CorruptRecordError(f"an array has {count} elements")
-    nulls = reader.take(-(-count // 32) * 4)
-    stride = _stride(element)
-    start = reader.take(count * stride)
-    cursor = _VariablePart(view, pos, end, min(pos + _round8(reader.pos - pos), end))
-    values: list[Value] = []
-    for i in range(count):
-        if view[nulls + i // 8] >> i % 8 & 1:
-            values.append(None)
-        else:
-            values.append(_read_slot(cursor, start + i * stride, element, read_row))
-    if end - pos > _round8(cursor.used - pos) + _reserved(element) * count:
-        raise CorruptRecordError(f"{end - cursor.used} bytes are left over after an array")
-    return values
-
-
-def read_map(
-    view: memoryview, pos: int, end: int, data_type: MapType, read_row: RowReader
-) -> list[tuple[Value, Value]]:
-    """Return the entries of the map `view[pos:end]`."""
-    reader = Reader(view, pos, end)
-    start = reader.take(reader.number(b.I32))
-    keys = _elements(view, start, reader.pos, data_type.key, read_row)
-    values = read_array(view, reader.pos, end, data_type.value, read_row)
-    if len(keys) != len(values):
-        raise CorruptRecordError(f"a map has {len(keys)} keys and {len(values)} values")
-    if None in keys:
-        raise CorruptRecordError("a map has a NULL key")
-    return list(zip(keys, values, strict=True))
 
 
 def read_aligned(view: memoryview, pos: int, end: int, types: Sequence[DataType]) -> list[Value]:
@@ -112,31 +62,8 @@ def read_aligned(view: memoryview, pos: int, end: int, types: Sequence[DataType]
         if view[header + (i + 8) // 8] >> i % 8 & 1:
             values.append(None)
         else:
-            values.append(_read_slot(cursor, slots + SLOT * i, data_type, _no_rows))
+            values.append(_read_slot(cursor, slots + SLOT * i, data_type))
     return values
-
-
-def write_array(values: Sequence[Value], element: DataType, write_row: RowWriter) -> bytes:
-    """Return the bytes of an array."""
-    nulls = -(-len(values) // 32) * 4
-    stride = _stride(element)
-    out = bytearray(b.I32.pack(len(values)) + bytes(nulls + stride * len(values)))
-    out += bytes(-len(out) % 8)
-    for i, value in enumerate(values):
-        if value is None:
-            out[4 + i // 8] |= 1 << i % 8
-        else:
-            _write_slot(out, 4 + nulls + stride * i, value, element, write_row)
-    return bytes(out)
-
-
-def write_map(
-    entries: Sequence[tuple[Value, Value]], data_type: MapType, write_row: RowWriter
-) -> bytes:
-    """Return the bytes of a map."""
-    keys = write_array([key for key, _ in entries], data_type.key, write_row)
-    values = write_array([value for _, value in entries], data_type.value, write_row)
-    return b.I32.pack(len(keys)) + keys + values
 
 
 def write_aligned(values: Sequence[Value], types: Sequence[DataType]) -> bytes:
@@ -147,7 +74,7 @@ def write_aligned(values: Sequence[Value], types: Sequence[DataType]) -> bytes:
         if value is None:
             out[(i + 8) // 8] |= 1 << i % 8
         else:
-            _write_slot(out, header + SLOT * i, value, data_type, _no_row_writer)
+            _write_slot(out, header + SLOT * i, value, data_type)
     return bytes(out)
 
 
@@ -172,7 +99,7 @@ class _VariablePart:
         return start, self.used
 
 
-def _read_slot(part: _VariablePart, slot: int, data_type: DataType, read_row: RowReader) -> Value:
+def _read_slot(part: _VariablePart, slot: int, data_type: DataType) -> Value:
     view = part.view
     fixed = b.FIXED.get(data_type.root)
     if fixed is not None:
@@ -187,8 +114,7 @@ def _read_slot(part: _VariablePart, slot: int, data_type: DataType, read_row: Ro
         return b.timestamp(b.I64.unpack_from(view, start)[0], low)
     if data_type.root in _BLOB:
         return from_blob(_read_blob(part, slot), data_type)
-    start, end = part.piece(high, low)
-    return read_nested(view, start, end, data_type, read_row)
+    raise CorruptRecordError("an aligned row holds no nested values")
 
 
 def _read_blob(part: _VariablePart, slot: int) -> bytes:
@@ -224,35 +150,7 @@ def to_blob(value: Value, data_type: DataType) -> bytes:
     return value.encode() if data_type.root in _TEXT else bytes(value)
 
 
-def read_nested(
-    view: memoryview, pos: int, end: int, data_type: DataType, read_row: RowReader
-) -> Value:
-    """Return the ARRAY, MAP or ROW `view[pos:end]`."""
-    if isinstance(data_type, ArrayType):
-        return read_array(view, pos, end, data_type.element, read_row)
-    if isinstance(data_type, MapType):
-        return read_map(view, pos, end, data_type, read_row)
-    fields = tuple(read_row(view, pos, end, data_type.children()))
-    for i, (value, child) in enumerate(zip(fields, data_type.children(), strict=True)):
-        if value is None and not child.nullable:
-            raise CorruptRecordError(f"field {i} of a ROW is NOT NULL and NULL")
-    return fields
-
-
-def write_nested(value: Value, data_type: DataType, write_row: RowWriter) -> bytes:
-    """Return the bytes of an ARRAY, MAP or ROW."""
-    if isinstance(data_type, ArrayType):
-        return write_array(value, data_type.element, write_row)
-    if isinstance(data_type, MapType):
-        return write_map(value, data_type, write_row)
-    if isinstance(data_type, RowType):
-        return write_row(value, data_type.children())
-    raise ValueError(f"{data_type} is not a nested type")
-
-
-def _write_slot(
-    out: bytearray, slot: int, value: Value, data_type: DataType, write_row: RowWriter
-) -> None:
+def _write_slot(out: bytearray, slot: int, value: Value, data_type: DataType) -> None:
     fixed = b.FIXED.get(data_type.root)
     if fixed is not None:
         fixed.pack_into(out, slot, value)
@@ -267,7 +165,7 @@ def _write_slot(
     elif data_type.root in _BLOB:
         _write_blob(out, slot, to_blob(value, data_type))
     else:
-        _append(out, slot, write_nested(value, data_type, write_row))
+        raise ValueError("an aligned row holds no nested values")
 
 
 def _write_timestamp(out: bytearray, slot: int, value: int, data_type: DataType) -> None:
@@ -291,29 +189,9 @@ def _append(out: bytearray, slot: int, data: bytes, reserved: int = 0) -> None:
     out += data.ljust(max(reserved, _round8(len(data))), b"\0")
 
 
-def _stride(element: DataType) -> int:
-    fixed = b.FIXED.get(element.root)
-    return SLOT if fixed is None else fixed.size
-
-
-def _reserved(data_type: DataType) -> int:
-    """Return the bytes of the variable part that a NULL or short value may leave unused."""
-    if b.is_compact(data_type):
-        return 0
-    return b.DECIMAL_BYTES_MAX if data_type.root is Root.DECIMAL else SLOT
-
-
 def _round8(size: int) -> int:
     return -(-size // 8) * 8
 
 
 def _aligned_header(fields: int) -> int:
     return (fields + 63 + 8) // 64 * 8
-
-
-def _no_rows(view: memoryview, pos: int, end: int, types: Sequence[DataType]) -> Sequence[Value]:
-    raise CorruptRecordError("an aligned row holds no nested values")
-
-
-def _no_row_writer(values: Sequence[Value], types: Sequence[DataType]) -> bytes:
-    raise ValueError("an aligned row holds no nested values")

@@ -1,53 +1,28 @@
-"""Compacted and indexed rows, and log bodies made of them.
+"""Compacted and indexed rows, and log bodies made of them, in plain Python.
 
-The bodies of a log table are Arrow messages, or rows one after the other if its format is INDEXED
-or COMPACTED. Primary-key tables store their values as compacted (rarely indexed) rows. This is the
-plain-Python codec and the oracle for the kernels: it checks every bound and every value. Values
-have the Python forms of `binary.py`; `slots.py` has arrays and maps. Everything is little-endian; a
-varint is unsigned LEB128 of the bit pattern.
-
-| record of a body | bytes |
-|---|---|
-| length, bytes after it | i32 |
-| attributes: the change type 0 +A, 1 +I, 2 -U, 3 +U, 4 -D | u8 |
-| row | length − 1 |
-
-Both rows start with null bits, ceil(n / 8) bytes, bit i % 8 of byte i / 8 = field i is NULL; a
-NULL takes no further bytes. An indexed row goes on with an i32 length for every field of variable
-length that is not NULL, in an area of 4 bytes × the number of such columns (the rest stays zero).
-
-| type | compacted | indexed |
-|---|---|---|
-| BOOLEAN, TINYINT / SMALLINT | 1 byte / i16 | the same |
-| INTEGER, DATE, TIME | varint, 32 bits | i32 |
-| BIGINT, DECIMAL p ≤ 18, TIMESTAMP p ≤ 3 | varint, 64 bits | i64 |
-| FLOAT / DOUBLE | 4 / 8 bytes | the same |
-| TIMESTAMP p > 3 | varint millis, varint nano of milli | i64, i32 |
-| CHAR(n), BINARY(n) | varint length, bytes | exactly n bytes, padded with zeros |
-| STRING, BYTES, DECIMAL p > 18 | varint length, bytes | bytes, length in the area |
-| ARRAY, MAP, ROW | varint length, bytes | bytes, length in the area |
-
-A ROW inside a row is a row of the same kind.
+The oracle of the kernels behind `zufluss.record.rows.codec` and `zufluss.record.batch.row_body`,
+which have the layouts: it checks every bound and every value. Values have the Python forms of
+`zufluss.record.rows.binary`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from tests.record.rows.plain_nested import read_nested, write_nested
 from zufluss.errors import CorruptRecordError
 from zufluss.model.schema import Schema
 from zufluss.model.types import NESTED, DataType, DecimalType, LengthType, Root
 from zufluss.record.rows import binary as b
 from zufluss.record.rows.binary import Reader, Value
-from zufluss.record.rows.slots import from_blob, read_nested, to_blob, write_nested
+from zufluss.record.rows.slots import from_blob, to_blob
 from zufluss.record.rows.values import batch_of_rows, rows_of_batch
 
-RowFormat = Literal["INDEXED", "COMPACTED"]
 CHANGE_TYPE_MAX = 4
 """The largest change type, -D."""
 

@@ -21,12 +21,12 @@ from tests.record.record_samples import (
     table_schema,
     types_of,
 )
+from tests.record.rows import plain_nested as slots
+from tests.record.rows import plain_rows as rows
 from zufluss.errors import CorruptRecordError
 from zufluss.model.ddl import parse_type
 from zufluss.model.schema import Column, Schema
 from zufluss.record.header import iter_headers
-from zufluss.record.rows import formats as rows
-from zufluss.record.rows import slots
 from zufluss.record.rows.values import batch_of_rows, rows_of_batch, values_of
 
 CHANGES = ["+A", "+I", "-U", "+U", "-D"]
