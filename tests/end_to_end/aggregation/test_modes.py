@@ -36,9 +36,9 @@ from tests.end_to_end.aggregation.tables import (
     put_code,
     values,
 )
+from tests.end_to_end.guarded import guarded_properties, listener_ports
 from tests.end_to_end.kv import PUT_VERSION, Codec, kv_batch, put_request
 from tests.end_to_end.raw import RawClient
-from tests.end_to_end.test_overwrite_permission import guarded
 from zufluss.client.sync.connection import Connection
 from zufluss.client.sync.table import Table
 from zufluss.errors import (
@@ -113,15 +113,17 @@ def test_modes_of_aggregation_are_refused_by_other_tables(
 
 
 def test_overwrite_without_permission_is_denied(new_server: Callable[..., DevServer]) -> None:
-    _, secure = guarded(new_server)
+    ports = listener_ports()
+    allowed = {"super.users": "User:admin", "zufluss.overwrite.users": "User:loader"}
+    new_server(guarded_properties(ports, "admin", "loader", "bob") | allowed)
 
     def login(name: str) -> Connection:
         return zufluss.connect(
-            f"127.0.0.1:{secure}",
+            f"127.0.0.1:{ports['SECURE']}",
             **{
                 "client.security.protocol": "sasl",
                 "client.security.sasl.username": name,
-                "client.security.sasl.password": f"{name[0]}-secret",
+                "client.security.sasl.password": f"{name}-secret",
             },
         )
 
