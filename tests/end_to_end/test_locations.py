@@ -21,6 +21,7 @@ OURS = {
     ApiKey.ALTER_LOCATION,
     ApiKey.PROBE_LOCATION,
     ApiKey.INSPECT_LOCATION,
+    ApiKey.SWEEP_LOCATIONS,
 }
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Places for remote files: list, show, files, verify, add, drain, activate, retire, "
+    help="Places for remote files: list, show, files, verify, sweep, add, drain, activate, retire, "
     "set-weight, move, probe.",
 )
 

@@ -1,4 +1,4 @@
-"""`zufluss location files|verify`: what lies in a location, and whether it is there."""
+"""`zufluss location files|verify|sweep`: what lies in a location, and whether it belongs there."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from zufluss.cli.session import (
     connected,
     say,
 )
+from zufluss.cli.times import iso_time
 
 if TYPE_CHECKING:
     from zufluss.client.locations import LocationFiles
@@ -81,6 +82,43 @@ def verify(
         columns = ["location", "table", "partition", "bucket", "kind", "path", "problem"]
         print_rows(output, columns, rows)
     if rows:
+        raise typer.Exit(FAILED)
+
+
+def sweep(
+    location: EveryLocation = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Delete nothing; list what would be deleted.")
+    ] = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    settings: Settings = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Delete files of dropped tables, failed uploads and crashes, which nothing refers to.
+
+    Lists the files with reasons. The servers do the same every zufluss.remote.sweep.interval.
+    Files younger than zufluss.remote.sweep.grace are left alone, as are files whose table's lists
+    cannot be read: then the exit code is 1.
+
+    Example:
+
+      zufluss location sweep --dry-run
+    """
+    with connected(bootstrap, settings) as connection:
+        result = connection.admin.sweep_locations(location, dry_run=dry_run)
+    rows = [
+        (f.location_id, f.path, f.size, iso_time(f.modified_ms), f.reason) for f in result.unused
+    ]
+    if rows or output is Output.JSON:
+        print_rows(output, ["location", "path", "bytes", "changed", "reason"], rows)
+    more = result.files - len(rows)
+    say(
+        f"{result.files} files with {result.bytes} bytes "
+        f"{'would be' if dry_run else 'were'} deleted{f', {more} of them not listed' * bool(more)}"
+    )
+    for failure in result.failures:
+        say(f"left alone: {failure}")
+    if result.failures:
         raise typer.Exit(FAILED)
 
 

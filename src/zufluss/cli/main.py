@@ -59,7 +59,7 @@ app.command(rich_help_panel=_RUN)(doctor.doctor)
 app.add_typer(database.app, name="db", rich_help_panel=_CATALOG)
 app.add_typer(table.app, name="table", rich_help_panel=_CATALOG)
 app.add_typer(partition.app, name="partition", rich_help_panel=_CATALOG)
-for command in (location_files.files, location_files.verify):
+for command in (location_files.files, location_files.verify, location_files.sweep):
     location.app.command()(command)
 app.add_typer(location.app, name="location", rich_help_panel=_CATALOG)
 app.add_typer(lease.app, name="lease", rich_help_panel=_CATALOG)

@@ -26,6 +26,7 @@ from zufluss.client.locations import (
     InspectionDepth,
     LocationFiles,
     LocationProbe,
+    LocationSweep,
     RemoteLocation,
     RemoteLocations,
     alter_request,
@@ -36,6 +37,8 @@ from zufluss.client.locations import (
     locations_of,
     probe_request,
     probes_of,
+    sweep_of,
+    sweep_request,
 )
 from zufluss.client.producer.info import ProducerInfo, producers_of
 from zufluss.model.lake import LakeSnapshot
@@ -489,6 +492,23 @@ class AsyncAdmin:
         """
         request = inspect_request(location_id, InspectionDepth.FILES, uri)
         return await self._inspect(request, progress)
+
+    async def sweep_locations(
+        self, location_id: int | None = None, *, dry_run: bool = False
+    ) -> LocationSweep:
+        """Delete the files in a location, or in all, that nothing refers to; with reasons.
+
+        `dry_run` only lists them. Files that are younger than `zufluss.remote.sweep.grace` are
+        left alone.
+        """
+        request = sweep_request(location_id, dry_run)
+        while True:
+            answer = await self._connection.call_coordinator(
+                ApiKey.SWEEP_LOCATIONS, request, repeatable=False
+            )
+            if answer.finished:
+                return sweep_of(answer)
+            request = m.SweepLocationsRequest(sweep_id=answer.sweep_id)
 
     async def _inspect(
         self, request: m.InspectLocationRequest, progress: Callable[[int, int], None] | None

@@ -153,6 +153,36 @@ class FileProblem:
 
 
 @dataclass(frozen=True, slots=True)
+class UnusedFile:
+    """A file in a location that nothing refers to."""
+
+    location_id: int
+    """The location's id."""
+    path: str
+    """Path below the root of the location."""
+    size: int
+    """Bytes."""
+    modified_ms: int
+    """Time of the last change, epoch milliseconds by the location's clock."""
+    reason: str
+    """Why nobody needs the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocationSweep:
+    """The result of a sweep for files that nothing refers to."""
+
+    files: int
+    """Number of such files."""
+    bytes: int
+    """Their size."""
+    unused: tuple[UnusedFile, ...]
+    """The first thousand of them."""
+    failures: tuple[str, ...]
+    """Listings and documents that could not be read; files there were left alone."""
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterConfig:
     """An option that was set for the cluster."""
 
@@ -197,6 +227,25 @@ def inspect_request(
     """The first INSPECT_LOCATION request."""
     number = _number("the id of a location", location_id)
     return m.InspectLocationRequest(location_id=number, depth=depth, uri=uri)
+
+
+def sweep_request(location_id: int | None, dry_run: bool) -> m.SweepLocationsRequest:
+    """The first SWEEP_LOCATIONS request."""
+    number = _number("the id of a location", location_id)
+    return m.SweepLocationsRequest(location_id=number, dry_run=dry_run)
+
+
+def sweep_of(response: m.SweepLocationsResponse) -> LocationSweep:
+    """The result of a sweep in an answer."""
+    return LocationSweep(
+        response.files,
+        response.bytes,
+        tuple(
+            UnusedFile(each.location_id, each.path, each.size, each.modified_ms, each.reason)
+            for each in response.garbage
+        ),
+        tuple(response.failures),
+    )
 
 
 def files_of(response: m.InspectLocationResponse) -> list[LocationFiles]:

@@ -63,6 +63,7 @@ from zufluss.coordinator.remote.inventory import Inventory
 from zufluss.coordinator.remote.keeper import RemoteKeeper
 from zufluss.coordinator.remote.location_service import LocationService
 from zufluss.coordinator.remote.locations import LocationRegistry
+from zufluss.coordinator.remote.sweep_service import SweepService
 from zufluss.coordinator.tablets import Tablets
 from zufluss.log.files import Files
 from zufluss.meta.api import MetaStore
@@ -140,6 +141,7 @@ class Coordinator:
         self.lease_timer = LeaseTimer(state.lease_book, base.clock, interval_ms / 1000)
         holds = LeaseHolds(conf, self.leases, base.clock)
         self.remote = _remote(base, state, self.catalog, self.lake, holds, reach)
+        self._sweeps = SweepService(self.remote.sweep, state.locations)
         self._inventory = Inventory(
             base.image,
             state.remotes,
@@ -253,6 +255,7 @@ class Coordinator:
         services.attach(tokens)
         services.attach(MetadataService(self.image, self.conf, self.locations.uri))
         services.attach(ClusterService(self.image))
+        services.attach(self._sweeps)
         services.attach(
             LocationService(self.locations, self._inventory, self.image, self.catalog.exclusive)
         )
@@ -272,6 +275,7 @@ class Coordinator:
             await self.registrations.stop()
         await self.producers.book.stop()
         await self.producer_offsets.stop()
+        await self._sweeps.stop()
         await self.remote.stop()
         await self.lease_timer.stop()
         await self.catalog.settle()

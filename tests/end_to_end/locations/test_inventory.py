@@ -17,6 +17,7 @@ from tests.end_to_end.locations.inspection import (
     LAKE,
     SNAPSHOTS,
     keyed,
+    orphan,
     patient,
     stored,
     tiered,
@@ -33,6 +34,7 @@ from zufluss.remote.uri import parse_location
 from zufluss.testing.s3 import S3Server
 
 BATCHES = 7
+SWEPT_BY_HAND = {"zufluss.remote.sweep.interval": "0", "zufluss.remote.sweep.grace": "0"}
 
 
 @dataclass
@@ -91,8 +93,8 @@ class Filled:
 @pytest.fixture
 def filled(tmp_path: Path, places: list[Place]) -> Iterator[Filled]:
     second, copy = places
-    dirs = f"{tmp_path}/first,{second.uri}"
-    with patient(tmp_path, {DIRS: dirs, **SNAPSHOTS, **LAKE, **second.properties}) as it:
+    places_conf = {DIRS: f"{tmp_path}/first,{second.uri}", **second.properties}
+    with patient(tmp_path, {**places_conf, **SNAPSHOTS, **LAKE, **SWEPT_BY_HAND}) as it:
         table, state = (
             it.create("t", **IN_LAKE),
             keyed(it, "state", **IN_LAKE, **{PLACEMENT: "pinned:2"}),
@@ -189,6 +191,42 @@ def test_a_location_moves_only_when_all_its_files_are_at_the_new_address(filled:
     assert rows(filled.log) == everything(BATCHES)
     assert it.admin.locations().get(2).uri == copy.uri
     assert "no problems" in filled.run("verify", "2").stderr
+
+
+def test_a_sweep_says_what_it_would_delete_and_why_and_then_does_it(filled: Filled) -> None:
+    live = set(filled.second.files())
+    state = f"kv/fluss/state-{filled.state.info.table_id}/0"
+    names = {
+        orphan(filled.log): "no manifest refers to it",
+        f"{state}/shared/{uuid.uuid4()}": "no kept snapshot refers to it",
+        f"{state[:-1]}7/shared/{uuid.uuid4()}": "its table, partition or bucket does not exist "
+        "any more",
+    }
+    for path in names:
+        filled.second.put(path, b"left by a crash")
+    filled.second.put("not/ours", b"somebody else's")
+    shown = json.loads(filled.run("sweep", "2", "--dry-run", "-o", "json").stdout)
+    assert {row["path"]: row["reason"] for row in shown} == names
+    assert {row["bytes"] for row in shown} == {15}
+    assert set(filled.second.files()) == {*live, *names, "not/ours"}
+    assert "3 files with 45 bytes were deleted" in filled.run("sweep").stderr
+    assert set(filled.second.files()) == {*live, "not/ours"}
+    result = filled.it.admin.sweep_locations()
+    assert (result.files, result.unused, result.failures) == (0, (), ())
+    assert "no problems" in filled.run("verify").stderr
+
+
+def test_a_sweep_leaves_alone_what_it_cannot_judge(filled: Filled) -> None:
+    metadata = [path for path in filled.second.files() if path.endswith("/_METADATA")]
+    kept = {path: filled.second.read(path) for path in metadata}
+    filled.it.server.stop()
+    filled.it.server.start()  # it remembers no list of files
+    for path in metadata:
+        filled.second.delete(path)
+        filled.second.put(path, b"damaged")
+    done = filled.run("sweep", "2", code=1)
+    assert "left alone: " in done.stderr
+    assert set(kept) <= set(filled.second.files())
 
 
 def test_a_location_that_does_not_exist_is_refused_at_once(filled: Filled) -> None:

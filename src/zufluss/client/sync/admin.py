@@ -46,6 +46,7 @@ class Admin(Facade[AsyncAdmin]):
     alter_location = waits(AsyncAdmin.alter_location)
     probe_locations = waits(AsyncAdmin.probe_locations)
     location_files = waits(AsyncAdmin.location_files)
+    sweep_locations = waits(AsyncAdmin.sweep_locations)
     verify_location = waits(AsyncAdmin.verify_location)
     cluster_configs = waits(AsyncAdmin.cluster_configs)
     alter_cluster_configs = waits(AsyncAdmin.alter_cluster_configs)

@@ -23,8 +23,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 
 import structlog
 
@@ -80,9 +80,25 @@ class _Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class _Garbage:
+class Garbage:
+    """A file that nothing refers to."""
+
     name: RemoteName
     file: RemoteFile
+    modified_ms: int
+    """Time of its last change, by the location's clock."""
+    reason: str
+    """Why nobody needs it."""
+
+
+@dataclass(frozen=True, slots=True)
+class SweepResult:
+    """What one sweep found."""
+
+    garbage: list[Garbage] = field(default_factory=list)
+    """Files that nothing refers to; they were deleted, unless nothing was to be."""
+    failures: list[str] = field(default_factory=list)
+    """Listings and documents that could not be read; files there were left alone."""
 
 
 class Sweep:
@@ -116,6 +132,7 @@ class Sweep:
         self._known: OrderedDict[tuple[str, TableBucket], tuple[BucketRecord, set[Key]]]
         self._known = OrderedDict()
         self._task: asyncio.Task[None] | None = None
+        self._turn = asyncio.Lock()
 
     def start(self) -> None:
         """Sweep every interval from now on, unless that is 0."""
@@ -129,61 +146,82 @@ class Sweep:
             await asyncio.wait([self._task])
             self._task = None
 
-    async def sweep(self) -> None:
-        """Sweep all locations once."""
-        limits = _Limits(
-            self._clock_ms() - self._grace_ms,
-            await self._next_id(records.TABLE_COUNTER),
-            await self._next_id(records.PARTITION_COUNTER),
-        )
-        for location in self._storage.locations.live:
-            for kind in (layout.LOG, layout.KV):
-                try:
-                    await self._sweep(location.location_id, kind, limits)
-                except ZuflussError as problem:
-                    self._failed(str(location), problem)
-        self._known.clear()
-        self.counts.sweeps += 1
-        self.counts.finished_ms = self._clock_ms()
+    async def sweep(
+        self, location_ids: Collection[int] | None = None, *, delete: bool = True
+    ) -> SweepResult:
+        """Sweep all locations, or only some, once; without `delete` nothing is deleted.
 
-    async def _sweep(self, location_id: int, kind: str, limits: _Limits) -> None:
-        garbage: list[_Garbage] = []
+        Two sweeps take turns.
+        """
+        async with self._turn:
+            result = SweepResult()
+            limits = _Limits(
+                self._clock_ms() - self._grace_ms,
+                await self._next_id(records.TABLE_COUNTER),
+                await self._next_id(records.PARTITION_COUNTER),
+            )
+            for location in self._storage.locations.live:
+                if location_ids is not None and location.location_id not in location_ids:
+                    continue
+                for kind in (layout.LOG, layout.KV):
+                    try:
+                        await self._sweep(location.location_id, kind, limits, result, delete)
+                    except ZuflussError as problem:
+                        self._failed(str(location), problem)
+                        result.failures.append(f"{location}: {problem}")
+            self._known.clear()
+            if delete:
+                self.counts.sweeps += 1
+                self.counts.finished_ms = self._clock_ms()
+            return result
+
+    async def _sweep(
+        self, location_id: int, kind: str, limits: _Limits, result: SweepResult, delete: bool
+    ) -> None:
+        garbage: list[Garbage] = []
         async for page in self._storage.objects(location_id).list(kind):
             for listed in page:
                 name = layout.parse(listed.path)
                 is_old = listed.modified_ms <= limits.modified_ms
                 if is_old and name is not None and _is_ours(name, limits):
-                    garbage += await self._if_unused(location_id, name, listed)
+                    garbage += await self._if_unused(location_id, name, listed, result)
             if len(garbage) >= GARBAGE_AT_ONCE:
                 break
-        still = [each.file for each in garbage if not await self._is_used(each.name, each.file)]
-        if still:
+        still = [each for each in garbage if await self._reason(each.name, each.file, result)]
+        if still and delete:
             await self._storage.check(location_id)
             self._reach("sweep-delete")
-            await self._storage.delete(still)
+            await self._storage.delete([each.file for each in still])
             self.counts.deleted_files += len(still)
-            self.counts.deleted_bytes += sum(file.size for file in still)
+            self.counts.deleted_bytes += sum(each.file.size for each in still)
             log.info("garbage_deleted", location=location_id, kind=kind, files=len(still))
+        result.garbage.extend(still)
 
     async def _if_unused(
-        self, location_id: int, name: RemoteName, listed: ObjectInfo
-    ) -> list[_Garbage]:
+        self, location_id: int, name: RemoteName, listed: ObjectInfo, result: SweepResult
+    ) -> list[Garbage]:
         file = RemoteFile(location_id, listed.path, listed.size, 0)
-        return [] if await self._is_used(name, file) else [_Garbage(name, file)]
+        reason = await self._reason(name, file, result)
+        return [] if reason is None else [Garbage(name, file, listed.modified_ms, reason)]
 
-    async def _is_used(self, name: RemoteName, file: RemoteFile) -> bool:
-        """Whether a document refers to a file, or cannot be read, so that it may."""
+    async def _reason(self, name: RemoteName, file: RemoteFile, result: SweepResult) -> str | None:
+        """Why nobody needs a file; None if a document refers to it, or may, or a lease holds it."""
         try:
             directory = bucket_directory(self._image, name.kind, name.bucket)
         except UnknownTableOrBucketError:
-            return self._held(name.bucket.table_id, name.bucket.partition_id)
+            held = self._held(name.bucket.table_id, name.bucket.partition_id)
+            return None if held else "its table, partition or bucket does not exist any more"
         if not file.path.startswith(f"{directory}/"):
-            return False
+            return f"its bucket has the directory {directory}"
         try:
-            return (file.location_id, file.path) in await self._files(name.kind, name.bucket)
+            if (file.location_id, file.path) in await self._files(name.kind, name.bucket):
+                return None
         except ZuflussError as problem:
             self._failed(str(name.bucket), problem)
-            return True
+            result.failures.append(f"{name.bucket}: {problem}")
+            return None
+        document = "manifest" if name.kind == layout.LOG else "kept snapshot"
+        return f"no {document} refers to it"
 
     async def _files(self, kind: str, bucket: TableBucket) -> set[Key]:
         """The valid documents of a bucket, and the files that they refer to."""

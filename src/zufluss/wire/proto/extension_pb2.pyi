@@ -924,6 +924,110 @@ class PbFileProblem(_message.Message):
 Global___PbFileProblem: _TypeAlias = PbFileProblem  # noqa: Y015
 
 @_typing.final
+class SweepLocationsRequest(_message.Message):
+    """SWEEP_LOCATIONS (30014): delete files that nothing refers to, or only list them. The first
+    request begins a sweep; further requests with its id wait for its end.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOCATION_ID_FIELD_NUMBER: _builtins.int
+    DRY_RUN_FIELD_NUMBER: _builtins.int
+    SWEEP_ID_FIELD_NUMBER: _builtins.int
+    location_id: _builtins.int
+    """absent: all"""
+    dry_run: _builtins.bool
+    """delete nothing"""
+    sweep_id: _builtins.int
+    """of the sweep to wait for"""
+    def __init__(
+        self,
+        *,
+        location_id: _builtins.int | None = ...,
+        dry_run: _builtins.bool | None = ...,
+        sweep_id: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["dry_run", b"dry_run", "location_id", b"location_id", "sweep_id", b"sweep_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dry_run", b"dry_run", "location_id", b"location_id", "sweep_id", b"sweep_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SweepLocationsRequest: _TypeAlias = SweepLocationsRequest  # noqa: Y015
+
+@_typing.final
+class SweepLocationsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SWEEP_ID_FIELD_NUMBER: _builtins.int
+    FINISHED_FIELD_NUMBER: _builtins.int
+    FILES_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    GARBAGE_FIELD_NUMBER: _builtins.int
+    FAILURES_FIELD_NUMBER: _builtins.int
+    sweep_id: _builtins.int
+    finished: _builtins.bool
+    """otherwise ask again"""
+    files: _builtins.int
+    bytes: _builtins.int
+    @_builtins.property
+    def garbage(self) -> _containers.RepeatedCompositeFieldContainer[Global___PbGarbage]:
+        """the first of the files"""
+
+    @_builtins.property
+    def failures(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """what could not be read, so that nothing was deleted there"""
+
+    def __init__(
+        self,
+        *,
+        sweep_id: _builtins.int | None = ...,
+        finished: _builtins.bool | None = ...,
+        files: _builtins.int | None = ...,
+        bytes: _builtins.int | None = ...,
+        garbage: _abc.Iterable[Global___PbGarbage] | None = ...,
+        failures: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "files", b"files", "finished", b"finished", "sweep_id", b"sweep_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "failures", b"failures", "files", b"files", "finished", b"finished", "garbage", b"garbage", "sweep_id", b"sweep_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SweepLocationsResponse: _TypeAlias = SweepLocationsResponse  # noqa: Y015
+
+@_typing.final
+class PbGarbage(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOCATION_ID_FIELD_NUMBER: _builtins.int
+    PATH_FIELD_NUMBER: _builtins.int
+    SIZE_FIELD_NUMBER: _builtins.int
+    MODIFIED_MS_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    location_id: _builtins.int
+    path: _builtins.str
+    size: _builtins.int
+    modified_ms: _builtins.int
+    reason: _builtins.str
+    def __init__(
+        self,
+        *,
+        location_id: _builtins.int | None = ...,
+        path: _builtins.str | None = ...,
+        size: _builtins.int | None = ...,
+        modified_ms: _builtins.int | None = ...,
+        reason: _builtins.str | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["location_id", b"location_id", "modified_ms", b"modified_ms", "path", b"path", "reason", b"reason", "size", b"size"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["location_id", b"location_id", "modified_ms", b"modified_ms", "path", b"path", "reason", b"reason", "size", b"size"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PbGarbage: _TypeAlias = PbGarbage  # noqa: Y015
+
+@_typing.final
 class PbLeasedSnapshots(_message.Message):
     """---- Leases of key-value snapshots; the rest of them is in snapshot.proto
 
