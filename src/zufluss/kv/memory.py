@@ -83,8 +83,10 @@ class MemoryUser(Protocol):
     horizon: int
     dirty_bytes: int
     """Bytes that wait for a flush."""
+    used: bool
+    """Set by every read and write."""
     last_use: int
-    """The `evicted_bytes` of the memory when the store was last read or written."""
+    """The `evicted_bytes` of the memory when `used` was last seen."""
     flush_wanted: Callable[[], None]
     """Begins a flush."""
 
@@ -136,6 +138,9 @@ class KvMemory:
             self.arena.reserve + EVICT_SEGMENTS * self.arena.segment_bytes,
             self.arena.budget // LOW_SHARE,
         )
+        self._dirty_max = self.arena.budget // DIRTY_SHARE
+        self.put_bytes_max = PUT_QUARTERS_MAX * self.arena.usable_bytes // 4
+        """Bytes that the rows of one put may take in memory, with their part of the index."""
         self._flushes: list[MemoryUser] = []
         """The buckets whose flush was begun to make room."""
         self._no_flush_before = 0.0
@@ -177,13 +182,16 @@ class KvMemory:
 
     def make_room_ahead(self) -> None:
         """Drop rows, or begin flushes, before memory runs out; never waits. Called before puts."""
+        dirty = self.dirty_bytes > self._dirty_max
+        if not dirty and self.arena.free_bytes >= self._low:
+            return
         unfreed = self._retired_bytes - self._freed_bytes
         short = self.arena.free_bytes + unfreed < self._low
         if short and self._dry_at != self._flushes_ended:
             if self._evict(EVICT_SEGMENTS * self.arena.segment_bytes):
                 return
             self._dry_at = self._flushes_ended
-        if short or DIRTY_SHARE * self.dirty_bytes > self.arena.budget:
+        if short or dirty:
             self._begin_flushes(self.arena.budget // LOW_SHARE)
 
     def retire(self, start: int, size: int) -> None:
@@ -196,11 +204,6 @@ class KvMemory:
         self._flushes_ended += 1
         if failed:
             self._no_flush_before = time.monotonic() + FLUSH_PAUSE_SECONDS
-
-    @property
-    def put_bytes_max(self) -> int:
-        """Bytes that the rows of one put may take in memory, with their part of the index."""
-        return PUT_QUARTERS_MAX * self.arena.usable_bytes // 4
 
     def close(self) -> None:
         """End the flush thread and process, after all buckets were closed. Blocks."""
@@ -239,6 +242,9 @@ class KvMemory:
         """Let buckets drop rows that the cold tier has; return the bytes retired."""
         idle_before = self.evicted_bytes - self.arena.budget // IDLE_SHARE
         users = [store for store in self.stores if store.memory_bytes]
+        for store in users:
+            if store.used:
+                store.used, store.last_use = False, self.evicted_bytes
         users.sort(key=lambda s: (min(s.last_use, idle_before), -s.memory_bytes))
         total = 0
         for store in users:

@@ -82,8 +82,10 @@ class KvStore:
         """The high watermark; set by the event loop, never decreases."""
         self.dirty_bytes = 0
         """Bytes of memory that wait for a flush, rounded up to whole segments at its end."""
+        self.used = True
+        """The store was read or written since its memory looked last."""
         self.last_use = memory.evicted_bytes
-        """When the store was last read or written, by the clock of its memory."""
+        """When that was seen last, by the clock of its memory."""
         self.flush_wanted: Callable[[], None] = self._flush_as_recorded
         """Begins a flush when memory is short. The owner, who knows the row count, replaces it."""
         self._state = state
@@ -156,7 +158,7 @@ class KvStore:
         Returns a negative number if the answer does not fit or the cold tier has to be asked.
         """
         memtable, resident = self._memtable, self.resident
-        self.last_use = self._memory.evicted_bytes
+        self.used = True
         size: int = answer_lookup(
             memtable.arena.data, memtable.root, SEED, buf, places.starts, places.ends, count,
             horizon, resident, partition, bucket, places.value_starts, places.value_ends, out,
@@ -172,7 +174,7 @@ class KvStore:
         Values from the cold tier are not kept in memory: the caller is about to write these keys.
         """
         self._poll()
-        self.last_use = self._memory.evicted_bytes
+        self.used = True
         values, unknown = self._memtable.find(keys, hashes, NEWEST)
         if not unknown:
             return values
@@ -189,7 +191,7 @@ class KvStore:
         Raises `RowsTooLargeError`, before they are all in the buffer, if they take more bytes.
         """
         self._poll()
-        self.last_use = self._memory.evicted_bytes
+        self.used = True
         hashes = hash_keys(keys)
         values, unknown = self._memtable.find(keys, hashes, max(horizon, self.horizon))
         if bytes_max is not None:
@@ -235,7 +237,7 @@ class KvStore:
         self, keys: Slices, hashes: Positions, values: Slices, offset: int, *, replay: bool
     ) -> int:
         memory = self._memory
-        self.last_use = memory.evicted_bytes
+        self.used = True
         alloc, bytes_max = memory.alloc, memory.put_bytes_max
         if replay:
             alloc, bytes_max = memory.alloc_for_replay, memory.arena.usable_bytes

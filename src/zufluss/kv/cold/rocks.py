@@ -1,9 +1,9 @@
 """The cold tier of one bucket: a RocksDB database that grows by whole table files.
 
-A database is opened when it is first needed, since each costs files and memory and most buckets of
-a server are small. RocksDB's write-ahead log and memtable are not used: the flush process writes
-sorted table files (`flush_process.py`), which the database takes over whole. They are durable when
-`ingest` returns.
+A database is opened when it is needed, since each costs files and memory and most buckets of a
+server are small; it is closed again when others need its descriptors (`open_databases.py`).
+RocksDB's write-ahead log and memtable are not used: the flush process writes sorted table files
+(`flush_process.py`), which the database takes over whole. They are durable when `ingest` returns.
 
 Checkpoints go to remote storage, where Fluss's Java clients open them with RocksDB 6.20.3. That
 version reads table files up to block format 5 and checksums up to CRC-32C, so all files are written
@@ -15,13 +15,15 @@ The flush process imports this module too, so it must not import numba or pyarro
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import islice
 from pathlib import Path
+from typing import TypeVar
 
 from rocksdict import (
     AccessType,
@@ -37,7 +39,10 @@ from rocksdict import (
     Rdict,
 )
 
-from zufluss.errors import CorruptRecordError
+from zufluss.errors import CorruptRecordError, StorageBackpressureError
+from zufluss.kv.cold.open_databases import OPEN, OpenDatabases, descriptors_max
+
+T = TypeVar("T")
 
 BLOCK_CACHE_BYTES = 64 << 20
 """Size of the cache of unpacked blocks, which all databases of the process share."""
@@ -45,8 +50,8 @@ BLOCK_CACHE_BYTES = 64 << 20
 BLOOM_BITS = 10
 """Bits per key of the Bloom filter, which answers most lookups of missing keys."""
 
-OPEN_FILES_MAX = 256
-"""Table files one database keeps open."""
+OPEN_FILES_MAX, OPEN_FILES_MIN = 256, 20
+"""Table files one database keeps open; RocksDB takes fewer than the minimum for an error."""
 
 FORMAT_VERSION = 5
 """Block format of table files: the last that RocksDB 6.20.3 reads."""
@@ -54,6 +59,7 @@ FORMAT_VERSION = 5
 TABLE_SUFFIX = ".sst"
 """Suffix of table files. A database never uses a name twice."""
 
+_NO_DESCRIPTOR = os.strerror(errno.EMFILE)
 _CRC32C = 1
 _FOOTER_BYTES = 53
 _FOOTER_VERSION = struct.Struct("<I")
@@ -77,7 +83,7 @@ def table_options() -> Options:
     options.set_block_based_table_factory(table)
     options.set_compression_type(DBCompressionType.lz4())
     options.set_write_buffer_size(64 * 1024)
-    options.set_max_open_files(OPEN_FILES_MAX)
+    options.set_max_open_files(_open_files_max())
     options.set_keep_log_file_num(1)
     options.set_stats_dump_period_sec(0)
     return options
@@ -108,17 +114,22 @@ def check_opens(directory: Path) -> None:
 class ColdTier:
     """The database of a bucket. Any thread may call it."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, databases: OpenDatabases = OPEN) -> None:
         self.directory = directory
         """Directory of the database; missing until the first flush."""
         self.empty = not directory.is_dir()
         """Nothing was ever flushed."""
+        self._databases = databases
         self._opened: Rdict | None = None
+        self._tables = -1
+        """Table files that are open at most, −1 if they have to be counted."""
+        self._users = 0
+        """Calls that are using the open database."""
         self._lock = threading.Lock()
 
     def get(self, keys: list[bytes]) -> list[bytes | None]:
         """Return the values of keys, in one call without the GIL; sorted keys are fastest."""
-        values = self._open().get([*keys])
+        values = self._use(lambda database: database.get([*keys]))
         assert isinstance(values, list)
         return values
 
@@ -126,42 +137,104 @@ class ColdTier:
         """Take over a table file; its rows replace those of earlier files."""
         options = IngestExternalFileOptions()
         options.set_move_files(True)
-        self._open().ingest_external_file([str(table)], options)
+        self._change(lambda database: database.ingest_external_file([str(table)], options))
         self.empty = False
 
     def keys_from(self, low: bytes, high: bytes | None, limit: int) -> list[bytes]:
         """Return the first keys in [low, high), in order."""
         if self.empty:
             return []
-        return list(islice(self._keys(low, high), limit))
-
-    def _keys(self, low: bytes, high: bytes | None) -> Iterator[bytes]:
-        for key in self._open().keys(from_key=low):
-            assert isinstance(key, bytes)
-            if high is not None and key >= high:
-                return
-            yield key
+        return self._use(lambda database: list(islice(_keys(database, low, high), limit)))
 
     def checkpoint(self, target: Path) -> None:
         """Copy the database to a new directory; table files are hard links."""
-        Checkpoint(self._open()).create_checkpoint(str(target))
+        self._use(lambda database: Checkpoint(database).create_checkpoint(str(target)))
 
     def rewrite(self) -> None:
         """Write every table file again in the present format. Blocks, maybe for long."""
         options = CompactOptions()
         options.set_bottommost_level_compaction(BottommostLevelCompaction.force())
-        self._open().compact_range(None, None, options)
+        self._change(lambda database: database.compact_range(None, None, options))
 
     def close(self) -> None:
         """Close the files."""
         with self._lock:
-            if self._opened is not None:
-                self._opened.close()
-                self._opened = None
+            self._close()
+        self._databases.closed(self)
 
-    def _open(self) -> Rdict:
+    def close_if_idle(self) -> bool:
+        """Close the database unless somebody uses it; return whether it is closed."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            if not self._users:
+                self._close()
+            return self._opened is None
+        finally:
+            self._lock.release()
+
+    def _change(self, work: Callable[[Rdict], T]) -> T:
+        """Do as `_use`. A failure closes the database: RocksDB refuses all changes after some."""
+        self._tables = -1
+        try:
+            return self._use(work)
+        except Exception:
+            self.close_if_idle()
+            raise
+
+    def _use(self, work: Callable[[Rdict], T]) -> T:
+        """Run something with the open database.
+
+        Raises `StorageBackpressureError` if there are no descriptors, for it or its table files.
+        """
+        try:
+            return self._try(work)
+        except Exception as e:
+            if _NO_DESCRIPTOR not in str(e):
+                raise
+        self._databases.close_all_idle()
+        try:
+            return self._try(work)
+        except Exception as e:
+            if _NO_DESCRIPTOR not in str(e):
+                raise
+            raise StorageBackpressureError(
+                f"{self.directory} could not be opened: the process has no descriptor left ({e}); "
+                "try again after a pause, or raise the limit of open files of the server"
+            ) from e
+
+    def _try(self, work: Callable[[Rdict], T]) -> T:
         with self._lock:
             if self._opened is None:
                 options = table_options()
                 self._opened = Rdict(str(self.directory), options, {"default": options})
-            return self._opened
+                self._tables = -1
+            database = self._opened
+            self._users += 1
+        try:
+            result = work(database)
+            if self._tables < 0:
+                self._tables = min(len(database.live_files()), _open_files_max())
+        finally:
+            with self._lock:
+                self._users -= 1
+        self._databases.used(self, self._tables)
+        return result
+
+    def _close(self) -> None:
+        if self._opened is not None:
+            self._opened.close()
+            self._opened = None
+
+
+def _keys(database: Rdict, low: bytes, high: bytes | None) -> Iterator[bytes]:
+    for key in database.keys(from_key=low):
+        assert isinstance(key, bytes)
+        if high is not None and key >= high:
+            return
+        yield key
+
+
+def _open_files_max() -> int:
+    """Return how many table files one database keeps open: no more than a part of the share."""
+    return max(OPEN_FILES_MIN, min(OPEN_FILES_MAX, descriptors_max() // 4))

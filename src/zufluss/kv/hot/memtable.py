@@ -127,6 +127,8 @@ class Memtable:
         self._numbers = 0
         self._spare: deque[Block] = deque()
         """Segments allocated for the put that is under way."""
+        self._slots_left = 0
+        """New keys for which every index block has room, or more."""
         self._writing = False
         """A put is under way; it counts on the last segment and on the index."""
         arena.data[NO_BLOCK : NO_BLOCK + 8].view(np.int64)[0] = 1 << NO_BLOCK_BITS
@@ -200,6 +202,8 @@ class Memtable:
         """`ends` is the running total of the entries' sizes; `_append` fills the same segments."""
         last = self.segments[-1] if self.segments else None
         room = last.start + last.size - last.used if last else 0
+        if ends[-1] <= room:
+            return
         total, written = self._segment_bytes, 0
         while (count := int(np.searchsorted(ends, written + room, side="right"))) < len(ends):
             written = int(ends[count - 1]) if count else 0
@@ -253,12 +257,18 @@ class Memtable:
 
     def _reserve_slots(self, hashes: Positions, alloc: Alloc) -> None:
         """Grow the index until each block has room for all these keys, should they be new."""
+        self._slots_left -= len(hashes)
+        if self._slots_left >= 0:
+            return
         while True:
             counts = np.zeros(len(self.root), np.int64)
             number = index.without_room(self.arena.data, self.root, hashes, counts)
             if number < 0:
                 raise _damaged("an index block")
             if number == len(hashes):
+                used = self.arena.data.view(np.int64)[self.root[2:] >> 3].max()
+                limit = (index.FULL_TENTHS << int(self.root[1])) // 10
+                self._slots_left = limit - int(used) - len(hashes)
                 return
             self._grow(int(hashes[number]), counts, alloc)
 
@@ -306,6 +316,7 @@ class Memtable:
 
     def _split(self, block: int, low: int, high: int, new_bits: int, local: int) -> None:
         bits = int(self.root[1])
+        self._slots_left = 0
         if index.split(self.arena.data, block, bits, low, high, new_bits, local) < 0:
             raise _damaged("an index block")
 
@@ -424,7 +435,7 @@ class Memtable:
             self._give_block(int(block), size)
         while self.segments:
             self._drop(self.segments[0])
-        self.keys = self.garbage = 0
+        self.keys = self.garbage = self._slots_left = 0
 
     def _clean_oldest(self, limit: int, horizon: int, flushed: int) -> int:
         """Clean up to `limit` bytes of the oldest segment; return how many, 0 without room."""
